@@ -12,6 +12,7 @@ from scipy import sparse
 from scipy.linalg import lapack
 
 from fedrecsk._utils.kernels import LazyModule
+from fedrecsk.portable import History, ItemWeights
 
 gram_kernels: LazyModule = LazyModule("fedrecsk.base._gram_kernels")
 
@@ -44,6 +45,14 @@ class ItemWeightsMixin:
             norm = np.linalg.norm(scores)
             scores = scores @ self.item_weights_ / (norm if norm > 0 else 1)
         return scores
+
+    def _public_half(self):
+        return ItemWeights(self.item_weights_)
+
+    def _kept_rows(self, user):
+        indptr, items, weights = _arrays(self.user_history_)
+        own = slice(indptr[user], indptr[user + 1])
+        return History(items[own], np.ones(own.stop - own.start), weights[own].astype(float))
 
     def _item_likeness(self):
         weights = self.item_weights_

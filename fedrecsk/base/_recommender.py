@@ -21,6 +21,7 @@ from fedrecsk._utils.sklearn_compat import (
     fit_context,
     validate_parameter_constraints,
 )
+from fedrecsk.base._explain import Explains
 from fedrecsk.base._fold_in import FoldIn
 from fedrecsk.base._linear import LinearScores
 from fedrecsk.base._recommend import Recommends
@@ -113,7 +114,14 @@ _SIZES = ("n_factors", "n_bits")
 
 @dataclass(eq=False, repr=False)
 class Recommender(
-    Recommends, FoldIn, Similarity, LinearScores, CallbackSupportMixin, PlainParameters, ABC
+    Recommends,
+    FoldIn,
+    Explains,
+    Similarity,
+    LinearScores,
+    CallbackSupportMixin,
+    PlainParameters,
+    ABC,
 ):
     """Base class of all recommenders: reads input, predicts and recommends.
 

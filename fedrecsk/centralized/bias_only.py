@@ -11,6 +11,7 @@ import numpy as np
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base import RatingMixin, Recommender
+from fedrecsk.portable import Ridge
 
 
 @documented
@@ -93,6 +94,15 @@ class BiasOnly(RatingMixin, Recommender):
             "user_bias_": user_bias,
             "item_bias_": item_bias,
         }
+
+    def _public_half(self):
+        return Ridge.of(
+            np.ones((self.n_items_, 1)),
+            np.full((1, 1), float(self.reg_user)),
+            offset=self.global_bias_ + self.item_bias_,
+            rates=True,
+            confidence=1.0,
+        )
 
     def _new_user_attributes(self, data):
         residual = data.values - self.global_bias_ - self.item_bias_[data.items]

@@ -22,6 +22,7 @@ from fedrecsk._utils.sklearn_compat import Interval, StrOptions, get_threadpool_
 from fedrecsk._utils.threads import N_JOBS, n_threads
 from fedrecsk.base import RankingMixin, Recommender, check_likes, linear_scores
 from fedrecsk.data._checks import hint
+from fedrecsk.portable import Ridge
 
 if TYPE_CHECKING:
     from typing import Any
@@ -292,6 +293,22 @@ class ImplicitALS(ImplicitRecommender):
         total_weight = len(likers) + np.bincount(liked, extra, minlength=len(items))
         # With tiny weights, rounding may leave nothing of an item that everybody likes.
         return total / np.maximum(total_weight, 1e-9)
+
+    def _public_half(self):
+        items = self.item_factors_.astype(float)
+        return Ridge.of(
+            self.item_factors_,
+            items.T @ items + self.reg * np.eye(items.shape[1]),
+            offset=getattr(self, "item_bias_", np.zeros(len(items), np.float32)),
+            rates=False,
+            confidence=float(self.alpha),
+            shift=1.0,
+            counts_values=True,
+        )
+
+    def _kept_rows(self, user):
+        # A user's last step comes before the items' last one, so its vector does not solve for it.
+        return None
 
     def _newcomers(self, likes):
         model = self._library_model(self._seed)

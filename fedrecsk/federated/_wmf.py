@@ -12,6 +12,7 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RankingMixin, check_likes
 from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.portable import Ridge
 from fedrecsk.protocol.messages import Dense, Derived, Message, Rows
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
 
@@ -79,6 +80,11 @@ class WMFUsers:
 
     def _server_attributes(self, message):
         return {"item_factors_": message["item_factors"].values}
+
+    def _public_half(self):
+        items = self.item_factors_.astype(float)
+        penalty = items.T @ items + self.reg_user * np.eye(items.shape[1])
+        return Ridge.of(self.item_factors_, penalty, rates=False, confidence=float(self.alpha))
 
     def _scores_of_unknown_users(self):
         # Popular items have long vectors, and much in common: this ranks like popularity.

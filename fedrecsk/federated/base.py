@@ -18,6 +18,7 @@ from fedrecsk._utils.threads import N_JOBS
 from fedrecsk.base import Recommender
 from fedrecsk.federated import _private, _round_loop, _weak_fits
 from fedrecsk.federated._updating import Updating
+from fedrecsk.portable import History
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol.central_noise import CentralNoise
 from fedrecsk.protocol.federation import Federation
@@ -481,6 +482,16 @@ class FederatedRecommender(Updating, Recommender):
             return self
         self._waiting.serve(users)
         return self._waiting.shown_in(copy.copy(self))
+
+    def _kept_rows(self, user):
+        run = getattr(self, "_run", None)
+        if run is not None:
+            data = run.data
+            (code,) = data.user_ids.codes(self.user_ids_[user : user + 1])
+            if code >= 0:
+                own = slice(*data.indptr[code : code + 2])
+                return History(data.items[own], data.values[own], data.weights[own])
+        return super()._kept_rows(user)
 
     def _take_users(self, attributes, places):
         if self._waiting is None:

@@ -16,6 +16,7 @@ from fedrecsk.base import RatingMixin
 from fedrecsk.data._rating_scale import scale_of
 from fedrecsk.federated._ratings import RatingScale
 from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.portable import Ridge
 from fedrecsk.protocol.messages import Dense, Message, Rows
 from fedrecsk.protocol.participation import RoundMasks
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
@@ -102,6 +103,20 @@ class EmpiricalBayes(RatingScale, RatingMixin, FederatedRecommender):
 
     def _item_vectors(self, message):
         return message["items"].values
+
+    def _posterior_rule(self, noise_variance, bias_variance, **others):
+        """Return the rule of users' posterior means, in ratings."""
+        vectors = np.column_stack([np.ones(self.n_items_, self._dtype), self.item_factors_])
+        prior_precision = np.ones(vectors.shape[1])
+        prior_precision[0] = 1 / bias_variance
+        return Ridge.of(
+            vectors,
+            np.diag(prior_precision),
+            offset=self.global_bias_ + self.item_bias_.astype(float),
+            rates=True,
+            confidence=1 / noise_variance,
+            **others,
+        )
 
     def _response(self, scores):
         return np.clip(scores, *self.rating_scale_)
@@ -538,6 +553,13 @@ class FedEB(EmpiricalBayes):
             "user_covariance_": state["covariances"],
             "user_noise_": state["noise"],
         }
+
+    def _public_half(self):
+        # The bias has no variance here, because its partner, 1, is known.
+        spread = {"variance": self.item_variance_ * (np.arange(self.n_factors + 1) > 0)}
+        if self.implicit:
+            spread["prior"] = np.pad(self.implicit_factors_, ((0, 0), (1, 0)))
+        return self._posterior_rule(self.noise_std_**2, self.bias_std_**2, **spread)
 
     def _standard_deviations(self, users, items):
         if self.posterior == "map":

@@ -363,6 +363,10 @@ class PrivFedEB(EmpiricalBayes):
             "rating_scale_": (low, high),
         }
 
+    def _public_half(self):
+        unit = self._unit(*self.rating_scale_)
+        return self._posterior_rule(unit**2 / ALPHA, unit**2 / LAMBDA_0)
+
     def _user_attributes(self, block, state):
         users = state["users"].astype(self._dtype)
         return {

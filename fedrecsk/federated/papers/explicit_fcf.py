@@ -16,6 +16,7 @@ from fedrecsk.data._rating_scale import scale_of
 from fedrecsk.federated._optimizers import ServerStep
 from fedrecsk.federated._ratings import BiasColumn
 from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.portable import Ridge
 from fedrecsk.protocol.messages import Dense, Message, Rows
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
 
@@ -322,6 +323,17 @@ class ExplicitFCF(RatingGradients):
         return self._stepped(server, "item_vectors", 2 * gradient)
 
     # ------------------------------------------------------------------------- the end
+
+    def _public_half(self):
+        vectors, offset = self.item_factors_, np.full(self.n_items_, self.global_bias_)
+        penalty, power = np.full(self._width, float(self.reg_user)), np.zeros(self._width)
+        power[int(self.biases) :] = self.REG_POWER
+        if self.biases:
+            vectors = np.column_stack([np.ones_like(vectors[:, 0]), vectors])
+            offset, penalty[0] = offset + self.item_bias_, self.reg_bias
+        return Ridge.of(
+            vectors, np.diag(penalty), offset=offset, power=power, rates=True, confidence=1.0
+        )
 
     def _personalize(self, block, state, message, turn, key):
         # Users start afresh: only their own data count.

@@ -1,0 +1,213 @@
+"""`explain`: which of a user's own rows carry a score."""
+
+from __future__ import annotations
+
+import copy
+from numbers import Integral
+from typing import TYPE_CHECKING, Literal, overload
+
+import numpy as np
+import pandas as pd
+from sklearn.utils.validation import check_is_fitted
+
+from fedrecsk._utils.sklearn_compat import Interval, validate_parameter_constraints
+from fedrecsk.base._recommend import check_frames
+from fedrecsk.data.interactions import id_array, missing_id
+from fedrecsk.portable import History
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from numpy.typing import ArrayLike, NDArray
+    from pandas import DataFrame
+
+# Models whose newcomers' scores are linear in their rows.
+LINEAR = (
+    "EASE, FedEASE, FedSpectral, ImplicitALS, LocALS, LocSGD, GlobSGD, FCF for likes, and FedEB, "
+    "PrivFedEB, ExplicitFCF, BiasOnly for ratings"
+)
+# Largest difference between a score and the sum of its parts, as a share of the sizes of these.
+ROUNDING = 1e-3
+
+
+class Explains:
+    """`explain`, for models that have `_public_half`."""
+
+    def _public_half(self):
+        """Return the rule that gives anybody's scores from a history, of `fedrecsk.portable`."""
+        raise ValueError(
+            f"{type(self).__name__} has no sum over a user's rows that is its score, or trains "
+            f"newcomers step by step. Use one of {LINEAR}."
+        )
+
+    def _kept_rows(self, user):
+        """Return the History of a user (a code) as far as the model has it; None if it has not."""
+        if self.__sklearn_tags__().target_tags.required:
+            return None
+        # Nearly always likes count alike; `explain` notices if they did not.
+        indptr, items = self._seen
+        own = items[indptr[user] : indptr[user + 1]]
+        return History(own, np.ones(len(own)), np.ones(len(own)))
+
+    if TYPE_CHECKING:
+
+        @overload
+        def explain(
+            self,
+            user: Any,
+            item: Any,
+            n: int = 5,
+            as_frame: Literal[True] = True,
+            *,
+            interactions: ArrayLike | tuple[Any, ...] | None = None,
+        ) -> DataFrame: ...
+        @overload
+        def explain(
+            self,
+            user: Any,
+            item: Any,
+            n: int = 5,
+            *,
+            as_frame: Literal[False],
+            interactions: ArrayLike | tuple[Any, ...] | None = None,
+        ) -> tuple[NDArray[Any], NDArray[np.float64], float]: ...
+
+    def explain(
+        self,
+        user: Any,
+        item: Any,
+        n: int = 5,
+        as_frame: bool = True,
+        *,
+        interactions: ArrayLike | tuple[Any, ...] | None = None,
+    ) -> DataFrame | tuple[NDArray[Any], NDArray[np.float64], float]:
+        """Say which of a user's own rows carry the score of an item.
+
+        The score is a sum: each row of the user adds its contribution, and what is the same for
+        everybody, the mean rating and the item's bias, is the rest. It is computed from the items
+        and the user's own rows, as on its own device.
+
+        Parameters
+        ----------
+        user : int, float or str
+            Id of one user.
+        item : int, float or str
+            Id of an item that the model knows.
+        n : int, default=5
+            Number of rows to name: those of the largest contributions by size.
+        as_frame : bool, default=True
+            Whether to return a pandas DataFrame.
+        interactions : array-like or tuple (X, y), default=None
+            The user's whole history, in the form that `fit` takes, for newcomers and for known
+            users; rows of others are ignored. The score is then that of
+            ``recommend(interactions=)``. None: the rows that the model itself keeps. These are the
+            items of known users, without ratings and weights: enough for models of likes whose rows
+            had equal weights. After a fit with ``warm_start=True`` there are whole rows.
+
+        Returns
+        -------
+        frame : DataFrame
+            Columns `source`, `item` and `contribution`: up to n rows with source "row", the largest
+            first, then "other rows" and "everybody", without an item (-1, NaN or ""). The
+            contributions add up to the score, before it is clipped to the rating scale.
+        items : ndarray of shape (min(n, n_rows),)
+            With ``as_frame=False``: items of the rows, largest contribution first.
+        contributions : ndarray of the same shape, dtype float64
+            With ``as_frame=False``: their contributions.
+        rest : float
+            With ``as_frame=False``: the score less these contributions.
+
+        Raises
+        ------
+        ValueError
+            If the method's score is no such sum, if the item is unknown, or if the model does not
+            keep the user's rows and `interactions` has none.
+
+        Notes
+        -----
+        Rows are not independent: without one of them the contributions of the others would change.
+        For ratings a row counts by how much it differs from what is expected of everybody, so that
+        a low rating may raise the score of an item that is unlike.
+
+        Examples
+        --------
+        >>> from fedrecsk import EASE
+        >>> X = [["ann", "alien"], ["ann", "aliens"], ["ann", "emma"], ["bob", "alien"],
+        ...      ["bob", "aliens"], ["bob", "predator"], ["cat", "emma"], ["cat", "persuasion"]]
+        >>> model = EASE(reg=1.0).fit(X)
+        >>> model.explain("ann", "predator", n=2).round(2)
+               source    item  contribution
+        0         row   alien          0.24
+        1         row  aliens          0.24
+        2  other rows                 -0.19
+        3   everybody                  0.00
+        >>> model.explain("dan", "emma", interactions=[["dan", "persuasion"]]).round(2)
+               source        item  contribution
+        0         row  persuasion           0.5
+        1  other rows                       0.0
+        2   everybody                       0.0
+        """
+        check_is_fitted(self)
+        check_frames(as_frame, "explain")
+        validate_parameter_constraints(
+            {"n": [Interval(Integral, 1, None, closed="left")]}, {"n": n}, caller_name="explain"
+        )
+        rule = self._public_half()
+        (wanted,) = self._items.codes(_one(item, "item"))
+        if wanted < 0:
+            raise ValueError(f"Item {item!s} is not an item that the model knows.")
+        served, code, rows = self._with_rows(_one(user, "user"), interactions)
+        rest, contributions = rule.contributions(rows, int(wanted))
+        score = served._serving(np.array([code]))._score_all(np.array([code]))[0, wanted]
+        size = max(1e-9, np.abs(contributions).sum() + abs(rest))
+        if abs(contributions.sum() + rest - score) > ROUNDING * size:
+            raise ValueError(
+                f"{type(self).__name__} does not keep the ratings or weights of user {user!s}, and "
+                "its items alone do not explain its scores; pass its rows as interactions=."
+            )
+        order = np.argsort(-np.abs(contributions), kind="stable")
+        items, others = self.item_ids_[rows.items[order[:n]]], contributions[order[n:]].sum()
+        contributions = contributions[order[:n]]
+        if not as_frame:
+            return items, contributions, float(rest + others)
+        none = np.repeat(missing_id(self.item_ids_.dtype), 2).astype(items.dtype)
+        return pd.DataFrame(
+            {
+                "source": ["row"] * len(items) + ["other rows", "everybody"],
+                "item": np.concatenate([items, none]),
+                "contribution": np.concatenate([contributions, [others, rest]]),
+            }
+        )
+
+    def _with_rows(self, user, interactions):
+        """Return a model that knows the user, the user's code, and its History."""
+        name, (code,) = user[0], self._users.codes(user)
+        if interactions is None:
+            rows = None if code < 0 else self._kept_rows(code)
+            if rows is None:
+                known = "is unknown" if code < 0 else "is known only by what was learned"
+                raise ValueError(
+                    f"User {name!s} {known}: this {type(self).__name__} does not keep the user's "
+                    "rows. Pass them as interactions=X, or (X, y) for a model of ratings."
+                )
+            return self, code, rows
+        pair = interactions if isinstance(interactions, tuple) else (interactions, None)
+        if len(pair) != 2:
+            raise ValueError(f"interactions must be X or (X, y), got a tuple of {len(pair)}.")
+        served = copy.copy(self).fold_in(*pair, replace=True)
+        data = self._read(*pair, reset=False, item_ids=self._items)
+        (row,) = data.user_ids.codes(user)
+        if row < 0:
+            raise ValueError(
+                f"interactions has no row of user {name!s} with an item that the model knows."
+            )
+        own = slice(*data.indptr[row : row + 2])
+        history = History(data.items[own], data.values[own], data.weights[own])
+        return served, served._users.codes(user)[0], history
+
+
+def _one(one, name):
+    """Return an id as an array of one, or raise."""
+    if np.ndim(one):
+        raise ValueError(f"explain takes one {name} at a time, got {one!r}.")
+    return id_array([one], name)
