@@ -1,42 +1,50 @@
 """Federated recommendation: scikit-learn estimators whose fit simulates the federated protocol."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
 from fedrecsk._version import __version__
-from fedrecsk.centralized import (
-    DCF,
-    DDL,
-    EASE,
-    PMF,
-    BayesianSVDpp,
-    BiasedMF,
-    BiasOnly,
-    ImplicitALS,
-    ImplicitBPR,
-    ImplicitLMF,
-    Popularity,
-    SVDpp,
-)
-from fedrecsk.federated import (
-    FCF,
-    CoLR,
-    ExplicitFCF,
-    FedEASE,
-    FedEB,
-    FedFast,
-    FedMF,
-    FedRec,
-    FedSpectral,
-    GlobSGD,
-    LightFR,
-    LocALS,
-    LocSGD,
-    PrivFedEB,
-    PrivRec,
-    RFRec,
-    RFRecF,
-    SCoLR,
-    SemiDFEGL,
-)
-from fedrecsk.protocol import Federation
+
+if TYPE_CHECKING:
+    from fedrecsk.centralized import (
+        DCF,
+        DDL,
+        EASE,
+        PMF,
+        BayesianSVDpp,
+        BiasedMF,
+        BiasOnly,
+        ImplicitALS,
+        ImplicitBPR,
+        ImplicitLMF,
+        Popularity,
+        SVDpp,
+    )
+    from fedrecsk.federated import (
+        FCF,
+        CoLR,
+        ExplicitFCF,
+        FedEASE,
+        FedEB,
+        FedFast,
+        FedMF,
+        FedRec,
+        FedSpectral,
+        GlobSGD,
+        LightFR,
+        LocALS,
+        LocSGD,
+        PrivFedEB,
+        PrivRec,
+        RFRec,
+        RFRecF,
+        SCoLR,
+        SemiDFEGL,
+    )
+    from fedrecsk.protocol import Federation
 
 __all__ = [
     "DCF",
@@ -73,3 +81,20 @@ __all__ = [
     "SemiDFEGL",
     "__version__",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when first needed, because fedrecsk.portable works with NumPy alone.
+    if name in __all__:
+        rooms = (import_module(f"fedrecsk.{r}") for r in ("centralized", "federated", "protocol"))
+        value = next(getattr(room, name) for room in rooms if name in room.__all__)
+    elif not name.startswith("_") and find_spec(f"fedrecsk.{name}"):
+        value = import_module(f"fedrecsk.{name}")
+    else:
+        raise AttributeError(f"module 'fedrecsk' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

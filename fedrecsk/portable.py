@@ -1,16 +1,26 @@
-"""What a fitted model knows about items: scores for anybody's history, and their reasons.
+"""Recommend from a history with NumPy alone: the public half of a fitted model, in one file.
 
-This file needs nothing but NumPy and the standard library.
+``export`` of a fitted model writes the file, and :func:`load` reads it. This module needs nothing
+but NumPy and the standard library, also if it is copied to where the package is not installed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import json
+import zipfile
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-__all__: list[str] = []
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from os import PathLike
+
+__all__ = ["PortableModel", "load"]
+
+# Of the file. Older ones can be read, and newer ones cannot.
+FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -20,11 +30,6 @@ class History:
     items: np.ndarray
     values: np.ndarray
     weights: np.ndarray
-
-    def liked(self) -> History:
-        """Return the rows with a value above 0."""
-        mask = self.values > 0
-        return History(self.items[mask], self.values[mask], self.weights[mask])
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,15 @@ class ItemWeights:
     """
 
     matrix: np.ndarray
+
+    rates: ClassVar[bool] = False
+
+    def scores(self, history: History) -> np.ndarray | None:
+        """Return the scores of all items, (n_items,); None if no row says anything."""
+        weights = np.where(history.values > 0, history.weights, 0.0)
+        if not weights.any():
+            return None
+        return weights.astype(self.matrix.dtype) @ self.matrix[history.items]
 
     def contributions(self, history: History, item: int) -> tuple[float, np.ndarray]:
         """Return a score's part that is everybody's, and what each row adds to it, (n,)."""
@@ -56,6 +70,9 @@ class Ridge:
     with e = confidence w and t = e (y - offset) for ratings. For likes only rows with y > 0 count,
     with e = confidence w - shift, or confidence w y - shift, and t = 1 + e. p is linear in t and z,
     so each row has its own part of the score.
+
+    Products are by einsum and not by @, whose threads wait for each other where other processes
+    need the cores too.
 
     Parameters
     ----------
@@ -95,11 +112,21 @@ class Ridge:
         none |= {"variance": np.zeros((0, k)), "prior": np.zeros((0, k))}
         return cls(vectors=vectors, penalty=penalty, **none | others)
 
+    def scores(self, history: History) -> np.ndarray | None:
+        """Return the scores of all items, (n_items,); None if no row says anything."""
+        equations = self._equations(history)
+        if equations is None:
+            return None
+        _, rows, matrix = equations
+        user = np.linalg.solve(matrix, rows.sum(axis=0))
+        scores = np.einsum("ij,j->i", self.vectors, user.astype(self.vectors.dtype))
+        return scores + self.offset
+
     def contributions(self, history: History, item: int) -> tuple[float, np.ndarray]:
         """Return a score's part that is everybody's, and what each row adds to it, (n,)."""
-        parts, matrix = np.zeros(len(history.items)), self._equations(history)
-        if matrix is not None:
-            counting, rows, matrix = matrix
+        parts, equations = np.zeros(len(history.items)), self._equations(history)
+        if equations is not None:
+            counting, rows, matrix = equations
             parts[counting] = rows @ np.linalg.solve(matrix, self.vectors[item].astype(float))
         return float(self.offset[item]), parts
 
@@ -118,10 +145,304 @@ class Ridge:
         else:
             extra = self.confidence * weights * (values if self.counts_values else 1) - self.shift
             pull = 1 + extra
-        matrix = self.penalty * weights.sum() ** self.power + (extra * vectors.T) @ vectors
+        matrix = self.penalty * weights.sum() ** self.power
+        matrix += np.einsum("ji,jk->ik", extra[:, None] * vectors, vectors)
         rows = pull[:, None] * vectors
         if len(self.variance):
             matrix[np.diag_indices_from(matrix)] += extra @ self.variance[items]
         if len(self.prior):
             rows += self.prior[items] / np.sqrt(len(items))
         return counting, rows, matrix
+
+
+RULES = {rule.__name__: rule for rule in (ItemWeights, Ridge)}
+
+
+class PortableModel:
+    """The public half of a fitted model: recommends to anybody who gives a history.
+
+    It knows the items and no user. :func:`load` reads it from a file.
+
+    Parameters
+    ----------
+    rule : ItemWeights or Ridge
+        From a history to scores.
+    item_ids : ndarray of shape (n_items,)
+    unknown : ndarray of shape (n_items,)
+        Scores for users without a history.
+    about : dict
+        `method`, `rating_scale` (low, high) or None, and `versions`.
+
+    Attributes
+    ----------
+    item_ids : ndarray of shape (n_items,)
+        Ids of the items.
+    method : str
+        Name of the method that was fitted.
+    rates : bool
+        Whether it is a model of ratings, which needs ratings, or of likes.
+    versions : dict of str to str
+        Versions of Python, fedrecsk, NumPy and scikit-learn that wrote the file.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from fedrecsk import EASE
+    >>> from fedrecsk.portable import load
+    >>> X = [["ann", "alien"], ["ann", "aliens"], ["bob", "alien"], ["bob", "aliens"],
+    ...      ["bob", "predator"], ["cat", "emma"], ["cat", "persuasion"]]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     EASE(reg=1.0).fit(X).export(f"{folder}/model.fedrecsk")
+    ...     model = load(f"{folder}/model.fedrecsk")
+    >>> items, scores = model.recommend(["alien", "aliens"], n=1)
+    >>> items.tolist()
+    ['predator']
+    """
+
+    def __init__(
+        self,
+        rule: ItemWeights | Ridge,
+        item_ids: np.ndarray,
+        unknown: np.ndarray,
+        about: dict[str, Any],
+    ) -> None:
+        self.item_ids: np.ndarray = item_ids
+        self.rates: bool = rule.rates
+        self.method: str = about["method"]
+        self.versions: dict[str, str] = about["versions"]
+        self._rule, self._unknown, self._about = rule, unknown, about
+        self._scale: tuple[float, float] | None = about["rating_scale"]
+        self._codes = {one: code for code, one in enumerate(item_ids.tolist())}
+
+    def recommend(
+        self,
+        items: Sequence[Any],
+        ratings: Sequence[float] | None = None,
+        n: int = 10,
+        *,
+        weights: Sequence[float] | None = None,
+        exclude: Sequence[Any] = (),
+        exclude_seen: bool = True,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Recommend items to a user with this history, best first.
+
+        Parameters
+        ----------
+        items : sequence of shape (n_rows,)
+            Ids of the user's items. Unknown ones are ignored, and if none is known, the list is
+            that for unknown users.
+        ratings : sequence of shape (n_rows,), default=None
+            Ratings of the items, which a model of ratings needs. For a model of likes None means
+            that all items are liked; otherwise those with a number above 0 are.
+        n : int, default=10
+            Number of recommendations; fewer if fewer items are left.
+        weights : sequence of shape (n_rows,), default=None
+            Sample weights, as in fit; None: 1. Repeated items are merged as in fit.
+        exclude : sequence
+            Ids of further items that must not be recommended.
+        exclude_seen : bool, default=True
+            Whether to leave out `items`.
+
+        Returns
+        -------
+        items : ndarray of shape (n,)
+            Ids; ties are resolved by the order of `item_ids`.
+        scores : ndarray of shape (n,), dtype float64
+            As `recommend` of the fitted model gives them, up to rounding.
+
+        Raises
+        ------
+        ValueError
+            If ids are of another type than `item_ids`, if ratings or weights are missing, of
+            another length, not finite, or outside the rating scale, or if n is below 1.
+        """
+        if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
+            raise ValueError(f"n should be a whole number of at least 1, got {n!r}.")
+        history = self._history(items, ratings, weights)
+        scores = self._scores(history)
+        barred = self._known(exclude, "exclude")
+        scores[barred[barred >= 0]] = -np.inf
+        if exclude_seen:
+            scores[history.items] = -np.inf
+        best = _top(scores, min(int(n), len(scores)))
+        return self.item_ids[best], self._clipped(scores[best].astype(float))
+
+    def predict(
+        self,
+        items: Sequence[Any],
+        ratings: Sequence[float] | None = None,
+        *,
+        weights: Sequence[float] | None = None,
+    ) -> np.ndarray:
+        """Return the scores of all items for a user with this history, shape (n_items,).
+
+        Parameters
+        ----------
+        items, ratings, weights
+            As in `recommend`.
+
+        Returns
+        -------
+        scores : ndarray of shape (n_items,), dtype float64
+            In the order of `item_ids`.
+
+        Raises
+        ------
+        ValueError
+            As `recommend` does.
+        """
+        return self._clipped(self._scores(self._history(items, ratings, weights)).astype(float))
+
+    def _scores(self, history):
+        """Return a new array of scores before they are clipped."""
+        scores = self._rule.scores(history)
+        return self._unknown.copy() if scores is None else scores
+
+    def _clipped(self, scores):
+        return scores if self._scale is None else np.clip(scores, *self._scale)
+
+    def _history(self, items, ratings, weights):
+        """Check a history, and return it with each known item once."""
+        codes = self._known(items, "items")
+        if ratings is None and self.rates and len(codes):
+            raise ValueError(
+                f"{self.method} is a model of ratings; give ratings, a number for each of items."
+            )
+        values, weights = _numbers(ratings, "ratings", codes), _numbers(weights, "weights", codes)
+        if (weights < 0).any():
+            raise ValueError("weights should not be negative.")
+        if self.rates and self._scale is not None:
+            outside = (values < self._scale[0]) | (values > self._scale[1])
+            if outside.any():
+                low, high = self._scale
+                raise ValueError(
+                    f"The rating {values[outside][0]:g} is outside the scale, {low:g} to {high:g}."
+                )
+        known = (codes >= 0) & (weights > 0)
+        codes, places = np.unique(codes[known], return_inverse=True)
+        total = np.bincount(places, weights[known], len(codes))
+        sums = np.bincount(places, (weights * values)[known], len(codes))
+        return History(codes, sums / total, total)
+
+    def _known(self, ids, name):
+        """Return the code of each id, -1 for unknown."""
+        strings = self.item_ids.dtype.kind == "U"
+        ids = ids.tolist() if isinstance(ids, np.ndarray) else ids
+        if isinstance(ids, str | bytes) or not hasattr(ids, "__iter__"):
+            raise ValueError(f"{name} should be a list of item ids, got {str(ids)[:40]!r}.")
+        ids = list(ids)
+        for one in ids:
+            if not isinstance(one, str if strings else int | float | np.number):
+                kind = "strings" if strings else "numbers"
+                raise ValueError(f"Item ids are {kind}; {name} has {str(one)[:40]!r}.")
+        return np.array([self._codes.get(one, -1) for one in ids], dtype=np.int64)
+
+
+def _numbers(numbers, name, codes):
+    """Return a number for each row, 1 by default, or raise."""
+    if numbers is None:
+        return np.ones(len(codes))
+    try:
+        array = np.asarray(numbers, dtype=float)
+    except (TypeError, ValueError, OverflowError):
+        array = np.full(1, np.nan)
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} should be finite numbers.")
+    if array.shape != codes.shape:
+        raise ValueError(f"{name} should be one number for each of the {len(codes)} items.")
+    return array
+
+
+def _top(scores, n):
+    """Return the codes of the n best items above -inf, best first, ties by code."""
+    least = np.partition(scores, len(scores) - n)[len(scores) - n]
+    found = np.flatnonzero((scores >= least) & (scores > -np.inf))
+    return found[np.argsort(-scores[found], kind="stable")][:n]
+
+
+# ------------------------------------------------------------------------------------ files
+
+
+def save(path: str | PathLike[str], model: PortableModel) -> None:
+    """Write a model to a file: numbers and ids, nothing that could run."""
+    rule, arrays, settings = model._rule, {}, {}
+    for field in fields(rule):
+        value = getattr(rule, field.name)
+        (arrays if isinstance(value, np.ndarray) else settings)[field.name] = value
+    header = {"format": FORMAT, "rule": type(rule).__name__, "settings": settings, **model._about}
+    arrays = {f"rule_{name}": array for name, array in arrays.items()}
+    arrays |= {"item_ids": model.item_ids, "unknown": model._unknown}
+    text = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
+    with open(path, "wb") as file:
+        np.savez(file, header=text, **arrays)
+
+
+def is_portable(path: str | PathLike[str]) -> bool:
+    """Return whether a file looks like one of `export`."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as file:
+        return "header.npy" in file.namelist()
+
+
+def load(path: str | PathLike[str]) -> PortableModel:
+    """Read the public half of a fitted model from a file that `export` has written.
+
+    Nothing in the file can run code. Needs NumPy only.
+
+    Parameters
+    ----------
+    path : str or path-like
+
+    Returns
+    -------
+    model : PortableModel
+
+    Raises
+    ------
+    ValueError
+        If the file is damaged, or is none of `export`, or was written by a later version of
+        fedrecsk in a format that this one does not know.
+    OSError
+        If the file cannot be opened.
+    """
+    with open(path, "rb") as file:
+        try:
+            with np.load(file, allow_pickle=False) as content:
+                header = json.loads(bytes(content["header"]))
+                newer = header["format"] > FORMAT
+                arrays = {} if newer else {name: content[name] for name in content.files}
+            model = None if newer else _read(header, arrays)
+        # A damaged file may raise nearly anything.
+        except Exception as error:
+            raise ValueError(
+                f"{path} is damaged, or is no file that export of a fitted model has written "
+                f"({type(error).__name__}: {error})."
+            ) from error
+    if model is None:
+        raise ValueError(
+            f"{path} has format {header['format']}, written by fedrecsk "
+            f"{header.get('versions', {}).get('fedrecsk')}; this version reads up to {FORMAT}. "
+            "Install a later version."
+        )
+    return model
+
+
+def _read(header, arrays):
+    """Return the model of a file's parts, or raise."""
+    item_ids, unknown = arrays.pop("item_ids"), arrays.pop("unknown")
+    del arrays["header"]
+    arrays = {name.removeprefix("rule_"): array for name, array in arrays.items()}
+    for name, array in {"unknown": unknown, **arrays}.items():
+        if array.dtype.kind != "f" or not np.isfinite(array).all():
+            raise ValueError(f"{name} should hold finite numbers")
+    m, k = len(item_ids), len(arrays.get("penalty", ()))
+    by_item = {name: arrays[name] for name in ("variance", "prior") if len(arrays.get(name, ()))}
+    shapes = {"matrix": (m, m), "vectors": (m, k), "offset": (m,), "power": (k,)}
+    shapes |= {"penalty": (k, k), **dict.fromkeys(by_item, (m, k))}
+    wrong = [name for name in arrays.keys() & shapes.keys() if arrays[name].shape != shapes[name]]
+    if wrong or unknown.shape != (m,) or item_ids.ndim != 1 or item_ids.dtype.kind not in "biufU":
+        raise ValueError(f"the shapes of its arrays do not agree {wrong}")
+    rule = RULES[header["rule"]](**arrays, **header["settings"])
+    about = {name: header[name] for name in ("method", "rating_scale", "versions")}
+    return PortableModel(rule, item_ids, unknown, about)

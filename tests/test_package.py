@@ -31,6 +31,18 @@ def test_import_is_light():
     assert run(code + f"print((set(sys.modules) - before) & {heavy})").strip() == "set()"
 
 
+def test_import_alone_imports_nothing_else():
+    code = "import sys; import fedrecsk, fedrecsk.portable; "
+    found = "{'scipy', 'sklearn', 'joblib', 'pandas', 'numba'} & set(sys.modules)"
+    assert run(f"{code}print({found})").strip() == "set()"
+    assert run("import fedrecsk; print(fedrecsk.metrics.__name__, fedrecsk.EASE)").split()[0] == (
+        "fedrecsk.metrics"
+    )
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = fedrecsk.Nothing
+    assert {"EASE", "__version__"} <= set(dir(fedrecsk))
+
+
 def test_everything_public_is_there():
     assert all(hasattr(fedrecsk, name) for name in fedrecsk.__all__)
 

@@ -27,6 +27,7 @@ MODULES = [
     "fedrecsk.model_selection",
     "fedrecsk.neural",
     "fedrecsk.plotting",
+    "fedrecsk.portable",
     "fedrecsk.preprocessing",
     "fedrecsk.privacy",
     "fedrecsk.protocol",

@@ -22,6 +22,7 @@ from fedrecsk._utils.sklearn_compat import (
     validate_parameter_constraints,
 )
 from fedrecsk.base._explain import Explains
+from fedrecsk.base._export import Exports
 from fedrecsk.base._fold_in import FoldIn
 from fedrecsk.base._linear import LinearScores
 from fedrecsk.base._recommend import Recommends
@@ -117,6 +118,7 @@ class Recommender(
     Recommends,
     FoldIn,
     Explains,
+    Exports,
     Similarity,
     LinearScores,
     CallbackSupportMixin,
