@@ -31,6 +31,7 @@ MODULES = [
     "fedrecsk.preprocessing",
     "fedrecsk.privacy",
     "fedrecsk.protocol",
+    "fedrecsk.serving",
     "fedrecsk.testing",
 ]
 

@@ -12,8 +12,10 @@ EXTRAS = {
     "flwr": "flower",
     "matplotlib": "plot",
     "phe": "privacy",
+    "starlette": "serve",
     "tenseal": "privacy",
     "torch": "torch",
+    "uvicorn": "serve",
 }
 
 

@@ -62,6 +62,10 @@ class Exports:
         (3,)
         """
         check_is_fitted(self)
+        portable.save(path, self._portable())
+
+    def _portable(self):
+        """Return the public half as a PortableModel."""
         rule = self._public_half()
         if self.item_ids_.dtype.kind == "O":
             raise ValueError(
@@ -80,4 +84,4 @@ class Exports:
             },
         }
         unknown = self._score_all(np.array([-1]))[0]
-        portable.save(path, portable.PortableModel(rule, self.item_ids_, unknown, about))
+        return portable.PortableModel(rule, self.item_ids_, unknown, about)

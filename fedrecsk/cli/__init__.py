@@ -53,6 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> None:
+    if arguments[:1] == ["serve"]:
+        from fedrecsk import serving
+
+        serving.main(arguments[1:])
+        return
     options = _options.parse(arguments)
     if options.list:
         print(_options.list_methods())

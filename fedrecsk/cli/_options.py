@@ -40,6 +40,7 @@ examples:
   %(prog)s --scale 0.04                       local differential privacy
   %(prog)s --set n_factors=40                 any parameter of the method
   %(prog)s --list                             all methods
+  %(prog)s serve model.fedrecsk               answer HTTP requests with an exported model
 """
 
 # --------------------------------------------------------------------------------- methods

@@ -1,0 +1,377 @@
+"""Answer HTTP requests for recommendations: ``python -m fedrecsk serve FILE``.
+
+A file of `export` serves anybody who gives a history. A file of `joblib.dump` has users too, and
+serves those that it knows by their ids.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import joblib
+import numpy as np
+from sklearn.exceptions import NotFittedError
+from sklearn.utils.validation import check_is_fitted
+
+from fedrecsk import portable
+from fedrecsk._utils.extras import require
+from fedrecsk._version import __version__
+from fedrecsk.base import Recommender
+from fedrecsk.data.interactions import id_array
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+__all__ = ["app", "main"]
+
+MOST_BYTES = 2**20
+MOST_RECOMMENDATIONS = 1000
+MOST_ROWS = 10_000
+MOST_REQUESTS = 100
+# For a whole request to arrive, and for those under way to end when the server stops.
+SECONDS = 10
+
+LISTS = "items", "ratings", "exclude"
+
+
+class Refused(Exception):
+    """A request that cannot be answered: a status and what is wrong."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Service:
+    """Answers requests, whatever carries them.
+
+    Parameters
+    ----------
+    model : PortableModel or Recommender
+    """
+
+    def __init__(self, model: portable.PortableModel | Recommender) -> None:
+        self.fitted = model if isinstance(model, Recommender) else None
+        self.public: portable.PortableModel | None = None
+        if not isinstance(model, Recommender):
+            self.public, self.rates = model, model.rates
+            self.method, self.item_ids = model.method, model.item_ids
+            return
+        self.rates = model.__sklearn_tags__().target_tags.required
+        self.method, self.item_ids = type(model).__name__, model.item_ids_
+        try:
+            self.public = model._portable()
+        except ValueError:
+            # Newcomers are trained by the model itself, which takes longer.
+            self.public = None
+        # A model may compute vectors of its users when they are first asked for.
+        self.lock = threading.Lock()
+
+    def health(self) -> dict[str, Any]:
+        """Return what is served."""
+        return {
+            "status": "ok",
+            "method": self.method,
+            "feedback": "ratings" if self.rates else "likes",
+            "n_items": len(self.item_ids),
+            "n_users": 0 if self.fitted is None else self.fitted.n_users_,
+            "version": __version__,
+        }
+
+    def one(self, question: Any) -> dict[str, Any]:
+        """Return the list for a request of one user."""
+        if not isinstance(question, dict):
+            raise Refused(400, 'a request should be an object, such as {"items": [1, 2]}')
+        odd = question.keys() - {"user", "n", *LISTS}
+        if odd:
+            raise Refused(400, f"{min(odd)[:40]!r} is none of user, items, ratings, exclude and n")
+        for name in LISTS:
+            rows = question.get(name)
+            if rows is not None and not isinstance(rows, list):
+                raise Refused(400, f"{name} should be a list")
+            if len(rows or ()) > MOST_ROWS:
+                raise Refused(413, f"{name} has {len(rows)} entries, more than {MOST_ROWS}")
+        n = question.get("n", 10)
+        if type(n) is not int or not 1 <= n <= MOST_RECOMMENDATIONS:
+            raise Refused(400, f"n should be a whole number from 1 to {MOST_RECOMMENDATIONS}")
+        user, items, exclude = (question.get(name) for name in ("user", "items", "exclude"))
+        if (user is None) == (items is None):
+            raise Refused(400, "give either user, an id, or items, the history of a newcomer")
+        try:
+            if user is not None:
+                if question.get("ratings") is not None:
+                    raise ValueError("ratings belong to items; a known user has its own")
+                found = self._known(user, n, exclude or [])
+            else:
+                found = self._newcomer(items, question.get("ratings"), n, exclude or [])
+        except (ValueError, TypeError, OverflowError) as error:
+            raise Refused(400, str(error)) from error
+        return dict(zip(("items", "scores"), (array.tolist() for array in found), strict=True))
+
+    def many(self, question: Any) -> dict[str, Any]:
+        """Return the lists for a batch of requests, in their order."""
+        if not isinstance(question, dict) or not isinstance(question.get("requests"), list):
+            raise Refused(400, 'a batch should be an object, {"requests": [...]}')
+        if len(question["requests"]) > MOST_REQUESTS:
+            n = len(question["requests"])
+            raise Refused(413, f"a batch of {n} requests is more than {MOST_REQUESTS}")
+        results = []
+        for number, one in enumerate(question["requests"]):
+            try:
+                results.append(self.one(one))
+            except Refused as error:
+                raise Refused(error.status, f"request {number} of the batch: {error}") from error
+        return {"results": results}
+
+    def _known(self, user, n, exclude):
+        """Return ids and scores for a user of the fitted model."""
+        if self.fitted is None:
+            raise Refused(404, "this file knows no users; give items, the user's history")
+        if self.fitted._users.codes(id_array([user], "user"))[0] < 0:
+            raise Refused(404, f"there is no user {str(user)[:40]!r}; give items instead")
+        return self._listed([user], n, exclude)
+
+    def _newcomer(self, items, ratings, n, exclude):
+        """Return ids and scores for a history."""
+        if self.public is not None:
+            return self.public.recommend(items, ratings, n, exclude=exclude)
+        assert self.fitted is not None
+        if ratings is None and self.rates:
+            raise ValueError(
+                f"{self.method} is a model of ratings; give ratings, one for each item"
+            )
+        if ratings is not None and len(ratings) != len(items):
+            raise ValueError(f"ratings should be one number for each of the {len(items)} items")
+        if not items:
+            raise ValueError("items is empty; the history has at least one item")
+        ids = self.fitted.user_ids_
+        # An id that nobody has.
+        user = max(ids.tolist(), key=len) + "0" if ids.dtype.kind == "U" else int(ids.max()) + 1
+        # Later columns, such as times, are not read.
+        more = [0] * (self.fitted.n_features_in_ - 2)
+        rows = [[user, item, *more] for item in items]
+        return self._listed([user], n, exclude, interactions=(rows, ratings))
+
+    def _listed(self, users, n, exclude, **others):
+        """Return ids and scores of the fitted model's list, without empty places."""
+        assert self.fitted is not None
+        pairs = [[users[0], item] for item in exclude] or None
+        with self.lock:
+            items, scores = self.fitted.recommend(users, n, exclude_interactions=pairs, **others)
+        found = scores[0] > -np.inf
+        return items[0][found], scores[0][found]
+
+    def document(self) -> dict[str, Any]:
+        """Return the OpenAPI document."""
+        ids = {"type": "string" if self.item_ids.dtype.kind == "U" else "number"}
+        example: dict[str, Any] = {"items": self.item_ids[:2].tolist(), "n": 3}
+        if self.rates:
+            scale = getattr(self.fitted, "rating_scale_", None) or getattr(self.public, "_scale", 0)
+            example["ratings"] = [scale[1] if scale else 1] * len(example["items"])
+        lists = {"type": "array", "items": ids, "maxItems": MOST_ROWS}
+        numbers = {"type": "array", "items": {"type": "number"}}
+        whole = {"type": "integer", "minimum": 1, "maximum": MOST_RECOMMENDATIONS, "default": 10}
+        request = {
+            "type": "object",
+            "additionalProperties": False,
+            "description": "Either user, or items (and ratings, for a model of ratings).",
+            "properties": {
+                "user": {"type": ["string", "number"], "description": "Id of a known user."},
+                "items": lists | {"description": "Ids of a newcomer's items."},
+                "ratings": numbers | {"description": "A rating of each of the items."},
+                "exclude": lists | {"description": "Ids that must not be recommended."},
+                "n": whole,
+            },
+            "example": example,
+        }
+        found = {"type": "object", "properties": {"items": lists, "scores": numbers}}
+        batch = {
+            "type": "object",
+            "required": ["requests"],
+            "properties": {
+                "requests": {"type": "array", "items": request, "maxItems": MOST_REQUESTS}
+            },
+            "example": {"requests": [example]},
+        }
+        results = {"type": "array", "items": found}
+        responses = {"400": "Wrong request", "404": "Unknown user", "408": "Too slow"}
+        responses |= {"413": "Too large"}
+        error = {"type": "object", "properties": {"error": {"type": "string"}}}
+
+        def operation(summary, answer, body=None):
+            content = {"200": {"description": "OK"} | _json(answer)}
+            if body is None:
+                return {"summary": summary, "responses": content}
+            wrong = {code: {"description": why} | _json(error) for code, why in responses.items()}
+            body = {"required": True} | _json(body)
+            return {"summary": summary, "requestBody": body, "responses": content | wrong}
+
+        return {
+            "openapi": "3.1.0",
+            "info": {"title": f"Recommendations of {self.method}", "version": __version__},
+            "paths": {
+                "/recommend": {"post": operation("One user's list", found, request)},
+                "/recommend/batch": {
+                    "post": operation(
+                        "Lists of several users",
+                        {"type": "object", "properties": {"results": results}},
+                        batch,
+                    )
+                },
+                "/health": {"get": operation("What is served", {"type": "object"})},
+            },
+        }
+
+
+def _json(schema):
+    return {"content": {"application/json": {"schema": schema}}}
+
+
+def app(model: portable.PortableModel | Recommender) -> Starlette:
+    """Return a web application that recommends by a model; needs the extra `serve`.
+
+    Parameters
+    ----------
+    model : PortableModel or fitted estimator
+
+    Returns
+    -------
+    app : starlette.applications.Starlette
+        ``POST /recommend``, ``POST /recommend/batch``, ``GET /health`` and ``GET /openapi.json``.
+
+    Raises
+    ------
+    ImportError
+        If starlette is missing.
+    """
+    caller = "python -m fedrecsk serve"
+    applications = require("starlette.applications", caller)
+    concurrency, exceptions, requests, responses, routing = (
+        require(f"starlette.{name}", caller)
+        for name in ("concurrency", "exceptions", "requests", "responses", "routing")
+    )
+    service = Service(model)
+
+    def endpoint(answer):
+        async def respond(request):
+            try:
+                question = await _question(request)
+                # In a thread, so that others are answered meanwhile.
+                return responses.JSONResponse(await concurrency.run_in_threadpool(answer, question))
+            except Refused as error:
+                return responses.JSONResponse({"error": str(error)}, error.status)
+            except requests.ClientDisconnect:
+                # Nobody is there to read it.
+                return responses.Response(status_code=400)
+
+        return respond
+
+    async def health(request):
+        return responses.JSONResponse(service.health())
+
+    async def document(request):
+        return responses.JSONResponse(service.document())
+
+    async def wrong(request, error):
+        headers = getattr(error, "headers", None)
+        return responses.JSONResponse({"error": error.detail}, error.status_code, headers)
+
+    routes = [
+        routing.Route("/recommend", endpoint(service.one), methods=["POST"]),
+        routing.Route("/recommend/batch", endpoint(service.many), methods=["POST"]),
+        routing.Route("/health", health),
+        routing.Route("/openapi.json", document),
+    ]
+    handlers = {exceptions.HTTPException: wrong}
+    application = applications.Starlette(routes=routes, exception_handlers=handlers)
+    application.router.redirect_slashes = False
+    return application
+
+
+async def _question(request):
+    """Return a request's JSON, or refuse it before it is read whole."""
+    size = request.headers.get("content-length", "0")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(SECONDS):
+            if int(size) <= MOST_BYTES:
+                async for part in request.stream():
+                    body += part
+                    if len(body) > MOST_BYTES:
+                        break
+    except TimeoutError as error:
+        raise Refused(408, f"the request did not arrive within {SECONDS} s") from error
+    if int(size) > MOST_BYTES or len(body) > MOST_BYTES:
+        raise Refused(413, f"the request is larger than {MOST_BYTES} bytes")
+    try:
+        return json.loads(bytes(body), parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, f"the request is not JSON: {error}") from error
+
+
+def _no_constant(name):
+    raise ValueError(f"{name} is no number")
+
+
+def loaded(path: str, trust: bool) -> portable.PortableModel | Recommender:
+    """Return the model of a file; ValueError if it has none, or could run code and is not trusted.
+
+    Parameters
+    ----------
+    path : str
+    trust : bool
+        Whether the file may run code.
+    """
+    if portable.is_portable(path):
+        return portable.load(path)
+    if not trust:
+        raise ValueError(
+            f"{path} is no file of export. If it is one of joblib.dump, loading it can run any "
+            "code; add --trust if you have made it yourself."
+        )
+    try:
+        model = joblib.load(path)
+        if isinstance(model, Recommender):
+            check_is_fitted(model)
+            return model
+    except NotFittedError as error:
+        raise ValueError(f"the {type(model).__name__} of {path} is not fitted") from error
+    # Pickles of other things raise nearly anything.
+    except Exception as error:
+        raise ValueError(f"{path} cannot be loaded ({type(error).__name__}: {error})") from error
+    raise ValueError(f"{path} has a {type(model).__name__} and no estimator of fedrecsk")
+
+
+def main(argv: Sequence[str]) -> None:
+    """Serve a model until a signal ends it.
+
+    Parameters
+    ----------
+    argv : sequence of str
+        Arguments of ``python -m fedrecsk serve``. Wrong ones raise SystemExit(2) after a message.
+    """
+    parser = argparse.ArgumentParser(
+        "fedrecsk serve", description="Answer HTTP requests for recommendations."
+    )
+    parser.add_argument("file", help="of model.export(...), or, with --trust, of joblib.dump")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    parser.add_argument("--port", type=int, default=8000, help="(%(default)s; 0: any free one)")
+    parser.add_argument("--trust", action="store_true", help="load a file that can run code")
+    options = parser.parse_args(argv)
+    try:
+        uvicorn = require("uvicorn", "python -m fedrecsk serve")
+        application = app(loaded(options.file, options.trust))
+    except (OSError, ValueError, ImportError) as error:
+        parser.error(str(error))
+    uvicorn.run(
+        application,
+        host=options.host,
+        port=options.port,
+        access_log=False,
+        timeout_graceful_shutdown=SECONDS,
+    )
