@@ -379,8 +379,10 @@ def save(path: str | PathLike[str], model: PortableModel) -> None:
 
 def is_portable(path: str | PathLike[str]) -> bool:
     """Return whether a file looks like one of `export`."""
-    if not zipfile.is_zipfile(path):
-        return False
+    # is_zipfile is False for a file that is not there.
+    with open(path, "rb") as file:
+        if not zipfile.is_zipfile(file):
+            return False
     with zipfile.ZipFile(path) as file:
         return "header.npy" in file.namelist()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import threading
 from collections.abc import Sequence
@@ -55,22 +56,24 @@ class Service:
     model : PortableModel or Recommender
     """
 
+    method: str
+    rates: bool
+    item_ids: np.ndarray
+
     def __init__(self, model: portable.PortableModel | Recommender) -> None:
-        self.fitted = model if isinstance(model, Recommender) else None
+        self.fitted: Recommender | None = None
         self.public: portable.PortableModel | None = None
+        # A model may compute vectors of its users when they are first asked for.
+        self.lock: Any = threading.Lock()
         if not isinstance(model, Recommender):
             self.public, self.rates = model, model.rates
             self.method, self.item_ids = model.method, model.item_ids
             return
-        self.rates = model.__sklearn_tags__().target_tags.required
+        self.fitted, self.rates = model, model.__sklearn_tags__().target_tags.required
         self.method, self.item_ids = type(model).__name__, model.item_ids_
-        try:
+        # Where there is no public half, the model itself trains newcomers, which takes longer.
+        with contextlib.suppress(ValueError):
             self.public = model._portable()
-        except ValueError:
-            # Newcomers are trained by the model itself, which takes longer.
-            self.public = None
-        # A model may compute vectors of its users when they are first asked for.
-        self.lock = threading.Lock()
 
     def health(self) -> dict[str, Any]:
         """Return what is served."""
