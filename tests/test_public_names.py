@@ -33,6 +33,7 @@ MODULES = [
     "fedrecsk.protocol",
     "fedrecsk.serving",
     "fedrecsk.testing",
+    "fedrecsk.tracking",
 ]
 
 

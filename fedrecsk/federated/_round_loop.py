@@ -382,7 +382,8 @@ class Loop:
 
     def attributes_now(self):
         """Fitted attributes as if the rounds ended here; changes nothing."""
-        return self._attributes(self.server.current_message(), kept=False)
+        attributes = self._attributes(self.server.current_message(), kept=False)
+        return attributes | {"history_": list(self.server.history)}
 
     def end(self):
         """Send all clients the final model; returns fitted attributes and reports."""
