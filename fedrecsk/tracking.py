@@ -103,7 +103,8 @@ class Tracker:
             metrics.setdefault("loss", losses[-1])
         if self._scoring is not None:
             rows = (X, y) if self._validation is None else self._validation
-            scores = check_scoring(fitted_estimator, self._scoring)(fitted_estimator, *rows)
+            scorer: Any = check_scoring(fitted_estimator, self._scoring)
+            scores = scorer(fitted_estimator, *rows)
             metrics |= scores if isinstance(scores, dict) else {"score": scores}
         numbers = {name: one for name, one in metrics.items() if isinstance(one, Real)}
         self._sink({n: float(one) for n, one in numbers.items() if one == one}, context.task_id)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pandas as pd
+from scipy import sparse
 from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, validate_data
 
 from fedrecsk._utils import memory
@@ -29,7 +30,13 @@ from fedrecsk.base._recommend import Recommends
 from fedrecsk.base._similarity import Similarity
 from fedrecsk.data import _checks
 from fedrecsk.data._mistakes import warn_about_target, warn_about_unknown_pairs
-from fedrecsk.data.interactions import as_table, catalogue_ids, encode, id_columns
+from fedrecsk.data.interactions import (
+    as_table,
+    catalogue_ids,
+    encode,
+    id_columns,
+    matrix_rows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -215,12 +222,15 @@ class Recommender(
         X : array-like or DataFrame of shape (n_samples, n_features >= 2)
             One row per interaction: column 0 is the user's id, column 1 the item's id
             (integers, floats or strings). Later columns are ignored and may hold anything.
+            A model of likes takes a scipy.sparse matrix of shape (n_users, n_items) too: ids are
+            the numbers of its rows and columns, all columns are in the catalogue, and an entry is
+            the weight of an item that is liked, or if negative, of one that is not.
         y : array-like of shape (n_samples,), default=None
             Rating or preference of each row. Rating models require it. For ranking models, None
             means implicit feedback: every row counts as 1.
         clients : array-like of shape (n_samples,), default=None
-            Id of the client that holds each row. None: each user is a client of its own.
-            Centralised models ignore it.
+            Id of the client that holds each row (of a sparse matrix: each user). None: each user is
+            a client of its own. Centralised models ignore it.
         sample_weight : array-like of shape (n_samples,), default=None
             Non-negative weights. Repeated (user, item) rows are merged: their y is the weighted
             mean and their weight the sum. Rows of weight zero count as absent.
@@ -236,9 +246,15 @@ class Recommender(
             If ids, ratings or weights are NaN, infinite or of mixed types, a user has rows
             on two clients, X has items that are not in `items`, or nothing is left to fit.
         TypeError
-            If an id is neither a string nor a number, or X is sparse.
+            If an id is neither a string nor a number, or if X is sparse and the model is one of
+            ratings, or y or sample_weight are given beside it.
         """
-        data = self._prepared(X, y, clients, sample_weight)
+        catalogue = None
+        if sparse.issparse(X):
+            if y is not None or self.__sklearn_tags__().target_tags.required:
+                as_table(X)  # raises
+            X, y, clients, sample_weight, catalogue = matrix_rows(X, clients, sample_weight)
+        data = self._prepared(X, y, clients, sample_weight, catalogue)
         return self._learn(data, FitReport(self, X, y, sample_weight, data), self._fit)
 
     def _learn(self, data, report, fit):
@@ -273,9 +289,10 @@ class Recommender(
             else "Leave out rare users and items.",
         )
 
-    def _prepared(self, X, y=None, clients=None, sample_weight=None):
-        """Check everything before a fit, and encode the data."""
-        catalogue = self._catalogue()
+    def _prepared(self, X, y=None, clients=None, sample_weight=None, catalogue=None):
+        """Check everything before a fit, and encode the data; `items` precede the catalogue."""
+        own = self._catalogue()
+        catalogue = catalogue if own is None else own
         _checks.check_parameters(self)
         self._check_before_fit()
         return self._read(X, y, clients, sample_weight, item_ids=catalogue)

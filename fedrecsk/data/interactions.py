@@ -32,7 +32,8 @@ def as_table(X: Any) -> Any:
         raise TypeError(
             "Sparse data was passed: X is a sparse matrix, but should have one row per "
             "interaction. For a matrix M of users by items: M = M.tocoo(), "
-            "X = np.column_stack([M.row, M.col]), y = M.data."
+            "X = np.column_stack([M.row, M.col]), y = M.data. Only fit of a model of likes takes "
+            "M itself, without y."
         )
     if type(X).__name__ == "LazyFrame":
         raise TypeError("X is a LazyFrame, which has no rows yet; pass X.collect().")
@@ -40,6 +41,38 @@ def as_table(X: Any) -> Any:
         raise ValueError("X has masked values; drop their rows first.")
     # NumPy would turn [["alice", 7]] into strings, and a large item id beside a float into another.
     return np.array(X, dtype=object) if isinstance(X, list | tuple) else X
+
+
+def matrix_rows(matrix: Any, clients: Any, sample_weight: Any) -> tuple[Any, ...]:
+    """Return X, y, clients and weights of the entries of a sparse matrix, and its columns' ids."""
+    if sample_weight is not None:
+        raise TypeError(
+            "Sparse data was passed: its entries are the weights; leave sample_weight out."
+        )
+    if matrix.ndim != 2 or matrix.dtype.kind not in "biuf":
+        raise TypeError(
+            "Sparse data was passed: X should be a matrix of numbers, users by items, got shape "
+            f"{matrix.shape} and dtype {matrix.dtype}."
+        )
+    entries = matrix.tocoo()
+    values = entries.data.astype(np.float64)
+    if not np.isfinite(values).all():
+        raise ValueError(
+            "The sparse matrix X has entries that are NaN or infinite; leave them out."
+        )
+    if not values.any():
+        raise ValueError("The sparse matrix X has no entry other than 0, so nobody likes anything.")
+    users, items = (numbers.astype(np.int64) for numbers in (entries.row, entries.col))
+    if clients is not None:
+        clients = np.asarray(clients)
+        if clients.shape != (matrix.shape[0],):
+            raise ValueError(
+                f"clients has shape {clients.shape}; with a sparse matrix X it has the client of "
+                f"each of its {matrix.shape[0]} rows."
+            )
+        clients = clients[users]
+    catalogue = Ids(np.arange(matrix.shape[1]), "item ids")
+    return np.column_stack([users, items]), np.sign(values), clients, abs(values), catalogue
 
 
 def id_columns(X: Any) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -72,6 +72,8 @@ class RecommenderEnsemble(Recommender, BaseComposition):
         fitted = []
         for name, part in zip(names, parts, strict=True):
             close = report.step(name)
+            if data.n_items > len(np.unique(data.items)):
+                part.set_params(items=data.item_ids.values)
             fitted.append(part.fit(**_rows(data)))
             # A part takes the same tables as this model.
             for attribute in {"n_features_in_", "feature_names_in_"} & vars(self).keys():
