@@ -3,7 +3,12 @@
 from fedrecsk.attacks._audit import PrivacyAudit, audit_privacy
 from fedrecsk.attacks._base import Adversary, View
 from fedrecsk.attacks._leakage import LeakReport, measure_leak, register_inversion
-from fedrecsk.attacks._membership import MembershipReport, measure_membership
+from fedrecsk.attacks._membership import (
+    ForgettingReport,
+    MembershipReport,
+    measure_forgetting,
+    measure_membership,
+)
 from fedrecsk.attacks._server_view import Reconstruction
 from fedrecsk.attacks._targeted import (
     PIECK,
@@ -32,6 +37,7 @@ __all__ = [
     "Adversary",
     "Fang",
     "FedRecAttack",
+    "ForgettingReport",
     "LabelFlip",
     "LeakReport",
     "MembershipReport",
@@ -46,6 +52,7 @@ __all__ = [
     "TargetedAdversary",
     "View",
     "audit_privacy",
+    "measure_forgetting",
     "measure_leak",
     "measure_membership",
     "register_inversion",

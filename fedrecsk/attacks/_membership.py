@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Literal
@@ -175,8 +176,133 @@ def measure_membership(
     )
 
 
-def _check(estimator, level, n_models):
-    check_is_instance(estimator, "measure_membership")
+@dataclass(frozen=True)
+class ForgettingReport:
+    """How well an attacker tells forgotten users from those who were never there.
+
+    Attributes
+    ----------
+    method : str
+        Class of the estimator.
+    n_forgotten, n_others : int
+        Number of users who were forgotten, and of those who were never in the data.
+    auc_before, auc_after : float
+        Area under the ROC curve before and after `forget`; 0.5 by chance.
+    n_rounds : int
+        Rounds that forgetting took.
+    n_bytes : int
+        Bytes that it sent, up and down.
+    """
+
+    method: str
+    n_forgotten: int
+    n_others: int
+    auc_before: float
+    auc_after: float
+    n_rounds: int
+    n_bytes: int
+
+
+def measure_forgetting(
+    estimator: BaseEstimator,
+    X: ArrayLike,
+    y: ArrayLike | None = None,
+    *,
+    share: float = 0.25,
+    n_models: int = 16,
+    random_state: int | np.random.RandomState | None = None,
+) -> ForgettingReport:
+    """Measure whether users who were forgotten still show in the model.
+
+    A model is fitted to half of the users and made to `forget` some of them. Before and after, an
+    attacker tries to tell these from the other half, who were never in its data, as in
+    :func:`measure_membership`, with shadow models of its own.
+
+    Parameters
+    ----------
+    estimator : estimator with `forget`
+        With ``warm_start=True``. It is cloned, not changed.
+    X, y
+        As in `fit`.
+    share : float in (0, 1), default=0.25
+        Share of the model's users that it forgets, at random.
+    n_models : int, default=16
+        Number of shadow models, an even number of at least 4.
+    random_state : int, RandomState instance or None, default=None
+        Seed of the users drawn and, if the models have a `random_state`, of each model's own.
+
+    Returns
+    -------
+    ForgettingReport
+
+    Raises
+    ------
+    ValueError
+        If a parameter is out of range.
+    TypeError
+        If `estimator` is a class, or has no `forget`.
+
+    Examples
+    --------
+    >>> from fedrecsk import FedEASE
+    >>> from fedrecsk.attacks import measure_forgetting
+    >>> from fedrecsk.datasets import make_interactions
+    >>> X = make_interactions(n_users=60, n_items=40, n_interactions=900, random_state=0)
+    >>> model = FedEASE(reg=5.0, warm_start=True)
+    >>> report = measure_forgetting(model, X, n_models=4, random_state=0)
+    >>> report.n_forgotten, report.n_others
+    (8, 30)
+    >>> report.auc_before > report.auc_after
+    True
+    """
+    _check(estimator, "user", n_models, "measure_forgetting")
+    if not hasattr(estimator, "forget"):
+        raise TypeError(
+            f"{type(estimator).__name__} has no forget; set warm_start=True, or use a method that "
+            "goes on from its last model."
+        )
+    if not 0 < share < 1:
+        raise ValueError(f"share={share!r} must be between 0 and 1.")
+    data = clone(estimator)._prepared(X, y)
+    users = np.repeat(np.arange(data.n_users), np.diff(data.indptr))
+    rows, values = np.column_stack([users, data.items]), data.values
+    random = check_random_state(random_state)
+    # Half of the users are in the model under attack, and each is in half of the shadow models.
+    is_member = _halves(n_models, data.n_users, random)
+    inside = random.permutation(data.n_users) < data.n_users // 2
+    forgotten = random.permutation(np.flatnonzero(inside))
+    forgotten = forgotten[: max(1, round(share * len(forgotten)))]
+
+    def signal(model):
+        fit = _goodness(copy.copy(model), rows, values, data.n_users)
+        return np.bincount(users, fit) / np.bincount(users)
+
+    shadows = [signal(_fit(estimator, data, rows, values, m[users], random)) for m in is_member]
+    model = _fit(estimator, data, rows, values, inside[users], random)
+    before = signal(model)
+    model.forget(forgotten)
+    targets, truth = np.r_[forgotten, np.flatnonzero(~inside)], np.zeros(data.n_users, bool)
+    truth[forgotten] = True
+    aucs = [
+        roc_auc_score(
+            truth[targets],
+            _ratios(np.stack([*shadows, one]), np.vstack([is_member, inside]), -1)[targets],
+        )
+        for one in (before, signal(model))
+    ]
+    return ForgettingReport(
+        method=type(estimator).__name__,
+        n_forgotten=len(forgotten),
+        n_others=int((~inside).sum()),
+        auc_before=float(aucs[0]),
+        auc_after=float(aucs[1]),
+        n_rounds=int(model.n_rounds_),
+        n_bytes=int(model.communication_.bytes_up + model.communication_.bytes_down),
+    )
+
+
+def _check(estimator, level, n_models, caller="measure_membership"):
+    check_is_instance(estimator, caller)
     if not hasattr(estimator, "fold_in"):
         raise TypeError(
             f"{type(estimator).__name__} has no fold_in, by which the attacker computes how well "

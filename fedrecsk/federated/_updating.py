@@ -158,7 +158,7 @@ class Updating:
 
         See Also
         --------
-        fedrecsk.attacks.measure_membership : Whether a model shows who was in its data.
+        fedrecsk.attacks.measure_forgetting : Whether forgotten users still show in the model.
 
         Examples
         --------

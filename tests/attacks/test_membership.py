@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from fedrecsk import LocALS, Popularity, RFRec
-from fedrecsk.attacks import MembershipReport, measure_membership
+from fedrecsk import FedEASE, LocALS, Popularity, RFRec
+from fedrecsk.attacks import MembershipReport, measure_forgetting, measure_membership
 from fedrecsk.attacks._membership import _halves, _ratios
+from fedrecsk.datasets import make_interactions
 from tests.conftest import make_toy
 
 
@@ -87,3 +88,35 @@ def test_a_report_can_be_read():
     assert "advantage 0.250 (by chance 0), AUC 0.700" in repr(report)
     assert "<table" in report._repr_html_()
     assert "40 users, 8 models" in report._repr_html_()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        FedEASE(reg=5.0, warm_start=True),
+        LocALS(16, reg_user=1.0, reg_item=1.0, warm_start=True),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_the_forgotten_are_found_before_and_not_after(model):
+    X = make_interactions(n_users=160, n_items=80, n_interactions=2400, random_state=0)[:, :2]
+    report = measure_forgetting(model, X, n_models=8, random_state=0)
+    assert (report.n_forgotten, report.n_others) == (20, 80)
+    assert report.auc_before > 0.9
+    assert 0.3 < report.auc_after < 0.7
+    assert report.n_rounds == (1 if isinstance(model, FedEASE) else 2)
+    assert report.n_bytes > 0
+    assert not hasattr(model, "item_ids_")
+    assert report == measure_forgetting(model, X, n_models=8, random_state=0)
+
+
+def test_forgetting_needs_a_model_that_forgets(toy):
+    X, y = toy
+    with pytest.raises(TypeError, match="has no forget; set warm_start=True"):
+        measure_forgetting(FedEASE(), X)
+    with pytest.raises(ValueError, match="share=1 must be between 0 and 1"):
+        measure_forgetting(FedEASE(warm_start=True), X, share=1)
+    with pytest.raises(ValueError, match="n_models"):
+        measure_forgetting(FedEASE(warm_start=True), X, n_models=3)
+    with pytest.raises(TypeError, match="measure_forgetting"):
+        measure_forgetting(RFRec, X, y)
