@@ -325,3 +325,14 @@ def test_wrong_files_end_it_with_a_message(tmp_path, capsys, content, options, m
         serving.main([str(path), *options])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("package", ["starlette", "uvicorn"])
+def test_a_missing_extra_is_named(tmp_path, capsys, monkeypatch, package):
+    fitted("EASE")[0].export(tmp_path / "model")
+    monkeypatch.setitem(sys.modules, package, None)
+    for name in [one for one in sys.modules if one.startswith(f"{package}.")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(SystemExit):
+        serving.main([str(tmp_path / "model")])
+    assert f"serve needs {package}: pip install 'fedrecsk[serve]'" in capsys.readouterr().err
