@@ -49,6 +49,31 @@ items : array-like of shape (n_items,), default={default}
     without ratings. None: the items of X, which is an error under differential privacy,
     because it reveals whose data are in X.
 """,
+    "timestamps": """
+timestamps : int, str or None, default={default}
+    Column of X with the time of each row, read only if a half-life is set: its position (2 or
+    more) or, for a DataFrame, its name. Numbers, dates, or ISO dates as strings. "row_order":
+    the rows of X are in the order of time, at least within each user. None: time is not used.
+""",
+    "pair_half_life": """
+pair_half_life : float, "auto" or None, default={default}
+    Distance in a user's history, in items, at which a pair of items counts half. "auto": 0.7
+    times the root of the number of the user's items. None: all pairs count the same.
+""",
+    "history_half_life": """
+history_half_life : float, "auto" or None, default={default}
+    Age, in items that came later, at which an item of a user's history counts half for the
+    user's scores. "auto": 0.7 times the root of the number of the user's items. None: all
+    count the same.
+""",
+    "time": """
+*Time.* With half-lives, a pair of items a and b positions from the end of the user's history
+counts ``2^(-|a - b| / pair_half_life)``, and an item of age a ``2^(-a / history_half_life)``
+for the user's own scores; the user's latest item counts in full. Positions are among the
+user's items with y > 0. Items with the same time share the mean of their positions; items
+without a time (NaN, NaT) are the oldest, all at once; a repeated pair has its latest time. The
+order of the rows of X does not matter, except with "row_order".
+""",
     "client_fraction": """
 client_fraction : float in (0, 1], default={default}
     Share of the clients that are chosen for each round, at least one client. If a client was

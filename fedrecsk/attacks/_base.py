@@ -452,4 +452,12 @@ def with_rows(data, users, items, values, weights):
         items=items[order].astype(data.items.dtype),
         values=values[order],
         weights=weights[order],
+        times=None if data.times is None else _times(data, users, items)[order],
     )
+
+
+def _times(data, users, items):
+    """Return the times of pairs of user and item; those that are not in the data are the latest."""
+    known, pairs = data.users * data.n_items + data.items, users * data.n_items + items
+    places = np.minimum(np.searchsorted(known, pairs), len(known) - 1)
+    return np.where(known[places] == pairs, data.times[places], np.nanmax(data.times))

@@ -4,12 +4,16 @@ A symmetric matrix is a triangle, row after row: entry (i, j), j <= i, is number
 ``i (i + 1) / 2 + j``.
 """
 
+import numpy as np
+
 from fedrecsk._utils.jit import kernel
 
 
 @kernel
-def add_pairs(client_indptr, indptr, places, first, weights, senders, starts, sums):
+def add_pairs(client_indptr, indptr, places, first, weights, ages, rates, senders, starts, sums):
     """Add up the products of the weights of each user's pairs, a triangle a client.
+
+    A pair is multiplied by ``exp(-rate |difference of its ages|)``.
 
     Parameters
     ----------
@@ -18,19 +22,31 @@ def add_pairs(client_indptr, indptr, places, first, weights, senders, starts, su
     places : (n_ratings,), row of each rating, ascending within a user
     first : (n_clients,), what to subtract from a client's rows
     weights : (n_ratings,)
+    ages : (n_ratings,), integers
+    rates : (n_users,)
     senders : (n_clients,) bool, the others are left out
     starts : (n_clients,), where each client's triangle begins; they may coincide
     sums : (n,), added to
     """
+    oldest = 0
+    for age in ages:
+        oldest = max(oldest, age)
+    fades = np.ones(oldest + 1)
     for c in range(len(client_indptr) - 1):
         if not senders[c]:
             continue
         for u in range(client_indptr[c], client_indptr[c + 1]):
-            for a in range(indptr[u], indptr[u + 1]):
+            start, stop, oldest = indptr[u], indptr[u + 1], 0
+            for a in range(start, stop):
+                oldest = max(oldest, ages[a])
+            for distance in range(oldest + 1):
+                fades[distance] = np.exp(-rates[u] * distance)
+            for a in range(start, stop):
                 i, weight = places[a] - first[c], weights[a]
                 row = starts[c] + i * (i + 1) // 2 - first[c]
-                for b in range(indptr[u], a + 1):
-                    sums[row + places[b]] += weight * weights[b]
+                for b in range(start, a + 1):
+                    fade = fades[abs(ages[a] - ages[b])]
+                    sums[row + places[b]] += weight * weights[b] * fade
 
 
 @kernel

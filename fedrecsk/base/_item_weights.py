@@ -12,6 +12,7 @@ from scipy import sparse
 from scipy.linalg import lapack
 
 from fedrecsk._utils.kernels import LazyModule
+from fedrecsk.base._fading import FadingPairs, ages, fading, rates
 from fedrecsk.portable import History, ItemWeights
 
 gram_kernels: LazyModule = LazyModule("fedrecsk.base._gram_kernels")
@@ -21,7 +22,7 @@ gram_kernels: LazyModule = LazyModule("fedrecsk.base._gram_kernels")
 POWER_STEPS = 10
 
 
-class ItemWeightsMixin:
+class ItemWeightsMixin(FadingPairs):
     """Scores of a recommender that has `item_weights_` and its users' `user_history_`."""
 
     _has_user_vectors = False
@@ -83,14 +84,15 @@ def liked(rows):
         items=rows.items[mask],
         values=rows.values[mask],
         weights=rows.weights[mask],
+        times=None if rows.times is None else rows.times[mask],
     )
 
 
-def histories(likes, dtype):
-    """Return the users' rows of X: the weight of each item that they like, a CSR array."""
-    n_users = len(likes.indptr) - 1
+def histories(likes, dtype, half_life=None):
+    """Return the users' rows of X: the faded weight of each item that they like, a CSR array."""
+    weights, n_users = likes.weights * fading(likes, half_life), len(likes.indptr) - 1
     return sparse.csr_array(
-        (likes.weights.astype(dtype), likes.items, likes.indptr), shape=(n_users, likes.n_items)
+        (weights.astype(dtype), likes.items, likes.indptr), shape=(n_users, likes.n_items)
     )
 
 
@@ -107,11 +109,20 @@ def n_items_of(triangle):
     return (np.sqrt(8 * len(triangle) + 1).astype(int) - 1) // 2
 
 
-def add_gram(likes, senders, sums):
-    """Add X'X of the clients of the mask to a triangle of float64."""
+def add_gram(likes, half_life, senders, sums):
+    """Add X'X, its pairs faded, of the clients of the mask to a triangle of float64."""
     zeros = np.zeros(len(senders), dtype=np.int64)
     gram_kernels.add_pairs(
-        likes.client_indptr, likes.indptr, likes.items, zeros, likes.weights, senders, zeros, sums
+        likes.client_indptr,
+        likes.indptr,
+        likes.items,
+        zeros,
+        likes.weights,
+        ages(likes),
+        rates(likes, half_life),
+        senders,
+        zeros,
+        sums,
     )
 
 

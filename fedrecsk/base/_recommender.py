@@ -295,16 +295,27 @@ class Recommender(
         catalogue = catalogue if own is None else own
         _checks.check_parameters(self)
         self._check_before_fit()
-        return self._read(X, y, clients, sample_weight, item_ids=catalogue)
+        return self._read(X, y, clients, sample_weight, item_ids=catalogue, all_users=True)
 
     def _catalogue(self):
         """Return the public catalogue (Ids); None for the items of X."""
         return None if self.items is None else catalogue_ids(self.items)
 
-    def _read(self, X, y=None, clients=None, sample_weight=None, *, reset=True, item_ids=None):
+    def _read(
+        self,
+        X,
+        y=None,
+        clients=None,
+        sample_weight=None,
+        *,
+        reset=True,
+        item_ids=None,
+        all_users=False,
+    ):
         """Check and encode the input of `fit` or `fold_in`.
 
-        Rows of items that are not in `item_ids` are an error in `fit`, and ignored elsewhere.
+        Rows of items that are not in `item_ids` are an error in `fit`, and ignored elsewhere. With
+        `all_users`, X is not of one device or of new users only, so that its times must differ.
         """
         self._require_y(y)
         X, y = self._checked(X, y, reset=reset)
@@ -321,7 +332,12 @@ class Recommender(
             sample_weight=sample_weight,
             item_ids=item_ids,
             drop_other_items=not reset,
+            times=self._times_of(X, all_users=all_users),
         )
+
+    def _times_of(self, X, *, all_users=False):
+        """Return the times of the rows (NaN where missing), or None if the model uses none."""
+        return None
 
     def _require_y(self, y):
         if y is None and self.__sklearn_tags__().target_tags.required:

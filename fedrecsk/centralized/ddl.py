@@ -237,10 +237,13 @@ class DDL(DCF):
         if self.item_features is not None:
             aligned(self.item_features, self.items)
 
-    def _read(self, X, y=None, clients=None, sample_weight=None, *, reset=True, item_ids=None):
+    def _read(
+        self, X, y=None, clients=None, sample_weight=None, *, reset=True, item_ids=None, **options
+    ):
         if reset and self.items is None and item_ids is not None:
             self._check_items_have_features(X, sample_weight, item_ids)
-        return super()._read(X, y, clients, sample_weight, reset=reset, item_ids=item_ids)
+        options |= {"reset": reset, "item_ids": item_ids}
+        return super()._read(X, y, clients, sample_weight, **options)
 
     def _check_items_have_features(self, X, sample_weight, catalogue):
         """Raise for items of X that the index of `item_features` lacks; X is checked later."""

@@ -43,6 +43,9 @@ class EASE(ItemWeightsMixin, RankingMixin, Recommender):
     ----------
     reg : float, default=1000.0
         Weight of the penalty on B (lambda).
+    {timestamps}
+    {pair_half_life}
+    {history_half_life}
     {items}
 
     Attributes
@@ -50,7 +53,7 @@ class EASE(ItemWeightsMixin, RankingMixin, Recommender):
     item_weights_ : ndarray of shape (n_items, n_items), dtype float32
         B: row j is added to the scores of all items if a user likes item j.
     user_history_ : csr_array of shape (n_users, n_items), dtype float32
-        X. A user's scores depend only on the user's row.
+        X, faded. A user's scores depend only on the user's row.
     {ids}
 
     Raises
@@ -70,6 +73,8 @@ class EASE(ItemWeightsMixin, RankingMixin, Recommender):
         2  P = (G + reg I)^-1                   regularized_inverse
         3  B_ij = -P_ij / P_jj, and B_jj = 0    weights_of
         4  scores of a user: x_u' B             kernels score_all, score_pairs
+
+    {time}
 
     Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
 
@@ -96,9 +101,11 @@ class EASE(ItemWeightsMixin, RankingMixin, Recommender):
 
     reg: float = 1000.0
 
-    _parameter_constraints: ClassVar[dict] = Recommender._parameter_constraints | {
-        "reg": [Interval(Real, 0, None, closed="neither")],
-    }
+    _parameter_constraints: ClassVar[dict] = (
+        Recommender._parameter_constraints
+        | ItemWeightsMixin._fading_constraints
+        | {"reg": [Interval(Real, 0, None, closed="neither")]}
+    )
 
     _dtype = np.float32
 
@@ -111,13 +118,13 @@ class EASE(ItemWeightsMixin, RankingMixin, Recommender):
             "method with factors such as ImplicitALS.",
         )
         likes, gram = liked(data), np.zeros(n_pairs(data.n_items))
-        add_gram(likes, np.ones(data.n_clients, dtype=bool), gram)
+        add_gram(likes, self.pair_half_life, np.ones(data.n_clients, dtype=bool), gram)
         with get_threadpool_controller().limit(limits=1, user_api="blas"):
             inverse = regularized_inverse(gram, data.n_items, self.reg)
         return {
             "item_weights_": weights_of(inverse).astype(self._dtype),
-            "user_history_": histories(likes, self._dtype),
+            "user_history_": histories(likes, self._dtype, self.history_half_life),
         }
 
     def _new_user_attributes(self, data):
-        return {"user_history_": histories(liked(data), self._dtype)}
+        return {"user_history_": histories(liked(data), self._dtype, self.history_half_life)}

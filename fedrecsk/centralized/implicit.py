@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
@@ -21,6 +22,8 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions, get_threadpool_controller
 from fedrecsk._utils.threads import N_JOBS, n_threads
 from fedrecsk.base import RankingMixin, Recommender, check_likes, linear_scores
+from fedrecsk.base._fading import FadingHistory, fading
+from fedrecsk.base._item_weights import liked
 from fedrecsk.data._checks import hint
 from fedrecsk.portable import Ridge
 
@@ -135,11 +138,15 @@ class ImplicitRecommender(RankingMixin, Recommender):
         return attributes | {"_mean_user": mean, "_popularity": popularity}
 
     def _new_user_attributes(self, data):
-        likes = _likes(data)
+        likes = self._histories(data)
         with _single_threaded_blas():
             users = self._newcomers(likes)
         _put(self._mean_user, users, np.diff(likes.indptr) == 0)
         return users
+
+    def _histories(self, data):
+        """Return what users' own vectors are computed from, as `_likes` does."""
+        return _likes(data)
 
     def _check_finite(self, model, n_done, data):
         if not (np.isfinite(model.user_factors).all() and np.isfinite(model.item_factors).all()):
@@ -166,7 +173,7 @@ class ImplicitRecommender(RankingMixin, Recommender):
 
 @documented
 @dataclass(eq=False, repr=False)
-class ImplicitALS(ImplicitRecommender):
+class ImplicitALS(FadingHistory, ImplicitRecommender):
     """Alternating least squares on implicit feedback, by the `implicit` library.
 
     Minimises over user vectors p_u and item vectors q_i::
@@ -201,6 +208,8 @@ class ImplicitALS(ImplicitRecommender):
         depend on it.
     random_state : int, RandomState instance or None, default=None
         Seeds the initial vectors; an int gives the library's model of that `random_state`.
+    {timestamps}
+    {history_half_life}
     {items}
 
     Attributes
@@ -260,13 +269,26 @@ class ImplicitALS(ImplicitRecommender):
     item_bias: bool = True
     solver: Literal["cg", "cholesky"] = "cg"
 
-    _parameter_constraints: ClassVar[dict] = ImplicitRecommender._parameter_constraints | {
-        "alpha": [Interval(Real, 0, None, closed="neither")],
-        "item_bias": ["boolean"],
-        "solver": [StrOptions({"cg", "cholesky"})],
-    }
+    _parameter_constraints: ClassVar[dict] = (
+        ImplicitRecommender._parameter_constraints
+        | FadingHistory._fading_constraints
+        | {
+            "alpha": [Interval(Real, 0, None, closed="neither")],
+            "item_bias": ["boolean"],
+            "solver": [StrOptions({"cg", "cholesky"})],
+        }
+    )
 
     _library = "als", "AlternatingLeastSquares"
+
+    def _fit(self, data, report):
+        attributes = super()._fit(data, report)
+        if not self._fades or data.times is None:
+            return attributes
+        # Items are learned from whole histories, and users from what has not faded.
+        fitted = copy.copy(self)
+        vars(fitted).update(report.static | attributes)
+        return attributes | fitted._new_user_attributes(data)
 
     def _library_model(self, seed, **options):
         options |= {"alpha": float(self.alpha), "use_cg": self.solver == "cg"}
@@ -309,6 +331,11 @@ class ImplicitALS(ImplicitRecommender):
     def _kept_rows(self, user):
         # A user's last step comes before the items' last one, so its vector does not solve for it.
         return None
+
+    def _histories(self, data):
+        likes = _likes(data)
+        likes.data *= fading(liked(data), self.history_half_life)
+        return likes
 
     def _newcomers(self, likes):
         model = self._library_model(self._seed)

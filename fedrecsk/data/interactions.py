@@ -294,6 +294,7 @@ class Interactions:
     items: np.ndarray  # int32 codes, ascending within a user
     values: np.ndarray  # float64 ratings or preferences
     weights: np.ndarray  # float64 sample weights, positive
+    times: np.ndarray | None = None  # float64, NaN where missing; None: the model does not use it
 
     @property
     def n_users(self) -> int:
@@ -337,6 +338,7 @@ class Interactions:
             items=self.items[mask],
             values=self.values[mask],
             weights=self.weights[mask],
+            times=None if self.times is None else self.times[mask],
         )
 
     def fingerprint(self) -> bytes:
@@ -351,6 +353,7 @@ class Interactions:
             self.items,
             self.values,
             self.weights,
+            *(() if self.times is None else (self.times,)),
         ):
             if array.dtype == object:
                 array = array.astype(str)
@@ -367,6 +370,7 @@ def encode(
     sample_weight: NDArray[np.floating] | None = None,
     item_ids: Ids | None = None,
     drop_other_items: bool = True,  # else they are an error, unless their weight is 0
+    times: NDArray[np.float64] | None = None,
 ) -> Interactions:
     """Encode rows client by client, drop those of weight 0, and merge those of equal pairs."""
 
@@ -402,6 +406,7 @@ def encode(
         user_codes, item_codes = user_codes[present], item_codes[present]
         values = None if values is None else values[present]
         weights = None if weights is None else weights[present]
+        times = None if times is None else times[present]
 
     # Users without any row left are dropped, and so are their clients.
     kept_users = np.flatnonzero(np.bincount(user_codes, minlength=len(user_values)))
@@ -410,8 +415,8 @@ def encode(
     rank[order] = np.arange(len(order))
     kept_clients, users_per_client = np.unique(client_of_user[order], return_counts=True)
 
-    indptr, items, values, weights = _merge(
-        rank[user_codes], item_codes, values, weights, (len(order), len(item_ids))
+    indptr, items, values, weights, times = _merge(
+        rank[user_codes], item_codes, values, weights, times, (len(order), len(item_ids))
     )
     return Interactions(
         user_ids=Ids(user_values[order], "user ids"),
@@ -422,6 +427,7 @@ def encode(
         items=items,
         values=values,
         weights=weights,
+        times=times,
     )
 
 
@@ -499,8 +505,11 @@ def _one_client_each(user_values, user_codes, client_values, client_codes):
     return first
 
 
-def _merge(users, items, values, weights, shape):
-    """Sort rows by user and item and merge equal pairs: indptr, items, values and weights."""
+def _merge(users, items, values, weights, times, shape):
+    """Sort rows by user and item and merge equal pairs: indptr, items, values, weights, times.
+
+    The time of a merged pair is its latest.
+    """
     order, sorted_items, indptr = _by_user_and_item(users, items, shape)
     repeats = np.zeros(len(order), dtype=bool)
     np.equal(sorted_items[1:], sorted_items[:-1], out=repeats[1:])
@@ -508,7 +517,7 @@ def _merge(users, items, values, weights, shape):
     if not repeats.any():
         values = np.ones(len(order)) if values is None else _floats(values)[order]
         weights = np.ones(len(order)) if weights is None else weights[order]
-        return indptr, sorted_items, values, weights
+        return indptr, sorted_items, values, weights, None if times is None else times[order]
     values = np.ones(len(order)) if values is None else _floats(values)
     weights = np.ones(len(order)) if weights is None else weights
     # Repeated pairs are sorted by value and weight, so that sums do not depend on row order.
@@ -520,7 +529,9 @@ def _merge(users, items, values, weights, shape):
     total = np.add.reduceat(weights[order], starts)
     mean = np.add.reduceat((weights * values)[order], starts) / total
     kept = np.append(0, np.cumsum(~repeats))
-    return kept[indptr], sorted_items[starts], mean, total
+    # fmax: a missing time says nothing about the others.
+    times = None if times is None else np.fmax.reduceat(times[order], starts)
+    return kept[indptr], sorted_items[starts], mean, total, times
 
 
 def _floats(values):

@@ -471,7 +471,11 @@ def model_for_newcomers(estimator: Any, server: Server, message: Message) -> Any
     items = catalogue_ids(estimator.items)
     low, high = getattr(estimator, "rating_scale", None) or (1, 1)
     X = np.array([["nobody", items.values[0]]], dtype=object)
-    data = model._read(X, np.array([(low + high) / 2]), None, None, item_ids=items)
+    # The user has no time, and X of newcomers may have more columns.
+    reader = copy.copy(model)
+    if getattr(reader, "timestamps", None) is not None:
+        reader.timestamps = None
+    data = reader._read(X, np.array([(low + high) / 2]), None, None, item_ids=items)
     attributes = model._server_attributes(received)
     check_items(model, data, attributes)
     vars(model).update(

@@ -85,6 +85,17 @@ class RecommenderEnsemble(Recommender, BaseComposition):
     def _n_tasks(self, data):
         return len(self._named_parts()[0])
 
+    def _times_of(self, X, *, all_users=False):
+        timed = [part for _, part in self.estimators if getattr(part, "_fades", False)]
+        timed = [part for part in timed if part.timestamps is not None]
+        columns = {part.timestamps for part in timed}
+        if len(columns) > 1:
+            raise ValueError(
+                f"The estimators read times from different columns, {sorted(map(str, columns))}; "
+                "give them the same timestamps."
+            )
+        return timed[0]._times_of(X, all_users=all_users) if timed else None
+
     def _weights_for(self, data, parts):
         """Return the parts' weights, models fitted to find them, and attributes about these."""
         return self._check_weights(), [], {}
@@ -127,7 +138,11 @@ class RecommenderEnsemble(Recommender, BaseComposition):
         """Return names and copies of the parts that are kept, with this model's catalogue."""
         kept = [(name, part) for name, part in self.estimators if part != "drop"]
         names, parts = zip(*kept, strict=True)
-        return names, [clone(part).set_params(items=self.items) for part in parts]
+        parts = [clone(part).set_params(items=self.items) for part in parts]
+        for part in parts:
+            if getattr(part, "timestamps", None) is not None:
+                part.set_params(timestamps=2)  # where `_rows` puts them
+        return names, parts
 
     # ------------------------------------------------------------------------------ checks
 
@@ -433,13 +448,16 @@ def _standardised(part, users):
 
 def _rows(data):
     """Return Interactions as arguments of `fit` and `fold_in`."""
-    users, items = data.user_ids.values[data.users], data.item_ids.values[data.items]
-    if users.dtype == items.dtype:
-        X = np.column_stack([users, items])
+    columns = [data.user_ids.values[data.users], data.item_ids.values[data.items]]
+    if data.times is not None:
+        columns.append(data.times)
+    if len({column.dtype for column in columns}) == 1:
+        X = np.column_stack(columns)
     else:
         # Each column keeps a type of its own.
-        X = np.empty((len(users), 2), dtype=object)
-        X[:, 0], X[:, 1] = users, items
+        X = np.empty((len(data.items), len(columns)), dtype=object)
+        for number, column in enumerate(columns):
+            X[:, number] = column
     return {
         "X": X,
         "y": data.values,

@@ -14,6 +14,7 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import StrOptions
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.base import RankingMixin, check_likes
+from fedrecsk.base._fading import FadingPairs, ages, rates
 from fedrecsk.base._item_weights import add_gram, histories, liked, lower_part, n_pairs, whole
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Message
@@ -28,7 +29,7 @@ STANDARD_DEVIATIONS = 3.0
 
 
 @dataclass(eq=False, repr=False)
-class FederatedGram(RankingMixin, FederatedRecommender):
+class FederatedGram(FadingPairs, RankingMixin, FederatedRecommender):
     """Base class of the methods whose server needs only X'X.
 
     A method gives `_solve`, `_model`, and the users' half.
@@ -38,9 +39,11 @@ class FederatedGram(RankingMixin, FederatedRecommender):
     n_rounds: int = 1
     upload: Literal["auto", "local", "all"] = "auto"
 
-    _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
-        "upload": [StrOptions({"auto", "local", "all"})],
-    }
+    _parameter_constraints: ClassVar[dict] = (
+        FederatedRecommender._parameter_constraints
+        | FadingPairs._fading_constraints
+        | {"upload": [StrOptions({"auto", "local", "all"})]}
+    )
 
     _single_uploads = True
     _max_uploads = 1
@@ -62,7 +65,7 @@ class FederatedGram(RankingMixin, FederatedRecommender):
     def _init_clients(self, block, message, key):
         likes = liked(block)
         has_sent = np.zeros(block.n_clients, dtype=bool)
-        history = histories(likes, self._dtype)
+        history = histories(likes, self._dtype, self.history_half_life)
         return {"likes": likes, "history": history, "has_sent": has_sent, "sign": 1}
 
     def _upload_specs(self, n_items):
@@ -76,10 +79,10 @@ class FederatedGram(RankingMixin, FederatedRecommender):
         if not senders.any():
             return state, None, None
         if turn.separate:
-            gram = _single(likes, senders, sign)
+            gram = _single(likes, self.pair_half_life, senders, sign)
         else:
             sums = np.zeros(n_pairs(block.n_items))
-            add_gram(likes, senders & turn.delivers, sums)
+            add_gram(likes, self.pair_half_life, senders & turn.delivers, sums)
             gram = Summed(sign * sums, n_pairs(likes.row_counts))
         # A client does not know whether its upload arrives, so it never sends another.
         state = state | {"has_sent": state["has_sent"] | senders}
@@ -130,7 +133,7 @@ class FederatedGram(RankingMixin, FederatedRecommender):
         return federation.secure_aggregation is not None or federation.central_dp is not None
 
     def _private_vectors(self, state):
-        return state["history"].toarray()
+        return histories(state["likes"], self._dtype).toarray()
 
     # ------------------------------------------------------------------------------ checks
 
@@ -174,7 +177,7 @@ class FederatedGram(RankingMixin, FederatedRecommender):
         )
 
 
-def _single(likes, senders, sign):
+def _single(likes, half_life, senders, sign):
     """Return each sender's own pairs, times `sign`; other clients have none."""
     row_counts = np.where(senders, likes.row_counts, 0).astype(np.int64)
     row_indptr = np.concatenate([[0], np.cumsum(row_counts)])
@@ -188,6 +191,8 @@ def _single(likes, senders, sign):
         likes.rows,
         likes.row_indptr[:-1],
         likes.weights,
+        ages(likes),
+        rates(likes, half_life),
         senders,
         indptr[:-1],
         values,

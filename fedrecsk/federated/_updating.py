@@ -19,6 +19,7 @@ from fedrecsk._utils.sklearn_compat import (
 from fedrecsk.base import FitReport
 from fedrecsk.base._warm_start import check_unchanged
 from fedrecsk.data._checks import check_rows
+from fedrecsk.data._times import ROW_ORDER
 from fedrecsk.data.interactions import Ids, encode, id_array, id_columns, named
 from fedrecsk.federated import _round_loop
 
@@ -114,7 +115,10 @@ class Updating:
         self._require_y(y)
         X, y = self._checked(X, y)
         data = _run_of(self, "partial_fit").data
-        rows = _rows(X, y, clients, sample_weight, data)
+        times = self._times_of(X)
+        if times is not None and self.timestamps == ROW_ORDER:
+            times += data.times.max() + 1  # after all old rows
+        rows = _rows(X, y, clients, sample_weight, data, times)
         changed = rows["user"].unique()
         catalogue = self._catalogue()
         if catalogue is None:
@@ -235,8 +239,8 @@ def _updated(estimator, data, arguments, users, n_rounds):
     return estimator._learn(data, FitReport(estimator, *arguments, data), fit)
 
 
-def _rows(X, y, clients, sample_weight, data):
-    """Return the new rows as a DataFrame, with the client of each."""
+def _rows(X, y, clients, sample_weight, data, times):
+    """Return the new rows as a DataFrame, with the client and the time of each."""
     users, items = id_columns(X)
     if sample_weight is not None:
         sample_weight = check_sample_weight(sample_weight, X, allow_all_zero_weights=True)
@@ -257,6 +261,7 @@ def _rows(X, y, clients, sample_weight, data):
             "client": id_array(clients, "clients"),
             "value": 1.0 if y is None else np.asarray(y, dtype=np.float64),
             "weight": 1.0 if sample_weight is None else sample_weight,
+            "time": times,
         }
     )
 
@@ -270,6 +275,7 @@ def _frame(data):
             "client": data.client_ids[data.clients],
             "value": data.values,
             "weight": data.weights,
+            "time": data.times,
         }
     )
 
@@ -283,4 +289,5 @@ def _encoded(frame, item_ids):
         sample_weight=frame["weight"].to_numpy(),
         item_ids=item_ids,
         drop_other_items=False,
+        times=None if frame["time"].isna().all() else frame["time"].to_numpy(dtype=np.float64),
     )

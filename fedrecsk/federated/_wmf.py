@@ -11,6 +11,8 @@ import numpy as np
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RankingMixin, check_likes
+from fedrecsk.base._fading import FadingHistory, fading
+from fedrecsk.base._item_weights import liked
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.portable import Ridge
 from fedrecsk.protocol.messages import Dense, Derived, Message, Rows
@@ -22,7 +24,7 @@ wmf_kernels: LazyModule = LazyModule("fedrecsk.federated._wmf_kernels")
 RESOLUTION = 1e-6
 
 
-class WMFUsers:
+class WMFUsers(FadingHistory):
     """The clients' half: users, given the server's items.
 
     A method has the parameters `n_factors`, `alpha` and `reg_user`; its message has
@@ -44,7 +46,7 @@ class WMFUsers:
     def _personalize(self, block, state, message, turn, key):
         # Users start afresh: only their own data count.
         part = block.part(turn.active)
-        state = self._preferences(part)
+        state = self._faded(part, self._preferences(part))
         state["users"] = np.empty((part.n_users, self.n_factors), dtype=self._dtype)
         self._fit_users(part, state, np.ones(part.n_clients, dtype=bool), *self._received(message))
         return {"users": block.spread(state["users"], turn.active)}
@@ -103,6 +105,14 @@ class WMFUsers:
             "pull": np.where(positive, 1 + extra, 0.0).astype(self._dtype),
         }
 
+    def _faded(self, block, preferences):
+        """Return c - 1 and c r of rows that have faded; those of 0 are as if there were none."""
+        if not self._fades or block.times is None:
+            return preferences
+        fades = np.ones(len(block.items))
+        fades[block.values > 0] = fading(liked(block), self.history_half_life)
+        return {name: (one * fades).astype(self._dtype) for name, one in preferences.items()}
+
     def _gram(self, items):
         items = items.astype(np.float64)
         # If clients diverge, the server raises an error in the next round.
@@ -145,12 +155,16 @@ class ImplicitMF(WMFUsers, RankingMixin, FederatedRecommender):
 
     INIT_STD = 0.03
 
-    _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
-        "n_factors": [Interval(Integral, 1, None, closed="left")],
-        "alpha": [Interval(Real, 0, None, closed="left")],
-        "reg_user": [Interval(Real, 0, None, closed="neither")],
-        "reg_item": [Interval(Real, 0, None, closed="left")],
-    }
+    _parameter_constraints: ClassVar[dict] = (
+        FederatedRecommender._parameter_constraints
+        | FadingHistory._fading_constraints
+        | {
+            "n_factors": [Interval(Integral, 1, None, closed="left")],
+            "alpha": [Interval(Real, 0, None, closed="left")],
+            "reg_user": [Interval(Real, 0, None, closed="neither")],
+            "reg_item": [Interval(Real, 0, None, closed="left")],
+        }
+    )
 
     _single_uploads = True
 

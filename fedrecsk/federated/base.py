@@ -449,7 +449,9 @@ class FederatedRecommender(Updating, Recommender):
         return _round_loop.fit(self, data, report)
 
     def _check_after_fit(self, data):
-        if self._setting().adversary is None:
+        # A history that fades is not there to rank the user's old rows.
+        fades = getattr(self, "history_half_life", None) is not None
+        if self._setting().adversary is None and not fades:
             _weak_fits.warn_if_weak(self, data)
 
     def _watch(self, data, n_rounds):

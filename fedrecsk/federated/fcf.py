@@ -52,6 +52,8 @@ class FCF(ServerStep, ImplicitMF):
         What is sent in each round. "all", as in the paper: whole item matrices, down and up.
         "local": the rows of the client's own items and a d x d matrix, down and up, which give the
         same sum in fewer bytes.
+    {timestamps}
+    {history_half_life}
     {shared parameters}
 
     Attributes

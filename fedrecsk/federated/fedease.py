@@ -52,6 +52,9 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
         (X'X + reg I)^-1, from which B follows. "auto": "all" with secure aggregation or central
         privacy, and otherwise "local", for which the client reports beforehand which items it
         holds.
+    {timestamps}
+    {pair_half_life}
+    {history_half_life}
     {shared parameters}
 
     Attributes
@@ -59,7 +62,7 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
     item_weights_ : ndarray of shape (n_items, n_items), dtype float32
         B: row j is added to the scores of all items if a user likes item j.
     user_history_ : csr_array of shape (n_users, n_items), dtype float32
-        X: the weight of each item that a user likes. It never leaves the client.
+        X, faded: the weight of each item that a user likes. It never leaves the client.
     {shared attributes}
 
     Raises
@@ -90,6 +93,9 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
 
     *Weights.* The entry of X is the sample weight where y > 0, and 0 elsewhere, as in
     :class:`EASE`.
+
+    {time}
+    What is sent is as large as without time, and as private.
 
     *Rounds and cohorts.* A client sends in the first round in which it takes part, and nothing
     later, since it would be counted twice. Cohorts take turns, so with ``client_fraction=0.1`` ten
@@ -181,7 +187,9 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
         return Message(**message, item_weights=Derived(weights.astype(self._dtype)))
 
     def _personalize(self, block, state, message, turn, key):
-        return {"history": histories(liked(block), self._dtype)} if state is None else state
+        if state is not None:
+            return state
+        return {"history": histories(liked(block), self._dtype, self.history_half_life)}
 
     def _server_attributes(self, message):
         return {"item_weights_": message["item_weights"].values}

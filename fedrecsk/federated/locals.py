@@ -77,6 +77,8 @@ class LocALS(ClientItemsWMF):
     upload : {"local", "all"}, default="local"
         Whether clients receive and send the rows of their own items only, or of all items. See
         Notes for what each reveals.
+    {timestamps}
+    {history_half_life}
     {shared parameters}
 
     Attributes

@@ -13,8 +13,8 @@ from sklearn.utils import check_random_state
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval, RealNotInt
+from fedrecsk.data import _times
 from fedrecsk.data.interactions import coded_rows
-from fedrecsk.model_selection import _times
 from fedrecsk.model_selection._base import Splitter, by_group, two_parts
 
 if TYPE_CHECKING:

@@ -78,6 +78,8 @@ class Block:
     values, weights : ndarray of shape (n_ratings,), dtype float64
     n_items : int
         Size of the catalogue.
+    times : ndarray of shape (n_ratings,), dtype float64, or None
+        NaN where missing. None: the method does not use them.
     """
 
     clients: np.ndarray
@@ -88,6 +90,7 @@ class Block:
     values: np.ndarray
     weights: np.ndarray
     n_items: int
+    times: np.ndarray | None = None
 
     @property
     def n_clients(self) -> int:
@@ -244,6 +247,7 @@ def _block(data, clients):
         values=data.values[ratings],
         weights=data.weights[ratings],
         n_items=data.n_items,
+        times=None if data.times is None else data.times[ratings],
     )
 
 

@@ -46,6 +46,9 @@ class FedSpectral(WMFUsers, FederatedGram):
         Weight of the penalty on user vectors.
     upload : {"auto", "local", "all"}, default="auto"
         As in :class:`FedEASE`.
+    {timestamps}
+    {pair_half_life}
+    {history_half_life}
     {shared parameters}
 
     Attributes
@@ -97,6 +100,10 @@ class FedSpectral(WMFUsers, FederatedGram):
 
     *Weights.* w is the sample weight; the entry of X is w where y > 0, and 0 elsewhere. The size of
     a positive y does not matter.
+
+    {time}
+    In step 6, w is then the faded weight, and a row that has faded to f has the target
+    f (1 + alpha w) / (1 + alpha w f), so that a row that has faded away counts as no row.
 
     *Rounds, cohorts, lost uploads, what is revealed* are as in :class:`FedEASE`. *What is sent*
     differs: clients send nothing before the round, and receive all item vectors in the end,

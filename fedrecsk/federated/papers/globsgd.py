@@ -54,6 +54,8 @@ class GlobSGD(FederatedWMF):
         fair. "auto": with "full", which it needs.
     upload : {"local", "all"}, default="local"
         As in :class:`LocALS`.
+    {timestamps}
+    {history_half_life}
     {shared parameters}
 
     Attributes

@@ -59,6 +59,8 @@ class LocSGD(ClientItemsWMF):
         As in :class:`LocALS`.
     upload : {"local", "all"}, default="local"
         As in :class:`LocALS`.
+    {timestamps}
+    {history_half_life}
     {shared parameters}
 
     Attributes

@@ -20,22 +20,58 @@ def read_times(X, timestamps):
     """Return the times of the rows as integers, floats or datetime64."""
     if isinstance(timestamps, str) and timestamps == ROW_ORDER:
         return np.arange(X.shape[0])
-    _check_column(X, timestamps)
-    name = f"timestamps (column {timestamps!r} of X)"
-    times = _as_times(np.asarray(safe_indexing(X, timestamps, axis=1)), name)
-    missing = np.isnat(times) if times.dtype.kind == "M" else ~np.isfinite(times)
+    times, name = _column_of_times(X, timestamps)
+    missing = _is_missing(times)
     if missing.any():
         raise ValueError(
             f"{name} are missing or infinite in {missing.sum()} rows, first in row "
             f"{missing.argmax()}; drop these rows first."
         )
+    _check_order(times, name)
+    _warn_about_ratings(X, timestamps, times, name)
+    return times
+
+
+def times_of_histories(X, timestamps, *, all_users):
+    """Return the times of the rows as floats, NaN where missing; dates in microseconds.
+
+    Only the times of all users must differ: one user may have one row.
+    """
+    if isinstance(timestamps, str) and timestamps == ROW_ORDER:
+        return np.arange(X.shape[0], dtype=np.float64)
+    times, name = _column_of_times(X, timestamps)
+    missing = _is_missing(times)
+    if missing.all():
+        raise ValueError(
+            f"{name} are missing in all rows; give another column, or timestamps=None to leave "
+            "time out."
+        )
+    if all_users:
+        _check_order(times[~missing], name)
+        _warn_about_ratings(X, timestamps, times[~missing], name)
+    if times.dtype.kind == "M":
+        times = times.astype("datetime64[us]").astype(np.int64)
+    return np.where(missing, np.nan, times.astype(np.float64))
+
+
+def _column_of_times(X, timestamps):
+    """Return the times of a column of X, and what errors call them."""
+    _check_column(X, timestamps)
+    name = f"timestamps (column {timestamps!r} of X)"
+    return _as_times(np.asarray(safe_indexing(X, timestamps, axis=1)), name), name
+
+
+def _is_missing(times):
+    return np.isnat(times) if times.dtype.kind == "M" else ~np.isfinite(times)
+
+
+def _check_order(times, name):
+    """Raise if all times are equal."""
     if len(times) > 1 and (times == times[0]).all():
         raise ValueError(
             f"{name} are all equal to {times[0]!s}, so rows have no order in time; give another "
             f"column, or timestamps={ROW_ORDER!r} if the rows of X are in the order of time."
         )
-    _warn_about_ratings(X, timestamps, times, name)
-    return times
 
 
 def _warn_about_ratings(X, timestamps, times, name):

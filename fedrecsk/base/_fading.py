@@ -1,0 +1,98 @@
+"""Time in models of implicit feedback: histories that fade, and pairs of items that fade.
+
+The time of a row counts only by the order that it gives to the rows of its user. Rows with the same
+time share the mean of their positions, and rows without a time are the user's oldest, all at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from numbers import Real
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk.data import _times
+
+HALF_LIFE = [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"}), None]
+# With "auto", the half-life of a user with T rows is this many times the root of T.
+AUTO = 0.7
+
+
+@dataclass(eq=False, repr=False)
+class FadingHistory:
+    """Parameters of models in which a user's older rows count less."""
+
+    _: KW_ONLY
+    timestamps: int | str | None = 2
+    history_half_life: float | Literal["auto"] | None = None
+
+    _fading_constraints: ClassVar[dict] = {
+        "timestamps": [*_times.CONSTRAINT, None],
+        "history_half_life": HALF_LIFE,
+    }
+
+    def _times_of(self, X, *, all_users=False):
+        if self.timestamps is None or not self._fades:
+            return None
+        return _times.times_of_histories(X, self.timestamps, all_users=all_users)
+
+    @property
+    def _fades(self):
+        """Whether any half-life is set."""
+        return self.history_half_life is not None
+
+
+@dataclass(eq=False, repr=False)
+class FadingPairs(FadingHistory):
+    """Parameters of models that also let pairs of items fade with their distance in time."""
+
+    _: KW_ONLY
+    pair_half_life: float | Literal["auto"] | None = None
+
+    _fading_constraints: ClassVar[dict] = FadingHistory._fading_constraints | {
+        "pair_half_life": HALF_LIFE,
+    }
+
+    @property
+    def _fades(self):
+        return self.history_half_life is not None or self.pair_half_life is not None
+
+
+def ages(rows):
+    """Return by how many half positions each rating is older than its user's latest, int32.
+
+    All are 0 if the model does not use times. Of rows with y > 0 only; see `liked`.
+    """
+    if rows.times is None or not len(rows.items):
+        return np.zeros(len(rows.items), dtype=np.int32)
+    users = np.repeat(np.arange(len(rows.indptr) - 1), np.diff(rows.indptr))
+    times = np.where(np.isnan(rows.times), -np.inf, rows.times)
+    order = np.lexsort((times, users))
+    times, users = times[order], users[order]
+    starts = np.flatnonzero(
+        np.concatenate([[True], (times[1:] != times[:-1]) | (users[1:] != users[:-1])])
+    )
+    ends = np.append(starts[1:], len(times))
+    # Twice the mean position of rows with the same time, and that of each user's last rows.
+    position = np.repeat(starts + ends - 1, ends - starts)
+    last = position[rows.indptr[users + 1] - 1]
+    result = np.empty(len(times), dtype=np.int32)
+    result[order] = last - position
+    return result
+
+
+def rates(rows, half_life):
+    """Return how fast each user's weights decay per half position, (n_users,)."""
+    counts = np.diff(rows.indptr)
+    if half_life is None:
+        return np.zeros(len(counts))
+    lives = AUTO * np.sqrt(np.maximum(counts, 1)) if half_life == "auto" else half_life
+    return np.broadcast_to(np.log(2) / 2 / lives, len(counts)).astype(np.float64)
+
+
+def fading(rows, half_life):
+    """Return what each rating's weight is multiplied by, 1 for a user's latest, (n_ratings,)."""
+    by_rating = np.repeat(rates(rows, half_life), np.diff(rows.indptr))
+    return np.exp(-by_rating * ages(rows))

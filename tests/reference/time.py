@@ -1,0 +1,62 @@
+"""Pairs and histories that fade, by their definitions: loops over users and their pairs."""
+
+import numpy as np
+
+
+def positions(times):
+    """Each row's place among its user's: the mean over the places of rows with the same time.
+
+    `times` has None for a row without a time, which comes before all others.
+    """
+    keys = [float("-inf") if time is None else time for time in times]
+    places = []
+    for key in keys:
+        earlier = sum(other < key for other in keys)
+        equal = sum(other == key for other in keys)
+        places.append(earlier + (equal - 1) / 2)
+    return places
+
+
+def life(half_life, n_rows):
+    """The half-life of a user with so many rows; infinite for None."""
+    if half_life is None:
+        return float("inf")
+    return 0.7 * n_rows**0.5 if half_life == "auto" else half_life
+
+
+def gram(histories, n_items, half_life=None):
+    """The sum over users of 2^(-|a - b| / half-life) for each pair of places a and b.
+
+    A history is a list of (item, time, weight), in any order, with each item once.
+    """
+    G = np.zeros((n_items, n_items))
+    for rows in histories:
+        places = positions([time for _, time, _ in rows])
+        for (i, _, v), a in zip(rows, places, strict=True):
+            for (j, _, w), b in zip(rows, places, strict=True):
+                G[i, j] += v * w * 2 ** (-abs(a - b) / life(half_life, len(rows)))
+    return G
+
+
+def fades(rows, half_life=None):
+    """What each row of a history counts for its user's scores: 1 for the last."""
+    places = positions([time for _, time, _ in rows])
+    return [2 ** (-(max(places) - a) / life(half_life, len(rows))) for a in places]
+
+
+def history(rows, n_items, half_life=None):
+    """A dense row of the weights of a user's items, faded."""
+    x = np.zeros(n_items)
+    for (item, _, weight), fade in zip(rows, fades(rows, half_life), strict=True):
+        x[item] = weight * fade
+    return x
+
+
+def user_vector(rows, items, alpha, reg, half_life=None):
+    """The vector of one user by weighted least squares; a row that has faded away is no row."""
+    matrix, right = items.T @ items + reg * np.eye(items.shape[1]), np.zeros(items.shape[1])
+    for (item, _, weight), fade in zip(rows, fades(rows, half_life), strict=True):
+        q = items[item]
+        matrix += fade * alpha * weight * np.outer(q, q)
+        right += fade * (1 + alpha * weight) * q
+    return np.linalg.solve(matrix, right)

@@ -1,0 +1,346 @@
+"""Half-lives of pairs and of histories, against loops over users and pairs."""
+
+import datetime
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.base import clone
+
+from fedrecsk import (
+    EASE,
+    FCF,
+    FedEASE,
+    Federation,
+    FedSpectral,
+    GlobSGD,
+    ImplicitALS,
+    LocALS,
+    LocSGD,
+)
+from fedrecsk.attacks import Promotion
+from fedrecsk.ensemble import RankingEnsemble
+from fedrecsk.federated._gram import FederatedGram
+from fedrecsk.federated._wmf import WMFUsers
+from fedrecsk.privacy import CentralDP
+from tests.conftest import fits_in_blocks, make_toy
+from tests.protocol.loopback import Deployment
+from tests.reference import ease as ease_reference
+from tests.reference import time as reference
+
+SUMS = [EASE(3.0), FedEASE(3.0), FedSpectral(4, alpha=2.0, reg_user=0.7, random_state=0)]
+FACTORS = [
+    LocALS(3, n_rounds=2, random_state=0),
+    LocSGD(3, n_rounds=2, random_state=0),
+    GlobSGD(3, n_rounds=2, random_state=0),
+    FCF(3, n_rounds=2, random_state=0),
+    ImplicitALS(3, n_epochs=2, random_state=0),
+]
+HALF_LIVES = [(None, 2.0), (1.5, None), (1.5, 2.0), ("auto", "auto")]
+every_sum = pytest.mark.parametrize("model", SUMS, ids=lambda model: type(model).__name__)
+every_model = pytest.mark.parametrize(
+    "model", SUMS + FACTORS, ids=lambda model: type(model).__name__
+)
+
+
+@pytest.fixture(autouse=True)
+def float64(monkeypatch):
+    for owner in (EASE, FederatedGram, WMFUsers):
+        monkeypatch.setattr(owner, "_dtype", np.float64)
+
+
+def timed(seed=0):
+    """Rows with times of which some are equal; X, y and sample weights."""
+    X, y = make_toy(30, 9, seed=seed)
+    rng = np.random.default_rng(seed)
+    times = 100 + rng.integers(0, 8, len(X))
+    return np.column_stack([X, times]), y - 2, rng.uniform(0.2, 2, len(y))
+
+
+def histories(X, y, weight):
+    """For each user the list of its (item, time, weight) with y > 0; users and items in order."""
+    users, items = np.unique(X[:, 0]), np.unique(X[:, 1]).tolist()
+    rows = [
+        [
+            (items.index(item), None if time != time else time, w)
+            for (user, item, time), rating, w in zip(X.tolist(), y, weight, strict=True)
+            if user == one and rating > 0
+        ]
+        for one in users
+    ]
+    return users, rows, len(items)
+
+
+def expected_scores(model, rows, n_items):
+    G = reference.gram(rows, n_items, model.pair_half_life)
+    if isinstance(model, FedSpectral):
+        S = ease_reference.spectral(G, model.n_factors)
+        e, V = np.linalg.eigh(S)
+        items = V * np.sqrt(np.maximum(e, 0))
+        own = (model.alpha, model.reg_user, model.history_half_life)
+        return np.array([items @ reference.user_vector(one, items, *own) for one in rows])
+    x = [reference.history(one, n_items, model.history_half_life) for one in rows]
+    return np.array(x) @ ease_reference.ease(G, model.reg)
+
+
+@every_sum
+@pytest.mark.parametrize("half_lives", HALF_LIVES, ids=str)
+def test_sums_equal_the_naive_reference(model, half_lives):
+    X, y, weight = timed()
+    pair, history = half_lives
+    model = clone(model).set_params(pair_half_life=pair, history_half_life=history)
+    users, rows, n_items = histories(X, y, weight)
+    for fitted in fits_in_blocks(model, X, y, sample_weight=weight):
+        scores = fitted._score_all(fitted._users.codes(users))
+        np.testing.assert_allclose(scores, expected_scores(model, rows, n_items), atol=1e-9)
+
+
+@pytest.mark.parametrize("model", FACTORS, ids=lambda model: type(model).__name__)
+@pytest.mark.parametrize("half_life", [1.5, "auto"])
+def test_factors_equal_the_naive_reference(model, half_life):
+    """Items are learned from whole histories, and users are solved for from faded ones."""
+    X, y, weight = timed()
+    y = np.where(y > 0, 1.0, y)
+    plain = clone(model).fit(X, y, sample_weight=weight)
+    model = clone(model).set_params(history_half_life=half_life).fit(X, y, sample_weight=weight)
+    np.testing.assert_allclose(model.item_factors_, plain.item_factors_, atol=1e-12)
+    users, rows, _ = histories(X, y, weight)
+    items = np.asarray(model.item_factors_, dtype=float)
+    is_als = isinstance(model, ImplicitALS)
+    for user, own in zip(users, rows, strict=True):
+        if not own:
+            continue
+        if is_als:  # The library's confidence is alpha w, and 0 where nothing is left of w.
+            fades = np.array(reference.fades(own, half_life)) * [w for _, _, w in own]
+            q = items[[item for item, _, _ in own]]
+            matrix = items.T @ items + (q.T * (fades - 1)) @ q + model.reg * np.eye(3)
+            vector = np.linalg.solve(matrix, fades @ q)
+        else:
+            vector = reference.user_vector(own, items, model.alpha, model.reg_user, half_life)
+        code = model._users.codes(np.array([user]))
+        np.testing.assert_allclose(model.user_factors_[code][0], vector, atol=1e-6)
+
+
+def with_half_lives(model, **parameters):
+    model, names = clone(model), model.get_params()
+    lives = {"history_half_life": 2.0, "pair_half_life": 1.5} | parameters
+    return model.set_params(**{name: one for name, one in lives.items() if name in names})
+
+
+@every_model
+def test_the_order_of_rows_does_not_matter(model):
+    X, y, _ = timed()
+    order = np.random.default_rng(5).permutation(len(X))
+    one = with_half_lives(model).fit(X, y)
+    other = with_half_lives(model).fit(X[order], y[order])
+    np.testing.assert_array_equal(one.predict(X), other.predict(X))
+
+
+@every_model
+def test_only_the_order_in_time_counts(model):
+    X, y, _ = timed()
+    later = X.copy()
+    later[:, 2] = later[:, 2] ** 3
+    one, other = (with_half_lives(model).fit(table, y) for table in (X, later))
+    np.testing.assert_array_equal(one.predict(X), other.predict(X))
+
+
+@every_model
+def test_without_half_lives_or_timestamps_time_is_not_read(model):
+    X, y, _ = timed()
+    plain = clone(model).fit(X[:, :2], y).predict(X[:, :2])
+    spoiled = X.astype(object)
+    spoiled[:, 2] = "some day"
+    np.testing.assert_array_equal(clone(model).fit(spoiled, y).predict(spoiled), plain)
+    unused = with_half_lives(model, timestamps=None)
+    np.testing.assert_array_equal(unused.fit(spoiled, y).predict(spoiled), plain)
+    assert not np.allclose(with_half_lives(model).fit(X, y).predict(X), plain)
+
+
+@every_model
+def test_users_whose_rows_have_one_time_do_not_fade(model):
+    X, y, _ = timed()
+    first = X[:, 0] == X[0, 0]
+    X[first, 2] = 5
+    # Pairs of other users fade, so only the user's own half can be compared.
+    model = with_half_lives(model, pair_half_life=None).fit(X, y)
+    plain = clone(model).set_params(history_half_life=None).fit(X, y)
+    if isinstance(model, ImplicitALS):  # its users are solved for after the items
+        plain.fold_in(X, y, replace=True)
+    ours, theirs = model.predict(X), plain.predict(X)
+    np.testing.assert_allclose(ours[first], theirs[first], atol=1e-6)
+    assert not np.allclose(ours, theirs)
+
+
+@every_sum
+def test_rows_without_a_time_are_the_oldest(model):
+    X, y, weight = timed()
+    X = X.astype(float)
+    X[::5, 2] = np.nan
+    model = with_half_lives(model).fit(X, y, sample_weight=weight)
+    users, rows, n_items = histories(X, y, weight)
+    scores = model._score_all(model._users.codes(users))
+    np.testing.assert_allclose(scores, expected_scores(model, rows, n_items), atol=1e-9)
+
+
+def test_a_repeated_pair_has_its_latest_time():
+    X = np.array([[1, 10, 1], [1, 11, 2], [1, 10, 3], [2, 11, 1], [2, 12, 2]])
+    merged = np.array([[1, 10, 3], [1, 11, 2], [2, 11, 1], [2, 12, 2]])
+    model = FedEASE(1.0, history_half_life=1.0, pair_half_life=1.0)
+    one = clone(model).fit(X)
+    other = clone(model).fit(merged, sample_weight=[2, 1, 1, 1])
+    np.testing.assert_array_equal(one.predict(merged), other.predict(merged))
+
+
+def as_strings(times):
+    return np.array([f"2024-05-{1 + t:02d}T12:00:00" for t in times], dtype=object)
+
+
+KINDS = {
+    "float": lambda times: 100.5 + times,
+    "datetime64": lambda times: pd.to_datetime("2024-01-01") + pd.to_timedelta(times, "D"),
+    "with a zone": lambda times: pd.to_datetime(as_strings(times), utc=True),
+    "date": lambda times: [datetime.date(2024, 1, 1 + int(t)) for t in times],
+    "ISO": as_strings,
+    "numbers as strings": lambda times: [str(100 + t) for t in times],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("timestamps", [2, "when"])
+def test_times_of_every_kind(kind, timestamps):
+    X, y, _ = timed()
+    frame = pd.DataFrame({"user": X[:, 0], "item": X[:, 1], "when": KINDS[kind](X[:, 2] - 100)})
+    model = FedEASE(3.0, history_half_life=2.0, timestamps=timestamps)
+    expected = with_half_lives(model, pair_half_life=None, timestamps=2).fit(X, y).predict(X)
+    np.testing.assert_array_equal(model.fit(frame, y).predict(frame), expected)
+    frame.loc[::5, "when"] = None
+    assert np.isfinite(model.fit(frame, y).predict(frame)).all()
+
+
+def test_row_order_is_a_time():
+    X, y, _ = timed()
+    ordered = np.column_stack([X[:, :2], np.arange(len(X))])
+    one = FedEASE(3.0, history_half_life=2.0, timestamps="row_order").fit(X[:, :2], y)
+    other = FedEASE(3.0, history_half_life=2.0).fit(ordered, y)
+    np.testing.assert_array_equal(one.predict(X[:, :2]), other.predict(ordered))
+
+
+@every_model
+def test_fold_in_and_recommend_know_what_came_last(model):
+    X, y, _ = timed()
+    own = X[:, 0] == X[0, 0]
+    model = with_half_lives(model)
+    fitted = clone(model).fit(X, y)
+    scores = fitted._score_all(fitted._users.codes(X[:1, 0]))
+    table = X[own].copy()
+    table[:, 0] = 9999
+    again = fitted.fold_in(table, y[own])
+    np.testing.assert_allclose(
+        again._score_all(again._users.codes(np.array([9999]))), scores, atol=1e-5
+    )
+    table = table[np.argsort(table[:, 2], kind="stable")]
+    table[:, 2] = np.arange(len(table))
+    backwards = table.copy()
+    backwards[:, 2] = -table[:, 2]
+    lists = [
+        fitted.recommend([9999], 9, interactions=one, exclude_seen=False)[1]
+        for one in (table, backwards)
+    ]
+    assert not np.allclose(*lists)
+
+
+@pytest.mark.parametrize("model", SUMS[1:], ids=lambda model: type(model).__name__)
+@pytest.mark.parametrize("setting", [{}, {"upload": "all"}, {"client_fraction": 0.5}], ids=str)
+def test_the_ledger_is_that_of_a_fit_without_time(model, setting):
+    X, y, _ = timed()
+    plain = clone(model).set_params(**setting, random_state=0).fit(X, y)
+    faded = with_half_lives(model, **setting).set_params(**setting, random_state=0).fit(X, y)
+    assert faded.communication_ == plain.communication_
+    assert faded.privacy_ == plain.privacy_
+    assert faded.history_ == plain.history_ or np.isnan(plain.loss_curve_).all()
+
+
+@pytest.mark.parametrize("model", SUMS[1:], ids=lambda model: type(model).__name__)
+def test_central_privacy_is_that_of_a_fit_without_time(model):
+    X, y, _ = timed()
+    dp = Federation(central_dp=CentralDP(noise_multiplier=0.1, clip=1.5))
+    catalogue = np.unique(X[:, 1])
+    fits = [
+        one.set_params(items=catalogue, federation=dp, random_state=0).fit(X, y)
+        for one in (clone(model), with_half_lives(model))
+    ]
+    assert fits[0].privacy_ == fits[1].privacy_
+    assert fits[0].communication_ == fits[1].communication_
+
+
+@pytest.mark.parametrize("model", SUMS[1:] + FACTORS[:1], ids=lambda model: type(model).__name__)
+def test_devices_equal_a_simulated_fit(model):
+    X, y, _ = timed()
+    model = with_half_lives(model).set_params(items=np.unique(X[:, 1]))
+    simulated = clone(model).fit(X, y)
+    deployment = Deployment(clone(model), X, y, None)
+    for name, values in deployment.fit().items():
+        expected = getattr(simulated, name)
+        if hasattr(values, "toarray"):
+            values, expected = values.toarray(), expected.toarray()
+        np.testing.assert_allclose(values, expected, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("model", SUMS[1:], ids=lambda model: type(model).__name__)
+@pytest.mark.parametrize("timestamps", [2, "row_order"])
+def test_updates_are_exact(model, timestamps):
+    X, y, _ = timed()
+    # Repeated rows have other times in row order, if they are merged with old ones.
+    model = with_half_lives(model).set_params(timestamps=timestamps, warm_start=True)
+    updated = clone(model).fit(X[:150], y[:150]).partial_fit(X[150:], y[150:])
+    np.testing.assert_allclose(updated.predict(X), clone(model).fit(X, y).predict(X), atol=1e-6)
+    gone = X[:, 0] == X[0, 0]
+    updated.forget([X[0, 0]])
+    refitted = clone(model).set_params(items=np.unique(X[:, 1])).fit(X[~gone], y[~gone])
+    np.testing.assert_allclose(updated.predict(X[~gone]), refitted.predict(X[~gone]), atol=1e-6)
+
+
+def test_an_ensemble_hands_times_to_its_parts():
+    X, y, _ = timed()
+    part = FedEASE(3.0, history_half_life=2.0, pair_half_life=1.5, timestamps="when")
+    frame = pd.DataFrame(X, columns=["user", "item", "when"])
+    model = RankingEnsemble([("ease", part), ("plain", EASE(5.0))]).fit(frame, y)
+    ours, alone = model.estimators_[0], clone(part).fit(frame, y)
+    np.testing.assert_array_equal(ours._score_all(np.arange(9)), alone._score_all(np.arange(9)))
+    others = RankingEnsemble([("a", part), ("b", EASE(history_half_life=1.0))])
+    with pytest.raises(ValueError, match="times from different columns"):
+        others.fit(frame, y)
+
+
+def test_promoted_items_come_last():
+    X, y, _ = timed()
+    federation = Federation(adversary=Promotion(0.2, item=X[0, 1]))
+    model = LocALS(3, n_rounds=2, history_half_life=1.0, federation=federation, random_state=0)
+    assert np.isfinite(model.fit(X, y).predict(X)).all()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "column", "message"),
+    [
+        ({}, "a year ago", "are strings, and 'a year ago' is not an ISO date"),
+        ({}, np.nan, "are missing in all rows; give another column, or timestamps=None"),
+        ({}, 5.0, "are all equal to 5.0"),
+        ({"timestamps": "when"}, 5.0, "names a column, but X has no column names"),
+        ({"timestamps": 3}, 5.0, "X has no timestamps: timestamps=3, but X has 3 columns"),
+        ({"history_half_life": -1.0}, 5.0, "'history_half_life' parameter of .* must be"),
+        ({"history_half_life": "long"}, 5.0, "'history_half_life' parameter of .* must be"),
+        ({"timestamps": 1}, 5.0, "'timestamps' parameter of .* must be"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("model", [SUMS[0], SUMS[1], FACTORS[4]], ids=lambda m: type(m).__name__)
+def test_bad_input_is_named_before_any_work(model, parameters, column, message, monkeypatch):
+    X, y, _ = timed()
+    X = X.astype(object)
+    X[:, 2] = column
+    monkeypatch.setattr(type(model), "_fit", None)
+    with pytest.raises(ValueError, match=message):
+        with_half_lives(model).set_params(**parameters).fit(X, y)
+    with pytest.raises(ValueError, match="X has no timestamps: timestamps=2, but X has 2 columns"):
+        with_half_lives(model).fit(X[:, :2], y)
