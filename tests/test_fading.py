@@ -12,9 +12,11 @@ from fedrecsk import (
     FCF,
     FedEASE,
     Federation,
+    FedItemKNN,
     FedSpectral,
     GlobSGD,
     ImplicitALS,
+    ItemKNN,
     LocALS,
     LocSGD,
 )
@@ -28,7 +30,14 @@ from tests.protocol.loopback import Deployment
 from tests.reference import ease as ease_reference
 from tests.reference import time as reference
 
-SUMS = [EASE(3.0), FedEASE(3.0), FedSpectral(4, alpha=2.0, reg_user=0.7, random_state=0)]
+SUMS = [
+    EASE(3.0),
+    ItemKNN(),
+    FedEASE(3.0),
+    FedItemKNN(),
+    FedSpectral(4, alpha=2.0, reg_user=0.7, random_state=0),
+]
+FEDERATED_SUMS = SUMS[2:]
 FACTORS = [
     LocALS(3, n_rounds=2, random_state=0),
     LocSGD(3, n_rounds=2, random_state=0),
@@ -38,6 +47,9 @@ FACTORS = [
 ]
 HALF_LIVES = [(None, 2.0), (1.5, None), (1.5, 2.0), ("auto", "auto")]
 every_sum = pytest.mark.parametrize("model", SUMS, ids=lambda model: type(model).__name__)
+every_federated_sum = pytest.mark.parametrize(
+    "model", FEDERATED_SUMS, ids=lambda model: type(model).__name__
+)
 every_model = pytest.mark.parametrize(
     "model", SUMS + FACTORS, ids=lambda model: type(model).__name__
 )
@@ -45,7 +57,7 @@ every_model = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def float64(monkeypatch):
-    for owner in (EASE, FederatedGram, WMFUsers):
+    for owner in (EASE, ItemKNN, FederatedGram, WMFUsers):
         monkeypatch.setattr(owner, "_dtype", np.float64)
 
 
@@ -80,6 +92,9 @@ def expected_scores(model, rows, n_items):
         own = (model.alpha, model.reg_user, model.history_half_life)
         return np.array([items @ reference.user_vector(one, items, *own) for one in rows])
     x = [reference.history(one, n_items, model.history_half_life) for one in rows]
+    if isinstance(model, ItemKNN | FedItemKNN):
+        own = (model.power, model.shrinkage, model.n_neighbors)
+        return np.array(x) @ ease_reference.nearest(G, *own)
     return np.array(x) @ ease_reference.ease(G, model.reg)
 
 
@@ -250,7 +265,7 @@ def test_fold_in_and_recommend_know_what_came_last(model):
     assert not np.allclose(*lists)
 
 
-@pytest.mark.parametrize("model", SUMS[1:], ids=lambda model: type(model).__name__)
+@every_federated_sum
 @pytest.mark.parametrize("setting", [{}, {"upload": "all"}, {"client_fraction": 0.5}], ids=str)
 def test_the_ledger_is_that_of_a_fit_without_time(model, setting):
     X, y, _ = timed()
@@ -261,7 +276,7 @@ def test_the_ledger_is_that_of_a_fit_without_time(model, setting):
     assert faded.history_ == plain.history_ or np.isnan(plain.loss_curve_).all()
 
 
-@pytest.mark.parametrize("model", SUMS[1:], ids=lambda model: type(model).__name__)
+@every_federated_sum
 def test_central_privacy_is_that_of_a_fit_without_time(model):
     X, y, _ = timed()
     dp = Federation(central_dp=CentralDP(noise_multiplier=0.1, clip=1.5))
@@ -274,7 +289,9 @@ def test_central_privacy_is_that_of_a_fit_without_time(model):
     assert fits[0].communication_ == fits[1].communication_
 
 
-@pytest.mark.parametrize("model", SUMS[1:] + FACTORS[:1], ids=lambda model: type(model).__name__)
+@pytest.mark.parametrize(
+    "model", FEDERATED_SUMS + FACTORS[:1], ids=lambda model: type(model).__name__
+)
 def test_devices_equal_a_simulated_fit(model):
     X, y, _ = timed()
     model = with_half_lives(model).set_params(items=np.unique(X[:, 1]))
@@ -287,7 +304,7 @@ def test_devices_equal_a_simulated_fit(model):
         np.testing.assert_allclose(values, expected, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("model", SUMS[1:], ids=lambda model: type(model).__name__)
+@every_federated_sum
 @pytest.mark.parametrize("timestamps", [2, "row_order"])
 def test_updates_are_exact(model, timestamps):
     X, y, _ = timed()
@@ -334,7 +351,7 @@ def test_promoted_items_come_last():
     ],
     ids=str,
 )
-@pytest.mark.parametrize("model", [SUMS[0], SUMS[1], FACTORS[4]], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("model", [SUMS[0], SUMS[2], FACTORS[4]], ids=lambda m: type(m).__name__)
 def test_bad_input_is_named_before_any_work(model, parameters, column, message, monkeypatch):
     X, y, _ = timed()
     X = X.astype(object)

@@ -10,6 +10,7 @@ import warnings
 
 import numpy as np
 import pytest
+from scipy.sparse import issparse
 from sklearn.exceptions import ConvergenceWarning
 
 from fedrecsk import Federation
@@ -176,7 +177,10 @@ def assert_equal_fits(Estimator, setting, monkeypatch, clients=None):
     close = tolerance(Estimator)
     for name in LEARNED:
         if hasattr(model, name):
-            one, other = (np.asarray(getattr(m, name), dtype=float) for m in (model, reference))
+            one, other = (getattr(m, name) for m in (model, reference))
+            if issparse(one):
+                one, other = one.toarray(), other.toarray()
+            one, other = np.asarray(one, dtype=float), np.asarray(other, dtype=float)
             np.testing.assert_allclose(one, other, rtol=close, atol=close, err_msg=name)
     assert model.communication_ == reference.communication_
     expected = pytest.approx(reference.loss_curve_, rel=max(close, 1e-6), nan_ok=True)

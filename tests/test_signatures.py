@@ -27,6 +27,8 @@ POSITIONAL = {
     "Popularity": [],
     "EASE": ["reg"],
     "FedEASE": ["reg"],
+    "ItemKNN": ["n_neighbors"],
+    "FedItemKNN": ["n_neighbors"],
     "CoLR": ["rank"],
     "SCoLR": ["rank"],
     "DCF": ["n_bits"],

@@ -66,6 +66,18 @@ history_half_life : float, "auto" or None, default={default}
     user's scores. "auto": 0.7 times the root of the number of the user's items. None: all
     count the same.
 """,
+    "power": """
+power : float, default={default}
+    How much popular items are held back: 0 not at all, 0.5 as by cosines.
+""",
+    "neighbours shrinkage": """
+shrinkage : float, default={default}
+    Added to the denominator, so that pairs of few users count less.
+""",
+    "n_neighbors": """
+n_neighbors : int, default={default}
+    Number of nearest items that each item keeps.
+""",
     "time": """
 *Time.* With half-lives, a pair of items a and b positions from the end of the user's history
 counts ``2^(-|a - b| / pair_half_life)``, and an item of age a ``2^(-a / history_half_life)``

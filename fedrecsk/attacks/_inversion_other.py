@@ -157,7 +157,7 @@ def gram(model, message, upload, n_items):
         squares[:] = change[numbers]
     else:
         _, theirs, places = np.intersect1d(numbers, rows, return_indices=True)
-        squares[theirs] = change[places]
+        squares[theirs] = np.ravel(change)[places]
     return Reconstruction(np.sqrt(np.maximum(squares, 0)), np.flatnonzero(squares > 0))
 
 

@@ -433,6 +433,7 @@ _INVERSIONS: dict[type | str, Inversion] = {
     "ExplicitFCF": Inversion(explicit_fcf, by_lines(explicit_fcf, "gradient")),
     "FCF": Inversion(fcf, by_lines_beside_a_matrix),
     "FedEASE": Inversion(gram, by_pairs),
+    "FedItemKNN": Inversion(gram, by_pairs),
     "FedEB": Inversion(fedeb),
     "FedFast": Inversion(fedfast),
     "FedMF": _FEDMF,

@@ -6,18 +6,23 @@ What EASE and FedEASE share, and the sums over users of pairs of items that othe
 from __future__ import annotations
 
 from dataclasses import replace
+from numbers import Integral, Real
+from typing import ClassVar
 
 import numpy as np
 from scipy import sparse
 from scipy.linalg import lapack
 
 from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base._fading import FadingPairs, ages, fading, rates
 from fedrecsk.portable import History, ItemWeights
 
 gram_kernels: LazyModule = LazyModule("fedrecsk.base._gram_kernels")
 
 
+# From so many items on, X'X is kept sparse where the model can be.
+MANY_ITEMS = 5000
 # After so many, the scores of unknown users rank like popularity (MovieLens-100k, reg 200 to 5000).
 POWER_STEPS = 10
 
@@ -69,6 +74,66 @@ def _arrays(matrix):
     return matrix.indptr, matrix.indices, matrix.data
 
 
+class NearestItemsMixin(ItemWeightsMixin):
+    """Scores of a recommender whose `item_weights_` are sparse: those of the nearest items."""
+
+    _nearest_constraints: ClassVar[dict] = ItemWeightsMixin._fading_constraints | {
+        "power": [Interval(Real, 0, None, closed="left")],
+        "shrinkage": [Interval(Real, 0, None, closed="left")],
+        "n_neighbors": [Interval(Integral, 1, None, closed="left")],
+    }
+
+    def _score_pairs(self, users, items):
+        known, scores = (users >= 0) & (items >= 0), np.zeros(len(users))
+        own = self.user_history_[users[known]]
+        weights = self.item_weights_.T.tocsr()[items[known]]
+        scores[known] = own.multiply(weights).sum(axis=1)
+        return self._with_unknown_users(scores, users, items)
+
+    def _score_all(self, users):
+        known, scores = users >= 0, np.zeros((len(users), self.n_items_))
+        scores[known] = (self.user_history_[users[known]] @ self.item_weights_).toarray()
+        return self._with_unknown_users(scores, users)
+
+    def _item_likeness(self):
+        return lambda codes: self.item_weights_[codes].toarray().astype(np.float64)
+
+    def _nearest(self, gram, n_items):
+        """Return the nearest items of each item and their weights, (n_items, n_neighbors or fewer).
+
+        Those of items with fewer are followed by the item itself with a weight of 0.
+        """
+        width = min(self.n_neighbors, n_items)
+        i, j, values = pairs_of(gram, n_items)
+        counts, apart = np.zeros(n_items), i != j
+        counts[i[~apart]] = values[~apart]
+        i, j, values = i[apart], j[apart], values[apart]
+        products = np.maximum(counts[i] * counts[j], 0)
+        weights = symmetric(i, j, values / (products**self.power + self.shrinkage), n_items)
+        weights.sort_indices()
+        rows = np.repeat(np.arange(n_items), np.diff(weights.indptr))
+        order = np.lexsort((weights.indices, -weights.data, rows))
+        place = np.arange(len(order)) - weights.indptr[rows]
+        kept = place < width
+        neighbors = np.tile(np.arange(n_items, dtype=np.int32)[:, None], (1, width))
+        nearness = np.zeros(neighbors.shape, dtype=self._dtype)
+        where = rows[kept], place[kept]
+        neighbors[where] = weights.indices[order][kept]
+        nearness[where] = weights.data[order][kept]
+        return neighbors, nearness
+
+
+def sparse_weights(neighbors, nearness):
+    """Return the items' weights as a sparse matrix, a row for each item."""
+    n_items, n_neighbors = neighbors.shape
+    rows = np.repeat(np.arange(n_items), n_neighbors)
+    entries = nearness.ravel(), (rows, neighbors.ravel())
+    weights = sparse.csr_array(entries, shape=(n_items, n_items))
+    weights.eliminate_zeros()
+    weights.sort_indices()
+    return weights
+
+
 # ------------------------------------------------------------------------- users' histories
 
 
@@ -109,9 +174,9 @@ def n_items_of(triangle):
     return (np.sqrt(8 * len(triangle) + 1).astype(int) - 1) // 2
 
 
-def add_gram(likes, half_life, senders, sums):
-    """Add X'X, its pairs faded, of the clients of the mask to a triangle of float64."""
-    zeros = np.zeros(len(senders), dtype=np.int64)
+def dense_gram(likes, half_life, senders):
+    """Return X'X, its pairs faded, of the clients of the mask as a triangle of float64."""
+    zeros, sums = np.zeros(len(senders), dtype=np.int64), np.zeros(n_pairs(likes.n_items))
     gram_kernels.add_pairs(
         likes.client_indptr,
         likes.indptr,
@@ -124,6 +189,56 @@ def add_gram(likes, half_life, senders, sums):
         zeros,
         sums,
     )
+    return sums
+
+
+def single_grams(likes, half_life, senders):
+    """Return each sender's own pairs of items: where they begin, their numbers, and values."""
+    row_counts = np.where(senders, likes.row_counts, 0).astype(np.int64)
+    row_indptr = np.concatenate([[0], np.cumsum(row_counts)])
+    indptr = np.concatenate([[0], np.cumsum(n_pairs(row_counts))])
+    row_items = likes.row_items[np.repeat(senders, likes.row_counts)]
+    numbers, values = np.empty(indptr[-1], dtype=np.int64), np.zeros(indptr[-1])
+    gram_kernels.pair_numbers(row_indptr, row_items, indptr[:-1], numbers)
+    gram_kernels.add_pairs(
+        likes.client_indptr,
+        likes.indptr,
+        likes.rows,
+        likes.row_indptr[:-1],
+        likes.weights,
+        ages(likes),
+        rates(likes, half_life),
+        senders,
+        indptr[:-1],
+        values,
+    )
+    return indptr, numbers, values
+
+
+def sparse_gram(likes, half_life, senders):
+    """Return X'X, its pairs faded, of the clients of the mask as a sparse column of pairs."""
+    _, numbers, values = single_grams(likes, half_life, senders)
+    places = numbers, np.zeros(len(numbers), dtype=np.int64)
+    return sparse.csc_array((values, places), shape=(n_pairs(likes.n_items), 1))
+
+
+def pairs_of(gram, n_items):
+    """Return the pairs (i, j), j <= i, of a triangle or a sparse column, and their entries."""
+    if sparse.issparse(gram):
+        numbers, values = gram.indices.astype(np.int64), gram.data
+    else:
+        numbers = np.flatnonzero(gram)
+        values = np.ravel(gram)[numbers]
+    i = (np.sqrt(8 * numbers + 1).astype(np.int64) - 1) // 2
+    return i, numbers - n_pairs(i), values
+
+
+def symmetric(i, j, values, n_items):
+    """Return the sparse symmetric matrix of pairs (i, j), each given once; zeros are left out."""
+    apart = i != j
+    entries = np.concatenate([values, values[apart]])
+    places = np.concatenate([i, j[apart]]), np.concatenate([j, i[apart]])
+    return sparse.csr_array((entries, places), shape=(n_items, n_items))
 
 
 def whole(triangle, n_items):

@@ -7,6 +7,7 @@ from fedrecsk.centralized.dcf import DCF
 from fedrecsk.centralized.ddl import DDL
 from fedrecsk.centralized.ease import EASE
 from fedrecsk.centralized.implicit import ImplicitALS, ImplicitBPR, ImplicitLMF
+from fedrecsk.centralized.item_knn import ItemKNN
 from fedrecsk.centralized.pmf import PMF
 from fedrecsk.centralized.popularity import Popularity
 from fedrecsk.centralized.svdpp import SVDpp
@@ -22,6 +23,7 @@ __all__ = [
     "ImplicitALS",
     "ImplicitBPR",
     "ImplicitLMF",
+    "ItemKNN",
     "Popularity",
     "SVDpp",
 ]

@@ -14,10 +14,9 @@ from fedrecsk._utils.sklearn_compat import Interval, get_threadpool_controller
 from fedrecsk.base import RankingMixin, Recommender, check_likes
 from fedrecsk.base._item_weights import (
     ItemWeightsMixin,
-    add_gram,
+    dense_gram,
     histories,
     liked,
-    n_pairs,
     regularized_inverse,
     weights_of,
 )
@@ -69,7 +68,7 @@ class EASE(ItemWeightsMixin, RankingMixin, Recommender):
     -----
     *Algorithm*::
 
-        1  G = X'X                              add_gram: kernel add_pairs
+        1  G = X'X                              dense_gram: kernel add_pairs
         2  P = (G + reg I)^-1                   regularized_inverse
         3  B_ij = -P_ij / P_jj, and B_jj = 0    weights_of
         4  scores of a user: x_u' B             kernels score_all, score_pairs
@@ -117,8 +116,8 @@ class EASE(ItemWeightsMixin, RankingMixin, Recommender):
             "Leave out rare items, for example with preprocessing.filter_min_ratings, or use a "
             "method with factors such as ImplicitALS.",
         )
-        likes, gram = liked(data), np.zeros(n_pairs(data.n_items))
-        add_gram(likes, self.pair_half_life, np.ones(data.n_clients, dtype=bool), gram)
+        likes = liked(data)
+        gram = dense_gram(likes, self.pair_half_life, np.ones(data.n_clients, dtype=bool))
         with get_threadpool_controller().limit(limits=1, user_api="blas"):
             inverse = regularized_inverse(gram, data.n_items, self.reg)
         return {

@@ -5,6 +5,7 @@ from fedrecsk.federated.colr import CoLR
 from fedrecsk.federated.fcf import FCF
 from fedrecsk.federated.fedease import FedEASE
 from fedrecsk.federated.fedeb import FedEB
+from fedrecsk.federated.feditemknn import FedItemKNN
 from fedrecsk.federated.fedmf import FedMF
 from fedrecsk.federated.lightfr import LightFR
 from fedrecsk.federated.locals import LocALS
@@ -28,6 +29,7 @@ __all__ = [
     "FedEASE",
     "FedEB",
     "FedFast",
+    "FedItemKNN",
     "FedMF",
     "FedRec",
     "FedSpectral",

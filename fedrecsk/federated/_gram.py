@@ -6,24 +6,36 @@ from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
+from scipy import sparse
 from scipy.linalg import eigh
 from scipy.stats import norm
 
 from fedrecsk._utils import memory
-from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import StrOptions
 from fedrecsk._utils.user_warnings import warn
-from fedrecsk.base import RankingMixin, check_likes
-from fedrecsk.base._fading import FadingPairs, ages, rates
-from fedrecsk.base._item_weights import add_gram, histories, liked, lower_part, n_pairs, whole
+from fedrecsk.base import RankingMixin, _item_weights, check_likes
+from fedrecsk.base._fading import FadingPairs
+from fedrecsk.base._item_weights import (
+    dense_gram,
+    histories,
+    liked,
+    lower_part,
+    n_pairs,
+    pairs_of,
+    single_grams,
+    sparse_gram,
+    whole,
+)
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Summed
 
-gram_kernels: LazyModule = LazyModule("fedrecsk.base._gram_kernels")
-
 # At most this many float64 per pair of items at a time: sums, X'X and results computed from it.
 MATRICES = 6
+# At most so many bytes of a sparse sum, and of what is computed from it, for each pair sent.
+PAIR_BYTES = 64
+# Clients number pairs by an int32.
+MOST_ITEMS = 2**16 - 1
 # Items are left out if their own count is below this many standard deviations of the noise.
 STANDARD_DEVIATIONS = 3.0
 
@@ -53,9 +65,17 @@ class FederatedGram(FadingPairs, RankingMixin, FederatedRecommender):
 
     # ---------------------------------------------------------------------- the algorithm
 
+    # Whether `_solve` takes a sparse column in place of a triangle.
+    _solves_sparse = False
+
+    def _keeps_sparse(self, n_items):
+        """Whether the sum is kept sparse."""
+        return self._solves_sparse and self._sends_pairs and n_items >= _item_weights.MANY_ITEMS
+
     def _init_server(self, catalogue, key):
         n_items = catalogue.n_items
-        gram = np.zeros(n_pairs(n_items))
+        sizes = n_pairs(n_items)
+        gram = sparse.csc_array((sizes, 1)) if self._keeps_sparse(n_items) else np.zeros(sizes)
         return {"n_items": n_items, "gram": gram, "noise_variance": 0.0, "solved": {}}
 
     def _broadcast(self, server, key):
@@ -69,7 +89,10 @@ class FederatedGram(FadingPairs, RankingMixin, FederatedRecommender):
         return {"likes": likes, "history": history, "has_sent": has_sent, "sign": 1}
 
     def _upload_specs(self, n_items):
-        return {"gram": FieldSpec((n_pairs(n_items),), "chosen" if self._sends_pairs else "all")}
+        rows = "chosen" if self._sends_pairs else "all"
+        if self._keeps_sparse(n_items):
+            return {"gram": FieldSpec((n_pairs(n_items), 1), rows, sparse=True)}
+        return {"gram": FieldSpec((n_pairs(n_items),), rows)}
 
     def _client_update(self, block, state, message, turn, key):
         likes, sign = state["likes"], state["sign"]
@@ -78,11 +101,14 @@ class FederatedGram(FadingPairs, RankingMixin, FederatedRecommender):
         senders = turn.active & fresh
         if not senders.any():
             return state, None, None
+        is_sparse = self._keeps_sparse(block.n_items)
         if turn.separate:
-            gram = _single(likes, self.pair_half_life, senders, sign)
+            indptr, numbers, values = single_grams(likes, self.pair_half_life, senders)
+            values = values[:, None] if is_sparse else values
+            gram = SparseRows(indptr, numbers, sign * values)
         else:
-            sums = np.zeros(n_pairs(block.n_items))
-            add_gram(likes, self.pair_half_life, senders & turn.delivers, sums)
+            gram_of = sparse_gram if is_sparse else dense_gram
+            sums = gram_of(likes, self.pair_half_life, senders & turn.delivers)
             gram = Summed(sign * sums, n_pairs(likes.row_counts))
         # A client does not know whether its upload arrives, so it never sends another.
         state = state | {"has_sent": state["has_sent"] | senders}
@@ -98,8 +124,11 @@ class FederatedGram(FadingPairs, RankingMixin, FederatedRecommender):
         if upload is None:
             return server
         gram, variance = upload["gram"], server["noise_variance"]
+        total = gram.sum
+        if sparse.issparse(server["gram"]) and not sparse.issparse(total):
+            total = sparse.csc_array(total)  # an aggregator's
         return server | {
-            "gram": server["gram"] + gram.sum,
+            "gram": server["gram"] + total,
             "noise_variance": variance + gram.noise_std**2,
             "solved": {},
         }
@@ -107,6 +136,11 @@ class FederatedGram(FadingPairs, RankingMixin, FederatedRecommender):
     _takes_back = True
 
     def _resumed(self, server, before, places):
+        if sparse.issparse(server["gram"]):
+            i, j, values = pairs_of(before["gram"], before["n_items"])
+            numbers = n_pairs(places[i]) + places[j]
+            entries = values, (numbers, np.zeros(len(numbers), dtype=np.int64))
+            return server | {"gram": sparse.csc_array(entries, server["gram"].shape)}
         gram = np.zeros((server["n_items"], server["n_items"]))
         gram[np.ix_(places, places)] = whole(before["gram"], before["n_items"])
         return server | {"gram": lower_part(gram)}
@@ -164,7 +198,12 @@ class FederatedGram(FadingPairs, RankingMixin, FederatedRecommender):
 
     def _check_setting(self, federation, data, blocks):
         check_likes(data)
-        nbytes = 8 * MATRICES * data.n_items**2
+        if self._keeps_sparse(data.n_items):
+            self._check_many_items(data.n_items)
+            held = [n_pairs(block.row_counts.astype(np.int64)).sum() for block in blocks]
+            nbytes = PAIR_BYTES * sum(held)
+        else:
+            nbytes = 8 * MATRICES * data.n_items**2
         if federation.looks_at_uploads or federation.adversary is not None:
             held = [16 * n_pairs(block.row_counts.astype(np.int64)).sum() for block in blocks]
             nbytes += sum(held) if federation.holds_uploads else max(held)
@@ -176,28 +215,71 @@ class FederatedGram(FadingPairs, RankingMixin, FederatedRecommender):
             "method with factors such as LocALS.",
         )
 
+    def _check_many_items(self, n_items):
+        if n_items > MOST_ITEMS:
+            raise ValueError(
+                f"{type(self).__name__} takes at most {MOST_ITEMS} items, because clients number "
+                f"pairs of items in 32 bits, and there are {n_items}. Leave out rare items, for "
+                "example with preprocessing.filter_min_ratings."
+            )
 
-def _single(likes, half_life, senders, sign):
-    """Return each sender's own pairs, times `sign`; other clients have none."""
-    row_counts = np.where(senders, likes.row_counts, 0).astype(np.int64)
-    row_indptr = np.concatenate([[0], np.cumsum(row_counts)])
-    indptr = np.concatenate([[0], np.cumsum(n_pairs(row_counts))])
-    row_items = likes.row_items[np.repeat(senders, likes.row_counts)]
-    numbers, values = np.empty(indptr[-1], dtype=np.int64), np.zeros(indptr[-1])
-    gram_kernels.pair_numbers(row_indptr, row_items, indptr[:-1], numbers)
-    gram_kernels.add_pairs(
-        likes.client_indptr,
-        likes.indptr,
-        likes.rows,
-        likes.row_indptr[:-1],
-        likes.weights,
-        ages(likes),
-        rates(likes, half_life),
-        senders,
-        indptr[:-1],
-        values,
-    )
-    return SparseRows(indptr, numbers, sign * values)
+
+@dataclass(eq=False, repr=False)
+class OwnWeights(FederatedGram):
+    """Base class of the methods whose clients add up the weights of their users' own items."""
+
+    _: KW_ONLY
+    download: Literal["auto", "local", "all"] = "auto"
+
+    _parameter_constraints: ClassVar[dict] = FederatedGram._parameter_constraints | {
+        "download": [StrOptions({"auto", "local", "all"})],
+    }
+
+    @property
+    def _n_setups(self):
+        return int(self._sends_rows)
+
+    def _setup_specs(self, n_items, step):
+        return {"held_items": FieldSpec((n_items,), "held", dtype="int32", learned=False)}
+
+    def _setup_update(self, block, message, step, key):
+        held = np.bincount(block.row_items, minlength=block.n_items)
+        return ClientUpdates({"held_items": held})
+
+    def _personalize(self, block, state, message, turn, key):
+        if state is not None:
+            return state
+        return {"history": histories(liked(block), self._dtype, self.history_half_life)}
+
+    def _server_attributes(self, message):
+        return {"item_weights_": message["item_weights"].values}
+
+    def _user_attributes(self, block, state):
+        return {"user_history_": state["history"]}
+
+    # ----------------------------------------------------------------------- what it needs
+
+    @property
+    def _sends_rows(self):
+        if self.download == "auto":
+            return not self._hides_items
+        return self.download == "local"
+
+    def _check_before_fit(self):
+        if self._hides_items and self._sends_rows:
+            secure = self._setting().secure_aggregation is not None
+            by = "secure_aggregation" if secure else "central_dp"
+            raise ValueError(
+                'download="local" reports to the server which items a client holds, which '
+                f'{by} must hide; set download="all" or "auto".'
+            )
+        super()._check_before_fit()
+
+    def _validation_losses(self, held_out):
+        """Return the objective, without its penalty, on rows that the client does not train on."""
+        likes = np.where(held_out.values > 0, held_out.weights, 0.0)
+        scores = self._score_pairs(held_out.users, held_out.items)
+        return (likes - scores) ** 2, np.ones(len(scores))
 
 
 # ------------------------------------------------------------------------- central privacy
@@ -243,3 +325,15 @@ def signal(matrix, noise_std):
         return np.zeros(0), np.zeros((len(matrix), 0))
     strengths, vectors = eigh(matrix, subset_by_value=(bound, most + 1))
     return np.sqrt(strengths**2 - bound**2)[::-1], vectors[:, ::-1]
+
+
+def without_noise(matrix, noise_std):
+    """Return X'X of the items that are above the noise, without most of it; zeros elsewhere."""
+    items, result = items_above_noise(matrix, noise_std), np.zeros_like(matrix)
+    strengths, vectors = signal(matrix[np.ix_(items, items)], noise_std)
+    result[np.ix_(items, items)] = (vectors * strengths) @ vectors.T
+    # The counts on the diagonal are known better.
+    counts = np.diag(result).copy()
+    counts[items] = np.maximum(counts[items], np.diag(matrix)[items])
+    np.fill_diagonal(result, counts)
+    return result

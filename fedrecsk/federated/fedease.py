@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from numbers import Real
-from typing import Any, ClassVar, Literal
-
-import numpy as np
+from typing import ClassVar
 
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base._item_weights import (
     ItemWeightsMixin,
-    histories,
-    liked,
     lower_part,
     n_items_of,
     regularized_inverse,
     weights_of,
     whole,
 )
-from fedrecsk.federated._gram import FederatedGram, items_above_noise, signal
+from fedrecsk.federated._gram import OwnWeights, without_noise
 from fedrecsk.protocol.messages import Dense, Derived, Message, Rows
-from fedrecsk.updates import ClientUpdates, FieldSpec
 
 
 @documented
 @dataclass(eq=False, repr=False)
-class FedEASE(ItemWeightsMixin, FederatedGram):
+class FedEASE(ItemWeightsMixin, OwnWeights):
     """Embarrassingly shallow autoencoder from one sum in one round.
 
     :class:`EASE` needs only X'X, which is a sum over users. Every client
@@ -144,26 +139,12 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
     """
 
     reg: float = 1000.0
-    _: KW_ONLY
-    download: Literal["auto", "local", "all"] = "auto"
 
-    _parameter_constraints: ClassVar[dict] = FederatedGram._parameter_constraints | {
+    _parameter_constraints: ClassVar[dict] = OwnWeights._parameter_constraints | {
         "reg": [Interval(Real, 0, None, closed="neither")],
-        "download": [StrOptions({"auto", "local", "all"})],
     }
 
     # ---------------------------------------------------------------------- the algorithm
-
-    @property
-    def _n_setups(self):
-        return int(self._sends_rows)
-
-    def _setup_specs(self, n_items, step):
-        return {"held_items": FieldSpec((n_items,), "held", dtype="int32", learned=False)}
-
-    def _setup_update(self, block, message, step, key):
-        held = np.bincount(block.row_items, minlength=block.n_items)
-        return ClientUpdates({"held_items": held})
 
     def _solve(self, gram, n_items, noise_std):
         if noise_std > 0:
@@ -185,50 +166,3 @@ class FedEASE(ItemWeightsMixin, FederatedGram):
         triangle = message["inverse"].values
         weights = weights_of(whole(triangle, n_items_of(triangle)))
         return Message(**message, item_weights=Derived(weights.astype(self._dtype)))
-
-    def _personalize(self, block, state, message, turn, key):
-        if state is not None:
-            return state
-        return {"history": histories(liked(block), self._dtype, self.history_half_life)}
-
-    def _server_attributes(self, message):
-        return {"item_weights_": message["item_weights"].values}
-
-    def _user_attributes(self, block, state):
-        return {"user_history_": state["history"]}
-
-    # ----------------------------------------------------------------------- what it needs
-
-    @property
-    def _sends_rows(self):
-        if self.download == "auto":
-            return not self._hides_items
-        return self.download == "local"
-
-    def _check_before_fit(self):
-        if self._hides_items and self._sends_rows:
-            secure = self._setting().secure_aggregation is not None
-            by = "secure_aggregation" if secure else "central_dp"
-            raise ValueError(
-                'download="local" reports to the server which items a client holds, which '
-                f'{by} must hide; set download="all" or "auto".'
-            )
-        super()._check_before_fit()
-
-    def _validation_losses(self, held_out):
-        """Return the objective, without its penalty, on rows that the client does not train on."""
-        likes = np.where(held_out.values > 0, held_out.weights, 0.0)
-        scores = self._score_pairs(held_out.users, held_out.items)
-        return (likes - scores) ** 2, np.ones(len(scores))
-
-
-def without_noise(matrix: Any, noise_std: Any) -> Any:
-    """Return X'X of the items that are above the noise, without most of it; zeros elsewhere."""
-    items, result = items_above_noise(matrix, noise_std), np.zeros_like(matrix)
-    strengths, vectors = signal(matrix[np.ix_(items, items)], noise_std)
-    result[np.ix_(items, items)] = (vectors * strengths) @ vectors.T
-    # The counts on the diagonal are known better.
-    counts = np.diag(result).copy()
-    counts[items] = np.maximum(counts[items], np.diag(matrix)[items])
-    np.fill_diagonal(result, counts)
-    return result

@@ -244,8 +244,8 @@ def add_sums(totals: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> None
     for name, values in sums.items():
         if name not in totals:
             # A copy, because the caller may still use the array.
-            totals[name] = np.array(values)
-        elif totals[name].dtype == np.result_type(totals[name], values):
+            totals[name] = values.copy()
+        elif totals[name].dtype == np.result_type(totals[name].dtype, values.dtype):
             totals[name] += values
         else:
             totals[name] = totals[name] + values

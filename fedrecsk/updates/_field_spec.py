@@ -55,6 +55,9 @@ class FieldSpec:
     bits : bool, default=False
         Whether every number is +1 or -1 and takes one bit. Each row is padded to words of 64
         bits.
+    sparse : bool, default=False
+        Whether sums over clients are kept as a csc_array, for a column of many rows of which few
+        are ever sent.
     """
 
     shape: tuple[int, ...]
@@ -64,6 +67,7 @@ class FieldSpec:
     compressible: bool = True
     clip: float | None = None
     bits: bool = False
+    sparse: bool = False
 
     @property
     def width(self) -> int:

@@ -144,13 +144,11 @@ class RoundUpdates:
 
     def sum(self, name: str, weights: np.ndarray | None = None) -> np.ndarray:
         """Add up one field's changes, times the weights of the places if there are any."""
-        spec = self.specs[name]
-        is_exact = weights is None and spec.is_integer
-        total = np.zeros(spec.shape, dtype=np.int64 if is_exact else np.float64)
+        sums = {}
         for places, tile in self:
-            rows = tile.fields[name]
-            total = total + rows.sum(None if weights is None else weights[places])
-        return total
+            total = tile.fields[name].sum(None if weights is None else weights[places])
+            add_sums(sums, {name: total})
+        return sums[name] if sums else np.zeros(self.specs[name].shape)
 
     def rest(self) -> dict[str, np.ndarray]:
         """Add up what was not learned, and what clients without any change send."""

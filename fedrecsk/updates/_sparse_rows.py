@@ -211,6 +211,9 @@ class SparseRows:
         is_exact = weights is None and self.factors is None and self.spec.is_integer
         factors = factors.astype(np.int64 if is_exact else np.float64)
         own = factors[self.owners]
+        if self.spec.sparse:
+            places = self.rows, np.zeros(len(own), dtype=np.int64)
+            return sparse.csc_array((own * self.values[:, 0], places), shape=self.spec.shape)
         places = sparse.csr_array(
             (own, self.rows, np.arange(len(own) + 1)), shape=(len(own), self.spec.shape[0])
         )

@@ -33,6 +33,18 @@ def ease(G, reg):
     return B
 
 
+def nearest(G, power, shrinkage, n_neighbors):
+    """ItemKNN's B: the largest G_ij / ((G_ii G_jj)^power + shrinkage) of each row."""
+    B = np.zeros(G.shape)
+    for i in range(len(G)):
+        for j in range(len(G)):
+            if i != j:
+                B[i, j] = G[i, j] / ((G[i, i] * G[j, j]) ** power + shrinkage)
+        for j in sorted(range(len(G)), key=lambda j: -B[i, j])[n_neighbors:]:
+            B[i, j] = 0
+    return B
+
+
 def spectral(G, n_factors):
     """Q = D^1/4 V e^1/2 for the leading eigenpairs of D^-1/4 G D^-1/4, columns of mean square 100.
 

@@ -1,0 +1,169 @@
+"""ItemKNN and FedItemKNN against loops over pairs, with dense and with sparse sums."""
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from fedrecsk import Federation, FedItemKNN, FedSpectral, ItemKNN
+from fedrecsk._utils import memory
+from fedrecsk.aggregation import NormClipping
+from fedrecsk.attacks import SignFlip, measure_leak
+from fedrecsk.base import _item_weights
+from fedrecsk.data.interactions import encode
+from fedrecsk.datasets import make_interactions
+from fedrecsk.federated import _gram
+from fedrecsk.privacy import CentralDP
+from tests.conftest import fits_in_blocks, make_toy
+from tests.protocol.loopback import Deployment
+from tests.reference import ease as reference
+
+every_storage = pytest.mark.parametrize("many", [1, 10**6], ids=["sparse", "dense"])
+KNN = [ItemKNN(4, power=0.3, shrinkage=1.5), FedItemKNN(4, power=0.3, shrinkage=1.5)]
+every_knn = pytest.mark.parametrize("model", KNN, ids=["ItemKNN", "FedItemKNN"])
+
+
+@pytest.fixture
+def storage(many, monkeypatch):
+    monkeypatch.setattr(_item_weights, "MANY_ITEMS", many)
+
+
+@every_storage
+@every_knn
+@pytest.mark.parametrize("n_silos", [None, 4])
+def test_equals_the_naive_reference(model, n_silos, many, storage):
+    X, y = make_toy(30, 9, seed=2)
+    y -= 2
+    weight = np.random.default_rng(1).uniform(0.2, 2, len(y))
+    clients = None if n_silos is None else X[:, 0] // 7 % n_silos
+    data = encode(X, y, clients=clients, sample_weight=weight)
+    rows = reference.rows_of(data)
+    expected = reference.nearest(rows.T @ rows, 0.3, 1.5, 4)
+    for fitted in fits_in_blocks(model, X, y, clients=clients, sample_weight=weight):
+        np.testing.assert_allclose(fitted.item_weights_.toarray(), expected, atol=1e-6)
+        assert np.diff(fitted.item_weights_.indptr).max() == 4
+        scores = fitted._score_all(np.arange(data.n_users))
+        np.testing.assert_allclose(scores, rows @ expected, atol=1e-5)
+        np.testing.assert_allclose(fitted.predict(X), scores[_codes(fitted, X)], atol=1e-6)
+
+
+def _codes(model, X):
+    return model._users.codes(X[:, 0]), model._items.codes(X[:, 1])
+
+
+SETTINGS = [
+    {"client_fraction": 0.3, "n_rounds": 3},
+    {"federation": Federation(dropout=0.4), "n_rounds": 2},
+    {"federation": Federation(aggregator=NormClipping(1e9))},
+    {"federation": Federation(aggregator=NormClipping(2.0))},
+    {"upload": "all"},
+]
+MODELS = [FedItemKNN(4, power=0.3, shrinkage=1.5), FedSpectral(4, alpha=2.0, reg_user=0.7)]
+every_sparse = pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)
+
+
+@every_sparse
+@pytest.mark.parametrize("setting", [{}, *SETTINGS], ids=str)
+def test_sparse_sums_give_the_same_model(model, setting, monkeypatch):
+    X, y = make_toy(40, 25, density=0.2, seed=2)
+    model = clone(model).set_params(random_state=0, **setting)
+    dense = clone(model).fit(X, y)
+    monkeypatch.setattr(_item_weights, "MANY_ITEMS", 1)
+    fitted = model.fit(X, y)
+    tolerance = 2e-3 if isinstance(model, FedSpectral) else 1e-6  # its eigenpairs are randomised
+    np.testing.assert_allclose(fitted.predict(X), dense.predict(X), atol=tolerance)
+    assert fitted.communication_ == dense.communication_
+
+
+@every_sparse
+def test_sparse_sums_of_poisoned_clients_do_not_break_the_server(model, monkeypatch):
+    monkeypatch.setattr(_item_weights, "MANY_ITEMS", 1)
+    X, y = make_toy(30, 9, seed=2)
+    federation = Federation(adversary=SignFlip(0.4, strength=50.0))
+    model = clone(model).set_params(federation=federation, random_state=0).fit(X, y)
+    assert np.isfinite(model.predict(X)).all()
+
+
+@every_sparse
+def test_devices_send_sparse_sums(model, monkeypatch):
+    monkeypatch.setattr(_item_weights, "MANY_ITEMS", 1)
+    X, y = make_toy(12, 9, seed=2)
+    model = clone(model).set_params(items=np.unique(X[:, 1]))
+    simulated, deployment = clone(model).fit(X, y), Deployment(clone(model), X, y, None)
+    for name, values in deployment.fit().items():
+        expected = getattr(simulated, name)
+        if hasattr(values, "toarray"):
+            values, expected = values.toarray(), expected.toarray()
+        np.testing.assert_allclose(values, expected, atol=1e-4, err_msg=name)
+    assert deployment.server.ledger.bytes_up == simulated.communication_.bytes_up
+
+
+@every_sparse
+def test_updates_of_sparse_sums_are_exact(model, monkeypatch):
+    monkeypatch.setattr(_item_weights, "MANY_ITEMS", 1)
+    X, y = make_toy(30, 9, seed=2)
+    order = np.argsort(X[:, 1], kind="stable")[::-1]  # so that the first item comes last
+    X, y = X[order], y[order]
+    model = clone(model).set_params(warm_start=True)
+    updated = clone(model).fit(X[:120], y[:120]).partial_fit(X[120:], y[120:])
+    np.testing.assert_allclose(updated.predict(X), clone(model).fit(X, y).predict(X), atol=1e-3)
+    gone = X[:, 0] == X[0, 0]
+    refitted = clone(model).set_params(items=np.unique(X[:, 1])).fit(X[~gone], y[~gone])
+    updated.forget([X[0, 0]])
+    np.testing.assert_allclose(updated.predict(X[~gone]), refitted.predict(X[~gone]), atol=1e-3)
+
+
+def test_randomised_eigenpairs_rank_as_exact_ones_do(monkeypatch):
+    X = make_interactions(n_users=300, n_items=150, n_interactions=6000, random_state=0)
+    exact = FedSpectral(16).fit(X)
+    monkeypatch.setattr(_item_weights, "MANY_ITEMS", 1)
+    lengths = np.linalg.norm(exact.item_factors_, axis=0)
+    other = FedSpectral(16).fit(X).item_factors_
+    np.testing.assert_allclose(np.linalg.norm(other, axis=0), lengths, rtol=0.02)
+    assert (np.diag(other[:, :6].T @ exact.item_factors_[:, :6]) > 0.98 * lengths[:6] ** 2).all()
+
+
+def test_bytes_are_those_of_pairs_and_of_neighbours():
+    X, y = make_toy(30, 9, seed=2)
+    ledger = FedItemKNN(n_neighbors=4).fit(X, y).communication_
+    n_own = np.unique(X[:, 0], return_counts=True)[1]
+    assert ledger.bytes_up == 4 * len(X) + 8 * (n_own * (n_own + 1) // 2).sum()
+    assert ledger.bytes_down == 30 * 9 * 8 + 30 + 8 * 4 * len(X)
+    everything = FedItemKNN(n_neighbors=4, download="all").fit(X, y).communication_
+    assert everything.bytes_down == 30 * 9 * 8 + 30 + 30 * 8 * 4 * 9
+
+
+@every_storage
+def test_one_upload_says_everything(many, storage):
+    X, y = make_toy(12, 9)
+    report = measure_leak(FedItemKNN(), X, y - 2)
+    assert report.vectors == report.interactions == 1
+
+
+def test_noise_on_the_sum_leaves_what_is_visible():
+    X = make_interactions(n_users=500, n_items=40, n_interactions=8000, random_state=0)
+    federation = Federation(central_dp=CentralDP(noise_multiplier=0.01, clip=100))
+    model = FedItemKNN(items=np.unique(X[:, 1]), federation=federation, random_state=0).fit(X)
+    plain = FedItemKNN(items=np.unique(X[:, 1])).fit(X)
+    ours, theirs = (one._score_all(np.arange(50)).ravel() for one in (model, plain))
+    assert np.corrcoef(ours, theirs)[0, 1] > 0.9
+
+
+def test_too_many_items_are_refused_before_any_work(monkeypatch):
+    X, y = make_toy(12, 9)
+    monkeypatch.setattr(_item_weights, "MANY_ITEMS", 1)
+    monkeypatch.setattr(_gram, "MOST_ITEMS", 8)
+    with pytest.raises(ValueError, match=r"FedItemKNN takes at most 8 items.*Leave out rare items"):
+        FedItemKNN().fit(X, y)
+    monkeypatch.setattr(_gram, "MOST_ITEMS", 9)
+    monkeypatch.setattr(memory, "available", lambda: 64 * len(X))
+    with pytest.raises(ValueError, match="FedItemKNN's matrices of 9 by 9 items"):
+        FedItemKNN().fit(X, y)
+
+
+@every_knn
+def test_similar_items_and_unknown_users(model):
+    X, y = make_toy(30, 9, seed=2)
+    model = clone(model).fit(X, y)
+    scores = model.similar_items(X[:2, 1], 3)[1]
+    rows = model.item_weights_[model._items.codes(X[:2, 1])].toarray()
+    np.testing.assert_allclose(scores, -np.sort(-rows, axis=1)[:, :3], atol=1e-6)
