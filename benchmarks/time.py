@@ -1,0 +1,329 @@
+"""Compare recommenders that know what came last: ``python -m benchmarks.time scores|defaults``.
+
+The last row of each user is the test row, and every parameter is chosen on the row before it, by
+NDCG@10 of the full ranking. HR@10 and NDCG@10 of `scores` are means over the test rows: among all
+items that the user does not have, and among 99 of these at random. On Amazon Beauty 6,000 users are
+tested. SASRec is RecTools', if ``--peers-python`` (by default the Python that runs this) can
+import rectools with torch (``pip install "rectools[torch]"``). `defaults` prints what half-lives
+give on the rows before the last ones, and never reads a test row.
+
+Data: MovieLens-100k and Amazon Beauty (5-core; users, items and positions in time, without dates),
+in the folder --data-home or FEDRECSK_DATA. If one of them is not there, it is left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from sklearn.base import clone
+
+from benchmarks._command_line import command_line
+from fedrecsk import EASE, FedEASE, FedItemKNN, FedSpectral, ImplicitALS, ItemKNN, LocALS
+from fedrecsk.model_selection import LeaveLastOut
+
+N_BEST, N_NEGATIVES, N_USERS = 10, 99, 6000
+WEEK = 7 * 24 * 3600
+FILES = {"100k": "ml-100k/ratings.csv.gz", "beauty": "amazon-beauty/interactions.csv.gz"}
+LIVES = {
+    "100k": {"pair_half_life": [5.0, 7.0, 10.0], "history_half_life": [4.0, 5.0, 7.0, 10.0]},
+    "beauty": {"pair_half_life": [1.0, 2.0, 4.0], "history_half_life": [1.0, 2.0, 4.0]},
+}
+# Runs in the peers' Python: embeddings of users and items after each number of epochs.
+SASREC = """
+import json, sys, warnings, logging
+warnings.simplefilter("ignore"); logging.disable(logging.WARNING)
+import numpy as np, pandas as pd, torch
+from rectools import Columns
+from rectools.dataset import Dataset
+from rectools.models import SASRecModel
+source, target, users, epochs, options = json.loads(sys.argv[1])
+torch.manual_seed(0); torch.set_num_threads(options.pop("threads"))
+frame = pd.DataFrame(np.load(source), columns=[Columns.User, Columns.Item, "order"])
+frame[Columns.Datetime] = pd.to_datetime(frame.pop("order"), unit="s"); frame[Columns.Weight] = 1.0
+data = Dataset.construct(frame)
+model = SASRecModel(dropout_rate=0.2, deterministic=True, **options)
+done = 0
+for number in epochs:
+    model.fit_partial(data, min_epochs=number - done, max_epochs=number - done); done = number
+    asked = pd.DataFrame({Columns.User: users})
+    asked = model.data_preparator.transform_dataset_u2i(data, asked[Columns.User].values)
+    loader = model.data_preparator.get_dataloader_recommend(asked, 256)
+    theirs, items = model.lightning_model._get_user_item_embeddings(loader, "cpu")
+    known = asked.user_id_map.external_ids[: len(theirs)]
+    ids = model.data_preparator.item_id_map.external_ids
+    extra = model.data_preparator.n_item_extra_tokens  # padding
+    np.savez(f"{target}{number}.npz", users=known, u=theirs.numpy(),
+        items=np.array(ids[extra:], dtype=np.int64), v=items.numpy()[extra:])
+"""
+
+
+class Data(NamedTuple):
+    """Rows (user, item, time) in three parts, and the users that are tested."""
+
+    train: np.ndarray
+    validation: np.ndarray
+    test: np.ndarray
+    users: np.ndarray
+
+
+def load(name, home):
+    """Return a Data set, None without a copy."""
+    home = home or os.environ.get("FEDRECSK_DATA", "")
+    path = Path(home) / FILES[name]
+    if not path.is_file():
+        print(f"{path} is not there; leaving {name} out.")
+        return None
+    X = pd.read_csv(path).iloc[:, [0, 1, -1]].to_numpy(dtype=np.int64)
+    rest, test = LeaveLastOut().train_test_split(X)
+    train, validation = LeaveLastOut().train_test_split(rest)
+    users = np.unique(test[:, 0])
+    if len(users) > N_USERS:
+        users = np.sort(np.random.default_rng(0).choice(users, N_USERS, replace=False))
+    return Data(train, validation, test, users)
+
+
+# ------------------------------------------------------------------------------ evaluation
+
+
+def evaluate(scores_of, train, test, users):
+    """HR@10 and NDCG@10 of the users' test rows in the full ranking, and among negatives.
+
+    `scores_of` takes users (ids), and returns items (ids, ascending) and their scores.
+    """
+    target = pd.Series(test[:, 1], index=test[:, 0])
+    own = pd.Series(train[:, 1], index=train[:, 0]).groupby(level=0).apply(np.array)
+    rng, numbers = np.random.default_rng(0), []
+    for batch in np.array_split(users, max(1, len(users) // 100)):
+        items, board = scores_of(batch)
+        for user, scores in zip(batch, np.asarray(board, dtype=float), strict=True):
+            place = np.searchsorted(items, target[user])
+            if place == len(items) or items[place] != target[user]:
+                numbers.append(np.zeros(4))  # nobody has it in training
+                continue
+            others = np.ones(len(items), dtype=bool)
+            others[np.searchsorted(items, own[user])] = False
+            others[place] = False
+            others = np.flatnonzero(others)
+            few = rng.choice(others, min(N_NEGATIVES, len(others)), replace=False)
+            numbers.append(
+                np.concatenate([_gain(scores[place], scores[kept]) for kept in (others, few)])
+            )
+    return np.mean(numbers, axis=0)
+
+
+def _gain(score, others):
+    """HR@10 and NDCG@10, in expectation over a random order of ties."""
+    above, ties = (others > score).sum(), (others == score).sum()
+    ranks = above + np.arange(min(ties + 1, N_BEST))
+    found = ranks[ranks < N_BEST]
+    return np.array([len(found), (1 / np.log2(found + 2)).sum()]) / (ties + 1)
+
+
+def scores_of(model):
+    """What `evaluate` takes, of a fitted recommender."""
+    return lambda users: (model.item_ids_, model._score_all(model._users.codes(users)))
+
+
+def fitted(model):
+    """What `chosen` takes, of a recommender: a function of training rows."""
+    return lambda train: scores_of(clone(model).fit(train))
+
+
+def popularity(n_weeks=None):
+    """Counts of rows: all of them, or of the last weeks before each user's last row."""
+
+    def fit(train):
+        items, codes = np.unique(train[:, 1], return_inverse=True)
+        order = np.argsort(train[:, 2], kind="stable")
+        times, codes = train[order, 2], codes[order]
+        last = pd.Series(train[:, 2], index=train[:, 0]).groupby(level=0).max()
+
+        def scores(users):
+            board = np.zeros((len(users), len(items)))
+            for row, user in zip(board, users, strict=True):
+                span = slice(None)
+                if n_weeks is not None:
+                    now = last[user]
+                    span = slice(*np.searchsorted(times, [now - n_weeks * WEEK, now + 1]))
+                row += np.bincount(codes[span], minlength=len(items))
+            return items, board
+
+        return scores
+
+    return fit
+
+
+class Sasrec:
+    """RecTools' SASRec in the peers' Python, for several numbers of epochs at once."""
+
+    def __init__(self, python, name):
+        self._python, self._kept = python, {}
+        self.epochs = {"100k": [10, 20, 40], "beauty": [2, 4, 8]}[name]
+        self._options = {"n_factors": 64, "n_heads": 2, "n_blocks": 2, "threads": 2}
+        if name == "100k":
+            self._options |= {"session_max_len": 100, "loss": "softmax"}
+        else:
+            self._options |= {"session_max_len": 20, "loss": "gBCE", "n_negatives": 64}
+
+    def is_there(self):
+        """Return whether the peers' Python has RecTools with torch."""
+        test = [self._python, "-c", "from rectools.models import SASRecModel"]
+        return subprocess.run(test, capture_output=True, check=False).returncode == 0
+
+    def after(self, n_epochs, users):
+        """What `chosen` takes, for one number of epochs."""
+
+        def fit(train):
+            if len(train) not in self._kept:
+                self._kept[len(train)] = self._trained(train, users)
+            known, u, items, v = self._kept[len(train)][n_epochs]
+            return lambda batch: (items, u[np.searchsorted(known, batch)] @ v.T)
+
+        return fit
+
+    def _trained(self, train, users):
+        with tempfile.TemporaryDirectory() as folder:
+            source = os.path.join(folder, "rows.npy")
+            np.save(source, train)
+            asked = [source, f"{folder}/", users.tolist(), self.epochs, self._options]
+            subprocess.run([self._python, "-c", SASREC, json.dumps(asked)], check=True)
+            kept = {}
+            for number in self.epochs:
+                with np.load(f"{folder}/{number}.npz") as file:
+                    items = file["items"].astype(np.int64)
+                    by_user, by_item = np.argsort(file["users"]), np.argsort(items)
+                    kept[number] = (
+                        file["users"][by_user],
+                        file["u"][by_user],
+                        items[by_item],
+                        file["v"][by_item],
+                    )
+        return kept
+
+
+# -------------------------------------------------------------------------------- choices
+
+
+def grid(model, **values):
+    """List (description, function of training rows) for all combinations of parameters."""
+    rows = []
+    for combination in itertools.product(*values.values()):
+        given = dict(zip(values, combination, strict=True))
+        text = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        rows.append((text, fitted(clone(model).set_params(**given))))
+    return rows
+
+
+def candidates(name, data, python):
+    """Models by name: what of each is tried on validation rows."""
+    als = ImplicitALS(64, random_state=0)
+    als_values = {"reg": [10.0, 100.0], "alpha": [1.0, 4.0, 10.0]}
+    models = {"popularity": [("", popularity())]}
+    if name == "100k":
+        models["popularity of the last weeks"] = [(f"{n} weeks", popularity(n)) for n in (1, 2, 4)]
+        models["EASE"] = grid(EASE(), reg=[100.0, 300.0, 1000.0])
+    models["ItemKNN"] = grid(ItemKNN(), power=[0.15, 0.25, 0.35], shrinkage=[2.0, 5.0])
+    models["ALS"] = grid(als, **als_values)
+    if name == "100k":
+        models["ALS, fading history"] = grid(als, **als_values, history_half_life=[5.0, 10.0])
+        models["LocALS, fading history"] = grid(
+            LocALS(32, alpha=4.0, random_state=0), history_half_life=[5.0, 10.0]
+        )
+        models["FedEASE, fading history"] = grid(
+            FedEASE(), reg=[100.0, 300.0, 1000.0], history_half_life=[5.0, 10.0, 20.0]
+        )
+        models["FedEASE, fading"] = grid(FedEASE(), reg=[60.0, 150.0], **LIVES[name])
+        auto = {"pair_half_life": ["auto"], "history_half_life": ["auto"]}
+        models['FedEASE(100), "auto"'] = grid(FedEASE(100.0), **auto)
+    else:
+        models["FedSpectral, fading history"] = grid(FedSpectral(), history_half_life=[2.0])
+        auto = {"pair_half_life": ["auto"], "history_half_life": ["auto"]}
+    models["FedItemKNN, fading"] = grid(FedItemKNN(), power=[0.15, 0.25], **LIVES[name])
+    models['FedItemKNN, "auto"'] = grid(FedItemKNN(), **auto)
+    sasrec = Sasrec(python, name)
+    if sasrec.is_there():
+        models["SASRec (RecTools)"] = [
+            (f"{n} epochs", sasrec.after(n, data.users)) for n in sasrec.epochs
+        ]
+    else:
+        print(f'{python} has no RecTools; pip install "rectools[torch]", or see --peers-python.')
+    return models
+
+
+def scores(options):
+    """Test rows of both data sets, by models whose parameters are chosen on validation rows."""
+    for name in options.data:
+        data = load(name, options.data_home)
+        if data is None:
+            continue
+        rest = np.concatenate([data.train, data.validation])
+        print(f"\n{name}: HR@10 / NDCG@10 of {len(data.users)} users' last rows\n")
+        print("| | full ranking | 99 negatives | validation | chosen | CPU s |")
+        print("|---|---|---|---|---|---|")
+        for model, tried in candidates(name, data, options.peers_python).items():
+            if options.only and model not in options.only:
+                continue
+            found = [
+                evaluate(fit(data.train), data.train, data.validation, data.users)
+                for _, fit in tried
+            ]
+            best = int(np.argmax([one[1] for one in found]))
+            start = time.process_time()
+            scorer = tried[best][1](rest)
+            seconds = time.process_time() - start
+            ours = [_shown(evaluate(scorer, rest, data.test, data.users)), _shown(found[best])]
+            spent = "" if model.startswith("SASRec") else f"{seconds:.1f}"
+            print(
+                f"| {model} | {ours[0][0]} | {ours[0][1]} | {ours[1][0]} | {tried[best][0]} | "
+                f"{spent} |",
+                flush=True,
+            )
+
+
+def _shown(numbers):
+    """Return the full ranking's two numbers and the sampled ones'."""
+    texts = [f"{number:.3f}".lstrip("0") for number in numbers]
+    return " / ".join(texts[:2]), " / ".join(texts[2:])
+
+
+def defaults(options):
+    """Half-lives on validation rows of both data sets: none, fixed ones and those of "auto"."""
+    models = {"100k": [FedEASE(100.0), FedItemKNN()], "beauty": [FedItemKNN()]}
+    for name in options.data:
+        data = load(name, options.data_home)
+        for model in models[name] if data is not None else ():
+            print(f"\n{name}, {model}: HR@10 / NDCG@10 in the full ranking, validation rows\n")
+            print("| pair_half_life | history_half_life | |\n|---|---|---|")
+            for lives in [(None, None), (None, "auto"), ("auto", None), ("auto", "auto")] + [
+                (h, h) for h in (1.0, 2.0, 4.0, 7.0, 14.0, 28.0)
+            ]:
+                one = clone(model).set_params(pair_half_life=lives[0], history_half_life=lives[1])
+                found = evaluate(fitted(one)(data.train), data.train, data.validation, data.users)
+                print(f"| {lives[0]} | {lives[1]} | {_shown(found)[0]} |", flush=True)
+
+
+def main(argv=None):
+    """Run one of the benchmarks."""
+    commands = {f.__name__: f for f in (scores, defaults)}
+    parser = command_line("time", __doc__)
+    parser.add_argument("command", choices=commands)
+    parser.add_argument("--data", nargs="+", choices=list(FILES), default=list(FILES))
+    parser.add_argument("--data-home")
+    parser.add_argument("--only", nargs="+")
+    parser.add_argument("--peers-python", default=sys.executable)
+    options = parser.parse_args(argv)
+    commands[options.command](options)
+
+
+if __name__ == "__main__":
+    main()
