@@ -54,6 +54,11 @@ def times_of_histories(X, timestamps, *, all_users):
     return np.where(missing, np.nan, times.astype(np.float64))
 
 
+def times_of_cutoffs(cutoffs):
+    """Return cut-offs as the times of a column are read."""
+    return _as_times(cutoffs, "cutoffs")
+
+
 def _column_of_times(X, timestamps):
     """Return the times of a column of X, and what errors call them."""
     _check_column(X, timestamps)

@@ -10,6 +10,7 @@ from fedrecsk.model_selection._compare import compare
 from fedrecsk.model_selection._comparison import Comparison
 from fedrecsk.model_selection._splitters import (
     LeaveLastOut,
+    RollingOrigin,
     TemporalHoldout,
     UserHoldout,
     UserKFold,
@@ -19,6 +20,7 @@ from fedrecsk.model_selection._splitters import (
 __all__ = [
     "Comparison",
     "LeaveLastOut",
+    "RollingOrigin",
     "TemporalHoldout",
     "UserHoldout",
     "UserKFold",

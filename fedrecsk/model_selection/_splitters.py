@@ -241,6 +241,117 @@ class TemporalHoldout(Splitter):
 
 
 @documented
+class RollingOrigin(Splitter):
+    """Train on all rows before a cut-off in time, test on the next period, and move on.
+
+    What it guarantees:
+
+    - in each split, all training rows are strictly earlier than all test rows;
+    - rows with the same time stay together;
+    - each row after the first cut-off is a test row in exactly one split, in which all earlier
+      rows, test rows of earlier splits included, are training rows;
+    - users and items of the test rows may be missing from training.
+
+    Parameters
+    ----------
+    cutoffs : int, or array-like of dates, numbers or quantiles, default=3
+        Where periods begin. An int: so many cut-offs, which cut the last half of the rows into
+        periods of about the same number of rows. Floats in (0, 1): quantiles of the times of the
+        rows. Otherwise times as in X, such as "2024-05-01": periods begin at them, and their rows
+        are test rows. One cut-off makes one split at a date for all users.
+    timestamps : int or str, default=2
+        Column of X with the time of each row: its position (2 or more) or, for a DataFrame,
+        its name. The times are numbers, dates, or ISO dates as strings. "row_order": the rows of
+        X are in the order of time.
+
+    Attributes
+    ----------
+    {split attributes}
+
+    See Also
+    --------
+    TemporalHoldout : One cut, by the number of test rows.
+    compare : Its `per_fold` has the metrics of each period.
+
+    Notes
+    -----
+    A test of how a recommender fares from period to period: ``compare(models, X,
+    cv=RollingOrigin())`` fits a model at each cut-off, and ``per_fold`` has a row for each period.
+
+    Examples
+    --------
+    >>> from fedrecsk.model_selection import RollingOrigin
+    >>> X = [["ann", "a", "2024-01-01"], ["bob", "a", "2024-02-01"], ["ann", "b", "2024-03-01"],
+    ...      ["bob", "b", "2024-03-15"], ["bob", "c", "2024-04-01"]]
+    >>> for train, test in RollingOrigin(["2024-03-01", "2024-04-01"]).split(X):
+    ...     print(train, test)
+    [0 1] [2 3]
+    [0 1 2 3] [4]
+    >>> for train, test in RollingOrigin([0.7]).split(X):
+    ...     print(train, test)
+    [0 1 2] [3 4]
+    """
+
+    _parameter_constraints: ClassVar[dict] = {
+        "cutoffs": [Interval(Integral, 1, None, closed="left"), "array-like"],
+        "timestamps": _times.CONSTRAINT,
+    }
+
+    def __init__(self, cutoffs: Any = 3, *, timestamps: int | str = 2) -> None:
+        self.cutoffs = cutoffs
+        self.timestamps = timestamps
+
+    def get_n_splits(self, X: Any = None, y: Any = None, groups: None = None) -> int:
+        """Return the number of splits, one for each cut-off.
+
+        Parameters
+        ----------
+        X, y, groups
+            Ignored.
+
+        Returns
+        -------
+        n_splits : int
+        """
+        return self.cutoffs if isinstance(self.cutoffs, Integral) else len(self.cutoffs)
+
+    def _splits(self, X):
+        times = _times.read_times(X, self.timestamps)
+        cutoffs = self._cutoff_times(times)
+        period = np.searchsorted(cutoffs, times, side="right")
+        sizes = np.bincount(period, minlength=len(cutoffs) + 1)
+        if not sizes.all():
+            empty = int(np.argmin(sizes))
+            where = f"from {cutoffs[empty - 1]} on" if empty else f"before {cutoffs[0]}"
+            raise ValueError(
+                f"X has no row {where}; its times are from {times.min()} to {times.max()}. Give "
+                "other or fewer cutoffs."
+            )
+        numbers = range(1, len(cutoffs) + 1)
+        return iter([(np.flatnonzero(period < n), np.flatnonzero(period == n)) for n in numbers])
+
+    def _cutoff_times(self, times):
+        """Return the times at which periods begin, ascending."""
+        cutoffs = self.cutoffs
+        if isinstance(cutoffs, Integral):
+            cutoffs = 0.5 + 0.5 * np.arange(cutoffs) / cutoffs
+        cutoffs = np.asarray(cutoffs)
+        if cutoffs.ndim != 1 or not len(cutoffs):
+            raise ValueError(f"cutoffs should be a list of times or quantiles, got {cutoffs!r}.")
+        if cutoffs.dtype.kind == "f" and ((cutoffs > 0) & (cutoffs < 1)).all():
+            return np.quantile(times, cutoffs, method="higher")
+        found = _times.times_of_cutoffs(cutoffs)
+        if (found.dtype.kind == "M") != (times.dtype.kind == "M"):
+            raise ValueError(
+                "One of cutoffs and the times of X are dates and the other are numbers: cutoffs "
+                f"have {found[0]!s}, and X has {times[0]!s}. Give both in the same form."
+            )
+        if not (found[:-1] < found[1:]).all():
+            raise ValueError("cutoffs should be in ascending order, each once; sort them.")
+        return found
+
+
+@documented
 class UserHoldout(Splitter):
     """Hold out a random share of the rows of each user.
 
