@@ -36,7 +36,7 @@ WEEK = 7 * 24 * 3600
 FILES = {"100k": "ml-100k/ratings.csv.gz", "beauty": "amazon-beauty/interactions.csv.gz"}
 LIVES = {
     "100k": {"pair_half_life": [5.0, 7.0, 10.0], "history_half_life": [4.0, 5.0, 7.0, 10.0]},
-    "beauty": {"pair_half_life": [1.0, 2.0, 4.0], "history_half_life": [1.0, 2.0, 4.0]},
+    "beauty": {"pair_half_life": [2.0, 4.0], "history_half_life": [2.0]},
 }
 # Runs in the peers' Python: embeddings of users and items after each number of epochs.
 SASREC = """
