@@ -32,7 +32,7 @@ class ItemKNN(NearestItemsMixin, RankingMixin, Recommender):
     where X has a row for each user: the sample weight where it likes the item (y > 0), and 0
     elsewhere. A user's scores are its row of X times B. Nothing is drawn at random. Unlike
     :class:`EASE` it takes catalogues of tens of thousands of items, because nothing is as large as
-    the square of their number, and it is the better of the two where users have few rows.
+    the square of their number; where EASE fits into memory, it usually ranks better.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class ItemKNN(NearestItemsMixin, RankingMixin, Recommender):
         3  scores of a user: x_u' B           _score_all
 
     With ``power=0.5`` and ``shrinkage=0`` the weights are cosines. Smaller powers favour popular
-    items, which ranks better on all data that we have tried; `shrinkage` keeps pairs that one user
+    items, which ranks better on Amazon Beauty; `shrinkage` keeps pairs that one user
     alone has from counting as much as pairs of many users.
 
     {time}
