@@ -659,14 +659,15 @@ def test_it_is_the_same_for_any_number_of_jobs(ratings):
 def test_it_prints_what_applies(ratings):
     X, y = ratings
     shown = repr(compare({"RFRec": rfrec(), "popular": Popularity()}, X, y, cv=2))
-    title, header, first, second = shown.splitlines()
+    title, header, first, second, *notes = shown.splitlines()
     assert title == "2 recommenders on 2 folds, mean ± standard deviation"
     assert header.split()[:2] == ["rmse", "mae"]
     assert "score_seconds" not in header
     assert first.startswith("RFRec")
     assert "±" in first
     assert first.endswith("inf")
-    assert len(second.split()) == 1 + 3 * 3  # two rankings and a time, as a ± b
+    assert len(second.replace("≈", "").split()) == 1 + 3 * 3  # two rankings and a time, as a ± b
+    assert all(note.startswith("≈: not distinguishable") for note in notes)
     central = repr(compare([Popularity()], X, cv=[(np.arange(80), np.arange(80, len(X)))]))
     assert "1 recommender on 1 fold" in central
     assert not any(word in central for word in ("±", "rmse", "mb_up", "epsilon"))
@@ -716,3 +717,117 @@ def test_rows_that_are_both_trained_on_and_tested_are_reported(ratings):
     X, y = ratings
     with pytest.warns(UserWarning, match="20 of the 30 test rows of fold 0 are training rows too"):
         compare([BiasOnly()], X, y, cv=[(np.arange(100), np.arange(80, 110))], scoring="rmse")
+
+
+def test_new_metrics_go_by_the_names_of_their_columns(ratings):
+    scoring = ["map@5", "auc", "coverage@5", "novelty@5", "diversity@5"]
+    result = compare([BiasOnly(), Popularity()], *ratings, cv=2, scoring=scoring).per_fold
+    assert np.isfinite(result[scoring].to_numpy()).all()
+
+
+# ------------------------------------------------------------------------- better, or luck?
+
+
+def test_per_user_scores_add_up_to_those_of_the_fold(ratings):
+    X, y = ratings
+    scoring = ["rmse", "mae", "ndcg@5", "hit_rate@5", "coverage@5"]
+    weights = np.random.default_rng(0).uniform(0.5, 2, len(y)).round(2)
+    comparison = compare([rfrec(), BiasOnly()], X, y, cv=2, scoring=scoring, sample_weight=weights)
+    assert [*comparison.per_user] == ["estimator", "fold", "user", "n_rows", *scoring[:-1]]
+    folds = comparison.per_fold.set_index(["estimator", "fold"])
+    for key, own in comparison.per_user.groupby(["estimator", "fold"]):
+        rmse = np.sqrt(np.average(own["rmse"] ** 2, weights=own["n_rows"]))
+        assert rmse == pytest.approx(folds.loc[key, "rmse"])
+        assert np.average(own["mae"], weights=own["n_rows"]) == pytest.approx(folds.loc[key, "mae"])
+        assert own["ndcg@5"].mean() == pytest.approx(folds.loc[key, "ndcg@5"])
+        assert own["hit_rate@5"].mean() == pytest.approx(folds.loc[key, "hit_rate@5"])
+        assert set(own["user"]) == set(X[:, 0])
+
+
+def per_user(**scores):
+    """A comparison whose estimators have these scores, a value for each user."""
+    tables = [
+        pd.DataFrame(
+            {
+                "estimator": name,
+                "fold": 0,
+                "user": range(len(own)),
+                "n_rows": 2.0,
+                **own.to_dict("list"),
+            }
+        )
+        for name, own in scores.items()
+    ]
+    rows = [
+        {"estimator": name, "fold": 0, **own.mean().to_dict(), "error": ""}
+        for name, own in scores.items()
+    ]
+    columns = [*next(iter(scores.values()))]
+    unknown = {"users": 0.0, "items": 0.0}
+    return _compare.Comparison(rows, columns, unknown, None, pd.concat(tables, ignore_index=True))
+
+
+def test_against_equals_a_plain_paired_bootstrap():
+    rng = np.random.default_rng(0)
+    a, b = rng.random((2, 40))
+    scores = {"A": pd.DataFrame({"ndcg@10": a}), "B": pd.DataFrame({"ndcg@10": b})}
+    (found,) = per_user(**scores).against("B", n_resamples=3000).to_dict("records")
+    differences = [(a - b)[rng.integers(40, size=40)].mean() for _ in range(3000)]
+    assert found["difference"] == pytest.approx((a - b).mean())
+    assert [found["low"], found["high"]] == pytest.approx(
+        np.percentile(differences, [2.5, 97.5]), abs=0.02
+    )
+    p = 2 * min(np.mean(np.array(differences) <= 0), np.mean(np.array(differences) >= 0))
+    assert found["p"] == pytest.approx(p, abs=0.05)
+    assert found["better"] is None
+
+
+def test_against_knows_better_from_luck():
+    rng = np.random.default_rng(1)
+    hard = rng.random(200)
+    users = {
+        "good": pd.DataFrame({"rmse": hard + 0.9, "ndcg@10": hard}),
+        "same": pd.DataFrame({"rmse": hard + 0.9 + 0.1 * rng.normal(size=200), "ndcg@10": hard}),
+        "bad": pd.DataFrame({"rmse": hard + 1.0, "ndcg@10": hard - 0.1}),
+    }
+    comparison = per_user(**users)
+    found = comparison.against("bad").set_index(["estimator", "score"])
+    # The users differ far more than the models do, but the models are compared user by user.
+    assert found["better"].eq(True).all()
+    assert (found["p"] < 0.01).all()
+    assert (found["difference"]["good"] * [1, -1] < 0).all()
+    found = comparison.against("same").set_index(["estimator", "score"])
+    assert found.loc[("good", "rmse"), "better"] is None
+    assert found.loc[("good", "ndcg@10"), ["difference", "p"]].tolist() == [0, 1]
+    shown = {line.split()[0]: line for line in str(comparison).splitlines()[2:]}
+    assert "≈" in shown["good"] + shown["same"]
+    assert "≈" not in shown["bad"]
+    assert "paired bootstrap" in shown["≈:"]
+    assert r"\approx" in comparison.to_latex()
+    assert "≈" in comparison.to_html()
+
+
+def test_against_says_what_is_wrong():
+    comparison = per_user(A=pd.DataFrame({"mae": [1.0, 2.0]}))
+    with pytest.raises(ValueError, match="No estimator is called 'B'; name one of \\['A'\\]"):
+        comparison.against("B")
+    with pytest.raises(ValueError, match="n_resamples=0"):
+        comparison.against("A", n_resamples=0)
+    assert comparison.against("A").empty
+
+
+def test_failed_folds_are_left_out_of_the_differences(ratings):
+    X, y = ratings
+    user = X[0, 0]
+    folds = list(GroupKFold(2).split(X, y, groups=X[:, 0]))
+    with pytest.warns(FitFailedWarning):
+        comparison = compare(
+            {"peer": RatingPeer(user), "biases": BiasOnly()}, X, y, cv=folds, scoring="rmse"
+        )
+    kept = comparison.per_user.groupby("fold")["estimator"].nunique() == 2
+    assert kept.sum() == 1
+    (found,) = comparison.against("biases").to_dict("records")
+    errors = comparison.per_fold[comparison.per_fold["fold"] == kept.idxmax()].set_index(
+        "estimator"
+    )
+    assert found["difference"] == pytest.approx(errors["rmse"]["peer"] - errors["rmse"]["biases"])

@@ -463,6 +463,18 @@ def test_points_are_means_of_the_folds_and_bars_their_spread(comparison):
     assert display.ax_.get_ylabel() == "NDCG@10"
 
 
+def test_bars_are_standard_errors_over_users():
+    models = {"RFRec": RFRec(n_factors=3, n_rounds=4, random_state=0), "popular": Popularity()}
+    comparison = compare(models, *RATINGS, cv=3, scoring=["ndcg@10", "mae"])
+    users = comparison.per_user.groupby(["estimator", "user"])["ndcg@10"].mean()
+    errors = users.groupby("estimator").agg(lambda own: own.std(ddof=0) / np.sqrt(len(own)))
+    display = CostDisplay.from_results(comparison, score="ndcg@10")
+    np.testing.assert_allclose(display.score_stds, errors[display.names], rtol=0.15)
+    spread = comparison.per_fold.groupby("estimator")["ndcg@10"].std(ddof=0)
+    folds = CostDisplay.from_results(comparison.per_fold, score="ndcg@10")
+    np.testing.assert_allclose(folds.score_stds, spread[folds.names])
+
+
 def test_errors_are_better_small(comparison):
     rows = [
         {"estimator": "good", "rmse": 0.9, "mb_up": 2.0},

@@ -209,6 +209,7 @@ def rank(model, held_out, spec, *, negatives=None, exclude_seen=True):
         n_candidates=n_ranked,
         lists=lists,
         seen=model.seen,
+        users=held_out.user_ids.values,
     )
 
 

@@ -67,6 +67,7 @@ class Ranking:
     n_candidates: np.ndarray | None = None  # (n_users,), for AUC
     lists: np.ndarray | None = None  # (n_users, n_listed) item codes, best first, then -1
     seen: Any = None  # CSR array of ones, users by items of fit
+    users: Any = None  # (n_users,) their ids
 
     def sums(self, values: np.ndarray) -> np.ndarray:
         """Sum a value of each relevant item, by user."""

@@ -11,7 +11,14 @@ from sklearn.utils.metadata_routing import MetadataRequest
 
 from fedrecsk._utils.sklearn_compat import BaseScorer, MultimetricScorer
 from fedrecsk.metrics._evaluate import Protocol
-from fedrecsk.metrics._ranking import RankingSpec, check_cutoffs, check_metrics, key_of, value
+from fedrecsk.metrics._ranking import (
+    METRICS,
+    RankingSpec,
+    check_cutoffs,
+    check_metrics,
+    key_of,
+    value,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, KeysView, Mapping, Sequence
@@ -124,6 +131,8 @@ class RankingScorer(RecommenderScorer):
         self._metric, self._k, self._protocol, self._spec = metric, k, protocol, spec
         self._metadata_request = MetadataRequest(owner=self)
         self._metadata_request.score.add_request(param="sample_weight", alias=True)
+        # Of the last call, for a comparison: ids of the users, and the value of each.
+        self.by_user = None
 
     def _score(self, method_caller, estimator, X, y_true=None, *, sample_weight=None):
         # The caller is bound to the dict in which the scorers of one multimetric call share
@@ -136,6 +145,8 @@ class RankingScorer(RecommenderScorer):
             ranking = self._protocol.rank(estimator, X, y_true, sample_weight, spec=spec)
             if cache is not None:
                 cache[key] = ranking
+        if self._protocol.X_train is not None and self._metric != "coverage":
+            self.by_user = ranking.users, METRICS[self._metric](ranking, self._k)
         return value(self._metric, ranking, self._k)
 
     def trained_on(self, X_train: ArrayLike) -> RankingScorer:

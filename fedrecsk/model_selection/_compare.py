@@ -10,6 +10,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
+import pandas as pd
 from sklearn import config_context
 from sklearn.base import clone
 from sklearn.exceptions import FitFailedWarning, NotFittedError
@@ -43,6 +44,7 @@ from fedrecsk.metrics._scorers import RankingScorer, RankingScorers, Recommender
 from fedrecsk.model_selection._comparison import (
     COSTS,
     ERRORS,
+    POWERS,
     TIMES,
     Comparison,
     error_lines,
@@ -129,7 +131,8 @@ def compare(
     Returns
     -------
     comparison : Comparison
-        Its `per_fold` and `summary` are DataFrames.
+        Its `per_fold`, `per_user` and `summary` are DataFrames; ``against(name)`` says which
+        differences are more than luck.
 
     Raises
     ------
@@ -224,7 +227,9 @@ def compare(
     ]
     fitted = {name: [one.estimator for one in outcomes if one.name == name] for name in estimators}
     fitted = fitted if return_estimator else None
-    return Comparison(rows, columns, _shares_unknown(X, folds), fitted)
+    per_user = [one.per_user for one in outcomes if one.per_user is not None]
+    per_user = pd.concat(per_user, ignore_index=True) if per_user else None
+    return Comparison(rows, columns, _shares_unknown(X, folds), fitted, per_user)
 
 
 # -------------------------------------------------------------------------------- arguments
@@ -387,11 +392,24 @@ class Outcome(NamedTuple):
     values: dict
     error: str = ""
     estimator: object = None
+    per_user: pd.DataFrame | None = None
 
     @property
     def fitted(self):
         """Return whether fit succeeded."""
         return "fit_seconds" in self.values
+
+
+class _RowErrors:
+    """Compute a mean error, and keep the error and weight of each row."""
+
+    def __init__(self, metric):
+        self.metric = metric
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        self.errors = np.abs(np.subtract(y_true, y_pred, dtype=float))
+        self.weights = np.ones(len(self.errors)) if sample_weight is None else sample_weight
+        return self.metric(y_true, y_pred, sample_weight=sample_weight)
 
 
 class _Scores(MultimetricScorer):
@@ -427,7 +445,7 @@ def _fit_and_score(name, fold, estimator, X, y, rows, scorers, metadata, *, rais
     try:
         X_train = safe_indexing(X, rows[0])
         scorers = {
-            score: scorer.trained_on(X_train) if isinstance(scorer, RankingScorer) else scorer
+            score: _keeping(score, scorer, X_train)
             for score, scorer in _scorers_for(estimator, scorers).items()
         }
         params = None
@@ -462,7 +480,40 @@ def _fit_and_score(name, fold, estimator, X, y, rows, scorers, metadata, *, rais
     values["fit_seconds"] = max(0.0, result["fit_time"][0] - (in_fit - before))
     values["score_seconds"] = max(0.0, result["score_time"][0] - (after - in_fit))
     error = "; ".join(f"{', '.join(of)}: {message}" for message, of in scores.errors.items())
-    return Outcome(name, fold, values | costs, error, fitted if keep else None)
+    per_user = _per_user(id_columns(as_table(safe_indexing(X, rows[1])))[0], scorers)
+    if per_user is not None:
+        per_user = per_user.assign(estimator=name, fold=fold)
+    return Outcome(name, fold, values | costs, error, fitted if keep else None, per_user)
+
+
+def _keeping(score, scorer, X_train):
+    """Return a copy of a scorer that keeps what each user or row has; others as they are."""
+    if isinstance(scorer, RankingScorer):
+        return scorer.trained_on(X_train)
+    if score in ERRORS and getattr(scorer, "_score_func", None) is ERRORS[score]:
+        scorer = copy.copy(scorer)
+        scorer._score_func = _RowErrors(ERRORS[score])
+    return scorer
+
+
+def _per_user(users, scorers):
+    """Return the scores by user of one fold, and its rows' total weight; None if there are none."""
+    columns, n_rows = {}, None
+    known, codes = np.unique(users, return_inverse=True)
+    for score, scorer in scorers.items():
+        kept = getattr(scorer, "_score_func", None)
+        if isinstance(scorer, RankingScorer) and scorer.by_user is not None:
+            columns[score] = pd.Series(scorer.by_user[1], scorer.by_user[0])
+        elif isinstance(kept, _RowErrors) and hasattr(kept, "errors"):
+            power = POWERS[score]
+            n_rows = np.bincount(codes, kept.weights)
+            means = np.bincount(codes, kept.weights * kept.errors**power) / n_rows
+            columns[score] = pd.Series(means ** (1 / power), known)
+    if not columns:
+        return None
+    n_rows = np.bincount(codes) if n_rows is None else n_rows
+    table = pd.DataFrame({"n_rows": pd.Series(n_rows, known), **columns})
+    return table.rename_axis("user").reset_index()
 
 
 def _asking(estimator, metadata):

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 ERRORS = {"rmse": root_mean_squared_error, "mae": mean_absolute_error}
+# Errors are means of these powers over rows; other scores are means over users.
+POWERS = {"rmse": 2, "mae": 1}
 TIMES = ("fit_seconds", "score_seconds")
 COSTS = {
     "mb_up": (bytes_up_scorer, 1e6),
@@ -72,6 +74,9 @@ LATEX = str.maketrans(
 
 # Below this share of the test rows, new users and items hardly change a score.
 WORTH_SAYING = 0.01
+N_RESAMPLES = 1000
+LEVEL = (2.5, 97.5)  # percentiles of an interval
+ALIKE = "≈: not distinguishable from the best (95 % interval, paired bootstrap over users)"
 
 
 class Comparison:
@@ -91,6 +96,11 @@ class Comparison:
         One row per estimator: `estimator`, `n_folds`, `n_failed` (folds with an error), and for
         each number ``mean_...`` and ``std_...`` over the folds that have it (the population's
         standard deviation, as in scikit-learn's searches).
+    per_user : DataFrame
+        One row per estimator, fold and user with test rows: `estimator`, `fold`, `user`,
+        `n_rows` (the number, or total weight, of the user's test rows), and a column for each
+        score that is a mean over users or rows: "rmse", "mae" and ranking scores other than
+        coverage. NaN where a user has no such score. `against` compares estimators by it.
     unknown : dict of str to float
         Share of the test rows whose "users" or "items" have no training row, the mean over the
         folds. Printed below the table if it is 1 % or more of either.
@@ -101,9 +111,13 @@ class Comparison:
     Notes
     -----
     Notebooks show a comparison as `to_html` gives it.
+
+    "≈" marks what is not distinguishable from the best of its column: the 95 % interval of the
+    difference over users includes 0 (see `against`). Nothing is marked where users are unknown.
     """
 
     per_fold: pd.DataFrame
+    per_user: pd.DataFrame
     summary: pd.DataFrame
     unknown: dict[str, float]
     estimators: dict[str, list[Any]] | None
@@ -114,6 +128,7 @@ class Comparison:
         columns: Sequence[str],
         unknown: Mapping[str, float],
         estimators: dict[str, list[Any]] | None = None,
+        per_user: pd.DataFrame | None = None,
     ) -> None:
         table = pd.DataFrame(rows)
         unused = "mb_device_to_device"
@@ -125,6 +140,92 @@ class Comparison:
         self.summary = _summary(table, self._columns)
         self.unknown = dict(unknown)
         self.estimators = estimators
+        own = ["estimator", "fold", "user", "n_rows"]
+        table = pd.DataFrame(columns=own) if per_user is None else per_user
+        self.per_user = table[[*own, *(name for name in self._columns if name in table)]]
+        self._draws: dict[Any, Any] = {}
+
+    def against(
+        self, baseline: str, *, n_resamples: int = 1000, random_state: int | None = 0
+    ) -> pd.DataFrame:
+        """Compare all estimators with one of them: is the difference more than luck?
+
+        Users are drawn with replacement, the same ones for all estimators, with all their test
+        rows (a paired bootstrap). So this says what other users of the same kind would change; it
+        does not say what other training rows or another `random_state` would.
+
+        Parameters
+        ----------
+        baseline : str
+            Name of the estimator to compare with.
+        n_resamples : int, default=1000
+            Number of times that users are drawn.
+        random_state : int or None, default=0
+            Seeds the draws.
+
+        Returns
+        -------
+        differences : DataFrame
+            One row for each other estimator and score that both have: `estimator`, `score`,
+            `difference` (the estimator's score less the baseline's, over the users and folds that
+            all estimators with the score have), `low` and `high` (its 95 % interval), `p` (the
+            two-sided p-value that the difference is 0, at least ``2 / (n_resamples + 1)``), and
+            `better` (True or False if the interval leaves out 0, otherwise None).
+
+        Raises
+        ------
+        ValueError
+            If no estimator has this name, or `n_resamples` is below 1.
+
+        Examples
+        --------
+        >>> from fedrecsk import BiasOnly, SVDpp
+        >>> from fedrecsk.datasets import make_ratings
+        >>> from fedrecsk.model_selection import compare
+        >>> X, y = make_ratings(n_users=60, n_items=40, n_ratings=1000, random_state=0)
+        >>> comparison = compare([SVDpp(random_state=0), BiasOnly()], X, y, cv=3, scoring="rmse")
+        >>> comparison.against("BiasOnly").columns.tolist()
+        ['estimator', 'score', 'difference', 'low', 'high', 'p', 'better']
+        """
+        known = self._table["estimator"].unique().tolist()
+        if baseline not in known:
+            raise ValueError(f"No estimator is called {baseline!r}; name one of {known}.")
+        if n_resamples < 1:
+            raise ValueError(f"n_resamples={n_resamples} must be at least 1.")
+        rows = []
+        for score in self.per_user.columns[4:]:
+            found = self._resampled(score, n_resamples, random_state)
+            for name in found:
+                if name != baseline and baseline in found:
+                    draws = found[name] - found[baseline]
+                    rows.append({"estimator": name, "score": score} | _judge(draws, score))
+        return pd.DataFrame(
+            rows, columns=["estimator", "score", "difference", "low", "high", "p", "better"]
+        )
+
+    def _resampled(self, score, n_resamples=N_RESAMPLES, random_state=0):
+        """Return, by estimator, the score over all users and then over drawn ones."""
+        key = score, n_resamples, random_state
+        if key not in self._draws:
+            power = POWERS.get(score, 1)
+            table = self.per_user[["estimator", "fold", "user", "n_rows", score]].dropna()
+            weights = table["n_rows"] if score in POWERS else 1.0
+            table = table.assign(weight=weights, total=weights * table[score] ** power)
+            wide = table.pivot(index=["user", "fold"], columns="estimator").dropna()
+            wide = wide[["weight", "total"]].groupby("user").sum()
+            names, n_users = [n for n in self._names() if n in wide["total"]], len(wide)
+            numbers = np.column_stack([wide["weight"].iloc[:, :1], wide["total"][names]])
+            generator, draws = np.random.default_rng(random_state), [numbers.sum(axis=0)]
+            for _ in range(n_resamples if n_users else 0):
+                chosen = generator.integers(n_users, size=n_users)
+                draws.append(np.bincount(chosen, minlength=n_users) @ numbers)
+            draws = np.array(draws)
+            means = (draws[:, 1:] / draws[:, :1]) ** (1 / power) if n_users else draws[:, 1:]
+            self._draws[key] = dict(zip(names, means.T, strict=True)) if n_users else {}
+        return self._draws[key]
+
+    def _names(self):
+        return self._table["estimator"].unique().tolist()
 
     def to_html(self) -> str:
         """Write the table in HTML, with the best value of each column in bold.
@@ -235,23 +336,49 @@ class Comparison:
         columns = []
         for name, is_error in self._shown():
             cells = [_cell(values.to_numpy(), name) for _, values in by_estimator[name]]
-            columns.append(_with_best(cells, smaller=is_error is not False))
-        names = self._table["estimator"].unique()
-        return [(name, [column[i] for column in columns]) for i, name in enumerate(names)]
+            cells = _with_best(cells, smaller=is_error is not False)
+            columns.append(self._with_mark(name, cells) if name in self.per_user else cells)
+        return [(name, [column[i] for column in columns]) for i, name in enumerate(self._names())]
+
+    def _with_mark(self, score, cells):
+        """Mark the cells that are not distinguishable from the best of their column."""
+        draws, names = self._resampled(score), self._names()
+        best = next((n for n, cell in zip(names, cells, strict=True) if cell.best), None)
+        if best not in draws:
+            return cells
+        return [
+            cell._replace(alike=_judge(draws[name] - draws[best], score)["better"] is None)
+            if name in draws and not cell.best
+            else cell
+            for name, cell in zip(names, cells, strict=True)
+        ]
 
     def _notes(self):
         notes = [
             f"Of the test rows, {self.unknown['users']:.0%} have a user and "
             f"{self.unknown['items']:.0%} an item without training rows."
         ]
+        notes *= max(self.unknown.values()) >= WORTH_SAYING
+        if any(cell.alike for _, cells in self._cells() for cell in cells):
+            notes.append(ALIKE)
         table = self._table
         errors = zip(table["estimator"], table["fold"], table["error"], strict=True)
-        return notes * (max(self.unknown.values()) >= WORTH_SAYING) + error_lines(errors)
+        return notes + error_lines(errors)
 
 
 def is_error(name, values):
     """Return whether smaller is better, by the name; scikit-learn's negated errors are below 0."""
     return name.removeprefix("mean_") in ERRORS and not (np.asarray(values, float) < 0).any()
+
+
+def _judge(draws, score):
+    """Return a difference, its interval, p and who is better, from it and its resamples."""
+    difference, resampled = draws[0], draws[1:]
+    low, high = np.percentile(resampled, LEVEL)
+    fewer = min((resampled <= 0).sum(), (resampled >= 0).sum())
+    better = None if low <= 0 <= high else bool((difference < 0) == is_error(score, [0.0]))
+    p = min(1.0, 2 * (fewer + 1) / (len(resampled) + 1))
+    return {"difference": difference, "low": low, "high": high, "p": p, "better": better}
 
 
 def error_lines(errors):
@@ -295,12 +422,14 @@ class Cell(NamedTuple):
     note: str
     value: float
     best: bool = False
+    alike: bool = False
 
     @property
     def plain(self):
         """Return the cell in one line."""
         spread = f" ± {self.spread}" if self.spread else ""
-        return self.mean + spread + (f" {self.note}" if self.note else "")
+        mark = " ≈" if self.alike else ""
+        return self.mean + spread + mark + (f" {self.note}" if self.note else "")
 
 
 def _cell(values, column):
@@ -349,4 +478,5 @@ def _in_latex(cell):
     mean = cell.mean.replace("inf", r"\infty")
     mean = rf"\mathbf{{{mean}}}" if cell.best else mean
     spread = rf" \pm {cell.spread}" if cell.spread else ""
-    return f"${mean}{spread}$" + (f" {cell.note}" if cell.note else "")
+    mark = r" \approx" if cell.alike else ""
+    return f"${mean}{spread}{mark}$" + (f" {cell.note}" if cell.note else "")

@@ -25,7 +25,15 @@ from fedrecsk.plotting._base import (
     style,
     with_style,
 )
-from fedrecsk.plotting._results import as_table, column, failures, numbers, scores_of, vary
+from fedrecsk.plotting._results import (
+    as_table,
+    column,
+    errors_over_users,
+    failures,
+    numbers,
+    scores_of,
+    vary,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -123,7 +131,8 @@ class CostDisplay:
         ----------
         results : Comparison, DataFrame or list of dict
             One row or more per method. Points are means over a method's rows, with error bars of
-            one standard deviation. Rows without the score, such as those of failed fits, are
+            one standard deviation; for the score of a Comparison that has it by user, of one
+            standard error over users. Rows without the score, such as those of failed fits, are
             left out.
         score, cost : str, default="ndcg@10", "mb"
             Columns of score and cost. If there is no column "mb", it is the sum of "mb_up",
@@ -172,6 +181,7 @@ class CostDisplay:
         check_any(len(points), score)
         methods = points.groupby("name", sort=False)
         means, stds = pd.DataFrame(methods.mean()), pd.DataFrame(methods.std(ddof=0))
+        stds["score"] = errors_over_users(results, score, by, stds["score"])
         display = cls(
             names=means.index.tolist(),
             costs=means["cost"].to_numpy(),

@@ -33,6 +33,14 @@ def as_table(results):
     return table.reset_index(drop=True)
 
 
+def errors_over_users(results, score, by, stds):
+    """Return the standard errors over users of a Comparison's scores, where it has them."""
+    if by != "estimator" or not isinstance(results, Comparison) or score not in results.per_user:
+        return stds
+    found = {name: draws[1:].std() for name, draws in results._resampled(score).items()}
+    return pd.Series({name: found.get(name, std) for name, std in stds.items()})
+
+
 def column(table, name):
     """Return a column; the error for a missing one lists those that there are."""
     if name not in table:
