@@ -6,9 +6,10 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.base import clone
 
 import fedrecsk
-from fedrecsk import EASE, FedEB, LocALS, base
+from fedrecsk import EASE, FedEB, ItemKNN, LocALS, base
 from fedrecsk.base._explain import LINEAR
 from tests.conftest import make_toy
 from tests.test_contract import make
@@ -39,7 +40,7 @@ def ridge_by_hand(model, items, values, weights):
     """A user's scores before clipping, by the formulas in the docstrings of the methods."""
     name, m = type(model).__name__, model.n_items_
     codes = [int(np.flatnonzero(model.item_ids_ == item)[0]) for item in items]
-    if name in ("EASE", "FedEASE"):
+    if name in ("EASE", "FedEASE", "ItemKNN", "FedItemKNN"):
         row = np.zeros(m)
         for i, y, w in zip(codes, values, weights, strict=True):
             row[i] = w * (y > 0)
@@ -220,3 +221,24 @@ def test_the_list_of_methods_is_right():
         and one._public_half is not base.Recommender._public_half
     }
     assert have == set(NAMES)
+
+
+@pytest.mark.parametrize("model", [EASE(history_half_life=2), ItemKNN(history_half_life=2)])
+def test_rows_that_have_faded_add_up_too(model):
+    X, _ = make_toy()
+    X = np.column_stack([X, np.arange(len(X))])
+    model = clone(model).fit(X)
+    user, item = X[0, 0], model.item_ids_[2]
+    own = X[X[:, 0] == user]
+    for rows in (None, own):
+        _, parts, rest = model.explain(user, item, n=2, as_frame=False, interactions=rows)
+        assert parts.sum() + rest == pytest.approx(raw_score(model, user, item))
+    with pytest.raises(ValueError, match="exported model does not read times"):
+        model.export("unused")
+
+
+def test_what_cannot_be_explained_says_so():
+    X, _ = make_toy()
+    model = LocALS(2, n_rounds=1, history_half_life=2, timestamps="row_order").fit(X)
+    with pytest.raises(ValueError, match="set history_half_life=None"):
+        model.explain(X[0, 0], X[0, 1], interactions=X[:9])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Literal, overload
 
@@ -11,6 +12,8 @@ import pandas as pd
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk._utils.sklearn_compat import Interval, validate_parameter_constraints
+from fedrecsk.base._fading import fading
+from fedrecsk.base._item_weights import liked
 from fedrecsk.base._recommend import check_frames
 from fedrecsk.data.interactions import id_array, missing_id
 from fedrecsk.portable import History
@@ -23,8 +26,8 @@ if TYPE_CHECKING:
 
 # Models whose newcomers' scores are linear in their rows.
 LINEAR = (
-    "EASE, FedEASE, FedSpectral, ImplicitALS, LocALS, LocSGD, GlobSGD, FCF for likes, and FedEB, "
-    "PrivFedEB, ExplicitFCF, BiasOnly for ratings"
+    "EASE, FedEASE, FedSpectral, ItemKNN, FedItemKNN, ImplicitALS, LocALS, LocSGD, GlobSGD, FCF "
+    "for likes, and FedEB, PrivFedEB, ExplicitFCF, BiasOnly for ratings"
 )
 # Largest difference between a score and the sum of its parts, as a share of the sizes of these.
 ROUNDING = 1e-3
@@ -196,6 +199,10 @@ class Explains:
             raise ValueError(f"interactions must be X or (X, y), got a tuple of {len(pair)}.")
         served = copy.copy(self).fold_in(*pair, replace=True)
         data = self._read(*pair, reset=False, item_ids=self._items)
+        half_life = getattr(self, "history_half_life", None)
+        if half_life is not None:
+            data = liked(data)
+            data = replace(data, weights=data.weights * fading(data, half_life))
         (row,) = data.user_ids.codes(user)
         if row < 0:
             raise ValueError(

@@ -35,8 +35,8 @@ class Exports:
         Raises
         ------
         ValueError
-            If newcomers of the method are trained step by step, or if item ids are integers beyond
-            64 bits.
+            If newcomers of the method are trained step by step, if their histories fade with time
+            (`history_half_life`), or if item ids are integers beyond 64 bits.
         OSError
             If the file cannot be written.
 
@@ -67,6 +67,11 @@ class Exports:
     def _portable(self):
         """Return the public half as a PortableModel."""
         rule = self._public_half()
+        if getattr(self, "history_half_life", None) is not None:
+            raise ValueError(
+                f"{type(self).__name__} has a history_half_life, but an exported model does not "
+                "read times; set history_half_life=None, or save the whole fitted model."
+            )
         if self.item_ids_.dtype.kind == "O":
             raise ValueError(
                 "Item ids are integers beyond 64 bits, which a file cannot hold; convert them to "

@@ -25,6 +25,8 @@ gram_kernels: LazyModule = LazyModule("fedrecsk.base._gram_kernels")
 MANY_ITEMS = 5000
 # After so many, the scores of unknown users rank like popularity (MovieLens-100k, reg 200 to 5000).
 POWER_STEPS = 10
+# Whose pairs fill 400 MB.
+MOST_ITEMS = 10_000
 
 
 class ItemWeightsMixin(FadingPairs):
@@ -94,6 +96,14 @@ class NearestItemsMixin(ItemWeightsMixin):
         known, scores = users >= 0, np.zeros((len(users), self.n_items_))
         scores[known] = (self.user_history_[users[known]] @ self.item_weights_).toarray()
         return self._with_unknown_users(scores, users)
+
+    def _public_half(self):
+        if self.n_items_ > MOST_ITEMS:
+            raise ValueError(
+                f"{type(self).__name__} has {self.n_items_} items, and export and explain take at "
+                f"most {MOST_ITEMS}, because they hold the weights of all pairs of items."
+            )
+        return ItemWeights(self.item_weights_.toarray())
 
     def _item_likeness(self):
         return lambda codes: self.item_weights_[codes].toarray().astype(np.float64)

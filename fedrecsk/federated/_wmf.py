@@ -84,6 +84,11 @@ class WMFUsers(FadingHistory):
         return {"item_factors_": message["item_factors"].values}
 
     def _public_half(self):
+        if self.history_half_life is not None:
+            raise ValueError(
+                f"{type(self).__name__} has a history_half_life, and neither explain nor export "
+                "knows what its rows count then; set history_half_life=None."
+            )
         items = self.item_factors_.astype(float)
         penalty = items.T @ items + self.reg_user * np.eye(items.shape[1])
         return Ridge.of(self.item_factors_, penalty, rates=False, confidence=float(self.alpha))
