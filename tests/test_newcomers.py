@@ -335,3 +335,15 @@ def test_strangers_are_ranked_about_as_by_popularity(name):
         assert evaluate_ranking(model, X[new])["ndcg@10"] > 0.8 * best
     items, scores = model.recommend([-7], 9)
     np.testing.assert_allclose(scores[0], model.predict([[-7, item] for item in items[0]]))
+
+
+@pytest.mark.parametrize("interactions", [None, [["zoe", "jam"]]])
+def test_a_newcomer_without_column_names_brings_one_warning(interactions):
+    frame = pd.DataFrame([["ann", "tea"], ["bob", "jam"]], columns=["user", "item"])
+    model = Popularity().fit(frame)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if interactions is None:
+            model.fold_in([["zoe", "jam"]])
+        model.recommend(["zoe"], 1, interactions=interactions)
+    assert ["feature names" in str(one.message) for one in caught] == [True]

@@ -76,14 +76,16 @@ class FoldIn:
         validate_parameter_constraints(
             {"replace": ["boolean"]}, {"replace": replace}, caller_name="fold_in"
         )
-        users, items = id_columns(self._checked(X, y)[0])
+        self._require_y(y)
+        X, y = self._checked(X, y)
+        users, items = id_columns(X)
         known = self._users.codes(users) >= 0
         if known.any() and not replace:
             raise ValueError(
                 f"User {users[known.argmax()]!s} is already known; give its whole history with "
                 "replace=True to recompute it, or drop its rows."
             )
-        data = self._read(X, y, clients, sample_weight, reset=False, item_ids=self._items)
+        data = self._encoded(X, y, clients, sample_weight, item_ids=self._items)
         lost = ~np.isin(users, data.user_ids.values) & (known | (data.n_users == 0))
         if lost.any():
             raise ValueError(

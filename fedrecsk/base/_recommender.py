@@ -322,6 +322,13 @@ class Recommender(
         if reset:
             rates = self.__sklearn_tags__().target_tags.required
             warn_about_target(type(self).__name__, X, y, rates=rates)
+        options = {"item_ids": item_ids, "all_users": all_users, "drop_other_items": not reset}
+        return self._encoded(X, y, clients, sample_weight, **options)
+
+    def _encoded(
+        self, X, y, clients, sample_weight, *, item_ids, all_users=False, drop_other_items=True
+    ):
+        """Encode X and y, which `_checked` has returned."""
         if sample_weight is not None:
             sample_weight = check_sample_weight(sample_weight, X, allow_all_zero_weights=True)
         _checks.check_rows(y, sample_weight)
@@ -331,7 +338,7 @@ class Recommender(
             clients=clients,
             sample_weight=sample_weight,
             item_ids=item_ids,
-            drop_other_items=not reset,
+            drop_other_items=drop_other_items,
             times=self._times_of(X, all_users=all_users),
         )
 

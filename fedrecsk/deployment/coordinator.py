@@ -338,7 +338,7 @@ class Coordinator:
         )
         model = model_for_newcomers(self.estimator, server, message)
         model.traffic_ = self.progress.traffic
-        self.store.save(MODEL, model)
+        self.store.save_result(MODEL, model)
         return model
 
     def _end_encrypted(self):
@@ -349,7 +349,7 @@ class Coordinator:
         records = Records(
             server.ledger, server.privacy_report(), server.round, self.progress.traffic
         )
-        self.store.save(RECORDS, records)
+        self.store.save_result(RECORDS, records)
         return records
 
     def _refuse_newcomers(self, why):

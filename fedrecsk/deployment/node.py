@@ -263,7 +263,7 @@ class Node:
         if self.party is None:
             message = memory.announcement | message
         model = memory.device.fitted(message, int(head["number"]))
-        self.store.save(MODEL_FILE, model)
+        self.store.save_result(MODEL_FILE, model)
         log.info("Client %s has its model: %s", *memory.device.client_ids, self.store.folder)
         return pack({"n_users": int(np.size(model.user_ids_))}, {})
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import pickle
 import stat
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any
 
+log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 # A fitted estimator and a server's Records, which joblib loads, too.
 MODEL, RECORDS = "model.joblib", "records.joblib"
 
@@ -54,6 +57,22 @@ class Store:
             os.unlink(path)
             raise
 
+    def save_result(self, name: str, thing: Any) -> None:
+        """Save a fit's result; that of an earlier fit stays, as ``previous-NAME``."""
+        if os.path.lexists(self.folder / name):
+            os.replace(self.folder / name, self.folder / f"previous-{name}")
+            log.info("The earlier %s is now previous-%s: %s", name, name, self.folder)
+        self.save(name, thing)
+        found = _Finder(io.BytesIO())
+        found.dump(thing)
+        if found.local:
+            log.warning(
+                "%s needs %s of the script that is being run, and can be loaded nowhere else; "
+                "move it to a module that is installed wherever the file is loaded.",
+                self.folder / name,
+                ", ".join(sorted(found.local)),
+            )
+
     def names(self, pattern: str) -> list[str]:
         """Return the names under which something was saved that match a pattern."""
         return sorted(file.name for file in self.folder.glob(pattern) if file.name[0] != ".")
@@ -67,6 +86,20 @@ class Store:
     def remove(self, name: str) -> None:
         """Remove what was saved under a name."""
         (self.folder / name).unlink(missing_ok=True)
+
+
+class _Finder(pickle.Pickler):
+    """Pickles, and notes classes and functions of the script that is being run."""
+
+    def __init__(self, file):
+        super().__init__(file)
+        self.local = set()
+
+    def reducer_override(self, thing):
+        """Note the name, and leave the rest to pickle."""
+        if getattr(thing, "__module__", None) == "__main__" and hasattr(thing, "__qualname__"):
+            self.local.add(thing.__qualname__)
+        return NotImplemented
 
 
 def _check_own(path):

@@ -4,10 +4,13 @@ import os
 import pathlib
 import re
 import stat
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
+import fedrecsk
 from fedrecsk import EASE, Federation, LocALS, RFRec, RFRecF, SemiDFEGL
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip
@@ -111,6 +114,41 @@ def test_a_store_writes_whole_files_that_only_its_owner_reads(tmp_path):
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     store.remove("state")
     assert store.load("state") is None
+
+
+def test_the_result_of_an_earlier_fit_stays(tmp_path):
+    store = Store(tmp_path)
+    for model in ("first", "second", "third"):
+        store.save_result("model.joblib", model)
+    assert store.load("model.joblib") == "third"
+    assert store.load("previous-model.joblib") == "second"
+
+
+def test_a_result_that_can_be_loaded_in_this_script_only(tmp_path):
+    """Of the class itself, and of one that a parameter has."""
+    script = """
+import logging
+from fedrecsk import LocALS
+from fedrecsk.deployment.store import Store
+logging.basicConfig(format="%(message)s")
+class Mine(LocALS):
+    pass
+store = Store("node")
+store.save_result("model.joblib", LocALS(4))
+store.save_result("model.joblib", Mine(4))
+store.save_result("model.joblib", LocALS(4, federation=Mine()))
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(pathlib.Path(fedrecsk.__file__).parents[1])},
+    )
+    lines = run.stderr.splitlines()
+    assert len(lines) == 2
+    assert all("model.joblib needs Mine of the script" in line for line in lines)
 
 
 def test_a_store_that_others_may_write_into_is_refused(tmp_path):
