@@ -313,7 +313,7 @@ class RollingOrigin(Splitter):
         -------
         n_splits : int
         """
-        return self.cutoffs if isinstance(self.cutoffs, Integral) else len(self.cutoffs)
+        return int(self.cutoffs) if isinstance(self.cutoffs, Integral) else len(self.cutoffs)
 
     def _splits(self, X):
         times = _times.read_times(X, self.timestamps)

@@ -198,10 +198,10 @@ class SparseRows:
 
     # ------------------------------------------------------------------------------- sums
 
-    def sum(self, weights: np.ndarray | None = None) -> np.ndarray:
+    def sum(self, weights: np.ndarray | None = None) -> Any:
         """Add up the changes of all clients, times their weights if there are any.
 
-        Without weights, integers stay integers.
+        An ndarray, or a csc_array if the spec is sparse. Without weights, integers stay integers.
         """
         if weights is not None and not weights.all():
             # What is left out may be NaN.
