@@ -5,6 +5,8 @@ for ten items for each of --requests histories of 50 items, one after the other.
 the size of the file, the seconds to read it, and recommendations for a second of wall clock and
 of CPU. Set ``OPENBLAS_NUM_THREADS=1`` where other processes need the cores too: NumPy solves the
 equations of 128 factors by threads that then wait for each other.
+
+Data: none needed; vectors are drawn.
 """
 
 from __future__ import annotations
@@ -48,9 +50,9 @@ def measured(n_items, n_factors, n_requests, path):
 def main(argv=None):
     """Print a row for each number of factors."""
     parser = command_line("portable", __doc__)
-    parser.add_argument("--items", type=int, default=60_000)
+    parser.add_argument("--items", type=int, default=60_000, help="items in the model")
     parser.add_argument("--factors", type=int, nargs="+", default=[20, 64, 128])
-    parser.add_argument("--requests", type=int, default=500)
+    parser.add_argument("--requests", type=int, default=500, help="histories that are asked for")
     options = parser.parse_args(argv)
     print("| factors | file (MB) | read (s) | a second | a CPU second |")
     print("|---|---|---|---|---|", flush=True)
