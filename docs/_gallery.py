@@ -2,7 +2,12 @@
 
 SECTIONS = {
     "First fits": ("quickstart", "watch_a_fit", "plot_convergence"),
-    "Compare and evaluate": ("compare_methods", "compare_with_als", "temporal_split"),
+    "Compare and evaluate": (
+        "compare_methods",
+        "compare_with_als",
+        "temporal_split",
+        "what_came_last",
+    ),
     "Search": ("grid_search", "accuracy_within_a_budget"),
     "Communication": ("plot_accuracy_per_megabyte",),
     "Privacy": ("what_an_upload_reveals", "encrypted_sums", "plot_privacy"),
