@@ -129,7 +129,7 @@ FOR_AUTHORS = {
 # The pages that explain an estimator; its page in the API reference leads there.
 METHOD_PAGES = {
     "rfrec": ("RFRec", "RFRecF"),
-    "ease": ("EASE", "FedEASE", "FedItemKNN", "FedSpectral", "ItemKNN"),
+    "ease": ("EASE", "FedEASE", "FedItemKNN", "FedSpectral", "ItemKNN", "UserKNN"),
     "fedals": ("LocALS", "LocSGD", "GlobSGD"),
     "fcf": ("FCF", "ExplicitFCF"),
     "fedeb": ("FedEB",),

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
         ImplicitLMF,
         ItemKNN,
         Popularity,
+        RandomRecommender,
         SVDpp,
+        UserKNN,
     )
     from fedrecsk.federated import (
         FCF,
@@ -80,9 +82,11 @@ __all__ = [
     "PrivRec",
     "RFRec",
     "RFRecF",
+    "RandomRecommender",
     "SCoLR",
     "SVDpp",
     "SemiDFEGL",
+    "UserKNN",
     "__version__",
 ]
 

@@ -25,6 +25,8 @@ ESTIMATORS = {
 POSITIONAL = {
     "BiasOnly": [],
     "Popularity": [],
+    "RandomRecommender": [],
+    "UserKNN": ["n_neighbors"],
     "EASE": ["reg"],
     "FedEASE": ["reg"],
     "ItemKNN": ["n_neighbors"],

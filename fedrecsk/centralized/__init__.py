@@ -10,7 +10,9 @@ from fedrecsk.centralized.implicit import ImplicitALS, ImplicitBPR, ImplicitLMF
 from fedrecsk.centralized.item_knn import ItemKNN
 from fedrecsk.centralized.pmf import PMF
 from fedrecsk.centralized.popularity import Popularity
+from fedrecsk.centralized.random import RandomRecommender
 from fedrecsk.centralized.svdpp import SVDpp
+from fedrecsk.centralized.user_knn import UserKNN
 
 __all__ = [
     "DCF",
@@ -25,5 +27,7 @@ __all__ = [
     "ImplicitLMF",
     "ItemKNN",
     "Popularity",
+    "RandomRecommender",
     "SVDpp",
+    "UserKNN",
 ]
