@@ -811,9 +811,17 @@ def test_against_says_what_is_wrong():
     comparison = per_user(A=pd.DataFrame({"mae": [1.0, 2.0]}))
     with pytest.raises(ValueError, match="No estimator is called 'B'; name one of \\['A'\\]"):
         comparison.against("B")
-    with pytest.raises(ValueError, match="n_resamples=0"):
-        comparison.against("A", n_resamples=0)
+    for number in (0, "many"):
+        with pytest.raises(ValueError, match="'n_resamples' parameter of against"):
+            comparison.against("A", n_resamples=number)
     assert comparison.against("A").empty
+
+
+def test_one_user_tells_nothing():
+    alone = {name: pd.DataFrame({"mae": [error]}) for name, error in (("A", 1.0), ("B", 2.0))}
+    comparison = per_user(**alone)
+    assert comparison.against("B").empty
+    assert "≈" not in str(comparison)
 
 
 def test_failed_folds_are_left_out_of_the_differences(ratings):

@@ -10,6 +10,7 @@ from sklearn.base import clone
 
 import fedrecsk
 from fedrecsk import EASE, FedEB, ItemKNN, LocALS, base
+from fedrecsk.base import _item_weights
 from fedrecsk.base._explain import LINEAR
 from tests.conftest import make_toy
 from tests.test_contract import make
@@ -242,3 +243,12 @@ def test_what_cannot_be_explained_says_so():
     model = LocALS(2, n_rounds=1, history_half_life=2, timestamps="row_order").fit(X)
     with pytest.raises(ValueError, match="set history_half_life=None"):
         model.explain(X[0, 0], X[0, 1], interactions=X[:9])
+
+
+def test_nearest_items_explain_in_any_catalogue_and_export_small_ones(monkeypatch):
+    model, X, _ = fitted("ItemKNN")
+    before = model.explain(X[0, 0], X[1, 1])
+    monkeypatch.setattr(_item_weights, "MOST_ITEMS", 3)
+    pd.testing.assert_frame_equal(model.explain(X[0, 0], X[1, 1]), before)
+    with pytest.raises(ValueError, match="has 9 items, and export takes at most 3"):
+        model.export("unused")

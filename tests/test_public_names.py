@@ -21,6 +21,7 @@ MODULES = [
     "fedrecsk.compression",
     "fedrecsk.datasets",
     "fedrecsk.deployment",
+    "fedrecsk.deployment.serving",
     "fedrecsk.ensemble",
     "fedrecsk.federated",
     "fedrecsk.metrics",
@@ -31,7 +32,6 @@ MODULES = [
     "fedrecsk.preprocessing",
     "fedrecsk.privacy",
     "fedrecsk.protocol",
-    "fedrecsk.serving",
     "fedrecsk.testing",
     "fedrecsk.tracking",
 ]

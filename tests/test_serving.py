@@ -16,7 +16,9 @@ import joblib
 import numpy as np
 import pytest
 
-from fedrecsk import EASE, RFRec, serving
+from fedrecsk import EASE, RFRec
+from fedrecsk.deployment import serving
+from tests.conftest import make_toy
 from tests.test_contract import make
 from tests.test_explain import fitted
 
@@ -336,3 +338,17 @@ def test_a_missing_extra_is_named(tmp_path, capsys, monkeypatch, package):
     with pytest.raises(SystemExit):
         serving.main([str(tmp_path / "model")])
     assert f"serve needs {package}: pip install 'fedrecsk[serve]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("timestamps", [2, "row_order"])
+def test_the_order_of_a_newcomers_items_is_that_of_time(timestamps):
+    X, _ = make_toy()
+    X = np.column_stack([X, np.arange(len(X))])
+    model = EASE(reg=1.0, history_half_life=0.5, timestamps=timestamps).fit(X)
+    service, items = serving.Service(model), model.item_ids_[:4].tolist()
+    newcomers = [[999, item, 10**6 + k] for k, item in enumerate(items)]
+    expected = model.recommend([999], 3, interactions=newcomers)
+    found = service.one({"items": items, "n": 3})
+    assert found["items"] == expected[0][0].tolist()
+    assert found["scores"] == pytest.approx(expected[1][0].tolist())
+    assert service.one({"items": items[::-1], "n": 3})["scores"] != found["scores"]

@@ -43,6 +43,10 @@ class Explains:
             f"newcomers step by step. Use one of {LINEAR}."
         )
 
+    def _rule_of(self, item):
+        """Return a rule that has at least what the scores of one item (a code) need."""
+        return self._public_half()
+
     def _kept_rows(self, user):
         """Return the History of a user (a code) as far as the model has it; None if it has not."""
         if self.__sklearn_tags__().target_tags.required:
@@ -155,8 +159,8 @@ class Explains:
         validate_parameter_constraints(
             {"n": [Interval(Integral, 1, None, closed="left")]}, {"n": n}, caller_name="explain"
         )
-        rule = self._public_half()
         (wanted,) = self._items.codes(_one(item, "item"))
+        rule = self._rule_of(int(wanted))
         if wanted < 0:
             raise ValueError(f"Item {item!s} is not an item that the model knows.")
         served, code, rows = self._with_rows(_one(user, "user"), interactions)

@@ -21,9 +21,9 @@ from fedrecsk.portable import History, ItemWeights
 gram_kernels: LazyModule = LazyModule("fedrecsk.base._gram_kernels")
 
 
-# From so many items on, X'X is kept sparse where the model can be.
+# Least number of items at which X'X is kept sparse, where the model can be.
 MANY_ITEMS = 5000
-# After so many, the scores of unknown users rank like popularity (MovieLens-100k, reg 200 to 5000).
+# Steps after which unknown users rank items as by popularity (MovieLens-100k, reg 200 to 5000).
 POWER_STEPS = 10
 # Whose pairs fill 400 MB.
 MOST_ITEMS = 10_000
@@ -100,10 +100,15 @@ class NearestItemsMixin(ItemWeightsMixin):
     def _public_half(self):
         if self.n_items_ > MOST_ITEMS:
             raise ValueError(
-                f"{type(self).__name__} has {self.n_items_} items, and export and explain take at "
-                f"most {MOST_ITEMS}, because they hold the weights of all pairs of items."
+                f"{type(self).__name__} has {self.n_items_} items, and export takes at most "
+                f"{MOST_ITEMS}, because the file has the weights of all pairs of items."
             )
         return ItemWeights(self.item_weights_.toarray())
+
+    def _rule_of(self, item):
+        # One column is enough, and there may be too many items for all of them.
+        column = self.item_weights_[:, [item]].toarray()
+        return ItemWeights(np.broadcast_to(column, (self.n_items_, self.n_items_)))
 
     def _item_likeness(self):
         return lambda codes: self.item_weights_[codes].toarray().astype(np.float64)

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> None:
     if arguments[:1] == ["serve"]:
-        from fedrecsk import serving
+        from fedrecsk.deployment import serving
 
         serving.main(arguments[1:])
         return

@@ -32,7 +32,7 @@ from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Summed
 
 # At most this many float64 per pair of items at a time: sums, X'X and results computed from it.
 MATRICES = 6
-# At most so many bytes of a sparse sum, and of what is computed from it, for each pair sent.
+# Most bytes that a sparse sum, and what is computed from it, takes for each pair sent.
 PAIR_BYTES = 64
 # Clients number pairs by an int32.
 MOST_ITEMS = 2**16 - 1

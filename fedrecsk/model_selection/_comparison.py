@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -9,6 +10,8 @@ import pandas as pd
 from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 
 from fedrecsk._utils import html
+from fedrecsk._utils.parameters import checked
+from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.metrics import (
     bytes_device_to_device_scorer,
     bytes_down_scorer,
@@ -166,16 +169,16 @@ class Comparison:
         Returns
         -------
         differences : DataFrame
-            One row for each other estimator and score that both have: `estimator`, `score`,
-            `difference` (the estimator's score less the baseline's, over the users and folds that
-            all estimators with the score have), `low` and `high` (its 95 % interval), `p` (the
-            two-sided p-value that the difference is 0, at least ``2 / (n_resamples + 1)``), and
-            `better` (True or False if the interval leaves out 0, otherwise None).
+            One row for each other estimator and score that both have for two users or more:
+            `estimator`, `score`, `difference` (the estimator's score less the baseline's, over the
+            users and folds that all estimators with the score have), `low` and `high` (its 95 %
+            interval), `p` (the two-sided p-value that the difference is 0, at least
+            ``2 / (n_resamples + 1)``), and `better` (True or False if the interval leaves out 0, otherwise None).
 
         Raises
         ------
         ValueError
-            If no estimator has this name, or `n_resamples` is below 1.
+            If no estimator has this name, or `n_resamples` is no integer of at least 1.
 
         Examples
         --------
@@ -190,8 +193,11 @@ class Comparison:
         known = self._table["estimator"].unique().tolist()
         if baseline not in known:
             raise ValueError(f"No estimator is called {baseline!r}; name one of {known}.")
-        if n_resamples < 1:
-            raise ValueError(f"n_resamples={n_resamples} must be at least 1.")
+        (n_resamples,) = checked(
+            "against",
+            {"n_resamples": [Interval(Integral, 1, None, closed="left")]},
+            n_resamples=n_resamples,
+        )
         rows = []
         for score in self.per_user.columns[4:]:
             found = self._resampled(score, n_resamples, random_state)
@@ -216,12 +222,13 @@ class Comparison:
             names, n_users = [n for n in self._names() if n in wide["total"]], len(wide)
             numbers = np.column_stack([wide["weight"].iloc[:, :1], wide["total"][names]])
             generator, draws = np.random.default_rng(random_state), [numbers.sum(axis=0)]
-            for _ in range(n_resamples if n_users else 0):
+            # One user drawn again and again would be no spread at all.
+            for _ in range(n_resamples if n_users > 1 else 0):
                 chosen = generator.integers(n_users, size=n_users)
                 draws.append(np.bincount(chosen, minlength=n_users) @ numbers)
             draws = np.array(draws)
-            means = (draws[:, 1:] / draws[:, :1]) ** (1 / power) if n_users else draws[:, 1:]
-            self._draws[key] = dict(zip(names, means.T, strict=True)) if n_users else {}
+            means = (draws[:, 1:] / draws[:, :1]) ** (1 / power) if n_users > 1 else draws[:, 1:]
+            self._draws[key] = dict(zip(names, means.T, strict=True)) if n_users > 1 else {}
         return self._draws[key]
 
     def _names(self):

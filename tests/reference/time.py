@@ -18,7 +18,7 @@ def positions(times):
 
 
 def life(half_life, n_rows):
-    """The half-life of a user with so many rows; infinite for None."""
+    """Return the half-life of a user with n rows; infinite for None."""
     if half_life is None:
         return float("inf")
     return 0.7 * n_rows**0.5 if half_life == "auto" else half_life

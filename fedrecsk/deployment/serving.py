@@ -155,9 +155,9 @@ class Service:
         ids = self.fitted.user_ids_
         # An id that nobody has.
         user = max(ids.tolist(), key=len) + "0" if ids.dtype.kind == "U" else int(ids.max()) + 1
-        # Later columns, such as times, are not read.
-        more = [0] * (self.fitted.n_features_in_ - 2)
-        rows = [[user, item, *more] for item in items]
+        # The order of items stands in for times; other columns are not read.
+        n_more = self.fitted.n_features_in_ - 2
+        rows = [[user, item, *[place] * n_more] for place, item in enumerate(items)]
         return self._listed([user], n, exclude, interactions=(rows, ratings))
 
     def _listed(self, users, n, exclude, **others):
@@ -185,7 +185,7 @@ class Service:
             "description": "Either user, or items (and ratings, for a model of ratings).",
             "properties": {
                 "user": {"type": ["string", "number"], "description": "Id of a known user."},
-                "items": lists | {"description": "Ids of a newcomer's items."},
+                "items": lists | {"description": "Ids of a newcomer's items, oldest first."},
                 "ratings": numbers | {"description": "A rating of each of the items."},
                 "exclude": lists | {"description": "Ids that must not be recommended."},
                 "n": whole,
