@@ -172,8 +172,9 @@ class Comparison:
             One row for each other estimator and score that both have for two users or more:
             `estimator`, `score`, `difference` (the estimator's score less the baseline's, over the
             users and folds that all estimators with the score have), `low` and `high` (its 95 %
-            interval), `p` (the two-sided p-value that the difference is 0, at least
-            ``2 / (n_resamples + 1)``), and `better` (True or False if the interval leaves out 0, otherwise None).
+            interval), `p` (the two-sided p-value that the difference is 0, at least ``2 /
+            (n_resamples + 1)``), and `better` (True or False if the interval leaves out 0,
+            otherwise None).
 
         Raises
         ------

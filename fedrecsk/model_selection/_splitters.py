@@ -256,9 +256,9 @@ class RollingOrigin(Splitter):
     ----------
     cutoffs : int, or array-like of dates, numbers or quantiles, default=3
         Where periods begin. An int: the number of cut-offs, which cut the last half of the rows
-        into periods of about the same number of rows. Floats in (0, 1): quantiles of the
-        times of the rows. Otherwise times as in X, such as "2024-05-01": periods begin at them, and their rows
-        are test rows. One cut-off makes one split at a date for all users.
+        into periods of about the same number of rows. Floats in (0, 1): quantiles of the times of
+        the rows. Otherwise times as in X, such as "2024-05-01": periods begin at them, and their
+        rows are test rows. One cut-off makes one split at a date for all users.
     timestamps : int or str, default=2
         Column of X with the time of each row: its position (2 or more) or, for a DataFrame,
         its name. The times are numbers, dates, or ISO dates as strings. "row_order": the rows of
