@@ -48,21 +48,6 @@ class Rule(NamedTuple):
     epsilon: float
 
 
-class Totals(NamedTuple):
-    """Sums of the vectors that clients upload.
-
-    senders : (n_clients,) bool
-    clip : float, infinite for no clipping
-    sums : (n_items, width) float64, of the clipped own vectors of each item
-    counts : (n_items,) int64, how many clients have added to the sums of each item
-    """
-
-    senders: np.ndarray
-    clip: float
-    sums: np.ndarray
-    counts: np.ndarray
-
-
 class Scratch(NamedTuple):
     """Scratch of :func:`step`.
 
@@ -94,10 +79,8 @@ def scratch(layout, held):
 
 
 @kernel
-def step(
-    layout, values, weights, active, users, held, broadcast, objective, rule, n_steps, totals, work
-):
-    """Step every active client's users and rated items, in place, and add up what is sent.
+def step(layout, values, weights, active, users, held, broadcast, objective, rule, n_steps, work):
+    """Step every active client's users and rated items, in place.
 
     The objective of a client is sum_r w [(r - link(level + b_u + b_i + p.q))^2
     + reg_item |q_i|^2 + reg_item_bias b_i^2] + sum_u [reg_user |p_u|^2 + reg_user_bias b_u^2]
@@ -113,7 +96,6 @@ def step(
     objective : Objective
     rule : Rule
     n_steps : (n_clients,), how many steps each client has taken, with this one
-    totals : Totals, of uploads after the step; a client's vectors are still in the cache then
     work : Scratch
 
     Returns
@@ -143,8 +125,6 @@ def step(
                 work.gradient[0, 0] = slope + bias_penalty * users.now[u, 0]
             descend(users.now, users.mean, users.square, u, 1, work.gradient, rule, n_steps[c])
         descend(held.now, held.mean, held.square, first, n, work.items, rule, n_steps[c])
-        if totals.senders[c]:
-            add_vectors(first, first + n, layout.row_items, held.now, totals)
     return loss, total_weight
 
 
@@ -231,23 +211,31 @@ def descend(now, mean, square, first, n, gradient, rule, n_steps):
 
 
 @kernel
-def add_up(row_indptr, row_items, held, totals):
-    """Add up the senders' own item vectors, without a step; see :func:`step`."""
-    for c in range(len(totals.senders)):
-        if totals.senders[c]:
-            add_vectors(row_indptr[c], row_indptr[c + 1], row_items, held, totals)
+def add_up(row_indptr, row_items, held, senders, clip, origin, sums):
+    """Add up the senders' own item vectors, each less the origin's.
 
-
-# Not inlined: LLVM would find out less about which arrays overlap, and take 1.5 times as long.
-@kernel
-def add_vectors(first, last, row_items, held, totals):
-    """Add the clipped rows from the first to the last, without it, to the totals."""
-    most = held.dtype.type(totals.clip)
-    for row in range(first, last):
-        i = row_items[row]
-        totals.counts[i] += 1
-        for f in range(held.shape[1]):
-            totals.sums[i, f] += min(max(held[row, f], -most), most)
+    Parameters
+    ----------
+    row_indptr, row_items : as in blocks.Layout
+    held : (n_rows, width)
+    senders : (n_clients,) bool
+    clip : float, or None for no clipping
+    origin : (n_items, width)
+    sums : (n_items, width) float64
+    """
+    for c in range(len(senders)):
+        if not senders[c]:
+            continue
+        for row in range(row_indptr[c], row_indptr[c + 1]):
+            i = row_items[row]
+            if clip is None:
+                for f in range(held.shape[1]):
+                    sums[i, f] += np.float64(held[row, f]) - np.float64(origin[i, f])
+            else:
+                most = held.dtype.type(clip)
+                for f in range(held.shape[1]):
+                    x = min(max(held[row, f], -most), most)
+                    sums[i, f] += np.float64(x) - np.float64(origin[i, f])
 
 
 @kernel

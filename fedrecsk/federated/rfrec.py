@@ -334,11 +334,8 @@ class RFRec(Predictions, BiasColumn, RatingMixin, FederatedRecommender):
     def _client_update(self, block, state, message, turn, key):
         broadcast = message["item_vectors"].values
         self._join(block, state, turn.active, broadcast)
-        totals = self._totals(block, turn)
-        loss = self._step(
-            block, state, broadcast, turn.active, self.prox, self.learning_rate, totals
-        )
-        return state, self._upload(block, state, broadcast, turn, totals), loss
+        loss = self._step(block, state, broadcast, turn.active, self.prox, self.learning_rate)
+        return state, self._upload(block, state, broadcast, turn), loss
 
     def _join(self, block, state, active, broadcast):
         """Let clients in their first round begin with the items that they have received."""
@@ -347,15 +344,8 @@ class RFRec(Predictions, BiasColumn, RatingMixin, FederatedRecommender):
             state["held"].now[rows] = broadcast[block.row_items[rows]]
         state["joined"] |= active
 
-    def _totals(self, block, turn):
-        """Return empty Totals of the clients that send; with single uploads, none does."""
-        senders = turn.active & turn.delivers & (not turn.separate)
-        sums, counts = np.zeros((block.n_items, self._width)), np.zeros(block.n_items, np.int64)
-        clip = np.inf if self._clip is None else self._clip
-        return rfrec_kernels.Totals(senders, clip, sums, counts)
-
-    def _step(self, block, state, broadcast, active, prox, rate, totals):
-        """Step the active clients' users and rated items, and add up the senders' vectors."""
+    def _step(self, block, state, broadcast, active, prox, rate):
+        """Step the active clients' users and rated items along their gradients."""
         state["steps"][active] += 1
         layout = block.layout
         loss = rfrec_kernels.step(
@@ -375,13 +365,12 @@ class RFRec(Predictions, BiasColumn, RatingMixin, FederatedRecommender):
             ),
             rfrec_kernels.Rule(float(rate), self.BETA_1, self.BETA_2, self.EPSILON),
             np.maximum(state["steps"], 1),
-            totals,
             rfrec_kernels.scratch(layout, state["held"]),
         )
         # In squared ratings, like the validation loss.
         return np.multiply(loss, (state["unit"] ** 2, 1.0))
 
-    def _upload(self, block, state, broadcast, turn, totals):
+    def _upload(self, block, state, broadcast, turn):
         """Return clip(V_c) of each client, or with "holders" its change where it has rated."""
         held, is_finite = state["held"].now, None
         shared = state["common"]["shared"] if self.aggregation == "clients" else None
@@ -392,18 +381,25 @@ class RFRec(Predictions, BiasColumn, RatingMixin, FederatedRecommender):
             sent, is_finite = self._clipped(held), self._is_finite(block, state)
             rows = SparseRows.since(broadcast, block.row_indptr, block.row_items, sent, **others)
             return ClientUpdates({"item_vectors": rows}, is_finite=is_finite)
-        if not all_finite(totals.sums):
+        senders = turn.active & turn.delivers
+        sums = self._sums(block, held, broadcast, shared, senders)
+        if not all_finite(sums):
             # Once more without the clients that have diverged.
-            is_finite, totals = self._is_finite(block, state), self._totals(block, turn)
-            totals.senders[~is_finite] = False
-            rfrec_kernels.add_up(block.row_indptr, block.row_items, held, totals)
-        if shared is None:
-            sums = totals.sums - totals.counts[:, None] * broadcast.astype(np.float64)
-        else:
-            # Clients that do not hold an item send the vector that they share.
-            n_others = np.count_nonzero(totals.senders) - totals.counts
-            sums = totals.sums + n_others[:, None] * shared.astype(np.float64)
+            is_finite = self._is_finite(block, state)
+            sums = self._sums(block, held, broadcast, shared, senders & is_finite)
         return ClientUpdates({"item_vectors": sums}, is_finite=is_finite)
+
+    def _sums(self, block, held, broadcast, shared, senders):
+        """Return the sum of what the senders send, of which `shared` are the unrated items."""
+        if shared is None:
+            origin, sums = broadcast, np.zeros(broadcast.shape)
+        else:
+            n_senders = np.count_nonzero(senders)
+            origin, sums = shared, np.multiply(shared, n_senders, dtype=np.float64)
+        rfrec_kernels.add_up(
+            block.row_indptr, block.row_items, held, senders, self._clip, origin, sums
+        )
+        return sums
 
     @staticmethod
     def _is_finite(block, state):

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
-from fedrecsk.federated.rfrec import RFRec, rfrec_kernels
+from fedrecsk.federated.rfrec import RFRec
 
 
 @documented
@@ -137,15 +137,13 @@ class RFRecF(RFRec):
     def _client_update(self, block, state, message, turn, key):
         mean = message["item_vectors"].values
         self._join(block, state, turn.active, mean)
-        loss, uploads, totals = None, None, self._totals(block, turn)
+        loss = uploads = None
         match self._coins(key.shared):
             case 0, 0:
                 rate = self.learning_rate / (1 - self.aggregation_probability)
-                totals.senders[:] = False
-                loss = self._step(block, state, mean, turn.active, 0.0, rate, totals)
+                loss = self._step(block, state, mean, turn.active, 0.0, rate)
             case 0, 1:
-                rfrec_kernels.add_up(block.row_indptr, block.row_items, state["held"].now, totals)
-                uploads = self._upload(block, state, mean, turn, totals)
+                uploads = self._upload(block, state, mean, turn)
             case 1, 0:
                 self._move_to_mean(block, state, turn.active, mean)
         return state, uploads, loss
