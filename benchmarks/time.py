@@ -270,7 +270,11 @@ def scores(options):
         print(f"\n{name}: HR@10 / NDCG@10 of {len(data.users)} users' last rows\n")
         print("| | full ranking | 99 negatives | validation | chosen | CPU s |")
         print("|---|---|---|---|---|---|")
-        for model, tried in candidates(name, data, options.peers_python).items():
+        models = candidates(name, data, options.peers_python)
+        unknown = set(options.only or ()) - models.keys()
+        if unknown:
+            raise SystemExit(f"--only {min(unknown)!r} is none of {list(models)}.")
+        for model, tried in models.items():
             if options.only and model not in options.only:
                 continue
             found = [
