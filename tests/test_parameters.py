@@ -14,6 +14,7 @@ from fedrecsk import (
     Federation,
     FedMF,
     LocALS,
+    Popularity,
     RFRec,
     SVDpp,
     aggregation,
@@ -27,6 +28,7 @@ from fedrecsk._utils.parameters import PlainParameters
 from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import LowRank, TopK
 from fedrecsk.datasets import make_interactions, make_ratings
+from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.model_selection import UserHoldout
 from tests.conftest import make_toy
 
@@ -142,6 +144,7 @@ def test_small_types_of_splitters_and_generators():
         (LocALS, "n_factor", "LocALS has no parameter 'n_factor'; did you mean n_factors"),
         (Federation, "dropot", "Federation has no parameter 'dropot'; did you mean dropout"),
         (BiasOnly, "init", "BiasOnly has no parameter 'init'; it has "),
+        (FedMF, "init", "set warm_start=True and fit again"),
     ],
 )
 def test_an_unknown_parameter_is_named_with_those_like_it(Class, wrong, hint):
@@ -150,3 +153,39 @@ def test_an_unknown_parameter_is_named_with_those_like_it(Class, wrong, hint):
     # What reads signatures sees those of the constructors.
     seen, own = inspect.signature(Class), inspect.signature(Class.__init__)
     assert list(seen.parameters) == list(own.parameters)[1:]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda model: model.recommend([1], k=5), "'k'; did you mean n_recommendations"),
+        (lambda model: model.recommend([1], n_recomendations=5), "mean n_recommendations"),
+        (lambda model: model.recommend([1], candidate=[2]), "did you mean candidates"),
+        (lambda model: model.similar_items([1], k=5), r"'k'; did you mean n\?"),
+        (lambda model: model.fold_in([[1, 2]], replaces=True), "did you mean replace"),
+        (lambda model: model.fit([[1, 2]], sample_weights=[1]), "did you mean sample_weight"),
+        (lambda model: evaluate_ranking(model, [[1, 2]], n=5), r"did you mean k\?"),
+        (lambda model: model.predict([[1, 2]], zzz=1), "it takes X, return_std"),
+    ],
+)
+def test_an_unknown_argument_is_named_with_those_like_it(call, message):
+    with pytest.raises(TypeError, match=message):
+        call(LocALS(4))
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "message"),
+    [
+        (BiasOnly(), "partial_fit", "has no partial_fit; call fit with all rows"),
+        (Popularity(), "forget", "has no forget; call fit with the rows of all other users"),
+        (Popularity(), "similar_items", "no vectors of items to compare; use ItemKNN"),
+        (BiasOnly(), "similar_users", "no vectors of users to compare"),
+        (LocALS(), "partial_fit", "set warm_start=True before"),
+        (LocALS(), "nonsense", "has no attribute 'nonsense'"),
+    ],
+)
+def test_a_method_that_a_model_lacks(model, name, message):
+    assert not hasattr(model, name)
+    with pytest.raises(AttributeError) as caught:
+        getattr(model, name)
+    assert message in f"{caught.value} {caught.value.__cause__}"

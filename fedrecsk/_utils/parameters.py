@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import operator
 from abc import ABCMeta
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 from sklearn.base import BaseEstimator
 
 from fedrecsk._utils.sklearn_compat import validate_parameter_constraints
+
+P, T = ParamSpec("P"), TypeVar("T")
+# What other packages call the length of a list.
+COUNTS = ("n_recommendations", "n", "k", "top_k", "topk", "n_items", "num", "num_items", "limit")
+
+
+def suggest(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function, so that an error about an unknown argument names those like it."""
+    known = [name for name in inspect.signature(function).parameters if name != "self"]
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        unknown = next((name for name in kwargs if name not in known), None)
+        if unknown is None:
+            return function(*args, **kwargs)
+        counts = [name for name in known if name in COUNTS]
+        is_count = bool(counts) and unknown.lower() in COUNTS
+        likely = f"did you mean {counts[0]}?" if is_count else None
+        hint = likely or did_you_mean(unknown, known, f"it takes {', '.join(known)}.")
+        raise TypeError(f"{function.__name__} takes no argument {unknown!r}; {hint}")
+
+    return call
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
@@ -49,6 +72,8 @@ class _NamesParameters(ABCMeta):
                 if not unknown or any(one.kind is one.VAR_KEYWORD for one in known.values()):
                     raise
                 hint = did_you_mean(unknown[0], known, f"it has {', '.join(known)}.")
+                if unknown[0] in ("init", "init_model") and "warm_start" in known:
+                    hint = "to go on from the last fit, set warm_start=True and fit again."
                 raise TypeError(
                     f"{cls.__name__} has no parameter {unknown[0]!r}; {hint}"
                 ) from error

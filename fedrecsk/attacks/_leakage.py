@@ -12,6 +12,7 @@ from scipy.sparse import csr_array
 from sklearn.base import clone
 
 from fedrecsk._utils import html
+from fedrecsk._utils.parameters import suggest
 from fedrecsk.attacks._inversion_factors import explicit_fcf, fcf, fedfast, fedmf, wmf
 from fedrecsk.attacks._inversion_other import fedeb, fedrec, gram, lightfr, neural, semidfegl
 from fedrecsk.attacks._inversion_rfrec import rfrec
@@ -112,6 +113,7 @@ class LeakReport:
         return setting
 
 
+@suggest
 def measure_leak(
     estimator: BaseEstimator,
     X: ArrayLike,

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from sklearn.utils.validation import check_is_fitted
 
+from fedrecsk._utils.parameters import suggest
 from fedrecsk._utils.sklearn_compat import Interval, validate_parameter_constraints
 from fedrecsk.base._fading import fading
 from fedrecsk.base._item_weights import liked
@@ -79,6 +80,7 @@ class Explains:
             interactions: ArrayLike | tuple[Any, ...] | None = None,
         ) -> tuple[NDArray[Any], NDArray[np.float64], float]: ...
 
+    @suggest
     def explain(
         self,
         user: Any,

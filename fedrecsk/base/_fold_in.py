@@ -8,6 +8,7 @@ import numpy as np
 from scipy import sparse
 from sklearn.utils.validation import check_is_fitted
 
+from fedrecsk._utils.parameters import suggest
 from fedrecsk._utils.sklearn_compat import validate_parameter_constraints
 from fedrecsk.data.interactions import id_columns, named
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 class FoldIn:
     """`fold_in`, which adds users to a fitted model."""
 
+    @suggest
     def fold_in(
         self,
         X: ArrayLike,

@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk import metrics
 from fedrecsk._utils import memory
+from fedrecsk._utils.parameters import suggest
 from fedrecsk._utils.sklearn_compat import Interval, safe_indexing, validate_parameter_constraints
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.base._fold_in import _runs
@@ -81,6 +82,7 @@ class Recommends:
             as_frame: Literal[True],
         ) -> DataFrame: ...
 
+    @suggest
     def recommend(
         self,
         users: ArrayLike,

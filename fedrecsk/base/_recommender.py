@@ -15,7 +15,7 @@ from scipy import sparse
 from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, validate_data
 
 from fedrecsk._utils import memory
-from fedrecsk._utils.parameters import PlainParameters
+from fedrecsk._utils.parameters import PlainParameters, suggest
 from fedrecsk._utils.sklearn_compat import (
     CallbackSupportMixin,
     check_sample_weight,
@@ -116,6 +116,10 @@ class FitReport:
         return close
 
 
+_INSTEAD = {
+    "partial_fit": "call fit with all rows, old and new, or fold_in to add users.",
+    "forget": "call fit with the rows of all other users.",
+}
 # Parameters that determine the size of the model.
 _SIZES = ("n_factors", "n_bits")
 
@@ -204,8 +208,20 @@ class Recommender(
         """Return the parameters' names; raise if one was lost or added by accident."""
         return list(_parameters_of(cls))
 
+    if not TYPE_CHECKING:  # so that type checkers know which attributes there are
+
+        def __getattr__(self, name):
+            """Say what to call instead of a method that this model does not have."""
+            instead = _INSTEAD.get(name)
+            if instead is None or hasattr(type(self), name):
+                return object.__getattribute__(self, name)
+            raise AttributeError(
+                f"{type(self).__name__} has no {name}; {instead}", name=name, obj=self
+            )
+
     # ------------------------------------------------------------------------- fit, score
 
+    @suggest
     @fit_context(prefer_skip_nested_validation=True)
     def fit(
         self,
@@ -384,6 +400,7 @@ class Recommender(
 
     # ----------------------------------------------------------------------------- predict
 
+    @suggest
     def predict(
         self, X: ArrayLike, return_std: bool = False
     ) -> NDArray[np.float64] | tuple[NDArray[np.float64], NDArray[np.float64]]:

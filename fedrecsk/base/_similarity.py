@@ -10,6 +10,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk import metrics
+from fedrecsk._utils.parameters import suggest
 from fedrecsk._utils.sklearn_compat import Interval, validate_parameter_constraints
 from fedrecsk.base._linear import _batches
 from fedrecsk.base._recommend import check_frames, require_room, tidy
@@ -23,11 +24,19 @@ if TYPE_CHECKING:
 
 
 def _knows_items(model):
-    return model._has_item_vectors
+    return model._has_item_vectors or _lacks(model, "items", "ItemKNN, EASE")
 
 
 def _knows_users(model):
-    return model._has_user_vectors
+    return model._has_user_vectors or _lacks(model, "users", "ImplicitALS, LocALS")
+
+
+def _lacks(model, what, others):
+    """Raise AttributeError, which says which models can compare."""
+    raise AttributeError(
+        f"{type(model).__name__} has no vectors of {what} to compare; use {others} or another "
+        "model with factors."
+    )
 
 
 class Similarity:
@@ -60,6 +69,7 @@ class Similarity:
         ) -> DataFrame: ...
 
     @available_if(_knows_items)
+    @suggest
     def similar_items(
         self, items: ArrayLike, n: int = 10, as_frame: bool = False
     ) -> tuple[NDArray[Any], NDArray[np.float64]] | DataFrame:
@@ -119,6 +129,7 @@ class Similarity:
         return tidy(items, *found, ("item", "similar_item")) if as_frame else found
 
     @available_if(_knows_users)
+    @suggest
     def similar_users(
         self, users: ArrayLike, n: int = 10, as_frame: bool = False
     ) -> tuple[NDArray[Any], NDArray[np.float64]] | DataFrame:

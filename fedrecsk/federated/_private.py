@@ -21,49 +21,77 @@ def check(method: Any, mechanism: CentralDP) -> None:
             f"{name} chooses its cohorts itself, and how often a client takes part may then depend "
             "on the data; set central_dp=None."
         )
-    if method.early_stopping:
-        raise ValueError(
-            "early_stopping uses validation errors, on which central_dp adds no noise; set "
-            "early_stopping=False with central_dp."
-        )
-    if method.items is None:
-        raise ValueError(
-            "With central_dp the catalogue must be public, because one derived from the data "
-            "reveals who is in them; set items= to the ids of all items on offer."
-        )
-    if "rating_scale" in method.get_params(deep=False) and method.rating_scale is None:
-        raise ValueError(
-            "With central_dp the rating scale must be public instead of derived from the data; "
-            "set rating_scale=(low, high), for example (1, 5)."
-        )
+    found = list(_problems_of_settings(method, "central_dp", "on which central_dp adds no noise"))
     if method.warm_start and mechanism.epsilon is not None:
-        raise ValueError(
+        found.append(
             f"CentralDP(epsilon={mechanism.epsilon:g}) is spent by the planned rounds, and "
             "warm_start would add more; set noise_multiplier instead of epsilon, so that "
             "privacy_ adds up what each fit spends."
         )
-    n_items = len(method.items)
+    # Of any catalogue: what is sent, not how much.
+    n_items = 1 if method.items is None else len(method.items)
     specs = dict(method._upload_specs(n_items))
     for step in range(method._n_setups):
         specs |= method._setup_specs(n_items, step)
+    found += _problems_of_fields(method, specs)
+    unknown = sorted(set(mechanism.field_weights or {}) - set(specs))
+    if unknown:
+        found.append(
+            f"CentralDP(field_weights=...) names {unknown[0]!r}, but {name} sends "
+            f"{', '.join(sorted(specs))}; use these names."
+        )
+    raise_all(found)
+
+
+def check_local(method: Any) -> None:
+    """Raise ValueError if local noise would not protect all that a method sends."""
+    raise_all(list(_problems_of_settings(method, "local_dp", "which local_dp does not protect")))
+
+
+def raise_all(found: list[str]) -> None:
+    """Raise a ValueError about all problems, if there are any."""
+    if len(found) > 1:
+        raise ValueError("\n- ".join([f"{len(found)} settings do not suit this privacy:", *found]))
+    if found:
+        raise ValueError(found[0])
+
+
+def _problems_of_settings(method, name, but):
+    if method.early_stopping:
+        yield (
+            f"early_stopping uploads validation errors, {but}; set early_stopping=False with "
+            f"{name}."
+        )
+    if method.items is None:
+        yield (
+            f"With {name} the catalogue must be public, because one derived from the data "
+            "reveals who is in them; set items= to the ids of all items on offer."
+        )
+    is_open = getattr(method, "rating_scale", ()) is None
+    if is_open and (name == "central_dp" or method._needs_rating_scale):
+        yield (
+            f"With {name} the rating scale must be public instead of derived from the data; "
+            "set rating_scale=(low, high), for example (1, 5)."
+        )
+    yield from method._private_problems(name)
+
+
+def _problems_of_fields(method, specs):
+    name, partial = type(method).__name__, []
     for field, spec in specs.items():
         if spec.bits or (spec.is_integer and spec.learned):
-            raise ValueError(
+            yield (
                 f"{name} sends codes or exact integers ({field}), which noise would destroy; set "
                 "central_dp=None, or use a method that sends real numbers."
             )
-        if spec.rows != "all":
-            options = method._parameter_constraints.get("upload", [])
-            choices = {choice for one in options for choice in getattr(one, "options", ())}
-            hint = 'set upload="all"' if "all" in choices else None
-            raise ValueError(
-                f"{name} sends only some rows of its matrix {field!r}, and which ones reveals the "
-                "items that a client holds; with central_dp clients must send whole matrices: "
-                f"{hint or 'use a method that does, such as RFRec'}."
-            )
-    unknown = sorted(set(mechanism.field_weights or {}) - set(specs))
-    if unknown:
-        raise ValueError(
-            f"CentralDP(field_weights=...) names {unknown[0]!r}, but {name} sends "
-            f"{', '.join(sorted(specs))}; use these names."
+        elif spec.rows != "all":
+            partial.append(repr(field))
+    if partial:
+        options = method._parameter_constraints.get("upload", [])
+        choices = {choice for one in options for choice in getattr(one, "options", ())}
+        hint = 'set upload="all"' if "all" in choices else None
+        yield (
+            f"{name} sends only some rows of its matrix {', '.join(partial)}, and which ones "
+            "reveals the items that a client holds; with central_dp clients must send whole "
+            f"matrices: {hint or 'use a method that does, such as RFRec'}."
         )

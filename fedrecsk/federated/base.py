@@ -401,18 +401,15 @@ class FederatedRecommender(Updating, Recommender):
             )
         if federation.central_dp is not None:
             _private.check(self, federation.central_dp)
-        if federation.local_dp is None:
-            return
-        if self.early_stopping:
-            raise ValueError(
-                "early_stopping uploads validation errors, which local_dp does not protect; set "
-                "early_stopping=False with local_dp."
-            )
-        if self.items is None:
-            raise ValueError(
-                "With local_dp the catalogue must be public, because one derived from the data "
-                "reveals who is in them; set items= to the ids of all items on offer."
-            )
+        if federation.local_dp is not None:
+            _private.check_local(self)
+
+    # Whether clients cannot do without a public rating scale under local noise.
+    _needs_rating_scale = False
+
+    def _private_problems(self, part):
+        """Return what else does not suit "central_dp" or "local_dp", one text for each."""
+        return []
 
     def planned_privacy(self, n_clients: int) -> PrivacyReport:
         """Report what a fit with central privacy will guarantee, before it has begun.

@@ -555,20 +555,13 @@ class RFRec(Predictions, BiasColumn, RatingMixin, FederatedRecommender):
 
     # ------------------------------------------------------------------------------ checks
 
-    def _check_before_fit(self):
-        super()._check_before_fit()
-        part = self._private_by
-        if part is None:
-            return
+    _needs_rating_scale = True
+
+    def _private_problems(self, part):
         if self.aggregation == "holders":
-            raise ValueError(
+            yield (
                 f"aggregation='holders' needs the number of holders of each item, which {part} "
                 f'does not protect; set aggregation="clients" with {part}.'
-            )
-        if self.rating_scale is None:
-            raise ValueError(
-                f"With {part} the rating scale must be public instead of derived from the data; "
-                "set rating_scale=(low, high), for example (1, 5)."
             )
 
     def _check_setting(self, federation, data, blocks):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedrecsk._utils.parameters import suggest
 from fedrecsk._utils.sklearn_compat import (
     Interval,
     check_feature_names,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from fedrecsk.metrics._ranking import Ranking
 
 
+@suggest
 def evaluate_ranking(
     estimator: object,
     X: ArrayLike,

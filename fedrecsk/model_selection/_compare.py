@@ -26,6 +26,7 @@ from sklearn.utils.parallel import Parallel, delayed
 from sklearn.utils.validation import check_consistent_length
 
 from fedrecsk._utils.kernels import seconds_compiling
+from fedrecsk._utils.parameters import suggest
 from fedrecsk._utils.sklearn_compat import (
     BaseScorer,
     InvalidParameterError,
@@ -74,6 +75,7 @@ _PARAMETERS = {
 }
 
 
+@suggest
 def compare(
     estimators: Mapping[str, BaseEstimator] | Sequence[BaseEstimator],
     X: ArrayLike,

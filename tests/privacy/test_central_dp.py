@@ -482,3 +482,17 @@ def test_methods_that_send_once_pay_once(toy):
     report = quiet(model, X).privacy_
     assert report.epsilon == pytest.approx(5)
     assert report.events[0].count == 1
+
+
+def test_all_that_central_privacy_needs_is_said_at_once():
+    mechanism = CentralDP(epsilon=10.0)
+    model = RFRec(early_stopping=True, federation=Federation(central_dp=mechanism))
+    with pytest.raises(ValueError, match="3 settings do not suit") as caught:
+        model.fit(*make_toy(N_CLIENTS, N_ITEMS))
+    for part in ("early_stopping=False", "set items=", "set rating_scale="):
+        assert part in str(caught.value)
+    model = LocALS(federation=Federation(central_dp=mechanism))
+    with pytest.raises(ValueError, match="2 settings do not suit") as caught:
+        model.planned_privacy(100)
+    assert "set items=" in str(caught.value)
+    assert 'set upload="all"' in str(caught.value)
