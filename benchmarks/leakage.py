@@ -148,7 +148,7 @@ def measured(label, model, X, y, options, parameters):
         f"{getattr(report, name):.3f} ({chance:.3f})" for name, chance in report.chance.items()
     )
     isolated = (
-        f"{report.n_profiles} of {report.n_clients}"
+        f"{report.n_profiles}"
         if report.cohort and not report.differences
         else ""
     )

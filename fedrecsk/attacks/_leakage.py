@@ -65,14 +65,16 @@ class LeakReport:
         claimed for all clients. Triples: likewise, each item with its most common rating.
         Vectors, directions and cosine: the vector of the attacked client that fits most others.
         Such a guess uses more knowledge of all clients than a server has, so a number that is not
-        larger is no evidence of a leak.
+        larger is no evidence of a leak, and one that is much smaller only says that the server
+        claimed little: about clients whose uploads it cannot read it claims nothing.
     cohort : int or None
         Number of clients in a sum, the largest if they differ; None if the server receives single
         uploads.
     differences : {"same round", "next round"} or None
         Which two sums the server subtracts.
     n_profiles : int
-        With a cohort, the number of clients whose part of a sum the server has isolated.
+        With a cohort, the number of clients whose part of a sum the server has isolated, of all
+        clients in the sums that were taken apart.
     """
 
     method: str
@@ -90,18 +92,25 @@ class LeakReport:
 
     def __repr__(self) -> str:
         shares = ", ".join(
-            f"{name} {getattr(self, name):.3f} (by chance {share:.3f})"
-            for name, share in self.chance.items()
+            f"{name} {value:.3f} ({'' if value > share else 'no leak shown; '}"
+            f"without uploads {share:.3f})"
+            for name, value, share in self._compared()
         )
         return f"LeakReport({self.method}, {self._setting}: {shares})"
 
     def _repr_html_(self) -> str:
         rows = [
-            [name, f"{getattr(self, name):.3f}", f"{share:.3f}"]
-            for name, share in self.chance.items()
+            [name, f"{value:.3f}", f"{share:.3f}", "yes" if value > share else "no"]
+            for name, value, share in self._compared()
         ]
         caption = f"{self.method}: what a server infers"
-        return html.table(caption, ["", "inferred", "by chance"], rows, notes=[self._setting])
+        header = ["", "inferred", "without uploads", "leak shown"]
+        return html.table(caption, header, rows, notes=[self._setting])
+
+    def _compared(self):
+        """Yield each number's name, and what is inferred with and without uploads."""
+        for name, share in self.chance.items():
+            yield name, getattr(self, name), share
 
     @property
     def _setting(self):
@@ -143,8 +152,9 @@ def measure_leak(
         CoLR's and FedMF's are inverted together; of other methods, items that are not in all of
         them are taken for sampled negatives.
     max_clients : int or None, default=None
-        Largest number of clients to attack, to save time. None: all. With a cohort it is rounded
-        up to whole cohorts. All uploads of these clients are kept in memory.
+        Largest number of clients to measure, to save time. None: all. With a cohort, whole sums are
+        taken apart, and these clients of them are measured. All uploads of these clients are kept
+        in memory.
     cohort : int, "all" or None, default=None
         Number of clients in a secure sum. The clients are divided at random into cohorts of at
         least this size, the same in every round, and the server receives nothing but the exact sum
@@ -261,7 +271,8 @@ def measure_leak(
         )
     clients = receipts.clients
     rates = bool(data.values.min() != data.values.max()) and model._sees_ratings
-    own = {client: own_items(data, client, rates) for client in clients}
+    members = {one for group in receipts.sums for one in group}
+    own = {client: own_items(data, client, rates) for client in members.union(clients.tolist())}
     guesses, n_profiles = _infer(receipts, model, inversion, data.n_items, own)
     guesses = [guesses.get(client, NOTHING) for client in clients]
     own, truth = [own[client] for client in clients], truth[clients]

@@ -64,7 +64,7 @@ class Groups(Singles):
         if len(groups) == 1:
             # Any client of the only sum may stand for the others.
             self.groups = [np.arange(n_clients)]
-        super().__init__(np.concatenate(self.groups))
+        super().__init__(np.concatenate(self.groups)[:n_attacked])
         self.cohort = max(len(one) for one in self.groups)
         self._group_of = np.full(n_clients, -1)
         for number, group in enumerate(self.groups):
@@ -97,7 +97,6 @@ class Differences(Groups):
 
     def __init__(self, n_clients, size, n_attacked, last):
         super().__init__(n_clients, size, n_attacked)
-        self.clients = self.clients[:n_attacked]
         self.last, self._before = last, None
 
     def take(self, key, message, tiles):

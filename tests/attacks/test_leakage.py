@@ -219,8 +219,10 @@ def test_a_report_can_be_read():
     X, _ = make_toy(n_users=20)
     report = measure_leak(LocALS(3, reg_user=1.0, random_state=0), X)
     text = repr(report)
-    assert text.startswith("LeakReport(LocALS, n_clients=20, n_rounds=1: vectors 1.000 (by chance")
-    assert f"interactions 1.000 (by chance {report.chance['interactions']:.3f})" in text
+    assert text.startswith(
+        "LeakReport(LocALS, n_clients=20, n_rounds=1: vectors 1.000 (without uploads"
+    )
+    assert f"interactions 1.000 (without uploads {report.chance['interactions']:.3f})" in text
 
 
 def test_the_report_names_the_users_estimator():

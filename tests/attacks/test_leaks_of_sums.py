@@ -63,6 +63,24 @@ def test_sums_are_those_of_their_members(toy):
             np.testing.assert_allclose(exchange.upload["rows"].change, total, atol=1e-12)
 
 
+@pytest.mark.parametrize("cohort", [5, "all"])
+def test_no_more_clients_of_the_sums_are_measured_than_asked_for(cohort, toy):
+    """A sum can be taken apart as well as before."""
+    X, _ = toy
+    few, many = (measure_leak(FedEASE(), X, cohort=cohort, max_clients=n) for n in (3, 24))
+    assert (few.n_clients, many.n_clients) == (3, 24)
+    if cohort == "all":
+        assert few.n_profiles == many.n_profiles > 0
+    else:
+        assert 0 < few.n_profiles <= 6
+
+
+def test_a_report_says_where_guessing_reaches_as_much(toy):
+    X, _ = toy
+    text = repr(measure_leak(FedMF(4, random_state=0), X, cohort="all"))
+    assert "interactions 0.184 (no leak shown; without uploads 0.256)" in text
+
+
 def test_differences_of_one_round_reveal_what_an_upload_does(toy):
     model = LocALS(4, reg_user=1.0, upload="all", random_state=0)
     alone = measure_leak(model, *toy)
