@@ -147,11 +147,7 @@ def measured(label, model, X, y, options, parameters):
     shares = (
         f"{getattr(report, name):.3f} ({chance:.3f})" for name, chance in report.chance.items()
     )
-    isolated = (
-        f"{report.n_profiles}"
-        if report.cohort and not report.differences
-        else ""
-    )
+    isolated = f"{report.n_profiles}" if report.cohort and not report.differences else ""
     print(row, " | ".join(shares), f"| {isolated} |", flush=True)
 
 
