@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedrecsk._utils.user_warnings import warn
+from fedrecsk.privacy import central_dp
+from fedrecsk.protocol.central_noise import Plan, sizes_of_uploads
+from fedrecsk.protocol.keys import Key
 
 if TYPE_CHECKING:
     from fedrecsk.privacy import CentralDP
+
+# Shares that take fewer seconds are drawn without a word.
+LONG = 30.0
+# Numbers that are drawn to see how long it takes.
+SAMPLE = 2**15
 
 
 def check(method: Any, mechanism: CentralDP) -> None:
@@ -54,6 +68,31 @@ def raise_all(found: list[str]) -> None:
         raise ValueError("\n- ".join([f"{len(found)} settings do not suit this privacy:", *found]))
     if found:
         raise ValueError(found[0])
+
+
+def warn_of_cost(method: Any, n_clients: int) -> None:
+    """Warn, before any work, if clients' shares of the noise under secure sums take long."""
+    federation = method._setting()
+    mechanism, scheme = federation.central_dp, federation.secure_aggregation
+    if mechanism is None or mechanism.noise != "clients" or scheme is None:
+        return
+    plan = Plan.of(method, federation, n_clients, Key(0))
+    sizes = sizes_of_uploads(method, len(method.items))
+    most = math.inf if method._max_uploads is None else n_clients * method._max_uploads
+    n_uploads = int(min(plan.cohort * plan.n_rounds, most))
+    n_values = n_uploads * sizes["round"] + plan.n_setups * n_clients * sizes["setup"]
+    start = time.process_time()
+    central_dp.skellam(1e4, (SAMPLE,), np.random.default_rng(0))
+    seconds = n_values * (time.process_time() - start) / SAMPLE
+    if seconds < LONG:
+        return
+    nbytes = n_uploads * scheme.ciphertext_bytes(sizes["round"])
+    warn(
+        f"Each client draws its share of the noise in {n_uploads:,} uploads of {sizes['round']:,} "
+        f"numbers, which takes at least {seconds:,.0f} s on this machine. With encryption clients "
+        f"send {nbytes / 1e9:,.2g} GB in all, and receive about as much. Lower n_rounds, "
+        "client_fraction or n_factors, or try a part of the clients first."
+    )
 
 
 def _problems_of_settings(method, name, but):

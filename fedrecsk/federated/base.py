@@ -407,6 +407,11 @@ class FederatedRecommender(Updating, Recommender):
     # Whether clients cannot do without a public rating scale under local noise.
     _needs_rating_scale = False
 
+    def _prepared(self, X, y=None, clients=None, sample_weight=None, catalogue=None):
+        data = super()._prepared(X, y, clients, sample_weight, catalogue)
+        _private.warn_of_cost(self, data.n_clients)
+        return data
+
     def _private_problems(self, part):
         """Return what else does not suit "central_dp" or "local_dp", one text for each."""
         return []

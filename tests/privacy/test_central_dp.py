@@ -11,6 +11,7 @@ from fedrecsk import FCF, FedEASE, FedEB, Federation, FedFast, FedMF, LightFR, L
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import TopK
+from fedrecsk.federated import _private
 from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, Paillier, PrivacyReport
 from fedrecsk.privacy.central_dp import STEPS, clip_updates, noisy_sum, round_updates, skellam
 from fedrecsk.protocol.keys import Key
@@ -496,3 +497,22 @@ def test_all_that_central_privacy_needs_is_said_at_once():
         model.planned_privacy(100)
     assert "set items=" in str(caught.value)
     assert 'set upload="all"' in str(caught.value)
+
+
+def test_what_clients_noise_costs_under_secure_sums_is_said_before_the_fit(toy, monkeypatch):
+    pytest.importorskip("tenseal")
+    monkeypatch.setattr(_private, "LONG", 0.0)
+    setting = {"noise_multiplier": 2.0, "delta": 1e-3, "secure_aggregation": CKKS()}
+    model = RFRec(4, n_rounds=3, federation=private(noise="clients", **setting), **PUBLIC)
+    with pytest.warns(
+        UserWarning, match=r"in 60 uploads of \d+ numbers, .* at least \d+ s"
+    ) as all_:
+        model.fit(*toy)
+    text = next(str(one.message) for one in all_ if "share of the noise" in str(one.message))
+    sent = model.communication_.entries
+    sent = sum(one["bytes_up"] for one in sent if one["phase"] == "round") / 1e9
+    assert f"send {sent:,.2g} GB in all" in text
+    monkeypatch.setattr(_private, "LONG", 1e9)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*share of the noise.*")
+        model.fit(*toy)
