@@ -16,7 +16,8 @@ from sklearn.base import BaseEstimator
 
 from fedrecsk._utils.sklearn_compat import validate_parameter_constraints
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 # What other packages call the length of a list.
 COUNTS = ("n_recommendations", "n", "k", "top_k", "topk", "n_items", "num", "num_items", "limit")
 
