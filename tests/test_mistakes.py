@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from scipy import sparse
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.model_selection import cross_val_score
 
 from fedrecsk import BiasOnly, Federation, FedMF, Popularity, RFRec
 from fedrecsk.datasets import make_interactions, make_ratings
@@ -252,3 +253,28 @@ def test_stars_given_to_a_model_of_likes():
 def test_likes_given_to_a_model_of_ratings():
     with pytest.warns(UserWarning, match="True and False, which BiasOnly takes as the ratings"):
         BiasOnly().fit(X, y >= 4)
+
+
+@pytest.mark.parametrize("unit", [1, 1000])
+def test_times_as_ratings_or_ids(unit):
+    times = unit * np.linspace(880_000_000, 890_000_000, len(y)).round()
+    with pytest.warns(UserWarning, match="y looks like Unix times, such as 88000000"):
+        BiasOnly().fit(X, times)
+    for column, role in enumerate(["user", "item"]):
+        mistaken = X.astype(np.int64)
+        mistaken[:, column] = times
+        with pytest.warns(UserWarning, match=f"{role} ids .* look like Unix times"):
+            BiasOnly().fit(mistaken, y)
+
+
+@pytest.mark.parametrize("table", [X, pd.DataFrame(X)])
+def test_a_column_of_ids_as_ratings(table):
+    with pytest.warns(UserWarning, match="same numbers as column 1 of X, which is read as the item"):
+        BiasOnly().fit(table, X[:, 1].astype(float))
+
+
+def test_folds_of_sorted_rows():
+    rows = np.argsort(X[:, 0], kind="stable")
+    for model in (BiasOnly(), Popularity()):
+        with pytest.warns(UserWarning, match=r"knows [01] of the \d+ users.*leaves every user"):
+            cross_val_score(model, X[rows], y[rows], cv=3)

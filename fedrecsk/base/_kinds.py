@@ -50,7 +50,7 @@ class RatingMixin(RegressorMixin):
         Warns
         -----
         UserWarning
-            If the model knows none of the users, or none of the items.
+            If the model knows at most a twentieth of the users, or of the items.
         """
         check_is_fitted(self)
         table, ratings = self._checked(X, y)
@@ -60,7 +60,7 @@ class RatingMixin(RegressorMixin):
         for rows in (safe_indexing(table, slice(ROWS_LOOKED_AT), axis=0), table):
             users, items = id_columns(rows)
             codes = self._users.codes(users), self._items.codes(items)
-            if (codes[0] >= 0).any() and (codes[1] >= 0).any():
+            if all(map(metrics.are_known, codes)):
                 break
         else:
             metrics.warn_if_unknown(known, users, codes[0], items, codes[1])

@@ -37,9 +37,13 @@ _MISSING = ("nan", "<NA>", "NaT")
 _WIDE = 10
 _MAX_RATINGS = 25
 _N_ROWS = 1000
-# Stars: at least so many rows, at most so many steps and so large a number.
-_FEWEST_STARS = 100
+# Fewer rows may look like stars, or like another column, by chance.
+_FEWEST_ROWS = 100
+# Stars have at most ten steps and are at most 10.
 _MAX_STEPS = 10
+# Unix times of 1990 to 2035, of at least a month, so that numbers in a row are none.
+_EPOCH = (631_152_000, 2_051_222_400)
+_MONTH = 30 * 86_400
 # With fewer unknown ids in test rows, those are probably new ones.
 _MANY_UNKNOWN = 0.1
 _ALL_SWAPPED = (
@@ -108,7 +112,19 @@ def _warn_about_matrix(X: Any) -> None:
 
 
 def warn_about_target(name: str, X: Any, y: Any, *, rates: bool) -> None:
-    """Warn about likes given to a model that learns ratings, and about ratings to one of likes."""
+    """Warn about times as y, likes for a model of ratings, and ratings for a model of likes."""
+    if y is not None and _are_times(y):
+        warn(
+            f"y looks like Unix times, such as {y[0]:.0f}. y should hold the ratings, or be left "
+            "out for likes; times belong into column 2 of X."
+        )
+        return
+    if y is not None and (column := _same_column(X, y)) is not None:
+        warn(
+            f"y has the same numbers as column {column} of X, which is read as the "
+            f"{ROLES[column]}'s id. y should hold the ratings, or be left out for likes."
+        )
+        return
     if rates:
         if y is not None and y.dtype.kind == "b":
             warn(
@@ -135,7 +151,7 @@ def _are_stars(y):
 
     Counts, whose commonest number is the lowest, are none.
     """
-    if len(y) < _FEWEST_STARS:
+    if len(y) < _FEWEST_ROWS:
         return False
     values, counts = np.unique(y[:_N_ROWS], return_counts=True)
     return (
@@ -145,6 +161,35 @@ def _are_stars(y):
         and np.ptp(np.diff(values)) == 0
         and counts.argmax() > 0
     )
+
+
+def _same_column(X, y):
+    """Return which of the two columns of ids equals y, or None."""
+    if len(y) < _FEWEST_ROWS or len(X.shape) != 2:
+        return None
+    some = np.asarray(X[:_N_ROWS])
+    same = [np.array_equal(some[:, column], y[:_N_ROWS]) for column in range(2)]
+    return same.index(True) if any(same) else None
+
+
+def _are_times(values):
+    """Return whether all numbers are Unix times in seconds or milliseconds."""
+    if values.dtype.kind not in "iuf" or len(values) < 2:
+        return False
+    low, high = float(values.min()), float(values.max())
+    return any(
+        _EPOCH[0] * unit <= low and high <= _EPOCH[1] * unit and high - low >= _MONTH * unit
+        for unit in (1, 1000)
+    )
+
+
+def warn_about_times(ids: np.ndarray, name: str) -> None:
+    """Warn if distinct ids are Unix times."""
+    if _are_times(ids):
+        warn(
+            f"{name} look like Unix times, such as {ids[0]!s}. Column 0 of X should be the user's "
+            "id and column 1 the item's id; times belong into column 2."
+        )
 
 
 def warn_about_fractions(ids: np.ndarray, name: str) -> None:

@@ -16,7 +16,12 @@ from scipy import sparse
 from sklearn.utils.validation import check_consistent_length
 
 from fedrecsk._utils.sklearn_compat import safe_indexing
-from fedrecsk.data._mistakes import warn_about_columns, warn_about_fractions, warn_about_missing
+from fedrecsk.data._mistakes import (
+    warn_about_columns,
+    warn_about_fractions,
+    warn_about_missing,
+    warn_about_times,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -379,6 +384,7 @@ def encode(
     for column, (role, (values, _)) in enumerate(zip(ROLES, (users, items), strict=True)):
         name = f"{role} ids (column {column} of X)"
         warn_about_fractions(values, name)
+        warn_about_times(values, name)
         warn_about_missing(values, name)
         if values.dtype.kind == "U" and "" in values[:1]:
             raise ValueError(f"{name} contain empty strings, which stand for no id; {NO_ID}")

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 ranking_kernels: LazyModule = LazyModule("fedrecsk.metrics._ranking_kernels")
 
+# With a smaller share of known users, or items, the test rows are probably wrong.
+FEW = 0.05
 # Number of users whose test rows are compared with what they saw in fit.
 USERS_LOOKED_AT = 100
 # Gains above this are scaled down.
@@ -119,22 +121,28 @@ def hold_out(model, X, y, sample_weight, threshold=None):
 def warn_if_unknown(
     model: Any, user_ids: np.ndarray, users: np.ndarray, item_ids: np.ndarray, items: np.ndarray
 ) -> None:
-    """Warn if the model knows no test user or no test item; codes are -1 for unknown."""
+    """Warn if the model knows hardly any test user or test item; codes are -1 for unknown."""
     if model.user_ids is None:
         return
     for role, known, asked, codes, effect in (
-        ("user", model.user_ids, user_ids, users, "all are treated as one unknown user"),
-        ("item", model.item_ids, item_ids, items, "they all have the same score"),
+        ("user", model.user_ids, user_ids, users, "the rest are treated as one unknown user"),
+        ("item", model.item_ids, item_ids, items, "the rest have the same score"),
     ):
-        if (codes >= 0).any():
+        if are_known(codes):
             continue
-        n_asked = len(np.unique(asked))
+        n_known, n_asked = (len(np.unique(one)) for one in (asked[codes >= 0], asked))
         warn(
-            f"The model knows none of the {n_asked} {role}s in the test rows, so {effect}. Unless "
-            "that is what you want to measure, check that column 0 of X holds users and column 1 "
-            f"items, with ids as in fit: X has {role} {asked[0]!s}, and the model knows {role} "
-            f"{known.values[0]!s}."
+            f"The model knows {n_known} of the {n_asked} {role}s in the test rows, and {effect}. "
+            "Unless that is what you want to measure, use a splitter that leaves every user rows "
+            "for training (see fedrecsk.model_selection), and check that column 0 of X holds users "
+            f"and column 1 items, with ids as in fit: X has {role} {asked[codes < 0][0]!s}, and "
+            f"the model knows {role} {known.values[0]!s}."
         )
+
+
+def are_known(codes: np.ndarray) -> bool:
+    """Return whether more than a few codes are those of known ids."""
+    return len(codes) == 0 or float(np.mean(codes >= 0)) > FEW
 
 
 def warn_if_seen(model, held_out):

@@ -32,7 +32,7 @@ from tests.reference import ranking as reference
 METRICS = tuple(reference.METRICS)
 # Cases drawn at random may have no meaning.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:The model knows none of"),
+    pytest.mark.filterwarnings("ignore:The model knows 0 of"),
     pytest.mark.filterwarnings("ignore:The model was fitted to the test rows"),
 ]
 MODELS = [Given, Peer]
@@ -506,13 +506,13 @@ def test_drawn_negatives_agree_with_given_ones(ml100k):
         (
             lambda X: X + np.array([5000, 0]),
             {},
-            ["none of the .* users in the test rows, so all are treated"],
+            ["knows 0 of the .* users in the test rows, and the rest are treated"],
         ),
-        (lambda X: X + np.array([0, 5000]), {}, ["none of the .* items in the test rows"]),
+        (lambda X: X + np.array([0, 5000]), {}, ["knows 0 of the .* items in the test rows"]),
         (
             lambda X: X + 9000,
             {},
-            ["none of the .* users in the test rows", "none of the .* items in"],
+            ["knows 0 of the .* users in the test rows", "knows 0 of the .* items in"],
         ),
         (lambda X: X[:60], {}, ["fitted to the test rows, so this does not measure"]),
         (lambda X: X[-6:], {"negatives": {}}, ["none of the given negatives, so test items"]),
@@ -539,7 +539,7 @@ def test_a_rating_score_of_strangers_is_reported(toy):
     X, y = toy
     model = BiasOnly().fit(X, y)
     with pytest.warns(
-        UserWarning, match="none of the 1 users in the test rows.*X has user -1, and"
+        UserWarning, match="knows 0 of the 1 users in the test rows.*X has user -1, and"
     ):
         assert model.score([[-1, X[0, 1]], [-1, X[1, 1]]], [1, 2]) < 1
     strangers = np.tile([[-1, -1]], (ROWS_LOOKED_AT, 1))
