@@ -269,7 +269,7 @@ def test_times_as_ratings_or_ids(unit):
 
 @pytest.mark.parametrize("table", [X, pd.DataFrame(X)])
 def test_a_column_of_ids_as_ratings(table):
-    with pytest.warns(UserWarning, match="same numbers as column 1 of X, which is read as the item"):
+    with pytest.warns(UserWarning, match="same numbers as column 1 of X, which is read"):
         BiasOnly().fit(table, X[:, 1].astype(float))
 
 

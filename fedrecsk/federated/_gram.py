@@ -58,7 +58,7 @@ class FederatedGram(FadingPairs, RankingMixin, FederatedRecommender):
     )
 
     _single_uploads = True
-    _max_uploads = 1
+    _sends_once = True
     # Every client is then reached once in a pass.
     _prefers_rotation = True
     _dtype = np.float32
@@ -132,8 +132,6 @@ class FederatedGram(FadingPairs, RankingMixin, FederatedRecommender):
             "noise_variance": variance + gram.noise_std**2,
             "solved": {},
         }
-
-    _takes_back = True
 
     def _resumed(self, server, before, places):
         if sparse.issparse(server["gram"]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,8 @@ from fedrecsk.protocol.central_noise import Plan, sizes_of_uploads
 from fedrecsk.protocol.keys import Key
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fedrecsk.privacy import CentralDP
 
 # Shares that take fewer seconds are drawn without a word.
@@ -78,8 +79,9 @@ def warn_of_cost(method: Any, n_clients: int) -> None:
         return
     plan = Plan.of(method, federation, n_clients, Key(0))
     sizes = sizes_of_uploads(method, len(method.items))
-    most = math.inf if method._max_uploads is None else n_clients * method._max_uploads
-    n_uploads = int(min(plan.cohort * plan.n_rounds, most))
+    n_uploads = int(plan.cohort * plan.n_rounds)
+    if method._sends_once:
+        n_uploads = min(n_uploads, n_clients)
     n_values = n_uploads * sizes["round"] + plan.n_setups * n_clients * sizes["setup"]
     start = time.process_time()
     central_dp.skellam(1e4, (SAMPLE,), np.random.default_rng(0))
@@ -106,13 +108,18 @@ def _problems_of_settings(method, name, but):
             f"With {name} the catalogue must be public, because one derived from the data "
             "reveals who is in them; set items= to the ids of all items on offer."
         )
-    is_open = getattr(method, "rating_scale", ()) is None
-    if is_open and (name == "central_dp" or method._needs_rating_scale):
+    if name == "central_dp":
+        yield from problems_of_scale(method, name)
+    yield from method._private_problems(name)
+
+
+def problems_of_scale(method: Any, name: str) -> Iterator[str]:
+    """Yield a text if the rating scale would be derived from the data."""
+    if getattr(method, "rating_scale", ()) is None:
         yield (
             f"With {name} the rating scale must be public instead of derived from the data; "
             "set rating_scale=(low, high), for example (1, 5)."
         )
-    yield from method._private_problems(name)
 
 
 def _problems_of_fields(method, specs):

@@ -77,7 +77,7 @@ def _rounds_of(estimator, run, report, before, users):
         loop = Loop(run, parallel)
         if run.server.state is None:
             taken_back = None
-            if before is not None and run.server.method._takes_back:
+            if before is not None and run.server.method._sends_once:
                 taken_back = Loop(before, parallel).take_back(users)
             loop.set_up()
             if before is not None:
@@ -195,7 +195,7 @@ class Run:
         server, method = self.server, self.server.method
         places = np.searchsorted(server.item_ids, before.server.item_ids)
         server.state = method._resumed(server.state, before.server.state, places)
-        if method._takes_back:
+        if method._sends_once:
             server.only = changed = self.data.clients_with(users)
             self._remember_senders(before, changed)
         else:

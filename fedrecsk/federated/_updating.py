@@ -35,7 +35,7 @@ SHARE = 0.2
 def _goes_on(estimator):
     """Return whether a model can go on from its last fit; raise AttributeError if not."""
     name = type(estimator).__name__
-    if not (estimator._carried or estimator._takes_back):
+    if not (estimator._carried or estimator._sends_once):
         raise AttributeError(
             f"{name} cannot go on from its last model; call fit on all rows, or fold_in to add "
             "users."
@@ -220,7 +220,7 @@ def _run_of(estimator, caller_name):
         "dropout": federation.dropout > 0,
     }
     reasons = [reason for reason, applies in inexact.items() if applies]
-    if estimator._takes_back and reasons:
+    if estimator._sends_once and reasons:
         raise ValueError(
             f"Clients of {name} cannot take back what they have sent under {reasons[0]}, because "
             "the sum does not have it as they sent it; call fit on all rows."

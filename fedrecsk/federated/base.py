@@ -101,8 +101,9 @@ class FederatedRecommender(Updating, Recommender):
     # Whether ``Federation(sampling="auto")`` means cohorts that take turns.
     _prefers_rotation = False
 
-    # Largest number of uploads of a client in all rounds together; None: one in each round.
-    _max_uploads = None
+    # Whether a client sends in one of the rounds only, to a sum that is all of the server's state,
+    # and from which it can take its part back.
+    _sends_once = False
 
     # The parameter that says how many numbers of `_dtype` every user keeps; None if there is no
     # such parameter. By it, fits for which there is not enough memory are refused.
@@ -265,9 +266,6 @@ class FederatedRecommender(Updating, Recommender):
     # What of the server's state a fit to more rows goes on from, by name.
     _carried: ClassVar[tuple[str, ...]] = ()
 
-    # Whether all of the state is a sum over clients, from which each can take its part back.
-    _takes_back = False
-
     def _resumed(self, server, before, places):
         """Server: its state after the set-up, with what it has learned from fewer rows.
 
@@ -279,7 +277,7 @@ class FederatedRecommender(Updating, Recommender):
         """Clients: their first state, with the vectors that their users have from fewer rows.
 
         `remembered` has a mask of these users and their vectors, as of `_private_vectors`; where
-        `_takes_back`, it is a mask of the clients whose uploads the server has.
+        `_sends_once`, it is a mask of the clients whose uploads the server has.
         """
         known, vectors = remembered
         self._private_vectors(state)[known] = vectors
@@ -403,9 +401,6 @@ class FederatedRecommender(Updating, Recommender):
             _private.check(self, federation.central_dp)
         if federation.local_dp is not None:
             _private.check_local(self)
-
-    # Whether clients cannot do without a public rating scale under local noise.
-    _needs_rating_scale = False
 
     def _prepared(self, X, y=None, clients=None, sample_weight=None, catalogue=None):
         data = super()._prepared(X, y, clients, sample_weight, catalogue)

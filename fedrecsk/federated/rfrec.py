@@ -15,6 +15,7 @@ from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin, linear_scores
 from fedrecsk.data._rating_scale import scale_of
 from fedrecsk.federated._optimizers import adam
+from fedrecsk.federated._private import problems_of_scale
 from fedrecsk.federated._ratings import BiasColumn
 from fedrecsk.federated._rfrec_predictions import Predictions
 from fedrecsk.federated.base import FederatedRecommender
@@ -555,9 +556,9 @@ class RFRec(Predictions, BiasColumn, RatingMixin, FederatedRecommender):
 
     # ------------------------------------------------------------------------------ checks
 
-    _needs_rating_scale = True
-
     def _private_problems(self, part):
+        if part == "local_dp":
+            yield from problems_of_scale(self, part)
         if self.aggregation == "holders":
             yield (
                 f"aggregation='holders' needs the number of holders of each item, which {part} "

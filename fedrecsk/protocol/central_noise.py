@@ -361,9 +361,9 @@ class Plan(NamedTuple):
                     drawn = participation.draw(n_clients, fraction, federation, key.at(number))
                     counts += drawn.active
                 uses = max(1, int(counts.max()))
-        if method._max_uploads is not None:
+        if method._sends_once:
             # Clients that send so seldom need no secret cohorts.
-            uses, probability = min(math.ceil(uses), method._max_uploads), 1.0
+            uses, probability = 1, 1.0
         return cls(n_clients, method._n_setups, n_rounds, uses, probability, cohort)
 
 
