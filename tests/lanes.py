@@ -37,6 +37,7 @@ FAST_METHODS = (
 REAL_DATA = {"ml100k", "ml1m"}
 # Other processes, compiling everything once more, and the examples in docstrings.
 SLOW = ("tests/deployment/", "tests/test_kernels.py", "fedrecsk/")
+FAST_DEPLOYMENT = "tests/deployment/test_fit.py"
 STEP = 7
 
 
@@ -47,7 +48,8 @@ def full(items):
         functions.setdefault(item.nodeid.split("[")[0], []).append(item)
     for name, cases in functions.items():
         of_another_method = name.startswith(OF_METHODS) and not name.startswith(FAST_METHODS)
-        slow = name.startswith(SLOW) or REAL_DATA & set(getattr(cases[0], "fixturenames", ()))
+        slow = name.startswith(SLOW) and not name.startswith(FAST_DEPLOYMENT)
+        slow = slow or REAL_DATA & set(getattr(cases[0], "fixturenames", ()))
         kept = set() if of_another_method or slow else set(_representative(name, cases))
         yield from (case for case in cases if case not in kept)
 

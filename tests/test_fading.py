@@ -2,6 +2,7 @@
 
 import datetime
 
+import joblib
 import numpy as np
 import pandas as pd
 import pytest
@@ -26,7 +27,7 @@ from fedrecsk.federated._gram import FederatedGram
 from fedrecsk.federated._wmf import WMFUsers
 from fedrecsk.privacy import CentralDP
 from tests.conftest import fits_in_blocks, make_toy
-from tests.protocol.loopback import Deployment
+from tests.deployment.in_process import coordinator, make_nodes
 from tests.reference import ease as ease_reference
 from tests.reference import time as reference
 
@@ -292,16 +293,23 @@ def test_central_privacy_is_that_of_a_fit_without_time(model):
 @pytest.mark.parametrize(
     "model", FEDERATED_SUMS + FACTORS[:1], ids=lambda model: type(model).__name__
 )
-def test_devices_equal_a_simulated_fit(model):
+def test_devices_equal_a_simulated_fit(model, tmp_path):
     X, y, _ = timed()
     model = with_half_lives(model).set_params(items=np.unique(X[:, 1]))
     simulated = clone(model).fit(X, y)
-    deployment = Deployment(clone(model), X, y, None)
-    for name, values in deployment.fit().items():
-        expected = getattr(simulated, name)
-        if hasattr(values, "toarray"):
-            values, expected = values.toarray(), expected.toarray()
-        np.testing.assert_allclose(values, expected, atol=1e-5, err_msg=name)
+    nodes = make_nodes(model, X, y, X[:, 0], tmp_path)
+    served = coordinator(model, nodes, tmp_path).run()
+    np.testing.assert_allclose(
+        served.recommend(X[:1, 0], 3, interactions=(X, y))[1],
+        simulated.recommend(X[:1, 0], 3, interactions=(X, y))[1],
+        atol=1e-5,
+    )
+    for node in nodes.values():
+        own = joblib.load(node.store.folder / "model.joblib")
+        for one, other in zip(
+            own.recommend(own.user_ids_, 3), simulated.recommend(own.user_ids_, 3), strict=True
+        ):
+            np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 @every_federated_sum

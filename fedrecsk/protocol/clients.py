@@ -127,6 +127,11 @@ class Clients:
         self._measured = None
         self._kept = None
 
+    @property
+    def _codes(self):
+        """Codes of their users in the fitted model; None: those of the block."""
+        return None
+
     # --------------------------------------------------------------- before the rounds
 
     def register(self) -> Registration:
@@ -383,7 +388,7 @@ class Clients:
         users = self._personalized(asked, message, round)
         sums = np.zeros((block.n_clients, 2))
         sums[asked] = users.losses(self.held_out.part(asked))
-        self._measured = users.attributes(), asked
+        self._measured = users.attributes(self._codes), asked
         arrives, is_finite = part.receives & part.delivers, np.isfinite(sums).all(axis=1)
         accepted = arrives & is_finite
         nothing = ClientUpdates({"validation_loss": None})
@@ -441,7 +446,7 @@ class Clients:
             Clients to include, among them all that have kept a state. None: all.
         """
         who = np.ones(self.block.n_clients, dtype=bool) if who is None else who
-        attributes = self._personalized(who, message, round).attributes()
+        attributes = self._personalized(who, message, round).attributes(self._codes)
         if self._kept is None or not kept:
             return attributes
         best, measured_it = self._kept

@@ -132,6 +132,11 @@ class Device(Clients):
         # The keys are kept where the operator has put them, and nowhere else.
         return vars(self) | {"party": None}
 
+    @property
+    def _codes(self):
+        # A device's model has no users but its own.
+        return np.arange(self.block.n_users)
+
     def register(self) -> Registration:
         """Return this client's Registration; under secure sums without the number of its items."""
         registration = super().register()

@@ -32,6 +32,8 @@ class InProcess(Carrier):
         self._waiting = {}
         # Kind and size of each request and its reply.
         self.crossed = []
+        # Bytes of the arrays in the replies.
+        self.n_bytes_of_numbers_up = 0
         # Called with each request before it is answered.
         self.watch = lambda request: None
         # Called with a request and its reply, whose content it may change; None: it is lost.
@@ -57,6 +59,9 @@ class InProcess(Carrier):
             if content is None:
                 continue
             self.crossed.append((one.kind, len(one.content), len(content)))
+            if one.kind in ("setup", "round"):
+                arrays = unpack(content)[1].values()
+                self.n_bytes_of_numbers_up += sum(array.nbytes for array in arrays)
             if self.is_slow(one):
                 self._slow[one.node] = ticket, content
                 continue

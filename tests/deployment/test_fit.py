@@ -1,4 +1,7 @@
-"""Fits whose messages are bytes, without an engine: equal to the simulated ones."""
+"""Fits whose messages are bytes, without an engine: equal to the simulated ones.
+
+Nodes forget everything between requests but the files in their folders.
+"""
 
 import secrets
 
@@ -7,19 +10,23 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
+import fedrecsk
 from fedrecsk import (
     FCF,
     CoLR,
     ExplicitFCF,
+    FedEASE,
     FedEB,
     Federation,
     FedFast,
+    FedItemKNN,
     FedMF,
     FedRec,
     LightFR,
     LocALS,
     RFRec,
     RFRecF,
+    SCoLR,
     aggregation,
     compression,
 )
@@ -35,23 +42,43 @@ from fedrecsk.aggregation import (
     TrimmedMean,
 )
 from fedrecsk.compression import LowRank, Quantization, TopK
+from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.privacy import GaussianMechanism, LaplaceMechanism, SphereMechanism
 from fedrecsk.protocol import blocks
 from tests.conftest import make_toy
 from tests.deployment.in_process import coordinator, make_nodes, prepared, simulated_key
+from tests.listed import cases
 
 # Uploads of all digits, so that fits can be compared bit by bit.
 DIGITS = Federation(wire_dtype="float64")
-SMALL = {"n_rounds": 3, "random_state": 0, "federation": DIGITS}
-ALL = {"client_fraction": 1.0} | SMALL
 METHODS = [
-    RFRec(3, **SMALL),
-    FedEB(3, **SMALL),
-    LocALS(3, **SMALL),
-    LightFR(5, **ALL),
-    FedMF(3, **ALL),
-    CoLR(2, n_factors=3, **ALL),
+    one
+    for one in (getattr(fedrecsk, name) for name in fedrecsk.__all__)
+    if isinstance(one, type) and issubclass(one, FederatedRecommender)
 ]
+# Small, where the defaults are not, and long enough for something to happen.
+SMALL = {
+    "n_factors": 3,
+    "n_bits": 5,
+    "rank": 2,
+    "n_rounds": 4,
+    "reg_user": 0.5,
+    "n_negatives": 2,
+    # Devices that send to each other are simulated only.
+    "n_common": 0,
+    "random_state": 0,
+    "federation": DIGITS,
+}
+
+
+def make(Estimator, **parameters):
+    """A small estimator in which every client takes part, whatever the method's defaults are."""
+    names = Estimator().get_params(deep=False)
+    small = {name: value for name, value in SMALL.items() if name in names}
+    small |= {"client_fraction": 1.0}
+    if issubclass(Estimator, RFRecF):
+        small["n_rounds"] = 14
+    return Estimator(**small | parameters)
 
 
 @pytest.fixture
@@ -91,7 +118,8 @@ def assert_same(models, server, simulated, tolerance=0.0):
             np.testing.assert_allclose(getattr(model, name), expected, rtol=0, atol=tolerance)
     for model in models:
         codes = simulated._users.codes(model.user_ids_)
-        assert fitted(model, "user_")
+        # Sums of pairs of items have no numbers of a user's own.
+        assert bool(fitted(model, "user_")) != isinstance(simulated, FedEASE | FedItemKNN)
         for name in fitted(model, "user_"):
             expected = getattr(simulated, name)[codes]
             np.testing.assert_allclose(getattr(model, name), expected, rtol=0, atol=tolerance)
@@ -107,28 +135,86 @@ def assert_same(models, server, simulated, tolerance=0.0):
     assert server.n_rounds_ == simulated.n_rounds_
 
 
-@pytest.mark.parametrize("estimator", METHODS, ids=lambda one: type(one).__name__)
-def test_one_client_per_user_is_the_simulated_fit(estimator, tmp_path, as_simulated, monkeypatch):
+SETTINGS = [
+    {},
+    {"client_fraction": 0.5},
+    {"federation": Federation(sampling="rotating", wire_dtype="float64"), "client_fraction": 0.3},
+]
+
+
+@pytest.mark.parametrize(("Estimator", "setting"), cases(METHODS, SETTINGS, 3))
+def test_one_client_per_user_is_the_simulated_fit(
+    Estimator, setting, tmp_path, as_simulated, monkeypatch
+):
     monkeypatch.setattr(blocks, "block_size", lambda data: 1)
     X, y = make_toy(8)
-    estimator = prepared(estimator, X, y)
+    estimator = prepared(make(Estimator, **setting), X, y)
     as_simulated(estimator)
-    models, server, _ = deploy(estimator, X, y, X[:, 0], tmp_path)
+    models, server, carrier = deploy(estimator, X, y, X[:, 0], tmp_path)
     # Devices hand over single updates, so that the simulator must, too: sums are rounded otherwise.
     monkeypatch.setattr(Federation, "looks_at_uploads", True)
     assert_same(models, server, clone(estimator).fit(X, y))
+    assert_counted_what_crossed(server, carrier)
 
 
-@pytest.mark.parametrize("estimator", METHODS, ids=lambda one: type(one).__name__)
-def test_silos_are_the_simulated_fit_in_blocks(estimator, tmp_path, as_simulated, monkeypatch):
-    monkeypatch.setattr(type(estimator), "_dtype", np.float64, raising=False)
+@pytest.mark.parametrize(("Estimator", "setting"), cases(METHODS, SETTINGS[:1], 1))
+def test_silos_are_the_simulated_fit_in_blocks(
+    Estimator, setting, tmp_path, as_simulated, monkeypatch
+):
+    monkeypatch.setattr(Estimator, "_dtype", np.float64, raising=False)
     X, y = make_toy()
     silos = X[:, 0] % 3
     # In the simulation users are numbered across clients, and so are the devices' by the server.
-    estimator = prepared(estimator, X, y)
+    estimator = prepared(make(Estimator, **setting), X, y)
     as_simulated(estimator)
     models, server, _ = deploy(estimator, X, y, silos, tmp_path)
     assert_same(models, server, clone(estimator).fit(X, y, clients=silos), 1e-9)
+
+
+class Retrained(FedFast):
+    FINAL_EPOCHS = 1
+
+
+class FrozenItems(LightFR):
+    _trains_items = False
+
+
+VARIANTS = [
+    RFRec(3, n_rounds=4, aggregation="holders"),
+    RFRec(3, n_rounds=4, predict_with="local", optimizer="gd"),
+    RFRecF(3, n_rounds=14, predict_with="local", aggregation="clients"),
+    LocALS(3, n_rounds=3, reg_user=1.0, aggregation="holders"),
+    LocALS(3, n_rounds=3, reg_user=1.0, aggregation="clients", upload="all"),
+    LocALS(3, n_rounds=3, reg_user=1.0, upload="all"),
+    FedMF(3, n_rounds=3, client_fraction=1.0, loss="squared"),
+    FedMF(3, n_rounds=3, client_fraction=1.0, aggregation="data_size", n_negatives=1),
+    FedRec(3, n_rounds=4, client_fraction=1.0, virtual_items="redrawn", hybrid_start=1),
+    FedRec(3, n_rounds=4, client_fraction=1.0, biases=False, upload="all"),
+    SCoLR(2, n_factors=3, n_rounds=3, client_fraction=1.0, aggregation="entries"),
+    FedFast(3, n_rounds=3, client_fraction=0.5, cluster_every=1, discount=None),
+    Retrained(3, n_rounds=3, aggregation="visits", sampling="federation"),
+    LightFR(5, n_rounds=3, aggregation="parameter"),
+    LightFR(70, n_rounds=2, aggregation="parameter", targets="ratings"),
+    LightFR(5, n_rounds=3, upload="all"),
+    FrozenItems(5, n_rounds=3),
+    FCF(3, n_rounds=3, upload="local"),
+    FCF(3, n_rounds=3, optimizer="gd"),
+    ExplicitFCF(3, n_rounds=3, upload="all"),
+    ExplicitFCF(3, n_rounds=3, biases=False),
+]
+
+
+@pytest.mark.parametrize("estimator", VARIANTS, ids=repr)
+def test_so_it_is_with_a_methods_other_parameters(estimator, tmp_path, as_simulated, monkeypatch):
+    monkeypatch.setattr(blocks, "block_size", lambda data: 1)
+    X, y = make_toy()
+    silos = X[:, 0] % 5
+    estimator = clone(estimator).set_params(random_state=1, federation=DIGITS)
+    estimator = prepared(estimator, X, y)
+    as_simulated(estimator)
+    models, server, _ = deploy(estimator, X, y, silos, tmp_path)
+    monkeypatch.setattr(Federation, "looks_at_uploads", True)
+    assert_same(models, server, clone(estimator).fit(X, y, clients=silos))
 
 
 EXACT = {"wire_dtype": "float64"}
@@ -159,8 +245,28 @@ FEDERATIONS = [
         Federation(compression=Quantization("int8"), aggregator=RowClipping(), **EXACT),
     ),
     (
+        CoLR(2, n_factors=3, n_rounds=3, client_fraction=1.0),
+        Federation(compression=Quantization("int8", direction="up"), **EXACT),
+    ),
+    (
+        SCoLR(2, n_factors=3, n_rounds=3, client_fraction=1.0),
+        Federation(compression=TopK(0.3, direction="up"), **EXACT),
+    ),
+    (
+        FedEB(3, n_rounds=3),
+        Federation(compression=Quantization("float16", direction="up"), **EXACT),
+    ),
+    (
         RFRec(3, n_rounds=3, aggregation="clients"),
         Federation(local_dp=LaplaceMechanism(clip=0.2, scale=0.1), **EXACT),
+    ),
+    (
+        RFRec(3, n_rounds=3, aggregation="clients"),
+        Federation(
+            local_dp=LaplaceMechanism(clip=0.2, scale=0.1),
+            compression=LowRank(1, direction="up"),
+            **EXACT,
+        ),
     ),
     (
         RFRecF(3, n_rounds=8, aggregation="clients"),
@@ -195,6 +301,12 @@ def test_so_are_cohorts_quiet_rounds_aggregators_compression_and_noise(
     as_simulated(estimator)
     models, server, _ = deploy(estimator, X, y, X[:, 0], tmp_path)
     assert_same(models, server, clone(estimator).fit(X, y), 1e-9)
+
+
+def assert_counted_what_crossed(server, carrier):
+    """Up to the places of rows, and counts in fewer bytes."""
+    n_counted = sum(entry["bytes_up"] for entry in server.communication_.entries)
+    assert abs(carrier.n_bytes_of_numbers_up - n_counted) < 0.08 * n_counted
 
 
 def test_on_the_wire_are_the_ledgers_bytes_and_a_constant_per_message(tmp_path):
@@ -241,17 +353,17 @@ class NeverBetter(RFRec):
         return np.ones((2, len(held_out.users)))
 
 
-@pytest.mark.parametrize("Estimator", [RFRec, NeverBetter])
-@pytest.mark.parametrize("patience", [1, 10])
+STOPPED = [RFRec, NeverBetter, FedEB, LocALS, FedMF, LightFR, RFRecF, ExplicitFCF]
+
+
+@pytest.mark.parametrize(("Estimator", "patience"), cases(STOPPED, [1, 10], 2))
 def test_early_stopping_keeps_the_simulated_models(
     Estimator, patience, tmp_path, as_simulated, monkeypatch
 ):
     monkeypatch.setattr(blocks, "block_size", lambda data: 1)
     X, y = make_toy(8, density=0.8)
-    estimator = Estimator(3, n_rounds=6, learning_rate=0.5, early_stopping=True, tol=0.0)
-    estimator.set_params(
-        n_iter_no_change=patience, validation_fraction=0.3, random_state=0, federation=DIGITS
-    )
+    stops = {"early_stopping": True, "validation_fraction": 0.3, "tol": 0.0}
+    estimator = make(Estimator, n_rounds=6, n_iter_no_change=patience, **stops)
     estimator = prepared(estimator, X, y)
     as_simulated(estimator)
     # One silo with all users, so that the device holds out the rows that the simulator does.

@@ -14,7 +14,7 @@ from fedrecsk.datasets import make_interactions
 from fedrecsk.federated import _gram
 from fedrecsk.privacy import CentralDP
 from tests.conftest import fits_in_blocks, make_toy
-from tests.protocol.loopback import Deployment
+from tests.deployment.in_process import coordinator, make_nodes
 from tests.reference import ease as reference
 
 every_storage = pytest.mark.parametrize("many", [1, 10**6], ids=["sparse", "dense"])
@@ -84,17 +84,16 @@ def test_sparse_sums_of_poisoned_clients_do_not_break_the_server(model, monkeypa
 
 
 @every_sparse
-def test_devices_send_sparse_sums(model, monkeypatch):
+def test_devices_send_sparse_sums(model, tmp_path, monkeypatch):
     monkeypatch.setattr(_item_weights, "MANY_ITEMS", 1)
     X, y = make_toy(12, 9, seed=2)
     model = clone(model).set_params(items=np.unique(X[:, 1]))
-    simulated, deployment = clone(model).fit(X, y), Deployment(clone(model), X, y, None)
-    for name, values in deployment.fit().items():
-        expected = getattr(simulated, name)
-        if hasattr(values, "toarray"):
-            values, expected = values.toarray(), expected.toarray()
-        np.testing.assert_allclose(values, expected, atol=1e-4, err_msg=name)
-    assert deployment.server.ledger.bytes_up == simulated.communication_.bytes_up
+    simulated, nodes = clone(model).fit(X, y), make_nodes(model, X, y, X[:, 0], tmp_path)
+    served = coordinator(model, nodes, tmp_path).run()
+    pairs = [[user, item] for user in simulated.user_ids_ for item in simulated.item_ids_]
+    served = served.fold_in(X, y)
+    np.testing.assert_allclose(served.predict(pairs), simulated.predict(pairs), atol=1e-4)
+    assert served.communication_.bytes_up == simulated.communication_.bytes_up
 
 
 @every_sparse
