@@ -169,7 +169,7 @@ class Sasrec:
     def __init__(self, python, name):
         self._python, self._kept = python, {}
         self.epochs = {"100k": [10, 20, 40], "beauty": [2, 4, 8]}[name]
-        self._options = {"n_factors": 64, "n_heads": 2, "n_blocks": 2, "threads": 2}
+        self._options = {"n_factors": 64, "n_heads": 2, "n_blocks": 2, "threads": 1}
         if name == "100k":
             self._options |= {"session_max_len": 100, "loss": "softmax"}
         else:

@@ -70,10 +70,18 @@ class FitReport:
     X, y, sample_weight
         As given to fit.
     data : Interactions
+    n_tasks : int or None, default=None
+        Number of steps. None: those of a fit.
     """
 
     def __init__(
-        self, estimator: Any, X: Any, y: Any, sample_weight: Any, data: Interactions
+        self,
+        estimator: Any,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        data: Interactions,
+        n_tasks: int | None = None,
     ) -> None:
         self.static: dict[str, Any] = attributes_of(data)
         self._estimator = estimator
@@ -81,7 +89,8 @@ class FitReport:
         y = np.ones(len(X)) if y is None and hasattr(X, "__len__") else y
         metadata = None if sample_weight is None else {"sample_weight": sample_weight}
         self._arguments = {"X": X, "y": y, "metadata": metadata}
-        self._context = estimator._init_callback_context(max_subtasks=estimator._n_tasks(data))
+        n_tasks = estimator._n_tasks(data) if n_tasks is None else n_tasks
+        self._context = estimator._init_callback_context(max_subtasks=n_tasks)
 
     def begin(self) -> None:
         """Report that the fit begins."""

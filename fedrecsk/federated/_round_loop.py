@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import pandas as pd
 from joblib import delayed
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
@@ -22,7 +23,6 @@ from fedrecsk._utils.user_warnings import warn
 from fedrecsk.attacks import View
 from fedrecsk.base._warm_start import check_resumable
 from fedrecsk.data._checks import Diverged, hint
-from fedrecsk.data.interactions import Ids
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol import participation
 from fedrecsk.protocol.clients import Clients, Group
@@ -199,7 +199,7 @@ class Run:
             server.only = changed = self.data.clients_with(users)
             self._remember_senders(before, changed)
         else:
-            self._remember_users(before)
+            self._remember(before)
         if taken_back is not None:
             server.ledger.take_over(before.server.ledger, taken_back)
 
@@ -210,23 +210,38 @@ class Run:
         for one in self.clients:
             one.remembered = counted[one.block.clients]
 
-    def _remember_users(self, before):
-        """Give clients the vectors that their users had in the run before."""
-        ids, vectors = [], []
+    def _remember(self, before):
+        """Give clients what they, their users and their rows had in the run before."""
+        memories = {}
         for one in before.clients:
-            users = before.data.user_ids.values[one.block.users]
             if one.state is not None:
-                ids.append(users)
-                vectors.append(self.server.method._private_vectors(one.state))
-            elif one.remembered is not None:
-                ids.append(users[one.remembered[0]])
-                vectors.append(one.remembered[1])
-        if not ids:
-            return
-        known, vectors = Ids(np.concatenate(ids), "user ids"), np.concatenate(vectors)
-        for one in self.clients:
-            codes = known.codes(self.data.user_ids.values[one.block.users])
-            one.remembered = codes >= 0, vectors[codes[codes >= 0]]
+                memory = self.server.method._memory(one.state)
+                known = {name: (slice(None), arrays) for name, arrays in memory.items()}
+            else:
+                known = one.remembered or {}
+            for name, (mask, arrays) in known.items():
+                codes = self._codes(before, one, name)[mask]
+                arrays = [values[codes >= 0] for values in arrays]
+                memories.setdefault(name, []).append((codes[codes >= 0], *arrays))
+        for name, parts in memories.items():
+            codes, *arrays = map(np.concatenate, zip(*parts, strict=True))
+            codes = pd.Index(codes)
+            for one in self.clients:
+                places = codes.get_indexer(self._codes(self, one, name))
+                found = places >= 0, [values[places[places >= 0]] for values in arrays]
+                one.remembered = (one.remembered or {}) | {name: found}
+
+    def _codes(self, run, clients, name):
+        """Return numbers in this run of a run's "users", "clients" or "rows" of clients, or -1."""
+        block, ours, theirs = clients.block, self.data, run.data
+        if name == "users":
+            return ours.user_ids.codes(theirs.user_ids.values[block.users])
+        codes = pd.Index(self.client_ids).get_indexer(clients.client_ids)
+        if name == "clients":
+            return codes
+        codes = np.repeat(codes, block.row_counts)
+        items = ours.item_ids.codes(theirs.item_ids.values[block.row_items])
+        return np.where((codes >= 0) & (items >= 0), codes * ours.n_items + items, -1)
 
     def settle(self, estimator):
         """Take the parameters that may change between the rounds of one run."""

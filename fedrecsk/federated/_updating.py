@@ -236,7 +236,7 @@ def _updated(estimator, data, arguments, users, n_rounds):
     def fit(data, report):
         return _round_loop.update(estimator, data, report, n_rounds, users)
 
-    return estimator._learn(data, FitReport(estimator, *arguments, data), fit)
+    return estimator._learn(data, FitReport(estimator, *arguments, data, n_rounds), fit)
 
 
 def _rows(X, y, clients, sample_weight, data, times):

@@ -273,14 +273,24 @@ class FederatedRecommender(Updating, Recommender):
         """
         return server | {n: _carried(server[n], before[n], places) for n in self._carried}
 
-    def _recalled(self, state, remembered):
-        """Clients: their first state, with the vectors that their users have from fewer rows.
+    def _memory(self, state):
+        """Clients: what they go on from in a fit to more rows; arrays of the state, by whose.
 
-        `remembered` has a mask of these users and their vectors, as of `_private_vectors`; where
-        `_sends_once`, it is a mask of the clients whose uploads the server has.
+        With a row for each of the "users", of the "clients", or of the clients' "rows": the items
+        that each has, as in ``block.row_items``.
         """
-        known, vectors = remembered
-        self._private_vectors(state)[known] = vectors
+        return {"users": [self._private_vectors(state)]}
+
+    def _recalled(self, state, remembered):
+        """Clients: their first state, with what they have from fewer rows.
+
+        `remembered` has a mask and arrays for each name of `_memory`; where `_sends_once`, it is
+        a mask of the clients whose uploads the server has.
+        """
+        for name, arrays in self._memory(state).items():
+            known, before = remembered[name]
+            for now, values in zip(arrays, before, strict=True):
+                now[known] = values
         return state
 
     def _taking_back(self, state):

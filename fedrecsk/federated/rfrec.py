@@ -286,7 +286,7 @@ class RFRec(Predictions, BiasColumn, RatingMixin, FederatedRecommender):
             ),
             "users": self._vectors(users.astype(self._dtype)),
             "held": self._vectors(held),
-            "joined": np.zeros(block.n_clients, dtype=bool),
+            "joined": np.zeros(len(block.row_items), dtype=bool),
             "steps": np.zeros(block.n_clients, dtype=np.int64),
         }
 
@@ -339,11 +339,11 @@ class RFRec(Predictions, BiasColumn, RatingMixin, FederatedRecommender):
         return state, self._upload(block, state, broadcast, turn), loss
 
     def _join(self, block, state, active, broadcast):
-        """Let clients in their first round begin with the items that they have received."""
-        for c in np.flatnonzero(active & ~state["joined"]):
-            rows = slice(block.row_indptr[c], block.row_indptr[c + 1])
-            state["held"].now[rows] = broadcast[block.row_items[rows]]
-        state["joined"] |= active
+        """Let rated items begin as they are received, in the first round of their clients."""
+        first = np.repeat(active, block.row_counts) & ~state["joined"]
+        if first.any():
+            state["held"].now[first] = broadcast[block.row_items[first]]
+            state["joined"] |= first
 
     def _step(self, block, state, broadcast, active, prox, rate):
         """Step the active clients' users and rated items along their gradients."""
@@ -537,6 +537,10 @@ class RFRec(Predictions, BiasColumn, RatingMixin, FederatedRecommender):
 
     def _private_vectors(self, state):
         return state["users"].now
+
+    def _memory(self, state):
+        users, held = ([one for one in state[n] if one is not None] for n in ("users", "held"))
+        return {"users": users, "clients": [state["steps"]], "rows": [*held, state["joined"]]}
 
     def _upload_moving(self, view, rows, moves):
         if self.aggregation == "clients":

@@ -117,6 +117,15 @@ def test_it_goes_on_from_the_last_model(Method):
     assert loss(model) < loss(small(Method).fit(X, y))
 
 
+def test_clients_go_on_with_the_steps_of_their_optimiser():
+    method = RFRec(4, n_rounds=8, aggregation="holders", random_state=0, warm_start=True)
+    model = clone(method).fit(X, y)
+    # A row without weight changes nothing, so these are the next rounds of the fit.
+    model.partial_fit(X[:1], y[:1], sample_weight=[0.0], n_rounds=12)
+    expected = clone(method).set_params(n_rounds=20).fit(X, y)
+    np.testing.assert_array_equal(model.predict(X), expected.predict(X))
+
+
 def test_updates_do_not_depend_on_threads():
     one, two = (
         small(RFRec, n_jobs=n_jobs).fit(X[~IS_NEW], y[~IS_NEW]).partial_fit(X[IS_NEW], y[IS_NEW])
