@@ -6,7 +6,7 @@ import pytest
 
 from fedrecsk import FedEASE, Popularity
 from fedrecsk.datasets import make_interactions
-from fedrecsk.model_selection import RollingOrigin, compare
+from fedrecsk.model_selection import RollingOrigin, TemporalHoldout, compare
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +34,40 @@ def test_dates_cut_at_the_same_rows_for_all_users(X):
     for (train, test), first in zip(splits, ["2024-02-01", "2024-02-15"], strict=True):
         assert (frame["when"][train] < first).all()
         assert (frame["when"][test] >= first).all()
+
+
+@pytest.mark.parametrize("validation_size", [None, 0.2])
+def test_one_cutoff_is_a_temporal_holdout(X, validation_size):
+    for cutoff in (0.7, float(np.sort(X[:, 2])[1000])):
+        splitter = TemporalHoldout(cutoff=cutoff, validation_size=validation_size)
+        parts = splitter.train_test_split(X)
+        [(_, test)] = RollingOrigin([cutoff]).split(X)
+        np.testing.assert_array_equal(parts[-1], X[test])
+        assert sum(map(len, parts)) == len(X)
+        ends = [part[:, 2].max() for part in parts[:-1]]
+        assert (np.array(ends) < [part[:, 2].min() for part in parts[1:]]).all()
+    days = pd.to_datetime("2024-01-01") + pd.to_timedelta(np.arange(len(X)) % 60, "D")
+    frame = pd.DataFrame(X[:, :2]).assign(when=days)
+    for cutoff in ("2024-02-01", pd.Timestamp("2024-02-01"), np.datetime64("2024-02-01")):
+        [(_, test)] = TemporalHoldout(cutoff=cutoff, timestamps="when").split(frame)
+        np.testing.assert_array_equal(test, np.flatnonzero(days >= "2024-02-01"))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"cutoff": 1e15}, "leaves no test rows: the times of X are from"),
+        ({"cutoff": -1}, "cutoff=-1 leaves no training rows"),
+        ({"cutoff": "2024-05-01"}, "One of cutoff and the times.*Give both in the same form"),
+        ({"cutoff": "in May"}, "'in May' is not an ISO date"),
+        ({"cutoff": 0.5, "per_user": True}, "one time for all users"),
+        ({"cutoff": [0.5]}, "'cutoff' parameter of TemporalHoldout"),
+    ],
+    ids=str,
+)
+def test_a_bad_cutoff_is_named(X, parameters, message):
+    with pytest.raises(ValueError, match=message):
+        TemporalHoldout(**parameters).split(X)
 
 
 def test_compare_has_a_row_for_each_period(X):

@@ -54,9 +54,9 @@ def times_of_histories(X, timestamps, *, all_users):
     return np.where(missing, np.nan, times.astype(np.float64))
 
 
-def times_of_cutoffs(cutoffs):
+def times_of_cutoffs(cutoffs, name):
     """Return cut-offs as the times of a column are read."""
-    return _as_times(cutoffs, "cutoffs")
+    return _as_times(cutoffs, name)
 
 
 def _column_of_times(X, timestamps):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 from abc import abstractmethod
-from numbers import Integral
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -122,12 +123,17 @@ class TemporalHoldout(Splitter):
     ----------
     test_size : float or int, default=0.2
         Share of test rows, if a float in (0, 1), rounded to the nearest row; number of test
-        rows, if an int. With `per_user`, of each user's rows.
+        rows, if an int. With `per_user`, of each user's rows. Without effect if there is a
+        `cutoff`.
     validation_size : float or int, default=None
         Share or number of validation rows, which come just before the test rows. None: no
         validation part.
     per_user : bool, default=False
         Whether to cut the rows of each user at its own time, instead of all rows at one time.
+    cutoff : date, number, float in (0, 1) or None, default=None
+        When the test rows begin, the same time for all users: a time as in X, such as
+        "2024-05-01", whose rows are test rows, or, if a float in (0, 1), a quantile of the times
+        of the rows.
     timestamps : int or str, default=2
         Column of X with the time of each row: its position (2 or more) or, for a DataFrame,
         its name. The times are numbers, dates, or ISO dates as strings. "row_order": the rows of
@@ -142,6 +148,7 @@ class TemporalHoldout(Splitter):
     See Also
     --------
     LeaveLastOut : The last row of each user, even where times are equal.
+    RollingOrigin : Several cut-offs, one after the other.
 
     Notes
     -----
@@ -162,6 +169,9 @@ class TemporalHoldout(Splitter):
     >>> for train, test in TemporalHoldout(test_size=0.5, per_user=True).split(X):
     ...     print(train, test)
     [0 2] [1 3]
+    >>> for train, test in TemporalHoldout(cutoff=2).split(X):
+    ...     print(train, test)
+    [0] [1 2 3]
 
     80/10/10 of each user:
 
@@ -185,6 +195,7 @@ class TemporalHoldout(Splitter):
         "test_size": SHARE_OR_NUMBER,
         "validation_size": [*SHARE_OR_NUMBER, None],
         "per_user": ["boolean"],
+        "cutoff": [str, Real, datetime.date, np.datetime64, None],
         "timestamps": _times.CONSTRAINT,
     }
 
@@ -194,11 +205,13 @@ class TemporalHoldout(Splitter):
         *,
         validation_size: float | None = None,
         per_user: bool = False,
+        cutoff: Any = None,
         timestamps: int | str = 2,
     ) -> None:
         self.test_size = test_size
         self.validation_size = validation_size
         self.per_user = per_user
+        self.cutoff = cutoff
         self.timestamps = timestamps
 
     def _splits(self, X):
@@ -206,7 +219,13 @@ class TemporalHoldout(Splitter):
         return iter([(train, held_out)])
 
     def _parts(self, X):
-        sizes = {"test": self.test_size, "validation": self.validation_size}
+        if self.cutoff is not None and self.per_user:
+            raise ValueError(
+                "cutoff is one time for all users, and per_user=True cuts each user's rows at its "
+                "own; leave one of them out."
+            )
+        test_size = 1 if self.cutoff is not None else self.test_size
+        sizes = {"test": test_size, "validation": self.validation_size}
         sizes = {name: size for name, size in sizes.items() if size is not None}
         shares = [size for size in sizes.values() if not isinstance(size, Integral)]
         if sum(shares) >= 1:
@@ -224,7 +243,10 @@ class TemporalHoldout(Splitter):
         position = np.arange(len(rows))
         ends = starts + counts
         for number, (name, size) in enumerate(sizes.items(), start=1):
-            cuts = _cut(times, starts, ends, _n_held_out(size, counts, ends - starts))
+            if name == "test" and self.cutoff is not None:
+                cuts = self._cut_at(times)
+            else:
+                cuts = _cut(times, starts, ends, _n_held_out(size, counts, ends - starts))
             late = (position >= np.repeat(cuts, counts)) & (position < np.repeat(ends, counts))
             if not late.any():
                 raise ValueError(
@@ -238,6 +260,17 @@ class TemporalHoldout(Splitter):
         late_parts = reversed(list(enumerate(sizes, start=1)))
         numbers = {"train": 0} | {name: number for number, name in late_parts}
         return {name: np.flatnonzero(part == number) for name, number in numbers.items()}
+
+    def _cut_at(self, times):
+        """Return where the test rows begin among sorted times, (1,)."""
+        (time,) = _cutoff_times([self.cutoff], times, "cutoff")
+        cuts = np.searchsorted(times, [time])
+        if not 0 < cuts[0] < len(times):
+            raise ValueError(
+                f"cutoff={self.cutoff!r} leaves no {'test' if cuts[0] else 'training'} rows: the "
+                f"times of X are from {times[0]} to {times[-1]}. Give a time between them."
+            )
+        return cuts
 
 
 @documented
@@ -317,7 +350,10 @@ class RollingOrigin(Splitter):
 
     def _splits(self, X):
         times = _times.read_times(X, self.timestamps)
-        cutoffs = self._cutoff_times(times)
+        cutoffs = self.cutoffs
+        if isinstance(cutoffs, Integral):
+            cutoffs = 0.5 + 0.5 * np.arange(cutoffs) / cutoffs
+        cutoffs = _cutoff_times(cutoffs, times, "cutoffs")
         period = np.searchsorted(cutoffs, times, side="right")
         sizes = np.bincount(period, minlength=len(cutoffs) + 1)
         if not sizes.all():
@@ -329,26 +365,6 @@ class RollingOrigin(Splitter):
             )
         numbers = range(1, len(cutoffs) + 1)
         return iter([(np.flatnonzero(period < n), np.flatnonzero(period == n)) for n in numbers])
-
-    def _cutoff_times(self, times):
-        """Return the times at which periods begin, ascending."""
-        cutoffs = self.cutoffs
-        if isinstance(cutoffs, Integral):
-            cutoffs = 0.5 + 0.5 * np.arange(cutoffs) / cutoffs
-        cutoffs = np.asarray(cutoffs)
-        if cutoffs.ndim != 1 or not len(cutoffs):
-            raise ValueError(f"cutoffs should be a list of times or quantiles, got {cutoffs!r}.")
-        if cutoffs.dtype.kind == "f" and ((cutoffs > 0) & (cutoffs < 1)).all():
-            return np.quantile(times, cutoffs, method="higher")
-        found = _times.times_of_cutoffs(cutoffs)
-        if (found.dtype.kind == "M") != (times.dtype.kind == "M"):
-            raise ValueError(
-                "One of cutoffs and the times of X are dates and the other are numbers: cutoffs "
-                f"have {found[0]!s}, and X has {times[0]!s}. Give both in the same form."
-            )
-        if not (found[:-1] < found[1:]).all():
-            raise ValueError("cutoffs should be in ascending order, each once; sort them.")
-        return found
 
 
 @documented
@@ -426,6 +442,25 @@ class UserHoldout(Splitter):
         return (
             two_parts(_last_of_group(*by_group(users, n_users, order), n_test)) for order in orders
         )
+
+
+def _cutoff_times(cutoffs, times, name):
+    """Return cut-offs, given as times or quantiles of the times of rows, as ascending times."""
+    cutoffs = np.asarray(cutoffs)
+    if cutoffs.ndim != 1 or not len(cutoffs):
+        raise ValueError(f"{name} should be a list of times or quantiles, got {cutoffs!r}.")
+    if cutoffs.dtype.kind == "f" and ((cutoffs > 0) & (cutoffs < 1)).all():
+        return np.quantile(times, cutoffs, method="higher")
+    found = _times.times_of_cutoffs(cutoffs, name)
+    if (found.dtype.kind == "M") != (times.dtype.kind == "M"):
+        raise ValueError(
+            f"One of {name} and the times of X are dates and the other are numbers: {name} "
+            f"{'has' if name == 'cutoff' else 'have'} {found[0]!s}, and X has {times[0]!s}. Give "
+            "both in the same form."
+        )
+    if not (found[:-1] < found[1:]).all():
+        raise ValueError(f"{name} should be in ascending order, each once; sort them.")
+    return found
 
 
 def _n_held_out(size, counts, available=None):
