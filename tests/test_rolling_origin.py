@@ -1,12 +1,17 @@
 """Cut-offs in time, one period after the other."""
 
+import copy
+
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.base import clone
+from sklearn.exceptions import FitFailedWarning
 
-from fedrecsk import FedEASE, Popularity
+from fedrecsk import FedEASE, Federation, Popularity
 from fedrecsk.datasets import make_interactions
 from fedrecsk.model_selection import RollingOrigin, TemporalHoldout, compare
+from fedrecsk.privacy import CentralDP
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +80,74 @@ def test_compare_has_a_row_for_each_period(X):
     result = compare(models, X, cv=RollingOrigin(2), scoring=["ndcg@10"], error_score="raise")
     assert len(result.per_fold) == 4
     assert result.per_fold["ndcg@10"].between(0, 1).all()
+
+
+@pytest.fixture(scope="module")
+def mixed(X):
+    """The same rows in an order of time in which users come back."""
+    order = np.random.default_rng(0).permutation(len(X))
+    return np.column_stack([X[order, :2], np.arange(len(X))])
+
+
+def followed(model, X, update, **options):
+    return compare(
+        {"one": model},
+        X,
+        cv=RollingOrigin(3),
+        update=update,
+        scoring="ndcg@10",
+        error_score="raise",
+        **options,
+    )
+
+
+def test_models_go_from_period_to_period(mixed):
+    model = FedEASE(30.0, history_half_life=5.0)
+    by = {
+        update: followed(model, mixed, update, return_estimator=True)
+        for update in ("fit", "partial_fit", "fold_in", "none")
+    }
+    scores = {update: one.per_fold["ndcg@10"].to_numpy() for update, one in by.items()}
+    # An updated sum is that of a fit.
+    np.testing.assert_allclose(scores["partial_fit"], scores["fit"], atol=1e-6)
+    splits = list(RollingOrigin(3).split(mixed))
+    first = clone(model).fit(mixed[splits[0][0]])
+    for update, one in by.items():
+        assert one.per_fold["ndcg@10"][0] == pytest.approx(scores["fit"][0])
+        for kept, (train, _) in zip(one.estimators["one"], splits, strict=True):
+            expected = clone(model).fit(mixed[train]) if "fit" in update else copy.deepcopy(first)
+            if update == "fold_in":
+                expected.fold_in(mixed[train], replace=True)
+            np.testing.assert_allclose(kept.predict(mixed), expected.predict(mixed), atol=1e-5)
+    for update in ("fold_in", "none"):
+        costs = by[update].per_fold[["mb_up", "mb_down", "rounds"]]
+        assert (costs.iloc[0] > 0).all()
+        assert (costs.iloc[1:] == 0).all(axis=None)
+
+
+def test_updates_get_the_clients_and_weights_of_their_rows(mixed):
+    options = {
+        "clients": mixed[:, 0] // 3,
+        "sample_weight": np.random.default_rng(0).random(len(mixed)) + 0.5,
+        "return_estimator": True,
+    }
+    one, other = (followed(FedEASE(30.0), mixed, way, **options) for way in ("partial_fit", "fit"))
+    for ours, theirs in zip(one.estimators["one"], other.estimators["one"], strict=True):
+        np.testing.assert_allclose(ours.predict(mixed), theirs.predict(mixed), atol=1e-5)
+        assert len(ours.communication_.client_ids) == len(theirs.communication_.client_ids)
+
+
+def test_what_cannot_follow_is_named(mixed):
+    with pytest.raises(TypeError, match="'one' has no partial_fit; leave it out"):
+        followed(Popularity(), mixed, "partial_fit")
+    with pytest.raises(ValueError, match=r"training rows of fold 0 are none of fold 1.*Rolling"):
+        compare([FedEASE()], mixed, cv=3, update="none")
+    # Nothing can be taken back from a sum with noise.
+    private = Federation(central_dp=CentralDP(noise_multiplier=1.0, delta=1e-3))
+    model = FedEASE(30.0, items=range(40), federation=private, random_state=0)
+    with pytest.warns(FitFailedWarning, match="2 of 3 fits failed"):
+        result = compare([model], mixed, cv=RollingOrigin(3), update="partial_fit")
+    assert result.per_fold["error"].str.contains("take back").tolist() == [False, True, True]
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterable, Mapping
-from itertools import dropwhile
+from itertools import dropwhile, pairwise
 from numbers import Integral
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
 from sklearn import config_context
-from sklearn.base import clone
+from sklearn.base import BaseEstimator, clone
 from sklearn.exceptions import FitFailedWarning, NotFittedError
 from sklearn.metrics import (
     get_scorer,
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from numpy.typing import ArrayLike
-    from sklearn.base import BaseEstimator
 
 # Only scikit-learn's routing passes metadata on inside a Pipeline.
 _ROUTING = {"enable_metadata_routing": True}
@@ -67,6 +66,7 @@ _PARAMETERS = {
     "y": ["array-like", None],
     "cv": ["cv_object"],
     "scoring": [str, list, tuple, dict, callable, None],
+    "update": [StrOptions({"fit", "partial_fit", "fold_in", "none"})],
     "clients": ["array-like", None],
     "sample_weight": ["array-like", None],
     "n_jobs": N_JOBS,
@@ -83,6 +83,7 @@ def compare(
     *,
     cv: int | Iterable[Any] | None = None,
     scoring: str | Sequence[str] | Mapping[str, Any] | Callable[..., Any] | None = None,
+    update: Literal["fit", "partial_fit", "fold_in", "none"] = "fit",
     clients: ArrayLike | None = None,
     sample_weight: ArrayLike | None = None,
     n_jobs: int | None = None,
@@ -116,6 +117,13 @@ def compare(
         scorer returns them: larger is better. Scorers that compare predictions with y
         (scikit-learn's own, and those of :func:`sklearn.metrics.make_scorer`) apply to rating
         models only; a warning names the estimators that are left out.
+    update : {"fit", "partial_fit", "fold_in", "none"}, default="fit"
+        How a model gets from one fold to the next. "fit": by a fit to the training rows of the
+        fold. With all others it is fitted in the first fold only, and the training rows must grow
+        from fold to fold, as those of :class:`RollingOrigin` do. "partial_fit" brings it up to date
+        with the new rows (`warm_start` is set where it needs that). "fold_in" computes the users'
+        own parameters anew from all training rows, without any upload, and leaves the items as
+        they are. "none" leaves the model as it is. Seconds and costs are those of the last step.
     clients : array-like of shape (n_samples,), default=None
         Id of the client that holds each row, passed to each `fit` that takes it.
     sample_weight : array-like of shape (n_samples,), default=None
@@ -140,10 +148,11 @@ def compare(
     ------
     ValueError
         If there is no estimator or no fold, a fold is empty or out of range, two estimators have
-        the same name, a score is unknown or has the name of another column, lengths differ, or
-        every fit fails.
+        the same name, a score is unknown or has the name of another column, lengths differ,
+        training rows do not grow from fold to fold although `update` needs it, or every fit fails.
     TypeError
-        If `estimators` is neither a dict nor a list, or an estimator is a class or has no `fit`.
+        If `estimators` is neither a dict nor a list, or an estimator is a class, has no `fit`, or
+        does not have the method that `update` names.
 
     Warns
     -----
@@ -194,32 +203,38 @@ def compare(
     ['']
     """
     validate_parameter_constraints(_PARAMETERS, locals(), caller_name="compare")
-    estimators = _named(estimators)
+    estimators = _updatable(_named(estimators), update)
     metadata = {"clients": clients, "sample_weight": sample_weight}
     metadata = {name: value for name, value in metadata.items() if value is not None}
     check_consistent_length(X, y, *metadata.values())
     scorers = _scorers(scoring, y)
     folds = _folds(cv, X, y)
 
+    chains = [[one] for one in enumerate(folds)]
+    if update != "fit":
+        _check_growing(folds, update)
+        chains = [list(enumerate(folds))]
+
     outcomes = cast(
-        "list[Outcome]",
+        "list[list[Outcome]]",
         Parallel(n_jobs=n_jobs)(
-            delayed(_fit_and_score)(
+            delayed(_fit_and_keep_up)(
                 name,
-                fold,
+                chain,
                 estimator,
                 X,
                 y,
-                rows,
                 scorers,
                 metadata,
+                update,
                 raises=error_score == "raise",
                 keep=return_estimator,
             )
             for name, estimator in estimators.items()
-            for fold, rows in enumerate(folds)
+            for chain in chains
         ),
     )
+    outcomes = [one for chain in outcomes for one in chain]
     _warn_or_raise(outcomes, asked=() if scoring is None else scorers)
     columns = [*scorers, *TIMES, *COSTS]
     blank = dict.fromkeys(columns, float("nan"))
@@ -264,6 +279,37 @@ def _named(estimators):
         if not hasattr(estimator, "fit"):
             raise TypeError(f"{name!r} is not an estimator: {estimator!r} has no fit.")
     return named
+
+
+def _updatable(estimators, update):
+    """Return the estimators, which must have the method that brings them up to date."""
+    if update not in ("partial_fit", "fold_in"):
+        return estimators
+    ready = {}
+    for name, estimator in estimators.items():
+        if not hasattr(estimator, update) and "warm_start" in estimator.get_params():
+            estimator = clone(estimator).set_params(warm_start=True)
+        if not hasattr(estimator, update):
+            raise TypeError(
+                f"{name!r} has no {update}; leave it out, or compare it with update='fit'."
+            )
+        ready[name] = estimator
+    return ready
+
+
+def _check_growing(folds, update):
+    for number, ((before, _), (now, _)) in enumerate(pairwise(folds), start=1):
+        n_lost = int((~np.isin(_positions(before), _positions(now))).sum())
+        if n_lost:
+            raise ValueError(
+                f"With update={update!r} a model goes on from fold to fold, but {n_lost} training "
+                f"rows of fold {number - 1} are none of fold {number}; use cv=RollingOrigin(), or "
+                "update='fit'."
+            )
+
+
+def _positions(rows):
+    return np.flatnonzero(rows) if rows.dtype == bool else rows
 
 
 def _folds(cv, X, y):
@@ -424,7 +470,7 @@ class _Scores(MultimetricScorer):
 
     def __call__(self, estimator, *args, **kwargs):
         self.compiled_in_fit = seconds_compiling()
-        scores = super().__call__(estimator, *args, **kwargs)
+        scores = super().__call__(_model_of(estimator), *args, **kwargs)
         # scikit-learn returns the traceback of a failed scorer in place of its score.
         tracebacks = {name: text for name, text in scores.items() if isinstance(text, str)}
         for name, text in tracebacks.items():
@@ -443,12 +489,63 @@ def _raised(text):
     return " ".join(" ".join(error).split())
 
 
-def _fit_and_score(name, fold, estimator, X, y, rows, scorers, metadata, *, raises, keep):
+class _KeptUp(BaseEstimator):
+    """Stands for a fitted model in `cross_validate`; its `fit` brings the model up to date."""
+
+    def __init__(self, model, update, is_new):
+        self.model = model
+        self.update = update
+        self.is_new = is_new
+
+    def __sklearn_clone__(self):
+        return self
+
+    def get_metadata_routing(self):
+        return self.model.get_metadata_routing()
+
+    @property
+    def sends(self):
+        return self.update == "partial_fit" and self.is_new.any()
+
+    def fit(self, X, y=None, **params):
+        if self.update == "fold_in":
+            self.model.fold_in(X, y, **params, replace=True)
+        elif self.sends:
+            new = np.flatnonzero(self.is_new)
+            X, y = safe_indexing(X, new), None if y is None else safe_indexing(y, new)
+            params = {name: safe_indexing(values, new) for name, values in params.items()}
+            self.model.partial_fit(X, y, **params)
+        return self
+
+
+def _model_of(estimator):
+    return estimator.model if isinstance(estimator, _KeptUp) else estimator
+
+
+def _fit_and_keep_up(name, chain, estimator, X, y, scorers, metadata, update, *, raises, keep):
+    """Fit an estimator in a chain's first fold, bring it up to date in the others; score it."""
+    outcomes, before = [], None
+    for fold, rows in chain:
+        if outcomes and not outcomes[-1].fitted:
+            outcomes.append(outcomes[-1]._replace(fold=fold))
+            continue
+        if outcomes:
+            model = outcomes[-1].estimator
+            is_new = ~np.isin(_positions(rows[0]), _positions(before))
+            estimator = _KeptUp(copy.deepcopy(model) if keep else model, update, is_new)
+        outcomes.append(
+            _fit_and_score(name, fold, estimator, X, y, rows, scorers, metadata, raises=raises)
+        )
+        before = rows[0]
+    return outcomes if keep else [one._replace(estimator=None) for one in outcomes]
+
+
+def _fit_and_score(name, fold, estimator, X, y, rows, scorers, metadata, *, raises):
     try:
         X_train = safe_indexing(X, rows[0])
         scorers = {
             score: _keeping(score, scorer, X_train)
-            for score, scorer in _scorers_for(estimator, scorers).items()
+            for score, scorer in _scorers_for(_model_of(estimator), scorers).items()
         }
         params = None
         with config_context(**_ROUTING if metadata else {}):
@@ -485,7 +582,7 @@ def _fit_and_score(name, fold, estimator, X, y, rows, scorers, metadata, *, rais
     per_user = _per_user(id_columns(as_table(safe_indexing(X, rows[1])))[0], scorers)
     if per_user is not None:
         per_user = per_user.assign(estimator=name, fold=fold)
-    return Outcome(name, fold, values | costs, error, fitted if keep else None, per_user)
+    return Outcome(name, fold, values | costs, error, _model_of(fitted), per_user)
 
 
 def _keeping(score, scorer, X_train):
@@ -549,12 +646,16 @@ def _weighing(scorers):
 
 def _costs(estimator):
     try:
-        _, model = unwrap(estimator)
+        _, model = unwrap(_model_of(estimator))
     except (TypeError, NotFittedError):
         return {}
     if not hasattr(model, "communication_"):
         return {}
-    return {name: -scorer(model, None) / unit for name, (scorer, unit) in COSTS.items()}
+    costs = {name: -scorer(model, None) / unit for name, (scorer, unit) in COSTS.items()}
+    if isinstance(estimator, _KeptUp) and not estimator.sends:
+        # What the ledger has is of the fit.
+        costs |= dict.fromkeys(costs.keys() - {"epsilon"}, 0.0)
+    return costs
 
 
 # ------------------------------------------------------------------------------- results
