@@ -82,6 +82,9 @@ class Ridge:
     penalty : ndarray of shape (k, k)
         Column f is multiplied by the sum of the weights to the power ``power[f]``.
     power : ndarray of shape (k,)
+    reg, reg_exponent : float
+        ``reg (1 + sum_j e_j / n_items)^reg_exponent`` is added to the diagonal.
+    n_items : int
     variance : ndarray of shape (n_items, k) or (0, k)
         v; 0 if it has no rows.
     prior : ndarray of shape (n_items, k) or (0, k)
@@ -103,6 +106,9 @@ class Ridge:
     confidence: float
     shift: float = 0.0
     counts_values: bool = False
+    reg: float = 0.0
+    reg_exponent: float = 0.0
+    n_items: int = 1
 
     @classmethod
     def of(cls, vectors: np.ndarray, penalty: np.ndarray, **others: Any) -> Ridge:
@@ -148,6 +154,8 @@ class Ridge:
         matrix = self.penalty * weights.sum() ** self.power
         matrix += np.einsum("ji,jk->ik", extra[:, None] * vectors, vectors)
         rows = pull[:, None] * vectors
+        confidence = 1 + extra.sum() / self.n_items
+        matrix[np.diag_indices_from(matrix)] += self.reg * confidence**self.reg_exponent
         if len(self.variance):
             matrix[np.diag_indices_from(matrix)] += extra @ self.variance[items]
         if len(self.prior):

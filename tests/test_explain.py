@@ -59,6 +59,7 @@ def ridge_by_hand(model, items, values, weights):
                 c[i] = model.alpha * w * y if name == "ImplicitALS" else 1 + model.alpha * w
                 t[i] = 1
         reg = model.reg if name == "ImplicitALS" else model.reg_user
+        reg *= np.mean(c) ** getattr(model, "reg_exponent", 0)
         p = np.linalg.inv(Q.T @ np.diag(c) @ Q + reg * np.eye(d)) @ Q.T @ (c * t)
         return Q @ p + getattr(model, "item_bias_", 0)
     X = np.column_stack([np.ones(m), Q])
@@ -98,9 +99,12 @@ def test_contributions_add_up_to_the_score_of_known_users(name):
             assert np.isclose(frame["contribution"].sum(), score, rtol=1e-4, atol=1e-5)
 
 
-@linear
-def test_newcomers_scores_are_those_of_the_formulas(name):
-    model, X, _ = fitted(name)
+SCALED = [(name, {"reg_exponent": 0.7}) for name in ("LocALS", "FCF", "ImplicitALS")]
+
+
+@pytest.mark.parametrize(("name", "parameters"), [*((name, {}) for name in NAMES), *SCALED])
+def test_newcomers_scores_are_those_of_the_formulas(name, parameters):
+    model, X, _ = fitted(name, **parameters)
     items, values = model.item_ids_[[1, 4, 6]], np.array([5.0, 2.0, 4.0])
     rows = np.column_stack([np.full(3, 77), items, *X[:3, 2:].T])
     theirs = ridge_by_hand(model, items, values, np.ones(3))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import importlib
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
@@ -64,10 +65,13 @@ class ImplicitRecommender(RankingMixin, Recommender):
     def _newcomers(self, likes) -> dict[str, Any]:
         """Return the per-user attributes of the rows of `likes`, with the items as they are."""
 
+    def _library_class(self) -> type:
+        module, name = self._library
+        return getattr(importlib.import_module(f"implicit.cpu.{module}"), name)
+
     def _library_model(self, seed, **options):
         """Return the library's model, not fitted."""
-        module, name = self._library
-        return getattr(importlib.import_module(f"implicit.cpu.{module}"), name)(
+        return self._library_class()(
             factors=self.n_factors,
             regularization=float(self.reg),
             iterations=self.n_epochs,
@@ -196,6 +200,10 @@ class ImplicitALS(FadingHistory, ImplicitRecommender):
     alpha : float, default=1.0
         Confidence of a row with y = 1 and weight 1. The paper's is 1 + its own alpha; with 1,
         liked items count no more than others.
+    reg_exponent : float, default=0.0
+        How far penalties grow with frequency (nu): `reg` counts ``(mean_i c_ui)^nu`` times for a
+        user and ``(mean_u c_ui)^nu`` times for an item, means over all items with a row and over
+        all users. implicit itself has 0. See Notes.
     n_epochs : int, default=15
         Number of sweeps over users, then items (`iterations` in implicit).
     item_bias : bool, default=True
@@ -244,6 +252,11 @@ class ImplicitALS(FadingHistory, ImplicitRecommender):
     `fold_in` solves for a new user's p_u exactly. For a user who was in fit this is not quite
     the fitted vector, because items are solved for after users in the last sweep.
 
+    With ``alpha = 1 + 1 / alpha0`` and ``reg = lambda alpha0^(nu - 1) (n_items n_users)^(nu / 2)``
+    the objective is that of [3]_, up to a constant and to the lengths of p_u and q_i, of
+    which only the products matter. The library knows one penalty only, so others cost
+    n_factors more entries of the sparse matrix for each user and item.
+
     References
     ----------
     .. [1] Y. Hu, Y. Koren, C. Volinsky, "Collaborative filtering for implicit feedback
@@ -265,6 +278,7 @@ class ImplicitALS(FadingHistory, ImplicitRecommender):
 
     _: KW_ONLY
     reg: float = 10.0
+    reg_exponent: float = 0.0
     alpha: float = 1.0
     item_bias: bool = True
     solver: Literal["cg", "cholesky"] = "cg"
@@ -273,6 +287,7 @@ class ImplicitALS(FadingHistory, ImplicitRecommender):
         ImplicitRecommender._parameter_constraints
         | FadingHistory._fading_constraints
         | {
+            "reg_exponent": [Interval(Real, 0, None, closed="left")],
             "alpha": [Interval(Real, 0, None, closed="neither")],
             "item_bias": ["boolean"],
             "solver": [StrOptions({"cg", "cholesky"})],
@@ -289,6 +304,20 @@ class ImplicitALS(FadingHistory, ImplicitRecommender):
         fitted = copy.copy(self)
         vars(fitted).update(report.static | attributes)
         return attributes | fitted._new_user_attributes(data)
+
+    def _least_bytes(self, data):
+        # With an index of 4 bytes for each.
+        return super()._least_bytes(data) * (3 if self.reg_exponent else 1)
+
+    def _library_class(self):
+        library, exponent = super()._library_class(), self.reg_exponent
+
+        class Scaled(library):
+            @property
+            def solver(self):
+                return functools.partial(_solve_scaled, super().solver, exponent)
+
+        return Scaled if exponent else library
 
     def _library_model(self, seed, **options):
         options |= {"alpha": float(self.alpha), "use_cg": self.solver == "cg"}
@@ -320,7 +349,10 @@ class ImplicitALS(FadingHistory, ImplicitRecommender):
         items = self.item_factors_.astype(float)
         return Ridge.of(
             self.item_factors_,
-            items.T @ items + self.reg * np.eye(items.shape[1]),
+            items.T @ items,
+            reg=float(self.reg),
+            reg_exponent=float(self.reg_exponent),
+            n_items=self._n_liked,
             offset=getattr(self, "item_bias_", np.zeros(len(items), np.float32)),
             rates=False,
             confidence=float(self.alpha),
@@ -337,11 +369,38 @@ class ImplicitALS(FadingHistory, ImplicitRecommender):
         likes.data *= fading(liked(data), self.history_half_life)
         return likes
 
+    @property
+    def _n_liked(self):
+        return int(np.count_nonzero(self._popularity))
+
     def _newcomers(self, likes):
+        if self.reg_exponent:
+            exact = importlib.import_module("implicit.cpu._als").least_squares
+            shape = likes.shape[0], self.item_factors_.shape[1]
+            users, confidence = np.zeros(shape, np.float32), (self.alpha * likes).tocsr()
+            threads = {"num_threads": n_threads(self.n_jobs), "n_columns": self._n_liked}
+            problem = confidence, users, self.item_factors_, float(self.reg)
+            _solve_scaled(exact, self.reg_exponent, *problem, **threads)
+            return {"user_factors_": users}
         model = self._library_model(self._seed)
         model.item_factors = self.item_factors_
         model.factors = self.item_factors_.shape[1]
         return {"user_factors_": model.recalculate_user(np.arange(likes.shape[0]), likes)}
+
+
+def _solve_scaled(solver, exponent, C, X, Y, reg, num_threads, n_columns=None):
+    """Solve for X as the library does, with penalties ``reg (mean confidence)^exponent``.
+
+    A row's own penalty is its confidence in disliking d more columns, whose vectors are those of
+    the identity. The library adds their squares to Y'Y, and multiplies those by confidence - 1.
+    """
+    d, n_likes = X.shape[1], np.diff(C.indptr)
+    extra = np.ravel(C.sum(axis=1)) - n_likes
+    confidence = 1 + extra / (n_columns or len(Y))
+    regs = np.where(n_likes > 0, reg * confidence**exponent, 0.0)
+    own = sparse.csr_matrix(np.repeat(-regs[:, None], d, axis=1).astype(np.float32))
+    Y = np.vstack([Y, np.eye(d, dtype=Y.dtype)])
+    solver(sparse.hstack([C, own], "csr"), X, Y, 0.0, num_threads=num_threads)
 
 
 @documented

@@ -33,6 +33,8 @@ class WMFUsers(FadingHistory):
 
     _dtype = np.float32
     _user_width = "n_factors"
+    # A parameter of LocALS and FCF.
+    reg_exponent = 0.0
 
     def _decode_broadcast(self, message, key):
         if "gram" in message or "item_factors" not in message:
@@ -72,7 +74,7 @@ class WMFUsers(FadingHistory):
             wmf_kernels.Ratings(chosen, state["extra"], state["pull"]),
             items,
             gram.reshape(-1, *gram.shape[-2:]),
-            float(self.reg_user),
+            self._user_penalties(block, state["extra"]),
             n_steps,
             wmf_kernels.workspace(block, users),
             users,
@@ -90,8 +92,15 @@ class WMFUsers(FadingHistory):
                 "knows what its rows count then; set history_half_life=None."
             )
         items = self.item_factors_.astype(float)
-        penalty = items.T @ items + self.reg_user * np.eye(items.shape[1])
-        return Ridge.of(self.item_factors_, penalty, rates=False, confidence=float(self.alpha))
+        return Ridge.of(
+            self.item_factors_,
+            items.T @ items,
+            reg=float(self.reg_user),
+            reg_exponent=float(self.reg_exponent),
+            n_items=len(items),
+            rates=False,
+            confidence=float(self.alpha),
+        )
 
     def _scores_of_unknown_users(self):
         # Popular items have long vectors, and much in common: this ranks like popularity.
@@ -109,6 +118,12 @@ class WMFUsers(FadingHistory):
             "extra": extra.astype(self._dtype),
             "pull": np.where(positive, 1 + extra, 0.0).astype(self._dtype),
         }
+
+    def _user_penalties(self, block, extra):
+        """Return reg_user times the mean confidence of each user's pairs, to reg_exponent."""
+        users = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
+        confidence = 1 + np.bincount(users, extra, block.n_users) / block.n_items
+        return (self.reg_user * confidence**self.reg_exponent).astype(self._dtype)
 
     def _faded(self, block, preferences):
         """Return c - 1 and c r of rows that have faded; those of 0 are as if there were none."""
@@ -196,6 +211,16 @@ class ImplicitMF(WMFUsers, RankingMixin, FederatedRecommender):
         held = np.bincount(block.row_items, minlength=block.n_items)
         return ClientUpdates({"held_items": held})
 
+    def _setup_aggregate(self, server, upload, step, key):
+        return server | {"held_share": upload["held_items"].mean[:, None]}
+
+    def _item_penalties(self, server):
+        """Return each client's share of the items' penalties, (n_items, 1) if they differ."""
+        if not self.reg_exponent:
+            return server["reg_item"]
+        confidence = 1 + self.alpha * np.maximum(server["held_share"], 0)
+        return server["reg_item"] * confidence**self.reg_exponent
+
     # ---------------------------------------------------------------------- each round
 
     def _model(self, server):
@@ -256,9 +281,6 @@ class FederatedWMF(ImplicitMF):
     }
 
     _n_setups = 1
-
-    def _setup_aggregate(self, server, upload, step, key):
-        return server | {"held_share": upload["held_items"].mean[:, None]}
 
     # ------------------------------------------------------------------- on the clients
 
@@ -377,7 +399,9 @@ class ClientItemsWMF(FederatedWMF):
     }
 
     def _initial_broadcast(self, server):
-        return Message(reg_item=Dense(np.array([server["reg_item"]])))
+        # Penalties that differ are the server's.
+        reg_item = 0.0 if self.reg_exponent else server["reg_item"]
+        return Message(reg_item=Dense(np.array([reg_item])))
 
     def _init_clients(self, block, message, key):
         state = super()._init_clients(block, message, key)
@@ -404,9 +428,14 @@ class ClientItemsWMF(FederatedWMF):
             return server
         items = server["item_factors"].astype(np.float64)
         others = upload["others"].mean if self.aggregation == "full" else np.eye(self.n_factors)
-        change = self._mean_rows(upload) + items @ others.T - items
+        change, penalty = self._mean_rows(upload) + items @ others.T - items, 0.0
+        if self.reg_exponent:
+            penalty = self._item_penalties(server) / self.prox
+        change = change - penalty * items
         if self._preconditions:
-            change = divide(change, np.eye(self.n_factors) - others.T)
+            change = divide(change, np.eye(self.n_factors) - others.T, penalty)
+        else:
+            change = change / (1 + penalty)
         rate = self.server_learning_rate
         if rate == "auto":
             lean = np.trace(others) / self.n_factors
@@ -427,6 +456,13 @@ class ClientItemsWMF(FederatedWMF):
         return {"rows": self._factor_of_mean(view) * moves}
 
 
-def divide(change, matrix):
-    """Return change matrix^-1, without the directions that the matrix does not resolve."""
-    return change @ np.linalg.pinv(matrix, rcond=RESOLUTION)
+def divide(change, matrix, shift=0.0):
+    """Return change (matrix + shift I)^-1 without the directions that the matrix does not resolve.
+
+    A shift of shape (n_rows, 1) has its own number for each row; the matrix is then symmetric.
+    """
+    if not np.any(shift):
+        return change @ np.linalg.pinv(matrix, rcond=RESOLUTION)
+    sizes, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
+    kept = sizes > RESOLUTION * sizes.max()
+    return (change @ vectors[:, kept] / (sizes[kept] + shift)) @ vectors[:, kept].T

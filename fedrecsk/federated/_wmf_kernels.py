@@ -150,7 +150,7 @@ def uploads(block, turn, users):
 
 
 @kernel
-def fit_users(client_indptr, indptr, active, ratings, vectors, grams, reg, n_steps, work, users):
+def fit_users(client_indptr, indptr, active, ratings, vectors, grams, regs, n_steps, work, users):
     """Find the vectors of the active clients' users given those of the items.
 
     Parameters
@@ -160,6 +160,7 @@ def fit_users(client_indptr, indptr, active, ratings, vectors, grams, reg, n_ste
     ratings : Ratings, by row of `vectors`
     vectors : (n, d)
     grams : (1 or n_clients, d, d), for each client the sum of q q' over all items
+    regs : (n_users,), penalty on each user
     n_steps : int or None, steps of conjugate gradients from the last vectors; None: exactly
 
     Returns
@@ -168,13 +169,13 @@ def fit_users(client_indptr, indptr, active, ratings, vectors, grams, reg, n_ste
     weight : sum of c - 1 over the rated ones
     """
     real, d = users.dtype.type, users.shape[1]
-    loss, weight, reg = 0.0, 0.0, real(reg)
+    loss, weight = 0.0, 0.0
     for c in range(len(active)):
         if not active[c]:
             continue
-        with_diagonal(grams[min(c, len(grams) - 1)], reg, work.base)
         for u in range(client_indptr[c], client_indptr[c + 1]):
-            start, stop, total = indptr[u], indptr[u + 1], real(0)
+            start, stop, total, reg = indptr[u], indptr[u + 1], real(0), regs[u]
+            with_diagonal(grams[min(c, len(grams) - 1)], reg, work.base)
             for k in range(start, stop):
                 total += ratings.pull[k]
                 weight += ratings.extra[k]

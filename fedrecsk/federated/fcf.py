@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from numbers import Real
 from typing import ClassVar, Literal
 
 import numpy as np
 
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.sklearn_compat import StrOptions
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.federated._optimizers import ServerStep
 from fedrecsk.federated._wmf import ImplicitMF
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
@@ -43,6 +44,10 @@ class FCF(ServerStep, ImplicitMF):
         Weight of the penalty on user vectors (lambda_u).
     reg_item : float, default=10.0
         Weight of the penalty on item vectors (lambda_v), in total over all clients.
+    reg_exponent : float, default=0.0
+        How far penalties grow with frequency: reg_user counts ``(mean_i c_ui)^reg_exponent`` times
+        for a user, and reg_item ``(1 + alpha h_i)^reg_exponent`` times for an item that the share
+        h_i of the clients hold. See :class:`LocALS`.
     learning_rate : float, default=0.05
         Size of the server's step (gamma).
     optimizer : {"adam", "gd"}, default="adam"
@@ -80,7 +85,8 @@ class FCF(ServerStep, ImplicitMF):
     -----
     *Algorithm*::
 
-        set-up  with "local", clients report which items they hold  _setup_update
+        set-up  clients report which items they hold, with "local"
+                or if reg_exponent > 0                              _setup_update
         each round
           1  server sends all q_i ("local": theirs, and sum q q')   _model
           2  clients solve for their users                        kernel fit_users
@@ -93,7 +99,9 @@ class FCF(ServerStep, ImplicitMF):
     *What is sent.* Each round, down: all q_i. Up: for every item
     ``sum_u c_ui (p_u . q_i - r_ui) p_u``, m x d numbers. With "local", once, up: which items the
     client holds; each round, down: its own q_i, and the d x d sum of all q q'; up: its own
-    items' gradients less ``(p_u . q_i) p_u``, and P_c' P_c. At the end, down: all q_i.
+    items' gradients less ``(p_u . q_i) p_u``, and P_c' P_c. With ``reg_exponent > 0`` also "all"
+    reports once, up, a vector of 0 and 1 over all items, of which the server uses the sum. At the
+    end, down: all q_i.
 
     *What it reveals.* The server uses only sums over clients. In plaintext, one upload of a
     one-user client gives p_u and the user's items exactly: a row is
@@ -133,19 +141,27 @@ class FCF(ServerStep, ImplicitMF):
 
     _: KW_ONLY
     n_rounds: int = 60
+    reg_exponent: float = 0.0
     learning_rate: float = 0.05
     upload: Literal["all", "local"] = "all"
 
     _parameter_constraints: ClassVar[dict] = (
         ImplicitMF._parameter_constraints
         | ServerStep._step_constraints
-        | {"upload": [StrOptions({"all", "local"})]}
+        | {
+            "reg_exponent": [Interval(Real, 0, None, closed="left")],
+            "upload": [StrOptions({"all", "local"})],
+        }
     )
 
     @property
     def _n_setups(self):
-        # A client that receives and sends whole matrices need not report what it holds.
-        return int(self.upload == "local")
+        # A client that receives and sends whole matrices need not report what it holds, but for the
+        # items' penalties.
+        return int(self.upload == "local" or self.reg_exponent > 0)
+
+    def _setup_aggregate(self, server, upload, step, key):
+        return super()._setup_aggregate(server, upload, step, key) if self.reg_exponent else server
 
     # ---------------------------------------------------------------------- the algorithm
 
@@ -174,7 +190,8 @@ class FCF(ServerStep, ImplicitMF):
             gradient = upload["gradient"].mean
         else:
             gradient = upload["rows"].mean + items @ upload["others"].mean
-        return self._stepped(server, "item_factors", 2 * (gradient + server["reg_item"] * items))
+        gradient = gradient + self._item_penalties(server) * items
+        return self._stepped(server, "item_factors", 2 * gradient)
 
     # ----------------------------------------------------------------------- what it needs
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from numbers import Real
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
-from fedrecsk._utils.sklearn_compat import StrOptions
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.federated._wmf import ClientItemsWMF
 from fedrecsk.protocol.participation import RoundMasks
 
@@ -50,6 +51,11 @@ class LocALS(ClientItemsWMF):
     reg_item : float, default=10.0
         Weight of the penalty on item vectors (lambda_q), in total over all clients, as in a
         centralised fit.
+    reg_exponent : float, default=0.0
+        How far penalties grow with frequency (nu): reg_user counts
+        ``(mean_i c_ui)^nu = (1 + alpha T_u / m)^nu`` times for a user with T_u of m items,
+        and reg_item ``(1 + alpha h_i)^nu`` times for an item that the share h_i of the clients
+        hold. With nu > 0 the server adds the penalties on items, and needs ``prox > 0``.
     prox : float, default=10.0
         Weight of the proximal term, which ties a client's items to the server's (mu).
         ``prox + reg_item`` must be positive.
@@ -141,6 +147,12 @@ class LocALS(ClientItemsWMF):
     centralised ALS per round. With ``prox=0`` and one user per client, nothing ties the clients'
     versions to each other beyond the users' vectors, so keep prox positive.
 
+    *Penalties scaled by frequency* are those of [2]_, ``lambda (T + alpha0 m)^nu`` with
+    ``alpha0 = 1 / alpha`` and ``reg_user = lambda alpha0^(nu - 1) m^nu``, and likewise for items.
+    Nothing more is sent: a client knows T_u, and the server h_i from the set-up. It subtracts
+    ``reg_item_i / (n_clients prox) q_i`` from the mean of the uploads, and adds
+    ``reg_item_i / (n_clients prox) I`` to the matrix that it divides by.
+
     *Constant*, which only a subclass can change: ``INIT_STD = 0.03``, the standard deviation of the
     initial item vectors.
 
@@ -149,6 +161,8 @@ class LocALS(ClientItemsWMF):
     .. [1] N. Hurley, E. Duriakova, J. Geraci, D. O'Reilly-Morgan, E. Tragos, B. Smyth and
        A. Lawlor, "ALS Algorithm for Robust and Communication-Efficient Federated Learning",
        EuroMLSys 2024, slides.
+    .. [2] S. Rendle, W. Krichene, L. Zhang and Y. Koren, "Revisiting the performance of iALS on
+       item recommendation benchmarks", RecSys 2022, equation 7.
 
     Examples
     --------
@@ -165,9 +179,11 @@ class LocALS(ClientItemsWMF):
 
     _: KW_ONLY
     n_rounds: int = 10
+    reg_exponent: float = 0.0
     solver: Literal["exact", "cg"] = "exact"
 
     _parameter_constraints: ClassVar[dict] = ClientItemsWMF._parameter_constraints | {
+        "reg_exponent": [Interval(Real, 0, None, closed="left")],
         "solver": [StrOptions({"exact", "cg"})],
     }
 
@@ -241,6 +257,11 @@ class LocALS(ClientItemsWMF):
 
     def _check_before_fit(self):
         super()._check_before_fit()
+        if self.prox == 0 and self.reg_exponent:
+            raise ValueError(
+                "reg_exponent needs prox > 0, by which the server weighs its penalties on items "
+                "against the clients' answers; make prox positive or set reg_exponent=0."
+            )
         if self.prox == 0 and self.reg_item == 0:
             raise ValueError(
                 "prox=0 with reg_item=0 leaves a client's item vectors undetermined; make one of "

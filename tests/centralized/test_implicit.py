@@ -93,33 +93,34 @@ def test_names_and_defaults_are_the_librarys(Estimator):
     library = by_the_library(Estimator)
     renamed = {"n_epochs": "iterations", "reg": "regularization"}
     ours = plain(Estimator).get_params()
-    own = {"items", "item_bias", "timestamps", "history_half_life"}
+    own = {"items", "item_bias", "reg_exponent", "timestamps", "history_half_life"}
     for name in ours.keys() - own - {"n_factors", "n_jobs", "solver"}:
         assert getattr(library, renamed.get(name, name)) == ours[name], name
     assert ImplicitALS().solver == "cg"
     assert by_the_library(ImplicitALS).use_cg
 
 
+@pytest.mark.parametrize("exponent", [0.0, 0.7])
 @pytest.mark.parametrize("regularization", [0.5, 10.0])
-def test_als_is_the_papers(regularization):
+def test_als_is_the_papers(regularization, exponent):
     X, y = make_toy(30, 20, density=0.3)
     y[::5] = -1
     strengths = 3 * np.maximum(by_hand(X, y).toarray().astype(float), 0)
     assert strengths.any(axis=1).all()
     rng = np.random.default_rng(0)
     start = [rng.random((n, 4), dtype=np.float32).astype(float) * 0.01 for n in (30, 20)]
-    users, items = reference.als(strengths, *start, regularization, n_epochs=6)
-    parameters = {"alpha": 3, "reg": regularization, "random_state": 0}
+    users, items = reference.als(strengths, *start, regularization, 6, exponent)
+    parameters = {"alpha": 3, "reg": regularization, "reg_exponent": exponent, "random_state": 0}
     exact = ImplicitALS(4, solver="cholesky", n_epochs=6, **parameters).fit(X, y)
     assert exact.user_factors_ == pytest.approx(users, rel=1e-3, abs=1e-4)
     assert exact.item_factors_ == pytest.approx(items, rel=1e-3, abs=1e-4)
     assert exact.user_factors_.dtype == exact.item_factors_.dtype == np.float32
 
-    converged = reference.als(strengths, users, items, regularization, n_epochs=200)
-    best = reference.loss(strengths, *converged, regularization)
+    converged = reference.als(strengths, users, items, regularization, 200, exponent)
+    best = reference.loss(strengths, *converged, regularization, exponent)
     approximate = ImplicitALS(4, n_epochs=200, **parameters).fit(X, y)
     found = reference.loss(
-        strengths, approximate.user_factors_, approximate.item_factors_, regularization
+        strengths, approximate.user_factors_, approximate.item_factors_, regularization, exponent
     )
     assert found == pytest.approx(best, rel=1e-3)
 
@@ -264,9 +265,10 @@ def newcomers(toy):
     return (X[~out], y[~out]), (X[out], y[out])
 
 
-def test_als_solves_newcomers_exactly(toy):
+@pytest.mark.parametrize("exponent", [0.0, 0.7])
+def test_als_solves_newcomers_exactly(exponent, toy):
     training, (X, y) = newcomers(toy)
-    model = ImplicitALS(4, reg=2, alpha=3, random_state=0).fit(*training)
+    model = ImplicitALS(4, reg=2, reg_exponent=exponent, alpha=3, random_state=0).fit(*training)
     n_users = model.n_users_
     model.fold_in(X, y)
     for user, found in zip(model.user_ids_[n_users:], model.user_factors_[n_users:], strict=True):
@@ -274,7 +276,8 @@ def test_als_solves_newcomers_exactly(toy):
         mine = X[:, 0] == user
         strengths[np.searchsorted(model.item_ids_, X[mine, 1])] = 3 * y[mine]
         confidences = np.where(strengths > 0, strengths, 1)
-        expected = reference.ridge(model.item_factors_, confidences, strengths > 0, 2)
+        reg = reference.penalty(confidences, 2, exponent)
+        expected = reference.ridge(model.item_factors_, confidences, strengths > 0, reg)
         assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 

@@ -14,7 +14,7 @@ from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
 from tests.federated.test_wmf import dense, first_items
 from tests.federated.turns import IDLE, SETTINGS, clients_of_kind, turns_of
 from tests.reference import fcf as reference
-from tests.reference.wmf import user_solve
+from tests.reference.wmf import item_penalties, user_penalty, user_solve
 
 
 @pytest.fixture(autouse=True)
@@ -37,13 +37,15 @@ def make(**parameters):
 
 def assert_equals_reference(model, X, y=None, block_sizes=BLOCK_SIZES[:1], **fit_params):
     data = encode(X, y, **fit_params)
-    c, r, _ = dense(data, model.alpha)
+    c, r, rated = dense(data, model.alpha)
     spans = [slice(*data.client_indptr[k : k + 2]) for k in range(data.n_clients)]
     clients = [reference.ImplicitClient(model, c[s], r[s]) for s in spans]
     start = first_items(model, data.n_items)
     turns = turns_of(model, data.n_clients)
-    items = reference.run(model, clients, start, model.reg_item, turns)
-    users = [user_solve(c[u], r[u], items, model.reg_user) for u in range(len(c))]
+    holds = [rated[s].any(axis=0) for s in spans]
+    penalties = item_penalties(model, holds)[:, None]
+    items = reference.run(model, clients, start, penalties, turns)
+    users = [user_solve(c[u], r[u], items, user_penalty(model, c[u])) for u in range(len(c))]
     for fitted in fits_in_blocks(model, X, y, block_sizes=block_sizes, **fit_params):
         np.testing.assert_allclose(fitted.item_factors_, items, atol=1e-9)
         np.testing.assert_allclose(fitted.user_factors_, users, atol=1e-9)
@@ -56,6 +58,7 @@ PARAMETERS = [
     {"optimizer": "gd", "learning_rate": 0.2},
     {"learning_rate": 0.03, "BETA_1": 0.9, "BETA_2": 0.999, "reg_item": 0.0},
     {"alpha": 0.5, "reg_user": 2.0, "EPSILON": 1e-3},
+    {"reg_exponent": 0.7},
 ]
 
 

@@ -76,7 +76,8 @@ def assert_equals_reference(model, X, y=None, block_sizes=BLOCK_SIZES[:1], **fit
     ]
     start, turns = first_items(model, data.n_items), turns_of(model, data.n_clients)
     items = reference.run(model, clients, [rated[s] for s in spans], start, turns)
-    users = [reference.user_solve(c[u], r[u], items, model.reg_user) for u in range(len(c))]
+    penalties = [reference.user_penalty(model, one) for one in c]
+    users = [reference.user_solve(c[u], r[u], items, penalties[u]) for u in range(len(c))]
     for fitted in fits_in_blocks(model, X, y, block_sizes=block_sizes, **fit_params):
         np.testing.assert_allclose(fitted.item_factors_, items, atol=1e-9)
         np.testing.assert_allclose(fitted.user_factors_, users, atol=1e-9)
@@ -128,6 +129,21 @@ def test_conjugate_gradients_equal_the_naive_reference(n_clients, local_epochs, 
     parameters = {"n_factors": 6, "solver": "cg", "local_epochs": local_epochs}
     assert_equals_reference(make(LocALS, **parameters), X, clients=clients)
     assert_equals_reference(make(LocALS, client_fraction=0.5, **parameters), X, clients=clients)
+
+
+@pytest.mark.parametrize("upload", ["local", "all"])
+@pytest.mark.parametrize("parameters", list(parameters_of(LocALS)), ids=str)
+def test_scaled_penalties_equal_the_naive_reference(parameters, upload, toy):
+    X, y = toy
+    model = make(LocALS, reg_exponent=0.7, upload=upload, **parameters)
+    assert_equals_reference(model, X)
+    assert_equals_reference(model, X, y - 2, clients=X[:, 0] % 5)
+    assert_equals_reference(clone(model).set_params(client_fraction=0.5), X)
+
+
+def test_scaled_penalties_need_prox(toy):
+    with pytest.raises(ValueError, match="reg_exponent"):
+        make(LocALS, reg_exponent=1.0, prox=0.0).fit(toy[0])
 
 
 @every_combination

@@ -5,7 +5,7 @@ Slow on purpose. `turns` has (receives, active, delivers), a mask over clients e
 
 import numpy as np
 
-from tests.reference.wmf import user_solve
+from tests.reference.wmf import user_penalty, user_solve
 
 
 class Adam:
@@ -36,7 +36,7 @@ class ImplicitClient:
         """The derivative of the client's loss in every item, after its users' exact solution."""
         gradient = np.zeros_like(items)
         for c, r in zip(self.c, self.r, strict=True):
-            p = user_solve(c, r, items, self.model.reg_user)
+            p = user_solve(c, r, items, user_penalty(self.model, c))
             for i, q in enumerate(items):
                 gradient[i] += -2 * c[i] * (r[i] - p @ q) * p
         return gradient

@@ -26,12 +26,25 @@ def user_steps(c, r, items, reg, start, n_steps=3):
     return start + basis @ np.linalg.solve(basis.T @ matrix @ basis, basis.T @ gradient)
 
 
+def user_penalty(model, c):
+    """Penalty of a user with these confidences of all items."""
+    return model.reg_user * np.mean(c) ** getattr(model, "reg_exponent", 0)
+
+
+def item_penalties(model, holds):
+    """Penalty of each item from the clients that hold it, (n_clients, n_items)."""
+    confidence = 1 + model.alpha * np.mean(holds, axis=0)
+    return model.reg_item * confidence ** getattr(model, "reg_exponent", 0)
+
+
 class Client:
     """One client's data, and its part in each of the three methods."""
 
     def __init__(self, model, c, r, holds, n_clients):
         self.model, self.c, self.r, self.holds = model, c, r, holds
         self.reg_item = model.reg_item / n_clients
+        if getattr(model, "reg_exponent", 0):
+            self.reg_item = 0  # the server's
         self.users = np.zeros((len(c), model.n_factors))
         self.received = None
 
@@ -40,7 +53,7 @@ class Client:
 
     def solve_users(self, items):
         for u in range(len(self.users)):
-            mine = self.c[u], self.r[u], items, self.model.reg_user
+            mine = self.c[u], self.r[u], items, user_penalty(self.model, self.c[u])
             inexact = getattr(self.model, "solver", "exact") == "cg"
             self.users[u] = user_steps(*mine, self.users[u]) if inexact else user_solve(*mine)
 
@@ -170,6 +183,12 @@ def run(model, clients, rated, items, turns):
                 change = np.linalg.solve(missing, change.T).T
         else:
             change = np.sum([version - old for version, old in versions], axis=0) / by
+        if getattr(model, "reg_exponent", 0):
+            # Undo the division above, which knows no penalties.
+            matrix = missing if model.aggregation == "full" and preconditioned else eye
+            for i, own in enumerate(item_penalties(model, holds) / n_clients / model.prox):
+                raw = matrix @ change[i] - own * items[i]
+                change[i] = np.linalg.solve(matrix + own * eye, raw)
         items = items + step * change
     return items
 
