@@ -63,14 +63,14 @@ class NCF(RankingMixin, Epochs):
     ----------
     architecture : {"neumf", "gmf", "mlp"}, default="neumf"
         The score.
-    n_factors : int, default=8
+    n_factors : int, default=64
         Length of p_u and q_i; no effect with "mlp".
     layers : sequence of int, default=(64, 32, 16, 8)
         Widths of the MLP: of its input, of which p'_u is the larger half, and of z_1 to z_L. The
         last is the paper's number of predictive factors. No effect with "gmf".
     loss : {"bce", "squared"}, default="bce"
         Cross-entropy with sampled negatives, or half the squared error of ratings, without.
-    n_negatives : int, default=4
+    n_negatives : int, default=8
         Number of sampled negatives per positive, redrawn in each epoch, uniformly and with
         replacement, from the items without a training row of the user.
     n_epochs : int, default=12
@@ -79,9 +79,9 @@ class NCF(RankingMixin, Epochs):
         Step size of Adam in the first epoch.
     learning_rate_decay : float, default=0.8
         Factor on the learning rate after each epoch.
-    batch_size : int, default=256
+    batch_size : int, default=512
         Number of rows of X in a batch. Their negatives come on top.
-    reg : float, default=3e-4
+    reg : float, default=8e-3
         Weight of |p_u|^2 + |p'_u|^2 + |q_i|^2 + |q'_i|^2 in the loss of each example.
     {held-out rows}
         Their negatives count, too.
@@ -164,16 +164,16 @@ class NCF(RankingMixin, Epochs):
     """
 
     architecture: Literal["neumf", "gmf", "mlp"] = "neumf"
-    n_factors: int = 8
+    n_factors: int = 64
     _: KW_ONLY
     layers: Sequence[int] = (64, 32, 16, 8)
     loss: Literal["bce", "squared"] = "bce"
-    n_negatives: int = 4
+    n_negatives: int = 8
     n_epochs: int = 12
     learning_rate: float = 0.003
     learning_rate_decay: float = 0.8
-    batch_size: int = 256
-    reg: float = 3e-4
+    batch_size: int = 512
+    reg: float = 8e-3
     INIT_STD = 0.1
 
     _parameter_constraints: ClassVar[dict] = Epochs._parameter_constraints | {
