@@ -7,6 +7,7 @@ from types import ModuleType
 
 # Optional packages and the extras that they belong to.
 EXTRAS = {
+    "cryptography": "privacy",
     "dp_accounting": "privacy",
     "gmpy2": "privacy",
     "flwr": "flower",

@@ -419,8 +419,9 @@ class Loop:
             attributes["best_round_"] = stopping.best_round
         if run.attack is not None:
             attributes["compromised_clients_"] = run.client_ids[run.attack.controlled]
-        if server.channel is not None:
-            attributes["encryption_"] = server.channel.report()
+        channel = server.uplink.masks or server.channel
+        if channel is not None:
+            attributes["encryption_"] = channel.report()
         return attributes | {
             "n_rounds_": server.round,
             "history_": server.history,
@@ -644,10 +645,11 @@ def _warn_of_empty_rounds(server):
     if n_empty:
         why.append(f"In {n_empty} of {server.round} rounds every upload was lost")
     if n_undecided:
-        name = type(server.federation.aggregator).__name__
-        why.append(
-            f"In {n_undecided} of {server.round} rounds {name} returned None (too few uploads)"
-        )
+        aggregator = server.federation.aggregator
+        what = "too few clients were left to unmask the sum"
+        if aggregator is not None:
+            what = f"{type(aggregator).__name__} returned None (too few uploads)"
+        why.append(f"In {n_undecided} of {server.round} rounds {what}")
     if why:
         warn(
             f"{'. '.join(why)}; the model did not move in them. Raise client_fraction, or lower "

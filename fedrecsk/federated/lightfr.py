@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import copy
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral, Real
@@ -570,11 +571,12 @@ class LightFR(HammingSearch, RankingMixin, FederatedRecommender):
         n_users = np.diff(data.client_indptr).max()
         weight = n_users * (data.weights.max() * (1 + self.alpha + self.n_negatives) + 1)
         largest = 2.0**FRACTION_BITS * 2 * self._max_dot * self._max_entry * weight
-        if largest > scheme.max_value(n_clients):
+        if largest > scheme.max_integer(n_clients):
             raise ValueError(
                 f"LightFR's integers may be as large as {largest:.3g}, but {scheme} holds "
-                f"{scheme.max_value(n_clients):.3g} in a sum over {n_clients} clients; use "
-                "CKKS(8192, (60, 60, 60)), or Paillier(fraction_bits=0), which is exact."
+                f"{scheme.max_integer(n_clients):.3g} in a sum over {n_clients} clients; use "
+                f"SecAggPlus(max_abs={math.ceil(largest / 2**16)}), CKKS(8192, (60, 60, 60)), or "
+                "Paillier(fraction_bits=0)."
             )
 
     def _check_rows(self, data, scale):

@@ -1,7 +1,9 @@
 """Mechanisms that protect uploads, and the accounting of what they guarantee."""
 
+from fedrecsk.privacy._masked_sum import MaskingFailed
 from fedrecsk.privacy._secure_sum import (
     Ciphertext,
+    Encryption,
     Keys,
     Party,
     SecureAggregation,
@@ -15,20 +17,24 @@ from fedrecsk.privacy.ckks import CKKS
 from fedrecsk.privacy.local_dp import GaussianMechanism, LaplaceMechanism, LocalMechanism
 from fedrecsk.privacy.paillier import Paillier
 from fedrecsk.privacy.report import PrivacyBudget, PrivacyReport
+from fedrecsk.privacy.secagg import SecAggPlus
 
 __all__ = [
     "CKKS",
     "CentralDP",
     "Ciphertext",
+    "Encryption",
     "Event",
     "GaussianMechanism",
     "Keys",
     "LaplaceMechanism",
     "LocalMechanism",
+    "MaskingFailed",
     "Paillier",
     "Party",
     "PrivacyBudget",
     "PrivacyReport",
+    "SecAggPlus",
     "SecureAggregation",
     "SecureSum",
     "SphereMechanism",

@@ -73,7 +73,7 @@ class Party(ABC):
 
     Parameters
     ----------
-    scheme : SecureAggregation
+    scheme : Encryption
         Encryption scheme.
     n_clients : int
         Largest number of vectors in one sum.
@@ -81,7 +81,7 @@ class Party(ABC):
         Name of the keys.
     """
 
-    def __init__(self, scheme: SecureAggregation, n_clients: int, key_id: str) -> None:
+    def __init__(self, scheme: Encryption, n_clients: int, key_id: str) -> None:
         self.scheme = scheme
         self.n_clients = n_clients
         self.key_id = key_id
@@ -216,7 +216,7 @@ class Party(ABC):
             )
 
     def to_bytes(self) -> bytes:
-        """Return this side's keys as bytes, for `SecureAggregation.load_party`.
+        """Return this side's keys as bytes, for `Encryption.load_party`.
 
         Those of the clients' side decrypt everything: keep them from the server.
         """
@@ -285,13 +285,12 @@ class Party(ABC):
 
 
 class SecureAggregation(PlainParameters, ABC):
-    """Base class of encryption schemes: what ``Federation(secure_aggregation=...)`` takes."""
+    """Base class of what ``Federation(secure_aggregation=...)`` takes."""
 
-    _parameter_constraints: ClassVar[dict] = {
-        "audit": [Interval(Integral, 1, None, closed="left"), StrOptions({"all"})],
-    }
     # Modules that the scheme imports; they come with an extra of the package.
     _extra: tuple[str, ...]
+    # Whether the server does not see the sum either, so that clients take its steps.
+    hides_sums: bool
 
     def _validate_params(self):
         super()._validate_params()
@@ -305,6 +304,61 @@ class SecureAggregation(PlainParameters, ABC):
 
     def _import(self, module):
         return require(module, type(self).__name__)
+
+    @abstractmethod
+    def max_value(self, n_clients: int = 1) -> float:
+        """Return the largest size of a value that may enter a sum over `n_clients`."""
+
+    def max_integer(self, n_clients: int = 1) -> float:
+        """Return the largest size of an integer that may enter a sum over `n_clients`."""
+        return self.max_value(n_clients)
+
+    @abstractmethod
+    def precision(self, n_clients: int = 1, max_abs: float = 1.0) -> float:
+        """Bound on the absolute error of a decrypted sum.
+
+        Parameters
+        ----------
+        n_clients : int, default=1
+            Number of vectors to add.
+        max_abs : float, default=1.0
+            Size of the largest value in any of them.
+
+        Returns
+        -------
+        float
+        """
+
+    @abstractmethod
+    def _advice(self, largest, n_clients):
+        """Return a sentence about what to change so that a value fits."""
+
+    @staticmethod
+    def _check_n_clients(n_clients):
+        """Raise unless it is a valid number of clients."""
+        if not isinstance(n_clients, Integral) or not 1 <= n_clients <= _MOST_CLIENTS:
+            raise ValueError(
+                f"n_clients={n_clients!r} must be a whole number from 1 to {_MOST_CLIENTS}."
+            )
+
+    def _check_size(self, largest, n_clients):
+        """Raise if a value of size `largest` may overflow in a sum over `n_clients`."""
+        limit = self.max_value(n_clients)
+        if largest > limit:
+            raise ValueError(
+                f"A value of size {largest:.6g} may overflow: in a sum over {n_clients} "
+                f"clients each value must be at most {limit:.6g} in size for {self}. "
+                f"{self._advice(largest, n_clients)}"
+            )
+
+
+class Encryption(SecureAggregation):
+    """Base class of homomorphic encryption, under which not even the server sees the sum."""
+
+    _parameter_constraints: ClassVar[dict] = {
+        "audit": [Interval(Integral, 1, None, closed="left"), StrOptions({"all"})],
+    }
+    hides_sums = True
 
     @abstractmethod
     def generate_keys(self, n_clients: int = 1) -> Keys:
@@ -378,54 +432,12 @@ class SecureAggregation(PlainParameters, ABC):
         """How many values share one ciphertext."""
 
     @abstractmethod
-    def max_value(self, n_clients: int = 1) -> float:
-        """Return the largest size of a value that may enter a sum over `n_clients`."""
-
-    @abstractmethod
-    def precision(self, n_clients: int = 1, max_abs: float = 1.0) -> float:
-        """Bound on the absolute error of a decrypted sum.
-
-        Parameters
-        ----------
-        n_clients : int, default=1
-            Number of vectors to add.
-        max_abs : float, default=1.0
-            Size of the largest value in any of them.
-
-        Returns
-        -------
-        float
-        """
-
-    @abstractmethod
     def ciphertext_bytes(self, n_values: int) -> int:
         """Return the bytes of an encrypted vector of `n_values` as it is sent, for ledgers."""
 
     @abstractmethod
     def key_nbytes(self) -> int:
         """Return the bytes of the key material that every client receives, for ledgers."""
-
-    @abstractmethod
-    def _advice(self, largest, n_clients):
-        """Return a sentence about what to change so that a value fits."""
-
-    @staticmethod
-    def _check_n_clients(n_clients):
-        """Raise unless it is a valid number of clients."""
-        if not isinstance(n_clients, Integral) or not 1 <= n_clients <= _MOST_CLIENTS:
-            raise ValueError(
-                f"n_clients={n_clients!r} must be a whole number from 1 to {_MOST_CLIENTS}."
-            )
-
-    def _check_size(self, largest, n_clients):
-        """Raise if a value of size `largest` may overflow in a sum over `n_clients`."""
-        limit = self.max_value(n_clients)
-        if largest > limit:
-            raise ValueError(
-                f"A value of size {largest:.6g} may overflow: in a sum over {n_clients} "
-                f"clients each value must be at most {limit:.6g} in size for {self}. "
-                f"{self._advice(largest, n_clients)}"
-            )
 
     def _n_blocks(self, n_values):
         if not isinstance(n_values, Integral) or n_values < 0:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from fedrecsk._utils.sklearn_compat import Interval, Options
-from fedrecsk.privacy._secure_sum import Ciphertext, Keys, Party, SecureAggregation
+from fedrecsk.privacy._secure_sum import Ciphertext, Encryption, Keys, Party
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -28,7 +28,7 @@ _BELOW_THE_LINE = 1 - 2.0**-16
 _KIB = 1024
 
 
-class CKKS(SecureAggregation):
+class CKKS(Encryption):
     """Secure sums under CKKS through TenSEAL (Cheon et al., ASIACRYPT 2017).
 
     A ciphertext holds ``poly_modulus_degree / 2`` real values. Sums are approximate;
@@ -81,7 +81,7 @@ class CKKS(SecureAggregation):
     """
 
     _parameter_constraints: ClassVar[dict] = {
-        **SecureAggregation._parameter_constraints,
+        **Encryption._parameter_constraints,
         "poly_modulus_degree": [Options(Integral, set(_MOST_BITS))],
         "coeff_mod_bit_sizes": [tuple, list],
         "scale_bits": [Interval(Integral, 1, None, closed="left")],

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk._utils.user_warnings import warn
-from fedrecsk.privacy._secure_sum import Keys, Party, SecureAggregation
+from fedrecsk.privacy._secure_sum import Encryption, Keys, Party
 
 # NIST SP 800-57 part 1, table 2: a modulus of 3072 bits is 128-bit security; 2048 is 112.
 _SAFE_KEY_BITS = 3072
@@ -19,7 +19,7 @@ _SLOT_BITS = 64
 _SLOT_BYTES = _SLOT_BITS // 8
 
 
-class Paillier(SecureAggregation):
+class Paillier(Encryption):
     """Secure sums under Paillier through phe and gmpy2 (Paillier, EUROCRYPT 1999).
 
     Values are rounded to multiples of ``2 ** -fraction_bits``, whose sums are exact. Needs the
@@ -64,7 +64,7 @@ class Paillier(SecureAggregation):
     """
 
     _parameter_constraints: ClassVar[dict] = {
-        **SecureAggregation._parameter_constraints,
+        **Encryption._parameter_constraints,
         "key_bits": [Interval(Integral, 128, None, closed="left")],
         "fraction_bits": [Interval(Integral, 0, 60, closed="both")],
         "packing": ["boolean"],

@@ -156,6 +156,16 @@ class CentralNoise:
         """Return how many numbers an upload has."""
         return self.sizes["setup" if key.round < 0 else "round"]
 
+    def steps(self, specs: dict[str, FieldSpec], key: Key) -> dict[str, float]:
+        """Return the grid to which clients round each field before they add noise."""
+        if self.mechanism.noise == "server":
+            return {}
+        weights, step = (
+            self.mechanism.field_weights or {},
+            self.exchange(key).clip / central_dp.STEPS,
+        )
+        return {name: step / weights.get(name, 1.0) for name in specs}
+
     def publish(
         self,
         totals: dict[str, np.ndarray],
@@ -201,7 +211,7 @@ class CentralNoise:
         if mechanism.noise == "server":
             noise = self._noise_on_uploads(one.noise_multiplier, key)
             return central_dp.noisy_sum(sums, one.clip / weight, noise, size, generator)
-        variance, step = self.variance_of_share(key), one.clip / central_dp.STEPS / weight
+        variance, step = self.variance_of_share(key), self.steps({name: None}, key)[name]
         if counts.n_without_share:
             missing = counts.n_without_share * variance
             sums = sums + step * central_dp.skellam(missing, sums.shape, generator)
@@ -280,7 +290,7 @@ class CentralNoise:
     def _report(self, events, single, n_uploads, n_coordinates, server_sees):
         mechanism = self.mechanism
         by_clients = mechanism.noise == "clients"
-        encrypted = self.federation.secure_aggregation is not None
+        is_secure = self.federation.secure_aggregation is not None
         epsilon = epsilon_of(events, mechanism.delta)
         each = [epsilon_of([one._replace(count=1)], mechanism.delta) for one in single]
         return PrivacyReport(
@@ -294,7 +304,7 @@ class CentralNoise:
             neighbours="one client more or less",
             sampling=sampling_of(self.federation, self.plan),
             trust="nobody, if no client helps the server"
-            if by_clients and encrypted
+            if by_clients and is_secure
             else "the server",
             events=tuple(events),
         )

@@ -20,7 +20,7 @@ _EXAMPLES = {
     "central_dp": "CentralDP(epsilon=10) from fedrecsk.privacy",
     "local_dp": "LaplaceMechanism(clip=0.2, scale=0.04) from fedrecsk.privacy",
     "compression": 'Quantization("int8"), TopK() or LowRank() from fedrecsk.compression',
-    "secure_aggregation": "CKKS() or Paillier() from fedrecsk.privacy",
+    "secure_aggregation": "SecAggPlus(), CKKS() or Paillier() from fedrecsk.privacy",
     "aggregator": "NormClipping() or Krum() from fedrecsk.aggregation",
     "adversary": "SignFlip(fraction=0.1) from fedrecsk.attacks",
 }
@@ -72,10 +72,11 @@ class Federation(PlainParameters):
         columns of a matrix, are not compressed. LightFR, which sends binary codes, raises
         an error.
     secure_aggregation : SecureAggregation or None, default=None
-        Homomorphic encryption of all uploads: the server adds ciphertexts and learns
-        nothing. The clients, who hold the key, decrypt the sum and take the server's step. See
-        :class:`fedrecsk.privacy.CKKS`, :class:`fedrecsk.privacy.Paillier`, and
-        ``encryption_`` of the fitted model.
+        Sums without single uploads. :class:`fedrecsk.privacy.SecAggPlus`: clients mask their
+        uploads, and the server sees only the sum. :class:`fedrecsk.privacy.CKKS`,
+        :class:`fedrecsk.privacy.Paillier`: the server adds ciphertexts and learns nothing; the
+        clients, who share a key, decrypt the sum and take the server's step. See
+        ``encryption_`` of the fitted model for the cost.
 
     Examples
     --------
@@ -193,7 +194,7 @@ class Federation(PlainParameters):
             )
         if self.compression is not None:
             raise ValueError(
-                f"Encrypted uploads can only be added, but uploads compressed by "
+                f"Secure uploads can only be added, but uploads compressed by "
                 f"{type(self.compression).__name__} cannot be; set compression=None with "
                 "secure_aggregation. CoLR is a method with small uploads that can be added."
             )
@@ -216,9 +217,9 @@ class Federation(PlainParameters):
                 f"central_dp needs each client's upload at full precision, to bound its norm, but "
                 f"{type(self.compression).__name__} compresses uploads; set compression=None."
             )
-        if self.secure_aggregation is not None and mechanism.noise == "server":
+        if self.encrypts and mechanism.noise == "server":
             raise ValueError(
-                "With secure_aggregation the server sees no sum to which it could add noise; set "
+                "Under encryption the server sees no sum to which it could add noise; set "
                 'CentralDP(noise="clients"), by which clients add it in shares.'
             )
         if self.dropout > 0 and self.dropout_mode == "stale" and mechanism.quantile:
@@ -238,6 +239,11 @@ class Federation(PlainParameters):
             self.aggregator,
             self.adversary,
         )
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether not even the server sees the sums, so that clients take its steps."""
+        return self.secure_aggregation is not None and self.secure_aggregation.hides_sums
 
     @property
     def looks_at_uploads(self) -> bool:

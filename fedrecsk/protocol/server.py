@@ -20,6 +20,7 @@ from fedrecsk.protocol.early_stopping import EarlyStopping
 from fedrecsk.protocol.encryption import EncryptedSums, EncryptedTotals, SecureChannel
 from fedrecsk.protocol.keys import Key, setup_round
 from fedrecsk.protocol.ledger import Ledger
+from fedrecsk.protocol.masking import MaskedChannel
 from fedrecsk.protocol.messages import Message, Rows
 from fedrecsk.protocol.outgoing import is_compressed
 from fedrecsk.protocol.participation import Participation
@@ -192,7 +193,13 @@ class Server:
         share = self.method.client_fraction
         self.stopping.n_cohorts = participation.n_rotating(len(ids), share)
         scheme = self.federation.secure_aggregation
-        self.channel: SecureChannel | None = None if scheme is None else SecureChannel(scheme)
+        # Of ciphertexts; masks are the uplink's alone, because the server has the sum.
+        self.channel: SecureChannel | None = None
+        masks = None
+        if self.federation.encrypts:
+            self.channel = SecureChannel(scheme)
+        elif scheme is not None:
+            masks = MaskedChannel(scheme, self._smallest_cohort)
         self.ledger: Ledger = Ledger(self.client_ids)
         self.downlink: Downlink = Downlink(
             self.federation, self.ledger, self.n_held, self.channel, self.sends_whole
@@ -206,7 +213,7 @@ class Server:
             self.federation,
             self.ledger,
             self.downlink,
-            self.channel,
+            masks or self.channel,
             self.n_clients,
             self.releases,
         )
@@ -358,6 +365,15 @@ class Server:
     def n_clients(self) -> int:
         """Clients that have registered."""
         return len(self.client_ids)
+
+    @property
+    def _smallest_cohort(self):
+        return participation.smallest_cohort(
+            self.n_clients,
+            self.method.client_fraction,
+            self.federation,
+            prefers_rotation=self.method._prefers_rotation,
+        )
 
     @property
     def n_setups(self) -> int:
@@ -822,7 +838,7 @@ class Server:
 def server_sees(method: Any, federation: Federation) -> str:
     """Return what the protocol shows to the server, as in :class:`PrivacyReport`."""
     compresses = federation.compression is not None and federation.compression.up
-    if federation.secure_aggregation is not None:
+    if federation.encrypts:
         return "encrypted sums"
     if federation.aggregator is not None or compresses or method._treats_clients_apart:
         return "single uploads"

@@ -9,6 +9,7 @@ import numpy as np
 from fedrecsk.data._checks import Diverged
 from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.protocol.central_noise import warn_of_delta
+from fedrecsk.protocol.masking import MaskedChannel
 from fedrecsk.protocol.messages import Total, Upload
 from fedrecsk.updates import Counts, RoundUpdates, add_sums
 
@@ -34,7 +35,7 @@ class Uplink:
     ledger : Ledger
     downlink : Downlink
         Sends encrypted sums to the clients.
-    channel : SecureChannel or None
+    channel : SecureChannel, MaskedChannel or None
     n_clients : int
     releases : CentralNoise or None
         Adds central noise.
@@ -45,7 +46,7 @@ class Uplink:
         federation: Federation,
         ledger: Ledger,
         downlink: Downlink,
-        channel: SecureChannel | None,
+        channel: SecureChannel | MaskedChannel | None,
         n_clients: int,
         releases: CentralNoise | None = None,
     ) -> None:
@@ -53,7 +54,13 @@ class Uplink:
         self.releases = releases
         self.ledger = ledger
         self.downlink = downlink
-        self.channel = channel
+        # One of the two, if sums are secure.
+        self.channel: SecureChannel | None = None
+        self.masks: MaskedChannel | None = None
+        if isinstance(channel, MaskedChannel):
+            self.masks = channel
+        else:
+            self.channel = channel
         if federation.local_dp is not None:
             warn_of_delta(federation.local_dp, n_clients)
         aggregator = federation.aggregator
@@ -102,7 +109,14 @@ class Uplink:
             if self.releases is None or not (senders or self.releases.always):
                 return None
         single = None
-        if total.held and n_accepted:
+        if self.masks is not None and not self._opened(total, key):
+            return None
+        if total.held and n_accepted and self.masks is not None:
+            single = RoundUpdates(total.held)
+            totals = self.masks.sum(single, specs, self._steps(specs, key), key)
+        elif self.masks is not None:
+            totals = self.masks.rounded(totals, specs)
+        elif total.held and n_accepted:
             single = RoundUpdates(total.held)
             changes = self._combined(single, robustly=total.learned)
             if changes is None:
@@ -121,6 +135,16 @@ class Uplink:
             return self.releases.publish(totals, specs, key, counts, centers or {})
         totals = {name: Total(totals[name], n_accepted) for name in specs}
         return Upload(n_accepted, single, **totals)
+
+    def _opened(self, total, key):
+        """Count a masked sum's messages, and return whether it can be unmasked."""
+        assert self.masks is not None
+        senders, arrived = (np.concatenate(one) for one in (total.senders, total.arrived))
+        return self.masks.open(senders, arrived, aligned_size(total.specs), key, self.ledger)
+
+    def _steps(self, specs, key):
+        """Return the grid to which clients have rounded each field, if they add central noise."""
+        return {} if self.releases is None else self.releases.steps(specs, key)
 
     def _combined(self, updates, *, robustly):
         """Combine the learned fields; None if there are too few clients for the aggregator."""
@@ -150,6 +174,9 @@ class Uplink:
         nbytes, payload, coordinates = updates.sizes[:, updates.sends]
         if self.channel is not None:
             nbytes = np.full(len(clients), self.channel.nbytes(aligned_size(specs)))
+        if self.masks is not None:
+            # Counted when all have come, because masked numbers depend on how many they are.
+            nbytes = np.zeros_like(nbytes)
         self.ledger.up(clients, nbytes, payload if learned else None)
         self._uploads[clients] += 1
         self._coordinates[clients] += coordinates
@@ -197,6 +224,7 @@ class StepTotal:
         self.sums: dict[str, np.ndarray] = {}
         self.held: list[HeldUpdates] = []
         self.senders: list[np.ndarray] = []
+        self.arrived: list[np.ndarray] = []
         self.counts: Counts = Counts()
         self.n_arrived: int = 0
         self.n_accepted: int = 0
@@ -209,6 +237,7 @@ class StepTotal:
         self.n_accepted += updates.n_accepted
         self.counts = self.counts.plus(updates.counts)
         self.senders.append(updates.clients[updates.sends])
+        self.arrived.append(updates.clients[updates.arrives])
         if updates.held is not None:
             self.held.append(updates.held)
         else:

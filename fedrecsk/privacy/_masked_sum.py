@@ -1,0 +1,688 @@
+"""The protocol of SecAgg+, for one sum: graph, shares, masks, clients and server.
+
+Bell, Bonawitz, Gascon, Lepoint and Raykova, "Secure single-server aggregation with
+(poly)logarithmic overhead", CCS 2020, with the consistency check of Bonawitz et al., "Practical
+secure aggregation for privacy-preserving machine learning", CCS 2017. One sum:
+
+1. Keys. Each client sends two fresh public keys. The server places the clients on a ring, in random
+   order; a client's neighbours are the k nearest.
+2. Shares. Each client cuts the seed of its own mask, and the secret key of its masks with
+   neighbours, into k shares, of which t recover them, and sends each neighbour one, encrypted.
+3. Masked vectors. Each client sends its vector plus its own mask, plus a mask for each neighbour of
+   a higher code, minus one for each of a lower code; these cancel in the sum.
+4. Survivors. The server names the clients whose vector has arrived. Each of these signs the list,
+   and goes on only if its neighbours have signed the same one.
+5. Unmasking. Of each neighbour, a client sends the share of the seed, if the neighbour is a
+   survivor, and the share of the secret key if it is not; never both.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import secrets
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+# The smallest prime above 2 ** 256, so that seeds and keys of 32 bytes can be shared.
+PRIME = 2**256 + 297
+SHARE_BYTES = 33
+KEY_BYTES = 32
+SIGNATURE_BYTES = 64
+# Both shares, and the tag of ChaCha20-Poly1305.
+CIPHER_BYTES = 2 * SHARE_BYTES + 16
+# A client's code, where a message lists several.
+CODE_BYTES = 4
+# A sum over two clients tells each of them what the other sent.
+FEWEST_CLIENTS = 3
+
+
+class MaskingFailed(RuntimeError):
+    """A sum of masked vectors that cannot be unmasked, or that a client refuses to unmask."""
+
+
+class Plan(NamedTuple):
+    """What all parties of one sum know.
+
+    Attributes
+    ----------
+    n_clients : int
+    n_neighbors : int
+        Neighbours of each client, k.
+    threshold : int
+        How many of a client's neighbours must answer so that it can be unmasked, t.
+    n_bits : int
+        Bits of a masked number, b: numbers are added modulo 2 ** b.
+    """
+
+    n_clients: int
+    n_neighbors: int
+    threshold: int
+    n_bits: int
+
+    @property
+    def max_colluding(self) -> int:
+        """How many of a client's neighbours may help a server that keeps to the protocol."""
+        return self.threshold - 1
+
+    @property
+    def max_colluding_with_liar(self) -> int:
+        """How many may help a server that names other survivors to each client; -1: not even 0."""
+        return 2 * self.threshold - self.n_neighbors - 1
+
+    def nbytes(self, n_values: int) -> int:
+        """Return the bytes of a masked vector."""
+        return -(-n_values * self.n_bits // 8)
+
+
+# ------------------------------------------------------------------------------ the graph
+
+
+class Ring(NamedTuple):
+    """The clients of one sum in random order; neighbours are the nearest on both sides.
+
+    Attributes
+    ----------
+    order : ndarray of shape (n_clients,), dtype int64
+        Codes of the clients around the ring.
+    n_neighbors : int
+    """
+
+    order: np.ndarray
+    n_neighbors: int
+
+    def neighbours(self) -> dict[int, list[int]]:
+        """Return each client's neighbours, in ascending order of their codes."""
+        n_clients = len(self.order)
+        if self.n_neighbors == n_clients - 1:
+            ordered = sorted(self.order.tolist())
+            return {one: [other for other in ordered if other != one] for one in ordered}
+        steps = [d for d in range(-self.n_neighbors // 2, self.n_neighbors // 2 + 1) if d]
+        around = (np.arange(n_clients)[:, None] + steps) % n_clients
+        lists = np.sort(self.order[around], axis=1).tolist()
+        return dict(zip(self.order.tolist(), lists, strict=True))
+
+    def n_alive(self, alive: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Count each client's neighbours that a mask around the ring has, in the ring's order."""
+        n_clients, half = len(self.order), self.n_neighbors // 2
+        if self.n_neighbors == n_clients - 1:
+            return alive.sum() - alive.astype(np.int64)
+        around = np.concatenate([alive[n_clients - half :], alive, alive[:half]])
+        sums = np.concatenate([[0], np.cumsum(around)])
+        return sums[2 * half + 1 :] - sums[:n_clients] - alive
+
+
+# --------------------------------------------------------------------------- Shamir's shares
+
+
+def split(secret: bytes, n_shares: int, threshold: int) -> list[bytes]:
+    """Cut 32 bytes into shares, the values of a random polynomial at 1, 2, ..., n_shares."""
+    polynomial = [int.from_bytes(secret), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
+    shares = []
+    for x in range(1, n_shares + 1):
+        y = 0
+        for coefficient in reversed(polynomial):
+            y = (y * x + coefficient) % PRIME
+        shares.append(y.to_bytes(SHARE_BYTES))
+    return shares
+
+
+def combine(shares: Mapping[int, bytes]) -> bytes:
+    """Return the secret of at least `threshold` shares, given by their places 1, 2, ..."""
+    places = tuple(shares)
+    weights = _lagrange(places)
+    total = sum(w * int.from_bytes(shares[x]) for w, x in zip(weights, places, strict=True)) % PRIME
+    if total >> 256:
+        raise MaskingFailed("Shares of a client do not belong together, so it cannot be unmasked.")
+    return total.to_bytes(KEY_BYTES)
+
+
+@functools.lru_cache(maxsize=4096)
+def _lagrange(places):
+    """Return the weights by which values at these places give the value at 0."""
+    weights = []
+    for x in places:
+        above, below = 1, 1
+        for other in places:
+            if other != x:
+                above = above * other % PRIME
+                below = below * (other - x) % PRIME
+        weights.append(above * pow(below, -1, PRIME) % PRIME)
+    return weights
+
+
+# ------------------------------------------------------------------------------- numbers
+
+
+def mask(seed: bytes, n_values: int, dtype: Any = np.uint64) -> NDArray[np.uint64]:
+    """Expand a seed to random numbers of all bits, by ChaCha20."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+    stream = Cipher(algorithms.ChaCha20(seed, bytes(16)), mode=None).encryptor()
+    size = np.dtype(dtype).itemsize
+    return np.frombuffer(stream.update(bytes(size * n_values)), np.dtype(dtype).newbyteorder("<"))
+
+
+def packed(numbers: NDArray[np.uint64], n_bits: int) -> bytes:
+    """Return the lowest bits of each number, one number after the other."""
+    whole = numbers.astype("<u8").view(np.uint8).reshape(-1, 8)
+    bits = np.unpackbits(whole, axis=1, count=n_bits, bitorder="little")
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+def unpacked(content: bytes, n_values: int, n_bits: int) -> NDArray[np.uint64]:
+    """Return the numbers again."""
+    bits = np.unpackbits(
+        np.frombuffer(content, np.uint8), count=n_values * n_bits, bitorder="little"
+    )
+    whole = np.zeros((n_values, 64), dtype=np.uint8)
+    whole[:, :n_bits] = bits.reshape(n_values, n_bits)
+    return np.packbits(whole, axis=1, bitorder="little").view("<u8").ravel()
+
+
+def signed(numbers: NDArray[np.uint64], n_bits: int) -> NDArray[np.int64]:
+    """Return the integers between -2 ** (n_bits - 1) and 2 ** (n_bits - 1) of their lowest bits."""
+    shift = np.int64(64 - n_bits)
+    return (numbers.astype(np.uint64).view(np.int64) << shift) >> shift
+
+
+# ------------------------------------------------------------------------------ the parties
+
+
+class PublicKeys(NamedTuple):
+    """What a client sends first: a key for shares, a key for masks, and their signature."""
+
+    sharing: bytes
+    masking: bytes
+    signature: bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all three."""
+        return 2 * KEY_BYTES + SIGNATURE_BYTES
+
+
+def _agree(private, public, purpose):
+    """Return 32 bytes that two clients share, by X25519 and HKDF."""
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    secret = private.exchange(X25519PublicKey.from_public_bytes(public))
+    return HKDF(SHA256(), KEY_BYTES, None, purpose).derive(secret)
+
+
+def _named(session, stage, *parts):
+    """Return the bytes that a signature or a key is bound to."""
+    return b"|".join([b"fedrecsk SecAgg+", session.hex().encode(), stage, *parts])
+
+
+def _pair(session, one, other):
+    low, high = min(one, other), max(one, other)
+    return _named(session, b"mask", str(low).encode(), str(high).encode())
+
+
+def _way(session, sender, receiver):
+    return _named(session, b"share", str(sender).encode(), str(receiver).encode())
+
+
+class MaskingClient:
+    """A client in one sum. Call its methods in this order, each at most once.
+
+    Parameters
+    ----------
+    plan : Plan
+    session : bytes
+        Name of the sum, which no other sum has. Messages of other sums are refused.
+    code : int
+    sign : callable
+        Takes bytes and returns the client's signature of them.
+    verify : callable
+        Takes a client's code, a signature and bytes; raises if the signature is wrong.
+    checks : bool
+        Whether to insist that neighbours have signed the same survivors. Tests of attacks leave it
+        out.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        session: bytes,
+        code: int,
+        sign: Callable[[bytes], bytes],
+        verify: Callable[[int, bytes, bytes], None],
+        *,
+        checks: bool = True,
+    ) -> None:
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+        self.plan = plan
+        self.session = session
+        self.code = code
+        self._sign = sign
+        self._verify = verify
+        self._checks = checks
+        self._sharing = X25519PrivateKey.generate()
+        self._masking = X25519PrivateKey.generate()
+        self._seed = secrets.token_bytes(KEY_BYTES)
+        self._keys: dict[int, PublicKeys] = {}
+        # Shares of the neighbours' seeds and keys.
+        self._shares: dict[int, tuple[bytes, bytes]] = {}
+        self._survivors: np.ndarray | None = None
+        self._has_answered = False
+
+    def advertise(self) -> PublicKeys:
+        """Return the client's public keys, signed."""
+        sharing = self._sharing.public_key().public_bytes_raw()
+        masking = self._masking.public_key().public_bytes_raw()
+        return PublicKeys(sharing, masking, self._sign(self._of_keys(self.code, sharing, masking)))
+
+    def _of_keys(self, code, sharing, masking):
+        return _named(self.session, b"keys", str(code).encode(), sharing, masking)
+
+    def share(self, keys: Mapping[int, PublicKeys]) -> dict[int, bytes]:
+        """Take the neighbours' keys, and return an encrypted share for each of them.
+
+        Raises
+        ------
+        MaskingFailed
+            If there are fewer neighbours than the threshold, one is this client itself, keys
+            repeat, or a signature is wrong.
+        """
+        t = self.plan.threshold
+        if len(keys) < max(t, FEWEST_CLIENTS - 1):
+            raise MaskingFailed(
+                f"Client {self.code} got the keys of {len(keys)} neighbours, but {t} must be able "
+                "to unmask it; it sends nothing."
+            )
+        if self.code in keys or len({one.masking for one in keys.values()}) < len(keys):
+            raise MaskingFailed(f"The keys that client {self.code} got are not those of others.")
+        for code, one in keys.items():
+            self._verify(code, one.signature, self._of_keys(code, one.sharing, one.masking))
+        self._keys = dict(sorted(keys.items()))
+        private = self._masking.private_bytes_raw()
+        pairs = zip(split(self._seed, len(keys), t), split(private, len(keys), t), strict=True)
+        return {
+            code: self._cipher(code).encrypt(bytes(12), b"".join(pair), self._way(self.code, code))
+            for code, pair in zip(self._keys, pairs, strict=True)
+        }
+
+    def _cipher(self, code, *, sends=True):
+        from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+        # Each key encrypts one message, so that the nonce can be zero.
+        way = self._way(self.code, code) if sends else self._way(code, self.code)
+        return ChaCha20Poly1305(_agree(self._sharing, self._keys[code].sharing, way))
+
+    def _way(self, sender, receiver):
+        return _way(self.session, sender, receiver)
+
+    def mask(self, values: NDArray[np.int64], shares: Mapping[int, bytes]) -> bytes:
+        """Take the neighbours' shares, and return the masked vector.
+
+        Only with neighbours whose share has arrived has this client a mask in common.
+
+        Raises
+        ------
+        MaskingFailed
+            If there are too few shares, or one is not from this sum and its sender.
+        """
+        from cryptography.exceptions import InvalidTag
+
+        if len(shares) < self.plan.threshold:
+            raise MaskingFailed(
+                f"Client {self.code} got shares of {len(shares)} neighbours, fewer than the "
+                f"threshold {self.plan.threshold}; it sends nothing."
+            )
+        for code, cipher in shares.items():
+            try:
+                pair = self._cipher(code, sends=False).decrypt(
+                    bytes(12), cipher, self._way(code, self.code)
+                )
+            except (InvalidTag, KeyError) as error:
+                raise MaskingFailed(
+                    f"Client {self.code} got a share that client {code} did not encrypt for it in "
+                    "this sum; it sends nothing."
+                ) from error
+            self._shares[code] = pair[:SHARE_BYTES], pair[SHARE_BYTES:]
+        total = np.asarray(values, dtype=np.int64).view(np.uint64) + mask(self._seed, len(values))
+        for code in self._shares:
+            total = _with_pair(total, self._masking, self._keys[code].masking, self, code)
+        return packed(total, self.plan.n_bits)
+
+    def sign(self, survivors: NDArray[np.bool_]) -> bytes:
+        """Take the mask of the survivors, by code, and return its signature.
+
+        Raises
+        ------
+        MaskingFailed
+            If this client is not among them, a second list comes, or too few neighbours are left.
+        """
+        if self._survivors is not None:
+            raise MaskingFailed(f"Client {self.code} got a second list of survivors.")
+        n_left = sum(bool(survivors[code]) for code in self._shares)
+        if not survivors[self.code] or n_left < self.plan.threshold:
+            raise MaskingFailed(
+                f"Client {self.code} would unmask a sum in which it is not, or with {n_left} of "
+                f"its neighbours, fewer than the threshold {self.plan.threshold}; it refuses."
+            )
+        self._survivors = np.array(survivors, dtype=bool)
+        return self._sign(self._of_survivors())
+
+    def _of_survivors(self):
+        return _named(self.session, b"survivors", _digest(self._survivors))
+
+    def unmask(self, signatures: Mapping[int, bytes]) -> dict[int, bytes]:
+        """Take the neighbours' signatures, and return one share of each neighbour.
+
+        Raises
+        ------
+        MaskingFailed
+            If a neighbour has signed another list, or too few have signed.
+        """
+        if self._survivors is None or self._has_answered:
+            raise MaskingFailed(f"Client {self.code} unmasks one list of survivors, once.")
+        if self._checks:
+            for code, signature in signatures.items():
+                if code not in self._shares or not self._survivors[code]:
+                    raise MaskingFailed(f"Client {code} is no surviving neighbour.")
+                self._verify(code, signature, self._of_survivors())
+            if len(signatures) < self.plan.threshold:
+                raise MaskingFailed(
+                    f"{len(signatures)} neighbours of client {self.code} have signed the list of "
+                    f"survivors, fewer than the threshold {self.plan.threshold}; it refuses to "
+                    "unmask."
+                )
+        self._has_answered = True
+        return {
+            code: seed if self._survivors[code] else key
+            for code, (seed, key) in self._shares.items()
+        }
+
+
+def _digest(survivors):
+    return hashlib.sha256(np.packbits(survivors).tobytes()).digest()
+
+
+def _with_pair(total, private, public, party, other, *, sign=1):
+    """Add the mask of two clients, which the one of the lower code adds, the other subtracts."""
+    seed = _agree(private, public, _pair(party.session, party.code, other))
+    random = mask(seed, len(total))
+    return total + random if (party.code < other) == (sign > 0) else total - random
+
+
+class MaskingServer:
+    """The server of one sum. Call its methods in this order.
+
+    Parameters
+    ----------
+    plan : Plan
+    session : bytes
+    ring : Ring
+        The clients that have been asked.
+    n_values : int
+        Length of the vectors.
+    """
+
+    def __init__(self, plan: Plan, session: bytes, ring: Ring, n_values: int) -> None:
+        self.plan = plan
+        self.session = session
+        self.n_values = n_values
+        self.neighbours: dict[int, list[int]] = ring.neighbours()
+        self.keys: dict[int, PublicKeys] = {}
+        # Who has shared with whom.
+        self._shared: dict[int, list[int]] = {}
+        self._masked: dict[int, bytes] = {}
+
+    def route_keys(self, keys: Mapping[int, PublicKeys]) -> dict[int, dict[int, PublicKeys]]:
+        """Take all clients' keys, and return to each client those of its neighbours."""
+        self.keys = dict(keys)
+        self._check(len(keys), "sent keys")
+        return {
+            code: {other: keys[other] for other in self.neighbours[code] if other in keys}
+            for code in keys
+        }
+
+    def route_shares(self, shares: Mapping[int, dict[int, bytes]]) -> dict[int, dict[int, bytes]]:
+        """Take encrypted shares by sender and receiver, and return them by receiver and sender."""
+        self._check(len(shares), "sent shares")
+        self._shared = {code: sorted(own) for code, own in shares.items()}
+        return {
+            code: {
+                other: shares[other][code]
+                for other in self.neighbours[code]
+                if other in shares and code in shares[other]
+            }
+            for code in shares
+        }
+
+    def survivors(self, masked: Mapping[int, bytes]) -> NDArray[np.bool_]:
+        """Take the masked vectors, and return the mask of who is in the sum, by code."""
+        length = self.plan.nbytes(self.n_values)
+        self._masked = {
+            c: one for c, one in masked.items() if c in self._shared and len(one) == length
+        }
+        self._check(len(self._masked), "sent a masked vector")
+        alive = np.zeros(max(self.neighbours) + 1, dtype=bool)
+        alive[list(self._masked)] = True
+        return alive
+
+    def route_signatures(self, signatures: Mapping[int, bytes]) -> dict[int, dict[int, bytes]]:
+        """Take the survivors' signatures, and return to each client those of its neighbours."""
+        return {
+            code: {o: signatures[o] for o in self.neighbours[code] if o in signatures}
+            for code in signatures
+        }
+
+    def total(self, answers: Mapping[int, dict[int, bytes]]) -> NDArray[np.int64]:
+        """Take the survivors' shares, remove all masks, and return the sum of the vectors.
+
+        Raises
+        ------
+        MaskingFailed
+            If too few neighbours of some client have answered.
+        """
+        total = np.zeros(self.n_values, dtype=np.uint64)
+        for one in self._masked.values():
+            total += unpacked(one, self.n_values, self.plan.n_bits)
+        for code in self._shared:
+            secret = self._recovered(code, answers)
+            if secret is None:
+                continue
+            if code in self._masked:
+                total -= mask(secret, self.n_values)
+            else:
+                total -= self._pairs_of(code, secret)
+        return signed(total, self.plan.n_bits)
+
+    def _recovered(self, code, answers):
+        """Return a client's seed or key, from the first shares that are enough."""
+        if code not in self._masked and not any(
+            other in self._masked for other in self._shared[code]
+        ):
+            return None  # A lost client without a mask in the sum.
+        shares = {}
+        for place, other in enumerate(self._shared[code], start=1):
+            if other in answers and code in answers[other]:
+                shares[place] = answers[other][code]
+            if len(shares) == self.plan.threshold:
+                return combine(shares)
+        raise MaskingFailed(
+            f"{len(shares)} neighbours of client {code} have answered, fewer than the threshold "
+            f"{self.plan.threshold}, so the sum cannot be unmasked and is lost; the server learns "
+            "nothing. Raise max_dropout if this happens often."
+        )
+
+    def _pairs_of(self, code, key):
+        """Return what survivors have added for the masks that they share with a lost client."""
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+        private = X25519PrivateKey.from_private_bytes(key)
+        if private.public_key().public_bytes_raw() != self.keys[code].masking:
+            raise MaskingFailed(f"The shares of client {code} are not those of its key.")
+        party, total = _Party(self.session, code), np.zeros(self.n_values, dtype=np.uint64)
+        for other in self._shared[code]:
+            if other in self._masked:
+                # The survivor has done the opposite of what the lost client would have done.
+                total = _with_pair(total, private, self.keys[other].masking, party, other, sign=-1)
+        return total
+
+    def _check(self, n_clients, what):
+        if n_clients < max(FEWEST_CLIENTS, self.plan.threshold + 1):
+            raise MaskingFailed(
+                f"Only {n_clients} clients {what}, fewer than a sum needs; it is lost, and the "
+                "server learns nothing."
+            )
+
+
+class _Party(NamedTuple):
+    session: bytes
+    code: int
+
+
+# ------------------------------------------------------------------------- all in one process
+
+
+class Lost(NamedTuple):
+    """Codes of the clients that are lost before they send their shares, vector or answers."""
+
+    shares: Iterable[int] = ()
+    vector: Iterable[int] = ()
+    signature: Iterable[int] = ()
+    answer: Iterable[int] = ()
+
+
+class Sent(NamedTuple):
+    """Bytes that a client sent to the server and received from it in one sum."""
+
+    up: int
+    down: int
+
+
+def identities(codes: Iterable[int]) -> tuple[dict[int, Any], Callable[[int, bytes, bytes], None]]:
+    """Make an Ed25519 key for each client; return the clients' `sign` and the common `verify`."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    private = {code: Ed25519PrivateKey.generate() for code in codes}
+    public = {code: one.public_key() for code, one in private.items()}
+
+    def verify(code, signature, content):
+        try:
+            public[code].verify(signature, content)
+        except (InvalidSignature, KeyError) as error:
+            raise MaskingFailed(
+                f"A message that claims to be from client {code} has another signature, or what "
+                "it signed differs."
+            ) from error
+
+    return {code: one.sign for code, one in private.items()}, verify
+
+
+def masked_sum(
+    plan: Plan,
+    vectors: Mapping[int, NDArray[np.int64]],
+    ring: Ring,
+    lost: Lost = Lost(),  # noqa: B008
+) -> tuple[NDArray[np.int64], NDArray[np.bool_], dict[int, Sent], float]:
+    """Run the whole protocol among clients and a server in this process.
+
+    Parameters
+    ----------
+    plan : Plan
+    vectors : dict of {int: ndarray of shape (n_values,), dtype int64}
+        Each client's integers, by code.
+    ring : Ring
+        Of the same clients.
+    lost : Lost
+
+    Returns
+    -------
+    total : ndarray of shape (n_values,), dtype int64
+    survivors : ndarray of bool
+        Who is in the sum, by code.
+    sent : dict of {int: Sent}
+        Bytes by client.
+    seconds : float
+        Of all clients together.
+
+    Raises
+    ------
+    MaskingFailed
+        If too many are lost.
+    """
+    session = secrets.token_bytes(16)
+    sign, verify = identities(vectors)
+    clients = {code: MaskingClient(plan, session, code, sign[code], verify) for code in vectors}
+    server = MaskingServer(plan, session, ring, len(next(iter(vectors.values()))))
+    up, down = dict.fromkeys(vectors, 0), dict.fromkeys(vectors, 0)
+    seconds = 0.0
+
+    def step(name, received, gone=(), nbytes=_listed):
+        """Let clients take a step with what they receive, and return the answers that arrive."""
+        nonlocal seconds
+        sent, gone = {}, set(gone)
+        for code, content in received.items():
+            begun = time.perf_counter()
+            sent[code] = getattr(clients[code], name)(*content)
+            seconds += time.perf_counter() - begun
+            up[code] += nbytes(sent[code])
+        return {code: one for code, one in sent.items() if code not in gone}
+
+    def receive(messages):
+        """Count the entries by neighbour that clients receive."""
+        for code, message in messages.items():
+            down[code] += _listed(message)
+        return {code: (message,) for code, message in messages.items()}
+
+    keys = step("advertise", dict.fromkeys(clients, ()), nbytes=lambda one: one.nbytes)
+    shares = step("share", receive(server.route_keys(keys)), lost.shares)
+    to_mask = {
+        code: (vectors[code], *own) for code, own in receive(server.route_shares(shares)).items()
+    }
+    alive = server.survivors(step("mask", to_mask, lost.vector, len))
+    for code in np.flatnonzero(alive).tolist():
+        down[code] += -(-plan.n_clients // 8)
+    signatures = step(
+        "sign", dict.fromkeys(np.flatnonzero(alive).tolist(), (alive,)), lost.signature, len
+    )
+    answers = step(
+        "unmask",
+        receive(server.route_signatures(signatures)),
+        lost.answer,
+        lambda answer: sum(map(len, answer.values())),
+    )
+    sent = {code: Sent(up[code], down[code]) for code in vectors}
+    return server.total(answers), alive, sent, seconds
+
+
+def _listed(message):
+    """Return the bytes of entries by neighbour."""
+    sizes = (one.nbytes if isinstance(one, PublicKeys) else len(one) for one in message.values())
+    return sum(CODE_BYTES + size for size in sizes)
+
+
+def bytes_of_sum(
+    plan: Plan, ring: Ring, alive: NDArray[np.bool_], n_values: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the bytes that each client sends and receives, in the ring's order.
+
+    `alive` is the mask of the clients whose vector arrives, in the same order; all send theirs.
+    Equal to what `masked_sum` counts.
+    """
+    k = plan.n_neighbors
+    up = np.full(len(ring.order), 2 * KEY_BYTES + SIGNATURE_BYTES + k * (CODE_BYTES + CIPHER_BYTES))
+    down = up - 2 * KEY_BYTES - SIGNATURE_BYTES
+    down += k * (CODE_BYTES + 2 * KEY_BYTES + SIGNATURE_BYTES)
+    up += plan.nbytes(n_values) + alive * (SIGNATURE_BYTES + k * SHARE_BYTES)
+    signatures = ring.n_alive(alive) * (CODE_BYTES + SIGNATURE_BYTES)
+    down += alive * (-(-plan.n_clients // 8) + signatures)
+    return up, down

@@ -1,0 +1,258 @@
+"""SecAgg+: sums of masked vectors, from which the server learns the sum and nothing else."""
+
+from __future__ import annotations
+
+import functools
+import math
+from numbers import Integral, Real
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk.privacy._masked_sum import FEWEST_CLIENTS, Plan
+from fedrecsk.privacy._secure_sum import SecureAggregation
+
+# Bits of security: the odds that the graph gives a client too many colluding neighbours.
+SECURITY_BITS = 40
+# Bits of correctness: the odds that a client has too few neighbours left to unmask it.
+CORRECTNESS_BITS = 30
+
+
+class SecAggPlus(SecureAggregation):
+    """Secure sums by masks that cancel: SecAgg+ (Bell et al., CCS 2020).
+
+    No key is shared by all clients, and nobody makes keys for others. The server learns the sum
+    over the clients whose upload has arrived, and nothing else, as long as fewer than `threshold`
+    of a client's neighbours help it. Numbers are rounded to fixed point and added exactly. Clients
+    may be lost at any time. Needs the extra ``fedrecsk[privacy]``.
+
+    Parameters
+    ----------
+    threshold : "auto" or float in (0, 1], default="auto"
+        Share of a client's neighbours that must answer so that its masks can be removed. As many
+        colluding neighbours reveal its upload. "auto": as large as `max_dropout` allows.
+    n_neighbors : "auto" or int, default="auto"
+        Number of neighbours of each client. "auto": the fewest at which, in a random graph,
+        `max_dropout` and `max_colluding` clients do no harm, but for odds of 2 ** -30 that a sum is
+        lost and of 2 ** -40 that any client is exposed. An even number, or all others.
+    max_dropout : float in [0, 1), default=1/3
+        Share of the clients of a sum that may be lost.
+    max_colluding : float in [0, 1), default=0.1
+        Share of the clients that may help the server.
+    max_abs : float, default=32.0
+        Largest size of a real number that a client may send. Integers may be
+        ``2 ** fraction_bits`` times as large.
+    fraction_bits : int, default=16
+        Bits after the binary point: real numbers are rounded to multiples of
+        ``2 ** -fraction_bits``.
+    audit : int or "all", default=3
+        In a simulation, number of clients per sum that really run the protocol among themselves, at
+        least 3; the result must equal the sum of their rounded numbers. The sum over all clients is
+        always that of the rounded numbers, which the protocol would give.
+
+    Notes
+    -----
+    A masked number has b bits, the fewest at which a sum over all clients cannot overflow: 35 for
+    6,040 clients, 39 for 100,000, and 32 in plaintext (float32).
+
+    Keys are X25519, expanded by HKDF-SHA256; masks are ChaCha20's key stream; shares are
+    Shamir's, over the prime 2 ** 256 + 297, and encrypted by ChaCha20-Poly1305; keys and lists of
+    survivors are signed by Ed25519.
+
+    The server draws the graph. A server that places its helpers around a client on purpose, in the
+    place of a random order, is not noticed.
+
+    Examples
+    --------
+    >>> from fedrecsk.privacy import SecAggPlus
+    >>> scheme = SecAggPlus()
+    >>> plan = scheme.plan(6040)
+    >>> plan.n_neighbors, plan.threshold, plan.n_bits
+    (136, 50, 35)
+    """
+
+    _parameter_constraints: ClassVar[dict] = {
+        "threshold": [Interval(Real, 0, 1, closed="right"), StrOptions({"auto"})],
+        "n_neighbors": [Interval(Integral, 2, None, closed="left"), StrOptions({"auto"})],
+        "max_dropout": [Interval(Real, 0, 1, closed="left")],
+        "max_colluding": [Interval(Real, 0, 1, closed="left")],
+        "max_abs": [Interval(Real, 0, None, closed="neither")],
+        "fraction_bits": [Interval(Integral, 0, 40, closed="both")],
+        "audit": [Interval(Integral, FEWEST_CLIENTS, None, closed="left"), StrOptions({"all"})],
+    }
+    _extra = ("cryptography",)
+    hides_sums = False
+
+    def __init__(
+        self,
+        threshold: float | Literal["auto"] = "auto",
+        n_neighbors: int | Literal["auto"] = "auto",
+        *,
+        max_dropout: float = 1 / 3,
+        max_colluding: float = 0.1,
+        max_abs: float = 32.0,
+        fraction_bits: int = 16,
+        audit: int | Literal["all"] = 3,
+    ):
+        self.threshold = threshold
+        self.n_neighbors = n_neighbors
+        self.max_dropout = max_dropout
+        self.max_colluding = max_colluding
+        self.max_abs = max_abs
+        self.fraction_bits = fraction_bits
+        self.audit = audit
+
+    def _check_parameters(self):
+        if self.max_dropout + self.max_colluding >= 1:
+            raise ValueError(
+                f"max_dropout={self.max_dropout:g} and max_colluding={self.max_colluding:g} leave "
+                "no honest client; their sum must be below 1."
+            )
+        self.plan(FEWEST_CLIENTS)
+
+    def plan(self, n_clients: int) -> Plan:
+        """Return neighbours, threshold and bits of a sum over `n_clients`.
+
+        Raises
+        ------
+        ValueError
+            For fewer than three clients; for a `threshold` or `n_neighbors` that does not keep
+            what `max_dropout` and `max_colluding` ask for; if numbers need more than 63 bits.
+        """
+        self._check_n_clients(n_clients)
+        if n_clients < FEWEST_CLIENTS:
+            raise ValueError(
+                f"SecAggPlus needs at least {FEWEST_CLIENTS} clients in a sum, but got "
+                f"{n_clients}: a sum over one is its upload, and of a sum over two each knows the "
+                "other's part. Raise client_fraction, or find more clients."
+            )
+        n_bits = 1 + math.ceil(math.log2(n_clients * self._largest + 1))
+        if n_bits > 63:
+            raise ValueError(
+                f"Sums over {n_clients} clients need {n_bits} bits, and 63 is the most; lower "
+                f"max_abs={self.max_abs:g} or fraction_bits={self.fraction_bits}."
+            )
+        neighbours = _neighbours(
+            n_clients, self.threshold, self.n_neighbors, self.max_dropout, self.max_colluding
+        )
+        return Plan(n_clients, *neighbours, n_bits)
+
+    @property
+    def _largest(self):
+        """Largest integer that a client may send."""
+        return math.ceil(self.max_abs * 2**self.fraction_bits)
+
+    def max_value(self, n_clients: int = 1) -> float:
+        """Return the largest size of a value that may enter a sum, whatever `n_clients` is."""
+        return self._largest / 2.0**self.fraction_bits
+
+    def precision(self, n_clients: int = 1, max_abs: float = 1.0) -> float:
+        """Bound on the absolute error of a sum: half a unit of the fixed point for each client."""
+        self._check_n_clients(n_clients)
+        return n_clients * 2.0 ** -(self.fraction_bits + 1)
+
+    def max_integer(self, n_clients: int = 1) -> int:
+        return self._largest
+
+    def _advice(self, largest, n_clients):
+        return f"Scale the values down, or raise max_abs to at least {largest:.4g}."
+
+    def _check_fixed(self, largest, unit):
+        """Raise if an integer of size `largest`, in units, is too large."""
+        if not largest <= self._largest:
+            raise ValueError(
+                f"A number of size {largest * unit:.6g} is too large for {self}: real numbers may "
+                f"be {self.max_value():g} in size, and integers {self._largest}. Scale the values "
+                f"down, or raise max_abs to at least {largest / 2.0**self.fraction_bits:.4g}."
+            )
+
+    def describe(self, n_clients: int) -> str:
+        """Say what each party of a sum over `n_clients` learns, alone and with helpers."""
+        plan = self.plan(n_clients)
+        liar = plan.max_colluding_with_liar
+        against = (
+            f"also if it lies about who is lost and at most {liar} help it"
+            if liar >= 0
+            else "but not from one that lies about who is lost and takes over clients"
+        )
+        return (
+            f"The server sees the sum over the clients that answered. With {plan.threshold} of a "
+            f"client's {plan.n_neighbors} neighbours it sees that client's upload; "
+            f"{plan.max_colluding} learn nothing but the sum less their own uploads, {against}. "
+            "A client alone sees keys, shares that say nothing, and the model."
+        )
+
+
+@functools.lru_cache
+def _neighbours(n_clients, threshold, n_neighbors, max_dropout, max_colluding):
+    """Return the number of neighbours and the threshold."""
+    others = n_clients - 1
+
+    def keeps(k):
+        return _threshold(k, n_clients, threshold, max_dropout, max_colluding)[1]
+
+    if n_neighbors == "auto":
+        candidates = [*range(2, others, 2), others]
+    else:
+        candidates = [min(int(n_neighbors), others)]
+        if candidates[0] < others and candidates[0] % 2:
+            raise ValueError(
+                f"n_neighbors={n_neighbors} must be even: half of a client's neighbours are on "
+                "each side of it."
+            )
+    first, last = 0, 0
+    while last < len(candidates) - 1 and not keeps(candidates[last]):
+        first, last = last + 1, min(2 * last + 1, len(candidates) - 1)
+    while first < last:
+        # More neighbours are never worse, but for rounding.
+        middle = (first + last) // 2
+        first, last = (first, middle) if keeps(candidates[middle]) else (middle + 1, last)
+    k = candidates[first]
+    t, enough = _threshold(k, n_clients, threshold, max_dropout, max_colluding)
+    if not enough and k < others:
+        culprit = f"n_neighbors={n_neighbors}"
+        culprit = culprit if threshold == "auto" else f"{culprit} with threshold={threshold:g}"
+        raise ValueError(
+            f"{culprit} is too few among {n_clients} clients of whom {max_dropout:.3g} may be lost "
+            f"and {max_colluding:.3g} collude: a client would be exposed, or a sum lost, too "
+            'often. Set n_neighbors="auto" and threshold="auto", or lower max_dropout or '
+            "max_colluding."
+        )
+    if not enough and threshold != "auto" and n_clients > FEWEST_CLIENTS:
+        n_lost, n_helping = math.ceil(max_dropout * k), math.floor(max_colluding * n_clients)
+        raise ValueError(
+            f"threshold={threshold:g} asks for {t} of {k} neighbours, but {n_lost} of them may be "
+            f'lost and {n_helping} may collude; set threshold="auto", or lower max_dropout or '
+            "max_colluding."
+        )
+    return k, t
+
+
+def _threshold(k, n_clients, threshold, max_dropout, max_colluding):
+    """Return the threshold among k neighbours, and whether it keeps both promises."""
+    from scipy.stats import hypergeom
+
+    others = n_clients - 1
+    n_lost, n_colluding = math.floor(max_dropout * n_clients), math.floor(max_colluding * n_clients)
+    counts = np.arange(k + 1)
+    alive = hypergeom(others, max(0, others - n_lost), k)
+    colluding = hypergeom(others, min(others, n_colluding), k)
+    # Of all n clients, at all t: the odds of too few answers, and of enough colluders.
+    lost = n_clients * np.concatenate([[0.0], alive.cdf(counts[:-1])])
+    exposed = n_clients * colluding.sf(counts - 1)
+    if threshold == "auto":
+        fits = np.flatnonzero(lost <= 2.0**-CORRECTNESS_BITS)
+        t = max(2, int(fits[-1]))
+    else:
+        t = max(2, math.ceil(threshold * k))
+    cut = 0.0
+    if k < others:
+        # Half a client's neighbours in a row, all lost or colluding, cut the ring.
+        cut = n_clients * (max_dropout + max_colluding) ** (k // 2)
+    enough = (
+        lost[t] <= 2.0**-CORRECTNESS_BITS
+        and exposed[t] <= 2.0**-SECURITY_BITS
+        and cut <= 2.0**-SECURITY_BITS
+    )
+    return t, bool(enough)

@@ -1,0 +1,268 @@
+"""Masked sums in a simulation: rounded numbers, bytes of all messages, and an audited sample."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy import sparse
+
+from fedrecsk.privacy._masked_sum import (
+    FEWEST_CLIENTS,
+    Lost,
+    Ring,
+    bytes_of_sum,
+    masked_sum,
+)
+from fedrecsk.updates import add_sums
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fedrecsk.privacy import SecAggPlus
+    from fedrecsk.privacy._masked_sum import Plan
+    from fedrecsk.protocol.keys import Key
+    from fedrecsk.protocol.ledger import Ledger
+    from fedrecsk.updates import FieldSpec, RoundUpdates, SparseRows
+
+
+@dataclass(frozen=True)
+class MaskingReport:
+    """Masked sums of a fit, what they cost, and what they reveal.
+
+    Attributes
+    ----------
+    scheme : str
+    n_neighbors, threshold, n_bits : int
+        Of the sums over most clients, see `SecAggPlus`.
+    n_sums, n_lost : int
+        Sums of the fit, and sums that were lost because too few clients answered.
+    audit : int or "all"
+        Clients per sum that really ran the protocol.
+    n_masked : int
+        Number of vectors that were really masked.
+    mask_bytes : int
+        Largest bytes of all that a client sends in a sum beside its vector, and receives.
+    client_seconds, server_seconds : float
+        Mean seconds of a client per sum, and of the server per masked vector, of those.
+    learns : str
+        What each party learns, alone and with helpers.
+    """
+
+    scheme: str
+    n_neighbors: int
+    threshold: int
+    n_bits: int
+    n_sums: int
+    n_lost: int
+    audit: int | str
+    n_masked: int
+    mask_bytes: int
+    client_seconds: float
+    server_seconds: float
+    learns: str
+
+
+class MaskedChannel:
+    """Adds up the uploads of a fit as masked integers.
+
+    Parameters
+    ----------
+    scheme : SecAggPlus
+    n_clients : int
+        Clients in the largest cohort.
+    """
+
+    def __init__(self, scheme: SecAggPlus, n_clients: int) -> None:
+        self.scheme = scheme
+        self.plan: Plan = scheme.plan(n_clients)
+        self._step: tuple[Plan, Ring, np.ndarray] | None = None
+        self._n_sums = 0
+        self._n_lost = 0
+        self._mask_bytes = 0
+        self._audits: list[tuple[int, float, float]] = []
+
+    def open(
+        self,
+        senders: NDArray[np.int64],
+        arrived: NDArray[np.int64],
+        n_values: int,
+        key: Key,
+        ledger: Ledger,
+    ) -> bool:
+        """Count the messages of a sum, and return whether it can be unmasked.
+
+        Parameters
+        ----------
+        senders, arrived : ndarray
+            Codes of the clients that send masked vectors, and of those whose vector arrives.
+        n_values : int
+        key : Key
+        ledger : Ledger
+        """
+        self._n_sums += 1
+        if len(senders) >= FEWEST_CLIENTS:
+            plan = self._plan_for(len(senders))
+            order = key.generator("ring of neighbours").permutation(np.sort(senders))
+            ring = Ring(order, plan.n_neighbors)
+            alive = np.isin(order, arrived)
+            up, down = bytes_of_sum(plan, ring, alive, n_values)
+            ledger.up(order, up)
+            ledger.more_down(order, down)
+            own = int((up + down).max()) - plan.nbytes(n_values)
+            self._mask_bytes = max(self._mask_bytes, own)
+            left = ring.n_alive(alive)
+            self._step = plan, ring, alive
+            # A lost client needs no unmasking if nobody shares a mask with it.
+            if alive.any() and (left[alive | (left > 0)] >= plan.threshold).all():
+                return True
+        self._n_lost += 1
+        return False
+
+    def _plan_for(self, n_clients):
+        """Return the plan of a sum over so many clients."""
+        plan = self.plan
+        if n_clients > plan.n_clients:
+            # In steps of a tenth, because a plan takes a moment.
+            plan = self.scheme.plan(
+                max(FEWEST_CLIENTS, math.ceil(1.1 ** math.ceil(math.log(n_clients, 1.1))))
+            )
+        if plan.n_neighbors > n_clients - 1:
+            plan = self.scheme.plan(n_clients)._replace(n_bits=plan.n_bits)
+        return plan._replace(n_clients=n_clients)
+
+    def sum(
+        self, updates: RoundUpdates, specs: dict[str, FieldSpec], steps: dict[str, float], key: Key
+    ) -> dict[str, np.ndarray]:
+        """Add up all clients' numbers, each rounded to fixed point, and run the protocol for some.
+
+        Parameters
+        ----------
+        updates : RoundUpdates
+        specs : dict of {str: FieldSpec}
+        steps : dict of {str: float}
+            The grid of fields that clients have rounded already, to add their noise.
+        key : Key
+
+        Raises
+        ------
+        ValueError
+            If a number is too large.
+        RuntimeError
+            If the protocol gives another sum.
+        """
+        units = {name: self._unit(spec, steps.get(name)) for name, spec in specs.items()}
+        sums = {}
+        for _, tile in updates:
+            for name, rows in tile.fields.items():
+                # Noise may be large in one client: only the sum must fit.
+                checks = name not in steps
+                add_sums(sums, {name: self._fixed_sum(rows, units[name], checks)})
+        self._audit(updates, units, sums, key)
+        return {name: _as_field(sums[name], units[name], spec) for name, spec in specs.items()}
+
+    def rounded(
+        self, totals: dict[str, np.ndarray], specs: dict[str, FieldSpec]
+    ) -> dict[str, np.ndarray]:
+        """Round sums over blocks of clients, of whom the single numbers are not at hand."""
+        units = {name: self._unit(spec) for name, spec in specs.items()}
+        return {
+            name: values if specs[name].is_integer else np.rint(values / units[name]) * units[name]
+            for name, values in totals.items()
+        }
+
+    def _unit(self, spec, step=None):
+        if spec.is_integer:
+            return 1
+        return 2.0**-self.scheme.fraction_bits if step is None else step
+
+    def _fixed_sum(self, rows: SparseRows, unit, checks):
+        """Add up one field of some clients, shape (n_rows, width)."""
+        if rows.factors is not None:
+            rows = rows.written_out()
+        spec, width = rows.spec, rows.spec.width
+        own, default = rows.matrix, rows.default_matrix
+        if rows.center is not None:
+            center = rows.center.reshape(-1, width)
+            own = own + center[rows.rows]
+            default = center if default is None else default + center
+        own = self._fixed(own, unit, checks)
+        n_own, n_rows = len(rows.rows), spec.shape[0]
+        ones = np.ones(n_own, dtype=np.int64)
+        places = sparse.csr_array((ones, rows.rows, np.arange(n_own + 1)), shape=(n_own, n_rows))
+        total = np.asarray(places.T @ own)
+        if default is not None:
+            others = rows.n_clients - np.bincount(rows.rows, minlength=n_rows)
+            total += others[:, None] * self._fixed(default, unit, checks)
+        return total
+
+    def _fixed(self, numbers, unit, checks):
+        """Return the nearest integers of numbers in units."""
+        if not (isinstance(unit, int) and numbers.dtype.kind in "iub"):
+            numbers = np.rint(numbers * (1 / unit))
+        if checks and numbers.size:
+            self.scheme._check_fixed(max(float(numbers.max()), -float(numbers.min())), unit)
+        return numbers.astype(np.int64)
+
+    def _audit(self, updates, units, sums, key):
+        """Run the protocol among some clients, or all, and compare its sum."""
+        plan, ring, alive = self._step
+        codes = ring.order[alive]
+        everyone = self.scheme.audit == "all"
+        if not everyone:
+            order = np.argsort(key.hashed("audit", codes), kind="stable")
+            codes = codes[order[: self.scheme.audit]]
+            if len(codes) < FEWEST_CLIENTS:
+                return
+            plan = self.scheme.plan(len(codes))._replace(n_bits=plan.n_bits)
+            ring = Ring(codes, plan.n_neighbors)
+        chosen, vectors = set(codes.tolist()), {}
+        for code, one in updates.single():
+            if code in chosen:
+                whole = one.whole(0)
+                parts = [
+                    self._fixed(np.ravel(whole[name]), unit, False) for name, unit in units.items()
+                ]
+                vectors[code] = np.concatenate(parts)
+        expected = sum(vectors.values())
+        gone = set(ring.order.tolist()) - vectors.keys()
+        # Nobody knows what those would have sent whose upload is lost.
+        vectors |= {code: np.zeros_like(expected) for code in gone}
+        begun = time.perf_counter()
+        total, _, _, seconds = masked_sum(plan, vectors, ring, Lost(vector=gone))
+        if not np.array_equal(total, expected) or (
+            everyone
+            and not np.array_equal(total, np.concatenate([np.ravel(sums[n]) for n in units]))
+        ):
+            raise RuntimeError("A sum of masked vectors differs from the sum of the vectors.")
+        self._audits.append((len(vectors), seconds, time.perf_counter() - begun - seconds))
+
+    def report(self) -> MaskingReport:
+        """Report the cost so far."""
+        audits = np.array(self._audits).reshape(-1, 3)
+        n_masked = int(audits[:, 0].sum())
+        return MaskingReport(
+            scheme=repr(self.scheme),
+            n_neighbors=self.plan.n_neighbors,
+            threshold=self.plan.threshold,
+            n_bits=self.plan.n_bits,
+            n_sums=self._n_sums,
+            n_lost=self._n_lost,
+            audit=self.scheme.audit,
+            n_masked=n_masked,
+            mask_bytes=self._mask_bytes,
+            client_seconds=float(audits[:, 1].sum() / n_masked) if n_masked else 0.0,
+            server_seconds=float(audits[:, 2].sum() / n_masked) if n_masked else 0.0,
+            learns=self.scheme.describe(self.plan.n_clients),
+        )
+
+
+def _as_field(total, unit, spec):
+    """Return a sum of integers as the sum of a field."""
+    total = total.reshape(spec.shape)
+    if spec.sparse:
+        total = sparse.csc_array(total)
+    return total if spec.is_integer else total * unit
