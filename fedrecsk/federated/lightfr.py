@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import copy
+import math
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -575,7 +575,7 @@ class LightFR(HammingSearch, RankingMixin, FederatedRecommender):
             raise ValueError(
                 f"LightFR's integers may be as large as {largest:.3g}, but {scheme} holds "
                 f"{scheme.max_integer(n_clients):.3g} in a sum over {n_clients} clients; use "
-                f"SecAggPlus(max_abs={math.ceil(largest / 2**16)}), CKKS(8192, (60, 60, 60)), or "
+                f"SecAggPlus(max_abs={math.ceil(largest / 2**17)}), CKKS(8192, (60, 60, 60)), or "
                 "Paillier(fraction_bits=0)."
             )
 

@@ -4,22 +4,22 @@ Bell, Bonawitz, Gascon, Lepoint and Raykova, "Secure single-server aggregation w
 (poly)logarithmic overhead", CCS 2020, with the consistency check of Bonawitz et al., "Practical
 secure aggregation for privacy-preserving machine learning", CCS 2017. One sum:
 
-1. Keys. Each client sends two fresh public keys. The server places the clients on a ring, in random
-   order; a client's neighbours are the k nearest.
-2. Shares. Each client cuts the seed of its own mask, and the secret key of its masks with
+1. Keys. Each client sends two fresh public keys, signed. The server places the clients on a ring,
+   in random order; a client's neighbours are the k nearest.
+2. Shares. Each client cuts the seed of its own mask, and that of its secret key for masks with
    neighbours, into k shares, of which t recover them, and sends each neighbour one, encrypted.
 3. Masked vectors. Each client sends its vector plus its own mask, plus a mask for each neighbour of
    a higher code, minus one for each of a lower code; these cancel in the sum.
-4. Survivors. The server names the clients whose vector has arrived. Each of these signs the list,
-   and goes on only if its neighbours have signed the same one.
+4. Survivors. The server names the clients whose vector has arrived. Each of these confirms the list
+   to its neighbours, and goes on only if they have confirmed the same one.
 5. Unmasking. Of each neighbour, a client sends the share of the seed, if the neighbour is a
-   survivor, and the share of the secret key if it is not; never both.
+   survivor, and that of the secret key if it is not; never both.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
+import hmac
 import secrets
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -32,13 +32,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# The smallest prime above 2 ** 256, so that seeds and keys of 32 bytes can be shared.
-PRIME = 2**256 + 297
-SHARE_BYTES = 33
+# Seeds of 128 bits, the security of X25519, and the smallest prime above 2 ** 128, to share them.
+SEED_BYTES = 16
+PRIME = 2**128 + 51
+SHARE_BYTES = 17
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
-# Both shares, and the tag of ChaCha20-Poly1305.
-CIPHER_BYTES = 2 * SHARE_BYTES + 16
+# Of a message from neighbour to neighbour: Poly1305's tag, or HMAC-SHA256, cut.
+TAG_BYTES = 16
+CIPHER_BYTES = 2 * SHARE_BYTES + TAG_BYTES
 # A client's code, where a message lists several.
 CODE_BYTES = 4
 # A sum over two clients tells each of them what the other sent.
@@ -124,7 +126,7 @@ class Ring(NamedTuple):
 
 
 def split(secret: bytes, n_shares: int, threshold: int) -> list[bytes]:
-    """Cut 32 bytes into shares, the values of a random polynomial at 1, 2, ..., n_shares."""
+    """Cut a seed into shares, the values of a random polynomial at 1, 2, ..., n_shares."""
     polynomial = [int.from_bytes(secret), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
     shares = []
     for x in range(1, n_shares + 1):
@@ -140,12 +142,12 @@ def combine(shares: Mapping[int, bytes]) -> bytes:
     places = tuple(shares)
     weights = _lagrange(places)
     total = sum(w * int.from_bytes(shares[x]) for w, x in zip(weights, places, strict=True)) % PRIME
-    if total >> 256:
+    if total >> (8 * SEED_BYTES):
         raise MaskingFailed("Shares of a client do not belong together, so it cannot be unmasked.")
-    return total.to_bytes(KEY_BYTES)
+    return total.to_bytes(SEED_BYTES)
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1024)
 def _lagrange(places):
     """Return the weights by which values at these places give the value at 0."""
     weights = []
@@ -162,13 +164,12 @@ def _lagrange(places):
 # ------------------------------------------------------------------------------- numbers
 
 
-def mask(seed: bytes, n_values: int, dtype: Any = np.uint64) -> NDArray[np.uint64]:
-    """Expand a seed to random numbers of all bits, by ChaCha20."""
+def mask(key: bytes, n_values: int) -> NDArray[np.uint64]:
+    """Expand a key of 32 bytes to random numbers of 64 bits, by ChaCha20."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-    stream = Cipher(algorithms.ChaCha20(seed, bytes(16)), mode=None).encryptor()
-    size = np.dtype(dtype).itemsize
-    return np.frombuffer(stream.update(bytes(size * n_values)), np.dtype(dtype).newbyteorder("<"))
+    stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    return np.frombuffer(stream.update(bytes(8 * n_values)), "<u8")
 
 
 def packed(numbers: NDArray[np.uint64], n_bits: int) -> bytes:
@@ -210,28 +211,43 @@ class PublicKeys(NamedTuple):
         return 2 * KEY_BYTES + SIGNATURE_BYTES
 
 
-def _agree(private, public, purpose):
-    """Return 32 bytes that two clients share, by X25519 and HKDF."""
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+def _named(session, purpose, *parts):
+    """Return the bytes to which a signature or a key is bound."""
+    return b"|".join([b"fedrecsk SecAgg+", session.hex().encode(), purpose, *parts])
+
+
+def _derive(secret, name):
+    """Return 32 bytes by HKDF."""
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+    return HKDF(SHA256(), KEY_BYTES, None, name).derive(secret)
+
+
+def _agree(private, public, session, purpose, *codes):
+    """Return 32 bytes that two clients share, by X25519."""
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+
     secret = private.exchange(X25519PublicKey.from_public_bytes(public))
-    return HKDF(SHA256(), KEY_BYTES, None, purpose).derive(secret)
+    return _derive(secret, _named(session, purpose, *(str(code).encode() for code in codes)))
 
 
-def _named(session, stage, *parts):
-    """Return the bytes that a signature or a key is bound to."""
-    return b"|".join([b"fedrecsk SecAgg+", session.hex().encode(), stage, *parts])
+def _private_key(seed, session):
+    """Return the secret key for masks with neighbours."""
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+    return X25519PrivateKey.from_private_bytes(_derive(seed, _named(session, b"key")))
 
 
-def _pair(session, one, other):
-    low, high = min(one, other), max(one, other)
-    return _named(session, b"mask", str(low).encode(), str(high).encode())
+def _own_mask(seed, session, n_values):
+    return mask(_derive(seed, _named(session, b"own mask")), n_values)
 
 
-def _way(session, sender, receiver):
-    return _named(session, b"share", str(sender).encode(), str(receiver).encode())
+def _with_pair(total, private, public, session, code, other, *, sign=1):
+    """Add the mask of two clients, which the one of the lower code adds, the other subtracts."""
+    key = _agree(private, public, session, b"mask", *sorted((code, other)))
+    random = mask(key, len(total))
+    return total + random if (code < other) == (sign > 0) else total - random
 
 
 class MaskingClient:
@@ -248,7 +264,7 @@ class MaskingClient:
     verify : callable
         Takes a client's code, a signature and bytes; raises if the signature is wrong.
     checks : bool
-        Whether to insist that neighbours have signed the same survivors. Tests of attacks leave it
+        Whether to insist that neighbours confirm the same survivors. Tests of attacks leave it
         out.
     """
 
@@ -271,8 +287,12 @@ class MaskingClient:
         self._verify = verify
         self._checks = checks
         self._sharing = X25519PrivateKey.generate()
-        self._masking = X25519PrivateKey.generate()
-        self._seed = secrets.token_bytes(KEY_BYTES)
+        # Of its own mask, and of its key for masks with neighbours.
+        self._seeds: tuple[bytes, bytes] = (
+            secrets.token_bytes(SEED_BYTES),
+            secrets.token_bytes(SEED_BYTES),
+        )
+        self._masking = _private_key(self._seeds[1], session)
         self._keys: dict[int, PublicKeys] = {}
         # Shares of the neighbours' seeds and keys.
         self._shares: dict[int, tuple[bytes, bytes]] = {}
@@ -308,22 +328,22 @@ class MaskingClient:
         for code, one in keys.items():
             self._verify(code, one.signature, self._of_keys(code, one.sharing, one.masking))
         self._keys = dict(sorted(keys.items()))
-        private = self._masking.private_bytes_raw()
-        pairs = zip(split(self._seed, len(keys), t), split(private, len(keys), t), strict=True)
+        pairs = zip(*(split(seed, len(keys), t) for seed in self._seeds), strict=True)
         return {
-            code: self._cipher(code).encrypt(bytes(12), b"".join(pair), self._way(self.code, code))
+            code: self._cipher(self.code, code).encrypt(bytes(12), b"".join(pair), None)
             for code, pair in zip(self._keys, pairs, strict=True)
         }
 
-    def _cipher(self, code, *, sends=True):
+    def _cipher(self, sender, receiver):
+        """Return the cipher of one message; because its key is of no other, the nonce is zero."""
         from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-        # Each key encrypts one message, so that the nonce can be zero.
-        way = self._way(self.code, code) if sends else self._way(code, self.code)
-        return ChaCha20Poly1305(_agree(self._sharing, self._keys[code].sharing, way))
+        return ChaCha20Poly1305(self._way(b"share", sender, receiver))
 
-    def _way(self, sender, receiver):
-        return _way(self.session, sender, receiver)
+    def _way(self, purpose, sender, receiver):
+        """Return the key of messages between this client and a neighbour."""
+        public = self._keys[receiver if sender == self.code else sender].sharing
+        return _agree(self._sharing, public, self.session, purpose, sender, receiver)
 
     def mask(self, values: NDArray[np.int64], shares: Mapping[int, bytes]) -> bytes:
         """Take the neighbours' shares, and return the masked vector.
@@ -344,22 +364,22 @@ class MaskingClient:
             )
         for code, cipher in shares.items():
             try:
-                pair = self._cipher(code, sends=False).decrypt(
-                    bytes(12), cipher, self._way(code, self.code)
-                )
+                pair = self._cipher(code, self.code).decrypt(bytes(12), cipher, None)
             except (InvalidTag, KeyError) as error:
                 raise MaskingFailed(
                     f"Client {self.code} got a share that client {code} did not encrypt for it in "
                     "this sum; it sends nothing."
                 ) from error
             self._shares[code] = pair[:SHARE_BYTES], pair[SHARE_BYTES:]
-        total = np.asarray(values, dtype=np.int64).view(np.uint64) + mask(self._seed, len(values))
+        total = np.asarray(values, dtype=np.int64).view(np.uint64)
+        total = total + _own_mask(self._seeds[0], self.session, len(values))
         for code in self._shares:
-            total = _with_pair(total, self._masking, self._keys[code].masking, self, code)
+            public = self._keys[code].masking
+            total = _with_pair(total, self._masking, public, self.session, self.code, code)
         return packed(total, self.plan.n_bits)
 
-    def sign(self, survivors: NDArray[np.bool_]) -> bytes:
-        """Take the mask of the survivors, by code, and return its signature.
+    def confirm(self, survivors: NDArray[np.bool_]) -> dict[int, bytes]:
+        """Take the mask of the survivors, by code, and return its confirmation to neighbours.
 
         Raises
         ------
@@ -368,55 +388,48 @@ class MaskingClient:
         """
         if self._survivors is not None:
             raise MaskingFailed(f"Client {self.code} got a second list of survivors.")
-        n_left = sum(bool(survivors[code]) for code in self._shares)
-        if not survivors[self.code] or n_left < self.plan.threshold:
+        left = [code for code in self._shares if survivors[code]]
+        if not survivors[self.code] or len(left) < self.plan.threshold:
             raise MaskingFailed(
-                f"Client {self.code} would unmask a sum in which it is not, or with {n_left} of "
+                f"Client {self.code} would unmask a sum in which it is not, or with {len(left)} of "
                 f"its neighbours, fewer than the threshold {self.plan.threshold}; it refuses."
             )
         self._survivors = np.array(survivors, dtype=bool)
-        return self._sign(self._of_survivors())
+        return {code: self._confirmation(self.code, code) for code in left}
 
-    def _of_survivors(self):
-        return _named(self.session, b"survivors", _digest(self._survivors))
+    def _confirmation(self, sender, receiver):
+        key, content = self._way(b"confirm", sender, receiver), np.packbits(self._survivors)
+        return hmac.digest(key, content.tobytes(), "sha256")[:TAG_BYTES]
 
-    def unmask(self, signatures: Mapping[int, bytes]) -> dict[int, bytes]:
-        """Take the neighbours' signatures, and return one share of each neighbour.
+    def unmask(self, confirmations: Mapping[int, bytes]) -> dict[int, bytes]:
+        """Take the neighbours' confirmations, and return one share of each neighbour.
 
         Raises
         ------
         MaskingFailed
-            If a neighbour has signed another list, or too few have signed.
+            If a neighbour has confirmed another list, or too few have confirmed this one.
         """
         if self._survivors is None or self._has_answered:
             raise MaskingFailed(f"Client {self.code} unmasks one list of survivors, once.")
         if self._checks:
-            for code, signature in signatures.items():
-                if code not in self._shares or not self._survivors[code]:
-                    raise MaskingFailed(f"Client {code} is no surviving neighbour.")
-                self._verify(code, signature, self._of_survivors())
-            if len(signatures) < self.plan.threshold:
+            for code, tag in confirmations.items():
+                known = code in self._shares and self._survivors[code]
+                if not known or not hmac.compare_digest(tag, self._confirmation(code, self.code)):
+                    raise MaskingFailed(
+                        f"Client {self.code} and client {code} got different lists of survivors, "
+                        "as from a server that wants to see single uploads; it refuses to unmask."
+                    )
+            if len(confirmations) < self.plan.threshold:
                 raise MaskingFailed(
-                    f"{len(signatures)} neighbours of client {self.code} have signed the list of "
-                    f"survivors, fewer than the threshold {self.plan.threshold}; it refuses to "
-                    "unmask."
+                    f"{len(confirmations)} neighbours of client {self.code} have confirmed the "
+                    f"list of survivors, fewer than the threshold {self.plan.threshold}; it "
+                    "refuses to unmask."
                 )
         self._has_answered = True
         return {
             code: seed if self._survivors[code] else key
             for code, (seed, key) in self._shares.items()
         }
-
-
-def _digest(survivors):
-    return hashlib.sha256(np.packbits(survivors).tobytes()).digest()
-
-
-def _with_pair(total, private, public, party, other, *, sign=1):
-    """Add the mask of two clients, which the one of the lower code adds, the other subtracts."""
-    seed = _agree(private, public, _pair(party.session, party.code, other))
-    random = mask(seed, len(total))
-    return total + random if (party.code < other) == (sign > 0) else total - random
 
 
 class MaskingServer:
@@ -455,13 +468,17 @@ class MaskingServer:
         """Take encrypted shares by sender and receiver, and return them by receiver and sender."""
         self._check(len(shares), "sent shares")
         self._shared = {code: sorted(own) for code, own in shares.items()}
+        return self.route(shares)
+
+    def route(self, messages: Mapping[int, dict[int, bytes]]) -> dict[int, dict[int, bytes]]:
+        """Take messages by sender and receiver, and return them by receiver and sender."""
         return {
             code: {
-                other: shares[other][code]
+                other: messages[other][code]
                 for other in self.neighbours[code]
-                if other in shares and code in shares[other]
+                if code in messages.get(other, ())
             }
-            for code in shares
+            for code in messages
         }
 
     def survivors(self, masked: Mapping[int, bytes]) -> NDArray[np.bool_]:
@@ -474,13 +491,6 @@ class MaskingServer:
         alive = np.zeros(max(self.neighbours) + 1, dtype=bool)
         alive[list(self._masked)] = True
         return alive
-
-    def route_signatures(self, signatures: Mapping[int, bytes]) -> dict[int, dict[int, bytes]]:
-        """Take the survivors' signatures, and return to each client those of its neighbours."""
-        return {
-            code: {o: signatures[o] for o in self.neighbours[code] if o in signatures}
-            for code in signatures
-        }
 
     def total(self, answers: Mapping[int, dict[int, bytes]]) -> NDArray[np.int64]:
         """Take the survivors' shares, remove all masks, and return the sum of the vectors.
@@ -498,7 +508,7 @@ class MaskingServer:
             if secret is None:
                 continue
             if code in self._masked:
-                total -= mask(secret, self.n_values)
+                total -= _own_mask(secret, self.session, self.n_values)
             else:
                 total -= self._pairs_of(code, secret)
         return signed(total, self.plan.n_bits)
@@ -521,18 +531,17 @@ class MaskingServer:
             "nothing. Raise max_dropout if this happens often."
         )
 
-    def _pairs_of(self, code, key):
+    def _pairs_of(self, code, seed):
         """Return what survivors have added for the masks that they share with a lost client."""
-        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-
-        private = X25519PrivateKey.from_private_bytes(key)
+        private = _private_key(seed, self.session)
         if private.public_key().public_bytes_raw() != self.keys[code].masking:
             raise MaskingFailed(f"The shares of client {code} are not those of its key.")
-        party, total = _Party(self.session, code), np.zeros(self.n_values, dtype=np.uint64)
+        total = np.zeros(self.n_values, dtype=np.uint64)
         for other in self._shared[code]:
             if other in self._masked:
                 # The survivor has done the opposite of what the lost client would have done.
-                total = _with_pair(total, private, self.keys[other].masking, party, other, sign=-1)
+                public = self.keys[other].masking
+                total = _with_pair(total, private, public, self.session, code, other, sign=-1)
         return total
 
     def _check(self, n_clients, what):
@@ -543,20 +552,15 @@ class MaskingServer:
             )
 
 
-class _Party(NamedTuple):
-    session: bytes
-    code: int
-
-
 # ------------------------------------------------------------------------- all in one process
 
 
 class Lost(NamedTuple):
-    """Codes of the clients that are lost before they send their shares, vector or answers."""
+    """Codes of clients that are lost before they send shares, vector, confirmation, answer."""
 
     shares: Iterable[int] = ()
     vector: Iterable[int] = ()
-    signature: Iterable[int] = ()
+    confirmation: Iterable[int] = ()
     answer: Iterable[int] = ()
 
 
@@ -651,12 +655,11 @@ def masked_sum(
     alive = server.survivors(step("mask", to_mask, lost.vector, len))
     for code in np.flatnonzero(alive).tolist():
         down[code] += -(-plan.n_clients // 8)
-    signatures = step(
-        "sign", dict.fromkeys(np.flatnonzero(alive).tolist(), (alive,)), lost.signature, len
-    )
+    listed = dict.fromkeys(np.flatnonzero(alive).tolist(), (alive,))
+    confirmed = step("confirm", listed, lost.confirmation)
     answers = step(
         "unmask",
-        receive(server.route_signatures(signatures)),
+        receive(server.route(confirmed)),
         lost.answer,
         lambda answer: sum(map(len, answer.values())),
     )
@@ -678,11 +681,10 @@ def bytes_of_sum(
     `alive` is the mask of the clients whose vector arrives, in the same order; all send theirs.
     Equal to what `masked_sum` counts.
     """
-    k = plan.n_neighbors
-    up = np.full(len(ring.order), 2 * KEY_BYTES + SIGNATURE_BYTES + k * (CODE_BYTES + CIPHER_BYTES))
-    down = up - 2 * KEY_BYTES - SIGNATURE_BYTES
-    down += k * (CODE_BYTES + 2 * KEY_BYTES + SIGNATURE_BYTES)
-    up += plan.nbytes(n_values) + alive * (SIGNATURE_BYTES + k * SHARE_BYTES)
-    signatures = ring.n_alive(alive) * (CODE_BYTES + SIGNATURE_BYTES)
-    down += alive * (-(-plan.n_clients // 8) + signatures)
+    k, left = plan.n_neighbors, ring.n_alive(alive)
+    keys = 2 * KEY_BYTES + SIGNATURE_BYTES
+    shares = k * (CODE_BYTES + CIPHER_BYTES)
+    confirmations = alive * left * (CODE_BYTES + TAG_BYTES)
+    up = keys + shares + plan.nbytes(n_values) + confirmations + alive * k * SHARE_BYTES
+    down = k * (CODE_BYTES + keys) + shares + alive * -(-plan.n_clients // 8) + confirmations
     return up, down

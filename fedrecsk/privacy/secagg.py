@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from numbers import Integral, Real
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
@@ -13,6 +13,16 @@ from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.privacy._masked_sum import FEWEST_CLIENTS, Plan
 from fedrecsk.privacy._secure_sum import SecureAggregation
 
+if TYPE_CHECKING:
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from fedrecsk.updates import FieldSpec
+
+# Numbers that are not learned (counts, sums of ratings or losses) are larger, and have coarser
+# steps, by this many bits.
+COARSER_BITS = 11
 # Bits of security: the odds that the graph gives a client too many colluding neighbours.
 SECURITY_BITS = 40
 # Bits of correctness: the odds that a client has too few neighbours left to unmask it.
@@ -38,14 +48,15 @@ class SecAggPlus(SecureAggregation):
         lost and of 2 ** -40 that any client is exposed. An even number, or all others.
     max_dropout : float in [0, 1), default=1/3
         Share of the clients of a sum that may be lost.
-    max_colluding : float in [0, 1), default=0.1
+    max_colluding : float in [0, 1), default=0.05
         Share of the clients that may help the server.
-    max_abs : float, default=32.0
-        Largest size of a real number that a client may send. Integers may be
-        ``2 ** fraction_bits`` times as large.
-    fraction_bits : int, default=16
-        Bits after the binary point: real numbers are rounded to multiples of
-        ``2 ** -fraction_bits``.
+    max_abs : float, default=16.0
+        Largest size of a learned number that a client may send. Real numbers that are not learned,
+        such as sums of ratings or losses, may be 2,048 times as large, and integers
+        ``2 ** fraction_bits`` times.
+    fraction_bits : int, default=17
+        Bits after the binary point: learned numbers are rounded to multiples of
+        ``2 ** -fraction_bits``, other real numbers to 2,048 times that.
     audit : int or "all", default=3
         In a simulation, number of clients per sum that really run the protocol among themselves, at
         least 3; the result must equal the sum of their rounded numbers. The sum over all clients is
@@ -56,9 +67,9 @@ class SecAggPlus(SecureAggregation):
     A masked number has b bits, the fewest at which a sum over all clients cannot overflow: 35 for
     6,040 clients, 39 for 100,000, and 32 in plaintext (float32).
 
-    Keys are X25519, expanded by HKDF-SHA256; masks are ChaCha20's key stream; shares are
-    Shamir's, over the prime 2 ** 256 + 297, and encrypted by ChaCha20-Poly1305; keys and lists of
-    survivors are signed by Ed25519.
+    Keys are X25519, expanded by HKDF-SHA256, and signed by Ed25519; masks are ChaCha20's key
+    stream; shares are Shamir's, over the prime 2 ** 128 + 51, and encrypted by ChaCha20-Poly1305;
+    neighbours confirm the list of survivors to one another by HMAC-SHA256.
 
     The server draws the graph. A server that places its helpers around a client on purpose, in the
     place of a random order, is not noticed.
@@ -69,7 +80,7 @@ class SecAggPlus(SecureAggregation):
     >>> scheme = SecAggPlus()
     >>> plan = scheme.plan(6040)
     >>> plan.n_neighbors, plan.threshold, plan.n_bits
-    (136, 50, 35)
+    (100, 31, 35)
     """
 
     _parameter_constraints: ClassVar[dict] = {
@@ -78,7 +89,7 @@ class SecAggPlus(SecureAggregation):
         "max_dropout": [Interval(Real, 0, 1, closed="left")],
         "max_colluding": [Interval(Real, 0, 1, closed="left")],
         "max_abs": [Interval(Real, 0, None, closed="neither")],
-        "fraction_bits": [Interval(Integral, 0, 40, closed="both")],
+        "fraction_bits": [Interval(Integral, COARSER_BITS, 40, closed="both")],
         "audit": [Interval(Integral, FEWEST_CLIENTS, None, closed="left"), StrOptions({"all"})],
     }
     _extra = ("cryptography",)
@@ -90,9 +101,9 @@ class SecAggPlus(SecureAggregation):
         n_neighbors: int | Literal["auto"] = "auto",
         *,
         max_dropout: float = 1 / 3,
-        max_colluding: float = 0.1,
-        max_abs: float = 32.0,
-        fraction_bits: int = 16,
+        max_colluding: float = 0.05,
+        max_abs: float = 16.0,
+        fraction_bits: int = 17,
         audit: int | Literal["all"] = 3,
     ):
         self.threshold = threshold
@@ -158,13 +169,35 @@ class SecAggPlus(SecureAggregation):
     def _advice(self, largest, n_clients):
         return f"Scale the values down, or raise max_abs to at least {largest:.4g}."
 
-    def _check_fixed(self, largest, unit):
-        """Raise if an integer of size `largest`, in units, is too large."""
+    def unit_of(self, spec: FieldSpec) -> float:
+        """Return the step to which clients round the numbers of a field."""
+        if spec.is_integer:
+            return 1.0
+        return 2.0 ** -(self.fraction_bits - (0 if spec.learned else COARSER_BITS))
+
+    def fixed(
+        self, numbers: NDArray[Any], unit: float, *, checks: bool = True
+    ) -> NDArray[np.int64]:
+        """Return the nearest integers of numbers in units.
+
+        Raises
+        ------
+        ValueError
+            If `checks`, and a number is too large.
+        """
+        if unit != 1 or numbers.dtype.kind == "f":
+            numbers = np.rint(numbers * (1 / unit))
+        if checks and numbers.size:
+            self.check_fixed(max(float(numbers.max()), -float(numbers.min())), unit)
+        return numbers.astype(np.int64)
+
+    def check_fixed(self, largest: float, unit: float) -> None:
+        """Raise a ValueError if an integer of size `largest`, in units, is too large."""
         if not largest <= self._largest:
             raise ValueError(
-                f"A number of size {largest * unit:.6g} is too large for {self}: real numbers may "
-                f"be {self.max_value():g} in size, and integers {self._largest}. Scale the values "
-                f"down, or raise max_abs to at least {largest / 2.0**self.fraction_bits:.4g}."
+                f"A number of size {largest * unit:.6g} is too large for {self}, which holds "
+                f"{self._largest * unit:.6g} in this field. Scale the values down, or raise "
+                f"max_abs to at least {largest / 2.0**self.fraction_bits:.4g}."
             )
 
     def describe(self, n_clients: int) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy import sparse
 
+from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.privacy._masked_sum import (
     FEWEST_CLIENTS,
     Lost,
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from fedrecsk.protocol.keys import Key
     from fedrecsk.protocol.ledger import Ledger
     from fedrecsk.updates import FieldSpec, RoundUpdates, SparseRows
+
+
+masking_kernels: LazyModule = LazyModule("fedrecsk.protocol._masking_kernels")
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ class MaskedChannel:
     def __init__(self, scheme: SecAggPlus, n_clients: int) -> None:
         self.scheme = scheme
         self.plan: Plan = scheme.plan(n_clients)
-        self._step: tuple[Plan, Ring, np.ndarray] | None = None
+        self._step: tuple[Plan, Ring] | None = None
         self._n_sums = 0
         self._n_lost = 0
         self._mask_bytes = 0
@@ -115,7 +119,7 @@ class MaskedChannel:
             own = int((up + down).max()) - plan.nbytes(n_values)
             self._mask_bytes = max(self._mask_bytes, own)
             left = ring.n_alive(alive)
-            self._step = plan, ring, alive
+            self._step = plan, ring
             # A lost client needs no unmasking if nobody shares a mask with it.
             if alive.any() and (left[alive | (left > 0)] >= plan.threshold).all():
                 return True
@@ -154,7 +158,7 @@ class MaskedChannel:
         RuntimeError
             If the protocol gives another sum.
         """
-        units = {name: self._unit(spec, steps.get(name)) for name, spec in specs.items()}
+        units = {name: steps.get(name, self.scheme.unit_of(specs[name])) for name in specs}
         sums = {}
         for _, tile in updates:
             for name, rows in tile.fields.items():
@@ -168,49 +172,35 @@ class MaskedChannel:
         self, totals: dict[str, np.ndarray], specs: dict[str, FieldSpec]
     ) -> dict[str, np.ndarray]:
         """Round sums over blocks of clients, of whom the single numbers are not at hand."""
-        units = {name: self._unit(spec) for name, spec in specs.items()}
+        units = {name: self.scheme.unit_of(spec) for name, spec in specs.items()}
         return {
             name: values if specs[name].is_integer else np.rint(values / units[name]) * units[name]
             for name, values in totals.items()
         }
 
-    def _unit(self, spec, step=None):
-        if spec.is_integer:
-            return 1
-        return 2.0**-self.scheme.fraction_bits if step is None else step
-
     def _fixed_sum(self, rows: SparseRows, unit, checks):
-        """Add up one field of some clients, shape (n_rows, width)."""
+        """Add up one field of some clients, each rounded to integers: (n_rows, width)."""
         if rows.factors is not None:
             rows = rows.written_out()
-        spec, width = rows.spec, rows.spec.width
-        own, default = rows.matrix, rows.default_matrix
-        if rows.center is not None:
-            center = rows.center.reshape(-1, width)
-            own = own + center[rows.rows]
-            default = center if default is None else default + center
-        own = self._fixed(own, unit, checks)
-        n_own, n_rows = len(rows.rows), spec.shape[0]
-        ones = np.ones(n_own, dtype=np.int64)
-        places = sparse.csr_array((ones, rows.rows, np.arange(n_own + 1)), shape=(n_own, n_rows))
-        total = np.asarray(places.T @ own)
-        if default is not None:
-            others = rows.n_clients - np.bincount(rows.rows, minlength=n_rows)
-            total += others[:, None] * self._fixed(default, unit, checks)
+        shape = (rows.spec.shape[0], rows.spec.width)
+        center = np.zeros(shape) if rows.center is None else rows.center.reshape(shape)
+        center = center.astype(np.float64)
+        own = rows.matrix if rows.matrix.dtype.kind == "f" else rows.matrix.astype(np.float64)
+        total, counts = np.zeros(shape, dtype=np.int64), np.zeros(shape[0], dtype=np.int64)
+        largest = masking_kernels.add_fixed(rows.rows, own, center, 1 / unit, total, counts)
+        if checks:
+            self.scheme.check_fixed(largest, unit)
+        default = rows.default_matrix
+        others = center if default is None else default + center
+        if others.any():
+            others = self.scheme.fixed(others, unit, checks=checks)
+            total += (rows.n_clients - counts)[:, None] * others
         return total
-
-    def _fixed(self, numbers, unit, checks):
-        """Return the nearest integers of numbers in units."""
-        if not (isinstance(unit, int) and numbers.dtype.kind in "iub"):
-            numbers = np.rint(numbers * (1 / unit))
-        if checks and numbers.size:
-            self.scheme._check_fixed(max(float(numbers.max()), -float(numbers.min())), unit)
-        return numbers.astype(np.int64)
 
     def _audit(self, updates, units, sums, key):
         """Run the protocol among some clients, or all, and compare its sum."""
-        plan, ring, alive = self._step
-        codes = ring.order[alive]
+        plan, ring = self._step
+        codes = updates.codes
         everyone = self.scheme.audit == "all"
         if not everyone:
             order = np.argsort(key.hashed("audit", codes), kind="stable")
@@ -219,14 +209,13 @@ class MaskedChannel:
                 return
             plan = self.scheme.plan(len(codes))._replace(n_bits=plan.n_bits)
             ring = Ring(codes, plan.n_neighbors)
-        chosen, vectors = set(codes.tolist()), {}
-        for code, one in updates.single():
-            if code in chosen:
-                whole = one.whole(0)
-                parts = [
-                    self._fixed(np.ravel(whole[name]), unit, False) for name, unit in units.items()
-                ]
-                vectors[code] = np.concatenate(parts)
+        vectors = {}
+        for code in codes.tolist():
+            whole = updates.one(int(np.searchsorted(updates.codes, code))).whole(0)
+            parts = (
+                self.scheme.fixed(np.ravel(whole[n]), u, checks=False) for n, u in units.items()
+            )
+            vectors[code] = np.concatenate(list(parts))
         expected = sum(vectors.values())
         gone = set(ring.order.tolist()) - vectors.keys()
         # Nobody knows what those would have sent whose upload is lost.

@@ -162,7 +162,8 @@ class Uplink:
         codes = np.concatenate([tile.clients for _, tile in updates])
         channel.check(max(_largest(tile) for _, tile in updates), len(codes))
         chosen = channel.audited(codes, key)
-        vectors = [as_vector(one, 0) for code, one in updates.single() if code in chosen]
+        places = np.searchsorted(updates.codes, sorted(chosen)).tolist()
+        vectors = [as_vector(updates.one(place), 0) for place in places]
         decrypted = channel.sum(vectors, len(codes))
         self.ledger.count(encrypted=len(vectors))
         if channel.scheme.audit != "all":
