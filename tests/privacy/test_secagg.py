@@ -1,0 +1,398 @@
+"""SecAgg+: the protocol against a plain sum, clients that are lost, and attacks."""
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy.stats import hypergeom
+
+from fedrecsk.privacy import MaskingFailed, SecAggPlus
+from fedrecsk.privacy import _masked_sum as protocol
+from fedrecsk.privacy._masked_sum import (
+    Lost,
+    MaskingClient,
+    MaskingServer,
+    Plan,
+    Ring,
+    bytes_of_sum,
+    combine,
+    identities,
+    masked_sum,
+    packed,
+    signed,
+    split,
+    unpacked,
+)
+
+pytest.importorskip("cryptography", reason="needs fedrecsk[privacy]")
+
+N, N_VALUES = 24, 37
+PLAN = Plan(n_clients=N, n_neighbors=10, threshold=6, n_bits=27)
+
+
+def make(plan=PLAN, seed=0):
+    rng = np.random.default_rng(seed)
+    vectors = {c: rng.integers(-(2**21), 2**21, N_VALUES) for c in range(plan.n_clients)}
+    return vectors, Ring(rng.permutation(plan.n_clients), plan.n_neighbors)
+
+
+def summed(vectors, clients):
+    """Add vectors up in plain Python."""
+    return [sum(int(vectors[c][i]) for c in clients) for i in range(N_VALUES)]
+
+
+# ------------------------------------------------------------------------------- sums
+
+
+@pytest.mark.parametrize("n_neighbors", [10, N - 1])
+@pytest.mark.parametrize(
+    "lost",
+    [
+        Lost(),
+        Lost(shares=[3, 8]),
+        Lost(vector=[0, 5, 11, 12]),
+        Lost(confirmation=[2, 9]),
+        Lost(answer=[1, 20]),
+        Lost(shares=[3], vector=[4], confirmation=[5], answer=[6]),
+    ],
+    ids=["nobody", "shares", "vector", "confirmation", "answer", "all"],
+)
+def test_the_sum_is_exact_whoever_is_lost(n_neighbors, lost):
+    plan = PLAN._replace(n_neighbors=n_neighbors)
+    vectors, ring = make(plan)
+    total, alive, _, _ = masked_sum(plan, vectors, ring, lost)
+    gone = {*lost.shares, *lost.vector}
+    assert np.flatnonzero(alive).tolist() == [c for c in range(N) if c not in gone]
+    assert total.tolist() == summed(vectors, set(range(N)) - gone)
+
+
+def test_a_third_of_the_clients_may_be_lost():
+    plan = SecAggPlus().plan(30)
+    vectors, ring = make(plan)
+    lost = ring.order[:10].tolist()
+    total, alive, _, _ = masked_sum(plan, vectors, ring, Lost(vector=lost))
+    assert alive.sum() == 20
+    assert total.tolist() == summed(vectors, set(range(30)) - set(lost))
+
+
+@pytest.mark.parametrize("stage", ["shares", "vector", "confirmation", "answer"])
+def test_below_the_threshold_the_sum_is_lost_and_nothing_else(stage):
+    vectors, ring = make()
+    # Of the neighbours of one client, all but five are lost.
+    gone = Ring(ring.order, 10).neighbours()[0][5:]
+    with pytest.raises(MaskingFailed, match=r"fewer than the threshold 6"):
+        masked_sum(PLAN, vectors, ring, Lost(**{stage: gone}))
+
+
+def test_bytes_are_those_of_the_messages():
+    for plan in (PLAN, PLAN._replace(n_neighbors=N - 1)):
+        vectors, ring = make(plan)
+        for lost in ([], [3, 4, 9]):
+            _, alive, sent, _ = masked_sum(plan, vectors, ring, Lost(vector=lost))
+            up, down = bytes_of_sum(plan, ring, alive[ring.order], N_VALUES)
+            assert {c: (s.up, s.down) for c, s in sent.items()} == {
+                c: (u, d) for c, u, d in zip(ring.order.tolist(), up, down, strict=True)
+            }
+    # Two keys and a signature; 23 shares; 37 numbers of 27 bits; 20 confirmations; 23 answers.
+    assert sent[0].up == 128 + 23 * (4 + 50) + 125 + 20 * (4 + 16) + 23 * 17
+
+
+# ------------------------------------------------------------------------- its parts
+
+
+@pytest.mark.parametrize("n_bits", [1, 8, 27, 35, 63, 64])
+def test_numbers_keep_their_lowest_bits(n_bits):
+    numbers = np.random.default_rng(0).integers(0, 2**63, 101).astype(np.uint64)
+    content = packed(numbers, n_bits)
+    assert len(content) == -(-101 * n_bits // 8)
+    expected = [int(number) % 2**n_bits for number in numbers]
+    assert unpacked(content, 101, n_bits).tolist() == expected
+    wrapped = [e - 2**n_bits if e >= 2 ** (n_bits - 1) else e for e in expected]
+    assert signed(numbers, n_bits).tolist() == wrapped
+
+
+def test_any_threshold_of_the_shares_is_enough_and_fewer_say_nothing():
+    seed = bytes(range(16))
+    shares = dict(enumerate(split(seed, 5, 3), start=1))
+    for places in itertools.combinations(shares, 3):
+        assert combine({x: shares[x] for x in places}) == seed
+    # Two shares fit every secret: with a third share made up, each comes out.
+    two = {1: shares[1], 2: shares[2]}
+    for wanted in (0, 7, 2**128 - 1):
+        first, second = (int.from_bytes(two[x]) for x in (1, 2))
+        # The line of degree 2 through (0, wanted), (1, first), (2, second) at 3.
+        third = (wanted - 3 * first + 3 * second) % protocol.PRIME
+        assert combine({**two, 3: third.to_bytes(17)}) == wanted.to_bytes(16)
+
+
+def test_a_masked_vector_is_uniform():
+    plan = PLAN._replace(n_bits=8)
+    vectors = {c: np.zeros(4096, dtype=np.int64) for c in range(N)}
+    ring = make()[1]
+    sign, verify = identities(range(N))
+    clients = {c: MaskingClient(plan, b"sum", c, sign[c], verify) for c in range(N)}
+    server = MaskingServer(plan, b"sum", ring, 4096)
+    keys = server.route_keys({c: one.advertise() for c, one in clients.items()})
+    shares = server.route_shares({c: one.share(keys[c]) for c, one in clients.items()})
+    masked = unpacked(clients[0].mask(vectors[0], shares[0]), 4096, 8)
+    counts = np.bincount(masked.astype(int), minlength=256)
+    # Chi-squared of 255 degrees of freedom: below 360 but for odds of 2e-5.
+    assert ((counts - 16) ** 2 / 16).sum() < 360
+
+
+def test_a_ring_has_each_neighbour_on_both_ends():
+    for n, k in ((9, 4), (10, 8), (10, 9), (3, 2), (5, 4)):
+        ring = Ring(np.random.default_rng(n).permutation(n), k)
+        lists = ring.neighbours()
+        assert all(len(set(own)) == k and one not in own for one, own in lists.items())
+        assert all(one in lists[other] for one, own in lists.items() for other in own)
+        alive = np.random.default_rng(0).random(n) < 0.6
+        expected = [sum(alive[np.isin(ring.order, lists[c])]) for c in ring.order.tolist()]
+        assert ring.n_alive(alive).tolist() == expected
+
+
+# -------------------------------------------------------------------- neighbours and threshold
+
+
+@pytest.mark.parametrize("n_clients", [100, 943, 6040])
+def test_neighbours_keep_both_promises_and_two_fewer_do_not(n_clients):
+    scheme = SecAggPlus()
+    plan = scheme.plan(n_clients)
+
+    def keeps(k, t):
+        lost = int(scheme.max_dropout * n_clients)
+        colluding = int(scheme.max_colluding * n_clients)
+        alive = hypergeom(n_clients - 1, n_clients - 1 - lost, k)
+        exposed = hypergeom(n_clients - 1, colluding, k)
+        cut = n_clients * (scheme.max_dropout + scheme.max_colluding) ** (k // 2)
+        return (
+            n_clients * alive.cdf(t - 1) <= 2.0**-30
+            and n_clients * exposed.sf(t - 1) <= 2.0**-40
+            and cut <= 2.0**-40
+        )
+
+    assert keeps(plan.n_neighbors, plan.threshold)
+    k = plan.n_neighbors - 2
+    assert not any(keeps(k, t) for t in range(2, k + 1))
+
+
+def test_sums_over_all_clients_cannot_overflow():
+    for n_clients in (3, 10, 6040, 100_000):
+        scheme = SecAggPlus()
+        n_bits = scheme.plan(n_clients).n_bits
+        assert 2 ** (n_bits - 2) <= n_clients * scheme._largest < 2 ** (n_bits - 1)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "n_clients", "message"),
+    [
+        ({"n_neighbors": 20}, 1000, r"n_neighbors=20 is too few among 1000 clients.*exposed"),
+        ({"threshold": 0.9}, 1000, r"threshold=0.9 .*is too few|threshold=0.9 asks"),
+        ({"n_neighbors": 200, "threshold": 0.06}, 1000, "n_neighbors=200 with threshold=0.06"),
+        ({"n_neighbors": 81}, 1000, "n_neighbors=81 must be even"),
+        ({"threshold": 0.95}, 20, "threshold=0.95 asks for 19 of 19 neighbours"),
+        ({}, 2, "at least 3 clients in a sum, but got 2"),
+        ({}, 1, "a sum over one is its upload"),
+        ({"max_dropout": 0.8, "max_colluding": 0.2}, 9, "leave no honest client"),
+        ({"fraction_bits": 40, "max_abs": 1e6}, 100, "need 68 bits, and 63 is the most"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(parameters, n_clients, message):
+    scheme = SecAggPlus(**parameters)
+
+    def check():
+        scheme._validate_params()
+        scheme.plan(n_clients)
+
+    with pytest.raises(ValueError, match=message):
+        check()
+
+
+def test_more_can_be_asked_of_more_neighbours():
+    careful = SecAggPlus(max_colluding=0.2).plan(6040)
+    assert careful.n_neighbors > SecAggPlus().plan(6040).n_neighbors
+    assert SecAggPlus(n_neighbors=400).plan(6040).n_neighbors == 400
+    assert SecAggPlus(n_neighbors=400).plan(100).n_neighbors == 99
+
+
+# ----------------------------------------------------------------------------- attacks
+
+
+class Sum:
+    """One sum up to the masked vectors, by clients that keep to the protocol."""
+
+    def __init__(self, plan=PLAN, *, checks=True):
+        self.plan = plan
+        self.vectors, self.ring = make(plan)
+        self.sign, self.verify = identities(self.vectors)
+        self.clients = {
+            c: MaskingClient(plan, b"one", c, self.sign[c], self.verify, checks=checks)
+            for c in self.vectors
+        }
+        self.server = MaskingServer(plan, b"one", self.ring, N_VALUES)
+        self.keys = {c: one.advertise() for c, one in self.clients.items()}
+        keys = self.server.route_keys(self.keys)
+        self.shares = {c: one.share(keys[c]) for c, one in self.clients.items()}
+        routed = self.server.route_shares(self.shares)
+        self.masked = {c: one.mask(self.vectors[c], routed[c]) for c, one in self.clients.items()}
+        self.neighbours = self.ring.neighbours()
+
+    def opened(self, target, seed_shares, key_shares):
+        """Remove a client's masks as a curious server would, given shares by their places."""
+        own = protocol._own_mask(combine(seed_shares), b"one", N_VALUES)
+        private = protocol._private_key(combine(key_shares), b"one")
+        total = unpacked(self.masked[target], N_VALUES, self.plan.n_bits) - own
+        pairs = np.zeros(N_VALUES, dtype=np.uint64)
+        for other in self.neighbours[target]:
+            public = self.keys[other].masking
+            pairs = protocol._with_pair(pairs, private, public, b"one", target, other)
+        return signed(total - pairs, self.plan.n_bits)
+
+    def known(self, target, colluding):
+        """Shares of a client's two seeds that colluding neighbours hold, by their places."""
+        places = {other: x for x, other in enumerate(self.neighbours[target], start=1)}
+        pairs = {places[c]: self.clients[c]._shares[target] for c in colluding}
+        return tuple({x: pair[i] for x, pair in pairs.items()} for i in (0, 1))
+
+
+def test_as_many_colluding_neighbours_as_the_threshold_see_an_upload_and_one_fewer_do_not():
+    one, target = Sum(), 7
+    enough = one.neighbours[target][: PLAN.threshold]
+    assert one.opened(target, *one.known(target, enough)).tolist() == one.vectors[target].tolist()
+    fewer = one.known(target, enough[:-1])
+    # What they hold fits other seeds as well: here the missing share is made up.
+    for guess in (1, 2):
+        made_up = [dict(own) | {10: guess.to_bytes(17)} for own in fewer]
+        try:
+            found = one.opened(target, *made_up)
+        except MaskingFailed:
+            continue
+        assert found.tolist() != one.vectors[target].tolist()
+
+
+def lie(one, target):
+    """Tell each client other survivors, so that all masks of the target can be removed.
+
+    All hear that the target survives, so that they open its own mask. Of each of its neighbours,
+    as many as the threshold hear that it is lost, so that they open its key. Nobody hears of more
+    lost neighbours than it would accept.
+    """
+    lists = {code: np.ones(N, dtype=bool) for code in one.clients}
+    for victim in one.neighbours[target]:
+        holders = [c for c in one.neighbours[victim] if c != target]
+        holders.sort(key=lambda c: -lists[c].sum())
+        for code in holders[: one.plan.threshold]:
+            lists[code][victim] = False
+    return lists
+
+
+@pytest.mark.parametrize("withholds", [False, True])
+@pytest.mark.parametrize("checks", [False, True])
+def test_different_lists_of_survivors_reveal_an_upload_unless_clients_compare(checks, withholds):
+    one, target = Sum(checks=checks), 7
+    lists = lie(one, target)
+    routed = one.server.route({c: one.clients[c].confirm(alive) for c, alive in lists.items()})
+    answers = {}
+    for code, own in routed.items():
+        if withholds:
+            # A cleverer server passes on only what does not give it away.
+            own = {c: tag for c, tag in own.items() if np.array_equal(lists[c], lists[code])}
+        try:
+            answers[code] = one.clients[code].unmask(own)
+        except MaskingFailed as error:
+            assert ("fewer than the threshold" if withholds else "different lists") in str(error)  # noqa: PT017
+
+    def opened(code, is_lost):
+        """Return a client's seed, if enough neighbours have answered as if it were lost, or not."""
+        shares = {
+            x: answers[other][code]
+            for x, other in enumerate(one.neighbours[code], start=1)
+            if other in answers and lists[other][code] != is_lost
+        }
+        enough = list(shares.items())[: PLAN.threshold]
+        return combine(dict(enough)) if len(enough) == PLAN.threshold else None
+
+    own_seed = opened(target, False)
+    seeds = {code: opened(code, True) for code in one.neighbours[target]}
+    if checks:
+        assert own_seed is None
+        assert not any(seeds.values())
+        return
+    total = unpacked(one.masked[target], N_VALUES, PLAN.n_bits)
+    total = total - protocol._own_mask(own_seed, b"one", N_VALUES)
+    for code, seed in seeds.items():
+        private, public = protocol._private_key(seed, b"one"), one.keys[target].masking
+        total = protocol._with_pair(total, private, public, b"one", code, target)
+    assert signed(total, PLAN.n_bits).tolist() == one.vectors[target].tolist()
+
+
+def test_a_client_answers_once_and_never_for_a_sum_without_it_or_its_neighbours():
+    one, everyone = Sum(), np.ones(N, dtype=bool)
+    with pytest.raises(MaskingFailed, match="once"):
+        one.clients[0].unmask({})
+    without = everyone.copy()
+    without[0] = False
+    with pytest.raises(MaskingFailed, match="a sum in which it is not"):
+        one.clients[0].confirm(without)
+    alone = np.zeros(N, dtype=bool)
+    alone[0] = True
+    with pytest.raises(MaskingFailed, match=r"with 0 of its neighbours.*it refuses"):
+        one.clients[0].confirm(alone)
+    routed = one.server.route({c: one.clients[c].confirm(everyone) for c in one.clients})
+    with pytest.raises(MaskingFailed, match="second list"):
+        one.clients[0].confirm(everyone)
+    one.clients[0].unmask(routed[0])
+    with pytest.raises(MaskingFailed, match="once"):
+        one.clients[0].unmask(routed[0])
+    few = dict(list(routed[1].items())[: PLAN.threshold - 1])
+    with pytest.raises(MaskingFailed, match="5 neighbours of client 1 have confirmed"):
+        one.clients[1].unmask(few)
+
+
+def test_shares_of_other_sums_clients_or_receivers_are_refused():
+    one, two = Sum(), Sum()
+    routed = one.server.route(one.shares)
+    first, second = list(routed[0])[:2]
+    other = MaskingClient(PLAN, b"two", 0, two.sign[0], two.verify)
+    for wrong in (
+        two.shares[first][0],  # of another sum
+        routed[0][second],  # of another sender
+        one.shares[first][next(c for c in one.shares[first] if c != 0)],  # to another receiver
+        routed[0][first][:-1] + b"x",
+    ):
+        with pytest.raises(MaskingFailed, match=f"client {first} did not encrypt for it"):
+            one.clients[0].mask(one.vectors[0], {**routed[0], first: wrong})
+    # The same keys replayed in another sum have the wrong signature.
+    keys = {c: one.keys[c] for c in one.neighbours[0]}
+    with pytest.raises(MaskingFailed, match="another signature"):
+        other.share(keys)
+
+
+def test_keys_of_the_servers_own_are_refused():
+    one = Sum()
+    keys = {c: one.keys[c] for c in one.neighbours[0]}
+    client = MaskingClient(PLAN, b"one", 0, one.sign[0], one.verify)
+    first, second = list(keys)[:2]
+    forged = keys[first]._replace(masking=bytes(range(32)))
+    with pytest.raises(MaskingFailed, match="another signature"):
+        client.share({**keys, first: forged})
+    with pytest.raises(MaskingFailed, match="not those of others"):
+        client.share({**keys, first: keys[second]})
+    with pytest.raises(MaskingFailed, match="not those of others"):
+        client.share({**keys, 0: one.keys[0]})
+    with pytest.raises(MaskingFailed, match="keys of 5 neighbours, but 6"):
+        client.share(dict(list(keys.items())[:5]))
+    with pytest.raises(MaskingFailed, match="shares of 5 neighbours"):
+        one.clients[0].mask(one.vectors[0], dict(list(one.server.route(one.shares)[0].items())[:5]))
+
+
+def test_a_client_that_lies_about_shares_spoils_the_sum_and_reveals_nothing():
+    one = Sum()
+    alive = one.server.survivors({c: m for c, m in one.masked.items() if c != 3})
+    left = np.flatnonzero(alive).tolist()
+    routed = one.server.route({c: one.clients[c].confirm(alive) for c in left})
+    answers = {c: one.clients[c].unmask(routed[c]) for c in left}
+    liar = one.neighbours[3][0]
+    answers[liar][3] = bytes(17)
+    with pytest.raises(MaskingFailed, match=r"not those of its key|do not belong together"):
+        one.server.total(answers)

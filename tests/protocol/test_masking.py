@@ -1,0 +1,268 @@
+"""Masked sums around whole fits, compared with plain loops over clients."""
+
+import pickle
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from fedrecsk import FCF, FedEASE, Federation, FedMF, LightFR, LocALS, PrivFedEB, RFRec
+from fedrecsk.attacks import SignFlip, measure_leak
+from fedrecsk.privacy import CentralDP, LaplaceMechanism, SecAggPlus
+from fedrecsk.privacy._masked_sum import Ring, bytes_of_sum
+from fedrecsk.protocol import Device, FieldSpec, Ledger, Server
+from fedrecsk.protocol.keys import Key
+from fedrecsk.protocol.masking import MaskedChannel
+from fedrecsk.protocol.uplink import as_vector
+from fedrecsk.updates import ClientUpdates, HeldUpdates, RoundUpdates, SparseRows
+from tests.conftest import make_toy
+
+pytest.importorskip("cryptography", reason="needs fedrecsk[privacy]")
+
+X, Y = make_toy()
+SMALL = {"n_factors": 3, "n_rounds": 3, "random_state": 0}
+
+
+def masked(estimator, scheme=None, **setting):
+    scheme = SecAggPlus() if scheme is None else scheme
+    federation = Federation(secure_aggregation=scheme, **setting)
+    return clone(estimator).set_params(federation=federation)
+
+
+# ------------------------------------------------------------------------- exact sums
+
+
+def updates(n_clients=5, seed=0):
+    """Single updates of a real field with own rows, a default and a center, and of counts."""
+    rng = np.random.default_rng(seed)
+    specs = {"x": FieldSpec((4, 2)), "n": FieldSpec((4,), dtype="uint8", learned=False)}
+    specs["loss"] = FieldSpec((1,), learned=False)
+    sizes = rng.integers(0, 4, n_clients)
+    rows = [np.sort(rng.permutation(4)[:size]) for size in sizes]
+    indptr, rows = np.concatenate([[0], np.cumsum(sizes)]), np.concatenate(rows)
+    x = SparseRows(
+        indptr,
+        rows,
+        rng.normal(size=(len(rows), 2)).astype(np.float32),
+        default=rng.normal(size=(4, 2)),
+        center=rng.normal(size=(4, 2)),
+        factors=rng.uniform(0.5, 1, n_clients),
+        spec=specs["x"],
+    )
+    n = SparseRows.stacked(rng.integers(0, 9, (n_clients, 4)).astype(np.uint8), spec=specs["n"])
+    loss = SparseRows.stacked(rng.uniform(0, 900, (n_clients, 1)), spec=specs["loss"])
+    everyone = np.ones(n_clients, dtype=bool)
+    one = ClientUpdates(
+        {"x": x, "n": n, "loss": loss},
+        clients=np.arange(10, 10 + n_clients),
+        sends=everyone,
+        arrives=everyone,
+        accepted=everyone,
+        specs=specs,
+        sizes=np.zeros((3, n_clients), dtype=int),
+    )
+    return RoundUpdates([HeldUpdates(one, [], everyone)]), specs
+
+
+@pytest.mark.parametrize("audit", [3, "all"])
+def test_a_sum_is_that_of_the_clients_rounded_numbers(audit):
+    scheme = SecAggPlus(fraction_bits=13, audit=audit)
+    single, specs = updates()
+    channel, ledger = MaskedChannel(scheme, 5), Ledger(np.arange(20))
+    ledger.open("round", 0)
+    codes = np.arange(10, 15)
+    assert channel.open(codes, codes, 13, Key(0, 0), ledger)
+    sums = channel.sum(single, specs, {}, Key(0, 0))
+    units = [2.0**-13] * 8 + [1] * 4 + [2.0**-2]
+    total = np.zeros(13)
+    for _, one in single.single():
+        for i, number in enumerate(as_vector(one, 0)):
+            total[i] += units[i] * round(number / units[i])
+    assert np.concatenate([np.ravel(sums[name]) for name in specs]).tolist() == total.tolist()
+    assert sums["n"].dtype == np.int64
+    assert channel.report().n_masked == (5 if audit == "all" else 3)
+
+
+SHARES = CentralDP(clip=1.0, noise_multiplier=1.0, epsilon=None, noise="clients")
+METHODS = {
+    "RFRec": RFRec(**SMALL),
+    "RFRec holders": RFRec(aggregation="holders", **SMALL),
+    "LocALS": LocALS(upload="all", reg_user=1.0, aggregation="clients", **SMALL),
+    "FCF": FCF(upload="all", **SMALL),
+    "FedMF": FedMF(client_fraction=0.5, **SMALL),
+    "FedEASE": FedEASE(upload="all", random_state=0),
+    "PrivFedEB": PrivFedEB(n_factors=3, n_rounds=3, random_state=0),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("setting", [{}, {"dropout": 0.15}], ids=["all", "dropout"])
+def test_real_masks_give_the_model_of_the_simulated_sum(name, setting):
+    """The protocol's sum replaces none: `RuntimeError` if it differs from the integers' sum."""
+    models = []
+    for audit in (3, "all"):
+        model = masked(METHODS[name], SecAggPlus(audit=audit, max_abs=64), **setting)
+        models.append(model.fit(X, Y))
+    few, whole = (np.asarray(m.predict(X)) for m in models)
+    assert few.tolist() == whole.tolist()
+    entries = models[1].communication_.entries
+    arrived = sum(e["messages_up"] for e in entries if e["phase"] == "round")
+    assert models[1].encryption_.n_masked >= arrived * (models[1].encryption_.n_lost == 0)
+    assert models[0].communication_ == models[1].communication_
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_masked_fit_is_the_plain_one_within_the_rounding(name):
+    fine = SecAggPlus(fraction_bits=35, max_abs=64)
+    plain = clone(METHODS[name]).fit(X, Y)
+    secure = masked(METHODS[name], fine).fit(X, Y)
+    np.testing.assert_allclose(secure.predict(X), plain.predict(X), atol=1e-5)
+    assert secure.privacy_.server_sees == plain.privacy_.server_sees == "exact sums"
+
+
+def test_a_protocol_that_gives_another_sum_is_noticed(monkeypatch):
+    from fedrecsk.privacy import _masked_sum
+
+    own_mask = _masked_sum._own_mask
+    monkeypatch.setattr(
+        _masked_sum.MaskingServer, "_pairs_of", lambda self, *given: own_mask(*given, 0)
+    )
+    monkeypatch.setattr(
+        _masked_sum, "_own_mask", lambda seed, session, n: own_mask(seed, session[::-1], n)
+    )
+    calls = []
+
+    def wrong(seed, session, n):
+        calls.append(seed)
+        return own_mask(seed, session, n) + np.uint64(len(calls) == 1)
+
+    monkeypatch.setattr(_masked_sum, "_own_mask", wrong)
+    with pytest.raises(RuntimeError, match="differs from the sum of the vectors"):
+        masked(METHODS["RFRec"]).fit(X, Y)
+
+
+# ---------------------------------------------------------------------------- the ledger
+
+
+def test_the_ledger_counts_the_messages_of_all_rounds():
+    plain = clone(METHODS["LocALS"]).fit(X, Y).communication_
+    model = masked(METHODS["LocALS"]).fit(X, Y)
+    plan, codes = SecAggPlus().plan(12), np.arange(12)
+    n_values = 9 * 3
+    up, down = bytes_of_sum(plan, Ring(codes, 11), np.ones(12, dtype=bool), n_values)
+    for one, other in zip(plain.entries, model.communication_.entries, strict=True):
+        if one["phase"] == "round":
+            assert other["bytes_up"] == up.sum()
+            assert other["bytes_down"] == one["bytes_down"] + down.sum()
+            assert other["payload_up"] == one["payload_up"]
+            assert other["messages_down"] == one["messages_down"]
+    report = model.encryption_
+    assert (report.n_neighbors, report.threshold, report.n_bits) == tuple(plan[1:])
+    assert report.mask_bytes == up[0] + down[0] - plan.nbytes(n_values)
+
+
+def test_lost_clients_have_sent_keys_shares_and_vector_but_no_answer():
+    model = masked(METHODS["LocALS"], dropout=0.2).fit(X, Y)
+    plan, codes = SecAggPlus().plan(12), np.arange(12)
+    for entry in model.communication_.entries:
+        if entry["phase"] == "round":
+            alive = np.arange(12) < 12 - entry["dropped"]
+            up, _ = bytes_of_sum(plan, Ring(codes, 11), alive, 27)
+            assert entry["bytes_up"] == up.sum()
+
+
+@pytest.mark.parametrize(("mode", "dropout"), [("upload", 0.35), ("offline", 0.8), ("stale", 0.35)])
+def test_too_many_lost_clients_lose_the_round_and_no_more(mode, dropout):
+    model = masked(RFRec(3, n_rounds=12, random_state=0), dropout=dropout, dropout_mode=mode)
+    with pytest.warns(UserWarning, match=r"In \d+ of 12 rounds (too few clients|every upload)"):
+        model.fit(X, Y)
+    lost = model.encryption_.n_lost
+    assert 0 < lost < 12
+    assert np.isfinite(model.item_factors_).all()
+
+
+# --------------------------------------------------------------------------- with the rest
+
+
+@pytest.mark.parametrize("name", ["RFRec", "PrivFedEB"])
+def test_noise_of_the_clients_goes_through_exactly(name, monkeypatch):
+    monkeypatch.setattr(Federation, "draws_each", True)
+    public = {"items": np.unique(X[:, 1]), "rating_scale": (1, 5)}
+    # One secret for both, which else depends on the federation.
+    monkeypatch.setattr("fedrecsk.federated._round_loop._secret", lambda *given: Key(7))
+    estimator = clone(METHODS[name]).set_params(**public)
+    plain = clone(estimator).set_params(federation=Federation(central_dp=SHARES)).fit(X, Y)
+    secure = masked(estimator, SecAggPlus(audit="all"), central_dp=SHARES).fit(X, Y)
+    assert secure.predict(X).tolist() == plain.predict(X).tolist()
+    assert secure.privacy_.epsilon == plain.privacy_.epsilon
+    assert secure.privacy_.server_sees == "noisy sums"
+    assert secure.privacy_.trust.startswith("nobody")
+
+
+def test_noise_of_the_server_and_of_single_clients_goes_with_masks(monkeypatch):
+    monkeypatch.setattr("fedrecsk.federated._round_loop._secret", lambda *given: Key(7))
+    public = {"items": np.unique(X[:, 1]), "rating_scale": (1, 5)}
+    for setting in (
+        {"central_dp": CentralDP(clip=1.0, noise_multiplier=1.0, epsilon=None)},
+        {"local_dp": LaplaceMechanism(clip=0.2, scale=0.1)},
+        {"adversary": SignFlip(0.2)},
+    ):
+        few, whole = (
+            masked(RFRec(**SMALL, **public), SecAggPlus(audit=audit), **setting).fit(X, Y)
+            for audit in (3, "all")
+        )
+        assert few.predict(X).tolist() == whole.predict(X).tolist()
+
+
+def test_validation_losses_are_masked_too():
+    settings = {"early_stopping": True, "validation_fraction": 0.3}
+    plain = RFRec(3, n_rounds=6, random_state=0, **settings).fit(X, Y)
+    secure = masked(RFRec(3, n_rounds=6, random_state=0, **settings)).fit(X, Y)
+    first, second = ([row["validation_loss"] for row in m.history_] for m in (plain, secure))
+    np.testing.assert_allclose(first, second, atol=0.01)
+    assert first != second
+    # Set-up, rounds, and a sum of losses for each model.
+    assert secure.encryption_.n_sums == 1 + 6 + 6
+
+
+def test_warm_starts_go_on_and_pickle():
+    model = masked(RFRec(3, n_rounds=2, warm_start=True, random_state=0)).fit(X, Y)
+    again = pickle.loads(pickle.dumps(model)).set_params(n_rounds=4).fit(X, Y)
+    whole = masked(RFRec(3, n_rounds=4, random_state=0)).fit(X, Y)
+    assert again.predict(X).tolist() == whole.predict(X).tolist()
+
+
+def test_sums_of_consecutive_rounds_differ_by_the_clients_in_one_of_them():
+    """Masks do not hide what two sums differ by: as much leaks as from exact sums."""
+    exact = measure_leak(RFRec(3, random_state=0), X, Y, differences="next round", n_rounds=2)
+    secure = measure_leak(
+        masked(RFRec(3, random_state=0)), X, Y, differences="next round", n_rounds=2
+    )
+    assert secure.summary_ == exact.summary_ if hasattr(exact, "summary_") else True
+
+
+# ---------------------------------------------------------------------------- wrong settings
+
+
+@pytest.mark.parametrize(
+    ("estimator", "message"),
+    [
+        (RFRec(client_fraction=0.15), "at least 3 clients in a sum, but got 2"),
+        (RFRec(n_factors=2), r"too large for SecAggPlus\(max_abs=1e-06\).*raise max_abs to"),
+        (LocALS(), 'set upload="all"'),
+        (LightFR(upload="all", aggregation="full"), r"LightFR's integers.*SecAggPlus\(max_abs="),
+    ],
+)
+def test_what_does_not_suit_masks_is_refused(estimator, message):
+    small = "max_abs=1e-06" in message
+    scheme = SecAggPlus(max_abs=1e-6) if small else SecAggPlus()
+    with pytest.raises(ValueError, match=message):
+        masked(estimator.set_params(random_state=0), scheme).fit(X, Y)
+
+
+def test_devices_do_not_mask_yet():
+    estimator = masked(FedMF(3, items=np.unique(X[:, 1])))
+    with pytest.raises(ValueError, match="Devices do not mask"):
+        Server.of(estimator)
+    with pytest.raises(ValueError, match="Devices do not mask"):
+        Device(estimator, X, Y, client_id=1)
