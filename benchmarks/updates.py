@@ -18,6 +18,7 @@ import fedrecsk
 from benchmarks._command_line import command_line
 from fedrecsk.datasets import fetch_movielens
 from fedrecsk.metrics import make_ranking_scorer
+from fedrecsk.model_selection import RollingOrigin, compare
 
 RATINGS = ["RFRec", "FedEB", "ExplicitFCF"]
 RANKINGS = ["FedEASE", "FedSpectral", "LocALS", "GlobSGD", "FCF", "FedMF", "CoLR", "SCoLR"]
@@ -47,14 +48,39 @@ def measured(name, X, y, seed):
     return [*scores, score(model), score(refitted), *sizes]
 
 
+def periods(names, X):
+    """Print NDCG@10 of each period, by how the model has got there."""
+    methods = {name: getattr(fedrecsk, name)(random_state=0) for name in names}
+    print("| method | update | " + " | ".join(f"period {n}" for n in range(1, 5)) + " | MB |")
+    print("|---|---|---|---|---|---|---|", flush=True)
+    for update in ("none", "fold_in", "partial_fit", "fit"):
+        result = compare(
+            methods,
+            X,
+            cv=RollingOrigin(4),
+            update=update,
+            scoring="ndcg@10",
+            error_score="raise",
+            return_estimator=True,
+        )
+        for name, rows in result.per_fold.groupby("estimator", sort=False):
+            n_clients = [len(one.communication_.client_ids) for one in result.estimators[name]]
+            each = ((rows["mb_up"] + rows["mb_down"]) * n_clients).to_numpy()
+            shown = " | ".join(f"{score:.3f}" for score in rows["ndcg@10"])
+            print(f"| {name} | {update} | {shown} | {each[1:].sum():,.0f} |", flush=True)
+
+
 def main(argv=None):
     """Print a row for each method."""
     parser = command_line("updates", __doc__)
     parser.add_argument("methods", nargs="*", metavar="METHOD", help="default: all")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--periods", action="store_true")
     parser.add_argument("--data-home")
     options = parser.parse_args(argv)
     X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
+    if options.periods:
+        return periods(options.methods or ["FedEASE", "LocALS"], np.asarray(X))
     X = np.asarray(X)[:, :2]
     print("| method | old | updated | new fit | update (MB) | new fit (MB) |")
     print("|---|---|---|---|---|---|", flush=True)
@@ -63,6 +89,7 @@ def main(argv=None):
         *scores, update, fit = np.mean(rows, axis=0)
         shown = " | ".join(f"{one:.4f}" for one in scores)
         print(f"| {name} | {shown} | {update:,.0f} | {fit:,.0f} |", flush=True)
+    return None
 
 
 if __name__ == "__main__":
