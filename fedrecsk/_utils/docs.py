@@ -49,6 +49,15 @@ items : array-like of shape (n_items,), default={default}
     without ratings. None: the items of X, which is an error under differential privacy,
     because it reveals whose data are in X.
 """,
+    "item_features": """
+item_features : DataFrame, array or sparse matrix of shape (n_items, n_features), default={default}
+    Public features of the items: the prior of their vectors is what features predict, with a
+    strength that is learned. Items without ratings get what their features predict, and so
+    do new ones by `add_items`. A pandas DataFrame of numbers has the items' ids as its index,
+    which is the catalogue unless `items` is given too; the rows of an array or a sparse matrix
+    are in the order of `items`. Columns that reach beyond [-1, 1] are divided by two standard
+    deviations. Only the server uses them, and nothing else is sent.
+""",
     "timestamps": """
 timestamps : int, str or None, default={default}
     Column of X with the time of each row, read only if a half-life is set: its position (2 or

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedrecsk.data.item_features import fingerprint
+
 if TYPE_CHECKING:
     from fedrecsk.base import Recommender
     from fedrecsk.data.interactions import Interactions
@@ -61,4 +63,6 @@ def parameters_of_a_run(estimator: Recommender, total: str) -> dict[str, Any]:
     # The fingerprint of the data has `items`.
     free = {"items", total, "warm_start", "n_iter_no_change", "tol", "n_jobs"}
     parameters = estimator.get_params(deep=False)
+    if parameters.get("item_features") is not None:
+        parameters["item_features"] = fingerprint(parameters["item_features"])
     return {name: value for name, value in parameters.items() if name not in free}

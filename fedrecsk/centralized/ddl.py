@@ -7,25 +7,21 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from scipy import sparse
 from scipy.special import expit
 from sklearn.neural_network import BernoulliRBM
-from sklearn.utils import check_array
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.fixed_point import fixed
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base._hamming import pack_codes, unpack_codes
+from fedrecsk.base._item_content import ItemContent
 from fedrecsk.centralized.dcf import DCF
-from fedrecsk.data.interactions import as_table, catalogue_ids, id_array, id_columns, named
+from fedrecsk.data.item_features import aligned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from numpy.typing import ArrayLike
-
-    from fedrecsk.data.interactions import Ids
 
 # Of the network: rows per step, the learning rate of pretraining, and Adam's decays.
 BATCH, PRETRAINING_RATE = 100, 0.05
@@ -34,7 +30,7 @@ DECAYS, EPSILON = (0.9, 0.999), 1e-8
 
 @documented
 @dataclass(eq=False, repr=False)
-class DDL(DCF):
+class DDL(ItemContent, DCF):
     """Discrete deep learning: DCF, with items' codes close to what their features predict.
 
     A deep belief network f maps an item's features to [-1, 1]^n_bits. Items' codes are fitted to
@@ -158,7 +154,6 @@ class DDL(DCF):
     """
 
     _: KW_ONLY
-    item_features: ArrayLike | None = None
     content_weight: float = 1e-3
     hidden_layers: Sequence[int] = (200,)
     N_PRETRAINING_EPOCHS = 10
@@ -166,18 +161,20 @@ class DDL(DCF):
     N_TUNING_EPOCHS = 3
 
     _parameter_constraints: ClassVar[dict] = DCF._parameter_constraints | {
-        "item_features": ["array-like", "sparse matrix", None],
+        **ItemContent._content_constraints,
         "content_weight": [Interval(Real, 0, None, closed="left")],
         "hidden_layers": ["array-like"],
         "learning_rate": [Interval(Real, 0, None, closed="left")],
     }
+
+    _bounds_features = True
 
     # ------------------------------------------------------------------------- the network
 
     def _begin_content(self, data, problem, state, key):
         if self.item_features is None:
             return
-        state.features = aligned(self.item_features, self.items)
+        state.features = aligned(self.item_features, self.items, bounded=True)
         sizes = [*self.hidden_layers, self.n_bits]
         seed = int(key.hashed("network") >> np.uint64(33))
         state.network = DeepBeliefNet.pretrained(
@@ -219,12 +216,14 @@ class DDL(DCF):
             "content_loss_curve_": list(state.content_losses),
         }
 
-    # -------------------------------------------------------------------------- the checks
+    def _knows_content(self):
+        return hasattr(self, "coefs_")
 
-    def _catalogue(self):
-        if self.items is None and has_ids(self.item_features):
-            return catalogue_of(self.item_features)
-        return super()._catalogue()
+    def _with_items(self, rows):
+        outputs = DeepBeliefNet(self.coefs_, self.intercepts_).outputs(rows)
+        return {"item_codes_": np.concatenate([self.item_codes_, pack_codes(outputs)])}
+
+    # -------------------------------------------------------------------------- the checks
 
     def _check_before_fit(self):
         super()._check_before_fit()
@@ -234,26 +233,6 @@ class DDL(DCF):
                 f"hidden_layers must hold numbers of units of at least 1, got {sizes!r}; () is "
                 "no hidden layer."
             )
-        if self.item_features is not None:
-            aligned(self.item_features, self.items)
-
-    def _read(
-        self, X, y=None, clients=None, sample_weight=None, *, reset=True, item_ids=None, **options
-    ):
-        if reset and self.items is None and item_ids is not None:
-            self._check_items_have_features(X, sample_weight, item_ids)
-        options |= {"reset": reset, "item_ids": item_ids}
-        return super()._read(X, y, clients, sample_weight, **options)
-
-    def _check_items_have_features(self, X, sample_weight, catalogue):
-        """Raise for items of X that the index of `item_features` lacks; X is checked later."""
-        X = as_table(X)
-        if np.ndim(X) != 2 or np.shape(X)[1] < 2 or not len(X):
-            return
-        items = id_columns(X)[1]
-        if sample_weight is not None and np.shape(sample_weight) == items.shape:
-            items = items[np.asarray(sample_weight) > 0]
-        check_covered(items, catalogue)
 
     def _largest_pull(self, n_rows):
         return super()._largest_pull(n_rows) + self.content_weight
@@ -336,140 +315,3 @@ class DeepBeliefNet:
             m += (1 - DECAYS[0]) * (g - m)
             v += (1 - DECAYS[1]) * (g * g - v)
             p -= rate * (m / corrections[0]) / (np.sqrt(v / corrections[1]) + EPSILON)
-
-
-# ---------------------------------------------------------------- the parameter item_features
-
-
-def has_ids(features: Any) -> bool:
-    """Return whether the features have ids: a DataFrame whose index has the items' ids."""
-    return hasattr(features, "index") and hasattr(features, "columns")
-
-
-def catalogue_of(features: Any) -> Ids:
-    """Return the items of a DataFrame, in ascending order."""
-    ids = id_array(np.asarray(features.index), "the index of item_features")
-    values, counts = np.unique(ids, return_counts=True)
-    if (counts > 1).any():
-        raise ValueError(
-            f"item_features has {named('item', values[counts > 1])} more than once in its index; "
-            "give each item one row."
-        )
-    return catalogue_ids(ids)
-
-
-def aligned(features: Any, items: Any) -> Any:
-    """Check `features` and return their rows in ascending order of ids, float64, maybe sparse.
-
-    Raise ValueError if rows have no ids, items have no row, rows have no item, or values are not
-    in [0, 1].
-    """
-    if has_ids(features):
-        ids = catalogue_of(features)
-        order = np.argsort(id_array(np.asarray(features.index), "ids"), kind="stable")
-        if items is not None:
-            _check_same(ids, catalogue_ids(items))
-        features = features.iloc[order]
-        kinds = {str(kind) for kind in features.dtypes}
-        if kinds and all(kind.startswith("Sparse") for kind in kinds):
-            return _checked(features.sparse.to_coo(), ids, features.columns)
-        _check_columns(features)
-        return _checked(features, ids, features.columns)
-    if items is None:
-        raise ValueError(
-            "item_features has no ids, so its rows cannot be matched with items. Pass items= with "
-            "one id per row in the same order, or a pandas DataFrame whose index holds the ids."
-        )
-    ids, given = catalogue_ids(items), id_array(items, "items")
-    n_rows = features.shape[0] if sparse.issparse(features) else len(features)
-    if n_rows != len(given):
-        raise ValueError(
-            f"item_features has {n_rows} rows, but items has {len(given)} ids; give one row per "
-            "item, in the order of items."
-        )
-    rows = _checked(features, None)
-    order = np.argsort(given, kind="stable")
-    rows = rows[order]
-    _check_range(rows, ids)
-    return rows
-
-
-def _checked(features, ids, columns=None):
-    """Return a matrix of numbers; `ids` are those of its rows if they are in order."""
-    if np.shape(features)[1:] == (0,):
-        raise ValueError("item_features has no columns; give each item at least one feature.")
-    rows = check_array(
-        features,
-        accept_sparse="csr",
-        dtype=np.float64,
-        ensure_all_finite=False,
-        input_name="item_features",
-    )
-    rows = sparse.csr_array(rows) if sparse.issparse(rows) else rows
-    if ids is not None:
-        _check_range(rows, ids, columns)
-    return rows
-
-
-def _check_columns(frame):
-    """Raise for columns of a DataFrame that hold no numbers."""
-    for name in frame.select_dtypes(include=["object", "string", "category"]).columns:
-        raise ValueError(
-            f"The column {name!r} of item_features holds {frame[name].dtype}, not numbers; make "
-            "columns of 0 and 1 of it, for example with pandas.get_dummies."
-        )
-
-
-def _check_same(ours, catalogue):
-    """Raise unless the features' items are those of `items`."""
-    missing = catalogue.values[ours.codes(catalogue.values) < 0]
-    if len(missing):
-        raise ValueError(
-            f"item_features has no row for {named('item', missing)}; add what is missing to its "
-            "index (a row of zeros if nothing is known), or leave the item out of items."
-        )
-    unknown = ours.values[catalogue.codes(ours.values) < 0]
-    if len(unknown):
-        raise ValueError(
-            f"item_features has rows for {named('item', unknown)}, which items does not list; "
-            "drop these rows, or use items=None to take the index of item_features."
-        )
-
-
-def _check_range(rows, ids, columns=None):
-    """Raise for values that are not in [0, 1], and say whose they are."""
-    if sparse.issparse(rows):
-        values, places = rows.data, rows.indices
-        owners = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
-    else:
-        values, owners = rows.ravel(), np.repeat(np.arange(len(rows)), rows.shape[1])
-        places = np.tile(np.arange(rows.shape[1]), len(rows))
-    bad = ~((values >= 0) & (values <= 1))
-    if bad.any():
-        place = int(bad.argmax())
-        column = "" if columns is None else f" in the column {columns[places[place]]!r}"
-        raise ValueError(
-            f"item_features of item {ids.values[owners[place]]!s} has the value "
-            f"{values[place]:g}{column}, but Boltzmann machines need finite numbers in [0, 1]; "
-            "scale the features, for example with sklearn.preprocessing.MinMaxScaler (MaxAbsScaler "
-            "if they are sparse and non-negative), fill in what is missing, and let ids be the "
-            "index of a DataFrame, not a column."
-        )
-
-
-def check_covered(items: Any, catalogue: Ids) -> None:
-    """Raise if item ids of X have no row in `item_features`, whose index is the catalogue."""
-    if (items.dtype.kind == "U") != (catalogue.values.dtype.kind == "U"):
-        kinds = [
-            "strings" if ids.dtype.kind == "U" else "numbers" for ids in (items, catalogue.values)
-        ]
-        raise ValueError(
-            f"The item ids of X are {kinds[0]} and those in the index of item_features are "
-            f"{kinds[1]}; convert one of them to the type of the other."
-        )
-    missing = np.unique(items[catalogue.codes(items) < 0])
-    if len(missing):
-        raise ValueError(
-            f"item_features has no row for {named('item', missing)} of X; add what is missing to "
-            "its index (a row of zeros if nothing is known), or leave these rows of X out."
-        )

@@ -486,6 +486,8 @@ def model_for_newcomers(estimator: Any, server: Server, message: Message) -> Any
         communication_=server.ledger,
         privacy_=server.privacy_report(),
     )
+    if (server.state or {}).get("content") is not None:
+        model._content = server.state["content"]
     if model.early_stopping:
         model.best_round_ = server.stopping.best_round
     try:

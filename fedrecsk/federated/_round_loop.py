@@ -23,6 +23,7 @@ from fedrecsk._utils.user_warnings import warn
 from fedrecsk.attacks import View
 from fedrecsk.base._warm_start import check_resumable
 from fedrecsk.data._checks import Diverged, hint
+from fedrecsk.data.item_features import fingerprint
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol import participation
 from fedrecsk.protocol.clients import Clients, Group
@@ -454,6 +455,8 @@ class Loop:
             blocks, others = [one.block for one in clients], [~who for who in taken_part]
             keys, ids = Keys(key, key), self.run.client_ids
             unreached = LazyUserFactors(server.method, message, keys, blocks, ids, others, theirs)
+        if server.state.get("content") is not None:
+            ours["_content"] = server.state["content"]
         return ours | attributes | {"_final_message": message, "_unreached": unreached}
 
 
@@ -611,6 +614,8 @@ def parameters_of_a_run(estimator):
     parameters = estimator.get_params() | {
         f"federation__{name}": value for name, value in estimator._setting().get_params().items()
     }
+    if parameters.get("item_features") is not None:
+        parameters["item_features"] = fingerprint(parameters["item_features"])
     return {
         name: type(value).__name__ if hasattr(value, "get_params") else value
         for name, value in parameters.items()

@@ -210,7 +210,10 @@ def _run_of(estimator, caller_name):
             f"The last fit of this {name} had warm_start=False, or did not end, so its clients "
             "have kept no rows to go on from; fit it again with warm_start=True."
         )
+    # New items come with features of their own.
     parameters = _round_loop.parameters_of_a_run(estimator)
+    if "item_features" in parameters:
+        parameters["item_features"] = run.parameters["item_features"]
     check_unchanged(run, parameters, f"{caller_name} goes on from the last fit")
     federation = run.server.federation
     inexact = {

@@ -14,6 +14,7 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._rating_scale import scale_of
+from fedrecsk.federated._item_content import FederatedContent
 from fedrecsk.federated._ratings import RatingScale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.portable import Ridge
@@ -124,7 +125,7 @@ class EmpiricalBayes(RatingScale, RatingMixin, FederatedRecommender):
 
 @documented
 @dataclass(eq=False, repr=False)
-class FedEB(EmpiricalBayes):
+class FedEB(FederatedContent, EmpiricalBayes):
     """Federated empirical Bayes: SVD++ with learned variances, trained by sums of uploads.
 
     Each client infers the distribution of its users' vectors given the items, exactly, and
@@ -170,6 +171,7 @@ class FedEB(EmpiricalBayes):
         rows. "all": the rows of all items are sent, as secure sums require.
     rating_scale : tuple (low, high) or None, default=None
         The ends of the rating scale, to which predictions are clipped. None: the range of y.
+    {item_features}
     {shared parameters}
 
     Attributes
@@ -249,6 +251,12 @@ class FedEB(EmpiricalBayes):
     that only one client has rated; it does not hide their rows, and rows for y, which are equal
     for all items of a user, link them. ``python -m benchmarks.fedeb leak`` counts such ratings.
 
+    *Item features.* With `item_features` x_i the prior mean is ``f_i + a + A' x_i``. In each round
+    the server regresses ``(b_i, q_i) - f_i`` on x_i by ridge regression, item i with the weight
+    ``n_i / (n_i + 20)``, each column with the penalty that makes it most likely (empirical Bayes).
+    Items without ratings, and those of `add_items`, get what a regression of the final
+    (b_i, q_i) with the weights ``n_i / (n_i + 400)`` predicts.
+
     *Cohorts.* With ``Federation(sampling="auto")`` equal cohorts take turns. Random cohorts
     cost accuracy.
 
@@ -294,14 +302,17 @@ class FedEB(EmpiricalBayes):
         "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
         "upload": [StrOptions({"local", "all"})],
         "rating_scale": [tuple, list, None],
+        **FederatedContent._content_constraints,
     }
 
     _user_width = "n_factors"
     _carried = (
-        *("n_steps", "center", "scales"),
+        *("n_steps", "center", "content_means", "scales"),
         *("items", "items_moments", "average_items"),
         *("implicit", "implicit_moments", "average_implicit"),
     )
+    _predicted_fields = ("average_items",)
+    _absent_fields = ("average_implicit", "n_ratings")
     _n_setups = 1
     # Standard deviation of the initial item vectors.
     INIT_STD = 0.1
@@ -375,6 +386,8 @@ class FedEB(EmpiricalBayes):
             "shares": shares,
             "prior": prior,
             "center": np.zeros_like(server["items"]),
+            "content": self._item_prior(n_ratings),
+            "content_means": np.zeros_like(server["items"]),
         }
 
     def _initial_broadcast(self, server):
@@ -502,7 +515,8 @@ class FedEB(EmpiricalBayes):
     # ------------------------------------------------------------------------- the end
 
     def _final_model(self, server):
-        fields = {"average_items": Dense(server["average_items"])}
+        items, content = server["average_items"], server["content"]
+        fields = {"average_items": Dense(items if content is None else content.filled(items))}
         if self.implicit:
             fields["average_implicit"] = Dense(server["average_implicit"])
         return Message(**fields, scales=server["scales"].sent())
@@ -663,9 +677,13 @@ def learned(server: Any, sums: Any) -> Any:
         return {"scales": scales}
     items, implicit = server["items"], server["implicit"]
     bias, n_users, errors, n_ratings = np.maximum(sums, np.finfo(float).tiny)
-    psi, of_center = scales.psi, 0.0
+    psi, of_center, content = scales.psi, 0.0, server["content_means"]
+    center = center - content
     if server["prior"] is not None:
-        center, psi, of_center = server["prior"].center(items, psi, scales.reg)
+        center, psi, of_center = server["prior"].center(items - content, psi, scales.reg)
+    if server["content"] is not None:
+        content = server["content"].means(items - center).astype(items.dtype)
+        center = center + content
     squares, variances = np.zeros((2, len(scales.reg)))
     total_weight = scales.alpha * server["n_ratings"]
     fedeb_kernels.spread(items, center, scales.reg, total_weight, squares, variances)
@@ -680,7 +698,7 @@ def learned(server: Any, sums: Any) -> Any:
         reg_implicit = len(items) / (squares + variances)
     alpha, lambda_0 = np.clip([n_ratings / errors, n_users / bias], LOWEST, HIGHEST)
     scales = Scales(float(alpha), float(lambda_0), reg, reg_implicit, psi, sums)
-    return {"center": center, "scales": scales}
+    return {"center": center, "content_means": content, "scales": scales}
 
 
 def precision_of(n: Any, reg: Any, squares: Any, variances: Any) -> Any:

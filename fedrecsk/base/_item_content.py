@@ -1,0 +1,176 @@
+"""The parameter `item_features`: a prior of the items' vectors, and new items by `add_items`."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from sklearn.utils.validation import check_is_fitted
+
+from fedrecsk.base._item_prior import ItemPrior
+from fedrecsk.data import item_features as reading
+from fedrecsk.data.interactions import as_table, id_columns, named
+
+if TYPE_CHECKING:
+    from typing import Any, Self
+
+    from numpy.typing import ArrayLike
+
+
+@dataclass(eq=False, repr=False)
+class ItemContent:
+    """The parameter `item_features`, and `add_items`.
+
+    A method makes an ItemPrior by `_item_prior`, uses its means where it trains, and returns it as
+    the fitted attribute `_content`.
+    """
+
+    _: KW_ONLY
+    item_features: ArrayLike | None = None
+
+    _content_constraints: ClassVar[dict] = {"item_features": ["array-like", "sparse matrix", None]}
+
+    # Whether features must be in [0, 1].
+    _bounds_features = False
+    # Fitted attributes with a row for each item that features predict, and those that are 0 for
+    # an item without ratings.
+    _predicted: ClassVar[tuple[str, ...]] = ("item_factors_", "item_bias_")
+    _absent: ClassVar[tuple[str, ...]] = ()
+
+    def add_items(self: Any, features: ArrayLike, items: ArrayLike | None = None) -> Self:
+        """Add items that were not in fit, by their features, without retraining.
+
+        Their vectors are what the fitted model expects of items with such features. They are
+        predicted and recommended at once, and `fold_in` takes rows of them. Nothing is sent by
+        clients, and nothing else in the model changes.
+
+        Parameters
+        ----------
+        features : DataFrame, array or sparse matrix of shape (n_new_items, n_features)
+            The columns of `item_features`. A DataFrame has the items' ids as its index.
+        items : array-like of shape (n_new_items,), default=None
+            Ids of the rows of an array or a sparse matrix, in their order.
+
+        Returns
+        -------
+        self : object
+            With these items at the end of `item_ids_`.
+
+        Raises
+        ------
+        ValueError
+            If the model was fitted without `item_features`, an item is known already, columns
+            are not those of fit, or features are not as `item_features` must be.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from fedrecsk import FedEB
+        >>> from fedrecsk.datasets import make_ratings
+        >>> X, y = make_ratings(n_users=60, n_items=40, n_ratings=900, random_state=0)
+        >>> features = pd.DataFrame({"long": [0, 1] * 20, "year": range(1980, 2020)})
+        >>> model = FedEB(n_factors=4, n_rounds=20, item_features=features, random_state=0)
+        >>> new = pd.DataFrame({"long": [1], "year": [2020]}, index=[77])
+        >>> model = model.fit(X, y).add_items(new)
+        >>> model.recommend([3], candidates=[77])[0].tolist()
+        [[77]]
+        """
+        check_is_fitted(self)
+        if not self._knows_content():
+            raise ValueError(
+                f"This {type(self).__name__} was fitted without item_features, so it knows nothing "
+                "of new items; fit it with item_features."
+            )
+        rows = reading.aligned(features, items, bounded=self._bounds_features)
+        ids = reading.ids_of(features, items)
+        known = self._items.codes(ids) >= 0
+        if known.any():
+            raise ValueError(
+                f"The model knows {named('item', ids[known])} already; add_items takes new items "
+                "only, so leave these rows out."
+            )
+        reading.check_columns_alike(features, self._feature_columns)
+        attributes = self._with_items(rows)
+        grown = self._items.followed_by(ids)
+        vars(self).update(attributes, _items=grown, item_ids_=grown.values.copy())
+        self.n_items_ = len(grown)
+        return self
+
+    # --------------------------------------------------------------- what a method may change
+
+    def _knows_content(self):
+        """Return whether features predict anything."""
+        return getattr(self, "_content", None) is not None
+
+    def _with_items(self: Any, rows):
+        """Return the fitted attributes that change if items with these features are added."""
+        attributes = {}
+        for names, predict in ((self._predicted, True), (self._absent, False)):
+            for name in names:
+                if hasattr(self, name):
+                    old = getattr(self, name)
+                    attributes[name] = np.concatenate([old, self._new_rows(old, rows, predict)])
+        return attributes
+
+    # ------------------------------------------------------------------------ what it needs
+
+    def _new_rows(self, old, rows, predict=True):
+        """Return rows of an array by items, for items with these features."""
+        if not predict:
+            return np.zeros((rows.shape[0], *old.shape[1:]), old.dtype)
+        known = old[: len(self._content.n_ratings)]
+        new = self._content.predicted(known.reshape(len(known), -1), rows)
+        return new.reshape(-1, *old.shape[1:]).astype(old.dtype)
+
+    def _item_prior(self: Any, n_ratings):
+        """Return the prior of items' vectors, by their numbers of ratings, or None."""
+        if self.item_features is None:
+            return None
+        features = reading.aligned(self.item_features, self.items)
+        return ItemPrior(features, n_ratings)
+
+    def _learn(self: Any, data, report, fit):
+        vars(self).pop("_content", None)
+        super()._learn(data, report, fit)  # pyright: ignore[reportAttributeAccessIssue]
+        if self.item_features is not None:
+            columns = reading.columns_of(self.item_features)
+            self._feature_columns = copy.copy(columns)
+        return self
+
+    def _catalogue(self: Any):
+        if self.items is None and reading.has_ids(self.item_features):
+            return reading.catalogue_of(self.item_features)
+        return super()._catalogue()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _check_before_fit(self: Any):
+        super()._check_before_fit()  # pyright: ignore[reportAttributeAccessIssue]
+        if self.item_features is not None:
+            reading.aligned(self.item_features, self.items, bounded=self._bounds_features)
+
+    def _read(
+        self: Any,
+        X,
+        y=None,
+        clients=None,
+        sample_weight=None,
+        *,
+        reset=True,
+        item_ids=None,
+        **options,
+    ):
+        if reset and self.items is None and self.item_features is not None and item_ids is not None:
+            self._check_items_have_features(X, sample_weight, item_ids)
+        options |= {"reset": reset, "item_ids": item_ids}
+        return super()._read(X, y, clients, sample_weight, **options)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _check_items_have_features(self, X, sample_weight, catalogue):
+        """Raise for items of X that the index of `item_features` lacks; X is checked later."""
+        X = as_table(X)
+        if np.ndim(X) != 2 or np.shape(X)[1] < 2 or not len(X):
+            return
+        items = id_columns(X)[1]
+        if sample_weight is not None and np.shape(sample_weight) == items.shape:
+            items = items[np.asarray(sample_weight) > 0]
+        reading.check_covered(items, catalogue)

@@ -1,0 +1,156 @@
+"""From items' features to their vectors: a Bayesian ridge regression of strength learned."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy import sparse
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+# Most directions of the features that are used; all, if there are no more columns.
+RANK = 256
+# Steps by which they are found, if there are more.
+POWER_STEPS = 4
+# Directions whose singular value is below this share of the largest are rounding.
+ROUNDING = 1e-6
+# Ratios of the variance of what features do not explain to that of a coefficient, as shares of the
+# mean squared singular value: among these the most likely one is chosen.
+RATIOS = np.logspace(-4, 6, 61)
+# An item with so many ratings counts half of one with very many: for the prior of known items, and
+# for what new items are like, whose ratings are mostly of popular ones. Chosen on withheld items.
+HALF_OF_KNOWN, HALF_OF_NEW = 20.0, 400.0
+
+
+class ItemPrior:
+    """What items' features say about their vectors, of known items and of new ones.
+
+    Parameters
+    ----------
+    features : ndarray or csr_array of shape (n_items, n_features)
+    n_ratings : ndarray of shape (n_items,)
+        The items' numbers of ratings, or their total weight; with 0, nothing is known of a vector.
+    """
+
+    def __init__(self, features: Any, n_ratings: Any) -> None:
+        self.n_ratings: NDArray[np.float64] = np.maximum(np.asarray(n_ratings, dtype=float), 0)
+        self.scaling: tuple[Any, Any] = scaling(features)
+        design = scaled(features, *self.scaling)
+        # Every known item has the prior; new items are met as often as they are popular.
+        self._of_known, self._of_new = (
+            Regression(design, self.n_ratings / (self.n_ratings + half))
+            for half in (HALF_OF_KNOWN, HALF_OF_NEW)
+        )
+
+    def means(self, vectors: Any) -> NDArray[np.float64]:
+        """Return the prior means of all items' vectors, given the vectors."""
+        return self._of_known.means(vectors)
+
+    def predicted(self, vectors: Any, features: Any) -> NDArray[np.float64]:
+        """Return what to expect of vectors of new items with these features."""
+        return self._of_new.means(vectors, scaled(features, *self.scaling))
+
+    def filled(self, vectors: Any) -> Any:
+        """Return the vectors with those of items without ratings as if these were new."""
+        unknown = (self.n_ratings == 0)[:, None]
+        return np.where(unknown, self._of_new.means(vectors), vectors).astype(vectors.dtype)
+
+
+class Regression:
+    """Bayesian ridge regression of vectors on features: ``v_i ~ N(a + A' x_i, s / w_i)``.
+
+    Each column of the vectors has coefficients ``A_k ~ N(0, t_k)`` of its own, an intercept without
+    a prior, and the ratio ``s_k / t_k`` at which the vectors are most likely (empirical Bayes).
+
+    Parameters
+    ----------
+    design : ndarray or csr_array of shape (n_items, n_features)
+    weights : ndarray of shape (n_items,)
+        Of the items (w); 0 for vectors that say nothing.
+    """
+
+    def __init__(self, design: Any, weights: Any) -> None:
+        self.design: Any = design
+        self.weights: NDArray[np.float64] = weights
+        self._mean: Any = design.T @ weights / (weights.sum() or 1)
+        self._directions: Any = decompose(design, self._mean, np.sqrt(weights))
+
+    def means(self, vectors: Any, design: Any = None) -> NDArray[np.float64]:
+        """Return the expected vectors of the items, or of others by their rows of the design."""
+        intercepts, coefficients = self.coefficients(np.asarray(vectors, dtype=np.float64))
+        return intercepts + (self.design if design is None else design) @ coefficients
+
+    def coefficients(self, vectors: Any) -> tuple[Any, Any]:
+        """Return the intercepts (width,) and coefficients (n_features, width)."""
+        left, sizes, right = self._directions
+        mean = self.weights @ vectors / (self.weights.sum() or 1)
+        if not len(sizes):
+            return mean, np.zeros((len(self._mean), len(mean)))
+        targets = np.sqrt(self.weights)[:, None] * (vectors - mean)
+        projected, squares = left.T @ targets, sizes[:, None] ** 2
+        # Of columns that are 0 everywhere, any ratio will do.
+        rest = np.maximum((targets**2).sum(axis=0), np.finfo(float).tiny)
+        ratios = RATIOS * squares.mean()
+        n = np.count_nonzero(self.weights)
+        loss = [
+            n * np.log(rest - (projected**2 * (squares / (squares + ratio))).sum(axis=0))
+            + np.log1p(squares / ratio).sum()
+            for ratio in ratios
+        ]
+        ratio = ratios[np.argmin(loss, axis=0)]
+        coefficients = right.T @ (sizes[:, None] / (squares + ratio) * projected)
+        return mean - self._mean @ coefficients, coefficients
+
+
+def scaling(features: Any) -> tuple[Any, Any]:
+    """Return what is subtracted from columns and what they are divided by.
+
+    Columns within [-1, 1], such as indicators, stay; of others 2 standard deviations become 1.
+    """
+    extremes = abs(features).max(axis=0)
+    largest = extremes.toarray().ravel() if sparse.issparse(extremes) else extremes
+    wide = np.asarray(largest > 1)
+    mean = np.asarray(features.mean(axis=0)).ravel()
+    squares = features.multiply(features) if sparse.issparse(features) else features**2
+    variance = np.asarray(squares.mean(axis=0)).ravel() - mean**2
+    spread = 2 * np.sqrt(np.maximum(variance, 0))
+    constant = spread <= ROUNDING * np.maximum(1, largest)
+    divisor = np.where(wide & ~constant, spread, np.where(wide, largest, 1))
+    return mean * wide, divisor
+
+
+def scaled(features: Any, mean: Any, divisor: Any) -> Any:
+    """Return scaled columns; sparse ones are not shifted."""
+    if sparse.issparse(features):
+        return features @ sparse.diags_array(1 / divisor)
+    return (features - mean) / divisor
+
+
+def decompose(design: Any, mean: Any, root: Any) -> Any:
+    """Return the singular value decomposition of the weighted and centred design, cut off."""
+
+    def times(x):
+        return root[:, None] * (design @ x - mean @ x)
+
+    def back(y):
+        y = root[:, None] * y
+        return design.T @ y - np.outer(mean, y.sum(axis=0))
+
+    if min(design.shape) <= 2 * RANK:
+        dense = design.toarray() if sparse.issparse(design) else design
+        left, sizes, right = np.linalg.svd(root[:, None] * (dense - mean), full_matrices=False)
+    else:
+        # Subspace iteration (Halko, Martinsson, Tropp 2011, algorithm 4.4).
+        basis = np.random.default_rng(0).standard_normal((design.shape[1], RANK + 10))
+        for _ in range(1 + POWER_STEPS):
+            image = np.linalg.qr(times(basis))[0]
+            basis = np.linalg.qr(back(image))[0]
+        turn, sizes, right = np.linalg.svd(back(image).T, full_matrices=False)
+        left = image @ turn
+    order = np.argsort(-sizes)[:RANK]
+    order = order[sizes[order] > ROUNDING * sizes.max(initial=0)]
+    return left[:, order], sizes[order], right[order]

@@ -1,0 +1,199 @@
+"""Read the features of items: a DataFrame with ids, or an array in the order of the items."""
+
+from __future__ import annotations
+
+import hashlib
+import reprlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy import sparse
+from sklearn.utils import check_array
+
+from fedrecsk.data.interactions import catalogue_ids, id_array, named
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fedrecsk.data.interactions import Ids
+
+
+def has_ids(features: Any) -> bool:
+    """Return whether the features have ids: a DataFrame whose index has the items' ids."""
+    return hasattr(features, "index") and hasattr(features, "columns")
+
+
+def catalogue_of(features: Any) -> Ids:
+    """Return the items of a DataFrame, in ascending order."""
+    ids = id_array(np.asarray(features.index), "the index of item_features")
+    values, counts = np.unique(ids, return_counts=True)
+    if (counts > 1).any():
+        raise ValueError(
+            f"item_features has {named('item', values[counts > 1])} more than once in its index; "
+            "give each item one row."
+        )
+    return catalogue_ids(ids)
+
+
+def aligned(features: Any, items: Any, *, bounded: bool = False) -> Any:
+    """Check `features` and return their rows in ascending order of ids, float64, maybe sparse.
+
+    Raise ValueError if rows have no ids, items have no row, rows have no item, or values are not
+    finite or, where `bounded`, not in [0, 1].
+    """
+    if has_ids(features):
+        ids = catalogue_of(features)
+        order = np.argsort(id_array(np.asarray(features.index), "ids"), kind="stable")
+        if items is not None:
+            _check_same(ids, catalogue_ids(items))
+        features = features.iloc[order]
+        kinds = {str(kind) for kind in features.dtypes}
+        if kinds and all(kind.startswith("Sparse") for kind in kinds):
+            return _checked(features.sparse.to_coo(), ids, features.columns, bounded)
+        _check_columns(features)
+        return _checked(features, ids, features.columns, bounded)
+    if items is None:
+        raise ValueError(
+            "item_features has no ids, so its rows cannot be matched with items. Pass items= with "
+            "one id per row in the same order, or a pandas DataFrame whose index holds the ids."
+        )
+    ids, given = catalogue_ids(items), id_array(items, "items")
+    n_rows = features.shape[0] if sparse.issparse(features) else len(features)
+    if n_rows != len(given):
+        raise ValueError(
+            f"item_features has {n_rows} rows, but items has {len(given)} ids; give one row per "
+            "item, in the order of items."
+        )
+    rows = _matrix(features)
+    rows = rows[np.argsort(given, kind="stable")]
+    _check_values(rows, ids, None, bounded)
+    return rows
+
+
+def ids_of(features: Any, items: Any) -> Any:
+    """Return the ids of the rows that `aligned` returns."""
+    return (catalogue_of(features) if has_ids(features) else catalogue_ids(items)).values
+
+
+def columns_of(features: Any) -> list[Any]:
+    """Return the names of the columns, or their numbers if they have no names."""
+    return list(features.columns) if has_ids(features) else list(range(np.shape(features)[1]))
+
+
+def check_columns_alike(features: Any, columns: list[Any]) -> None:
+    """Raise unless new items have the columns of the fit, by name or, without names, by number."""
+    given = columns_of(features)
+    named_alike = has_ids(features) and columns != list(range(len(columns)))
+    if len(given) != len(columns) or (named_alike and given != columns):
+        raise ValueError(
+            f"features has the columns {reprlib.repr(given)}, but item_features in fit had "
+            f"{reprlib.repr(columns)}; give new items the same columns in the same order, for "
+            "example by the transform of the same fitted transformer."
+        )
+
+
+def fingerprint(features: Any) -> str:
+    """Return a hash of features, by which parameters are compared."""
+    if hasattr(features, "columns"):
+        ids = np.asarray(features.index).astype(str)
+        parts = ids, np.asarray(features, dtype=np.float64)
+    elif sparse.issparse(features):
+        rows = sparse.csr_array(features)
+        parts = rows.indptr, rows.indices, rows.data
+    else:
+        parts = (np.asarray(features),)
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(np.ascontiguousarray(part).tobytes())
+    return digest.hexdigest()
+
+
+def check_covered(items: Any, catalogue: Ids) -> None:
+    """Raise if item ids of X have no row in `item_features`, whose index is the catalogue."""
+    if (items.dtype.kind == "U") != (catalogue.values.dtype.kind == "U"):
+        kinds = [
+            "strings" if ids.dtype.kind == "U" else "numbers" for ids in (items, catalogue.values)
+        ]
+        raise ValueError(
+            f"The item ids of X are {kinds[0]} and those in the index of item_features are "
+            f"{kinds[1]}; convert one of them to the type of the other."
+        )
+    missing = np.unique(items[catalogue.codes(items) < 0])
+    if len(missing):
+        raise ValueError(
+            f"item_features has no row for {named('item', missing)} of X; add what is missing to "
+            "its index (a row of zeros if nothing is known), or leave these rows of X out."
+        )
+
+
+def _checked(features, ids, columns, bounded):
+    rows = _matrix(features)
+    _check_values(rows, ids, columns, bounded)
+    return rows
+
+
+def _matrix(features):
+    """Return a matrix of numbers, an array or a CSR array."""
+    if np.shape(features)[1:] == (0,):
+        raise ValueError("item_features has no columns; give each item at least one feature.")
+    rows = check_array(
+        features,
+        accept_sparse="csr",
+        dtype=np.float64,
+        ensure_all_finite=False,
+        input_name="item_features",
+    )
+    return sparse.csr_array(rows) if sparse.issparse(rows) else rows
+
+
+def _check_columns(frame):
+    """Raise for columns of a DataFrame that hold no numbers."""
+    for name in frame.select_dtypes(include=["object", "string", "category", "datetime"]).columns:
+        raise ValueError(
+            f"The column {name!r} of item_features holds {frame[name].dtype}, not numbers; make "
+            "columns of 0 and 1 of it, for example with pandas.get_dummies, or of text with "
+            "sklearn.feature_extraction.text.TfidfVectorizer."
+        )
+
+
+def _check_same(ours, catalogue):
+    """Raise unless the features' items are those of `items`."""
+    missing = catalogue.values[ours.codes(catalogue.values) < 0]
+    if len(missing):
+        raise ValueError(
+            f"item_features has no row for {named('item', missing)}; add what is missing to its "
+            "index (a row of zeros if nothing is known), or leave the item out of items."
+        )
+    unknown = ours.values[catalogue.codes(ours.values) < 0]
+    if len(unknown):
+        raise ValueError(
+            f"item_features has rows for {named('item', unknown)}, which items does not list; "
+            "drop these rows, or use items=None to take the index of item_features."
+        )
+
+
+def _check_values(rows, ids, columns, bounded):
+    """Raise for values that are not finite, or not in [0, 1] where `bounded`; say whose."""
+    if sparse.issparse(rows):
+        values, places = rows.data, rows.indices
+        owners = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
+    else:
+        values, owners = rows.ravel(), np.repeat(np.arange(len(rows)), rows.shape[1])
+        places = np.tile(np.arange(rows.shape[1]), len(rows))
+    bad = ~((values >= 0) & (values <= 1)) if bounded else ~np.isfinite(values)
+    if not bad.any():
+        return
+    place = int(bad.argmax())
+    column = "" if columns is None else f" in the column {columns[places[place]]!r}"
+    what = f"item_features of item {ids.values[owners[place]]!s} has the value {values[place]:g}"
+    if not bounded:
+        raise ValueError(
+            f"{what}{column}; fill in what is missing, for example with "
+            "sklearn.impute.SimpleImputer, or leave the column out."
+        )
+    raise ValueError(
+        f"{what}{column}, but Boltzmann machines need finite numbers in [0, 1]; "
+        "scale the features, for example with sklearn.preprocessing.MinMaxScaler (MaxAbsScaler "
+        "if they are sparse and non-negative), fill in what is missing, and let ids be the "
+        "index of a DataFrame, not a column."
+    )

@@ -1,0 +1,156 @@
+"""`item_features` and `add_items`, which all models of items' features share."""
+
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import sparse
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV, KFold
+
+from fedrecsk import DDL, FedEB
+
+N_OLD, N_NEW = 60, 12
+
+
+def cold_data(seed=0):
+    """Return rows, ratings, features and what users like; the last items have no rows."""
+    rng = np.random.default_rng(seed)
+    taste, kind = rng.integers(0, 3, 150), np.arange(N_OLD + N_NEW) % 3
+    users, items = np.nonzero(rng.random((150, N_OLD)) < 0.25)
+    likes = taste[users] == kind[items]
+    y = np.clip(np.where(likes, 4.5, 2.0) + 0.5 * rng.normal(size=len(users)), 1, 5)
+    features = np.column_stack([np.eye(3)[kind], rng.random(len(kind)) < 0.5]).astype(float)
+    return np.column_stack([users, items]), y, features, taste, kind
+
+
+X, Y, FEATURES, TASTE, KIND = cold_data()
+LIKED = Y > 3
+NEW = np.arange(N_OLD, N_OLD + N_NEW)
+FRAME = pd.DataFrame(FEATURES, columns=["a", "b", "c", "noise"])
+OLD_FRAME, NEW_FRAME = FRAME.iloc[:N_OLD], FRAME.iloc[N_OLD:]
+
+RATINGS = {
+    "FedEB": FedEB(4, n_rounds=40, random_state=0),
+}
+MODELS = RATINGS
+# Of other kinds, which share `add_items` alone.
+OTHERS = {"DDL": DDL(32, learning_rate=0.02, random_state=0)}
+
+
+def fitted(name, **params):
+    model = clone((MODELS | OTHERS)[name]).set_params(**params)
+    return model.fit(X, Y) if name in {**RATINGS, "DDL": 0} else model.fit(X[LIKED])
+
+
+def lead(model):
+    """Return by how much new items that a user likes are ahead of others, in deviations."""
+    pairs = np.column_stack([np.repeat(np.arange(150), N_NEW), np.tile(NEW, 150)])
+    scores = model.predict(pairs)
+    liked = (TASTE[:, None] == KIND[NEW]).ravel()
+    return (scores[liked].mean() - scores[~liked].mean()) / max(scores.std(), 1e-12)
+
+
+@pytest.mark.parametrize("name", [*MODELS, *OTHERS])
+def test_new_items_are_ranked_by_their_features(name):
+    model = fitted(name, item_features=OLD_FRAME)
+    assert lead(model) == 0
+    before = model.predict(X)
+    assert model.add_items(NEW_FRAME) is model
+    assert lead(model) > 1
+    np.testing.assert_allclose(model.predict(X), before, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(model.item_ids_, np.arange(N_OLD + N_NEW))
+    items, _ = model.recommend(np.arange(150), 2, candidates=NEW)
+    assert (KIND[items] == TASTE[:, None]).mean() > 0.8
+
+
+@pytest.mark.parametrize("name", [*MODELS, *OTHERS])
+def test_items_without_rows_are_ranked_by_their_features(name):
+    model = fitted(name, item_features=FRAME)
+    assert lead(model) > 1
+    # They are the items that `add_items` would make of their features.
+    added = fitted(name, item_features=OLD_FRAME).add_items(NEW_FRAME)
+    np.testing.assert_array_equal(added.item_ids_, model.item_ids_)
+
+
+@pytest.mark.parametrize("name", [*MODELS, *OTHERS])
+def test_added_items_may_be_in_new_users_histories(name):
+    model = fitted(name, item_features=OLD_FRAME).add_items(NEW_FRAME.iloc[:6])
+    model = model.add_items(NEW_FRAME.iloc[6:])
+    mine = NEW[KIND[NEW] == 1]
+    rows = np.column_stack([np.full(len(mine), 999), mine])
+    model = pickle.loads(pickle.dumps(model)).fold_in(rows, np.full(len(mine), 5.0))
+    items, _ = model.recommend([999], 10)
+    assert not np.isin(items, mine).any()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_features_in_any_form_give_the_same_model(name):
+    expected = fitted(name, item_features=OLD_FRAME).add_items(NEW_FRAME)
+    order, ids = np.random.default_rng(0).permutation(N_OLD), np.arange(N_OLD)
+    old, new = FEATURES[:N_OLD], FEATURES[N_OLD:]
+    for features, items, others in (
+        (old[order], ids[order], (new, NEW)),
+        (sparse.csr_matrix(old[order]), ids[order], (sparse.coo_array(new[::-1]), NEW[::-1])),
+        (OLD_FRAME.iloc[order], None, (NEW_FRAME.iloc[::-1],)),
+    ):
+        model = fitted(name, item_features=features, items=items).add_items(*others)
+        np.testing.assert_allclose(model.predict(X), expected.predict(X), rtol=1e-4)
+        assert lead(model) == pytest.approx(lead(expected), rel=1e-3)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_known_items_lose_nothing_by_useless_features(name):
+    rng = np.random.default_rng(5)
+    noise = pd.DataFrame(rng.normal(size=(N_OLD, 3)))
+    plain, model = fitted(name), fitted(name, item_features=noise)
+    assert np.corrcoef(plain.predict(X), model.predict(X))[0, 1] > 0.98
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_new_items_need_features_of_the_same_kind(name):
+    model = fitted(name, item_features=OLD_FRAME)
+    for features, message in (
+        (NEW_FRAME[["a", "b"]], "has the columns .* but item_features in fit had"),
+        (NEW_FRAME[["b", "a", "c", "noise"]], "same columns in the same order"),
+        (NEW_FRAME.rename(index={60: 3}), "knows item 3 already"),
+        (NEW_FRAME.replace({1.0: np.nan}), "the value nan in the column"),
+        (NEW_FRAME.to_numpy(), "no ids"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.add_items(features)
+    with pytest.raises(ValueError, match="fitted without item_features"):
+        model.set_params(item_features=None).fit(X, Y).add_items(NEW_FRAME)
+    with pytest.raises(ValueError, match=r"no row for items 58, 59 of X"):
+        fitted(name, item_features=OLD_FRAME.iloc[:58])
+
+
+def test_searches_take_features():
+    model = clone(RATINGS["FedEB"]).set_params(item_features=FRAME, n_rounds=5)
+    search = GridSearchCV(model, {"item_features": [None, FRAME]}, cv=KFold(2), error_score="raise")
+    search.fit(X, Y)
+    assert search.best_params_["item_features"] is not None
+
+
+FEDERATED = [name for name in MODELS if hasattr(MODELS[name], "federation")]
+
+
+@pytest.mark.parametrize("name", FEDERATED)
+def test_nothing_more_is_sent_and_privacy_is_the_same(name):
+    plain, model = fitted(name, items=np.arange(N_OLD)), fitted(name, item_features=OLD_FRAME)
+    assert model.communication_.entries == plain.communication_.entries
+    assert repr(model.privacy_) == repr(plain.privacy_)
+
+
+@pytest.mark.parametrize("name", FEDERATED)
+def test_warm_starts_and_updates_go_on_with_features(name):
+    model = fitted(name, item_features=OLD_FRAME, warm_start=True)
+    expected = model.predict(X)
+    np.testing.assert_array_equal(model.fit(X, Y).predict(X), expected)
+    with pytest.raises(ValueError, match="item_features has changed"):
+        model.set_params(item_features=2 * OLD_FRAME).fit(X, Y)
+    rows = np.column_stack([np.arange(150), NEW[np.arange(150) % N_NEW]])
+    likes = np.where(KIND[rows[:, 1]] == TASTE, 5.0, 1.0)
+    model.set_params(item_features=FRAME).partial_fit(rows, likes)
+    assert lead(model) > 1
