@@ -1,28 +1,32 @@
-"""Measure encryption and networks: ``python -m benchmarks.encryption table3|network``.
+"""Measure secure sums and networks: ``python -m benchmarks.encryption fits|growth|table3|network``.
 
-`table3` repeats CoLR's Table 3: random updates of MovieLens-1M's 3,706 items, 60 clients per
-round, one thread. `network` repeats the communication column of its Table 2, from the ledgers of
-fits.
+`fits` compares bytes and seconds of plaintext, SecAggPlus, CKKS and Paillier on the same fits to
+MovieLens-1M with all clients. `growth` shows how one sum grows with the clients. `table3` repeats
+CoLR's Table 3: random updates of MovieLens-1M's 3,706 items, 60 clients per round, one thread.
+`network` repeats the communication column of its Table 2, from the ledgers of fits.
 
-Data: none needed for `table3`. `network` needs MovieLens-1M, in the folder --data-home or
-FEDRECSK_DATA. `table3` needs the extra fedrecsk[privacy].
+Data: none needed for `growth` and `table3`. The others need MovieLens-1M, in the folder --data-home
+or FEDRECSK_DATA. All but `network` need the extra fedrecsk[privacy].
 """
 
 from __future__ import annotations
 
 import time
+import warnings
 from dataclasses import replace
 
 import numpy as np
+from sklearn.base import clone
 from threadpoolctl import threadpool_limits
 
 from benchmarks._command_line import command_line
-from fedrecsk import Federation
+from fedrecsk import FedEB, Federation, LocALS, PrivFedEB, RFRec
 from fedrecsk.compression import LowRank, TopK
-from fedrecsk.datasets import fetch_movielens
+from fedrecsk.datasets import fetch_movielens, make_ratings
 from fedrecsk.federated.colr import CoLR
 from fedrecsk.federated.fedmf import FedMF
-from fedrecsk.privacy import CKKS, Paillier, secure_sum
+from fedrecsk.privacy import CKKS, Paillier, SecAggPlus, secure_sum
+from fedrecsk.privacy._masked_sum import Ring, bytes_of_sum, masked_sum
 from fedrecsk.protocol.network_time import PROFILES, estimate_training_time
 
 N_ITEMS = 3706
@@ -57,6 +61,107 @@ PAPER_TABLE_2 = {
     "Top-K@4": 10.05,
     "Top-K@16": 40.21,
 }
+
+
+# Methods in which all clients send whole matrices, with the largest number that a client sends.
+FITS = {
+    "CoLR@1, 3 rounds": (CoLR(1, n_factors=N_FACTORS, n_rounds=3, client_fraction=1.0), 16),
+    "RFRec, 5 rounds": (RFRec(n_rounds=5), 16),
+    "LocALS, 5 rounds": (LocALS(n_rounds=5, upload="all"), 16),
+    "FedEB, 5 rounds": (FedEB(n_rounds=5, upload="all"), 64),
+    "PrivFedEB": (PrivFedEB(), 16),
+}
+
+
+def fits(options):
+    """Bytes and seconds of the same fits under each kind of secure sum.
+
+    CPU seconds of the simulation, which really masks or encrypts three or two clients per sum, and
+    of one client per sum that does so. Paillier takes minutes for each upload of more than a few
+    numbers, so that only CoLR's are encrypted by it.
+    """
+    X, y = fetch_movielens("1m", data_home=options.data_home, return_X_y=True)
+    X = X[:, :2]
+    columns = "fit | sums | MB up | MB down | times plaintext | simulation s | times plaintext"
+    columns += " | a client's s per sum"
+    print(f"| {columns} |\n|{'---|' * (columns.count('|') + 1)}", flush=True)
+    warnings.simplefilter("ignore")  # Five rounds are too few for good models.
+    for name, (model, max_abs) in FITS.items():
+        schemes = [None, SecAggPlus(max_abs=max_abs), CKKS(scale_bits=28)]
+        if name.startswith("CoLR") and "paillier" in options.schemes:
+            schemes.append(Paillier(fraction_bits=30))
+        plain = None
+        for scheme in schemes:
+            federation = Federation(secure_aggregation=scheme)
+            fitted = clone(model).set_params(random_state=0, federation=federation)
+            # The first fit compiles.
+            sizes, seconds = [_timed_fit(fitted, X, y) for _ in range(2)][-1]
+            plain = plain or (sum(sizes), seconds)
+            up, down = (f"{size / 1e6:,.0f}" for size in sizes)
+            own = "" if scheme is None else f"{fitted.encryption_.client_seconds:.3f}"
+            print(
+                f"| {name} | {'plaintext' if scheme is None else type(scheme).__name__} | {up} | "
+                f"{down} | {sum(sizes) / plain[0]:.2f} | {seconds:.2f} | "
+                f"{seconds / plain[1]:.2f} | {own} |",
+                flush=True,
+            )
+
+
+def _timed_fit(model, X, y):
+    """Return bytes up and down, and CPU seconds."""
+    start = time.process_time()
+    ledger = model.fit(X, y).communication_
+    return (ledger.bytes_up, ledger.bytes_down), time.process_time() - start
+
+
+def growth(options):
+    """What one sum of 237,184 numbers costs each client and the server, by the clients.
+
+    MovieLens-1M's items with 64 factors. Seconds are those of one client and of one of the server's
+    vectors, measured on real masks among 30 clients and scaled to the neighbours of the plan; the
+    simulated seconds are those of RFRec's two rounds on as many invented clients.
+    """
+    n_values, measured_with = N_ITEMS * N_FACTORS, 30
+    seconds = _masking_seconds(n_values, measured_with)
+    warnings.simplefilter("ignore")  # Two rounds are too few for good models.
+    columns = "clients | neighbours | threshold | bits | kB beside the vector | times float32"
+    columns += " | client s | server s per client | CKKS: times float32 | Paillier"
+    columns += " | simulated: plaintext s | masked s"
+    print(f"| {columns} |\n|{'---|' * (columns.count('|') + 1)}", flush=True)
+    for n_clients in (10, 100, 1000, 6040, 20_000, 100_000):
+        plan = SecAggPlus().plan(n_clients)
+        ring = Ring(np.arange(n_clients), plan.n_neighbors)
+        up, down = bytes_of_sum(plan, ring, np.ones(n_clients, dtype=bool), n_values)
+        beside = int((up + down).max()) - plan.nbytes(n_values)
+        plain = 2 * 4 * n_values
+        ratio = (up.max() + down.max() + 4 * n_values) / plain
+        client = seconds[0] * (plan.n_neighbors + 1) / measured_with
+        others = [2 * s.ciphertext_bytes(n_values) / plain for s in (CKKS(), Paillier())]
+        print(
+            f"| {n_clients:,} | {plan.n_neighbors} | {plan.threshold} | {plan.n_bits} | "
+            f"{beside / 1e3:.1f} | {ratio:.3f} | {client:.3f} | {seconds[1]:.3f} | "
+            f"{others[0]:.1f} | {others[1]:.1f} | {_simulated(n_clients)} |",
+            flush=True,
+        )
+
+
+def _simulated(n_clients):
+    """Return CPU seconds of a fit in plaintext and under masks, as cells."""
+    sizes = {"n_users": n_clients, "n_items": 500, "n_ratings": 20 * n_clients}
+    X, y = make_ratings(**sizes, random_state=0)
+    schemes = None, SecAggPlus()
+    models = [RFRec(n_rounds=2, federation=Federation(secure_aggregation=s)) for s in schemes]
+    return " | ".join(f"{_timed_fit(one, X, y)[1]:.2f}" for one in models)
+
+
+def _masking_seconds(n_values, n_clients):
+    """Return seconds of a client and of the server per client, of real masks."""
+    plan = SecAggPlus().plan(n_clients)
+    vectors = {code: np.full(n_values, code) for code in range(n_clients)}
+    start = time.thread_time()
+    *_, clients = masked_sum(plan, vectors, Ring(np.arange(n_clients), plan.n_neighbors))
+    server = time.thread_time() - start - clients
+    return clients / n_clients, server / n_clients
 
 
 def table3(options):
@@ -168,7 +273,7 @@ def _method(name):
 
 def main(argv=None):
     """Run one of the benchmarks."""
-    commands = {f.__name__: f for f in (table3, network)}
+    commands = {f.__name__: f for f in (fits, growth, table3, network)}
     parser = command_line("encryption", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data-home")

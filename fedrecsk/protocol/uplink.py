@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -191,9 +192,15 @@ class Uplink:
     def privacy_report(self, server_sees: str) -> PrivacyReport:
         """Report the privacy loss of all uploads so far, given what the server sees of them."""
         if self.releases is not None:
-            return self.releases.report(int(self._coordinates.max(initial=0)), server_sees)
-        mechanism = self.federation.local_dp
-        return PrivacyReport.of(mechanism, self._uploads, self._coordinates, server_sees)
+            report = self.releases.report(int(self._coordinates.max(initial=0)), server_sees)
+        else:
+            mechanism = self.federation.local_dp
+            report = PrivacyReport.of(mechanism, self._uploads, self._coordinates, server_sees)
+        if self.masks is None:
+            return report
+        plan, trust = self.masks.plan, report.trust.replace("uploads", "sums")
+        seen = f"{plan.threshold} of the client's {plan.n_neighbors} neighbours"
+        return replace(report, trust=f"{trust}; a single upload is seen by the server with {seen}")
 
 
 class StepTotal:

@@ -17,7 +17,7 @@ from fedrecsk.compression import TopK
 from fedrecsk.data.interactions import encode
 from fedrecsk.federated import LightFR, pack_codes, unpack_codes
 from fedrecsk.metrics import evaluate_ranking
-from fedrecsk.privacy import CKKS, Paillier
+from fedrecsk.privacy import CKKS, Paillier, SecAggPlus
 from fedrecsk.protocol import blocks, participation
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.messages import Message
@@ -560,12 +560,13 @@ def test_secure_sums_take_whole_matrices_and_a_scheme_that_holds_the_integers(to
     with pytest.raises(ValueError, match=r'whole matrices.*set upload="all"'):
         clone(model).set_params(federation__secure_aggregation=CKKS()).fit(X)
     model.set_params(upload="all")
-    with pytest.raises(ValueError, match=r"CKKS\(\) holds .* use CKKS\(8192"):
+    with pytest.raises(ValueError, match=r"CKKS\(\) holds .* use SecAggPlus\(.*CKKS\(8192"):
         clone(model).set_params(federation__secure_aggregation=CKKS()).fit(X)
     plain = clone(model).fit(X)
     for scheme in (
         CKKS(8192, (60, 60, 60), audit="all"),
         Paillier(512, 0, allow_weak=True, audit="all"),
+        SecAggPlus(max_abs=1e9, audit="all"),
     ):
         secure = clone(model).set_params(federation__secure_aggregation=scheme).fit(X)
         np.testing.assert_array_equal(secure.item_codes_, plain.item_codes_)
