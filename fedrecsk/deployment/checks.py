@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import joblib
@@ -12,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from fedrecsk._version import __version__
 from fedrecsk.data.interactions import catalogue_ids
 from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.privacy._masked_sum import FEWEST_CLIENTS
 from fedrecsk.protocol.checks import bare, check_secure
 from fedrecsk.protocol.device import Replica
 from fedrecsk.protocol.keys import Key
@@ -52,7 +54,7 @@ def check_deployable(estimator: Any) -> None:
             "federation.dropout=0, or call fit."
         )
     # A trial registration shows all that a server misses.
-    if estimator._setting().secure_aggregation is not None:
+    if estimator._setting().encrypts:
         method = bare(estimator)
         check_secure(method)
         Replica(method, Key(0), 1)
@@ -60,7 +62,15 @@ def check_deployable(estimator: Any) -> None:
     one = np.ones(1, dtype=np.int64)
     # FLTrust needs its reference.
     name = getattr(estimator._setting().aggregator, "reference", "trial")
-    Server.of(estimator).register([Registration(np.array([name]), one, one)])
+    names = [name, *(f"{name} {i}" for i in range(2, 1 + _n_trial(estimator)))]
+    Server.of(estimator).register([Registration(np.array([n]), one, one) for n in names])
+
+
+def _n_trial(estimator):
+    """Return how many clients a trial registration needs: a cohort that can mask its uploads."""
+    if not estimator._setting().masks:
+        return 1
+    return math.ceil(FEWEST_CLIENTS / estimator.client_fraction)
 
 
 def digests(estimator: Any, party: Party | None = None) -> dict[str, str]:

@@ -19,6 +19,7 @@ from fedrecsk.data._checks import LARGEST, check_items, hint
 from fedrecsk.data.interactions import Ids, catalogue_ids
 from fedrecsk.deployment.checks import check_deployable, differences, digests
 from fedrecsk.deployment.exchanges import Exchanges, Members, NotEnough
+from fedrecsk.deployment.masked_sums import ask_for_sum
 from fedrecsk.deployment.records import (
     MalformedMessage,
     message_arrays,
@@ -30,6 +31,7 @@ from fedrecsk.deployment.store import MODEL, RECORDS
 from fedrecsk.protocol.encryption import EncryptedSums
 from fedrecsk.protocol.messages import Message
 from fedrecsk.protocol.server import Server
+from fedrecsk.updates import ClientUpdates
 
 if TYPE_CHECKING:
     from fedrecsk.deployment.exchanges import Carrier, Member
@@ -56,6 +58,8 @@ class Progress:
     best: int | None = None
     # One per exchange: what was sent, and how long it took.
     traffic: list[dict[str, Any]] = field(default_factory=list)
+    # Codes of the clients in the masked sum that is being unmasked, by its kind and number.
+    survivors: dict[tuple[str, int], list[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,8 @@ class Coordinator:
         self.quorum = quorum
         self.gathering = gathering
         self.is_resumed: bool = False
+        # Codes of the clients that have answered last.
+        self._answered: set[int] = set()
         # What clients received last to measure it.
         self._measured = Message()
         store.remove_drafts(CHECKPOINT)
@@ -179,7 +185,7 @@ class Coordinator:
 
     def _gather_again(self):
         """Wait for the clients of a resumed fit: for all of them, or for enough."""
-        n_enough = self._quorum(len(self.members))
+        n_enough = self.n_enough(len(self.members))
         try:
             self.exchanges.gather(len(self.members), self.exchanges.patience)
         except NotEnough as error:
@@ -205,16 +211,24 @@ class Coordinator:
         for step in range(server.n_setups):
             message = server.setup_message(step, late=late)
             specs = server.method._setup_specs(len(server.item_ids), step)
-            uploads, n_malformed = self._ask("setup", step, asked, message, specs, quorum=quorum)
+            uploads, n_malformed = self._ask("setup", step, asked, message, specs, quorum, late)
             if n_malformed and not late:
                 raise NotEnough(
                     f"{n_malformed} answers to set-up exchange {step} were malformed, and the fit "
                     "needs those of all clients; the log names them. Mend these nodes or leave "
                     "them out, and run this app again."
                 )
-            server.close_setup(step, uploads, late=late)
+            if late and server.federation.masks:
+                # A sum over those that join late would be over few.
+                answered = self._answered
+            else:
+                if not uploads and server.federation.masks:
+                    raise NotEnough(
+                        f"The sum of set-up exchange {step} is lost; run this app again."
+                    )
+                server.close_setup(step, uploads, late=late, trusted=server.federation.masks)
+                answered = _senders_of(uploads)
             server.ledger.count(rejected=n_malformed)
-            answered = {int(one.client) for one in uploads}
             asked = {code: one for code, one in asked.items() if code in answered}
         server.send_announcement(late=late)
         for one in asked.values():
@@ -264,9 +278,9 @@ class Coordinator:
         specs = server.method._upload_specs(len(server.item_ids))
         number = server.round
         uploads, n_malformed = self._ask("round", number, asked, message, specs, self.quorum)
-        senders = {int(one.client) for one in uploads}
+        senders = _senders_of(uploads)
         n_undecided = server.n_undecided_rounds
-        server.close_round(uploads)
+        server.close_round(uploads, trusted=server.federation.masks)
         n_silent = len(asked) - self.progress.traffic[-1]["answers"]
         server.ledger.count(dropped=n_silent, rejected=n_malformed)
         if server.totals is not None:
@@ -310,7 +324,7 @@ class Coordinator:
             *("validate", server.round, asked, message, specs, self.quorum)
         )
         server.ledger.count(rejected=n_malformed)
-        if server.close_validation(uploads, receives):
+        if server.close_validation(uploads, receives, trusted=server.federation.masks):
             self.progress.best = server.round
 
     def _end(self):
@@ -365,18 +379,15 @@ class Coordinator:
 
     # ---------------------------------------------------------------------- exchanges
 
-    def _quorum(self, n_asked, quorum=None):
+    def n_enough(self, n_asked: int, quorum: float | None = None) -> int:
+        """Return how many of so many clients must answer."""
         return math.ceil((self.quorum if quorum is None else quorum) * n_asked)
 
-    def _ask(self, kind, number, asked, message, specs, quorum):
-        """Ask clients; return their messages in the order of codes, and how many were malformed."""
+    def exchange(self, kind: str, number: int, asked: dict, n_enough: int, request: Any) -> dict:
+        """Ask clients, note the traffic, and return their answers by name."""
         exchanges, began = self.exchanges, time.monotonic()
         before = exchanges.bytes_down, exchanges.bytes_up
-        answers = exchanges.ask(
-            *(kind, asked.values()),
-            lambda member: self._request(kind, number, member, message),
-            self._quorum(len(asked), quorum),
-        )
+        answers = exchanges.ask(kind, asked.values(), request, n_enough)
         self.progress.traffic.append(
             {
                 "kind": kind,
@@ -388,7 +399,30 @@ class Coordinator:
                 "seconds": time.monotonic() - began,
             }
         )
+        self._answered = {code for code, one in asked.items() if one.name in answers}
+        return answers
+
+    def note_survivors(self, kind: str, number: int, survivors: list[int]) -> None:
+        """Note who is in a masked sum before it is unmasked, and save that."""
+        self.progress.survivors = {(kind, number): survivors}
+        if kind != "setup":
+            self.store.save(CHECKPOINT, self.progress)
+
+    def _ask(self, kind, number, asked, message, specs, quorum, late=False):
+        """Ask clients; return their messages in the order of codes, and how many were malformed."""
+        if self.server.federation.masks and kind != "finish" and not late:
+            uploads = ask_for_sum(self, kind, number, asked, message, specs, quorum)
+            if kind == "validate":
+                for code in self._answered:
+                    asked[code].measured = number
+            return uploads, 0
+        answers = self.exchange(
+            *(kind, number, asked, self.n_enough(len(asked), quorum)),
+            lambda member: self.request(kind, number, member, message),
+        )
         uploads, n_malformed = [], 0
+        if self.server.federation.masks:
+            return uploads, n_malformed
         for member in asked.values():
             if member.name not in answers:
                 continue
@@ -403,22 +437,31 @@ class Coordinator:
                 log.warning("Client %s: %s", member.name, error)
         return uploads, n_malformed
 
-    def _request(self, kind, number, member, message):
-        """Return the bytes of a request to one member."""
+    def request(
+        self,
+        kind: str,
+        number: int,
+        member: Member,
+        message: Any,
+        more: dict[str, Any] | None = None,
+        own_arrays: dict[str, np.ndarray] | None = None,
+    ) -> bytes:
+        """Return the bytes of a request to one member; `more` is put into its head."""
         server, code = self.server, member.code
         wire_dtype = server.federation.wire_dtype
         if isinstance(message, EncryptedSums):
             message = message.since(member.n_steps)
         held = None if kind == "finish" else server._held.get(code)
         head: dict[str, Any] = {"kind": kind, "fit": self.progress.fit, "number": number}
+        head |= more or {}
         parts = {"message": message}
         if not member.knows_place:
             head["place"] = place_head(member.place)
-            is_plain = kind != "setup" and self.party is None
+            is_plain = not kind.startswith("setup") and self.party is None
             parts["announcement"] = server.announcement() if is_plain else None
         if self.progress.best is not None:
             head["best"] = self.progress.best
-        arrays = {}
+        arrays = dict(own_arrays or {})
         for name, one in parts.items():
             spec, own = message_arrays(one, held, code, wire_dtype)
             is_model = name == "message" and kind in ("round", "finish")
@@ -448,6 +491,15 @@ class Coordinator:
                     f"it sends {str(step)[:80]} instead of {(phase, number, member.code)}."
                 )
         return uploads
+
+
+def _senders_of(uploads):
+    """Return the codes of the clients of messages, or of a sum."""
+    return {
+        code
+        for one in uploads
+        for code in (one.clients.tolist() if isinstance(one, ClientUpdates) else [int(one.client)])
+    }
 
 
 def _equal(spec, arrays, other_spec, other_arrays):

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid, ServerApp  # noqa: E402
 from fedrecsk.deployment.checks import check_deployable  # noqa: E402
 from fedrecsk.deployment.coordinator import Coordinator  # noqa: E402
 from fedrecsk.deployment.exchanges import Carrier, Reply, Request  # noqa: E402
-from fedrecsk.deployment.keys import read_keys  # noqa: E402
+from fedrecsk.deployment.keys import read_identity, read_keys  # noqa: E402
 from fedrecsk.deployment.node import Node  # noqa: E402
 from fedrecsk.deployment.store import Store  # noqa: E402
 
@@ -73,7 +73,7 @@ def server_app(
     poll : float, default=0.1
         Seconds between two looks at what has arrived.
     keys : str, Path or None, default=None
-        File of the server's keys (``server.key``), if the federation has `secure_aggregation`; see
+        File of the server's keys (``server.key``), if the federation has `CKKS` or `Paillier`; see
         :mod:`fedrecsk.deployment.keys`. The server then has no model, and saves its records, the
         ledger and the privacy report, as ``records.joblib``.
     key : Key or None, default=None
@@ -124,7 +124,7 @@ def server_app(
         carrier = FlowerCarrier(grid, float(given.pop("poll")), float(given["patience"]))
         store, path = Store(given.pop("folder")), given.pop("keys")
         method = _chosen(estimator, context)
-        party = read_keys(method, path, "server") if _encrypts(method) else None
+        party = read_keys(method, path, "server") if method._setting().encrypts else None
         Coordinator(method, carrier, store, party=party, key=key, **given).run()
 
     return app
@@ -155,8 +155,9 @@ def client_app(
         entry ``folder`` of the node's configuration, as in
         ``flower-supernode --node-config 'folder="node-1"'``.
     keys : callable or None, default=None
-        Takes Flower's Context and returns the file of the clients' keys (``clients.key``), which is
-        needed if the federation has `secure_aggregation`; see :mod:`fedrecsk.deployment.keys`.
+        Takes Flower's Context and returns the file of the clients' keys (``clients.key``) or, for
+        `SecAggPlus`, of the node's own identity, which is needed if the federation has
+        `secure_aggregation`; see :mod:`fedrecsk.deployment.keys`.
         None: the entry ``keys`` of the node's configuration.
 
     Returns
@@ -186,11 +187,12 @@ def client_app(
     def answer(message: Message, context: Context) -> Message:
         _log_as_flower_does()
         method, party = _chosen(estimator, context), None
-        if _encrypts(method):
-            path = context.node_config.get("keys") if keys is None else keys(context)
+        path = context.node_config.get("keys") if keys is None else keys(context)
+        identity = read_identity(path) if method._setting().masks else None
+        if method._setting().encrypts:
             party = read_keys(method, path, "clients")
         store = Store(_folder(folder, context))
-        node = Node(method, lambda: load_data(context), store, party)
+        node = Node(method, lambda: load_data(context), store, party, identity)
         content = node.answer(_content(message))
         return Message(_record(content), reply_to=message)
 
@@ -204,10 +206,6 @@ def _check(estimator):
 
 def _chosen(estimator, context):
     return estimator(context) if callable(estimator) else estimator
-
-
-def _encrypts(estimator):
-    return estimator._setting().secure_aggregation is not None
 
 
 def _folder(folder, context):

@@ -1,24 +1,35 @@
 """Keys of secure sums, which an operator makes and gives to the machines.
 
-The server's file lets it add ciphertexts. The clients' file decrypts everything: give it to the
-nodes over the same secure channel as their own keys, and never to the server's machine.
+Under `SecAggPlus` each node has an identity of its own, certified by the operator, by which it
+signs the keys that it makes for each sum. The operator can unmask nothing, and the server needs no
+keys. Under `CKKS` and `Paillier` the server's file lets it add ciphertexts, and the clients' file
+decrypts everything: give it to the nodes over the same secure channel as their own keys, and never
+to the server's machine.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import quote
+
+from fedrecsk._utils.extras import require
+from fedrecsk.privacy import MaskingFailed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
     from fedrecsk.privacy import Party
 
-__all__ = ["read_keys", "write_keys"]
+__all__ = ["Identity", "read_identity", "read_keys", "write_identities", "write_keys"]
 
-CLIENTS, SERVER = "clients.key", "server.key"
+CLIENTS, SERVER, OPERATOR = "clients.key", "server.key", "operator.key"
+ED25519 = "cryptography.hazmat.primitives.asymmetric.ed25519"
 
 
 def write_keys(estimator: Any, n_clients: int, folder: str | os.PathLike[str]) -> tuple[Path, Path]:
@@ -64,8 +75,7 @@ def write_keys(estimator: Any, n_clients: int, folder: str | os.PathLike[str]) -
         if path.exists():
             raise FileExistsError(f"{path} exists already; remove it, or choose another folder.")
     for path, party, mode in ((clients, keys.clients, 0o600), (server, keys.server, 0o644)):
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(party.to_bytes())
+        _write(path, party.to_bytes(), mode)
     return clients, server
 
 
@@ -117,8 +127,182 @@ def read_keys(estimator: Any, path: str | os.PathLike[str] | None, side: str) ->
     return party
 
 
+class Identity(NamedTuple):
+    """A node's own key to sign with, and what the operator certifies about it.
+
+    Attributes
+    ----------
+    private : bytes
+        Ed25519.
+    certificate : bytes
+        The node's public key, the operator's signature of it and of the client's id, and the id.
+    operator : bytes
+        The operator's public key, by which other nodes' certificates are checked.
+    """
+
+    private: bytes
+    certificate: bytes
+    operator: bytes
+
+    def sign(self, content: bytes) -> bytes:
+        """Return the node's signature of some bytes."""
+        return Ed25519.of_private(self.private).sign(content)
+
+    def verifier(self, certificates: Mapping[int, bytes]) -> Callable[[int, bytes, bytes], None]:
+        """Return a function that checks the signatures of clients with these certificates.
+
+        Parameters
+        ----------
+        certificates : dict of {int: bytes}
+            By the clients' codes.
+
+        Returns
+        -------
+        verify : callable
+            Takes a code, a signature and what was signed; raises MaskingFailed if it is wrong, if
+            the operator has not certified the client, or if two clients are the same.
+        """
+        from cryptography.exceptions import InvalidSignature
+
+        publics = {one[:32] for one in certificates.values()} | {self.certificate[:32]}
+
+        def verify(code, signature, content):
+            certificate = certificates.get(code, b"")
+            public, by_operator = certificate[:32], certificate[32:96]
+            try:
+                Ed25519.of_public(self.operator).verify(by_operator, _certified(certificate))
+                Ed25519.of_public(public).verify(signature, content)
+            except (InvalidSignature, ValueError) as error:
+                raise MaskingFailed(
+                    f"Client {code} has no certificate of this node's operator, or has not signed "
+                    "its keys itself."
+                ) from error
+            if len(publics) <= len(certificates):
+                raise MaskingFailed("Two of the clients have the same certificate.")
+
+        return verify
+
+
+def _certified(certificate):
+    """Return what the operator signs of a certificate."""
+    return b"fedrecsk node|" + certificate[:32] + certificate[96:]
+
+
+class Ed25519:
+    """Signing keys by their 32 bytes."""
+
+    @staticmethod
+    def of_private(content: bytes) -> Any:
+        """Return a key that signs."""
+        return require(ED25519, "SecAggPlus").Ed25519PrivateKey.from_private_bytes(content)
+
+    @staticmethod
+    def of_public(content: bytes) -> Any:
+        """Return a key that verifies."""
+        return require(ED25519, "SecAggPlus").Ed25519PublicKey.from_public_bytes(content)
+
+
+def write_identities(client_ids: Iterable[Any], folder: str | os.PathLike[str]) -> dict[Any, Path]:
+    """Write an identity for each client, for fits under `SecAggPlus`.
+
+    Call it again with the same folder for clients that join later: ``operator.key`` is kept. Keep
+    that file from all machines of the fit.
+
+    Parameters
+    ----------
+    client_ids : iterable of int, float or str
+    folder : str or Path
+        Made if it does not exist.
+
+    Returns
+    -------
+    paths : dict of {id: Path}
+        ``client-ID.key``, which only its owner can read; give it to the client's node.
+
+    Raises
+    ------
+    FileExistsError
+        If a client has an identity in the folder already.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from fedrecsk.deployment.keys import write_identities
+    >>> paths = write_identities(["shop-0", "shop-1"], tempfile.mkdtemp())
+    >>> [path.name for path in paths.values()]
+    ['client-shop-0.key', 'client-shop-1.key']
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    keys = folder / OPERATOR
+    if not keys.exists():
+        _write(keys, secrets.token_bytes(32), 0o600)
+    operator, paths = Ed25519.of_private(keys.read_bytes()), {}
+    for name in client_ids:
+        private, text = secrets.token_bytes(32), str(name)
+        public = Ed25519.of_private(private).public_key().public_bytes_raw()
+        signature = operator.sign(_certified(public + bytes(64) + text.encode()))
+        identity = {
+            "private": private.hex(),
+            "certificate": (public + signature + text.encode()).hex(),
+            "operator": operator.public_key().public_bytes_raw().hex(),
+        }
+        paths[name] = folder / f"client-{quote(text, safe='')}.key"
+        _write(paths[name], json.dumps(identity).encode(), 0o600)
+    return paths
+
+
+def read_identity(path: str | os.PathLike[str] | None) -> Identity:
+    """Read a node's identity.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Returns
+    -------
+    Identity
+
+    Raises
+    ------
+    ValueError
+        If the path is missing, or the file has no identity.
+    FileNotFoundError
+        If there is no such file.
+    PermissionError
+        If other users can read it.
+    """
+    hint = "make it with fedrecsk.deployment.keys.write_identities"
+    if not path:
+        raise ValueError(
+            "The federation has SecAggPlus, so this node needs an identity of its own, certified "
+            f"by the operator; {hint}, and pass keys= the path of its file."
+        )
+    path = Path(path).expanduser()
+    if not path.exists():
+        raise FileNotFoundError(f"There is no identity in {path}; {hint}.")
+    if os.name == "posix":
+        _check_private(path)
+    try:
+        content = json.loads(path.read_bytes())
+        parts = (bytes.fromhex(content[name]) for name in Identity._fields)
+        return Identity(*parts)
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{path} has no identity of a node; {hint}.") from error
+
+
+def _write(path, content, mode):
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(content)
+
+
 def _scheme(estimator):
     scheme = estimator._setting().secure_aggregation
+    if scheme is not None and not scheme.hides_sums:
+        raise ValueError(
+            "Under SecAggPlus clients make their own keys; give each an identity to sign them with "
+            "write_identities(client_ids, folder)."
+        )
     if scheme is None:
         raise ValueError(
             "The federation has no secure_aggregation, so there is nothing to make keys for; set "
@@ -130,5 +314,5 @@ def _scheme(estimator):
 def _check_private(path):
     if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise PermissionError(
-            f"Other users can read {path}, which decrypts all uploads; chmod 600 {path}."
+            f"Other users can read {path}, which has secret keys; chmod 600 {path}."
         )

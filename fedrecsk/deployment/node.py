@@ -12,6 +12,7 @@ import numpy as np
 
 from fedrecsk.deployment.checks import Refused, check_deployable, differences, digests
 from fedrecsk.deployment.exchanges import MODEL, PLACE
+from fedrecsk.deployment.masked_sums import MaskedAnswers
 from fedrecsk.deployment.records import (
     MalformedMessage,
     message_of,
@@ -22,6 +23,7 @@ from fedrecsk.deployment.records import (
     upload_arrays,
 )
 from fedrecsk.deployment.store import MODEL as MODEL_FILE
+from fedrecsk.privacy import MaskingFailed
 from fedrecsk.protocol.clients import VALIDATION
 from fedrecsk.protocol.device import Device
 from fedrecsk.protocol.encryption import EncryptedSums
@@ -30,11 +32,14 @@ from fedrecsk.protocol.messages import Message
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fedrecsk.deployment.keys import Identity
     from fedrecsk.deployment.store import Store
     from fedrecsk.privacy import Party
 
 log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 SETUP = -1
+# Requests about masks, beside the one for the masked numbers themselves.
+STAGES = frozenset({"", "keys", "shares", "confirm", "unmask"})
 STATE = ".state"
 OLD_COPY = (
     "this node's folder is a copy of before its last answers, and the server has no model that it "
@@ -65,6 +70,8 @@ class Memory:
     # Answers of the round that is under way, by kind and number.
     answers: dict[tuple[str, int], bytes] = field(default_factory=dict)
     round: int = SETUP
+    # Its part in the masked sums of the round that is under way, by kind and number.
+    masks: dict[tuple[str, int], MaskedAnswers] = field(default_factory=dict)
 
 
 class Lacking(Exception):
@@ -84,11 +91,14 @@ class Node:
         load_data: Callable[[], dict[str, Any]],
         store: Store,
         party: Party | None = None,
+        identity: Identity | None = None,
     ) -> None:
         self.estimator = estimator
         self.load_data = load_data
         self.store = store
         self.party = party
+        # By which it signs its keys, if uploads are masked.
+        self.identity = identity
 
     def answer(self, content: bytes) -> bytes:
         """Answer a request. If this fails, the server learns so, and this node's log why."""
@@ -98,7 +108,7 @@ class Node:
             # The state is as it was, and the server asks again.
             log.info("This node's folder is an older copy, which lacks its %s", error)
             return pack({"lacks": str(error)}, {})
-        except (Refused, MalformedMessage) as error:
+        except (Refused, MalformedMessage, MaskingFailed) as error:
             log.error("This node refuses a request: %s", error)
             return pack({"refused": str(error)}, {})
         except Exception as error:
@@ -127,9 +137,10 @@ class Node:
             "round": self._round,
             "finish": self._finish,
         }
-        if kind not in steps:
+        kind, _, stage = kind.partition(" ")
+        if kind not in steps or stage not in STAGES:
             raise MalformedMessage(f"No request is of the kind {str(kind)[:20]!r}.")
-        step = kind, int(head["number"])
+        step = f"{kind} {stage}".strip(), int(head["number"])
         if head.get("place") not in (None, memory.place):
             # A server that was killed gives places anew, and answers have the old one.
             memory.answers = {}
@@ -138,9 +149,12 @@ class Node:
         number = SETUP if kind == "setup" else step[1]
         _check_number(kind, number, memory)
         self._learn(memory, kind, head, arrays)
-        answer = steps[kind](memory, head, arrays)
         if number != memory.round:
-            memory.answers, memory.round = {}, number
+            memory.answers, memory.masks, memory.round = {}, {}, number
+        if stage:
+            answer = self._masking(memory, fit, kind, stage, head, arrays)
+        else:
+            answer = steps[kind](memory, head, arrays)
         memory.answers[step] = answer
         if kind == "finish":
             # The users' data and vectors are in the model, and not needed twice.
@@ -229,10 +243,24 @@ class Node:
             raise Lacking(MODEL)
         return message | {one: memory.model[one] for one in kept}
 
+    def _masking(self, memory, fit, kind, stage, head, arrays):
+        """Answer a request about masks."""
+        if self.identity is None or not memory.device.federation.masks:
+            raise Refused("this node has no identity to mask its uploads, or does not mask them")
+        step = kind, int(head["number"])
+        if stage == "keys":
+            scheme = memory.device.federation.secure_aggregation
+            code = int(memory.device.block.clients[0])
+            memory.masks[step] = MaskedAnswers(scheme, fit, *step, code, int(head["n_clients"]))
+        if step not in memory.masks:
+            raise Refused("this node has sent no keys for this sum")
+        return getattr(memory.masks[step], stage)(arrays, self.identity)
+
     def _setup(self, memory, head, arrays):
         step, device = int(head["number"]), memory.device
         uploads = device.setup(step, self._message(memory, head, arrays))
-        return self._sent(memory, uploads, device.method._setup_specs(device.block.n_items, step))
+        specs = device.method._setup_specs(device.block.n_items, step)
+        return self._sent(memory, uploads, specs, ("setup", step), arrays)
 
     # --------------------------------------------------------------------- each round
 
@@ -241,16 +269,22 @@ class Node:
         device.receive(round, self._message(memory, head, arrays))
         uploads, _ = device.update(round)
         log.info("Client %s has trained in round %d", device.client_ids[0], round)
-        return self._sent(memory, uploads, device.method._upload_specs(device.block.n_items))
+        specs = device.method._upload_specs(device.block.n_items)
+        return self._sent(memory, uploads, specs, ("round", round), arrays)
 
     def _validate(self, memory, head, arrays):
         round = int(head["number"])
         memory.model = memory.announcement | self._message(memory, head, arrays)
         uploads = memory.device.validate(round, memory.model)
         memory.measured = round
-        return self._sent(memory, uploads, VALIDATION)
+        return self._sent(memory, uploads, VALIDATION, ("validate", round), arrays)
 
-    def _sent(self, memory, uploads, specs):
+    def _sent(self, memory, uploads, specs, step, arrays):
+        if memory.device.federation.masks:
+            # Without masks, as when a client joins late, nothing is sent.
+            if step not in memory.masks:
+                return pack({}, {})
+            return memory.masks[step].masked(arrays, uploads)
         heads, arrays = upload_arrays(uploads, specs, memory.device.federation.wire_dtype)
         return pack({"uploads": heads}, arrays)
 

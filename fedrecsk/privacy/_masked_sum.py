@@ -259,10 +259,6 @@ class MaskingClient:
     session : bytes
         Name of the sum, which no other sum has. Messages of other sums are refused.
     code : int
-    sign : callable
-        Takes bytes and returns the client's signature of them.
-    verify : callable
-        Takes a client's code, a signature and bytes; raises if the signature is wrong.
     checks : bool
         Whether to insist that neighbours confirm the same survivors. Tests of attacks leave it
         out.
@@ -273,43 +269,50 @@ class MaskingClient:
         plan: Plan,
         session: bytes,
         code: int,
-        sign: Callable[[bytes], bytes],
-        verify: Callable[[int, bytes, bytes], None],
         *,
         checks: bool = True,
     ) -> None:
-        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-
         self.plan = plan
         self.session = session
         self.code = code
-        self._sign = sign
-        self._verify = verify
         self._checks = checks
-        self._sharing = X25519PrivateKey.generate()
+        self._sharing_key: bytes = secrets.token_bytes(KEY_BYTES)
         # Of its own mask, and of its key for masks with neighbours.
         self._seeds: tuple[bytes, bytes] = (
             secrets.token_bytes(SEED_BYTES),
             secrets.token_bytes(SEED_BYTES),
         )
-        self._masking = _private_key(self._seeds[1], session)
         self._keys: dict[int, PublicKeys] = {}
         # Shares of the neighbours' seeds and keys.
         self._shares: dict[int, tuple[bytes, bytes]] = {}
         self._survivors: np.ndarray | None = None
         self._has_answered = False
 
-    def advertise(self) -> PublicKeys:
-        """Return the client's public keys, signed."""
+    @property
+    def _sharing(self):
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+        return X25519PrivateKey.from_private_bytes(self._sharing_key)
+
+    @property
+    def _masking(self):
+        return _private_key(self._seeds[1], self.session)
+
+    def advertise(self, sign: Callable[[bytes], bytes]) -> PublicKeys:
+        """Return the client's public keys, signed by `sign`, which takes and returns bytes."""
         sharing = self._sharing.public_key().public_bytes_raw()
         masking = self._masking.public_key().public_bytes_raw()
-        return PublicKeys(sharing, masking, self._sign(self._of_keys(self.code, sharing, masking)))
+        return PublicKeys(sharing, masking, sign(self._of_keys(self.code, sharing, masking)))
 
     def _of_keys(self, code, sharing, masking):
         return _named(self.session, b"keys", str(code).encode(), sharing, masking)
 
-    def share(self, keys: Mapping[int, PublicKeys]) -> dict[int, bytes]:
+    def share(
+        self, keys: Mapping[int, PublicKeys], verify: Callable[[int, bytes, bytes], None]
+    ) -> dict[int, bytes]:
         """Take the neighbours' keys, and return an encrypted share for each of them.
+
+        `verify` takes a client's code, a signature and bytes, and raises if it is wrong.
 
         Raises
         ------
@@ -326,7 +329,7 @@ class MaskingClient:
         if self.code in keys or len({one.masking for one in keys.values()}) < len(keys):
             raise MaskingFailed(f"The keys that client {self.code} got are not those of others.")
         for code, one in keys.items():
-            self._verify(code, one.signature, self._of_keys(code, one.sharing, one.masking))
+            verify(code, one.signature, self._of_keys(code, one.sharing, one.masking))
         self._keys = dict(sorted(keys.items()))
         pairs = zip(*(split(seed, len(keys), t) for seed in self._seeds), strict=True)
         return {
@@ -373,9 +376,10 @@ class MaskingClient:
             self._shares[code] = pair[:SHARE_BYTES], pair[SHARE_BYTES:]
         total = np.asarray(values, dtype=np.int64).view(np.uint64)
         total = total + _own_mask(self._seeds[0], self.session, len(values))
+        private = self._masking
         for code in self._shares:
             public = self._keys[code].masking
-            total = _with_pair(total, self._masking, public, self.session, self.code, code)
+            total = _with_pair(total, private, public, self.session, self.code, code)
         return packed(total, self.plan.n_bits)
 
     def confirm(self, survivors: NDArray[np.bool_]) -> dict[int, bytes]:
@@ -625,7 +629,7 @@ def masked_sum(
     """
     session = secrets.token_bytes(16)
     sign, verify = identities(vectors)
-    clients = {code: MaskingClient(plan, session, code, sign[code], verify) for code in vectors}
+    clients = {code: MaskingClient(plan, session, code) for code in vectors}
     server = MaskingServer(plan, session, ring, len(next(iter(vectors.values()))))
     up, down = dict.fromkeys(vectors, 0), dict.fromkeys(vectors, 0)
     seconds = 0.0
@@ -647,8 +651,10 @@ def masked_sum(
             down[code] += _listed(message)
         return {code: (message,) for code, message in messages.items()}
 
-    keys = step("advertise", dict.fromkeys(clients, ()), nbytes=lambda one: one.nbytes)
-    shares = step("share", receive(server.route_keys(keys)), lost.shares)
+    signing = {code: (sign[code],) for code in clients}
+    keys = step("advertise", signing, nbytes=lambda one: one.nbytes)
+    routed = {code: (*own, verify) for code, own in receive(server.route_keys(keys)).items()}
+    shares = step("share", routed, lost.shares)
     to_mask = {
         code: (vectors[code], *own) for code, own in receive(server.route_shares(shares)).items()
     }

@@ -17,6 +17,8 @@ from fedrecsk.privacy.accounting import CALLER
 from fedrecsk.privacy.local_dp import LARGEST, SMALLEST
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
     from fedrecsk.updates import ClientUpdates
@@ -260,6 +262,12 @@ def weighted_norms(updates: ClientUpdates, field_weights: dict[str, float]) -> N
     """Return the L2 norm of each client's whole update, shape (n_clients,)."""
     fields = updates.fields.items()
     return np.sqrt(sum((field_weights.get(name, 1.0) * rows.norms()) ** 2 for name, rows in fields))
+
+
+def steps_of(mechanism: CentralDP, bound: float, names: Iterable[str]) -> dict[str, float]:
+    """Return the grid to which clients round each field before they add noise."""
+    weights = mechanism.field_weights or {}
+    return {name: bound / STEPS / weights.get(name, 1.0) for name in names}
 
 
 def clip_updates(

@@ -160,11 +160,7 @@ class CentralNoise:
         """Return the grid to which clients round each field before they add noise."""
         if self.mechanism.noise == "server":
             return {}
-        weights, step = (
-            self.mechanism.field_weights or {},
-            self.exchange(key).clip / central_dp.STEPS,
-        )
-        return {name: step / weights.get(name, 1.0) for name in specs}
+        return central_dp.steps_of(self.mechanism, self.exchange(key).clip, specs)
 
     def publish(
         self,

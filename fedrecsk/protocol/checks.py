@@ -48,12 +48,6 @@ def _check_parts(method, federation):
     _check_compression(federation)
     if federation.aggregator is not None:
         federation.aggregator._check_specs(method._upload_specs(len(method.items)))
-    if federation.secure_aggregation is not None and not federation.encrypts:
-        raise ValueError(
-            f"Devices do not mask their uploads yet, which only the simulator does, so "
-            f"{federation.secure_aggregation} does not suit them; set secure_aggregation=CKKS(), "
-            "or call fit."
-        )
     if federation.adversary is not None:
         raise ValueError(
             "A Device does not attack, which only the simulator does; set "

@@ -59,7 +59,9 @@ class ClientMessage:
         ``CentralDP(quantile=...)`` also "privacy_terms": whether the upload was short enough, shape
         (1,), dtype bool. Send arrays of other types than float64 as they are.
     encrypted : Ciphertext or None
-        Under secure sums, all fields, one after the other, in the place of `fields` and `extras`.
+        Under encryption, all fields, one after the other, in the place of `fields` and `extras`.
+    integers : ndarray of shape (n_values,), dtype int64, or None
+        The same as fixed-point integers, which are to be masked before they are sent.
     """
 
     phase: str
@@ -68,6 +70,7 @@ class ClientMessage:
     fields: dict[str, Numbers] = field(default_factory=dict)
     extras: dict[str, np.ndarray] = field(default_factory=dict)
     encrypted: Ciphertext | None = None
+    integers: np.ndarray | None = None
 
 
 # ---------------------------------------------------------------------------- on the device

@@ -388,9 +388,9 @@ class Clients:
         users = self._personalized(asked, message, round)
         sums = np.zeros((block.n_clients, 2))
         sums[asked] = users.losses(self.held_out.part(asked))
-        scheme, spec = self.federation.secure_aggregation, VALIDATION["validation_loss"]
-        if scheme is not None and not scheme.hides_sums:
-            unit = scheme.unit_of(spec)
+        if self.federation.masks:
+            scheme = self.federation.secure_aggregation
+            unit = scheme.unit_of(VALIDATION["validation_loss"])
             sums[asked] = unit * scheme.fixed(sums[asked], unit)
         self._measured = users.attributes(self._codes), asked
         arrives, is_finite = part.receives & part.delivers, np.isfinite(sums).all(axis=1)

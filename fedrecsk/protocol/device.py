@@ -12,12 +12,15 @@ from sklearn.base import clone
 from fedrecsk.base import attributes_of
 from fedrecsk.data._checks import check_fitted
 from fedrecsk.data.interactions import catalogue_ids
+from fedrecsk.privacy.central_dp import steps_of
 from fedrecsk.protocol.blocks import of_clients
 from fedrecsk.protocol.checks import bare, check_keys
 from fedrecsk.protocol.client_message import ClientMessage, packed
 from fedrecsk.protocol.clients import VALIDATION, Clients
 from fedrecsk.protocol.early_stopping import hold_out
 from fedrecsk.protocol.keys import Key, Keys
+from fedrecsk.protocol.masking import integers_of, units_of
+from fedrecsk.protocol.outgoing import TERMS
 from fedrecsk.protocol.registration import Registration
 from fedrecsk.protocol.server import Server
 from fedrecsk.protocol.uplink import aligned_size, as_vector, fields_of
@@ -48,6 +51,9 @@ class Device(Clients):
     Under ``Federation(secure_aggregation=...)`` it encrypts its uploads. The server's messages are
     then :class:`~fedrecsk.protocol.encryption.EncryptedSums`, which it decrypts to take the
     server's steps itself, so that the model is only on the clients. Its keys are not in its pickle.
+
+    Under ``Federation(secure_aggregation=SecAggPlus())`` its uploads are integers, which whoever
+    carries them must mask (:mod:`fedrecsk.deployment` does).
 
     Parameters
     ----------
@@ -105,6 +111,7 @@ class Device(Clients):
         self.party = party
         # Under secure sums: the server's state, which the server does not have.
         self.replica: Replica | None = None
+        self._clip = 0.0
         private = Key(secrets.randbits(63)) if private is None else private
         whose = np.full(len(X), client_id)
         catalogue = catalogue_ids(method.items)
@@ -140,7 +147,7 @@ class Device(Clients):
     def register(self) -> Registration:
         """Return this client's Registration; under secure sums without the number of its items."""
         registration = super().register()
-        if self._encrypts:
+        if self._encrypts or self.federation.masks:
             return registration._replace(n_held=np.zeros_like(registration.n_held))
         return registration
 
@@ -161,6 +168,7 @@ class Device(Clients):
         """Answer a set-up message; returns a list of ClientMessage, which may be empty."""
         specs = self.method._setup_specs(self.block.n_items, step)
         opened = self._opened("setup", step, message)
+        self._note_clip(opened)
         return self._once(
             *("setup", step),
             lambda: self._packed(super(Device, self).setup(step, opened), specs),
@@ -179,7 +187,13 @@ class Device(Clients):
         It also takes the step that clients of equal history share.
         """
         message = self._opened("round", round, message)
+        self._note_clip(message)
         super().receive(round, self._complete(message, round))
+
+    def _note_clip(self, message):
+        """Note the clip of central privacy, on whose grid this client's noise is."""
+        if message and TERMS in message:
+            self._clip = float(message[TERMS].values[0])
 
     def update(self, round: int) -> tuple[list[ClientMessage], NDArray[np.float64]]:
         """Run one local update. Repeated calls for the same round return the same answer.
@@ -224,6 +238,8 @@ class Device(Clients):
     def _packed(self, updates, specs):
         if self._encrypts:
             return self._encrypted(updates)
+        if self.federation.masks:
+            return self._fixed(updates, specs)
         told = updates is not None and updates.phase != "setup" and self._has_told
         return packed(updates, specs, numbered=not told, federation=self.federation)
 
@@ -292,6 +308,19 @@ class Device(Clients):
         content = self._ready()[1].encrypt(as_vector(updates.held.single(0), 0))
         client = int(updates.clients[0])
         return [ClientMessage(updates.phase, updates.round, client, encrypted=content)]
+
+    def _fixed(self, updates, specs):
+        """Return a list of one upload of integers; an empty one if the update has diverged."""
+        if updates is None or not updates.accepted[0]:
+            return []
+        fields = updates.fields if updates.held is None else updates.held.single(0).whole(0)
+        central, steps = self.federation.central_dp, {}
+        if central is not None and central.noise == "clients" and updates.phase != "validation":
+            steps = steps_of(central, self._clip, specs)
+        scheme = self.federation.secure_aggregation
+        content = integers_of(scheme, fields, units_of(scheme, specs, steps), steps)
+        client = int(updates.clients[0])
+        return [ClientMessage(updates.phase, updates.round, client, integers=content)]
 
     # ----------------------------------------------------------------------- the end
 

@@ -246,6 +246,11 @@ class Federation(PlainParameters):
         return self.secure_aggregation is not None and self.secure_aggregation.hides_sums
 
     @property
+    def masks(self) -> bool:
+        """Whether clients mask their uploads, so that the server sees the sums only."""
+        return self.secure_aggregation is not None and not self.secure_aggregation.hides_sums
+
+    @property
     def looks_at_uploads(self) -> bool:
         """Whether single uploads are examined before they are added up."""
         compresses = self.compression is not None and self.compression.up

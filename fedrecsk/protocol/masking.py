@@ -18,7 +18,7 @@ from fedrecsk.privacy._masked_sum import (
     bytes_of_sum,
     masked_sum,
 )
-from fedrecsk.updates import add_sums
+from fedrecsk.updates import ClientUpdates, Counts, add_sums
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -109,13 +109,11 @@ class MaskedChannel:
         """
         self._n_sums += 1
         if len(senders) >= FEWEST_CLIENTS:
-            plan = self._plan_for(len(senders))
-            order = key.generator("ring of neighbours").permutation(np.sort(senders))
-            ring = Ring(order, plan.n_neighbors)
-            alive = np.isin(order, arrived)
+            plan, ring = self.ring_of(senders, key)
+            alive = np.isin(ring.order, arrived)
             up, down = bytes_of_sum(plan, ring, alive, n_values)
-            ledger.up(order, up)
-            ledger.more_down(order, down)
+            ledger.up(ring.order, up)
+            ledger.more_down(ring.order, down)
             own = int((up + down).max()) - plan.nbytes(n_values)
             self._mask_bytes = max(self._mask_bytes, own)
             left = ring.n_alive(alive)
@@ -125,6 +123,12 @@ class MaskedChannel:
                 return True
         self._n_lost += 1
         return False
+
+    def ring_of(self, clients: NDArray[np.int64], key: Key) -> tuple[Plan, Ring]:
+        """Return the plan of a sum over these clients (codes), and their ring."""
+        plan = self._plan_for(len(clients))
+        order = key.generator("ring of neighbours").permutation(np.sort(clients))
+        return plan, Ring(order, plan.n_neighbors)
 
     def _plan_for(self, n_clients):
         """Return the plan of a sum over so many clients."""
@@ -158,7 +162,7 @@ class MaskedChannel:
         RuntimeError
             If the protocol gives another sum.
         """
-        units = {name: steps.get(name, self.scheme.unit_of(specs[name])) for name in specs}
+        units = units_of(self.scheme, specs, steps)
         sums = {}
         for _, tile in updates:
             for name, rows in tile.fields.items():
@@ -172,7 +176,7 @@ class MaskedChannel:
         self, totals: dict[str, np.ndarray], specs: dict[str, FieldSpec]
     ) -> dict[str, np.ndarray]:
         """Round sums over blocks of clients, of whom the single numbers are not at hand."""
-        units = {name: self.scheme.unit_of(spec) for name, spec in specs.items()}
+        units = units_of(self.scheme, specs, {})
         return {
             name: values if specs[name].is_integer else np.rint(values / units[name]) * units[name]
             for name, values in totals.items()
@@ -212,10 +216,7 @@ class MaskedChannel:
         vectors = {}
         for code in codes.tolist():
             whole = updates.one(int(np.searchsorted(updates.codes, code))).whole(0)
-            parts = (
-                self.scheme.fixed(np.ravel(whole[n]), u, checks=False) for n, u in units.items()
-            )
-            vectors[code] = np.concatenate(list(parts))
+            vectors[code] = integers_of(self.scheme, whole, units, units)
         expected = sum(vectors.values())
         gone = set(ring.order.tolist()) - vectors.keys()
         # Nobody knows what those would have sent whose upload is lost.
@@ -255,3 +256,50 @@ def _as_field(total, unit, spec):
     if spec.sparse:
         total = sparse.csc_array(total)
     return total if spec.is_integer else total * unit
+
+
+def units_of(
+    scheme: SecAggPlus, specs: dict[str, FieldSpec], steps: dict[str, float]
+) -> dict[str, float]:
+    """Return the unit of each field, given the grid of those to which clients have added noise."""
+    return {name: steps.get(name, scheme.unit_of(spec)) for name, spec in specs.items()}
+
+
+def integers_of(
+    scheme: SecAggPlus,
+    fields: dict[str, np.ndarray],
+    units: dict[str, float],
+    steps: dict[str, float],
+) -> NDArray[np.int64]:
+    """Return all numbers of one client as integers, one field after the other."""
+    return np.concatenate(
+        [
+            scheme.fixed(np.ravel(fields[name]), unit, checks=name not in steps)
+            for name, unit in units.items()
+        ]
+    )
+
+
+def summed_updates(
+    total: NDArray[np.int64],
+    step: tuple[str, int],
+    clients: NDArray[np.int64],
+    specs: dict[str, FieldSpec],
+    units: dict[str, float],
+) -> ClientUpdates:
+    """Return the sum over these clients (codes) as their updates, whose noise is in it already."""
+    ends = np.cumsum([np.prod(spec.shape, dtype=np.int64) for spec in specs.values()])
+    parts = dict(zip(specs, np.split(total, ends[:-1]), strict=True))
+    everyone = np.ones(len(clients), dtype=bool)
+    return ClientUpdates(
+        {name: _as_field(parts[name], units[name], spec) for name, spec in specs.items()},
+        phase=step[0],
+        round=step[1],
+        clients=clients,
+        sends=everyone,
+        arrives=everyone,
+        accepted=everyone,
+        specs=specs,
+        sizes=np.zeros((3, len(clients)), dtype=np.int64),
+        counts=Counts(n_shares=len(clients)),
+    )

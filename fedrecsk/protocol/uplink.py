@@ -114,7 +114,7 @@ class Uplink:
             return None
         if total.held and n_accepted and self.masks is not None:
             single = RoundUpdates(total.held)
-            totals = self.masks.sum(single, specs, self._steps(specs, key), key)
+            totals = self.masks.sum(single, specs, self.steps(specs, key), key)
         elif self.masks is not None:
             totals = self.masks.rounded(totals, specs)
         elif total.held and n_accepted:
@@ -140,10 +140,12 @@ class Uplink:
     def _opened(self, total, key):
         """Count a masked sum's messages, and return whether it can be unmasked."""
         assert self.masks is not None
+        if not total.senders:
+            return False
         senders, arrived = (np.concatenate(one) for one in (total.senders, total.arrived))
         return self.masks.open(senders, arrived, aligned_size(total.specs), key, self.ledger)
 
-    def _steps(self, specs, key):
+    def steps(self, specs: dict[str, FieldSpec], key: Key) -> dict[str, float]:
         """Return the grid to which clients have rounded each field, if they add central noise."""
         return {} if self.releases is None else self.releases.steps(specs, key)
 

@@ -130,10 +130,10 @@ def test_a_masked_vector_is_uniform():
     vectors = {c: np.zeros(4096, dtype=np.int64) for c in range(N)}
     ring = make()[1]
     sign, verify = identities(range(N))
-    clients = {c: MaskingClient(plan, b"sum", c, sign[c], verify) for c in range(N)}
+    clients = {c: MaskingClient(plan, b"sum", c) for c in range(N)}
     server = MaskingServer(plan, b"sum", ring, 4096)
-    keys = server.route_keys({c: one.advertise() for c, one in clients.items()})
-    shares = server.route_shares({c: one.share(keys[c]) for c, one in clients.items()})
+    keys = server.route_keys({c: one.advertise(sign[c]) for c, one in clients.items()})
+    shares = server.route_shares({c: one.share(keys[c], verify) for c, one in clients.items()})
     masked = unpacked(clients[0].mask(vectors[0], shares[0]), 4096, 8)
     counts = np.bincount(masked.astype(int), minlength=256)
     # Chi-squared of 255 degrees of freedom: below 360 but for odds of 2e-5.
@@ -225,14 +225,11 @@ class Sum:
         self.plan = plan
         self.vectors, self.ring = make(plan)
         self.sign, self.verify = identities(self.vectors)
-        self.clients = {
-            c: MaskingClient(plan, b"one", c, self.sign[c], self.verify, checks=checks)
-            for c in self.vectors
-        }
+        self.clients = {c: MaskingClient(plan, b"one", c, checks=checks) for c in self.vectors}
         self.server = MaskingServer(plan, b"one", self.ring, N_VALUES)
-        self.keys = {c: one.advertise() for c, one in self.clients.items()}
+        self.keys = {c: one.advertise(self.sign[c]) for c, one in self.clients.items()}
         keys = self.server.route_keys(self.keys)
-        self.shares = {c: one.share(keys[c]) for c, one in self.clients.items()}
+        self.shares = {c: one.share(keys[c], self.verify) for c, one in self.clients.items()}
         routed = self.server.route_shares(self.shares)
         self.masked = {c: one.mask(self.vectors[c], routed[c]) for c, one in self.clients.items()}
         self.neighbours = self.ring.neighbours()
@@ -353,7 +350,7 @@ def test_shares_of_other_sums_clients_or_receivers_are_refused():
     one, two = Sum(), Sum()
     routed = one.server.route(one.shares)
     first, second = list(routed[0])[:2]
-    other = MaskingClient(PLAN, b"two", 0, two.sign[0], two.verify)
+    other = MaskingClient(PLAN, b"two", 0)
     for wrong in (
         two.shares[first][0],  # of another sum
         routed[0][second],  # of another sender
@@ -365,23 +362,23 @@ def test_shares_of_other_sums_clients_or_receivers_are_refused():
     # The same keys replayed in another sum have the wrong signature.
     keys = {c: one.keys[c] for c in one.neighbours[0]}
     with pytest.raises(MaskingFailed, match="another signature"):
-        other.share(keys)
+        other.share(keys, one.verify)
 
 
 def test_keys_of_the_servers_own_are_refused():
     one = Sum()
     keys = {c: one.keys[c] for c in one.neighbours[0]}
-    client = MaskingClient(PLAN, b"one", 0, one.sign[0], one.verify)
+    client = MaskingClient(PLAN, b"one", 0)
     first, second = list(keys)[:2]
     forged = keys[first]._replace(masking=bytes(range(32)))
     with pytest.raises(MaskingFailed, match="another signature"):
-        client.share({**keys, first: forged})
+        client.share({**keys, first: forged}, one.verify)
     with pytest.raises(MaskingFailed, match="not those of others"):
-        client.share({**keys, first: keys[second]})
+        client.share({**keys, first: keys[second]}, one.verify)
     with pytest.raises(MaskingFailed, match="not those of others"):
-        client.share({**keys, 0: one.keys[0]})
+        client.share({**keys, 0: one.keys[0]}, one.verify)
     with pytest.raises(MaskingFailed, match="keys of 5 neighbours, but 6"):
-        client.share(dict(list(keys.items())[:5]))
+        client.share(dict(list(keys.items())[:5]), one.verify)
     with pytest.raises(MaskingFailed, match="shares of 5 neighbours"):
         one.clients[0].mask(one.vectors[0], dict(list(one.server.route(one.shares)[0].items())[:5]))
 

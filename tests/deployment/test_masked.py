@@ -1,0 +1,240 @@
+"""Deployed fits with masked uploads, whose messages are bytes, without an engine."""
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from fedrecsk import FedEASE, Federation, FedMF, LocALS, RFRec
+from fedrecsk.deployment.checks import check_deployable
+from fedrecsk.deployment.exchanges import NotEnough
+from fedrecsk.deployment.keys import read_identity, write_identities, write_keys
+from fedrecsk.deployment.node import Node
+from fedrecsk.deployment.records import pack, unpack
+from fedrecsk.deployment.store import Store
+from fedrecsk.privacy import CentralDP, SecAggPlus
+from tests.conftest import make_toy
+from tests.deployment.in_process import coordinator, lose, prepared, simulated_key, spoil
+
+pytest.importorskip("cryptography", reason="needs fedrecsk[privacy]")
+
+X, Y = make_toy()
+SILOS = X[:, 0] % 5
+SMALL = {"n_factors": 3, "n_rounds": 3, "random_state": 0}
+FIVE = range(5)
+
+
+def masked(estimator, **setting):
+    scheme = SecAggPlus(audit="all", max_dropout=0.4, max_colluding=0.0)
+    federation = Federation(secure_aggregation=scheme, **setting)
+    return prepared(clone(estimator).set_params(federation=federation), X, Y, SILOS)
+
+
+def nodes_of(estimator, folder, clients=FIVE, identities=None):
+    identities = identities or write_identities(clients, folder / "identities")
+    key = simulated_key(estimator)
+    return {
+        100 + k: Node(
+            estimator,
+            lambda k=k: {
+                "client_id": k,
+                "X": X[k == SILOS],
+                "y": Y[k == SILOS],
+                "private": key,
+            },
+            Store(folder / f"node {k}"),
+            identity=read_identity(identities[k]),
+        )
+        for k in clients
+    }
+
+
+def rounds(server):
+    return [one for one in server.communication_.entries if one["phase"] == "round"]
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        FedMF(client_fraction=1.0, **SMALL),
+        LocALS(upload="all", reg_user=1.0, aggregation="clients", **SMALL),
+        RFRec(early_stopping=True, validation_fraction=0.3, **SMALL),
+        FedEASE(upload="all", random_state=0),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_a_deployed_fit_is_the_simulated_one(estimator, tmp_path):
+    estimator = masked(estimator)
+    simulated = clone(estimator).fit(X, Y, clients=SILOS)
+    server = coordinator(estimator, nodes_of(estimator, tmp_path), tmp_path).run()
+    name = "item_factors_" if hasattr(simulated, "item_factors_") else "item_weights_"
+    np.testing.assert_allclose(getattr(server, name), getattr(simulated, name), atol=2e-4)
+    assert server.privacy_.server_sees == "exact sums"
+    assert server.privacy_.trust == simulated.privacy_.trust
+
+
+def test_noise_of_the_clients_goes_through(tmp_path):
+    noise = CentralDP(clip=1.0, noise_multiplier=1.0, epsilon=None, noise="clients")
+    estimator = masked(RFRec(**SMALL), central_dp=noise)
+    server = coordinator(estimator, nodes_of(estimator, tmp_path), tmp_path).run()
+    assert np.isfinite(server.item_factors_).all()
+    assert server.privacy_.server_sees == "noisy sums"
+    assert 0 < server.privacy_.epsilon < np.inf
+
+
+@pytest.mark.parametrize("stage", ["keys", "shares", "", "confirm", "unmask"])
+def test_a_node_that_is_lost_does_not_stop_a_round(stage, tmp_path):
+    estimator = masked(FedMF(client_fraction=1.0, **SMALL))
+    one = coordinator(estimator, nodes_of(estimator, tmp_path), tmp_path, quorum=0.8)
+    spoil(one, lose, kind=f"round {stage}".strip(), node=103, number=1)
+    server = one.run()
+    assert server.n_rounds_ == 3
+    lost = int(stage in ("keys", "shares", ""))
+    assert [entry["messages_up"] for entry in rounds(server)] == [5, 5 - lost, 5]
+
+
+def test_below_the_threshold_a_round_is_lost_and_the_fit_goes_on(tmp_path, caplog):
+    estimator = masked(FedMF(client_fraction=1.0, **SMALL))
+    one = coordinator(estimator, nodes_of(estimator, tmp_path), tmp_path, quorum=0.4)
+
+    def tamper(request, reply):
+        number = unpack(request.content)[0].get("number")
+        lost = request.kind == "round" and number == 1 and request.node in (101, 102, 103)
+        return None if lost else reply
+
+    one.exchanges.carrier.tamper = tamper
+    server = one.run()
+    assert "The sum of round 1 is lost, and the model stays as it is" in caplog.text
+    assert [entry["messages_up"] for entry in rounds(server)] == [5, 0, 5]
+
+
+def test_the_server_sees_no_upload(tmp_path):
+    """What crosses in two fits to other ratings of one client has no number in common."""
+    estimator = masked(FedMF(client_fraction=1.0, **SMALL))
+    one = coordinator(estimator, nodes_of(estimator, tmp_path), tmp_path)
+    sent = []
+
+    def tamper(request, reply):
+        if request.kind == "round":
+            head, arrays = unpack(reply)
+            assert head == {}
+            sent.append(arrays["masked"].tobytes())
+        return reply
+
+    one.exchanges.carrier.tamper = tamper
+    one.run()
+    n_values = 9 * 3 + 9
+    n_bits = one.server.uplink.masks.plan.n_bits
+    assert {len(content) for content in sent} == {-(-n_values * n_bits // 8)}
+    assert len(set(sent)) == len(sent) == 15
+    bits = np.unpackbits(np.frombuffer(b"".join(sent), np.uint8))
+    # As many ones as zeros, within five standard deviations.
+    assert abs(bits.mean() - 0.5) < 2.5 / np.sqrt(len(bits))
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("stage", ["keys", "shares", "", "confirm", "unmask"])
+def test_a_killed_server_goes_on_with_the_same_sum(stage, tmp_path):
+    estimator = masked(FedMF(client_fraction=1.0, **SMALL))
+    nodes = nodes_of(estimator, tmp_path)
+    first = coordinator(estimator, nodes, tmp_path)
+
+    def tamper(request, reply):
+        number = unpack(request.content)[0].get("number")
+        if (request.kind, number, request.node) == (f"round {stage}".strip(), 1, 102):
+            raise Killed
+        return reply
+
+    first.exchanges.carrier.tamper = tamper
+    with pytest.raises(Killed):
+        first.run()
+    again = coordinator(estimator, nodes, tmp_path)
+    assert again.is_resumed
+    server = again.run()
+    whole = coordinator(estimator, nodes_of(estimator, tmp_path / "2"), tmp_path / "2").run()
+    np.testing.assert_allclose(server.item_factors_, whole.item_factors_, atol=1e-4)
+
+
+def test_a_node_does_not_unmask_two_sums_of_one_round(tmp_path):
+    estimator = masked(FedMF(client_fraction=1.0, **SMALL))
+    nodes = nodes_of(estimator, tmp_path)
+    one = coordinator(estimator, nodes, tmp_path)
+    answers = {}
+
+    def tamper(request, reply):
+        if request.node == 100 and request.kind.startswith("round"):
+            again = nodes[100].answer(request.content)
+            assert again == reply
+            head, arrays = unpack(request.content)
+            if request.kind == "round confirm":
+                # Another list gets the confirmation of the first.
+                other = nodes[100].answer(
+                    pack(head, arrays | {"survivors": arrays["survivors"] ^ 1})
+                )
+                assert other == reply
+            answers[request.kind] = reply
+        return reply
+
+    one.exchanges.carrier.tamper = tamper
+    one.run()
+    assert len(answers) == 5
+
+
+def test_a_late_client_enters_at_the_next_keys(tmp_path):
+    estimator = masked(FedMF(client_fraction=1.0, **SMALL))
+    identities = write_identities(range(4), tmp_path / "identities")
+    # Its identity is made later, by the same operator.
+    identities |= write_identities([4], tmp_path / "identities")
+    nodes = nodes_of(estimator, tmp_path, identities=identities)
+    late = nodes.pop(104)
+    one = coordinator(estimator, nodes, tmp_path)
+
+    def watch(request):
+        if request.kind == "round" and unpack(request.content)[0]["number"] == 0:
+            one.exchanges.carrier.connected[104] = late
+
+    one.exchanges.carrier.watch = watch
+    server = one.run()
+    assert [entry["messages_up"] for entry in rounds(server)] == [4, 5, 5]
+    assert (tmp_path / "node 4" / "model.joblib").exists()
+
+
+def test_nodes_of_another_operator_are_not_trusted(tmp_path, caplog):
+    estimator = masked(FedMF(client_fraction=1.0, **SMALL))
+    identities = write_identities(range(4), tmp_path / "identities")
+    identities |= write_identities([4], tmp_path / "others")
+    nodes = nodes_of(estimator, tmp_path, identities=identities)
+    with pytest.raises(NotEnough):
+        coordinator(estimator, nodes, tmp_path).run()
+    assert "has no certificate of this node's operator" in caplog.text
+
+
+def test_identities_are_read_by_their_owner_only(tmp_path):
+    (path,) = write_identities(["a/b"], tmp_path).values()
+    assert path.name == "client-a%2Fb.key"
+    identity = read_identity(path)
+    identity.verifier({1: identity.certificate})
+    with pytest.raises(FileExistsError):
+        write_identities(["a/b"], tmp_path)
+    path.chmod(0o644)
+    with pytest.raises(PermissionError, match="chmod 600"):
+        read_identity(path)
+    with pytest.raises(ValueError, match="needs an identity"):
+        read_identity(None)
+    with pytest.raises(FileNotFoundError, match="write_identities"):
+        read_identity(tmp_path / "missing")
+    wrong = tmp_path / "wrong.key"
+    wrong.write_text("{}")
+    wrong.chmod(0o600)
+    with pytest.raises(ValueError, match="has no identity"):
+        read_identity(wrong)
+    with pytest.raises(ValueError, match="clients make their own keys"):
+        write_keys(masked(FedMF(**SMALL)), 3, tmp_path / "keys")
+
+
+def test_what_cannot_be_masked_is_named():
+    check_deployable(masked(FedMF(client_fraction=0.5, **SMALL)))
+    with pytest.raises(ValueError, match='set upload="all"'):
+        check_deployable(masked(LocALS(**SMALL)))
