@@ -20,16 +20,20 @@ if TYPE_CHECKING:
 __all__ = ["PortableModel", "load"]
 
 # Of the file. Older ones can be read, and newer ones cannot.
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
 class History:
-    """A user's rows, each item once: codes, ratings or preferences, and weights, all (n,)."""
+    """A user's rows, each item once: codes, ratings or preferences, and weights, all (n,).
+
+    `fades` is what time has left of each like, all of it by default.
+    """
 
     items: np.ndarray
     values: np.ndarray
     weights: np.ndarray
+    fades: np.ndarray | float = 1.0
 
 
 @dataclass(frozen=True)
@@ -48,14 +52,14 @@ class ItemWeights:
 
     def scores(self, history: History) -> np.ndarray | None:
         """Return the scores of all items, (n_items,); None if no row says anything."""
-        weights = np.where(history.values > 0, history.weights, 0.0)
+        weights = np.where(history.values > 0, history.fades * history.weights, 0.0)
         if not weights.any():
             return None
         return weights.astype(self.matrix.dtype) @ self.matrix[history.items]
 
     def contributions(self, history: History, item: int) -> tuple[float, np.ndarray]:
         """Return a score's part that is everybody's, and what each row adds to it, (n,)."""
-        weights = np.where(history.values > 0, history.weights, 0.0)
+        weights = np.where(history.values > 0, history.fades * history.weights, 0.0)
         return 0.0, weights * self.matrix[history.items, item]
 
 
@@ -68,8 +72,9 @@ class Ridge:
         (penalty + sum_j e_j (x_j x_j' + diag(v_j))) p = sum_j (t_j x_j + n^-1/2 z_j)
 
     with e = confidence w and t = e (y - offset) for ratings. For likes only rows with y > 0 count,
-    with e = confidence w - shift, or confidence w y - shift, and t = 1 + e. p is linear in t and z,
-    so each row has its own part of the score.
+    with e = f c - shift, c = confidence w or confidence w y, and t = f (1 + c - shift), where f is
+    what time has left of the row. p is linear in t and z, so each row has its own part of the
+    score.
 
     Products are by einsum and not by @, whose threads wait for each other where other processes
     need the cores too.
@@ -141,16 +146,17 @@ class Ridge:
         counting = np.ones(len(history.items), bool) if self.rates else history.values > 0
         if not counting.any():
             return None
-        items, values, weights = (
-            column[counting] for column in (history.items, history.values, history.weights)
+        fades = np.broadcast_to(history.fades, counting.shape)
+        items, values, weights, fades = (
+            column[counting] for column in (history.items, history.values, history.weights, fades)
         )
         vectors = self.vectors[items].astype(float)
         if self.rates:
             extra = self.confidence * weights
             pull = extra * (values - self.offset[items])
         else:
-            extra = self.confidence * weights * (values if self.counts_values else 1) - self.shift
-            pull = 1 + extra
+            sure = self.confidence * weights * (values if self.counts_values else 1)
+            extra, pull = fades * sure - self.shift, fades * (1 + sure - self.shift)
         matrix = self.penalty * weights.sum() ** self.power
         matrix += np.einsum("ji,jk->ik", extra[:, None] * vectors, vectors)
         rows = pull[:, None] * vectors
@@ -179,7 +185,8 @@ class PortableModel:
     unknown : ndarray of shape (n_items,)
         Scores for users without a history.
     about : dict
-        `method`, `rating_scale` (low, high) or None, and `versions`.
+        `method`, `rating_scale` (low, high) or None, `half_life` (a, b) or None, and `versions`:
+        the likes of a history with n of them fade by half every a n^b likes.
 
     Attributes
     ----------
@@ -220,6 +227,7 @@ class PortableModel:
         self.versions: dict[str, str] = about["versions"]
         self._rule, self._unknown, self._about = rule, unknown, about
         self._scale: tuple[float, float] | None = about["rating_scale"]
+        self._half_life: tuple[float, float] | None = about.get("half_life")
         self._codes = {one: code for code, one in enumerate(item_ids.tolist())}
 
     def recommend(
@@ -237,7 +245,8 @@ class PortableModel:
         Parameters
         ----------
         items : sequence of shape (n_rows,)
-            Ids of the user's items. Unknown ones are ignored, and if none is known, the list is
+            Ids of the user's items, oldest first, which matters to models with a
+            `history_half_life` only. Unknown ones are ignored, and if none is known, the list is
             that for unknown users.
         ratings : sequence of shape (n_rows,), default=None
             Ratings of the items, which a model of ratings needs. For a model of likes None means
@@ -329,8 +338,19 @@ class PortableModel:
         known = (codes >= 0) & (weights > 0)
         codes, places = np.unique(codes[known], return_inverse=True)
         total = np.bincount(places, weights[known], len(codes))
-        sums = np.bincount(places, (weights * values)[known], len(codes))
-        return History(codes, sums / total, total)
+        values = np.bincount(places, (weights * values)[known], len(codes)) / total
+        last = np.zeros(len(codes), dtype=np.int64)
+        np.maximum.at(last, places, np.arange(len(places)))
+        return History(codes, values, total, self._fades(last, values > 0))
+
+    def _fades(self, last, likes):
+        """Return what time has left of each like, given the places of rows in time."""
+        fades = np.ones(len(last))
+        if self._half_life is not None and likes.any():
+            n_likes = np.count_nonzero(likes)
+            ages = n_likes - 1 - np.argsort(np.argsort(last[likes]))
+            fades[likes] = 2.0 ** (-ages / (self._half_life[0] * n_likes ** self._half_life[1]))
+        return fades
 
     def _known(self, ids, name):
         """Return the code of each id, -1 for unknown."""
@@ -455,4 +475,8 @@ def _read(header, arrays):
         raise ValueError(f"the shapes of its arrays do not agree {wrong}")
     rule = RULES[header["rule"]](**arrays, **header["settings"])
     about = {name: header[name] for name in ("method", "rating_scale", "versions")}
+    # Format 1 has none.
+    half_life = about["half_life"] = header.get("half_life")
+    if half_life is not None and not (half_life[0] > 0 and half_life[1] >= 0):
+        raise ValueError(f"{half_life} is no half-life")
     return PortableModel(rule, item_ids, unknown, about)

@@ -228,7 +228,14 @@ def test_the_list_of_methods_is_right():
     assert have == set(NAMES)
 
 
-@pytest.mark.parametrize("model", [EASE(history_half_life=2), ItemKNN(history_half_life=2)])
+@pytest.mark.parametrize(
+    "model",
+    [
+        EASE(history_half_life=2),
+        ItemKNN(history_half_life=2),
+        LocALS(2, n_rounds=2, history_half_life=2, warm_start=True, random_state=0),
+    ],
+)
 def test_rows_that_have_faded_add_up_too(model):
     X, _ = make_toy()
     X = np.column_stack([X, np.arange(len(X))])
@@ -238,15 +245,6 @@ def test_rows_that_have_faded_add_up_too(model):
     for rows in (None, own):
         _, parts, rest = model.explain(user, item, n=2, as_frame=False, interactions=rows)
         assert parts.sum() + rest == pytest.approx(raw_score(model, user, item))
-    with pytest.raises(ValueError, match="exported model does not read times"):
-        model.export("unused")
-
-
-def test_what_cannot_be_explained_says_so():
-    X, _ = make_toy()
-    model = LocALS(2, n_rounds=1, history_half_life=2, timestamps="row_order").fit(X)
-    with pytest.raises(ValueError, match="set history_half_life=None"):
-        model.explain(X[0, 0], X[0, 1], interactions=X[:9])
 
 
 def test_nearest_items_explain_in_any_catalogue_and_export_small_ones(monkeypatch):

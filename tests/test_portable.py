@@ -11,9 +11,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.base import clone
 
 import fedrecsk
-from fedrecsk import EASE, BiasOnly, RFRec, portable
+from fedrecsk import (
+    EASE,
+    BiasOnly,
+    FedItemKNN,
+    FedSpectral,
+    ImplicitALS,
+    LocALS,
+    RFRec,
+    portable,
+)
 from fedrecsk.base._explain import LINEAR
 from tests.conftest import make_toy
 from tests.test_contract import make
@@ -65,6 +75,41 @@ def test_it_recommends_what_the_model_recommends(name, tmp_path):
     assert np.array_equal(ours[0], theirs[0][0])
     assert np.allclose(ours[1], theirs[1][0], rtol=1e-5)
     assert public.rates == is_rater(model)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        EASE(1.0, history_half_life=1.5),
+        FedItemKNN(history_half_life="auto"),
+        FedSpectral(3, history_half_life=1.0),
+        ImplicitALS(3, history_half_life="auto", random_state=0),
+        LocALS(3, n_rounds=2, history_half_life=1.5, random_state=0),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_a_history_fades_by_its_order(model, tmp_path):
+    X, y = make_toy()
+    y = np.maximum(y - 2, 0)  # some are no likes
+    X = np.column_stack([X, np.arange(len(X))])
+    model = clone(model).fit(X, y)
+    public = exported(model, tmp_path)
+    items = model.item_ids_[[6, 1, 4, 1, 0]]
+    rows = np.column_stack([np.full(5, 77), items, np.arange(5)])
+    for ratings in (
+        [1.0, 2.0, 1.0, 1.0, 1.0],
+        [1.0, 0.0, 1.0, 0.0, 3.0],
+        [1.0, 1.0, 1.0, 1.0, 0.0],
+    ):
+        theirs = model.recommend([77], 5, interactions=(rows, np.array(ratings)))
+        ours = public.recommend(items, ratings, 5)
+        found = theirs[1][0] > -np.inf
+        assert np.array_equal(ours[0], theirs[0][0][found])
+        assert np.allclose(ours[1], theirs[1][0][found], rtol=1e-4, atol=1e-5)
+    assert np.abs(public.predict(items) - public.predict(items[::-1])).max() > 1e-7
+    # Without times nothing fades.
+    plain = clone(model).set_params(timestamps=None).fit(X, y)._portable()
+    assert np.array_equal(plain.predict(items), plain.predict(items[::-1]))
 
 
 def test_weights_count_as_in_fold_in(tmp_path):
@@ -179,6 +224,8 @@ def rewritten(path, target, **changes):
         {"rule": "Path"},
         {"settings": {"rates": True}},
         {"format": "one"},
+        {"half_life": [0, 1]},
+        {"half_life": "long"},
     ],
     ids=str,
 )
@@ -188,8 +235,8 @@ def test_parts_that_do_not_agree_are_refused(written, tmp_path, changes):
 
 
 def test_a_later_format_names_the_version(written, tmp_path):
-    path = rewritten(written[1], tmp_path / "new", format=2, versions={"fedrecsk": "9.9"})
-    with pytest.raises(ValueError, match=r"format 2, written by fedrecsk 9\.9.*later version"):
+    path = rewritten(written[1], tmp_path / "new", format=3, versions={"fedrecsk": "9.9"})
+    with pytest.raises(ValueError, match=r"format 3, written by fedrecsk 9\.9.*later version"):
         portable.load(path)
 
 

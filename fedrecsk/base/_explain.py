@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Literal, overload
 
@@ -13,8 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk._utils.parameters import suggest
 from fedrecsk._utils.sklearn_compat import Interval, validate_parameter_constraints
-from fedrecsk.base._fading import fading
-from fedrecsk.base._item_weights import liked
+from fedrecsk.base._item_weights import history_of
 from fedrecsk.base._recommend import check_frames
 from fedrecsk.data.interactions import id_array, missing_id
 from fedrecsk.portable import History
@@ -205,17 +203,12 @@ class Explains:
             raise ValueError(f"interactions must be X or (X, y), got a tuple of {len(pair)}.")
         served = copy.copy(self).fold_in(*pair, replace=True)
         data = self._read(*pair, reset=False, item_ids=self._items)
-        half_life = getattr(self, "history_half_life", None)
-        if half_life is not None:
-            data = liked(data)
-            data = replace(data, weights=data.weights * fading(data, half_life))
         (row,) = data.user_ids.codes(user)
         if row < 0:
             raise ValueError(
                 f"interactions has no row of user {name!s} with an item that the model knows."
             )
-        own = slice(*data.indptr[row : row + 2])
-        history = History(data.items[own], data.values[own], data.weights[own])
+        history = history_of(data, row, getattr(self, "history_half_life", None))
         return served, served._users.codes(user)[0], history
 
 

@@ -11,6 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk import portable
 from fedrecsk._version import __version__
+from fedrecsk.base._fading import as_power
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -35,13 +36,16 @@ class Exports:
         Raises
         ------
         ValueError
-            If newcomers of the method are trained step by step, if their histories fade with time
-            (`history_half_life`), or if item ids are integers beyond 64 bits.
+            If newcomers of the method are trained step by step, or if item ids are integers beyond
+            64 bits.
         OSError
             If the file cannot be written.
 
         Notes
         -----
+        A history that fades (`history_half_life`) does so by the order in which the items of a
+        newcomer are given.
+
         The numbers are learned from all users, and a centralised model, or one without
         differential privacy, may show something about them
         (:func:`fedrecsk.attacks.measure_membership`). The catalogue is in the file: without
@@ -67,20 +71,17 @@ class Exports:
     def _portable(self):
         """Return the public half as a PortableModel."""
         rule = self._public_half()
-        if getattr(self, "history_half_life", None) is not None:
-            raise ValueError(
-                f"{type(self).__name__} has a history_half_life, but an exported model does not "
-                "read times; set history_half_life=None, or save the whole fitted model."
-            )
         if self.item_ids_.dtype.kind == "O":
             raise ValueError(
                 "Item ids are integers beyond 64 bits, which a file cannot hold; convert them to "
                 "strings before fit."
             )
         scale = getattr(self, "rating_scale_", None)
+        fades = getattr(self, "timestamps", None) is not None
         about = {
             "method": type(self).__name__,
             "rating_scale": None if scale is None else list(scale),
+            "half_life": as_power(self.history_half_life) if fades else None,
             "versions": {
                 "python": platform.python_version(),
                 "fedrecsk": __version__,

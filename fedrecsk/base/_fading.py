@@ -92,6 +92,13 @@ def rates(rows, half_life):
     return np.broadcast_to(np.log(2) / 2 / lives, len(counts)).astype(np.float64)
 
 
+def as_power(half_life):
+    """Return a and b such that the half-life of a user with T rows is a T^b; None for None."""
+    if half_life is None:
+        return None
+    return [AUTO, 0.5] if half_life == "auto" else [float(half_life), 0.0]
+
+
 def fading(rows, half_life):
     """Return what each rating's weight is multiplied by, 1 for a user's latest, (n_ratings,)."""
     by_rating = np.repeat(rates(rows, half_life), np.diff(rows.indptr))

@@ -168,6 +168,28 @@ def liked(rows):
     )
 
 
+def fades_of(rows, half_life):
+    """Return what each rating is multiplied by, 1 for rows with y <= 0, (n_ratings,)."""
+    fades = np.ones(len(rows.items))
+    fades[rows.values > 0] = fading(liked(rows), half_life)
+    return fades
+
+
+def history_of(data, code, half_life):
+    """Return the History of one user of Interactions."""
+    own = slice(*data.indptr[code : code + 2])
+    rows = data.items[own], data.values[own], data.weights[own]
+    if half_life is None or data.times is None:
+        return History(*rows)
+    names = ("items", "values", "weights", "times")
+    one = replace(
+        data,
+        indptr=np.array([0, own.stop - own.start]),
+        **{name: getattr(data, name)[own] for name in names},
+    )
+    return History(*rows, fades_of(one, half_life))
+
+
 def histories(likes, dtype, half_life=None):
     """Return the users' rows of X: the faded weight of each item that they like, a CSR array."""
     weights, n_users = likes.weights * fading(likes, half_life), len(likes.indptr) - 1

@@ -11,8 +11,8 @@ import numpy as np
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RankingMixin, check_likes
-from fedrecsk.base._fading import FadingHistory, fading
-from fedrecsk.base._item_weights import liked
+from fedrecsk.base._fading import FadingHistory
+from fedrecsk.base._item_weights import fades_of
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.portable import Ridge
 from fedrecsk.protocol.messages import Dense, Derived, Message, Rows
@@ -86,11 +86,6 @@ class WMFUsers(FadingHistory):
         return {"item_factors_": message["item_factors"].values}
 
     def _public_half(self):
-        if self.history_half_life is not None:
-            raise ValueError(
-                f"{type(self).__name__} has a history_half_life, and neither explain nor export "
-                "knows what its rows count then; set history_half_life=None."
-            )
         items = self.item_factors_.astype(float)
         return Ridge.of(
             self.item_factors_,
@@ -129,8 +124,7 @@ class WMFUsers(FadingHistory):
         """Return c - 1 and c r of rows that have faded; those of 0 are as if there were none."""
         if not self._fades or block.times is None:
             return preferences
-        fades = np.ones(len(block.items))
-        fades[block.values > 0] = fading(liked(block), self.history_half_life)
+        fades = fades_of(block, self.history_half_life)
         return {name: (one * fades).astype(self._dtype) for name, one in preferences.items()}
 
     def _gram(self, items):

@@ -16,9 +16,9 @@ from sklearn.utils import check_random_state
 from fedrecsk._utils.sklearn_compat import Interval, get_threadpool_controller
 from fedrecsk._utils.threads import N_JOBS
 from fedrecsk.base import Recommender
+from fedrecsk.base._item_weights import history_of
 from fedrecsk.federated import _private, _round_loop, _weak_fits
 from fedrecsk.federated._updating import Updating
-from fedrecsk.portable import History
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol.central_noise import CentralNoise
 from fedrecsk.protocol.federation import Federation
@@ -498,8 +498,7 @@ class FederatedRecommender(Updating, Recommender):
             data = run.data
             (code,) = data.user_ids.codes(self.user_ids_[user : user + 1])
             if code >= 0:
-                own = slice(*data.indptr[code : code + 2])
-                return History(data.items[own], data.values[own], data.weights[own])
+                return history_of(data, code, getattr(self, "history_half_life", None))
         return super()._kept_rows(user)
 
     def _take_users(self, attributes, places):
