@@ -23,6 +23,7 @@ from fedrecsk import BiasOnly, FedEB, Federation, SVDpp
 from fedrecsk.attacks import measure_leak
 from fedrecsk.compression import Quantization
 from fedrecsk.datasets import fetch_movielens
+from fedrecsk.model_selection import TemporalHoldout
 
 FIRST_SEED = 300
 INT8_UP = Quantization("int8", direction="up")
@@ -148,6 +149,24 @@ def parts(options):
             print(f"| {name} | {label} | {_rmse(model, *part, 0, options):.4f} |", flush=True)
 
 
+def days(options):
+    """RMSE without and with effects of days, on random rows and on each user's last tenth."""
+    X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
+    print("| MovieLens-100k | without | effects of days |\n|---|---|---|")
+    latest = TemporalHoldout(0.1, per_user=True).train_test_split(X, y)
+    parts = {
+        "a fifth of the rows at random": [*_splits("100k", options)],
+        "each user's last tenth": [(latest[0], latest[2], latest[1], latest[3], FIRST_SEED)],
+    }
+    for name, splits in parts.items():
+        rows = [
+            [_rmse(FedEB(timestamps=column), *one, options) for column in (None, 2)]
+            for one in splits
+        ]
+        without, timed = np.mean(rows, axis=0)
+        print(f"| {name} | {without:.4f} | {timed:.4f} |", flush=True)
+
+
 def uploads(options):
     """Bytes of plain and of int8 uploads, and what that costs in accuracy."""
     print(
@@ -229,7 +248,7 @@ def _rmse(model, X, y, X_test, y_test, seed, options):
 
 def main(argv=None):
     """Run one of the benchmarks."""
-    functions = (quality, cohorts, averaged, sparse, parts, uploads, leak, speed)
+    functions = (quality, cohorts, averaged, sparse, parts, days, uploads, leak, speed)
     commands = {f.__name__: f for f in functions}
     parser = command_line("fedeb", __doc__)
     parser.add_argument("command", choices=commands)

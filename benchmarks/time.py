@@ -1,11 +1,13 @@
-"""Compare recommenders that know what came last: ``python -m benchmarks.time scores|defaults``.
+"""Compare recommenders that know what came last: ``python -m benchmarks.time COMMAND``.
 
 The last row of each user is the test row, and every parameter is chosen on the row before it, by
 NDCG@10 of the full ranking. HR@10 and NDCG@10 of `scores` are means over the test rows: among all
 items that the user does not have, and among 99 of these at random. On Amazon Beauty 6,000 users are
 tested. SASRec is RecTools', if ``--peers-python`` (by default the Python that runs this) can
 import rectools with torch (``pip install "rectools[torch]"``). `defaults` prints what half-lives
-give on the rows before the last ones, and never reads a test row.
+give on the rows before the last ones, and never reads a test row; `days` compares half-lives in
+days there, on MovieLens-100k. `generated` prints what half-lives give on generated data, with and
+without tastes that drift.
 
 Data: MovieLens-100k and Amazon Beauty (5-core; users, items and positions in time, without dates),
 in the folder --data-home or FEDRECSK_DATA. If one of them is not there, it is left out.
@@ -29,6 +31,9 @@ from sklearn.base import clone
 
 from benchmarks._command_line import command_line
 from fedrecsk import EASE, FedEASE, FedItemKNN, FedSpectral, ImplicitALS, ItemKNN, LocALS
+from fedrecsk.base._item_weights import weights_of
+from fedrecsk.datasets import make_interactions
+from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.model_selection import LeaveLastOut
 
 N_BEST, N_NEGATIVES, N_USERS = 10, 99, 6000
@@ -316,9 +321,73 @@ def defaults(options):
                 print(f"| {lives[0]} | {lives[1]} | {_shown(found)[0]} |", flush=True)
 
 
+def days(options):
+    """Half-lives in positions and in days, on validation rows of MovieLens-100k; EASE(60)."""
+    data = load("100k", options.data_home)
+    if data is None:
+        return
+    users, u = np.unique(data.train[:, 0], return_inverse=True)
+    items, i = np.unique(data.train[:, 1], return_inverse=True)
+    position = pd.Series(data.train[:, 2]).groupby(u).rank().to_numpy()
+    day = data.train[:, 2] / (24 * 3600)
+    own = [np.flatnonzero(u == user) for user in range(len(users))]
+
+    def ndcg(half_positions, half_days, join):
+        gram, histories = np.zeros((len(items),) * 2), np.zeros((len(users), len(items)))
+        for user, rows in enumerate(own):
+            late = max(rows, key=lambda row: position[row])
+            ages = join(
+                (position[late] - position[rows]) / half_positions,
+                (day[late] - day[rows]) / half_days,
+            )
+            histories[user, i[rows]] = 2.0**-ages
+            apart = join(
+                np.abs(np.subtract.outer(position[rows], position[rows])) / half_positions,
+                np.abs(np.subtract.outer(day[rows], day[rows])) / half_days,
+            )
+            gram[np.ix_(i[rows], i[rows])] += 2.0**-apart
+        scores = histories @ weights_of(np.linalg.inv(gram + 60 * np.eye(len(items))))
+        found = evaluate(
+            lambda batch: (items, scores[np.searchsorted(users, batch)]),
+            *(data.train, data.validation, data.users),
+        )
+        return _shown(found)[0]
+
+    print("| positions | days | joined by | HR@10 / NDCG@10 |\n|---|---|---|---|", flush=True)
+    print(f"| 7 | none | | {ndcg(7, np.inf, np.add)} |", flush=True)
+    for n in (0.01, 0.1, 1, 10, 30, 100):
+        print(f"| none | {n} | | {ndcg(np.inf, n, np.add)} |", flush=True)
+    for join in (np.add, np.maximum):
+        for n in (1, 7, 30, 100):
+            print(f"| 7 | {n} | {join.__name__} | {ndcg(7, n, join)} |", flush=True)
+
+
+def generated(options):
+    """NDCG@10 of each user's last row in generated data, by half-lives."""
+    lives = (None, "auto", 4, 8, 16, 32, 64)
+    print("| tastes | |" + "".join(f" {life} |" for life in lives))
+    print("|---|---|" + "---|" * len(lives), flush=True)
+    models = {
+        "FedEASE(100)": (FedEASE(100.0), ("pair_half_life", "history_half_life")),
+        "FedItemKNN()": (FedItemKNN(), ("pair_half_life", "history_half_life")),
+        "FedSpectral(), history": (FedSpectral(), ("history_half_life",)),
+        "LocALS(32), history": (LocALS(32, random_state=0), ("history_half_life",)),
+    }
+    for drift in (0.0, 1.0):
+        X = make_interactions(600, 300, 30_000, drift=drift, random_state=1)
+        train, test = LeaveLastOut().train_test_split(X)
+        for name, (model, names) in models.items():
+            numbers = []
+            for life in lives:
+                timed = clone(model).set_params(**dict.fromkeys(names, life)).fit(train)
+                numbers.append(evaluate_ranking(timed, test, metrics="ndcg", k=10)["ndcg@10"])
+            shown = " | ".join(f"{number:.3f}".lstrip("0") for number in numbers)
+            print(f"| {'drift' if drift else 'stay'} | {name} | {shown} |", flush=True)
+
+
 def main(argv=None):
     """Run one of the benchmarks."""
-    commands = {f.__name__: f for f in (scores, defaults)}
+    commands = {f.__name__: f for f in (scores, defaults, days, generated)}
     parser = command_line("time", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", choices=list(FILES), default=list(FILES))

@@ -13,6 +13,8 @@ from fedrecsk._utils.user_warnings import warn
 
 ROW_ORDER = "row_order"
 CONSTRAINT = [Interval(Integral, 2, None, closed="left"), str]
+# Seconds of a day, and days that are told apart, from 1970 on.
+DAY, N_DAYS = 86_400, 2**16
 _CONVERT = "Convert the column, for example with pandas.to_datetime."
 
 
@@ -52,6 +54,23 @@ def times_of_histories(X, timestamps, *, all_users):
     if times.dtype.kind == "M":
         times = times.astype("datetime64[us]").astype(np.int64)
     return np.where(missing, np.nan, times.astype(np.float64))
+
+
+def days_of(X, timestamps, *, all_users):
+    """Return the day of each row since 1970 as floats, NaN where missing; numbers are seconds."""
+    times, name = _column_of_times(X, timestamps)
+    missing = _is_missing(times)
+    if times.dtype.kind == "M":
+        times = times.astype("datetime64[s]").astype(np.int64)
+    days = np.where(missing, np.nan, times.astype(np.float64) // DAY)
+    wrong = (days < 0) | (days >= N_DAYS)
+    if wrong.any() or (all_users and len(days) > 1 and (days == 0).all()):
+        first = times[wrong.argmax()]
+        raise ValueError(
+            f"{name} should be dates, or seconds since 1970, to tell days apart; one is {first!s}. "
+            "Convert the column, or set timestamps=None to leave days out."
+        )
+    return days
 
 
 def times_of_cutoffs(cutoffs, name):

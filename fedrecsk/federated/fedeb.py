@@ -12,8 +12,10 @@ from scipy.sparse import csr_array
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
-from fedrecsk.base import RatingMixin
+from fedrecsk.base import RatingMixin, linear_scores
+from fedrecsk.data import _times
 from fedrecsk.data._rating_scale import scale_of
+from fedrecsk.federated._day_effects import DayEffects
 from fedrecsk.federated._item_content import FederatedContent
 from fedrecsk.federated._ratings import RatingScale
 from fedrecsk.federated.base import FederatedRecommender
@@ -125,7 +127,7 @@ class EmpiricalBayes(RatingScale, RatingMixin, FederatedRecommender):
 
 @documented
 @dataclass(eq=False, repr=False)
-class FedEB(FederatedContent, EmpiricalBayes):
+class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
     """Federated empirical Bayes: SVD++ with learned variances, trained by sums of uploads.
 
     Each client infers the distribution of its users' vectors given the items, exactly, and
@@ -171,6 +173,10 @@ class FedEB(FederatedContent, EmpiricalBayes):
         rows. "all": the rows of all items are sent, as secure sums require.
     rating_scale : tuple (low, high) or None, default=None
         The ends of the rating scale, to which predictions are clipped. None: the range of y.
+    timestamps : int, str or None, default=None
+        Column of X with the time of each row: its position (2 or more) or, for a DataFrame, its
+        name; dates, or seconds since 1970. Then each user has an effect of each day (UTC) on which
+        it has rated, in `predict` only. None: time does not count.
     {item_features}
     {shared parameters}
 
@@ -197,6 +203,8 @@ class FedEB(FederatedContent, EmpiricalBayes):
         ``posterior="map"``, their initial values.
     rating_scale_ : tuple of float
         The ends of the rating scale.
+    user_days_ : sparse array of shape (n_users, 65536), dtype float32
+        With `timestamps`: the effect of each day since 1970, in ratings; private to the client.
     {shared attributes}
 
     Raises
@@ -291,6 +299,7 @@ class FedEB(FederatedContent, EmpiricalBayes):
     learning_rate: float | Literal["auto"] = "auto"
     upload: Literal["local", "all"] = "local"
     rating_scale: tuple[float, float] | None = None
+    timestamps: int | str | None = None
 
     _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
         "n_factors": [Interval(Integral, 1, None, closed="left")],
@@ -302,6 +311,7 @@ class FedEB(FederatedContent, EmpiricalBayes):
         "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
         "upload": [StrOptions({"local", "all"})],
         "rating_scale": [tuple, list, None],
+        "timestamps": [*_times.CONSTRAINT, None],
         **FederatedContent._content_constraints,
     }
 
@@ -532,6 +542,20 @@ class FedEB(FederatedContent, EmpiricalBayes):
         covariances[:, :, 0] *= unit
         return {"users": users, "covariances": covariances, "noise": unit / np.sqrt(precisions)}
 
+    def _personalize(self, block, state, message, turn, key):
+        fitted = super()._personalize(block, state, message, turn, key)
+        if self.timestamps is None:
+            return fitted
+        users, of_rating = (
+            fitted["users"],
+            np.repeat(np.arange(block.n_users), np.diff(block.indptr)),
+        )
+        low, high, mean = (float(number) for number in message["ratings"].values)
+        items = self._unit(low, high) * message["average_items"].values
+        linear = mean, users[:, 0], items[:, 0], users[:, 1:], items[:, 1:]
+        expected = linear_scores(of_rating, block.items, *linear)
+        return fitted | {"days": self._effects_of_days(block, np.clip(expected, low, high))}
+
     def _private_vectors(self, state):
         return state["posterior"].users
 
@@ -561,7 +585,8 @@ class FedEB(FederatedContent, EmpiricalBayes):
 
     def _user_attributes(self, block, state):
         users = state["users"]
-        return {
+        days = {} if self.timestamps is None else {"user_days_": state["days"]}
+        return days | {
             "user_factors_": np.ascontiguousarray(users[:, 1:]),
             "user_bias_": users[:, 0].copy(),
             "user_covariance_": state["covariances"],
