@@ -131,6 +131,15 @@ class ItemContent:
         features = reading.aligned(self.item_features, self.items)
         return ItemPrior(features, n_ratings)
 
+    def _with_content(self, attributes, n_ratings, shrunk=True):
+        """Return a centralised model's attributes with what features say of its items."""
+        prior = self._item_prior(n_ratings)
+        if prior is None:
+            return attributes
+        complete = prior.completed if shrunk else prior.filled
+        names = [name for name in self._predicted if name in attributes]
+        return attributes | {n: complete(attributes[n]) for n in names} | {"_content": prior}
+
     def _learn(self: Any, data, report, fit):
         vars(self).pop("_content", None)
         super()._learn(data, report, fit)  # pyright: ignore[reportAttributeAccessIssue]

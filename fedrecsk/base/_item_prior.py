@@ -24,6 +24,8 @@ RATIOS = np.logspace(-4, 6, 61)
 # An item with so many ratings counts half of one with very many: for the prior of known items, and
 # for what new items are like, whose ratings are mostly of popular ones. Chosen on withheld items.
 HALF_OF_KNOWN, HALF_OF_NEW = 20.0, 400.0
+# Of an item with so many ratings a penalty towards 0 takes away half of its vector.
+SHRINKAGE = 10.0
 
 
 class ItemPrior:
@@ -54,10 +56,22 @@ class ItemPrior:
         """Return what to expect of vectors of new items with these features."""
         return self._of_new.means(vectors, scaled(features, *self.scaling))
 
+    def completed(self, vectors: Any) -> Any:
+        """Return vectors that were shrunk to 0 as if to their prior means, and of new items too.
+
+        A penalty that shrinks an item of n ratings to 0 by s / (n + s), would shrink it
+        to its prior mean by as much: the sum of both.
+        """
+        wide = vectors.reshape(len(vectors), -1)
+        lost = SHRINKAGE / (self.n_ratings + SHRINKAGE)
+        shrunk = wide + lost[:, None] * self.means(wide)
+        return self.filled(shrunk).astype(vectors.dtype).reshape(vectors.shape)
+
     def filled(self, vectors: Any) -> Any:
         """Return the vectors with those of items without ratings as if these were new."""
-        unknown = (self.n_ratings == 0)[:, None]
-        return np.where(unknown, self._of_new.means(vectors), vectors).astype(vectors.dtype)
+        wide, unknown = vectors.reshape(len(vectors), -1), (self.n_ratings == 0)[:, None]
+        filled = np.where(unknown, self._of_new.means(wide), wide)
+        return filled.astype(vectors.dtype).reshape(vectors.shape)
 
 
 class Regression:

@@ -63,6 +63,7 @@ def parameters_of_a_run(estimator: Recommender, total: str) -> dict[str, Any]:
     # The fingerprint of the data has `items`.
     free = {"items", total, "warm_start", "n_iter_no_change", "tol", "n_jobs"}
     parameters = estimator.get_params(deep=False)
-    if parameters.get("item_features") is not None:
-        parameters["item_features"] = fingerprint(parameters["item_features"])
+    features = parameters.pop("item_features", None)
+    if features is not None:
+        parameters["item_features"] = fingerprint(features)
     return {name: value for name, value in parameters.items() if name not in free}

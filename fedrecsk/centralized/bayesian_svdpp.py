@@ -19,6 +19,7 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, get_threadpool_controller
 from fedrecsk._utils.threads import N_JOBS, Threads
 from fedrecsk.base import RatingMixin, Recommender
+from fedrecsk.base._item_content import ItemContent
 from fedrecsk.base._warm_start import parameters_of_a_run, resumed
 from fedrecsk.centralized._sgd import Rows, narrowed
 from fedrecsk.protocol.keys import Key
@@ -44,7 +45,7 @@ SMALL = 1000  # items up to which all eigenvectors are as quick to find as some
 
 @documented
 @dataclass(eq=False, repr=False)
-class BayesianSVDpp(RatingMixin, Recommender):
+class BayesianSVDpp(ItemContent, RatingMixin, Recommender):
     """Bayesian SVD++: the mean prediction of models drawn from the posterior distribution.
 
     The model of a rating is that of :class:`SVDpp`, with a distribution for everything::
@@ -82,6 +83,7 @@ class BayesianSVDpp(RatingMixin, Recommender):
     {n_jobs}
     random_state : int, RandomState instance or None, default=None
         Seed of all draws.
+    {item_features}
     {items}
 
     Attributes
@@ -195,7 +197,11 @@ class BayesianSVDpp(RatingMixin, Recommender):
         "warm_start": ["boolean"],
         "n_jobs": N_JOBS,
         "random_state": ["random_state"],
+        **ItemContent._content_constraints,
     }
+
+    _predicted = ("item_factors_", "item_bias_", "item_bias_samples_")
+    _absent = ("implicit_factors_",)
 
     # ------------------------------------------------------------------------------ fit
 
@@ -210,6 +216,7 @@ class BayesianSVDpp(RatingMixin, Recommender):
         rows = Rows.of(data)
         with get_threadpool_controller().limit(limits=1, user_api="blas"):
             problem = Problem.of(rows, self.kernel_rank, self.noise_df)
+            problem = problem._replace(content=self._item_prior(counts_of(rows)))
             if run.state is None:
                 generator = run.key.generator("first vectors")
                 run.state = State.start(problem, self.n_factors, generator)
@@ -263,7 +270,7 @@ class BayesianSVDpp(RatingMixin, Recommender):
         implicit = stacked([s.implicit for s in samples], rated, rows.n_items)
         implicit *= DTYPE(np.sqrt(scale))
         noise = np.mean([s.noise for s in samples], axis=0)[rows.rank_of_user]
-        return {
+        attributes = {
             "global_bias_": rows.mean,
             "rating_range_": rows.range,
             "user_factors_": user_factors,
@@ -285,6 +292,7 @@ class BayesianSVDpp(RatingMixin, Recommender):
             "_noise_precision": np.array([sample.noise_precision for sample in samples]),
             "_key": run.key,
         }
+        return self._with_content(attributes, counts_of(rows), shrunk=False)
 
     def _response(self, scores):
         return np.clip(scores, *self.rating_range_)
@@ -484,6 +492,8 @@ class Problem(NamedTuple):
         Of the items' kernel.
     noise_df : float or None
         nu.
+    content : ItemPrior or None
+        What features say, of all items.
     """
 
     rated: np.ndarray
@@ -493,6 +503,7 @@ class Problem(NamedTuple):
     eigenvalues: np.ndarray
     eigenvectors: np.ndarray
     noise_df: float | None
+    content: Any = None
 
     @classmethod
     def of(cls, rows: Any, kernel_rank: int, noise_df: float) -> Problem:
@@ -518,6 +529,11 @@ class Problem(NamedTuple):
             *leading_eigenpairs(held, kernel_rank),
             noise_df,
         )
+
+
+def counts_of(rows: Any) -> Any:
+    """Return the items' numbers of ratings, by weight."""
+    return np.bincount(rows.items, rows.weights / rows.weights.mean(), rows.n_items)
 
 
 def leading_eigenpairs(held: Any, rank: Any) -> Any:
@@ -551,6 +567,8 @@ class State:
         y_j.
     user_mean, item_mean : ndarray, as P and Q
         The means of their priors: (0, m_u) and f_i.
+    content_mean : ndarray, as Q, or 0
+        The part of f_i that features predict.
     user_precision, item_precision, kernel_precision : ndarray of shape (1 + d,)
         lambda, rho, psi.
     implicit_precision, noise_precision : float
@@ -570,6 +588,7 @@ class State:
     implicit_precision: float
     noise_precision: float
     user_noise: np.ndarray
+    content_mean: np.ndarray | float = 0.0
 
     @classmethod
     def start(cls, problem: Problem, n_factors: int, generator: np.random.Generator) -> State:
@@ -664,14 +683,23 @@ def draw_items(problem: Any, state: Any, generator: Any, n_jobs: Any) -> None:
 
 
 def draw_kernel(problem: Any, state: Any, generator: Any) -> None:
-    """Draw f | rest, in the coordinates g of the eigenvectors, f = U g, then psi."""
+    """Draw f | rest, in the coordinates g of the eigenvectors, f = U g, then psi.
+
+    What features predict of the rest is added to f.
+    """
     values, vectors = problem.eigenvalues[:, None], problem.eigenvectors
-    if not len(values):
-        return
+    rest = state.Q - state.content_mean
     strength = state.kernel_precision / values + state.item_precision
-    mean = state.item_precision * (vectors.T @ state.Q) / strength
+    mean = state.item_precision * (vectors.T @ rest) / strength
     g = mean + generator.standard_normal(mean.shape) / np.sqrt(strength)
     state.item_mean = vectors @ g
+    if problem.content is not None:
+        rest = np.zeros((len(problem.content.n_ratings), state.Q.shape[1]))
+        rest[problem.rated] = state.Q - state.item_mean
+        state.content_mean = problem.content.means(rest)[problem.rated]
+        state.item_mean = state.item_mean + state.content_mean
+    if not len(values):
+        return
     squares = np.sum(g**2 / values, axis=0)
     state.kernel_precision = drawn_precision(generator, len(values), squares)
 

@@ -11,6 +11,7 @@ import numpy as np
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval
+from fedrecsk.base._item_content import ItemContent
 from fedrecsk.centralized import _sgd
 from fedrecsk.centralized._sgd import (
     GradientDescent,
@@ -26,7 +27,7 @@ sgd_kernels: LazyModule = LazyModule("fedrecsk.centralized._sgd_kernels")
 
 @documented
 @dataclass(eq=False, repr=False)
-class BiasedMF(GradientDescent):
+class BiasedMF(ItemContent, GradientDescent):
     """Matrix factorisation with biases: r_ui = mu + b_u + b_i + p_u.q_i.
 
     The strong plain baseline. Starts near the biases of :class:`BiasOnly` and minimises, by
@@ -58,6 +59,7 @@ class BiasedMF(GradientDescent):
     {epochs warm_start}
     random_state : int, RandomState instance or None, default=None
         Seed of the first vectors, the order of ratings and the held-out rows.
+    {item_features}
     {items}
 
     Attributes
@@ -120,7 +122,10 @@ class BiasedMF(GradientDescent):
     _parameter_constraints: ClassVar[dict] = GradientDescent._parameter_constraints | {
         "reg_bias": [Interval(Real, 0, None, closed="left")],
         "shrinkage_bias": [Interval(Real, 0, None, closed="left")],
+        **ItemContent._content_constraints,
     }
+
+    _absent = ("implicit_factors_",)
 
     def _start(self, rows, key):
         # Two sweeps are near enough: gradient descent goes on from here.
@@ -147,6 +152,10 @@ class BiasedMF(GradientDescent):
     def _epoch(self, arranged, state, rate):
         ratings, decays = arranged
         return sgd_kernels.biased_mf(*ratings, rate, *state.values(), *decays)
+
+    def _fitted(self, rows, state):
+        n_ratings = np.bincount(rows.items, rows.relative_weights(), rows.n_items)
+        return self._with_content(super()._fitted(rows, state), n_ratings)
 
     def _parameters(self, rows, state):
         return {

@@ -24,6 +24,7 @@ from fedrecsk._utils.sklearn_compat import Interval, StrOptions, get_threadpool_
 from fedrecsk._utils.threads import N_JOBS, n_threads
 from fedrecsk.base import RankingMixin, Recommender, check_likes, linear_scores
 from fedrecsk.base._fading import FadingHistory, fading
+from fedrecsk.base._item_content import ItemContent
 from fedrecsk.base._item_weights import liked
 from fedrecsk.data._checks import hint
 from fedrecsk.portable import Ridge
@@ -177,7 +178,7 @@ class ImplicitRecommender(RankingMixin, Recommender):
 
 @documented
 @dataclass(eq=False, repr=False)
-class ImplicitALS(FadingHistory, ImplicitRecommender):
+class ImplicitALS(ItemContent, FadingHistory, ImplicitRecommender):
     """Alternating least squares on implicit feedback, by the `implicit` library.
 
     Minimises over user vectors p_u and item vectors q_i::
@@ -218,6 +219,7 @@ class ImplicitALS(FadingHistory, ImplicitRecommender):
         Seeds the initial vectors; an int gives the library's model of that `random_state`.
     {timestamps}
     {history_half_life}
+    {item_features}
     {items}
 
     Attributes
@@ -291,6 +293,7 @@ class ImplicitALS(FadingHistory, ImplicitRecommender):
             "alpha": [Interval(Real, 0, None, closed="neither")],
             "item_bias": ["boolean"],
             "solver": [StrOptions({"cg", "cholesky"})],
+            **ItemContent._content_constraints,
         }
     )
 
@@ -328,7 +331,8 @@ class ImplicitALS(FadingHistory, ImplicitRecommender):
         if self.item_bias:
             bias = self._biases(attributes["user_factors_"], attributes["item_factors_"], likes)
             attributes["item_bias_"] = bias.astype(np.float32)
-        return attributes
+        n_likes = np.bincount(likes.indices, minlength=likes.shape[1])
+        return self._with_content(attributes, n_likes, shrunk=False)
 
     def _biases(self, users, items, likes):
         """Return each item's mean of target less score, over the users who like something."""

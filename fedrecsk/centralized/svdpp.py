@@ -50,6 +50,7 @@ class SVDpp(BiasedMF):
     {epochs warm_start}
     random_state : int, RandomState instance or None, default=None
         Seed of the first vectors, the order of users and the held-out rows.
+    {item_features}
     {items}
 
     Attributes

@@ -614,8 +614,9 @@ def parameters_of_a_run(estimator):
     parameters = estimator.get_params() | {
         f"federation__{name}": value for name, value in estimator._setting().get_params().items()
     }
-    if parameters.get("item_features") is not None:
-        parameters["item_features"] = fingerprint(parameters["item_features"])
+    features = parameters.pop("item_features", None)
+    if features is not None:
+        parameters["item_features"] = fingerprint(features)
     return {
         name: type(value).__name__ if hasattr(value, "get_params") else value
         for name, value in parameters.items()

@@ -212,8 +212,7 @@ def _run_of(estimator, caller_name):
         )
     # New items come with features of their own.
     parameters = _round_loop.parameters_of_a_run(estimator)
-    if "item_features" in parameters:
-        parameters["item_features"] = run.parameters["item_features"]
+    parameters["item_features"] = run.parameters.get("item_features")
     check_unchanged(run, parameters, f"{caller_name} goes on from the last fit")
     federation = run.server.federation
     inexact = {

@@ -13,6 +13,7 @@ from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RankingMixin, check_likes
 from fedrecsk.base._fading import FadingHistory
 from fedrecsk.base._item_weights import fades_of
+from fedrecsk.federated._item_content import FederatedContent
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.portable import Ridge
 from fedrecsk.protocol.messages import Dense, Derived, Message, Rows
@@ -158,7 +159,7 @@ class WMFUsers(FadingHistory):
 
 
 @dataclass(eq=False, repr=False)
-class ImplicitMF(WMFUsers, RankingMixin, FederatedRecommender):
+class ImplicitMF(FederatedContent, WMFUsers, RankingMixin, FederatedRecommender):
     """Base class of methods that train item vectors; they have the parameter `upload`."""
 
     n_factors: int = 20
@@ -172,6 +173,7 @@ class ImplicitMF(WMFUsers, RankingMixin, FederatedRecommender):
     _parameter_constraints: ClassVar[dict] = (
         FederatedRecommender._parameter_constraints
         | FadingHistory._fading_constraints
+        | FederatedContent._content_constraints
         | {
             "n_factors": [Interval(Integral, 1, None, closed="left")],
             "alpha": [Interval(Real, 0, None, closed="left")],
@@ -185,6 +187,7 @@ class ImplicitMF(WMFUsers, RankingMixin, FederatedRecommender):
     # --------------------------------------------------------------- before the rounds
 
     _carried = ("item_factors",)
+    _predicted_fields = ("item_factors",)
 
     def _init_server(self, catalogue, key):
         shape = (catalogue.n_items, self.n_factors)
@@ -193,6 +196,8 @@ class ImplicitMF(WMFUsers, RankingMixin, FederatedRecommender):
             "item_factors": items.astype(self._dtype),
             "n_clients": catalogue.n_clients,
             "reg_item": self.reg_item / catalogue.n_clients,
+            # Without a set-up nobody knows which items are held.
+            "content": self._item_prior(np.ones(catalogue.n_items)),
         }
 
     def _setup_specs(self, n_items, step):
@@ -206,7 +211,10 @@ class ImplicitMF(WMFUsers, RankingMixin, FederatedRecommender):
         return ClientUpdates({"held_items": held})
 
     def _setup_aggregate(self, server, upload, step, key):
-        return server | {"held_share": upload["held_items"].mean[:, None]}
+        return server | {
+            "content": self._item_prior(upload["held_items"].sum),
+            "held_share": upload["held_items"].mean[:, None],
+        }
 
     def _item_penalties(self, server):
         """Return each client's share of the items' penalties, (n_items, 1) if they differ."""
@@ -251,7 +259,8 @@ class ImplicitMF(WMFUsers, RankingMixin, FederatedRecommender):
 
     def _final_model(self, server):
         # To recommend, a client needs the items that it does not hold.
-        return Message(item_factors=Dense(server["item_factors"]))
+        items, content = server["item_factors"], server["content"]
+        return Message(item_factors=Dense(items if content is None else content.filled(items)))
 
     # ------------------------------------------------------------------------------ checks
 

@@ -59,6 +59,7 @@ class FCF(ServerStep, ImplicitMF):
         same sum in fewer bytes.
     {timestamps}
     {history_half_life}
+    {item_features}
     {shared parameters}
 
     Attributes

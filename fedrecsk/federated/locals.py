@@ -85,6 +85,7 @@ class LocALS(ClientItemsWMF):
         Notes for what each reveals.
     {timestamps}
     {history_half_life}
+    {item_features}
     {shared parameters}
 
     Attributes

@@ -13,6 +13,7 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data._rating_scale import scale_of
+from fedrecsk.federated._item_content import FederatedContent
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.federated.fedeb import EmpiricalBayes
 from fedrecsk.protocol.messages import Dense, Message
@@ -55,7 +56,7 @@ TINY = np.finfo(float).tiny
 
 @documented
 @dataclass(eq=False, repr=False)
-class PrivFedEB(EmpiricalBayes):
+class PrivFedEB(FederatedContent, EmpiricalBayes):
     """Ratings under user-level differential privacy: federated empirical Bayes on noisy sums.
 
     A client never uploads more than a vector of norm 1, so that noise of a known size on the sum
@@ -90,6 +91,7 @@ class PrivFedEB(EmpiricalBayes):
     rating_scale : tuple (low, high) or None, default=None
         The ends of the rating scale, to which predictions are clipped. None: the range of y, which
         is an error under central differential privacy.
+    {item_features}
     {shared parameters}
 
     Attributes
@@ -208,8 +210,11 @@ class PrivFedEB(EmpiricalBayes):
         "n_rounds": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
         "center": [Interval(Real, 0, 1, closed="both")],
         "rating_scale": [tuple, list, None],
+        **FederatedContent._content_constraints,
     }
 
+    _predicted_fields = ("average_items",)
+    _absent_fields = ("row_weights",)
     _n_setups = 1
 
     # ------------------------------------------------------------------------- the set-up
@@ -252,6 +257,9 @@ class PrivFedEB(EmpiricalBayes):
             n_factors = min(n_columns, release.n_factors(self._arriving(upload.n_clients)))
         items = np.zeros((n_items, n_columns + 1))
         items[:, 0], variance = release.biases()
+        content = self._item_prior(release.counts)
+        if content is not None:
+            items[:, 0], variance = release.biases(content.means(items[:, :1])[:, 0])
         start = key.generator("item factors").standard_normal((n_items, n_factors))
         items[:, 1 : n_factors + 1] = self.INIT_STD * start
         return server | {
@@ -261,6 +269,7 @@ class PrivFedEB(EmpiricalBayes):
             "items": items,
             "bias_variance": variance,
             "average": items,
+            "content": content,
         }
 
     def _initial_broadcast(self, server):
@@ -343,7 +352,8 @@ class PrivFedEB(EmpiricalBayes):
     # ------------------------------------------------------------------------- the end
 
     def _final_model(self, server):
-        return Message(average_items=Dense(server["average"][:, : server["n_factors"] + 1]))
+        items, content = server["average"][:, : server["n_factors"] + 1], server["content"]
+        return Message(average_items=Dense(items if content is None else content.filled(items)))
 
     def _fitted_users(self, block, state, message, turn):
         items = message["average_items"].values
@@ -489,15 +499,15 @@ class Release(NamedTuple):
         """Variance of a round's sums: added noise, and that of the ratings themselves."""
         return noise_std**2 + self.rating_weight * curvature * row_weights / ALPHA
 
-    def biases(self) -> Any:
+    def biases(self, prior: Any = None) -> Any:
         """First estimates of b_i, and their variances.
 
-        Their prior mean is a line in log N_i, fitted to all items: popular items are often
-        better ones.
+        Their prior mean, unless given, is a line in log N_i, fitted to all items: popular items
+        are often better ones.
         """
         h = self.counts
         noise = self.noise(h, 1.0, self.noise_std)
-        prior = self._line(noise)
+        prior = self._line(noise) if prior is None else prior
         gain = gains(np.full(len(h), BIAS_VARIANCE), h, noise)
         return prior + gain * (self.residuals - h * prior), BIAS_VARIANCE * (1 - gain * h)
 

@@ -14,6 +14,7 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin, linear_scores
 from fedrecsk.data._rating_scale import scale_of
+from fedrecsk.federated._item_content import FederatedContent
 from fedrecsk.federated._optimizers import adam
 from fedrecsk.federated._private import problems_of_scale
 from fedrecsk.federated._ratings import BiasColumn
@@ -35,7 +36,7 @@ ITEMS_NEED = 3
 
 @documented
 @dataclass(eq=False, repr=False)
-class RFRec(Predictions, BiasColumn, RatingMixin, FederatedRecommender):
+class RFRec(FederatedContent, Predictions, BiasColumn, RatingMixin, FederatedRecommender):
     """Regularised federated recommendation: every client has an item matrix of its own.
 
     Client c has its users' private vectors and its own copy V_c of the whole item matrix, which
@@ -83,6 +84,7 @@ class RFRec(Predictions, BiasColumn, RatingMixin, FederatedRecommender):
     rating_scale : tuple (low, high) or None, default=None
         The ends of the rating scale, assumed to be public. None: the range of y,
         which is refused under local differential privacy because it depends on the data.
+    {item_features}
     {shared parameters}
 
     Attributes
@@ -205,8 +207,11 @@ class RFRec(Predictions, BiasColumn, RatingMixin, FederatedRecommender):
         "aggregation": [StrOptions({"clients", "holders"})],
         "predict_with": [StrOptions({"global", "local"})],
         "rating_scale": [tuple, list, None],
+        **FederatedContent._content_constraints,
     }
 
+    _predicted_fields = ("item_vectors",)
+    _absent_fields = ("n_ratings",)
     _single_uploads = True
     _dtype = np.float32
     _user_width = "n_factors"
@@ -227,6 +232,8 @@ class RFRec(Predictions, BiasColumn, RatingMixin, FederatedRecommender):
             "level": self._level(0.5),
             "n_ratings": None,
             "n_clients": catalogue.n_clients,
+            # Without a set-up nobody knows which items are rated.
+            "content": self._item_prior(np.ones(catalogue.n_items)),
         }
 
     @property
@@ -254,6 +261,7 @@ class RFRec(Predictions, BiasColumn, RatingMixin, FederatedRecommender):
         if server["n_ratings"] is not None:
             rated = (server["n_ratings"] > 0)[:, None]
             server["item_vectors"] = np.where(rated, server["item_vectors"], self._dtype(0))
+            server["content"] = self._item_prior(server["n_ratings"])
         return server
 
     def _initial_broadcast(self, server):
@@ -428,6 +436,11 @@ class RFRec(Predictions, BiasColumn, RatingMixin, FederatedRecommender):
 
     # ------------------------------------------------------------------------- the end
 
+    def _final_model(self, server):
+        if server["content"] is None or server["n_ratings"] is None:
+            return self._model(server)
+        return Message(item_vectors=Dense(server["content"].completed(server["item_vectors"])))
+
     def _personalize(self, block, state, message, turn, key):
         items, trained = message["item_vectors"].values, state is not None
         if not trained:
@@ -559,6 +572,14 @@ class RFRec(Predictions, BiasColumn, RatingMixin, FederatedRecommender):
         return super()._least_bytes(data) + (own if everybody else 0)
 
     # ------------------------------------------------------------------------------ checks
+
+    def _check_before_fit(self):
+        super()._check_before_fit()
+        if self.item_features is not None and self.predict_with == "local":
+            raise ValueError(
+                "item_features are the prior of the server's items, but predict_with='local' "
+                'predicts with the clients\' own; set predict_with="global".'
+            )
 
     def _private_problems(self, part):
         if part == "local_dp":

@@ -47,6 +47,7 @@ class RFRecF(RFRec):
         As in :class:`RFRec`; under local differential privacy only "clients" is allowed.
     biases, predict_with, rating_scale
         As in :class:`RFRec`.
+    {item_features}
     {shared parameters}
 
     Attributes

@@ -56,6 +56,7 @@ class GlobSGD(FederatedWMF):
         As in :class:`LocALS`.
     {timestamps}
     {history_half_life}
+    {item_features}
     {shared parameters}
 
     Attributes

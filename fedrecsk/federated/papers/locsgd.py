@@ -61,6 +61,7 @@ class LocSGD(ClientItemsWMF):
         As in :class:`LocALS`.
     {timestamps}
     {history_half_life}
+    {item_features}
     {shared parameters}
 
     Attributes
