@@ -24,6 +24,7 @@ from sklearn.utils import estimator_checks
 
 from fedrecsk import BiasOnly, Popularity, RFRec
 from fedrecsk.model_selection import (
+    ColdItemHoldout,
     LeaveLastOut,
     TemporalHoldout,
     UserHoldout,
@@ -113,6 +114,24 @@ def test_leave_last_out_holds_out_the_last_rows_of_each_user(X, n_last, row_orde
     else:
         assert "lower n_last" in reason
         assert not expected
+
+
+@given(TABLES, st.one_of(st.integers(1, 3), st.floats(0.05, 0.95)), st.integers(1, 3), SEEDS)
+def test_cold_items_have_no_training_rows(X, test_size, n_splits, seed):
+    splitter = ColdItemHoldout(test_size, n_splits=n_splits, random_state=seed)
+    splits, reason = splits_or_reason(splitter, X)
+    n_items = len(set(X[:, 1]))
+    n_test = test_size if isinstance(test_size, int) else max(1, int(test_size * n_items + 0.5))
+    if not splits:
+        assert n_test >= n_items or "No user of a held-out item" in reason
+        return
+    assert len(splits) == n_splits
+    for train, test in splits:
+        assert not set(X[train, 1]) & set(X[test, 1])
+        assert len(set(X[:, 1])) - len(set(X[train, 1])) == n_test
+        known = np.isin(X[:, 0], X[train, 0])
+        cold = ~np.isin(X[:, 1], X[train, 1])
+        np.testing.assert_array_equal(test, np.flatnonzero(cold & known))
 
 
 @given(TABLES, st.one_of(st.integers(1, 3), st.floats(0.05, 0.95)), st.integers(1, 3), SEEDS)

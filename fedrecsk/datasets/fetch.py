@@ -18,6 +18,7 @@ from fedrecsk._utils.sklearn_compat import Interval, StrOptions, validate_params
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk._version import __version__
 from fedrecsk.datasets._bunch import make_bunch, make_X, make_y
+from fedrecsk.datasets._movielens_features import read_features
 from fedrecsk.datasets.published import PUBLISHED, Published
 from fedrecsk.datasets.readers import TextFile, read_ratings
 
@@ -41,11 +42,13 @@ VARIANTS = ("100k", "1m", "10m", "20m", "25m", "32m", "latest-small")
 
 @documented
 @validate_params(
-    {"variant": [StrOptions(set(VARIANTS))], **_CONSTRAINTS}, prefer_skip_nested_validation=True
+    {"variant": [StrOptions(set(VARIANTS))], "features": ["boolean"], **_CONSTRAINTS},
+    prefer_skip_nested_validation=True,
 )
 def fetch_movielens(
     variant: str = "100k",
     *,
+    features: bool = False,
     data_home: str | os.PathLike[str] | None = None,
     download_if_missing: bool = True,
     as_frame: bool = False,
@@ -77,6 +80,8 @@ def fetch_movielens(
     ----------
     variant : {"100k", "1m", "10m", "20m", "25m", "32m", "latest-small"}, default="100k"
         Which data set.
+    features : bool, default=False
+        Whether to read what is known of films and users too.
 
     {fetching}
 
@@ -91,6 +96,16 @@ def fetch_movielens(
             of "1m", gives two columns.
         target : ndarray of shape (n_samples,) and dtype float64, or Series
             The stars.
+        films : DataFrame of shape (n_items, 3)
+            With ``features=True``: title, year and genres (joined by a bar) of all films on
+            offer, some of which have no ratings; the index has their ids.
+        item_features : DataFrame of shape (n_items, n_features)
+            With ``features=True``, the same in numbers, as `item_features` of recommenders
+            needs it: genres and periods of five years as 0 and 1, and the year (of a film without
+            one, the median).
+        users : DataFrame of shape (n_users, 4) or None
+            With ``features=True``: age, gender, occupation and zip code; "1m" has classes of age
+            and codes of occupations, and the later sets have no users (None).
         {fetched}
 
     (data, target) : tuple if `return_X_y` is True
@@ -99,7 +114,10 @@ def fetch_movielens(
     Raises
     ------
     {fetching errors}
+    FileNotFoundError
+        With ``features=True``, if a copy has no films beside its ratings.
     ValueError
+        With ``features=True`` and ``return_X_y=True``, as the tuple has no place for them.
         If a file is not the one that GroupLens published: the SHA-256 of the archive is
         checked, and users, items and ratings are counted. "latest-small" changes now and
         then: its columns, its scale of stars and its rough size are checked, and the SHA-256
@@ -135,8 +153,16 @@ def fetch_movielens(
         ...
     FileNotFoundError: MovieLens 100K was not found and download_if_missing is False...
     """
+    if features and return_X_y:
+        raise ValueError(
+            "return_X_y=True returns no features; use the attributes data, target and "
+            "item_features of what features=True returns."
+        )
     download = download_if_missing, n_retries, delay, timeout
-    return _fetch(f"movielens-{variant}", data_home, download, as_frame, return_X_y)
+    fetched = _fetch(f"movielens-{variant}", data_home, download, as_frame, return_X_y)
+    if features:
+        fetched.update(read_features(Path(fetched.filename)))
+    return fetched
 
 
 @documented

@@ -9,6 +9,7 @@ To hold out whole users, use scikit-learn's own splitters with the users as grou
 from fedrecsk.model_selection._compare import compare
 from fedrecsk.model_selection._comparison import Comparison
 from fedrecsk.model_selection._splitters import (
+    ColdItemHoldout,
     LeaveLastOut,
     RollingOrigin,
     TemporalHoldout,
@@ -18,6 +19,7 @@ from fedrecsk.model_selection._splitters import (
 )
 
 __all__ = [
+    "ColdItemHoldout",
     "Comparison",
     "LeaveLastOut",
     "RollingOrigin",

@@ -444,6 +444,90 @@ class UserHoldout(Splitter):
         )
 
 
+@documented
+class ColdItemHoldout(Splitter):
+    """Hold out all rows of a random share of the items, as if these were new.
+
+    What it guarantees:
+
+    - no test item has a training row, and every other row is a training row;
+    - every user with a row of another item is in training; the test rows of other users are left
+      out of both parts.
+
+    Parameters
+    ----------
+    test_size : float or int, default=0.1
+        Share of the items to hold out, if a float in (0, 1); number of items, if an int.
+    n_splits : int, default=1
+        Number of random splits.
+    random_state : int, RandomState instance or None, default=None
+        Source of the random numbers. An int gives the same splits in every call.
+
+    Attributes
+    ----------
+    {split attributes}
+
+    See Also
+    --------
+    UserHoldout : Known items.
+    sklearn.model_selection.GroupShuffleSplit : Whole users, with `groups=X[:, 0]`.
+
+    Notes
+    -----
+    A model can recommend new items only by their features: with `item_features` of all items,
+    or by its `add_items`.
+
+    Examples
+    --------
+    >>> from fedrecsk.model_selection import ColdItemHoldout
+    >>> X = [["ann", item] for item in "abcd"] + [["bob", item] for item in "ab"]
+    >>> train, test = next(ColdItemHoldout(test_size=0.25, random_state=0).split(X))
+    >>> [X[row] for row in test]
+    [['ann', 'c']]
+    """
+
+    _parameter_constraints: ClassVar[dict] = {
+        "test_size": SHARE_OR_NUMBER,
+        "n_splits": [Interval(Integral, 1, None, closed="left")],
+        "random_state": ["random_state"],
+    }
+
+    def __init__(
+        self,
+        test_size: float = 0.1,
+        *,
+        n_splits: int = 1,
+        random_state: int | RandomState | None = None,
+    ) -> None:
+        self.test_size = test_size
+        self.n_splits = n_splits
+        self.random_state = random_state
+
+    def _splits(self, X):
+        (users, n_users), (items, n_items) = coded_rows(X)
+        n_test = self.test_size
+        if not isinstance(n_test, Integral):
+            n_test = max(1, int(n_test * n_items + 0.5))
+        if n_test >= n_items:
+            raise ValueError(
+                f"test_size={self.test_size} holds out all {n_items} items, so that nothing is "
+                "left to train on; lower it."
+            )
+        rng = check_random_state(self.random_state)
+        chosen = [rng.permutation(n_items)[:n_test] for _ in range(self.n_splits)]
+        masks = [np.isin(items, cold) for cold in chosen]
+        known = [np.bincount(users[~cold], minlength=n_users) > 0 for cold in masks]
+        if not all((cold & known[users]).any() for cold, known in zip(masks, known, strict=True)):
+            raise ValueError(
+                "No user of a held-out item has a row of another item, so nothing would be known "
+                "of the users to test; change test_size or random_state."
+            )
+        return (
+            (np.flatnonzero(~cold), np.flatnonzero(cold & known[users]))
+            for cold, known in zip(masks, known, strict=True)
+        )
+
+
 def _cutoff_times(cutoffs, times, name):
     """Return cut-offs, given as times or quantiles of the times of rows, as ascending times."""
     cutoffs = np.asarray(cutoffs)
