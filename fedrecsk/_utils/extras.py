@@ -8,6 +8,8 @@ from types import ModuleType
 # Optional packages and the extras that they belong to.
 EXTRAS = {
     "cryptography": "privacy",
+    "dask": "distributed",
+    "distributed": "distributed",
     "dp_accounting": "privacy",
     "gmpy2": "privacy",
     "flwr": "flower",

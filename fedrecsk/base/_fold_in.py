@@ -10,6 +10,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk._utils.parameters import suggest
 from fedrecsk._utils.sklearn_compat import validate_parameter_constraints
+from fedrecsk.cluster import _frames
 from fedrecsk.data.interactions import id_columns, named
 
 if TYPE_CHECKING:
@@ -79,6 +80,9 @@ class FoldIn:
             {"replace": ["boolean"]}, {"replace": replace}, caller_name="fold_in"
         )
         self._require_y(y)
+        if _frames.is_frame(X):
+            others = {"clients": clients, "sample_weight": sample_weight}
+            return _frames.on_workers(self, "fold_in", X, y, replace=replace, **others)
         X, y = self._checked(X, y)
         users, items = id_columns(X)
         known = self._users.codes(users) >= 0

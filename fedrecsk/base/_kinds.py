@@ -11,6 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk import metrics
 from fedrecsk._utils.sklearn_compat import safe_indexing
+from fedrecsk.cluster import _frames
 from fedrecsk.data import _checks
 from fedrecsk.data.interactions import id_columns
 
@@ -53,6 +54,8 @@ class RatingMixin(RegressorMixin):
             If the model knows at most a twentieth of the users, or of the items.
         """
         check_is_fitted(self)
+        if _frames.is_frame(X):
+            return _frames.on_workers(self, "score", X, y, sample_weight=sample_weight)
         table, ratings = self._checked(X, y)
         _checks.check_rows(ratings, None if sample_weight is None else np.asarray(sample_weight))
         known = SimpleNamespace(user_ids=self._users, item_ids=self._items)
@@ -112,6 +115,8 @@ class RankingMixin:
             If no row is relevant.
         """
         check_is_fitted(self)
+        if _frames.is_frame(X):
+            return _frames.on_workers(self, "score", X, y, sample_weight=sample_weight)
         X, y = self._checked(X, y)
         return metrics.catalogue_ndcg(self, X, y, sample_weight)
 

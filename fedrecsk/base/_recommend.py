@@ -18,6 +18,7 @@ from fedrecsk._utils.sklearn_compat import Interval, safe_indexing, validate_par
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.base._fold_in import _runs
 from fedrecsk.base._linear import _batches
+from fedrecsk.cluster import _frames
 from fedrecsk.data.interactions import Ids, as_table, id_array, id_columns, missing_id
 
 if TYPE_CHECKING:
@@ -170,6 +171,17 @@ class Recommends:
         """
         check_is_fitted(self)
         check_frames(as_frame, "recommend")
+        if _frames.is_frame(users):
+            return _frames.on_workers(
+                self,
+                "recommend",
+                users,
+                n_recommendations=n_recommendations,
+                exclude_seen=exclude_seen,
+                candidates=candidates,
+                interactions=interactions,
+                exclude_interactions=exclude_interactions,
+            )
         if interactions is not None:
             pair = interactions if isinstance(interactions, tuple) else (interactions, None)
             if len(pair) != 2:

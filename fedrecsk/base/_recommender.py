@@ -28,6 +28,7 @@ from fedrecsk.base._fold_in import FoldIn
 from fedrecsk.base._linear import LinearScores
 from fedrecsk.base._recommend import Recommends
 from fedrecsk.base._similarity import Similarity
+from fedrecsk.cluster import _frames
 from fedrecsk.data import _checks
 from fedrecsk.data._mistakes import warn_about_target, warn_about_unknown_pairs
 from fedrecsk.data.interactions import (
@@ -86,7 +87,8 @@ class FitReport:
         self.static: dict[str, Any] = attributes_of(data)
         self._estimator = estimator
         # ScoringMonitor does nothing if y is None.
-        y = np.ones(len(X)) if y is None and hasattr(X, "__len__") else y
+        rows_here = hasattr(X, "__len__") and not _frames.is_frame(X)
+        y = np.ones(len(X)) if y is None and rows_here else y
         metadata = None if sample_weight is None else {"sample_weight": sample_weight}
         self._arguments = {"X": X, "y": y, "metadata": metadata}
         n_tasks = estimator._n_tasks(data) if n_tasks is None else n_tasks
@@ -275,6 +277,8 @@ class Recommender(
             ratings, or y or sample_weight are given beside it.
         """
         catalogue = None
+        if _frames.is_frame(X):
+            return self._fit_on_cluster(X, y, clients, sample_weight)
         if sparse.issparse(X):
             if y is not None or self.__sklearn_tags__().target_tags.required:
                 as_table(X)  # raises
@@ -282,9 +286,17 @@ class Recommender(
         data = self._prepared(X, y, clients, sample_weight, catalogue)
         return self._learn(data, FitReport(self, X, y, sample_weight, data), self._fit)
 
+    def _fit_on_cluster(self, X, y, clients, sample_weight):
+        """Fit to a Dask DataFrame, with users on its workers."""
+        raise TypeError(
+            f"X is a Dask DataFrame, and {type(self).__name__} has no clients that could stay on "
+            "its workers; pass X.compute(), or use a federated method."
+        )
+
     def _learn(self, data, report, fit):
         """Call `fit`, and take over the fitted attributes that it returns."""
-        self._require_memory(data)
+        if len(data.items):
+            self._require_memory(data)
         report.begin()
         attributes = fit(data, report)
         _checks.check_fitted(self, data, attributes)
@@ -441,6 +453,8 @@ class Recommender(
         validate_parameter_constraints(
             {"return_std": ["boolean"]}, {"return_std": return_std}, caller_name="predict"
         )
+        if _frames.is_frame(X):
+            return _frames.on_workers(self, "predict", X, return_std=return_std)
         X, _ = self._checked(X)
         users, items = id_columns(X)
         codes = self._users.codes(users), self._items.codes(items)

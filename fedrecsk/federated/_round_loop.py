@@ -75,11 +75,11 @@ def _rounds_of(estimator, run, report, before, users):
         get_threadpool_controller().limit(limits=1, user_api="blas"),
         Threads(estimator.n_jobs) as parallel,
     ):
-        loop = Loop(run, parallel)
+        loop = run.loop(parallel)
         if run.server.state is None:
             taken_back = None
             if before is not None and run.server.method._sends_once:
-                taken_back = Loop(before, parallel).take_back(users)
+                taken_back = before.loop(parallel).take_back(users)
             loop.set_up()
             if before is not None:
                 run.go_on(before, users, taken_back)
@@ -89,7 +89,7 @@ def _rounds_of(estimator, run, report, before, users):
             loop.round()
             if close(loop.attributes_now):
                 break
-        return Loop(run.at_its_end(), parallel).end()
+        return run.at_its_end().loop(parallel).end()
 
 
 @dataclass(eq=False)
@@ -124,11 +124,8 @@ class Run:
     @classmethod
     def new(cls, estimator, data, *, is_watched=False):
         """Before the set-up."""
-        seed = check_random_state(estimator.random_state).randint(2**31 - 1)
-        key, federation = Key(int(seed)), clone(estimator._setting())
-        federation.is_watched = is_watched
-        method = clone(estimator).set_params(random_state=None, federation=federation)
-        method = method.set_callbacks()
+        seed, key, method = fresh(estimator, is_watched=is_watched)
+        federation = method.federation
         attack, training, held_out = None, data, None
         if federation.adversary is not None:
             federation.adversary._check_method(method)
@@ -147,7 +144,7 @@ class Run:
             federation.aggregator._check_specs(method._upload_specs(data.n_items))
             if attack is not None:
                 federation.aggregator._check_adversary(data.client_ids[attack.controlled])
-        histories = _histories(method, training, federation, key)
+        histories = _histories(method, data.n_clients, federation, key)
         groups = _groups(method, federation, histories, attack)
         blocks = _blocks.cut(training, groups, share=method.client_fraction)
         method._check_setting(federation, training, blocks)
@@ -168,6 +165,10 @@ class Run:
             block_of_client,
             data if estimator.warm_start else None,
         )
+
+    def loop(self, parallel):
+        """Return the steps of the protocol on this run."""
+        return Loop(self, parallel)
 
     def followed_by(self, estimator, data, n_rounds):
         """Return a run on other data that will go on from this one."""
@@ -263,6 +264,15 @@ class Run:
         return ended
 
 
+def fresh(estimator, *, is_watched=False):
+    """Return the seed and the key of a new fit, and the estimator's copy for it."""
+    seed = int(check_random_state(estimator.random_state).randint(2**31 - 1))
+    federation = clone(estimator._setting())
+    federation.is_watched = is_watched
+    method = clone(estimator).set_params(random_state=None, federation=federation)
+    return seed, Key(seed), method.set_callbacks()
+
+
 class Loop:
     """The protocol's steps, taken on both halves.
 
@@ -277,18 +287,29 @@ class Loop:
         self.server = run.server
         self.parallel = parallel
 
+    def each(self, clients, function, *args):
+        """Yield the results of a function of Clients for these, or their sums, in their order."""
+        return self.parallel(delayed(function)(one, *args) for one in clients)
+
+    def tell(self, clients, function, *args):
+        """Call a function of Clients, which returns nothing, for each of these."""
+        for one in clients:
+            function(one, *args)
+
+    def register(self):
+        """Register all clients."""
+        self.server.register([one.register() for one in self.run.clients])
+
     def set_up(self):
         """Do everything that comes before the first round."""
         server, clients = self.server, self.run.clients
-        server.register([one.register() for one in clients])
+        self.register()
         for step in range(server.n_setups):
             message = server.setup_message(step)
-            answers = self.parallel(delayed(one.setup)(step, message) for one in clients)
+            answers = self.each(clients, Clients.setup, step, message)
             answers = (answer for answer in answers if answer is not None)
             server.close_setup(step, answers, trusted=True)
-        announcement = server.send_announcement()
-        for one in clients:
-            one.announce(announcement)
+        self.tell(clients, Clients.announce, server.send_announcement())
 
     def take_back(self, users):
         """Simulate a round in which the clients of these users (ids) take back their uploads.
@@ -319,8 +340,7 @@ class Loop:
         else:
             received = None
         clients = self._involved(turn.receives | turn.active)
-        for one in clients:
-            one.receive(round, received, turn)
+        self.tell(clients, Clients.receive, round, received, turn)
         busy = [one for one in clients if turn.active[one.block.clients].any()]
         for step in range(server.method._n_exchanges):
             self._exchange(busy, step)
@@ -328,7 +348,7 @@ class Loop:
             self._show_adversary(busy, received, turn)
         loss, total = np.zeros(2), server.new_total()
         seconds = -seconds_compiling()
-        for answer, one, took in self.parallel(delayed(_timed)(one, round) for one in busy):
+        for answer, one, took in self.each(busy, _timed, round):
             loss += one
             seconds += took
             for updates in answer:
@@ -385,12 +405,10 @@ class Loop:
         who = turn.receives
         message = server.method._decode_broadcast(server.send_for_validation(who), key)
         asked = self._involved(who)
-        answers = self.parallel(delayed(one.validate)(server.round, message, turn) for one in asked)
+        answers = self.each(asked, Clients.validate, server.round, message, turn)
         if server.close_validation(answers, who, trusted=True):
-            for one in self.run.clients:
-                one.forget_kept()
-            for one in asked:
-                one.keep_measured()
+            self.tell(self.run.clients, Clients.forget_kept)
+            self.tell(asked, Clients.keep_measured)
 
     def _involved(self, who):
         """Return the blocks of the clients of a mask."""
@@ -535,12 +553,12 @@ def _secret(estimator, data, seed):
     return Key(int.from_bytes(digest) >> 1)
 
 
-def _histories(method, data, federation, key):
+def _histories(method, n_clients, federation, key):
     """Equal numbers for clients that must have equal histories to share a block."""
     if not method._shares_state:
-        return np.zeros(data.n_clients, dtype=np.int64)
+        return np.zeros(n_clients, dtype=np.int64)
     return participation.histories(
-        data.n_clients,
+        n_clients,
         method.client_fraction,
         federation,
         key,

@@ -17,7 +17,7 @@ from fedrecsk._utils.sklearn_compat import Interval, get_threadpool_controller
 from fedrecsk._utils.threads import N_JOBS
 from fedrecsk.base import Recommender
 from fedrecsk.base._item_weights import history_of
-from fedrecsk.federated import _private, _round_loop, _weak_fits
+from fedrecsk.federated import _cluster, _private, _round_loop, _weak_fits
 from fedrecsk.federated._updating import Updating
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol.central_noise import CentralNoise
@@ -75,6 +75,9 @@ class FederatedRecommender(Updating, Recommender):
     # Users that have taken part in no round and are not computed yet: LazyUserFactors, or None if
     # there are none. While there are, it keeps the per-user attributes.
     _waiting = None
+
+    # The users' models on the workers of a Dask cluster: Parts, or None if they are here.
+    _parts = None
 
     # Whether clients keep more than one vector of their own for each rating, in a way that is
     # exact only if all clients of a block have received the same broadcasts and updated in the
@@ -452,6 +455,9 @@ class FederatedRecommender(Updating, Recommender):
         releases = CentralNoise(self, federation, n_clients, Key(int(seed)), Key(int(seed)))
         return releases.planned(server_sees(self, federation))
 
+    def _fit_on_cluster(self, X, y, clients, sample_weight):
+        return _cluster.fit(self, X, y, clients, sample_weight)
+
     def _fit(self, data, report):
         return _round_loop.fit(self, data, report)
 
@@ -477,6 +483,11 @@ class FederatedRecommender(Updating, Recommender):
             vars(self).pop(name, None)
 
     def __getattr__(self, name: str) -> Any:
+        if vars(self).get("_parts") is not None and name.startswith("user_"):
+            raise AttributeError(
+                f"{name} is on the workers of a Dask cluster; fedrecsk.cluster.gather(model) "
+                "returns a model that has it here."
+            )
         waiting = vars(self).get("_waiting")
         if waiting is None or name not in waiting.attributes:
             # Raise as Python does, or as `available_if` does.
@@ -487,6 +498,11 @@ class FederatedRecommender(Updating, Recommender):
         return vars(self)[name]
 
     def _serving(self, users):
+        if self._parts is not None:
+            raise TypeError(
+                f"The users of this {type(self).__name__} are on the workers of a Dask cluster; "
+                "pass a Dask DataFrame, or use fedrecsk.cluster.gather(model)."
+            )
         if self._waiting is None:
             return self
         self._waiting.serve(users)

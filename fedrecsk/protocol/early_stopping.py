@@ -10,12 +10,16 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import NDArray
+
     from fedrecsk.data.interactions import Interactions
     from fedrecsk.protocol.blocks import Block
     from fedrecsk.protocol.keys import Key
 
 
-def hold_out(data: Interactions, fraction: float, key: Key) -> tuple[Interactions, Interactions]:
+def hold_out(
+    data: Interactions, fraction: float, key: Key, codes: NDArray[np.int64] | None = None
+) -> tuple[Interactions, Interactions]:
     """Let every client hold out some of its rows.
 
     Each user keeps at least one row for training. Which rows are held out depends only on the
@@ -27,6 +31,8 @@ def hold_out(data: Interactions, fraction: float, key: Key) -> tuple[Interaction
     fraction : float in (0, 1)
         Share of each user's rows, rounded up or down at random.
     key : Key
+    codes : ndarray of shape (n_users,) or None
+        The users' codes in the fit, if `data` has a part of its users.
 
     Returns
     -------
@@ -41,9 +47,10 @@ def hold_out(data: Interactions, fraction: float, key: Key) -> tuple[Interaction
     lengths = np.diff(data.indptr)
     users = data.users
     place = np.arange(len(users)) - np.repeat(data.indptr[:-1], lengths)
-    chance = key.uniform("held-out rows of a user", np.arange(data.n_users))
+    codes = np.arange(data.n_users) if codes is None else codes
+    chance = key.uniform("held-out rows of a user", codes)
     n_held_out = np.minimum(np.floor(fraction * lengths + chance), lengths - 1)
-    draws = key.uniform("held-out row", users * 2**32 + place)
+    draws = key.uniform("held-out row", codes[users] * 2**32 + place)
     order = np.argsort(draws)
     order = order[np.argsort(users[order], kind="stable")]
     rank = np.empty(len(order), dtype=np.int64)

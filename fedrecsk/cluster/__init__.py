@@ -1,0 +1,5 @@
+"""Models whose users live on the workers of a Dask cluster."""
+
+from fedrecsk.cluster._frames import gather
+
+__all__ = ["gather"]

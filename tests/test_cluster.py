@@ -1,0 +1,474 @@
+"""Fits to Dask DataFrames, whose clients live on the workers of a cluster of real processes."""
+
+import copy
+import os
+import pickle
+import signal
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from dask.distributed import Client, LocalCluster
+from sklearn.base import clone
+
+from fedrecsk import (
+    EASE,
+    FCF,
+    FedEASE,
+    FedEB,
+    FedMF,
+    FedSpectral,
+    LightFR,
+    LocALS,
+    PrivFedEB,
+    RFRec,
+)
+from fedrecsk.aggregation import NormClipping
+from fedrecsk.cluster import gather
+from fedrecsk.compression import Quantization
+from fedrecsk.datasets import make_ratings
+from fedrecsk.federated import _cluster, _round_loop
+from fedrecsk.federated._cluster import NOTHING, Sum, add_neighbours
+from fedrecsk.privacy import CentralDP, GaussianMechanism
+from fedrecsk.protocol import Federation
+from fedrecsk.protocol.keys import Key
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.filterwarnings("ignore:y looks like ratings"),
+    pytest.mark.filterwarnings("ignore:.*delta"),
+]
+
+IDS = ["user", "item"]
+
+
+def frame_of(n_users=90, cuts=(20, 21, 60), empty=1):
+    """Ratings by user as one DataFrame, and cut at some users as a Dask DataFrame."""
+    X, y = make_ratings(n_users, 40, 1800, random_state=0)
+    frame = pd.DataFrame({"user": X[:, 0].astype(int), "item": X[:, 1].astype(int), "rating": y})
+    frame = frame.sort_values("user", kind="stable").reset_index(drop=True)
+    places = np.searchsorted(frame["user"], cuts)
+    parts = [frame.iloc[a:b] for a, b in zip([0, *places], [*places, len(frame)], strict=True)]
+    parts[empty:empty] = [frame.iloc[:0]]
+    return frame, dask_of(parts)
+
+
+def dask_of(parts):
+    return dd.from_delayed([dask.delayed(one) for one in parts], meta=parts[0].iloc[:0])
+
+
+FRAME, PARTED = frame_of()
+
+
+@pytest.fixture(scope="module")
+def client():
+    """Two processes, as on two machines."""
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    with LocalCluster(**options) as cluster, Client(cluster) as client:
+        yield client
+
+
+def fitted(model, frame, **columns):
+    """Fit a model to a frame, in this process or on the cluster."""
+    others = {name: frame[column] for name, column in columns.items()}
+    return clone(model).fit(frame[IDS], frame["rating"], **others)
+
+
+def assert_same(ours, expected, X=FRAME[IDS]):
+    """Raise unless a model of the cluster is that of a fit in this process, up to rounding."""
+    here = gather(ours)
+    np.testing.assert_array_equal(here.user_ids_, expected.user_ids_)
+    np.testing.assert_array_equal(here.item_ids_, expected.item_ids_)
+    np.testing.assert_allclose(here.predict(X), expected.predict(X), rtol=1e-5, atol=1e-6)
+    lists = [model.recommend(expected.user_ids_[:30], 5) for model in (here, expected)]
+    np.testing.assert_array_equal(lists[0][0], lists[1][0])
+    assert ours.communication_ == expected.communication_
+    names = "client_bytes_up", "client_bytes_down"
+    for name in names:
+        np.testing.assert_array_equal(
+            getattr(ours.communication_, name), getattr(expected.communication_, name)
+        )
+    np.testing.assert_allclose(ours.loss_curve_, expected.loss_curve_, rtol=1e-6)
+
+
+# ------------------------------------------------------------------------ equal results
+
+MODELS = {
+    "RFRec": RFRec(n_rounds=4),
+    "FedEB": FedEB(n_rounds=3),
+    "PrivFedEB": PrivFedEB(n_rounds=3),
+    "LocALS": LocALS(n_factors=4, n_rounds=3),
+    "FCF": FCF(n_factors=4, n_rounds=3),
+    "FedEASE": FedEASE(reg=50.0),
+    "FedSpectral": FedSpectral(n_factors=4),
+    "LightFR": LightFR(n_rounds=3),
+    "FedMF": FedMF(n_factors=4, n_rounds=3),
+    "holders": RFRec(n_rounds=3, aggregation="holders"),
+    "cohorts": RFRec(n_rounds=7, client_fraction=0.1),
+    "rotating": LocALS(
+        n_factors=4, n_rounds=6, client_fraction=0.25, federation=Federation(sampling="rotating")
+    ),
+    "lost uploads": FedEB(n_rounds=4, federation=Federation(dropout=0.4)),
+    "stale": LocALS(
+        n_factors=4, n_rounds=4, federation=Federation(dropout=0.4, dropout_mode="stale")
+    ),
+    "offline": FedMF(
+        n_factors=4, n_rounds=4, federation=Federation(dropout=0.4, dropout_mode="offline")
+    ),
+    "compression": FCF(
+        n_factors=4, n_rounds=3, federation=Federation(compression=Quantization("int8"))
+    ),
+    "early stopping": RFRec(n_rounds=30, early_stopping=True, n_iter_no_change=1, tol=0.5),
+    "cohorts stop": FedEB(n_rounds=8, early_stopping=True, client_fraction=0.5),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_fit_is_that_of_one_process(name, client):
+    model = MODELS[name].set_params(random_state=0)
+    ours, expected = fitted(model, PARTED), fitted(model, FRAME)
+    assert_same(ours, expected)
+    if model.early_stopping:
+        assert ours.best_round_ == expected.best_round_
+        curves = [[row["validation_loss"] for row in one.history_[:-1]] for one in (ours, expected)]
+        np.testing.assert_allclose(*curves, rtol=1e-6)
+
+
+@pytest.mark.parametrize("noise", ["server", "clients"])
+def test_central_noise_is_drawn_as_in_one_process(noise, client, monkeypatch):
+    # The secret depends on the rows, which nobody has together.
+    monkeypatch.setattr(_round_loop, "_secret", lambda *given: Key(5))
+    federation = Federation(central_dp=CentralDP(epsilon=200.0, noise=noise))
+    model = RFRec(
+        n_rounds=3, items=range(40), rating_scale=(1, 5), federation=federation, random_state=0
+    )
+    assert_same(fitted(model, PARTED), fitted(model, FRAME))
+
+
+def test_the_secret_of_central_noise_depends_on_the_rows(client):
+    federation = Federation(central_dp=CentralDP(epsilon=200.0))
+    model = RFRec(
+        n_rounds=1, items=range(40), rating_scale=(1, 5), federation=federation, random_state=0
+    )
+    other = PARTED.assign(rating=PARTED["rating"].clip(upper=4))
+    items = [fitted(model, frame).item_factors_ for frame in (PARTED, PARTED, other)]
+    np.testing.assert_array_equal(items[0], items[1])
+    assert np.abs(items[0] - items[2]).max() > 1e-3
+
+
+def test_local_noise_is_that_of_the_sum(client):
+    model = RFRec(
+        n_rounds=2,
+        items=range(40),
+        rating_scale=(1, 5),
+        federation=Federation(local_dp=GaussianMechanism(clip=0.5, noise_multiplier=0.2)),
+        random_state=0,
+    )
+    assert_same(fitted(model, PARTED), fitted(model, FRAME))
+
+
+def test_silos_weights_and_names(client):
+    def changed(frame):
+        return frame.assign(
+            client="shop " + (frame["user"] // 7).astype(str),
+            weight=1.0 + (frame["item"] % 3),
+            user="u" + frame["user"].astype(str),
+            item="i" + frame["item"].astype(str),
+        )
+
+    cuts = 21, 49, 70
+    columns = {"clients": "client", "sample_weight": "weight"}
+    frame, parted = map(changed, frame_of(cuts=cuts))
+    model = FedEB(n_rounds=3, random_state=0)
+    ours, expected = fitted(model, parted, **columns), fitted(model, frame, **columns)
+    assert_same(ours, expected, frame[IDS])
+    assert list(ours.feature_names_in_) == IDS
+    predicted = ours.predict(parted[IDS]).compute()
+    np.testing.assert_allclose(predicted, expected.predict(frame[IDS]), rtol=1e-6)
+
+
+def test_neither_workers_nor_their_loss_change_a_bit(client, monkeypatch):
+    model = LocALS(n_factors=4, n_rounds=4, random_state=0)
+    two = fitted(model, PARTED).item_factors_
+    workers = _cluster.Cluster._workers
+    monkeypatch.setattr(_cluster.Cluster, "_workers", lambda self: workers(self)[:1])
+    np.testing.assert_array_equal(fitted(model, PARTED).item_factors_, two)
+
+
+@pytest.mark.parametrize("n_leaves", [1, 2, 3, 7, 16])
+@pytest.mark.parametrize("n_workers", [1, 2, 3, 5])
+def test_sums_do_not_depend_on_who_adds_them(n_leaves, n_workers):
+    rng = np.random.default_rng(0)
+    leaves = {(0, n): Sum(None, rng.normal(size=2), 1.0) for n in range(n_leaves)}
+    (expected,) = add_neighbours(dict(leaves), n_leaves).values()
+    assert expected.seconds == n_leaves
+    np.testing.assert_allclose(expected.loss, sum(one.loss for one in leaves.values()))
+    totals = {}
+    for share in np.array_split(np.arange(n_leaves), n_workers):
+        own = add_neighbours({(0, n): leaves[0, n] for n in share.tolist()}, n_leaves)
+        assert len(own) <= 2 * np.ceil(np.log2(n_leaves + 1))
+        totals |= own
+    (total,) = add_neighbours(totals, n_leaves).values()
+    np.testing.assert_array_equal(total.loss, expected.loss)
+    assert NOTHING.seconds == 0
+
+
+# ------------------------------------------------------------------------- lost workers
+
+
+class Killer:
+    """A callback that kills the process of a worker in a round."""
+
+    def __init__(self, client, round):
+        self.client, self.round, self.n_rounds = client, round, 0
+
+    def setup(self, estimator, context):
+        """Nothing to prepare."""
+
+    def teardown(self, estimator, context):
+        """Nothing to clean up."""
+
+    def on_fit_task_begin(self, estimator, context):
+        """A round, or the fit, begins."""
+        if context.task_name == "round":
+            if self.n_rounds == self.round:
+                kill_a_worker(self.client)
+            self.n_rounds += 1
+
+    def on_fit_task_end(self, estimator, context):
+        """A round, or the fit, has ended."""
+
+
+def kill_a_worker(client):
+    pids = client.run(os.getpid)
+    os.kill(pids[max(pids)], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("name", ["RFRec", "cohorts", "early stopping", "FedEASE"])
+def test_a_lost_worker_changes_nothing(name, client):
+    model = MODELS[name].set_params(random_state=0)
+    other = fitted(model, PARTED)
+    expected = gather(other)
+    killer = Killer(client, round=0 if name == "FedEASE" else 2)
+    with pytest.warns(UserWarning, match="A worker was lost; another one reads partitions"):
+        ours = fitted(clone(model).set_callbacks(killer), PARTED)
+    assert killer.n_rounds > killer.round
+    client.wait_for_workers(2)
+    np.testing.assert_array_equal(ours.predict(PARTED[IDS]).compute(), expected.predict(FRAME[IDS]))
+    with pytest.raises(RuntimeError, match="held the users of partition .* is gone.*fit again"):
+        other.predict(PARTED[IDS]).compute()
+    assert ours.communication_ == expected.communication_
+
+
+def test_a_worker_lost_amid_a_call_repeats_it(client, monkeypatch):
+    model = RFRec(n_rounds=4, random_state=0)
+    expected, begun, calls = fitted(model, PARTED), _cluster._begun, []
+
+    def kill_amid(holder, name, args):
+        call = begun(holder, name, args)
+        calls.append(name)
+        if calls.count("call") == 6:
+            kill_a_worker(client)
+        return call
+
+    monkeypatch.setattr(_cluster, "_begun", kill_amid)
+    with pytest.warns(UserWarning, match="A worker was lost"):
+        ours = fitted(model, PARTED)
+    client.wait_for_workers(2)
+    np.testing.assert_array_equal(ours.item_factors_, expected.item_factors_)
+
+
+def test_workers_that_are_lost_again_and_again_end_the_fit(client, monkeypatch):
+    monkeypatch.setattr(_cluster, "MOST_LOSSES", 1)
+    model = RFRec(n_rounds=5).set_callbacks(Killer(client, 1), Killer(client, 3))
+    lost = pytest.raises(RuntimeError, match="lost 2 times in this fit")
+    with pytest.warns(UserWarning, match="A worker was lost"), lost:
+        model.fit(PARTED[IDS], PARTED["rating"])
+    client.wait_for_workers(2)
+
+
+class Interrupting(Killer):
+    """A callback that interrupts a round as Ctrl-C does."""
+
+    def on_fit_task_begin(self, estimator, context):
+        if context.task_name == "round":
+            raise KeyboardInterrupt
+
+
+def test_an_interrupt_leaves_the_cluster_as_it_was(client):
+    with pytest.raises(KeyboardInterrupt):
+        RFRec().set_callbacks(Interrupting(client, 0)).fit(PARTED[IDS], PARTED["rating"])
+    model = RFRec(n_rounds=2, random_state=0)
+    assert_same(fitted(model, PARTED), fitted(model, FRAME))
+
+
+# ------------------------------------------------------------------- predictions, lists
+
+
+@pytest.fixture(scope="module")
+def models(client):
+    """A model of ratings and one of likes, on the cluster and in this process."""
+    rates, ranks = RFRec(n_rounds=3, random_state=0), LocALS(n_factors=4, random_state=0)
+    return [(fitted(one, PARTED), fitted(one, FRAME)) for one in (rates, ranks)]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("n_partitions", [1, 4, 6])
+def test_rows_find_their_users(which, n_partitions, models):
+    ours, expected = models[which]
+    rows = FRAME.sample(frac=0.5, random_state=0)
+    rows.iloc[:3, 0] = [1001, 1002, 1001]
+    rows.iloc[3:5, 1] = 2000
+    rows.index = pd.Index(np.arange(len(rows)) * 3, name="row")
+    frame = dd.from_pandas(rows, npartitions=n_partitions, sort=False)
+    predicted = ours.predict(frame[IDS]).compute()
+    assert predicted.index.name == "row"
+    np.testing.assert_allclose(
+        predicted.loc[rows.index], expected.predict(rows[IDS]), rtol=1e-5, atol=1e-6
+    )
+    score = ours.score(frame[IDS], frame["rating"])
+    assert score == pytest.approx(expected.score(rows[IDS], rows["rating"]), rel=1e-5)
+    weights = frame["item"] + 1.0
+    weighted = ours.score(frame[IDS], frame["rating"], sample_weight=weights)
+    by_hand = expected.score(rows[IDS], rows["rating"], sample_weight=rows["item"] + 1.0)
+    assert weighted == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_rows_of_the_fit_stay_where_they_are(models, monkeypatch):
+    ours, expected = models[0]
+    monkeypatch.setattr(
+        "fedrecsk.cluster._frames._without_part", lambda *given: pytest.fail("rows moved")
+    )
+    predicted = ours.predict(PARTED[IDS]).compute()
+    np.testing.assert_allclose(predicted, expected.predict(FRAME[IDS]), rtol=1e-5)
+    np.testing.assert_array_equal(predicted.index, FRAME.index)
+
+
+def test_standard_deviations(client):
+    model = FedEB(n_rounds=3, random_state=0)
+    both = fitted(model, PARTED).predict(PARTED[IDS], return_std=True).compute()
+    expected = fitted(model, FRAME).predict(FRAME[IDS], return_std=True)
+    for column, one in zip(("y_pred", "y_std"), expected, strict=True):
+        np.testing.assert_allclose(both[column], one, rtol=1e-5)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_lists(which, models):
+    ours, expected = models[which]
+    users = pd.DataFrame({"user": [*range(0, 90, 4), 1001]})
+    frame = dd.from_pandas(users, npartitions=3)
+    for asked in (frame, frame["user"]):
+        lists = ours.recommend(asked, 4, candidates=range(5, 30)).compute()
+        theirs = expected.recommend(users["user"], 4, candidates=range(5, 30), as_frame=True)
+        lists, theirs = (
+            one.sort_values(["user", "rank"]).reset_index(drop=True) for one in (lists, theirs)
+        )
+        pd.testing.assert_frame_equal(lists, theirs, check_exact=False, rtol=1e-5)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_users_are_folded_in(which, models):
+    ours, expected = map(copy.copy, models[which])
+    rows = FRAME[FRAME["user"].isin([3, 50, 80, 81])].copy()
+    rows["user"] = rows["user"].map({3: 3, 50: 1050, 80: 1080, 81: 80})
+    frame = dd.from_pandas(rows, npartitions=3, sort=False)
+    with pytest.raises(ValueError, match="already known"):
+        ours.fold_in(frame[IDS], frame["rating"])
+    ours.fold_in(frame[IDS], frame["rating"], replace=True)
+    expected.fold_in(rows[IDS], rows["rating"], replace=True)
+    assert set(ours.user_ids_) == set(expected.user_ids_)
+    asked = pd.concat([FRAME, rows])
+    predicted = ours.predict(dd.from_pandas(asked[IDS].reset_index(drop=True), npartitions=2))
+    np.testing.assert_allclose(
+        predicted.compute().sort_index(), expected.predict(asked[IDS]), rtol=1e-5, atol=1e-6
+    )
+    lists = [one.recommend([3, 1050, 7], 5)[0] for one in (gather(ours), expected)]
+    np.testing.assert_array_equal(*lists)
+
+
+def test_a_model_of_this_process_takes_frames(client):
+    model = EASE(reg=50.0).fit(FRAME[IDS])
+    np.testing.assert_allclose(model.predict(PARTED[IDS]).compute(), model.predict(FRAME[IDS]))
+    users = dd.from_pandas(pd.DataFrame({"user": range(30)}), npartitions=2)
+    lists = model.recommend(users, 3).compute()
+    pd.testing.assert_frame_equal(
+        lists.reset_index(drop=True), model.recommend(range(30), 3, as_frame=True)
+    )
+    with pytest.raises(TypeError, match=r"call score with X.compute\(\)"):
+        model.score(PARTED[IDS])
+
+
+def test_what_is_elsewhere_is_not_here(models):
+    ours, _ = models[1]
+    with pytest.raises(AttributeError, match="gather"):
+        ours.user_factors_  # noqa: B018
+    assert not hasattr(ours, "user_bias_")
+    for call in (lambda: ours.predict(FRAME[IDS]), lambda: ours.recommend([3])):
+        with pytest.raises(TypeError, match="on the workers of a Dask cluster"):
+            call()
+    with pytest.raises(TypeError, match="gather"):
+        pickle.dumps(ours)
+    restored = pickle.loads(pickle.dumps(gather(ours)))
+    np.testing.assert_array_equal(restored.item_factors_, ours.item_factors_)
+    assert len(ours.similar_items([3], 2)[0][0]) == 2
+
+
+# ------------------------------------------------------------------------------- errors
+
+
+def test_a_user_in_two_partitions(client):
+    halves = dask_of([FRAME.iloc[::2], FRAME.iloc[1::2]])
+    message = r"User \d+ has rows in partitions 0 and 1 of X .*shuffle\('user'\)"
+    with pytest.raises(ValueError, match=message):
+        fitted(RFRec(), halves)
+    whole = halves.shuffle("user", npartitions=3)
+    model = RFRec(n_rounds=2, random_state=0)
+    assert_same(fitted(model, whole), fitted(model, FRAME))
+
+
+def test_a_client_in_two_partitions(client):
+    frame = PARTED.assign(shop=PARTED["user"] % 2)
+    with pytest.raises(ValueError, match=r"Client 0 has rows in partitions .*shuffle\('client'\)"):
+        fitted(RFRec(), frame, clients="shop")
+
+
+REFUSED = {
+    "aggregator": RFRec(federation=Federation(aggregator=NormClipping())),
+    "warm_start": RFRec(warm_start=True),
+    "predict_with": RFRec(predict_with="local"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_needs_more_than_sums_is_refused(name, client):
+    with pytest.raises(ValueError, match=f"only sums leave the workers, and {name}.*FedSpectral"):
+        fitted(REFUSED[name], PARTED)
+
+
+def test_columns(client):
+    y = PARTED["rating"]
+    with pytest.raises(ValueError, match="column 1; it has"):
+        RFRec().fit(PARTED[["user"]], y)
+    with pytest.raises(TypeError, match=r"y is a Series; .*frame\['y'\]"):
+        RFRec().fit(PARTED[IDS], FRAME["rating"])
+    with pytest.raises(ValueError, match="5 partitions and y has 2"):
+        RFRec().fit(PARTED[IDS], PARTED["rating"].repartition(npartitions=2))
+    with pytest.raises(ValueError, match="requires y to be passed"):
+        RFRec().fit(PARTED[IDS])
+    broken = PARTED.assign(rating=PARTED["rating"].where(PARTED["user"] != 70))
+    with pytest.raises(ValueError, match="In partition 4 of X: Input y contains NaN"):
+        fitted(RFRec(), broken)
+    with pytest.raises(ValueError, match="no row with a weight above zero"):
+        fitted(RFRec(), dask_of([FRAME.iloc[:0], FRAME.iloc[:0]]))
+    mixed = [FRAME.iloc[:900].astype({"item": str}), FRAME.iloc[900:]]
+    with pytest.raises(ValueError, match="some partitions of X are strings"):
+        RFRec().fit(dask_of(mixed)[IDS], dask_of(mixed)["rating"])
+    with pytest.raises(TypeError, match="EASE has no clients"):
+        EASE().fit(PARTED[IDS])
+
+
+def test_without_a_cluster():
+    with pytest.raises(ValueError, match=r"needs a cluster: make a dask.distributed.Client"):
+        fitted(RFRec(), PARTED)
