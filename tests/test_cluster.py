@@ -257,7 +257,7 @@ def test_a_lost_worker_changes_nothing(name, client):
     assert killer.n_rounds > killer.round
     client.wait_for_workers(2)
     np.testing.assert_array_equal(ours.predict(PARTED[IDS]).compute(), expected.predict(FRAME[IDS]))
-    with pytest.raises(RuntimeError, match="held the users of partition .* is gone.*fit again"):
+    with pytest.raises(RuntimeError, match=r"held the users of partition .* is gone.*fit again"):
         other.predict(PARTED[IDS]).compute()
     assert ours.communication_ == expected.communication_
 
