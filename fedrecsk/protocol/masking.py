@@ -214,9 +214,11 @@ class MaskedChannel:
             plan = self.scheme.plan(len(codes))._replace(n_bits=plan.n_bits)
             ring = Ring(codes, plan.n_neighbors)
         vectors = {}
-        for code in codes.tolist():
-            whole = updates.one(int(np.searchsorted(updates.codes, code))).whole(0)
-            vectors[code] = integers_of(self.scheme, whole, units, units)
+        for held in updates.held:
+            for place in np.flatnonzero(np.isin(held.clients, codes)).tolist():
+                whole = held.single(place).whole(0)
+                code = int(held.clients[place])
+                vectors[code] = integers_of(self.scheme, whole, units, units)
         expected = sum(vectors.values())
         gone = set(ring.order.tolist()) - vectors.keys()
         # Nobody knows what those would have sent whose upload is lost.

@@ -43,7 +43,7 @@ encrypted = false
 METHOD = """
 import numpy as np
 from fedrecsk import Federation, {name}
-from fedrecsk.privacy import CKKS
+from fedrecsk.privacy import CKKS, SecAggPlus
 from fedrecsk.protocol.keys import Key
 
 plain = {estimator}
@@ -180,10 +180,10 @@ class Processes:
         with socket.socket() as one:
             return one.connect_ex(("127.0.0.1", self.port)) == 0
 
-    def start_node(self, name, rows, client, *options):
+    def start_node(self, name, rows, client, *options, keys="keys/clients.key"):
         """A node with these rows: user, item, rating."""
         np.save(self.folder / f"{name}.npy", rows)
-        config = f'data="{name}.npy" folder="{name}" client={client} keys="keys/clients.key"'
+        config = f'data="{name}.npy" folder="{name}" client={client} keys="{keys}"'
         self.start(
             name,
             "flower-supernode",

@@ -12,8 +12,8 @@ from sklearn.base import clone
 
 from fedrecsk import Federation, FedMF, LocALS, RFRec
 from fedrecsk.deployment.flower import client_app, server_app
-from fedrecsk.deployment.keys import write_keys
-from fedrecsk.privacy import CKKS
+from fedrecsk.deployment.keys import write_identities, write_keys
+from fedrecsk.privacy import CKKS, SecAggPlus
 from fedrecsk.protocol import blocks
 from tests.conftest import make_toy
 from tests.deployment.in_process import prepared, simulated_key
@@ -276,3 +276,59 @@ def test_killed_nodes_a_killed_superlink_nan_a_twin_and_a_second_upload(tmp_path
         assert not (tmp_path / name / "model.joblib").exists()
     model = joblib.load(tmp_path / "two" / "model.joblib")
     assert model.recommend(model.user_ids_, 2)[0].shape == (len(model.user_ids_), 2)
+
+
+# Client 2 stops in round 1, after it has sent its shares; others begin round 2 when the late one is
+# there.
+STOPS = """
+import time
+from pathlib import Path
+from fedrecsk.deployment.node import Node
+from fedrecsk.deployment.records import unpack
+
+answer = Node.answer
+
+
+def answer_slowly(node, content):
+    asked, _ = unpack(content)
+    step, client = (asked["kind"], asked.get("number")), node.load_data()["client_id"]
+    while step == ("round", 1) and client == 2:
+        Path("stopped").touch()
+        time.sleep(0.05)
+    while step == ("round keys", 2) and not Path("gate").exists():
+        time.sleep(0.05)
+    return answer(node, content)
+
+
+Node.answer = answer_slowly
+"""
+
+
+def test_masked_rounds_go_on_without_a_killed_node_and_with_a_late_one(tmp_path):
+    pytest.importorskip("cryptography", reason="needs fedrecsk[privacy]")
+    scheme = SecAggPlus(max_dropout=0.4, max_colluding=0.0)
+    estimator = toy(n_rounds=4).set_params(federation=Federation(secure_aggregation=scheme))
+    write_project(tmp_path, estimator, simulated_key(estimator).seed)
+    with (tmp_path / "toy" / "client_app.py").open("a") as file:
+        file.write(STOPS)
+    identities = write_identities(range(5), tmp_path / "keys")
+    with Processes(tmp_path) as processes:
+        processes.start_superlink()
+        for k in range(4):
+            processes.start_node(f"node-{k}", rows_of(k, 5), k, keys=identities[k])
+        processes.run(n_clients=4, quorum=0.5, patience=40.0)
+        processes.wait(lambda: (tmp_path / "stopped").exists(), 240)
+        processes.kill("node-2")
+        processes.start_node("late", rows_of(4, 5), 4, keys=identities[4])
+        # It has registered, and joins before round 3.
+        processes.wait(lambda: any(tmp_path.glob("late/*.state")), 240)
+        (tmp_path / "gate").touch()
+        processes.wait_for("server/model.joblib", "late/model.joblib", "node-0/model.joblib")
+    server = joblib.load(tmp_path / "server" / "model.joblib")
+    rounds = [one for one in server.communication_.entries if one["phase"] == "round"]
+    n_uploads = [one["messages_up"] for one in rounds]
+    assert n_uploads[:2] == [4, 3]
+    assert n_uploads[3] == 4
+    assert server.privacy_.server_sees == "exact sums"
+    assert np.isfinite(server.item_factors_).all()
+    assert "is lost" not in processes.log("superlink")

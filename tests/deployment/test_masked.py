@@ -57,7 +57,7 @@ def rounds(server):
     [
         FedMF(client_fraction=1.0, **SMALL),
         LocALS(upload="all", reg_user=1.0, aggregation="clients", **SMALL),
-        RFRec(early_stopping=True, validation_fraction=0.3, **SMALL),
+        RFRec(**SMALL),
         FedEASE(upload="all", random_state=0),
     ],
     ids=lambda one: type(one).__name__,
@@ -67,9 +67,22 @@ def test_a_deployed_fit_is_the_simulated_one(estimator, tmp_path):
     simulated = clone(estimator).fit(X, Y, clients=SILOS)
     server = coordinator(estimator, nodes_of(estimator, tmp_path), tmp_path).run()
     name = "item_factors_" if hasattr(simulated, "item_factors_") else "item_weights_"
-    np.testing.assert_allclose(getattr(server, name), getattr(simulated, name), atol=2e-4)
+    np.testing.assert_allclose(getattr(server, name), getattr(simulated, name), rtol=0, atol=1e-6)
     assert server.privacy_.server_sees == "exact sums"
     assert server.privacy_.trust == simulated.privacy_.trust
+
+
+def test_validation_losses_are_masked_too(tmp_path):
+    losses = []
+    for number, federation in enumerate([Federation(), None]):
+        estimator = masked(RFRec(early_stopping=True, validation_fraction=0.3, **SMALL))
+        if federation is not None:
+            estimator.set_params(federation=federation)
+        folder = tmp_path / str(number)
+        one = coordinator(estimator, nodes_of(estimator, folder), folder)
+        losses.append([row["validation_loss"] for row in one.run().history_])
+    assert one.progress.survivors == {("validate", 3): [0, 1, 2, 3, 4]}
+    np.testing.assert_allclose(*losses, rtol=0, atol=0.01)
 
 
 def test_noise_of_the_clients_goes_through(tmp_path):

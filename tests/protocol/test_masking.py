@@ -263,9 +263,17 @@ def test_what_does_not_suit_masks_is_refused(estimator, message):
         masked(estimator.set_params(random_state=0), scheme).fit(X, Y)
 
 
-def test_devices_do_not_mask_yet():
+def test_a_device_returns_integers_to_be_masked_and_no_number_of_items():
     estimator = masked(FedMF(3, items=np.unique(X[:, 1])))
-    with pytest.raises(ValueError, match="Devices do not mask"):
-        Server.of(estimator)
-    with pytest.raises(ValueError, match="Devices do not mask"):
-        Device(estimator, X, Y, client_id=1)
+    server = Server.of(estimator)
+    devices = [Device(estimator, X[X[:, 0] % 3 == k], client_id=k) for k in range(3)]
+    registrations = [one.register() for one in devices]
+    assert all((one.n_held == 0).all() for one in registrations)
+    for one, place in zip(devices, server.register(registrations), strict=True):
+        one.place(place)
+    for step in range(server.n_setups):
+        message = server.setup_message(step)
+        for one in devices:
+            (upload,) = one.setup(step, message)
+            assert upload.fields == {}
+            assert upload.integers.dtype == np.int64
