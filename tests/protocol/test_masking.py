@@ -264,7 +264,7 @@ def test_what_does_not_suit_masks_is_refused(estimator, message):
 
 
 def test_a_device_returns_integers_to_be_masked_and_no_number_of_items():
-    estimator = masked(FedMF(3, items=np.unique(X[:, 1])))
+    estimator = masked(FedMF(3, client_fraction=1.0, items=np.unique(X[:, 1])))
     server = Server.of(estimator)
     devices = [Device(estimator, X[X[:, 0] % 3 == k], client_id=k) for k in range(3)]
     registrations = [one.register() for one in devices]
