@@ -124,6 +124,7 @@ FOR_AUTHORS = {
     "fedrecsk.protocol.registration": ["Catalogue", "ClientCodes", "Registration"],
     "fedrecsk.protocol.encryption": ["EncryptedSum", "EncryptedSums"],
     "fedrecsk.protocol.keys": ["Key", "Keys"],
+    "fedrecsk.protocol.masking": ["MaskingReport"],
     "fedrecsk.protocol.participation": ["Participation", "RoundMasks"],
 }
 # The pages that explain an estimator; its page in the API reference leads there.

@@ -83,7 +83,8 @@ def ask_for_sum(
         Share of the clients that must answer, in each request.
     """
     server, step = coordinator.server, (PHASES[kind], number)
-    masks, uplink = server.uplink.masks, server.uplink
+    uplink = server.uplink
+    masks: Any = uplink.masks
     key = server.key.at(setup_round(number) if kind == "setup" else number)
 
     def ask(stage, arrays, n_enough, sent=None):

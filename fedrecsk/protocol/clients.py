@@ -389,7 +389,7 @@ class Clients:
         sums = np.zeros((block.n_clients, 2))
         sums[asked] = users.losses(self.held_out.part(asked))
         if self.federation.masks:
-            scheme = self.federation.secure_aggregation
+            scheme: Any = self.federation.secure_aggregation
             unit = scheme.unit_of(VALIDATION["validation_loss"])
             sums[asked] = unit * scheme.fixed(sums[asked], unit)
         self._measured = users.attributes(self._codes), asked
