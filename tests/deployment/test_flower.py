@@ -318,15 +318,15 @@ def test_masked_rounds_go_on_without_a_killed_node_and_with_a_late_one(tmp_path)
         processes.start_superlink()
         for k in range(4):
             processes.start_node(f"node-{k}", rows_of(k, 5), k, keys=identities[k])
-        processes.run(n_clients=4, quorum=0.5, patience=40.0)
-        processes.wait(lambda: (tmp_path / "stopped").exists(), 400)
+        processes.run(n_clients=4, quorum=0.5, patience=120.0)
+        processes.wait(lambda: (tmp_path / "stopped").exists(), 900)
         processes.kill("node-2")
         processes.start_node("late", rows_of(4, 5), 4, keys=identities[4])
         # It has registered, and joins before round 2.
-        processes.wait(lambda: "Sending:" in processes.log("late"), 400)
+        processes.wait(lambda: "Sending:" in processes.log("late"), 900)
         (tmp_path / "gate").touch()
         paths = "server/model.joblib", "late/model.joblib", "node-0/model.joblib"
-        processes.wait_for(*paths, seconds=600)
+        processes.wait_for(*paths, seconds=900)
     server = joblib.load(tmp_path / "server" / "model.joblib")
     rounds = [one for one in server.communication_.entries if one["phase"] == "round"]
     n_uploads = [one["messages_up"] for one in rounds]

@@ -26,7 +26,7 @@ from fedrecsk.privacy._masked_sum import (
 
 pytest.importorskip("cryptography", reason="needs fedrecsk[privacy]")
 
-N, N_VALUES = 24, 37
+N, N_VALUES = 18, 37
 PLAN = Plan(n_clients=N, n_neighbors=10, threshold=6, n_bits=27)
 
 
@@ -50,9 +50,9 @@ def summed(vectors, clients):
     [
         Lost(),
         Lost(shares=[3, 8]),
-        Lost(vector=[0, 5, 11, 12]),
+        Lost(vector=[0, 5, 11]),
         Lost(confirmation=[2, 9]),
-        Lost(answer=[1, 20]),
+        Lost(answer=[1, 14]),
         Lost(shares=[3], vector=[4], confirmation=[5], answer=[6]),
     ],
     ids=["nobody", "shares", "vector", "confirmation", "answer", "all"],
@@ -93,8 +93,8 @@ def test_bytes_are_those_of_the_messages():
             assert {c: (s.up, s.down) for c, s in sent.items()} == {
                 c: (u, d) for c, u, d in zip(ring.order.tolist(), up, down, strict=True)
             }
-    # Two keys and a signature; 23 shares; 37 numbers of 27 bits; 20 confirmations; 23 answers.
-    assert sent[0].up == 128 + 23 * (4 + 50) + 125 + 20 * (4 + 16) + 23 * 17
+    # Two keys and a signature; 17 shares; 37 numbers of 27 bits; 14 confirmations; 17 answers.
+    assert sent[0].up == 128 + 17 * (4 + 50) + 125 + 14 * (4 + 16) + 17 * 17
 
 
 # ------------------------------------------------------------------------- its parts
