@@ -11,9 +11,11 @@ from sklearn.model_selection import GridSearchCV, KFold
 
 from fedrecsk import (
     DDL,
+    EASE,
     FCF,
     BayesianSVDpp,
     BiasedMF,
+    FedEASE,
     FedEB,
     ImplicitALS,
     LocALS,
@@ -51,7 +53,9 @@ RATINGS = {
     "SVDpp": SVDpp(4, random_state=0),
 }
 LIKES = {
+    "EASE": EASE(reg=50.0),
     "FCF": FCF(4, upload="local", alpha=5.0, reg_user=3.0, reg_item=1.0, random_state=0),
+    "FedEASE": FedEASE(reg=50.0),
     "ImplicitALS": ImplicitALS(4, alpha=5.0, reg=1.0, random_state=0),
     "LocALS": LocALS(4, alpha=5.0, reg_user=3.0, reg_item=1.0, random_state=0),
 }

@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+from scipy import sparse
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk.base._item_prior import ItemPrior
@@ -183,3 +184,24 @@ class ItemContent:
         if sample_weight is not None and np.shape(sample_weight) == items.shape:
             items = items[np.asarray(sample_weight) > 0]
         reading.check_covered(items, catalogue)
+
+
+@dataclass(eq=False, repr=False)
+class WeightsContent(ItemContent):
+    """`item_features` of weights between items: those to and from new items are predicted."""
+
+    @staticmethod
+    def _filled_weights(prior, weights):
+        """Return weights with those of items without ratings as features predict them."""
+        weights = prior.filled(prior.filled(weights.T).T)
+        np.fill_diagonal(weights, 0)
+        return weights
+
+    def _with_items(self: Any, rows):
+        weights, history = self.item_weights_, self.user_history_
+        weights = np.hstack([weights, self._new_rows(weights.T, rows).T])
+        weights = np.vstack([weights, self._new_rows(weights, rows)])
+        np.fill_diagonal(weights, 0)
+        shape = history.shape[0], len(weights)
+        history = sparse.csr_array((history.data, history.indices, history.indptr), shape=shape)
+        return {"item_weights_": weights, "user_history_": history}

@@ -12,6 +12,7 @@ from fedrecsk._utils import memory
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval, get_threadpool_controller
 from fedrecsk.base import RankingMixin, Recommender, check_likes
+from fedrecsk.base._item_content import WeightsContent
 from fedrecsk.base._item_weights import (
     ItemWeightsMixin,
     dense_gram,
@@ -27,7 +28,7 @@ MATRICES = 4
 
 @documented
 @dataclass(eq=False, repr=False)
-class EASE(ItemWeightsMixin, RankingMixin, Recommender):
+class EASE(WeightsContent, ItemWeightsMixin, RankingMixin, Recommender):
     """Embarrassingly shallow autoencoder: weights between items, in closed form.
 
     Minimises over matrices B of items by items whose diagonal is 0::
@@ -45,6 +46,7 @@ class EASE(ItemWeightsMixin, RankingMixin, Recommender):
     {timestamps}
     {pair_half_life}
     {history_half_life}
+    {item_features}
     {items}
 
     Attributes
@@ -81,6 +83,10 @@ class EASE(ItemWeightsMixin, RankingMixin, Recommender):
     y <= 0 count as if they were absent, except that `recommend` leaves out their items too.
     Unknown users and items score 0, and so do items that no user likes.
 
+    With `item_features`, the columns and rows of B of items that nobody likes, and of new ones by
+    `add_items`, are predicted by ridge regression from those of the other items, item i with the
+    weight ``n_i / (n_i + 400)``, n_i its number of rows. Other scores stay as they are.
+
     References
     ----------
     .. [1] H. Steck, "Embarrassingly Shallow Autoencoders for Sparse Data", WWW 2019,
@@ -103,6 +109,7 @@ class EASE(ItemWeightsMixin, RankingMixin, Recommender):
     _parameter_constraints: ClassVar[dict] = (
         Recommender._parameter_constraints
         | ItemWeightsMixin._fading_constraints
+        | WeightsContent._content_constraints
         | {"reg": [Interval(Real, 0, None, closed="neither")]}
     )
 
@@ -120,10 +127,15 @@ class EASE(ItemWeightsMixin, RankingMixin, Recommender):
         gram = dense_gram(likes, self.pair_half_life, np.ones(data.n_clients, dtype=bool))
         with get_threadpool_controller().limit(limits=1, user_api="blas"):
             inverse = regularized_inverse(gram, data.n_items, self.reg)
-        return {
+        attributes = {
             "item_weights_": weights_of(inverse).astype(self._dtype),
             "user_history_": histories(likes, self._dtype, self.history_half_life),
         }
+        prior = self._item_prior(np.bincount(likes.items, minlength=data.n_items))
+        if prior is not None:
+            weights = self._filled_weights(prior, attributes["item_weights_"])
+            attributes |= {"item_weights_": weights, "_content": prior}
+        return attributes
 
     def _new_user_attributes(self, data):
         return {"user_history_": histories(liked(data), self._dtype, self.history_half_life)}

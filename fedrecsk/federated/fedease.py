@@ -6,12 +6,16 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import ClassVar
 
+import numpy as np
+
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
+from fedrecsk.base._item_content import WeightsContent
 from fedrecsk.base._item_weights import (
     ItemWeightsMixin,
     lower_part,
     n_items_of,
+    n_pairs,
     regularized_inverse,
     weights_of,
     whole,
@@ -22,7 +26,7 @@ from fedrecsk.protocol.messages import Dense, Derived, Message, Rows
 
 @documented
 @dataclass(eq=False, repr=False)
-class FedEASE(ItemWeightsMixin, OwnWeights):
+class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeights):
     """Embarrassingly shallow autoencoder from one sum in one round.
 
     :class:`EASE` needs only X'X, which is a sum over users. Every client
@@ -50,6 +54,7 @@ class FedEASE(ItemWeightsMixin, OwnWeights):
     {timestamps}
     {pair_half_life}
     {history_half_life}
+    {item_features}
     {shared parameters}
 
     Attributes
@@ -99,6 +104,10 @@ class FedEASE(ItemWeightsMixin, OwnWeights):
     stays lost, because the client does not learn of the loss: the sum is then over fewer users.
     `loss_curve_` is NaN, as clients train nothing.
 
+    *Item features.* As in :class:`EASE`, by the server: bytes stay as they are. With
+    ``download="all"`` it cannot send predicted weights, so items without ratings score 0; leave
+    them out of `items` and add them by `add_items`.
+
     *What is sent.* Once, up: with "local", the indices of the client's items; then 8 bytes (index
     and value) for each pair of items that one of its users likes, an item with itself
     included, or with upload="all" 4 for each pair of the catalogue. Down: a byte for each round,
@@ -142,6 +151,7 @@ class FedEASE(ItemWeightsMixin, OwnWeights):
 
     _parameter_constraints: ClassVar[dict] = OwnWeights._parameter_constraints | {
         "reg": [Interval(Real, 0, None, closed="neither")],
+        **WeightsContent._content_constraints,
     }
 
     # ---------------------------------------------------------------------- the algorithm
@@ -151,8 +161,26 @@ class FedEASE(ItemWeightsMixin, OwnWeights):
             gram = lower_part(without_noise(whole(gram, n_items), noise_std))
         inverse = regularized_inverse(gram, n_items, self.reg)
         if self._sends_rows:
-            return {"item_weights": weights_of(inverse).astype(self._dtype)}
+            weights, prior = weights_of(inverse).astype(self._dtype), self._prior_of(gram, n_items)
+            if prior is not None:
+                weights = self._filled_weights(prior, weights)
+            return {"item_weights": weights}
         return {"inverse": lower_part(inverse).astype(self._dtype)}
+
+    def _aggregate(self, server, message, upload, key):
+        server = super()._aggregate(server, message, upload, key)
+        return server | {"content": self._prior_of(server["gram"], server["n_items"])}
+
+    def _prior_of(self, gram, n_items):
+        """Return the prior of the items' weights, whose numbers of likes are on the diagonal."""
+        return self._item_prior(gram[n_pairs(np.arange(1, n_items + 1)) - 1])
+
+    def _with_items(self, rows):
+        attributes = super()._with_items(rows)
+        message = Message(**self._final_message)
+        message.pop("inverse", None)
+        message["item_weights"] = Rows(attributes["item_weights_"])
+        return attributes | {"_final_message": message}
 
     def _model(self, server):
         solved = self._solved(server)
