@@ -16,10 +16,11 @@ from fedrecsk._utils.fixed_point import FRACTION_BITS, fixed
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions, check_sample_weight
 from fedrecsk.base import RankingMixin
-from fedrecsk.base._hamming import HammingSearch, n_words, random_codes, unpack_codes
+from fedrecsk.base._hamming import HammingSearch, n_words, pack_codes, random_codes, unpack_codes
 from fedrecsk.data._checks import hint
 from fedrecsk.data._rating_scale import check_ratings, check_scale
 from fedrecsk.data.interactions import Ids, encode, id_columns
+from fedrecsk.federated._item_content import FederatedContent
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.blocks import Block
 from fedrecsk.protocol.keys import Key, Keys
@@ -42,7 +43,7 @@ LEAST_USERS = 10
 
 @documented
 @dataclass(eq=False, repr=False)
-class LightFR(HammingSearch, RankingMixin, FederatedRecommender):
+class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommender):
     """Federated recommendation with binary codes, fitted and searched in Hamming space.
 
     Every item has a code of `n_bits` signs. Codes are all that the server sends and the device
@@ -96,6 +97,9 @@ class LightFR(HammingSearch, RankingMixin, FederatedRecommender):
         it sends the whole matrix, so that a secure sum hides which items it has visited.
     rating_scale : tuple (low, high) or None, default=None
         The ends of the rating scale for ``targets="ratings"``. None: the range of y.
+    {item_features}
+        Items of `add_items` get the signs of what features predict of the others' codes. Items of
+        the catalogue without ratings are trained as items that nobody likes.
     {shared parameters}
 
     Attributes
@@ -210,6 +214,7 @@ class LightFR(HammingSearch, RankingMixin, FederatedRecommender):
         "server_decay": [Interval(Integral, 1, None, closed="left")],
         "upload": [StrOptions({"visited", "all"})],
         "rating_scale": [tuple, list, None],
+        **FederatedContent._content_constraints,
     }
 
     POSITIVE_TARGET = 0.65
@@ -227,7 +232,8 @@ class LightFR(HammingSearch, RankingMixin, FederatedRecommender):
         items = np.arange(catalogue.n_items)
         codes = random_codes(key, "item codes", items, 1, self.n_bits)[:, 0]
         mean = np.zeros(self.n_bits, dtype=np.float32) if self._has_prior else None
-        return self._server(codes, self._scale(catalogue.rating_range), mean)
+        server = self._server(codes, self._scale(catalogue.rating_range), mean)
+        return server | {"content": self._item_prior(np.ones(catalogue.n_items))}
 
     def _server(self, item_codes, scale, mean_user):
         """Return the server's state before a round in which nothing has arrived yet."""
@@ -695,13 +701,22 @@ class LightFR(HammingSearch, RankingMixin, FederatedRecommender):
         block = self._with_new_rows(
             users[rows], items, new.values[rows], new.weights[rows], len(ids)
         )
-        self.item_codes_ = self._fitted_item_codes(block, len(kept), n_rounds)
-        codes = replace(self._final_message["item_codes"], values=self.item_codes_.copy())
-        self._final_message = Message(**self._final_message | {"item_codes": codes})
+        codes = self._fitted_item_codes(block, len(kept), n_rounds)
+        vars(self).update(self._with_codes(codes))
         self._seen = block.indptr, block.items
         vars(self).update(item_ids_=ids, n_items_=len(ids))
         self._items = Ids(ids, self._items.name)
         return self
+
+    def _with_items(self, rows):
+        signs = self._new_rows(self.item_factors_.astype(float), rows)
+        return self._with_codes(np.concatenate([self.item_codes_, pack_codes(signs)]))
+
+    def _with_codes(self, codes):
+        """Return the attributes that change with the items' codes."""
+        field = replace(self._final_message["item_codes"], values=codes.copy())
+        message = Message(**self._final_message | {"item_codes": field})
+        return {"item_codes_": codes, "_final_message": message}
 
     def _rows_of_new_items(self, X, y, sample_weight):
         """Return the rows, encoded, after a check that the model can take them."""
