@@ -15,6 +15,8 @@ Data: MovieLens-100k and MovieLens-1M with their films, in the folder --data-hom
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from sklearn.base import clone
 from sklearn.metrics import root_mean_squared_error
@@ -86,7 +88,7 @@ def auc(scores, liked):
     """Share of pairs of a liked item and another that are in the right order, and their number."""
     order = np.argsort(scores, kind="stable")
     ranks = np.empty(len(scores))
-    values, place = np.unique(scores, return_inverse=True)
+    _, place = np.unique(scores, return_inverse=True)
     ranks[order] = np.arange(len(scores))
     ranks = np.bincount(place, ranks)[place] / np.bincount(place)[place]
     n, m = liked.sum(), (~liked).sum()
@@ -95,9 +97,8 @@ def auc(scores, liked):
 
 def ratings(options):
     """RMSE of new and of known items, and the order of new ones."""
-    print(
-        "| data | model | features | RMSE, new | AUC, new | RMSE, known |\n|---|---|---|---|---|---|"
-    )
+    print("| data | model | features | RMSE, new | AUC, new | RMSE, known |")
+    print("|---|---|---|---|---|---|")
     for name in options.data:
         X, y, features = data(name, options)
         for label, model in chosen(RATINGS, options):
@@ -109,9 +110,11 @@ def ratings(options):
                     train, cold, known = parts(X, seed)
                     one = fitted(model, seed, X[train], y[train], features, knows=knows)
                     predicted = one.predict(X[cold])
+                    order = np.argsort(X[cold, 0], kind="stable")
+                    cuts = np.flatnonzero(np.diff(X[cold, 0][order])) + 1
+                    both = predicted[order], y[cold][order] >= LIKED
                     found = [
-                        auc(predicted[X[cold, 0] == user], y[cold][X[cold, 0] == user] >= LIKED)
-                        for user in np.unique(X[cold, 0])
+                        auc(*own) for own in zip(*(np.split(a, cuts) for a in both), strict=True)
                     ]
                     error = root_mean_squared_error
                     rows.append(
@@ -164,7 +167,7 @@ def lists(model, test, items, seen):
 
 def picture(options):
     """RMSE by the number of training rows of an item, new ones first."""
-    heads = [f"{low} to {high - 1:g}" for low, high in zip(BINS[:-1], BINS[1:], strict=True)]
+    heads = [f"{low} to {high - 1:g}" for low, high in itertools.pairwise(BINS)]
     heads[-1] = f"{BINS[-2]} or more"
     print(f"| data | model | features | 0 | {' | '.join(heads)} |")
     print("|---|---|---|---|" + "---|" * len(heads))

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from scipy.special import gammaincinv
 from sklearn.utils import check_random_state
 
 from fedrecsk._utils.sklearn_compat import Interval, validate_params
 from fedrecsk.datasets._bunch import make_X, make_y
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Shares of MovieLens-100k's ratings up to each of its five stars.
 _STARS_CDF = (0.0, 0.0611, 0.1748, 0.4463, 0.7880, 1.0)
@@ -24,6 +22,8 @@ _USER_BIAS = 0.44
 _ITEM_BIAS = 0.45
 _ITEM_BIAS_PER_LOG_POPULARITY = 0.28
 _TASTE = 0.50
+# Correlation of a feature with the factor that it shows.
+_SHOWN = 0.7
 _TASTE_DECAY = 0.4
 
 # Weight of the few stars in the log-popularity; more for implicit feedback, whose choices taste
@@ -59,6 +59,7 @@ _GROUP = 32  # items that are first drawn as one
         "popularity": [Interval(Real, 0, None, closed="left")],
         "min_ratings_per_user": [Interval(Integral, 1, None, closed="left"), None],
         "rating_scale": [tuple, list],
+        "item_features": [Interval(Integral, 0, None, closed="left")],
         "timestamps": ["boolean"],
         "random_state": ["random_state"],
         "as_frame": ["boolean"],
@@ -75,10 +76,11 @@ def make_ratings(
     popularity: float = 4.7,
     min_ratings_per_user: int | None = None,
     rating_scale: tuple[int, int] = (1, 5),
+    item_features: int = 0,
     timestamps: bool = True,
     random_state: int | np.random.RandomState | None = None,
     as_frame: bool = False,
-) -> tuple[Any, Any]:
+) -> tuple[Any, ...]:
     """Generate ratings that resemble MovieLens-100k.
 
     A few items get most of the ratings, and a few users give most of them; popular items are
@@ -116,6 +118,11 @@ def make_ratings(
         Minimum number of ratings of a user. None: a fifth of the mean number, but at least 1
         and at most 20, the minimum in MovieLens.
 
+    item_features : int, default=0
+        Number of features of the items, which come as a third result if there are any. Column k
+        shows factor k (modulo `n_factors`) with the correlation .7, and noise beside it. They
+        change nothing else.
+
     rating_scale : tuple of (int, int), default=(1, 5)
         The lowest and the highest rating; ratings are whole numbers.
 
@@ -138,6 +145,8 @@ def make_ratings(
         random order.
     y : ndarray of shape (n_ratings,) and dtype float64, or Series
         The ratings: whole numbers.
+    features : DataFrame of shape (n_items, item_features), dtype float64
+        Only with `item_features`: standard normal numbers; the index has the items' ids.
 
     Raises
     ------
@@ -204,7 +213,8 @@ def make_ratings(
         # Random within a user: the order of the rows must not reveal the order in time.
         columns["timestamp"] = _lay_out(users, rng.random_sample(n_ratings), arrivals, gaps)
     X = make_X(columns, as_frame=as_frame)
-    return X, make_y(_to_stars(opinion, low, high), as_frame=as_frame)
+    y = make_y(_to_stars(opinion, low, high), as_frame=as_frame)
+    return (X, y, _draw_features(rng, item_factors, item_features)) if item_features else (X, y)
 
 
 @validate_params(
@@ -217,6 +227,7 @@ def make_ratings(
         "popularity": [Interval(Real, 0, None, closed="left")],
         "drift": [Interval(Real, 0, None, closed="left")],
         "min_interactions_per_user": [Interval(Integral, 1, None, closed="left"), None],
+        "item_features": [Interval(Integral, 0, None, closed="left")],
         "timestamps": ["boolean"],
         "random_state": ["random_state"],
         "as_frame": ["boolean"],
@@ -233,10 +244,11 @@ def make_interactions(
     popularity: float = 5.2,
     drift: float = 0.0,
     min_interactions_per_user: int | None = None,
+    item_features: int = 0,
     timestamps: bool = True,
     random_state: int | np.random.RandomState | None = None,
     as_frame: bool = False,
-) -> np.ndarray | pd.DataFrame:
+) -> Any:
     """Generate implicit feedback that resembles MovieLens-100k without its stars.
 
     Which items a user chooses depends on the items' popularity, the user's activity and the user's
@@ -281,6 +293,11 @@ def make_interactions(
         Minimum number of interactions of a user. None: a fifth of the mean number, but at
         least 1 and at most 20, the minimum in MovieLens.
 
+    item_features : int, default=0
+        Number of features of the items, which come as a third result if there are any. Column k
+        shows factor k (modulo `n_factors`) with the correlation .7, and noise beside it. They
+        change nothing else.
+
     timestamps : bool, default=True
         Whether `X` has a third column, the time. Users join over seven months and come
         in sessions: half a minute between interactions, weeks between sessions.
@@ -297,6 +314,8 @@ def make_interactions(
         The columns user (0 to `n_users` - 1), item (0 to `n_items` - 1) and, with
         `timestamps=True`, timestamp (seconds since 1970, UTC). The rows are in
         random order.
+    features : DataFrame of shape (n_items, item_features), dtype float64
+        Only with `item_features`: standard normal numbers; the index has the items' ids.
 
     Raises
     ------
@@ -369,7 +388,8 @@ def make_interactions(
     if timestamps:
         turns = trends[items] + rng.gumbel(size=n_interactions)
         columns["timestamp"] = _lay_out(users, turns, arrivals, _draw_gaps(rng, n_interactions))
-    return make_X(columns, as_frame=as_frame)
+    X = make_X(columns, as_frame=as_frame)
+    return (X, _draw_features(rng, item_factors, item_features)) if item_features else X
 
 
 def _check_scale(rating_scale) -> tuple[int, int]:
@@ -435,6 +455,16 @@ def _draw_taste(rng, n_users, n_items, n_factors, deviation=_TASTE):
     strength *= deviation / np.linalg.norm(strength) if n_factors else 1.0
     user_factors = rng.standard_normal((n_users, n_factors))
     return user_factors, rng.standard_normal((n_items, n_factors)) * strength
+
+
+def _draw_features(rng, item_factors, n_features):
+    """Draw features that correlate with the items' factors, the same in all columns."""
+    n_items, n_factors = item_factors.shape
+    features = rng.standard_normal((n_items, n_features))
+    if n_factors:
+        shown = item_factors[:, np.arange(n_features) % n_factors]
+        features = _SHOWN * shown / shown.std(axis=0) + np.sqrt(1 - _SHOWN**2) * features
+    return pd.DataFrame(features, columns=[f"feature_{k}" for k in range(n_features)])
 
 
 def _draw_pairs(rng, n_per_user, log_popularity, user_factors, item_factors):

@@ -263,3 +263,19 @@ def test_bad_parameters_are_refused_before_any_work(parameters, message, monkeyp
     monkeypatch.setattr(generate, "check_random_state", None)
     with pytest.raises(ValueError, match=message):
         make_ratings(**parameters)
+
+
+def test_features_show_the_factors_and_change_nothing_else():
+    X, y = make_ratings(80, 300, 3000, random_state=0)
+    with_features = make_ratings(80, 300, 3000, item_features=11, random_state=0)
+    np.testing.assert_array_equal(X, with_features[0])
+    np.testing.assert_array_equal(y, with_features[1])
+    features = with_features[2]
+    assert features.shape == (300, 11)
+    # Columns 0 and 10 show the same factor with the correlation .7 each.
+    correlations = features.corr().to_numpy()
+    assert correlations[0, 10] == pytest.approx(0.49, abs=0.12)
+    assert abs(correlations[0, 1:10]).max() < 0.25
+    rows, features = make_interactions(80, 300, 3000, item_features=2, random_state=0)
+    np.testing.assert_array_equal(rows, make_interactions(80, 300, 3000, random_state=0))
+    assert features.shape == (300, 2)
