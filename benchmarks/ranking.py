@@ -1,9 +1,9 @@
-"""Measure one-round rankers and their sums: ``python -m benchmarks.ranking quality|choices|cost``.
+"""Measure one-round rankers and their sums: ``python -m benchmarks.ranking COMMAND``.
 
 All ratings are positives. The protocols are those of :mod:`benchmarks.lightfr`: a test row is
 ranked among 99 items that its user has not rated; HR@10 and NDCG@10 are means over test rows.
-`choices` ranks one random training row of each user and never reads a test row; weights of sums
-are searched on such rows, too.
+`choices` and `scaled` rank one random training row of each user and never read a test row; weights
+of sums are searched on such rows, too.
 
 Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DATA. MovieLens-1M
 also needs the leave-one-out files of MovieLens-1M of He et al. (2017) in this folder.
@@ -17,6 +17,7 @@ import numpy as np
 from sklearn.base import clone
 
 from benchmarks._command_line import command_line
+from benchmarks._quality import list_choices
 from benchmarks._seeds import reported
 from benchmarks.lightfr import (
     N_NEGATIVES,
@@ -30,6 +31,16 @@ from fedrecsk import EASE, FedEASE, FedSpectral, ImplicitALS, LocALS, Popularity
 from fedrecsk.ensemble import RankingEnsemble
 
 LOCALS = LocALS(128, n_rounds=12, alpha=8.0, reg_user=100.0, reg_item=30.0)
+# As accurate as the best published; choices on validation rows below.
+SCALED = LocALS(
+    192,
+    n_rounds=20,
+    alpha=6.0,
+    reg_user=26.0,
+    reg_item=42.0,
+    reg_exponent=1.0,
+    solver="cg",
+)
 IALS = ImplicitALS(128, reg=100.0, alpha=9.0, n_epochs=12, solver="cholesky", item_bias=False)
 ONE_ROUND = [("ease", FedEASE()), ("spectral", FedSpectral())]
 
@@ -47,6 +58,7 @@ MODELS = {
     "FedEASE + FedSpectral": RankingEnsemble(ONE_ROUND),
     "FedEASE + FedSpectral, weights searched": searched(ONE_ROUND),
     "LocALS": LOCALS,
+    "LocALS, 192 factors": SCALED,
     "implicit ALS": IALS,
     "FedEASE + FedSpectral + LocALS": searched([*ONE_ROUND, ("als", LOCALS)]),
 }
@@ -71,6 +83,26 @@ CHOICES = {
         {"n_rounds": 20},
     ],
 }
+# Of SCALED, with fewer rounds.
+SCALED_CHOICES = [
+    {},
+    {"solver": "exact"},
+    *(
+        {"n_rounds": 16} | changed
+        for changed in (
+            {},
+            {"alpha": 2.0},
+            {"alpha": 4.5},
+            {"alpha": 10.0},
+            {"reg_user": 36.0, "reg_item": 60.0},
+            {"reg_user": 22.0, "reg_item": 36.0},
+            {"alpha": 3.33, "reg_user": 40.0, "reg_item": 60.0, "reg_exponent": 0.5},
+            {"alpha": 8.0, "reg_user": 100.0, "reg_item": 30.0, "reg_exponent": 0.0},
+            {"alpha": 3.33, "prox": 3.0},
+            {"alpha": 3.33, "prox": 30.0},
+        )
+    ),
+]
 
 
 def split(name, options):
@@ -122,6 +154,15 @@ def choices(options):
                 print(f"| {label} | {hr:.4f} | {ndcg:.4f} |", flush=True)
 
 
+def scaled(options):
+    """Neighbours of LocALS with scaled penalties, on a row of each user cut from training rows."""
+
+    def fresh(model, seed, options):
+        return clone(model).set_params(random_state=0)
+
+    list_choices({"LocALS": SCALED}, {"LocALS": SCALED_CHOICES}, options, fresh)
+
+
 def cost(options):
     """CPU seconds of a fit, and bytes per client."""
     for name in options.data:
@@ -147,7 +188,7 @@ def cost(options):
 
 def main(argv=None):
     """Run one of the benchmarks."""
-    commands = {f.__name__: f for f in (quality, choices, cost)}
+    commands = {f.__name__: f for f in (quality, choices, scaled, cost)}
     parser = command_line("ranking", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", default=["100k", "1m"], choices=["100k", "1m"])
