@@ -1,8 +1,8 @@
 """Measure FedEB: ``python -m benchmarks.fedeb COMMAND``.
 
 Splits are 80/20 at random, one user per client, with seeds that were not used to choose anything
-(300, 301, ...), though some rows of their test parts were (docs/choices.md). `cohorts` and `parts`
-take their test part from the training part of another split.
+(300, 301, ...), though some rows of their test parts were (docs/choices.md). `cohorts`, `parts` and
+`rule` take their test part from the training part of another split.
 
 Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DATA.
 """
@@ -16,17 +16,20 @@ from sklearn.base import clone
 from sklearn.metrics import root_mean_squared_error
 
 from benchmarks._command_line import command_line
-from benchmarks._seeds import reported
+from benchmarks._seeds import choosing, reported
 from benchmarks._timing import Stopwatch
 from benchmarks.rfrec import CUTS, split
-from fedrecsk import BiasOnly, FedEB, Federation, SVDpp
+from fedrecsk import BayesianSVDpp, BiasOnly, FedEB, Federation, SVDpp
 from fedrecsk.attacks import measure_leak
 from fedrecsk.compression import Quantization
 from fedrecsk.datasets import fetch_movielens
+from fedrecsk.ensemble import RatingEnsemble
 from fedrecsk.model_selection import TemporalHoldout
 
 FIRST_SEED = 300
 INT8_UP = Quantization("int8", direction="up")
+# Of `rule`: a standard split, and whose rows are held out.
+PARTS = [(0, "uneven"), (2, "uneven"), (1, "even"), (3, "even")]
 # Normal quantile of intervals that hold 90 %.
 NINETY = 1.6448536
 MODELS = {
@@ -63,6 +66,65 @@ def quality(options):
                 f"| {covered:.3f} | {sent:.2f} | {seconds:.1f} |",
                 flush=True,
             )
+
+
+def standard(options):
+    """Test RMSE on the five standard splits of MovieLens-100k, u1 to u5: blocks of its rows."""
+    X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
+    models = {"FedEB": FedEB(), "FedEB, 10 %": FedEB(client_fraction=0.1)}
+    models["mean of 4, d = 12"] = RatingEnsemble([(f"run {k}", FedEB(12)) for k in range(4)])
+    models["Bayesian SVD++"] = BayesianSVDpp()
+    print("| | u1 | u2 | u3 | u4 | u5 | mean |\n|---|---|---|---|---|---|---|")
+    for label, model in models.items():
+        row = []
+        for test in np.array_split(np.arange(len(X)), 5):
+            train = np.delete(np.arange(len(X)), test)
+            fitted = seeded(model, FIRST_SEED, options).fit(X[train], y[train])
+            row.append(root_mean_squared_error(y[test], fitted.predict(X[test])))
+        cells = " | ".join(f"{value:.4f}" for value in [*row, np.mean(row)])
+        print(f"| {label} | {cells} |", flush=True)
+
+
+def rule(options):
+    """Validation RMSE of rules for the items' precision R, on parts of MovieLens-100k."""
+    from fedrecsk.federated import fedeb
+
+    X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
+    parts = dict(_validation_parts(X))
+    rules = {"MacKay": 1.0, "EM": 0.0, "EM above .1": 0.1, "EM above .2, as it is": 0.2}
+    print("| |" + "".join(f" {label} |" for label in parts))
+    print("|---|" + "---|" * len(parts))
+    for label, least in rules.items():
+        # The share of the numbers above which the EM rule holds.
+        fedeb.WELL_DETERMINED = least
+        _print_row(label, FedEB(), parts, X, y, options)
+    _print_row("Bayesian SVD++", BayesianSVDpp(), parts, X, y, options)
+
+
+def _validation_parts(X):
+    """Training and validation rows, out of training parts of the standard splits."""
+    users, u = np.unique(X[:, 0], return_inverse=True)
+    blocks = np.array_split(np.arange(len(X)), 5)
+    for seed, (block, kind) in zip(choosing(4), PARTS, strict=True):
+        rng, rows = np.random.default_rng(seed), np.delete(np.arange(len(X)), blocks[block])
+        shares = np.full(len(users), 0.2)
+        if kind == "uneven":
+            # Two fifths of the users lose 10 to 90 % of their rows.
+            losers = rng.random(len(users)) < 0.4
+            shares = np.where(losers, rng.uniform(0.1, 0.9, len(users)), 0.0)
+        held = rng.random(len(rows)) < shares[u[rows]]
+        yield f"{kind}, u{block + 1}", (rows[~held], rows[held])
+    for label, cut in CUTS.items():
+        yield label, (rows[~held][cut(X[rows[~held]], rng)], rows[held])
+
+
+def _print_row(label, model, parts, X, y, options):
+    """Print the RMSE on each part."""
+    cells = [
+        _rmse(model, X[train], y[train], X[test], y[test], 0, options)
+        for train, test in parts.values()
+    ]
+    print(f"| {label} | " + " | ".join(f"{value:.4f}" for value in cells) + " |", flush=True)
 
 
 def cohorts(options):
@@ -235,8 +297,17 @@ def _splits(name, options):
         yield *split(X, y, seed), seed
 
 
+def seeded(model, seed, options):
+    """A copy with a seed and threads; the parts of an ensemble have consecutive seeds."""
+    model = clone(model)
+    for number, (name, _) in enumerate(model.get_params().get("estimators") or []):
+        model.set_params(**{f"{name}__random_state": seed + number})
+    chosen = {"random_state": seed, "n_jobs": options.n_jobs}
+    return model.set_params(**{k: v for k, v in chosen.items() if k in model.get_params()})
+
+
 def _fitted(model, X, y, seed, options):
-    model = clone(model).set_params(random_state=seed, n_jobs=options.n_jobs)
+    model = seeded(model, seed, options)
     watch = Stopwatch()
     return model.fit(X, y), watch.seconds()
 
@@ -248,7 +319,8 @@ def _rmse(model, X, y, X_test, y_test, seed, options):
 
 def main(argv=None):
     """Run one of the benchmarks."""
-    functions = (quality, cohorts, averaged, sparse, parts, days, uploads, leak, speed)
+    functions = (quality, standard, rule, cohorts, averaged, sparse, parts, days)
+    functions += (uploads, leak, speed)
     commands = {f.__name__: f for f in functions}
     parser = command_line("fedeb", __doc__)
     parser.add_argument("command", choices=commands)

@@ -40,8 +40,9 @@ ALPHA, LAMBDA_0, REG_BIAS, REG, PSI = 1.3, 6.0, 5.0, 100.0, 10.0
 NEW, BURN_IN = 0.1, 3
 # Bounds of learned precisions: where all ratings are equal, nothing else bounds them.
 LOWEST, HIGHEST = 1e-4, 1e4
-# Share of the numbers that ratings must determine for their precision to fall freely.
-DETERMINED = 0.02
+# Shares of the numbers that ratings determine: for their precision to fall freely, at least the
+# first, and for the slower rule, at least the second.
+DETERMINED, WELL_DETERMINED = 0.02, 0.2
 
 # Eigenvalues of K below this are rounding, and so are those below this share of the largest.
 SMALLEST, ROUNDING = 1e-8, 1e-12
@@ -731,12 +732,14 @@ def precision_of(n: Any, reg: Any, squares: Any, variances: Any) -> Any:
 
     At a precision that explains them, ``n / (squares + variances)`` (the EM algorithm) and
     ``(n - reg variances) / squares`` (MacKay 1992) agree. MacKay's estimate converges in far
-    fewer rounds, but if ratings determine hardly any of the numbers it may fall without bound.
+    fewer rounds where ratings determine few of the numbers, though if they determine hardly any it
+    may fall without bound. Where they determine many, it gives up factors that predict.
     """
+    with_em = n / (squares + variances)
     determined = np.maximum(n - reg * variances, np.finfo(float).tiny)
     with_mackay = determined / np.maximum(squares, determined / HIGHEST)
-    at_least = np.where(determined > DETERMINED * n, 0, n / (squares + variances))
-    return np.maximum(at_least, with_mackay)
+    with_mackay = np.maximum(np.where(determined > DETERMINED * n, 0, with_em), with_mackay)
+    return np.where(determined > WELL_DETERMINED * n, with_em, with_mackay)
 
 
 # -------------------------------- the server: items that the same users rate are alike a priori
