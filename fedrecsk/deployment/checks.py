@@ -46,7 +46,8 @@ def check_deployable(estimator: Any) -> None:
     else:
         raise ValueError(
             f"This {type(estimator).__name__} is fitted already, and a deployment begins anew; "
-            "pass sklearn.base.clone(estimator)."
+            "pass sklearn.base.clone(estimator). To go on from the model of an earlier deployment, "
+            "set update=True."
         )
     if estimator._setting().dropout > 0:
         raise ValueError(
@@ -71,6 +72,21 @@ def _n_trial(estimator):
     if not estimator._setting().masks:
         return 1
     return math.ceil(FEWEST_CLIENTS / estimator.client_fraction)
+
+
+def check_updatable(estimator: Any) -> None:
+    """Raise if a deployed fit of an estimator cannot go on from an earlier one."""
+    name, federation = type(estimator).__name__, estimator._setting()
+    if estimator._sends_once:
+        raise ValueError(
+            f"{name} is one sum over clients, which a new fit adds up in one round; leave out "
+            "update."
+        )
+    if not estimator._carried:
+        raise ValueError(f"{name} cannot go on from its last model; leave out update.")
+    if federation.secure_aggregation is not None or estimator.early_stopping:
+        which = "early_stopping" if estimator.early_stopping else "secure_aggregation"
+        raise ValueError(f"With {which} a deployed fit always begins anew; leave out update.")
 
 
 def digests(estimator: Any, party: Party | None = None) -> dict[str, str]:

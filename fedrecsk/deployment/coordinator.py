@@ -12,12 +12,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
 from fedrecsk.base import attributes_of
 from fedrecsk.data._checks import LARGEST, check_items, hint
 from fedrecsk.data.interactions import Ids, catalogue_ids
-from fedrecsk.deployment.checks import check_deployable, differences, digests
+from fedrecsk.deployment.checks import (
+    check_deployable,
+    check_updatable,
+    differences,
+    digests,
+)
 from fedrecsk.deployment.exchanges import Exchanges, Members, NotEnough
 from fedrecsk.deployment.masked_sums import ask_for_sum
 from fedrecsk.deployment.records import (
@@ -28,6 +34,7 @@ from fedrecsk.deployment.records import (
     uploads_of,
 )
 from fedrecsk.deployment.store import MODEL, RECORDS
+from fedrecsk.federated._updating import SHARE
 from fedrecsk.protocol.encryption import EncryptedSums
 from fedrecsk.protocol.messages import Message
 from fedrecsk.protocol.server import Server
@@ -42,6 +49,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 CHECKPOINT = "checkpoint"
+STATE = "state"
 
 
 @dataclass(eq=False)
@@ -94,10 +102,13 @@ class Coordinator:
         quorum: float = 0.5,
         patience: float = 60.0,
         gathering: float = 600.0,
+        update: bool = False,
         key: Key | None = None,
         party: Party | None = None,
     ) -> None:
         check_deployable(estimator)
+        if update:
+            check_updatable(estimator)
         if party is not None and n_clients > party.n_clients:
             raise ValueError(
                 f"n_clients is {n_clients}, but the keys are for {party.n_clients} clients; make "
@@ -114,6 +125,8 @@ class Coordinator:
         self.party = party
         self.store = store
         self.n_clients = n_clients
+        # The server's state at the end of the fit that this one goes on from.
+        self._before = self._learned() if update else None
         self.quorum = quorum
         self.gathering = gathering
         self.is_resumed: bool = False
@@ -125,7 +138,7 @@ class Coordinator:
         self.progress: Progress = self._resumed() or Progress(
             secrets.token_hex(8),
             digests(estimator, party),
-            Server.of(estimator, key, party=party),
+            Server.of(self._with_its_rounds(), key, party=party),
             Members(None if party is None else party.n_clients),
         )
         # The server's half of the protocol, and the clients.
@@ -145,6 +158,26 @@ class Coordinator:
             # Under secure sums it has no model that it could send.
             repeats=party is None,
         )
+
+    def _learned(self):
+        """Return the server's state at the end of the last fit."""
+        last = self.store.load(STATE)
+        if last is None:
+            raise ValueError(
+                f"{self.store.folder} has no state of a fit that has ended, so there is nothing to "
+                "update; run without update first."
+            )
+        differing = differences(digests(self.estimator, self.party), last["digests"])
+        if differing:
+            raise ValueError(f"{self.store.folder / STATE} is of another fit: {differing}")
+        return last["state"]
+
+    def _with_its_rounds(self):
+        """Return the estimator with the number of rounds that are to be run."""
+        if self._before is None:
+            return self.estimator
+        n_rounds = max(1, round(SHARE * self.estimator._rounds(self.n_clients)))
+        return clone(self.estimator).set_params(n_rounds=n_rounds)
 
     def _resumed(self):
         """Return the progress of a fit that was interrupted; None if there is none."""
@@ -202,6 +235,9 @@ class Coordinator:
         for one, place in zip(registered, places, strict=True):
             one.place = place
         self._set_up(registered, quorum=1.0)
+        if self._before is not None:
+            items = np.arange(len(server.item_ids))
+            server.state = server.method._resumed(server.state, self._before, items)
         self.store.save(CHECKPOINT, self.progress)
 
     def _set_up(self, members, quorum, late=False):
@@ -352,7 +388,11 @@ class Coordinator:
         )
         model = model_for_newcomers(self.estimator, server, message)
         model.traffic_ = self.progress.traffic
+        model.n_rounds = self.estimator.n_rounds
         self.store.save_result(MODEL, model)
+        if server.method._carried:
+            state = {"digests": self.progress.digests, "state": server.state}
+            self.store.save(STATE, state)
         return model
 
     def _end_encrypted(self):

@@ -43,6 +43,7 @@ def server_app(
     patience: float = 60.0,
     gathering: float = 600.0,
     poll: float = 0.1,
+    update: bool = False,
     keys: str | os.PathLike[str] | None = None,
     key: Key | None = None,
 ) -> ServerApp:
@@ -72,6 +73,10 @@ def server_app(
         Seconds to wait for the clients to register.
     poll : float, default=0.1
         Seconds between two looks at what has arrived.
+    update : bool, default=False
+        Whether to go on from the last fit in `folder`, for a fifth of its rounds. Nodes read their
+        rows again, old and new ones, and those that have come since take part. What clients have
+        kept of the last fit's rounds is lost, which matters little where users are solved for.
     keys : str, Path or None, default=None
         File of the server's keys (``server.key``), if the federation has `CKKS` or `Paillier`; see
         :mod:`fedrecsk.deployment.keys`. The server then has no model, and saves its records, the
@@ -91,7 +96,7 @@ def server_app(
     Notes
     -----
     Entries of the run configuration with the same name, but hyphens (``n-clients``, ``folder``,
-    ``quorum``, ``patience``, ``gathering``, ``poll``, ``keys``), take precedence.
+    ``quorum``, ``patience``, ``gathering``, ``poll``, ``update``, ``keys``), take precedence.
 
     Examples
     --------
@@ -107,6 +112,7 @@ def server_app(
         "patience": patience,
         "gathering": gathering,
         "poll": poll,
+        "update": update,
         "keys": None if keys is None else str(keys),
     }
     app = ServerApp()
@@ -230,6 +236,8 @@ def _check_settings(given):
     for name in ("quorum", "patience", "gathering", "poll"):
         if type(given[name]) not in (int, float):
             raise ValueError(f"{name} must be a number, got {given[name]!r}.")
+    if type(given["update"]) is not bool:
+        raise ValueError(f"update must be true or false, got {given['update']!r}.")
     if not 0 < given["quorum"] <= 1:
         raise ValueError(f"quorum must be in (0, 1], got {given['quorum']!r}.")
     for name in ("patience", "gathering", "poll"):

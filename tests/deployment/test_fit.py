@@ -372,3 +372,54 @@ def test_early_stopping_keeps_the_simulated_models(
     simulated = clone(estimator).fit(X, y, clients=silo)
     assert server.best_round_ == simulated.best_round_
     assert_same(models, server, simulated)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [LocALS(3, reg_user=1.0), FCF(3), ExplicitFCF(3), FedEB(3), FedMF(3, client_fraction=1.0)],
+    ids=lambda method: type(method).__name__,
+)
+def test_an_update_goes_on_from_the_last_fit(method, tmp_path):
+    X, y = make_toy(8)
+    estimator = clone(method).set_params(n_rounds=10, random_state=0, federation=DIGITS)
+    estimator = prepared(estimator, X, y)
+    old = np.arange(len(X)) % 5 > 0
+    with pytest.raises(ValueError, match="nothing to update; run without update first"):
+        coordinator(
+            estimator, make_nodes(estimator, X, y, X[:, 0], tmp_path), tmp_path, update=True
+        )
+    deploy(estimator, X[old], y[old], X[old, 0], tmp_path)
+    models, server, _ = deploy(estimator, X, y, X[:, 0], tmp_path, update=True)
+    assert server.n_rounds_ == 2
+    assert server.n_rounds == 10
+    assert len(models) == len(np.unique(X[:, 0]))
+    simulated = clone(estimator).set_params(warm_start=True).fit(X[old], y[old])
+    simulated.partial_fit(X[~old], y[~old])
+    assert server.communication_.bytes_up == simulated.communication_.bytes_up
+    # Clients begin anew, which makes no difference where users are solved for.
+    if not isinstance(method, FedMF):
+        for name in fitted(simulated, "item_"):
+            expected = getattr(simulated, name)
+            np.testing.assert_allclose(getattr(server, name), expected, rtol=0, atol=1e-4)
+    # And again.
+    again = deploy(estimator, X, y, X[:, 0], tmp_path, update=True)[1]
+    assert again.n_rounds_ == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (FedEASE(), "one sum over clients, which a new fit adds up"),
+        (LightFR(3), "LightFR cannot go on"),
+        (LocALS(3, early_stopping=True), "early_stopping a deployed fit always begins anew"),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_an_update_that_cannot_be_is_refused(method, message, tmp_path):
+    estimator = method.set_params(items=range(9))
+    with pytest.raises(ValueError, match=message):
+        coordinator(estimator, {}, tmp_path, update=True)
+    other = prepared(LocALS(3, n_rounds=2, federation=DIGITS), *make_toy(8))
+    deploy(other, *make_toy(8), make_toy(8)[0][:, 0], tmp_path)
+    with pytest.raises(ValueError, match=r"is of another fit.*differs.*n_factors"):
+        coordinator(clone(other).set_params(n_factors=4), {}, tmp_path, update=True)
