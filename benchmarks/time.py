@@ -171,9 +171,9 @@ def popularity(n_weeks=None):
 class Sasrec:
     """RecTools' SASRec in the peers' Python, for several numbers of epochs at once."""
 
-    def __init__(self, python, name):
+    def __init__(self, python, name, epochs=None):
         self._python, self._kept = python, {}
-        self.epochs = {"100k": [10, 20, 40], "beauty": [2, 4, 8]}[name]
+        self.epochs = epochs or {"100k": [10, 20, 40], "beauty": [2, 4, 8]}[name]
         self._options = {"n_factors": 64, "n_heads": 2, "n_blocks": 2, "threads": 1}
         if name == "100k":
             self._options |= {"session_max_len": 100, "loss": "softmax"}
@@ -229,7 +229,7 @@ def grid(model, **values):
     return rows
 
 
-def candidates(name, data, python):
+def candidates(name, data, python, epochs=None):
     """Models by name: what of each is tried on validation rows."""
     als = ImplicitALS(64, random_state=0)
     als_values = {"reg": [10.0, 100.0], "alpha": [1.0, 4.0, 10.0]}
@@ -255,7 +255,7 @@ def candidates(name, data, python):
         auto = {"pair_half_life": ["auto"], "history_half_life": ["auto"]}
     models["FedItemKNN, fading"] = grid(FedItemKNN(), power=[0.15, 0.25], **LIVES[name])
     models['FedItemKNN, "auto"'] = grid(FedItemKNN(), **auto)
-    sasrec = Sasrec(python, name)
+    sasrec = Sasrec(python, name, epochs)
     if sasrec.is_there():
         models["SASRec (RecTools)"] = [
             (f"{n} epochs", sasrec.after(n, data.users)) for n in sasrec.epochs
@@ -275,7 +275,7 @@ def scores(options):
         print(f"\n{name}: HR@10 / NDCG@10 of {len(data.users)} users' last rows\n")
         print("| | full ranking | 99 negatives | validation | chosen | CPU s |")
         print("|---|---|---|---|---|---|")
-        models = candidates(name, data, options.peers_python)
+        models = candidates(name, data, options.peers_python, options.epochs)
         unknown = set(options.only or ()) - models.keys()
         if unknown:
             raise SystemExit(f"--only {min(unknown)!r} is none of {list(models)}.")
@@ -394,6 +394,7 @@ def main(argv=None):
     parser.add_argument("--data-home")
     parser.add_argument("--only", nargs="+")
     parser.add_argument("--peers-python", default=sys.executable)
+    parser.add_argument("--epochs", nargs="+", type=int, help="of SASRec, ascending")
     options = parser.parse_args(argv)
     commands[options.command](options)
 
