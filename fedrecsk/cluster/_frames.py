@@ -91,6 +91,7 @@ class Parts:
     ----------
     client : distributed.Client
     models : list of Future
+        One for each partition.
     users : Ids
         Of all partitions.
     parts : ndarray of shape (n_users,), dtype int32
@@ -332,21 +333,24 @@ def gather(model: Any) -> Any:
             f"The users of this {type(model).__name__} are in this process already, or it is not "
             "fitted."
         )
-    theirs = [vars(one) for one in parts.client.gather(parts.models)]
-    order = np.empty(len(parts.users), dtype=np.int64)
-    order[np.argsort(parts.parts, kind="stable")] = np.arange(len(order))
+    numbers = np.unique(parts.parts)
+    theirs = [vars(one) for one in parts.client.gather([parts.models[n] for n in numbers])]
+    # The model of a partition without users may have those of another one, too.
+    codes = [parts.users.codes(one["user_ids_"]) for one in theirs]
+    own = np.concatenate([parts.parts[c] == n for c, n in zip(codes, numbers, strict=True)])
+    rows = np.empty(len(parts.users), dtype=np.int64)
+    rows[np.concatenate(codes)[own]] = np.flatnonzero(own)
     whole = copy.copy(model)
     whole._parts = None
     for name, first in theirs[0].items():
         per_user = name.startswith("user_") and np.ndim(first) + sparse.issparse(first) > 0
         if per_user and name != "user_ids_":
-            rows = [one[name] for one in theirs]
-            joined = sparse.vstack(rows, "csr") if sparse.issparse(first) else np.concatenate(rows)
-            setattr(whole, name, joined[order])
-    lengths = np.concatenate([np.diff(one["_seen"][0]) for one in theirs])
-    starts = np.cumsum(lengths) - lengths
-    items = np.concatenate([one["_seen"][1] for one in theirs])
-    indptr = np.concatenate([[0], np.cumsum(lengths[order])])
-    shift = np.repeat(starts[order] - indptr[:-1], lengths[order])
-    whole._seen = indptr, items[np.arange(indptr[-1]) + shift]
+            join = sparse.vstack if sparse.issparse(first) else np.concatenate
+            setattr(whole, name, join([one[name] for one in theirs])[rows])
+    seen = [
+        sparse.csr_array((np.ones_like(items), items, indptr), (len(indptr) - 1, model.n_items_))
+        for indptr, items in (one["_seen"] for one in theirs)
+    ]
+    seen = sparse.vstack(seen, "csr")[rows]
+    whole._seen = seen.indptr, seen.indices
     return whole

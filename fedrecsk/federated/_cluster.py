@@ -431,7 +431,7 @@ class Whole(NamedTuple):
         Its `values` are the lowest and the highest one, its `weights` the heaviest.
     summaries : dict of {int: Summary}
         Of the partitions that have rows.
-    part_of_user : (n_users,), place among them of the partition that each user is in
+    part_of_user : (n_users,), the partition that each user is in
     """
 
     data: RowsElsewhere
@@ -445,12 +445,11 @@ class Whole(NamedTuple):
         n_users = np.concatenate([one.n_users for one in summaries.values()])
         user_ids = _joined_ids([one.user_ids for one in summaries.values()])
         clients = np.unique(ids)
-        parts = np.repeat(
-            np.arange(len(summaries)), [len(one.client_ids) for one in summaries.values()]
-        )
-        _check_whole("client" if len(user_ids) > len(ids) else "user", ids, parts, summaries)
+        lengths = [len(one.client_ids) for one in summaries.values()]
+        parts = np.repeat(list(summaries), lengths)
+        _check_whole("client" if len(user_ids) > len(ids) else "user", ids, parts)
         parts = np.repeat(parts, n_users)
-        _check_whole("user", user_ids, parts, summaries)
+        _check_whole("user", user_ids, parts)
         order = np.argsort(np.repeat(np.searchsorted(clients, ids), n_users), kind="stable")
         if catalogue is None:
             catalogue = Ids(
@@ -485,13 +484,13 @@ def _joined_ids(arrays):
     return np.concatenate(arrays)
 
 
-def _check_whole(role, ids, parts, summaries):
+def _check_whole(role, ids, parts):
     """Raise if a user or a client is in two partitions."""
     order = np.argsort(ids, kind="stable")
     twice = np.flatnonzero(ids[order][1:] == ids[order][:-1])
     if len(twice):
         pair = order[twice[0] : twice[0] + 2]
-        first, other = (list(summaries)[part] for part in parts[pair])
+        first, other = parts[pair]
         raise ValueError(
             f"{role.capitalize()} {ids[pair[0]]!s} has rows in partitions {first} and {other} of X "
             f"({len(twice)} {role}s have rows in several), but must be in one; repartition the "
@@ -675,7 +674,9 @@ class Cluster:
                 models[n] = self.client.submit(take_model, token, n, pure=False, **options)
         for category, text in sorted(said, key=str):
             warn(text, category)
-        models = [models[n] for n in whole.summaries]
+        # A partition without rows has no users; all models know the items.
+        some = next(iter(models.values()))
+        models = [models.get(n, some) for n in range(self.n_partitions)]
         require("distributed", "fit of a Dask DataFrame").wait(models)
         return Parts(self.client, models, whole.data.user_ids, whole.part_of_user)
 
