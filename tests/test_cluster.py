@@ -4,6 +4,7 @@ import copy
 import os
 import pickle
 import signal
+from contextlib import contextmanager
 
 import dask
 import dask.dataframe as dd
@@ -30,7 +31,7 @@ from fedrecsk.cluster import gather
 from fedrecsk.compression import Quantization
 from fedrecsk.datasets import make_ratings
 from fedrecsk.federated import _cluster, _round_loop
-from fedrecsk.federated._cluster import NOTHING, Sum, add_neighbours
+from fedrecsk.federated._cluster_workers import NOTHING, Sum, add_neighbours
 from fedrecsk.privacy import CentralDP, GaussianMechanism
 from fedrecsk.protocol import Federation
 from fedrecsk.protocol.keys import Key
@@ -63,11 +64,25 @@ def dask_of(parts):
 FRAME, PARTED = frame_of()
 
 
-@pytest.fixture(scope="module")
-def client():
-    """Two processes, as on two machines."""
+@contextmanager
+def started():
+    """Start two processes, as on two machines."""
     options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
     with LocalCluster(**options) as cluster, Client(cluster) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client():
+    """Two workers."""
+    with started() as client:
+        yield client
+
+
+@pytest.fixture
+def mortals():
+    """Two workers of which one will be killed."""
+    with started() as client:
         yield client
 
 
@@ -248,22 +263,21 @@ def kill_a_worker(client):
 
 
 @pytest.mark.parametrize("name", ["RFRec", "cohorts", "early stopping", "FedEASE"])
-def test_a_lost_worker_changes_nothing(name, client):
+def test_a_lost_worker_changes_nothing(name, mortals):
     model = MODELS[name].set_params(random_state=0)
     other = fitted(model, PARTED)
     expected = gather(other)
-    killer = Killer(client, round=0 if name == "FedEASE" else 2)
+    killer = Killer(mortals, round=0 if name == "FedEASE" else 2)
     with pytest.warns(UserWarning, match="A worker was lost; another one reads partitions"):
         ours = fitted(clone(model).set_callbacks(killer), PARTED)
     assert killer.n_rounds > killer.round
-    client.wait_for_workers(2)
     np.testing.assert_array_equal(ours.predict(PARTED[IDS]).compute(), expected.predict(FRAME[IDS]))
     with pytest.raises(RuntimeError, match=r"held the users of partition .* is gone.*fit again"):
         other.predict(PARTED[IDS]).compute()
     assert ours.communication_ == expected.communication_
 
 
-def test_a_worker_lost_amid_a_call_repeats_it(client, monkeypatch):
+def test_a_worker_lost_amid_a_call_repeats_it(mortals, monkeypatch):
     model = RFRec(n_rounds=4, random_state=0)
     expected, begun, calls = fitted(model, PARTED), _cluster._begun, []
 
@@ -271,23 +285,21 @@ def test_a_worker_lost_amid_a_call_repeats_it(client, monkeypatch):
         call = begun(holder, name, args)
         calls.append(name)
         if calls.count("call") == 6:
-            kill_a_worker(client)
+            kill_a_worker(mortals)
         return call
 
     monkeypatch.setattr(_cluster, "_begun", kill_amid)
     with pytest.warns(UserWarning, match="A worker was lost"):
         ours = fitted(model, PARTED)
-    client.wait_for_workers(2)
     np.testing.assert_array_equal(ours.item_factors_, expected.item_factors_)
 
 
-def test_workers_that_are_lost_again_and_again_end_the_fit(client, monkeypatch):
+def test_workers_that_are_lost_again_and_again_end_the_fit(mortals, monkeypatch):
     monkeypatch.setattr(_cluster, "MOST_LOSSES", 1)
-    model = RFRec(n_rounds=5).set_callbacks(Killer(client, 1), Killer(client, 3))
+    model = RFRec(n_rounds=5).set_callbacks(Killer(mortals, 1), Killer(mortals, 3))
     lost = pytest.raises(RuntimeError, match="lost 2 times in this fit")
     with pytest.warns(UserWarning, match="A worker was lost"), lost:
         model.fit(PARTED[IDS], PARTED["rating"])
-    client.wait_for_workers(2)
 
 
 class Interrupting(Killer):
@@ -397,6 +409,15 @@ def test_a_model_of_this_process_takes_frames(client):
     )
     with pytest.raises(TypeError, match=r"call score with X.compute\(\)"):
         model.score(PARTED[IDS])
+
+
+def test_a_model_comes_back_by_a_fit_in_this_process(client):
+    model = LocALS(n_factors=4, n_rounds=2, random_state=0)
+    expected = clone(model).fit(FRAME[IDS])
+    model.fit(PARTED[IDS])
+    assert not hasattr(model, "user_factors_")
+    model.fit(FRAME[IDS])
+    np.testing.assert_array_equal(model.user_factors_, expected.user_factors_)
 
 
 def test_what_is_elsewhere_is_not_here(models):

@@ -18,6 +18,7 @@ MODULES = [
     "fedrecsk.attacks",
     "fedrecsk.base",
     "fedrecsk.centralized",
+    "fedrecsk.cluster",
     "fedrecsk.compression",
     "fedrecsk.datasets",
     "fedrecsk.deployment",

@@ -459,6 +459,7 @@ class FederatedRecommender(Updating, Recommender):
         return _cluster.fit(self, X, y, clients, sample_weight)
 
     def _fit(self, data, report):
+        self._parts = None
         return _round_loop.fit(self, data, report)
 
     def _check_after_fit(self, data):

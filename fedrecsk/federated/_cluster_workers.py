@@ -1,0 +1,330 @@
+"""The half of a fit on a Dask cluster that runs on the workers: blocks of clients, and sums."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import joblib
+import numpy as np
+from sklearn.base import clone
+
+from fedrecsk._utils.sklearn_compat import get_threadpool_controller
+from fedrecsk._utils.threads import Threads
+from fedrecsk.base._recommender import attributes_of
+from fedrecsk.cluster._frames import apart
+from fedrecsk.data import _checks
+from fedrecsk.data.interactions import Ids, Interactions
+from fedrecsk.federated import _round_loop
+from fedrecsk.protocol import blocks as _blocks
+from fedrecsk.protocol.clients import Clients, Group
+from fedrecsk.protocol.early_stopping import hold_out
+from fedrecsk.protocol.keys import Keys
+from fedrecsk.protocol.participation import Participation
+from fedrecsk.updates import add_sums, joined
+
+
+class Rows(NamedTuple):
+    """The encoded rows of a partition; `columns` are the fitted attributes about X."""
+
+    data: Interactions
+    columns: dict
+    said: list
+
+
+def read(number, frame, estimator):
+    """Encode the rows of a partition; return Rows, or None if it has none."""
+    X, others = apart(frame)
+    if not len(X) or not (others.get("sample_weight", np.ones(1)) > 0).any():
+        return None
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            data = estimator._read(X, **others, item_ids=estimator._catalogue())
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"In partition {number} of X: {error}") from error
+    names = [name for name in ("n_features_in_", "feature_names_in_") if hasattr(estimator, name)]
+    return Rows(data, {name: getattr(estimator, name) for name in names}, _texts(said))
+
+
+def _texts(said):
+    return [(one.category, str(one.message)) for one in said]
+
+
+class Summary(NamedTuple):
+    """What the driver learns of a partition's rows."""
+
+    client_ids: np.ndarray
+    n_users: np.ndarray
+    user_ids: np.ndarray
+    item_ids: np.ndarray
+    values: tuple
+    heaviest: float
+    digest: bytes
+    columns: dict
+    said: list
+
+
+class Placing(NamedTuple):
+    """What a worker must know to make its clients; `codes` by partition: theirs, first users'."""
+
+    method: Any
+    keys: Keys
+    n_clients: int
+    item_ids: Ids
+    codes: dict
+
+    def all_codes(self):
+        """Return the codes of all clients, ascending."""
+        return np.sort(np.concatenate([np.empty(0, int), *(own for own, _ in self.codes.values())]))
+
+
+class Masks(NamedTuple):
+    """A Participation of a worker's clients, as bits."""
+
+    bits: np.ndarray
+    n_clients: int
+
+    @classmethod
+    def of(cls, participation, codes):
+        """Pack the masks of these clients; None if all take part."""
+        if all(mask.all() for mask in participation[:3]):
+            return None
+        return cls(np.packbits(np.stack(participation.of(codes)), axis=1), len(codes))
+
+
+class OwnParticipation(NamedTuple):
+    """A Participation of some clients, whose codes are ascending."""
+
+    masks: Participation
+    codes: np.ndarray
+
+    def of(self, clients):
+        """Return the Participation of some of them."""
+        return self.masks.of(np.searchsorted(self.codes, clients))
+
+
+class Holder:
+    """All clients of some partitions, on a worker: a Dask actor."""
+
+    def __init__(self, numbers, n_partitions, n_jobs, *parts):
+        self.n_partitions, self.n_jobs = n_partitions, n_jobs
+        self.rows = {n: part for n, part in zip(numbers, parts, strict=True) if part is not None}
+        self.numbers = numbers
+        self.clients = {}
+        self.codes = np.empty(0, dtype=np.int64)
+        self.accounts = {}
+
+    def do(self, name, *args):
+        """Call a method; return its result or its error, so that no other error is the method's."""
+        try:
+            with get_threadpool_controller().limit(limits=1, user_api="blas"):
+                return True, getattr(self, name)(*args)
+        except Exception as error:  # to be raised on the driver
+            return False, error
+
+    def summaries(self):
+        """Return the Summary of each partition that has rows."""
+        return {n: _summary(*rows) for n, rows in self.rows.items()}
+
+    def place(self, placing):
+        """Make the Clients; return their Registrations by block, and the errors of checks."""
+        method, groups, registrations, errors = placing.method, {}, {}, []
+        federation = method._setting()
+        histories = _round_loop._histories(
+            method, placing.n_clients, federation, placing.keys.shared
+        )
+        for number, (codes, first_users) in placing.codes.items():
+            data = _in_catalogue(self.rows[number].data, placing.item_ids)
+            users = _codes_of_users(data, first_users)
+            training, rest = data, None
+            if method.early_stopping:
+                fraction = method.validation_fraction
+                training, rest = hold_out(data, fraction, placing.keys.shared, users)
+            own = histories[codes]
+            groups_of_clients = _round_loop._groups(method, federation, own, None)
+            blocks = _blocks.cut(training, groups_of_clients, share=method.client_fraction)
+            errors.append(_error_of(method._check_setting, federation, training, blocks))
+            for b, block in enumerate(blocks):
+                group = groups.setdefault(int(own[block.clients[0]]), Group(method))
+                one = self.clients[number, b] = Clients(
+                    method,
+                    block,
+                    federation,
+                    placing.keys,
+                    group=group,
+                    held_out=None if rest is None else _blocks.of_clients(rest, block.clients),
+                    client_ids=data.client_ids[block.clients],
+                )
+                one.place(codes[block.clients], first_users[block.clients])
+                registrations[number, b] = one.register()
+            self.rows[number] = self.rows[number]._replace(data=data)
+        self.codes = placing.all_codes()
+        return registrations, errors
+
+    def call(self, told, blocks=(), function=None, *args):
+        """Tell the clients what they have not been told, and return sums of a function's results.
+
+        Parameters
+        ----------
+        told : list of (blocks, function, *args)
+        blocks : list of (int, int)
+            Partition and number of each block.
+        function : callable or None
+        *args
+
+        Returns
+        -------
+        totals : dict of {(int, int): Sum}
+            By level and place in the tree of the partitions.
+        """
+        for those, tell, *rest in told:
+            rest = tuple(map(self._received, rest))
+            for block in those:
+                tell(self.clients[block], *rest)
+        if function is None:
+            return {}
+        args, tasks = tuple(map(self._received, args)), {}
+        for block in blocks:
+            task = joblib.delayed(function)(self.clients[block], *args)
+            tasks.setdefault(block[0], []).append(task)
+        with Threads(self.n_jobs) as parallel:
+            totals = {(0, n): _added_up(parallel(tasks.get(n, ()))) for n in self.numbers}
+        totals = add_neighbours(totals, self.n_partitions)
+        return {node: self._with_news(node, total) for node, total in totals.items()}
+
+    def _received(self, arg):
+        """Unpack the masks among arguments."""
+        if not isinstance(arg, Masks):
+            return arg
+        masks = np.unpackbits(arg.bits, axis=1, count=arg.n_clients).astype(bool)
+        return OwnParticipation(Participation(*masks), self.codes)
+
+    def _with_news(self, node, total):
+        """Leave out what the driver has of the clients since an earlier sum."""
+        updates = total.updates
+        if updates is None:
+            return total
+        updates = replace(updates, **{n: getattr(updates, n)[..., updates.sends] for n in ACCOUNTS})
+        account = {name: getattr(updates, name) for name in ACCOUNTS}
+        before, self.accounts[node] = self.accounts.get(node), account
+        if before is not None and all(np.array_equal(before[n], account[n]) for n in ACCOUNTS):
+            updates = replace(updates, **dict.fromkeys(ACCOUNTS))
+        return total._replace(updates=updates)
+
+    def end(self, told, estimator, ours, message, round, token):
+        """Leave a model of each partition's users for Dask to take; return what was said."""
+        self.call(told)
+        with warnings.catch_warnings(record=True) as said, Threads(self.n_jobs) as parallel:
+            warnings.simplefilter("always")
+            for number, (data, columns, _) in self.rows.items():
+                clients = [one for block, one in self.clients.items() if block[0] == number]
+                fitted = joblib.delayed(Clients.fitted)
+                parts = parallel(fitted(one, message, round) for one in clients)
+                codes = np.sort(np.concatenate([one.block.users for one in clients]))
+                users = [np.searchsorted(codes, one.block.users) for one in clients]
+                theirs = _blocks.by_user(users, list(parts), data.n_users)
+                _checks.check_fitted(estimator, data, theirs | ours)
+                model = clone(estimator).set_callbacks()
+                vars(model).update(attributes_of(data) | ours | theirs | columns)
+                MODELS[token, number] = model
+        return _texts(said)
+
+
+# Models of partitions that Dask has not taken yet, on a worker.
+MODELS: dict[tuple, Any] = {}
+
+
+def take_model(token, number):
+    """Take the model of a partition, where it was left."""
+    try:
+        return MODELS.pop((token, number))
+    except KeyError:
+        raise RuntimeError(
+            f"The worker that held the users of partition {number} of the fit is gone, and their "
+            "vectors with it; fit again."
+        ) from None
+
+
+def _summary(data, columns, said):
+    return Summary(
+        data.client_ids,
+        np.diff(data.client_indptr),
+        data.user_ids.values,
+        data.item_ids.values,
+        (float(data.values.min()), float(data.values.max())),
+        float(data.weights.max()),
+        data.fingerprint(),
+        columns,
+        said,
+    )
+
+
+def _in_catalogue(data, item_ids):
+    """Return the data with codes of the whole catalogue, in which the items are ascending."""
+    codes = np.searchsorted(item_ids.values, data.item_ids.values).astype(np.int32)
+    return replace(data, item_ids=item_ids, items=codes[data.items])
+
+
+def _codes_of_users(data, first_users):
+    """Return the codes of all users, given that of each client's first one."""
+    n_users = np.diff(data.client_indptr)
+    offsets = np.arange(data.n_users) - np.repeat(data.client_indptr[:-1], n_users)
+    return np.repeat(first_users, n_users) + offsets
+
+
+def _error_of(check, *args):
+    try:
+        check(*args)
+    except ValueError as error:
+        return error
+
+
+# --------------------------------------------------------------------------------- sums
+
+
+class Sum(NamedTuple):
+    """What some clients answer: their updates, added up, losses and seconds."""
+
+    updates: Any
+    loss: Any
+    seconds: float
+
+
+NOTHING = Sum(None, np.zeros(2), 0.0)
+# Attributes of ClientUpdates with a number for each client.
+ACCOUNTS = ("clients", "sends", "arrives", "accepted", "sizes")
+
+
+def _added_up(answers):
+    """Add up the answers of a partition's blocks, one after the other."""
+    sums, updates, loss, seconds = {}, [], np.zeros(2), 0.0
+    for answer in answers:
+        if isinstance(answer, tuple):
+            answer, its_loss, its_seconds = answer
+            loss, seconds = loss + its_loss, seconds + its_seconds
+        for one in answer if isinstance(answer, list) else [answer]:
+            if one is not None:
+                add_sums(sums, one.fields)
+                updates.append(replace(one, fields={}))
+    return Sum(replace(joined(updates), fields=sums) if updates else None, loss, seconds)
+
+
+def add_neighbours(totals, n_partitions):
+    """Add up the sums of a binary tree wherever both halves are known; return what is left."""
+    level, width = 0, n_partitions
+    while width > 1:
+        for place in range(0, width, 2):
+            left, right = (level, place), (level, place + 1)
+            if left in totals and (right in totals or place + 1 == width):
+                both = _plus(totals.pop(left), totals.pop(right, NOTHING))
+                totals[level + 1, place // 2] = both
+        level, width = level + 1, -(-width // 2)
+    return totals
+
+
+def _plus(one, other):
+    updates = [sum.updates for sum in (one, other) if sum.updates is not None]
+    both = joined(updates) if updates else None
+    return Sum(both, one.loss + other.loss, one.seconds + other.seconds)
