@@ -302,8 +302,9 @@ class Cluster:
         return dict(sorted(registrations.items()))
 
     def _placing_of(self, holder):
-        own = {n: codes for n, codes in self.placing.codes.items() if n in holder.numbers}
-        placing = self.placing._replace(codes=own)
+        whole: Any = self.placing
+        own = {n: codes for n, codes in whole.codes.items() if n in holder.numbers}
+        placing = whole._replace(codes=own)
         holder.codes = placing.all_codes()
         return (placing,)
 
