@@ -6,6 +6,11 @@ measure. The table has the score of the old, the updated and the new model, and 
 and new fit, means over --seeds splits. Scores are RMSE for ratings and NDCG@10 of the whole
 catalogue for rankings.
 
+With --periods, time decides: a model is fitted to the first half of the rows by date, and the rest
+comes in four periods (`RollingOrigin`). Before each, a model stays as it is ("none"), learns what
+its users have done since ("fold_in"), is updated ("partial_fit"), or is fitted anew ("fit"). The
+table has NDCG@10 of the next period, and megabytes of all clients after the first fit.
+
 Data: MovieLens-100k, in the folder --data-home or FEDRECSK_DATA.
 """
 
@@ -75,7 +80,7 @@ def main(argv=None):
     parser = command_line("updates", __doc__)
     parser.add_argument("methods", nargs="*", metavar="METHOD", help="default: all")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--periods", action="store_true")
+    parser.add_argument("--periods", action="store_true", help="go from period to period")
     parser.add_argument("--data-home")
     options = parser.parse_args(argv)
     X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
