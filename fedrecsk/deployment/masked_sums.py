@@ -106,12 +106,13 @@ def ask_for_sum(
             plan, _session(coordinator.progress.fit, kind, number), ring, aligned_size(specs)
         )
         n_enough = coordinator.n_enough(len(asked), quorum)
-        certificates = {}
-        keys = {}
+        certificates, keys = {}, {}
         for code, one in ask("keys", {code: {} for code in asked}, n_enough).items():
-            content = _by_code({f"keys/{code}": one.get("keys", _array(b""))}, "keys")[code]
-            certificates[code] = one.get("certificate", _array(b""))
-            keys[code] = _keys_of(content)
+            try:
+                keys[code] = _keys_of(one["keys"].tobytes())
+                certificates[code] = one["certificate"]
+            except (KeyError, MaskingFailed) as error:
+                log.warning("Client %s sends no keys: %s", asked[code].name, error)
         requests = {
             code: {f"keys/{other}": _array(b"".join(one)) for other, one in own.items()}
             | {f"certificate/{other}": certificates[other] for other in own}

@@ -14,6 +14,7 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.privacy._masked_sum import (
     FEWEST_CLIENTS,
     Lost,
+    Plan,
     Ring,
     bytes_of_sum,
     masked_sum,
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedrecsk.privacy import SecAggPlus
-    from fedrecsk.privacy._masked_sum import Plan
     from fedrecsk.protocol.keys import Key
     from fedrecsk.protocol.ledger import Ledger
     from fedrecsk.updates import FieldSpec, RoundUpdates, SparseRows
@@ -138,8 +138,11 @@ class MaskedChannel:
             plan = self.scheme.plan(
                 max(FEWEST_CLIENTS, math.ceil(1.1 ** math.ceil(math.log(n_clients, 1.1))))
             )
-        if plan.n_neighbors > n_clients - 1:
-            plan = self.scheme.plan(n_clients)._replace(n_bits=plan.n_bits)
+        others = n_clients - 1
+        if plan.n_neighbors > others:
+            # Clients that have not come make the ring smaller, not the share that must answer.
+            threshold = max(2, math.ceil(plan.threshold * others / plan.n_neighbors))
+            plan = plan._replace(n_neighbors=others, threshold=threshold)
         return plan._replace(n_clients=n_clients)
 
     def sum(
@@ -211,7 +214,8 @@ class MaskedChannel:
             codes = codes[order[: self.scheme.audit]]
             if len(codes) < FEWEST_CLIENTS:
                 return
-            plan = self.scheme.plan(len(codes))._replace(n_bits=plan.n_bits)
+            n_clients = len(codes)
+            plan = Plan(n_clients, n_clients - 1, max(2, n_clients // 2), plan.n_bits)
             ring = Ring(codes, plan.n_neighbors)
         vectors = {}
         for held in updates.held:
