@@ -86,7 +86,8 @@ def fits(options):
     columns += " | a client's s per sum"
     print(f"| {columns} |\n|{'---|' * (columns.count('|') + 1)}", flush=True)
     warnings.simplefilter("ignore")  # Five rounds are too few for good models.
-    for name, (model, max_abs) in FITS.items():
+    for name in options.fits:
+        model, max_abs = FITS[name]
         schemes = [None, SecAggPlus(max_abs=max_abs), CKKS(scale_bits=28)]
         if name.startswith("CoLR") and "paillier" in options.schemes:
             schemes.append(Paillier(fraction_bits=30))
@@ -281,6 +282,7 @@ def main(argv=None):
     parser.add_argument(
         "--schemes", nargs="+", default=["ckks", "paillier"], choices=("ckks", "paillier")
     )
+    parser.add_argument("--fits", nargs="+", default=list(FITS), choices=FITS)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args(argv)
