@@ -59,8 +59,8 @@ class Server:
     clients of the set-up), but it learns which items late clients hold. Methods that divide by the
     number of clients of the set-up scale the uploads of a round to that number.
 
-    Outside the simulator, under ``Federation(secure_aggregation=...)``, it never has the model: it
-    draws cohorts, adds ciphertexts, and every message is the
+    Outside the simulator, under encryption (CKKS or Paillier), it never has the model: it draws
+    cohorts, adds ciphertexts, and every message is the
     :class:`~fedrecsk.protocol.encryption.EncryptedSums` of the exchanges that have ended, from
     which the clients compute the model. Its keys, which are public, are in its pickle.
 
@@ -256,7 +256,7 @@ class Server:
         ------
         ValueError
             If a round or the set-up is open; if a client is registered already; or if the
-            federation has `central_dp` or `secure_aggregation`, or the method keeps something for
+            federation has `central_dp` or encryption, or the method keeps something for
             each client, which were made for the clients of the set-up.
         """
         self._check_admission()
