@@ -48,8 +48,9 @@ class Device(Clients):
     upload, with local noise if the federation has any. It can be pickled at any time, and answers
     a repeated request (of the same round, set-up exchange or validation) with the same message.
 
-    Under encryption (CKKS or Paillier) it encrypts its uploads. The server's messages are then :class:`~fedrecsk.protocol.encryption.EncryptedSums`, which it decrypts to take the
-    server's steps itself, so that the model is only on the clients. Its keys are not in its pickle.
+    Under encryption (CKKS or Paillier) it encrypts its uploads. The server's messages are then
+    :class:`~fedrecsk.protocol.encryption.EncryptedSums`, which it decrypts to take the server's
+    steps itself, so that the model is only on the clients. Its keys are not in its pickle.
 
     Under ``Federation(secure_aggregation=SecAggPlus())`` its uploads are integers, which whoever
     carries them must mask (:mod:`fedrecsk.deployment` does).
