@@ -8,7 +8,7 @@ of a liked (4 stars or more) and another test row of a user that are in the righ
 pairs of the same user. `rankings`: all rows are likes; the new items are ranked for each user with
 likes among them, and so are the known ones that the user has no training row of: NDCG@10 and AUC,
 means over users. `picture`: RMSE by the number of training rows of an item, with and without
-features. Means over seeds.
+features. `users`: a tenth of the users has no rows in fit. Means over seeds.
 
 Data: MovieLens-100k and MovieLens-1M with their films, in the folder --data-home or FEDRECSK_DATA.
 """
@@ -18,11 +18,12 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import pandas as pd
 from sklearn.base import clone
 from sklearn.metrics import root_mean_squared_error
 
 from benchmarks._command_line import command_line
-from benchmarks._seeds import reported
+from benchmarks._seeds import choosing, reported
 from fedrecsk import (
     DDL,
     EASE,
@@ -37,6 +38,7 @@ from fedrecsk import (
     RFRec,
     SVDpp,
 )
+from fedrecsk.base._item_prior import ItemPrior
 from fedrecsk.datasets import fetch_movielens
 from fedrecsk.model_selection import ColdItemHoldout, UserHoldout
 
@@ -190,6 +192,57 @@ def picture(options):
                 _row(name, label, knows, [np.sqrt(squares / sizes)])
 
 
+def users(options):
+    """RMSE of cold users by their number of rows, with and without features of users.
+
+    Without features the prior mean of a user is 0, as in FedEB. The splits are for choices.
+    """
+    print("| data | features of users | 0 rows | 1 row | 3 rows | 5 rows |")
+    print("|---|---|---|---|---|---|")
+    for name in options.data:
+        fetched = fetch_movielens(name, features=True, data_home=options.data_home)
+        X, y, about = fetched.data[:, :2], fetched.target, fetched.users
+        features = pd.get_dummies(about[["gender", "occupation"]].astype(str)).astype(float)
+        features = features.join(pd.get_dummies(about["age"] // 10, prefix="age").astype(float))
+        scores = {False: [], True: []}
+        for seed in choosing(options.seeds):
+            ids = np.unique(X[:, 0])
+            cold = np.random.default_rng(seed).permutation(ids)[: len(ids) // 10]
+            known = ~np.isin(X[:, 0], cold)
+            model = FedEB(random_state=seed).fit(X[known], y[known])
+            n_rows = np.unique(X[known, 0], return_counts=True)[1]
+            prior = ItemPrior(features.loc[model.user_ids_].to_numpy(), n_rows)
+            vectors = np.column_stack([model.user_bias_, model.user_factors_])
+            means = prior.predicted(vectors, features.loc[cold].to_numpy())
+            for knows, mean in ((False, np.zeros_like(means)), (True, means)):
+                errors = [
+                    _cold_errors(model, X, y, *one, seed) for one in zip(cold, mean, strict=True)
+                ]
+                scores[knows].append(np.sqrt(np.concatenate(errors, axis=1).mean(axis=1)))
+        for knows, rows in scores.items():
+            cells = " | ".join(f"{mean:.4f}" for mean in np.mean(rows, axis=0))
+            print(f"| {name} | {'yes' if knows else 'no'} | {cells} |", flush=True)
+
+
+def _cold_errors(model, X, y, user, mean, seed):
+    """Squared errors (4, n) of a user's rows after the first five, given 0, 1, 3 and 5 of these."""
+    rows = np.flatnonzero((X[:, 0] == user) & np.isin(X[:, 1], model.item_ids_))
+    rows = np.random.default_rng([seed, user]).permutation(rows)
+    items = np.searchsorted(model.item_ids_, X[rows, 1])
+    design = np.column_stack([np.ones(len(rows)), model.item_factors_[items]]).astype(float)
+    left = y[rows] - model.global_bias_ - model.item_bias_[items]
+    precision = np.diag(np.r_[model.bias_std_**-2, np.ones(design.shape[1] - 1)])
+    errors = []
+    for n in (0, 1, 3, 5):
+        own = design[:n] / model.noise_std_**2
+        right = own.T @ (left[:n] - design[:n] @ mean)
+        vector = mean + np.linalg.solve(own.T @ design[:n] + precision, right)
+        levels = y[rows] - left
+        predicted = np.clip(levels + design @ vector, *model.rating_scale_)
+        errors.append((predicted - y[rows])[5:] ** 2)
+    return np.array(errors)
+
+
 def data(name, options):
     """Rows of users and items, ratings, and the films' features."""
     fetched = fetch_movielens(name, features=True, data_home=options.data_home)
@@ -208,7 +261,7 @@ def _row(name, label, knows, scores):
 
 def main(argv=None):
     """Run one of the benchmarks."""
-    commands = {f.__name__: f for f in (ratings, rankings, picture)}
+    commands = {f.__name__: f for f in (ratings, rankings, picture, users)}
     parser = command_line("content", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", default=["100k", "1m"], choices=["100k", "1m"])
