@@ -17,6 +17,7 @@ from fedrecsk import (
     BiasedMF,
     FedEASE,
     FedEB,
+    Federation,
     ImplicitALS,
     LightFR,
     LocALS,
@@ -24,6 +25,7 @@ from fedrecsk import (
     RFRec,
     SVDpp,
 )
+from fedrecsk.privacy import CentralDP
 
 N_OLD, N_NEW = 60, 12
 
@@ -188,3 +190,13 @@ def test_warm_starts_and_updates_go_on_with_features(name):
         model.set_params(item_features=FRAME).partial_fit(rows, likes)
         np.testing.assert_array_equal(model.item_ids_, FRAME.index)
         assert lead(model) > 1 or name in LIKES
+
+
+def test_public_features_cost_no_privacy():
+    private = Federation(central_dp=CentralDP(epsilon=10, delta=1e-4))
+    settings = {"items": np.arange(N_OLD), "rating_scale": (1, 5), "federation": private}
+    plain = PrivFedEB(4, random_state=0, **settings).fit(X, Y)
+    model = PrivFedEB(4, random_state=0, item_features=FEATURES[:N_OLD], **settings).fit(X, Y)
+    assert model.privacy_.epsilon == plain.privacy_.epsilon
+    assert model.communication_.entries == plain.communication_.entries
+    assert np.isfinite(model.add_items(NEW_FRAME.to_numpy(), NEW).predict(X)).all()
