@@ -24,6 +24,7 @@ from fedrecsk.attacks import measure_leak
 from fedrecsk.compression import Quantization
 from fedrecsk.datasets import fetch_movielens
 from fedrecsk.ensemble import RatingEnsemble
+from fedrecsk.federated import fedeb
 from fedrecsk.model_selection import TemporalHoldout
 
 FIRST_SEED = 300
@@ -87,8 +88,6 @@ def standard(options):
 
 def rule(options):
     """Validation RMSE of rules for the items' precision R, on parts of MovieLens-100k."""
-    from fedrecsk.federated import fedeb
-
     X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
     parts = dict(_validation_parts(X))
     rules = {"MacKay": 1.0, "EM": 0.0, "EM above .1": 0.1, "EM above .2, as it is": 0.2}
