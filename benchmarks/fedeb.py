@@ -90,7 +90,7 @@ def rule(options):
     """Validation RMSE of rules for the items' precision R, on parts of MovieLens-100k."""
     X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
     parts = dict(_validation_parts(X))
-    rules = {"MacKay": 1.0, "EM": 0.0, "EM above .1": 0.1, "EM above .2, as it is": 0.2}
+    rules = {"MacKay": 1.0, "EM": 0.0, "EM above .1, as it is": 0.1, "EM above .2": 0.2}
     print("| |" + "".join(f" {label} |" for label in parts))
     print("|---|" + "---|" * len(parts))
     for label, least in rules.items():

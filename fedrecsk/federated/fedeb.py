@@ -42,7 +42,7 @@ NEW, BURN_IN = 0.1, 3
 LOWEST, HIGHEST = 1e-4, 1e4
 # Shares of the numbers that ratings determine: for their precision to fall freely, at least the
 # first, and for the slower rule, at least the second.
-DETERMINED, WELL_DETERMINED = 0.02, 0.2
+DETERMINED, WELL_DETERMINED = 0.02, 0.1
 
 # Eigenvalues of K below this are rounding, and so are those below this share of the largest.
 SMALLEST, ROUNDING = 1e-8, 1e-12

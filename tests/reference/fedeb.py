@@ -198,7 +198,7 @@ def run(estimator, ratings, weights, users_of, start, turns):
                 new = min(determined / max(squares[k], 1e-300), 1e4)
                 if determined <= 0.02 * m:
                     new = max(new, m / (squares[k] + variance[k]))
-                if determined > 0.2 * m:
+                if determined > 0.1 * m:
                     new = m / (squares[k] + variance[k])
                 reg[k] = reg[k] ** 0.9 * max(new, 1e-4) ** 0.1
             own = 1 / (reg_implicit + shares[:, None])
