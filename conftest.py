@@ -19,8 +19,12 @@ OPTIONAL = {
         "fedrecsk.deployment.flower",
     ),
     "distributed": (["tests/test_dask.py"], "a search on a Dask cluster"),
+    "pyarrow": (["tests/test_cluster.py"], "a fit on a Dask cluster"),
 }
-EXTRAS = {"torch": "torch", "flwr": "flower", "distributed": "distributed"}
+EXTRAS = dict.fromkeys(("distributed", "pyarrow"), "distributed") | {
+    "torch": "torch",
+    "flwr": "flower",
+}
 MISSING = [package for package in OPTIONAL if find_spec(package) is None]
 collect_ignore = [path for package in MISSING for path in OPTIONAL[package][0]]
 
