@@ -22,7 +22,7 @@ ROUNDING = 1e-6
 # mean squared singular value: among these the most likely one is chosen.
 RATIOS = np.logspace(-4, 6, 61)
 # An item with so many ratings counts half of one with very many: for the prior of known items, and
-# for what new items are like, whose ratings are mostly of popular ones. See docs/user_guide/content.md.
+# for what new items are like, whose ratings are mostly of popular ones. See user_guide/content.md.
 HALF_OF_KNOWN, HALF_OF_NEW = 20.0, 400.0
 # Of an item with so many ratings a penalty towards 0 takes away half of its vector.
 SHRINKAGE = 10.0
