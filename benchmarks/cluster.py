@@ -6,10 +6,11 @@ GiB, then fit each method; the driver has the server, and the scheduler is in it
 another process, the same ratings are fitted in one process with two threads. The first round is
 left out: it compiles, and makes the clients' state.
 
-Seconds of a round are those of the clock (the median) and of the processors (all processes
-together, the mean), which depend less on what else the machine does; the ratio is that of
-processors' seconds. Memory is the peak of a process, in GiB. For the overhead of a round on
-little data, run it with ``--rows 20000``: it is the difference of the two clocks.
+Seconds of a round are those of the clock (the median), of the processors (all processes together,
+the mean, with what Dask's processes take while they wait), and of the threads in which the clients
+update, which depend least on what else the machine does; the ratio is theirs. Memory is the peak of
+a process, in GiB. For the overhead of a round on little data, run it with ``--rows 20000``: it is
+the difference of the two clocks.
 
 Data: none needed; ratings are generated.
 """
@@ -91,6 +92,12 @@ def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
+def updates(model):
+    """Return the thread seconds of the clients' updates in a round."""
+    ledger = model.communication_
+    return {"updates": ledger.client_seconds * len(ledger.client_ids)}
+
+
 def on_cluster(model, folder, options):
     """Fit on two worker processes; return a dict of numbers."""
     import dask.dataframe as dd
@@ -108,7 +115,7 @@ def on_cluster(model, folder, options):
         whole = time.perf_counter() - start
         clocked, spent = clock.seconds()
         memory = {"workers": max(client.run(peak).values()), "driver": peak()}
-    return {"clock": clocked, "spent": spent, "fit": whole} | memory
+    return {"clock": clocked, "spent": spent, "fit": whole} | updates(model) | memory
 
 
 def in_process(model, folder, options):
@@ -120,7 +127,7 @@ def in_process(model, folder, options):
     model.fit(frame[COLUMNS], frame["rating"])
     whole = time.perf_counter() - start
     clocked, spent = clock.seconds()
-    return {"clock": clocked, "spent": spent, "fit": whole, "driver": peak()}
+    return {"clock": clocked, "spent": spent, "fit": whole, "driver": peak()} | updates(model)
 
 
 def main(argv=None):
@@ -146,8 +153,9 @@ def main(argv=None):
             folder = Path(options.folder) / f"{options.rows}_{options.partitions}"
             folder.mkdir(parents=True, exist_ok=True)
         write(options.rows, options.partitions, folder)
-        print("| | clock (s) | processors (s) | driver | worker ", end="")
-        print("| one process: clock | processors | GiB | ratio |\n" + "|---" * 9 + "|", flush=True)
+        print("| | clock (s) | processors (s) | updates (s) | driver | worker ", end="")
+        print("| one process: clock | processors | updates | GiB | ratio |")
+        print("|---" * 11 + "|", flush=True)
         for name in options.methods:
             there = measured(name, "cluster", folder, options)
             here = None if options.only_cluster else measured(name, "process", folder, options)
@@ -165,11 +173,12 @@ def measured(name, where, folder, options):
 
 def row(name, there, here):
     """Return a row of the table."""
-    cells = [f"{there['clock']:.3f}", f"{there['spent']:.3f}"]
+    seconds = "clock", "spent", "updates"
+    cells = [f"{there[one]:.3f}" for one in seconds]
     cells += [f"{there['driver']:.2f}", f"{there['workers']:.2f}"]
     if here is not None:
-        cells += [f"{here['clock']:.3f}", f"{here['spent']:.3f}", f"{here['driver']:.2f}"]
-        cells += [f"{there['spent'] / here['spent']:.2f}"]
+        cells += [f"{here[one]:.3f}" for one in seconds]
+        cells += [f"{here['driver']:.2f}", f"{there['updates'] / here['updates']:.2f}"]
     return f"| {name} | " + " | ".join(cells) + " |"
 
 

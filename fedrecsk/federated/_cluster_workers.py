@@ -10,6 +10,7 @@ import joblib
 import numpy as np
 from sklearn.base import clone
 
+from fedrecsk._utils.kernels import seconds_compiling
 from fedrecsk._utils.sklearn_compat import get_threadpool_controller
 from fedrecsk._utils.threads import Threads
 from fedrecsk.base._recommender import attributes_of
@@ -189,8 +190,12 @@ class Holder:
         for block in blocks:
             task = joblib.delayed(function)(self.clients[block], *args)
             tasks.setdefault(block[0], []).append(task)
+        compiling = -seconds_compiling()
         with Threads(self.n_jobs) as parallel:
             totals = {(0, n): _added_up(parallel(tasks.get(n, ()))) for n in self.numbers}
+        compiling += seconds_compiling()
+        first = totals[0, self.numbers[0]]
+        totals[0, self.numbers[0]] = first._replace(seconds=first.seconds - compiling)
         totals = add_neighbours(totals, self.n_partitions)
         return {node: self._with_news(node, total) for node, total in totals.items()}
 
