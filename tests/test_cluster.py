@@ -109,6 +109,12 @@ def assert_same(ours, expected, X=FRAME[IDS]):
     np.testing.assert_allclose(ours.loss_curve_, expected.loss_curve_, rtol=1e-6)
 
 
+# Before any test that starts a cluster.
+def test_without_a_cluster():
+    with pytest.raises(ValueError, match=r"needs a cluster: make a dask.distributed.Client"):
+        fitted(RFRec(), PARTED)
+
+
 # ------------------------------------------------------------------------ equal results
 
 MODELS = {
@@ -488,8 +494,3 @@ def test_columns(client):
         RFRec().fit(dask_of(mixed)[IDS], dask_of(mixed)["rating"])
     with pytest.raises(TypeError, match="EASE has no clients"):
         EASE().fit(PARTED[IDS])
-
-
-def test_without_a_cluster():
-    with pytest.raises(ValueError, match=r"needs a cluster: make a dask.distributed.Client"):
-        fitted(RFRec(), PARTED)
