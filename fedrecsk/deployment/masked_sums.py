@@ -179,7 +179,7 @@ class MaskedAnswers:
         self, scheme: SecAggPlus, fit: str, kind: str, number: int, code: int, n_clients: int
     ) -> None:
         plan = scheme.plan(n_clients)
-        self.client = MaskingClient(plan, _session(fit, kind, number), code)
+        self.client: MaskingClient = MaskingClient(plan, _session(fit, kind, number), code)
 
     def keys(self, arrays: dict[str, np.ndarray], identity: Identity) -> bytes:
         """Return the public keys, signed, with the certificate of the signature's key."""
