@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import dask
 import dask.dataframe as dd
+import distributed
 import numpy as np
 import pandas as pd
 import pytest
@@ -110,7 +111,12 @@ def assert_same(ours, expected, X=FRAME[IDS]):
 
 
 # Before any test that starts a cluster.
-def test_without_a_cluster():
+def test_without_a_cluster(monkeypatch):
+    def none_found():
+        raise ValueError("No global client found and no address provided")
+
+    # Another test of this process may have one.
+    monkeypatch.setattr(distributed, "get_client", none_found)
     with pytest.raises(ValueError, match=r"needs a cluster: make a dask.distributed.Client"):
         fitted(RFRec(), PARTED)
 

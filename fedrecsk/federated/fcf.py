@@ -161,9 +161,6 @@ class FCF(ServerStep, ImplicitMF):
         # items' penalties.
         return int(self.upload == "local" or self.reg_exponent > 0)
 
-    def _setup_aggregate(self, server, upload, step, key):
-        return super()._setup_aggregate(server, upload, step, key) if self.reg_exponent else server
-
     # ---------------------------------------------------------------------- the algorithm
 
     def _upload_specs(self, n_items):

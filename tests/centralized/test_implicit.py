@@ -93,7 +93,7 @@ def test_names_and_defaults_are_the_librarys(Estimator):
     library = by_the_library(Estimator)
     renamed = {"n_epochs": "iterations", "reg": "regularization"}
     ours = plain(Estimator).get_params()
-    own = {"items", "item_bias", "reg_exponent", "timestamps", "history_half_life"}
+    own = {"items", "item_bias", "reg_exponent", "timestamps", "history_half_life", "item_features"}
     for name in ours.keys() - own - {"n_factors", "n_jobs", "solver"}:
         assert getattr(library, renamed.get(name, name)) == ours[name], name
     assert ImplicitALS().solver == "cg"

@@ -55,12 +55,13 @@ class InProcess(Carrier):
             if one.node not in self.connected:
                 continue
             self.watch(one)
-            content = self.tamper(one, self.connected[one.node].answer(one.content))
+            answer = self.connected[one.node].answer(one.content)
+            content = self.tamper(one, answer)
             if content is None:
                 continue
             self.crossed.append((one.kind, len(one.content), len(content)))
             if one.kind in ("setup", "round"):
-                arrays = unpack(content)[1].values()
+                arrays = unpack(answer)[1].values()
                 self.n_bytes_of_numbers_up += sum(array.nbytes for array in arrays)
             if self.is_slow(one):
                 self._slow[one.node] = ticket, content
