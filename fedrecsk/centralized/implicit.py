@@ -265,6 +265,8 @@ class ImplicitALS(ItemContent, FadingHistory, ImplicitRecommender):
        datasets", ICDM 2008.
     .. [2] G. Takacs, I. Pilaszy, D. Tikk, "Applications of the conjugate gradient method for
        implicit feedback collaborative filtering", RecSys 2011 (``solver="cg"``).
+    .. [3] S. Rendle, W. Krichene, L. Zhang, Y. Koren, "Revisiting the performance of iALS on item
+       recommendation benchmarks", RecSys 2022 (`reg_exponent`).
 
     Examples
     --------

@@ -53,7 +53,7 @@ class Device(Clients):
     steps itself, so that the model is only on the clients. Its keys are not in its pickle.
 
     Under ``Federation(secure_aggregation=SecAggPlus())`` its uploads are integers, which whoever
-    carries them must mask (:mod:`fedrecsk.deployment` does).
+    carries them must mask (``fedrecsk.deployment`` does).
 
     Parameters
     ----------
