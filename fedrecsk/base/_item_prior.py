@@ -21,10 +21,11 @@ ROUNDING = 1e-6
 # Ratios of the variance of what features do not explain to that of a coefficient, as shares of the
 # mean squared singular value: among these the most likely one is chosen.
 RATIOS = np.logspace(-4, 6, 61)
-# An item with so many ratings counts half of one with very many: for the prior of known items, and
-# for what new items are like, whose ratings are mostly of popular ones. See user_guide/content.md.
+# Numbers of ratings at which an item counts half of one with very many: for the prior of known
+# items, and for what new items are like, whose ratings are mostly of popular ones. See
+# user_guide/content.md.
 HALF_OF_KNOWN, HALF_OF_NEW = 20.0, 400.0
-# Of an item with so many ratings a penalty towards 0 takes away half of its vector.
+# Number of ratings at which a penalty towards 0 halves an item's vector.
 SHRINKAGE = 10.0
 
 

@@ -13,7 +13,7 @@ from fedrecsk._utils.user_warnings import warn
 
 ROW_ORDER = "row_order"
 CONSTRAINT = [Interval(Integral, 2, None, closed="left"), str]
-# Seconds of a day, and days that are told apart, from 1970 on.
+# Seconds of a day, and the number of days from 1970 on that have a column.
 DAY, N_DAYS = 86_400, 2**16
 _CONVERT = "Convert the column, for example with pandas.to_datetime."
 

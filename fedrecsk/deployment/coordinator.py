@@ -420,7 +420,7 @@ class Coordinator:
     # ---------------------------------------------------------------------- exchanges
 
     def n_enough(self, n_asked: int, quorum: float | None = None) -> int:
-        """Return how many of so many clients must answer."""
+        """Return the number of clients that must answer."""
         return math.ceil((self.quorum if quorum is None else quorum) * n_asked)
 
     def exchange(self, kind: str, number: int, asked: dict, n_enough: int, request: Any) -> dict:

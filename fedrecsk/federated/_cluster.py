@@ -200,7 +200,7 @@ class Held:
         self._own = frozenset(numbers)
         self.actor: Any = None
         self.worker: Any = None
-        # What its clients are told with the next call.
+        # Messages that wait for the next call of its clients.
         self.told = []
         self.codes = np.empty(0, dtype=np.int64)
 

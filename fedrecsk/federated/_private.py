@@ -88,12 +88,12 @@ def warn_of_cost(method: Any, n_clients: int) -> None:
     seconds = n_values * (time.process_time() - start) / SAMPLE
     if seconds < LONG:
         return
-    nbytes = n_uploads * scheme.ciphertext_bytes(sizes["round"])
+    nbytes = n_uploads * scheme._bytes_of_vector(sizes["round"], int(plan.cohort))
     warn(
         f"Each client draws its share of the noise in {n_uploads:,} uploads of {sizes['round']:,} "
-        f"numbers, which takes at least {seconds:,.0f} s on this machine. With encryption clients "
-        f"send {nbytes / 1e9:,.2g} GB in all, and receive about as much. Lower n_rounds, "
-        "client_fraction or n_factors, or try a part of the clients first."
+        f"numbers, which takes at least {seconds:,.0f} s on this machine. Under secure sums "
+        f"clients send {nbytes / 1e9:,.2g} GB in all, and receive about as much. Lower "
+        "n_rounds, client_fraction or n_factors, or try a part of the clients first."
     )
 
 

@@ -292,6 +292,10 @@ class SecureAggregation(PlainParameters, ABC):
     # Whether the server does not see the sum either, so that clients take its steps.
     hides_sums: bool
 
+    @abstractmethod
+    def _bytes_of_vector(self, n_values: int, n_clients: int) -> int:
+        """Return the bytes of one client's vector as it is sent in a sum over `n_clients`."""
+
     def _validate_params(self):
         super()._validate_params()
         self._check_parameters()
@@ -434,6 +438,9 @@ class Encryption(SecureAggregation):
     @abstractmethod
     def ciphertext_bytes(self, n_values: int) -> int:
         """Return the bytes of an encrypted vector of `n_values` as it is sent, for ledgers."""
+
+    def _bytes_of_vector(self, n_values: int, n_clients: int) -> int:
+        return self.ciphertext_bytes(n_values)
 
     @abstractmethod
     def key_nbytes(self) -> int:

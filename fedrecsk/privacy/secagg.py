@@ -149,6 +149,9 @@ class SecAggPlus(SecureAggregation):
         )
         return Plan(n_clients, *neighbours, n_bits)
 
+    def _bytes_of_vector(self, n_values: int, n_clients: int) -> int:
+        return self.plan(n_clients).nbytes(n_values)
+
     @property
     def _largest(self):
         """Largest integer that a client may send."""

@@ -131,7 +131,7 @@ class MaskedChannel:
         return plan, Ring(order, plan.n_neighbors)
 
     def _plan_for(self, n_clients):
-        """Return the plan of a sum over so many clients."""
+        """Return the plan of a sum over `n_clients`."""
         plan = self.plan
         if n_clients > plan.n_clients:
             # In steps of a tenth, because a plan takes a moment.
