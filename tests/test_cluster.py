@@ -438,7 +438,7 @@ def test_what_is_elsewhere_is_not_here(models):
         ours.user_factors_  # noqa: B018
     assert not hasattr(ours, "user_bias_")
     for call in (lambda: ours.predict(FRAME[IDS]), lambda: ours.recommend([3])):
-        with pytest.raises(TypeError, match="on the workers of a Dask cluster"):
+        with pytest.raises(AttributeError, match="on the workers of a Dask cluster"):
             call()
     with pytest.raises(TypeError, match="gather"):
         pickle.dumps(ours)

@@ -97,9 +97,8 @@ order of the rows of X does not matter, except with "row_order".
 """,
     "client_fraction": """
 client_fraction : float in (0, 1], default={default}
-    Share of the clients that are chosen for each round, at least one client. If a client was
-    never chosen, the vectors of its users are computed when they are first needed, or when you
-    read a per-user attribute such as ``user_factors_``.
+    Share of the clients that are chosen for each round, at least one client. Those that
+    are never chosen fit their users' vectors to the final model.
 """,
     "early_stopping": """
 early_stopping : bool, default={default}

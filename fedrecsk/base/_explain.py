@@ -165,7 +165,7 @@ class Explains:
             raise ValueError(f"Item {item!s} is not an item that the model knows.")
         served, code, rows = self._with_rows(_one(user, "user"), interactions)
         rest, contributions = rule.contributions(rows, int(wanted))
-        score = served._serving(np.array([code]))._score_all(np.array([code]))[0, wanted]
+        score = served._score_all(np.array([code]))[0, wanted]
         size = max(1e-9, np.abs(contributions).sum() + abs(rest))
         if abs(contributions.sum() + rest - score) > ROUNDING * size:
             raise ValueError(

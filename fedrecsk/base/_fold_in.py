@@ -105,7 +105,8 @@ class FoldIn:
         places = self._users.codes(data.user_ids.values)
         new = places < 0
         places[new] = self.n_users_ + np.arange(new.sum())
-        self._take_users(self._new_user_attributes(data), places)
+        for name, rows in self._new_user_attributes(data).items():
+            setattr(self, name, _placed(rows, places, getattr(self, name)))
         self._forget_users(places[~new])
         indptr, seen_items = self._seen
         starts = _placed(indptr[-1] + data.indptr[:-1], places, indptr[:-1])
@@ -118,11 +119,6 @@ class FoldIn:
         self.user_ids_: NDArray[Any] = self._users.values.copy()
         self.n_users_: int = len(self.user_ids_)
         return self
-
-    def _take_users(self, attributes, places):
-        """Store the attributes of new or updated users at these codes."""
-        for name, rows in attributes.items():
-            setattr(self, name, _placed(rows, places, getattr(self, name)))
 
 
 def _placed(rows, places, old) -> Any:

@@ -207,7 +207,6 @@ class Recommends:
             users = safe_indexing(as_table(users), 0, axis=1)
         users = id_array(users, "users")
         codes = self._users.codes(users) if len(users) else np.empty(0, dtype=np.int64)
-        model = self._serving(codes)
         eligible = self._eligible(candidates)
         barred_rows, barred_items = self._barred(users, exclude_interactions)
         n_eligible = self.n_items_ if eligible is None else len(eligible)
@@ -226,7 +225,7 @@ class Recommends:
             barred = barred_rows[inside] - batch.start, barred_items[inside]
             if exclude_seen:
                 barred = np.concatenate([barred, self._seen_by(codes[batch])], axis=1)
-            best[batch], scores[batch] = model._best_items(codes[batch], n_best, eligible, barred)
+            best[batch], scores[batch] = self._best_items(codes[batch], n_best, eligible, barred)
         found = np.isfinite(scores)
         self._warn_of_ties(users, codes, scores)
         scores[found] = self._response(scores[found])

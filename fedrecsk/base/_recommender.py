@@ -459,15 +459,10 @@ class Recommender(
         users, items = id_columns(X)
         codes = self._users.codes(users), self._items.codes(items)
         warn_about_unknown_pairs(users, items, codes, (self._users, self._items))
-        model = self._serving(codes[0])
         if not return_std:
-            return model._score_pairs(*codes)
-        deviations = model._standard_deviations(*codes)
-        return model._score_pairs(*codes), deviations
-
-    def _serving(self, users):
-        """Return the model, ready to score these users (codes, -1 for unknown)."""
-        return self
+            return self._score_pairs(*codes)
+        deviations = self._standard_deviations(*codes)
+        return self._score_pairs(*codes), deviations
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

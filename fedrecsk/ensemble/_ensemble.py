@@ -125,11 +125,6 @@ class RecommenderEnsemble(Recommender, BaseComposition):
         self.named_estimators_ = Bunch(**dict(zip(self.named_estimators_, parts, strict=True)))
         return {}
 
-    def _serving(self, users):
-        model = copy.copy(self)
-        model.estimators_ = [part._serving(users) for part in self.estimators_]
-        return model
-
     def _weighted_sum(self, scores_of):
         parts = zip(self.weights_, self.estimators_, strict=True)
         return sum(weight * scores_of(part) for weight, part in parts)

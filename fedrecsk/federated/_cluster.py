@@ -503,7 +503,7 @@ class ClusterLoop(Loop):
         run, server = self.run, self.server
         received = server.method._decode_broadcast(message, server.key.at(server.round))
         ours = copy.deepcopy(server.method._server_attributes(received))
-        ours |= {"_final_message": copy.deepcopy(message), "_unreached": None}
+        ours |= {"_final_message": copy.deepcopy(message)}
         if not kept:
             return ours
         parts = run.cluster.end(run.whole, server.method, ours, received, server.round)

@@ -52,7 +52,7 @@ class DayEffects:
         X, _ = self._checked(X)
         users, days = self._users.codes(id_columns(X)[0]), self._times_of(X)
         rows = np.flatnonzero((users >= 0) & ~np.isnan(days))
-        effects = self._serving(users).user_days_[users[rows], days[rows].astype(np.int64)]
+        effects = self.user_days_[users[rows], days[rows].astype(np.int64)]
         predicted[rows] += np.asarray(effects).ravel()
         predicted = np.clip(predicted, *self.rating_scale_)
         return (predicted, found[1]) if return_std else predicted

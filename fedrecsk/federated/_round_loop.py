@@ -30,7 +30,6 @@ from fedrecsk.protocol.clients import Clients, Group
 from fedrecsk.protocol.early_stopping import hold_out
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.messages import deliver
-from fedrecsk.protocol.personal import LazyUserFactors
 from fedrecsk.protocol.server import Server
 
 if TYPE_CHECKING:
@@ -453,29 +452,16 @@ class Loop:
         server, clients = self.server, self.run.clients
         key = server.key.at(server.round)
         received = server.method._decode_broadcast(message, key)
-        taken_part = [one.taken_part(kept=kept) for one in clients]
-        if not any(who.any() for who in taken_part):
-            # At least one block is needed, to know which attributes there are.
-            taken_part[0] = np.arange(clients[0].block.n_clients) == 0
-        served = [(one, who) for one, who in zip(clients, taken_part, strict=True) if who.any()]
         parts = self.parallel(
-            delayed(one.fitted)(received, server.round, kept=kept, who=who) for one, who in served
+            delayed(one.fitted)(received, server.round, kept=kept) for one in clients
         )
-        users = [one.block.users[one.block.users_of(who)] for one, who in served]
-        attributes = _blocks.by_user(users, list(parts), server.n_users)
+        attributes = _blocks.by_user([one.block.users for one in clients], list(parts))
         # Copies, so that writing into a fitted array does not change a running fit.
         ours = copy.deepcopy(server.method._server_attributes(received))
         message = copy.deepcopy(message)
-        unreached = None
-        if sum(map(len, users)) < server.n_users:
-            names = [name for name in attributes if name.startswith("user_")]
-            theirs = {name: attributes.pop(name) for name in names}
-            blocks, others = [one.block for one in clients], [~who for who in taken_part]
-            keys, ids = Keys(key, key), self.run.client_ids
-            unreached = LazyUserFactors(server.method, message, keys, blocks, ids, others, theirs)
         if server.state.get("content") is not None:
             ours["_content"] = server.state["content"]
-        return ours | attributes | {"_final_message": message, "_unreached": unreached}
+        return ours | attributes | {"_final_message": message}
 
 
 def _timed(clients, round):

@@ -33,12 +33,11 @@ def warn_if_weak(model, data):
     users = np.unique(np.linspace(0, data.n_users - 1, n_users).astype(np.int64))
     owners = np.repeat(np.arange(data.n_users), np.diff(data.indptr))
     rows = np.flatnonzero(np.isin(owners, users))
-    serving = model._serving(users)
     if rates:
-        ours, simple = _errors(serving, data, owners, rows)
+        ours, simple = _errors(model, data, owners, rows)
         worse, text = ours > MARGIN * simple, f"worse than biases alone would: RMSE {ours:.3g}"
     else:
-        ours, simple = _areas(serving, data, users, owners, rows)
+        ours, simple = _areas(model, data, users, owners, rows)
         worse = 1 - ours > PAIRS_MARGIN * (1 - simple)
         text = f"worse than popularity alone would: AUC {ours:.3g}"
     if worse:

@@ -72,10 +72,6 @@ class FederatedRecommender(Updating, Recommender):
         "federation": [Federation, None],
     }
 
-    # Users that have taken part in no round and are not computed yet: LazyUserFactors, or None if
-    # there are none. While there are, it keeps the per-user attributes.
-    _waiting = None
-
     # The users' models on the workers of a Dask cluster: Parts, or None if they are here.
     _parts = None
 
@@ -472,42 +468,15 @@ class FederatedRecommender(Updating, Recommender):
         """Run the rounds for a curious server; see :func:`_round_loop.watch`."""
         return _round_loop.watch(self, data, n_rounds)
 
-    @property
-    def _unreached(self):
-        return self._waiting
-
-    @_unreached.setter
-    def _unreached(self, unreached):
-        self._waiting = unreached
-        for name in () if unreached is None else unreached.attributes:
-            # Of an earlier fit.
-            vars(self).pop(name, None)
-
     def __getattr__(self, name: str) -> Any:
         if vars(self).get("_parts") is not None and name.startswith("user_"):
             raise AttributeError(
-                f"{name} is on the workers of a Dask cluster; fedrecsk.cluster.gather(model) "
-                "returns a model that has it here."
-            )
-        waiting = vars(self).get("_waiting")
-        if waiting is None or name not in waiting.attributes:
-            # Raise as Python does, or as `available_if` does.
-            return object.__getattribute__(self, name)
-        waiting.serve()
-        # Copies, because other copies of the model share it.
-        vars(self).update(copy.deepcopy(waiting.attributes), _waiting=None)
-        return vars(self)[name]
-
-    def _serving(self, users):
-        if self._parts is not None:
-            raise TypeError(
                 f"The users of this {type(self).__name__} are on the workers of a Dask cluster; "
-                "pass a Dask DataFrame, or use fedrecsk.cluster.gather(model)."
+                "pass a Dask DataFrame, or use fedrecsk.cluster.gather(model), which returns a "
+                f"model that has {name} here."
             )
-        if self._waiting is None:
-            return self
-        self._waiting.serve(users)
-        return self._waiting.shown_in(copy.copy(self))
+        # Raise as Python does, or as `available_if` does.
+        return object.__getattribute__(self, name)
 
     def _kept_rows(self, user):
         run = getattr(self, "_run", None)
@@ -517,18 +486,6 @@ class FederatedRecommender(Updating, Recommender):
             if code >= 0:
                 return history_of(data, code, getattr(self, "history_half_life", None))
         return super()._kept_rows(user)
-
-    def _take_users(self, attributes, places):
-        if self._waiting is None:
-            super()._take_users(attributes, places)
-        else:
-            self._waiting = self._waiting.with_users(attributes, places)
-
-    def _get_fitted_attr_html(self, doc_link=""):
-        # Showing a model should not compute users' vectors.
-        shown = copy.copy(self)
-        shown._waiting = None
-        return super(FederatedRecommender, shown)._get_fitted_attr_html(doc_link)
 
     def _new_user_attributes(self, data):
         clients = clone(self)

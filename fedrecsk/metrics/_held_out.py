@@ -174,7 +174,6 @@ def rank(model, held_out, spec, *, negatives=None, exclude_seen=True):
     n_ranked = np.empty(n_users, dtype=np.int64)
     ahead, tied = np.empty((2, len(held_out.items)), dtype=np.int64)
     lists = np.empty((n_users, spec.n_listed), dtype=np.int32)
-    model.serve(held_out.users)
     for batch in _batches(model.n_scored(n_candidates), model.scores_per_batch):
         indptr = held_out.indptr[batch.start : batch.stop + 1]
         rows = slice(indptr[0], indptr[-1])

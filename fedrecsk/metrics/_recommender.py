@@ -88,10 +88,6 @@ class _Own:
         self.user_ids = model._users
         self.seen = _ones(*model._seen, len(model._items))
 
-    def serve(self, users):
-        """Make sure that these users (codes) can be scored."""
-        self._model = self._model._serving(users)
-
     def n_scored(self, n_candidates):
         """Return the number of scores to compute for each user's candidates."""
         return np.full_like(n_candidates, len(self.item_ids))
@@ -109,9 +105,6 @@ class _Peer:
     """Any recommender with `predict`, `item_ids_` and perhaps `user_ids_` and `interactions_`."""
 
     scores_per_batch = 2**20
-
-    def serve(self, users):
-        """Do nothing: it can score all users."""
 
     def __init__(self, model):
         self._model = model

@@ -478,7 +478,7 @@ class NeuralRecommender(LearnsFromFeedback):
             codes = self._users.codes(id_array([user], "user"))
         if (codes < 0).any():
             raise ValueError(f"User {user!s} is not known; pass an id of user_ids_.")
-        rows = self._serving(codes).user_factors_[codes]
+        rows = self.user_factors_[codes]
         values = self.parameters_ | {n: v.numpy() for n, v in made.fixed(n_items).items()}
         for name, column in made.layout.columns(n_items).items():
             is_table = made.layout.parts[name].kind == "user"

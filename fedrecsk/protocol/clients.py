@@ -422,20 +422,7 @@ class Clients:
         """Delete the kept state, because a model that they did not evaluate is the best so far."""
         self._kept = None
 
-    def taken_part(self, *, kept: bool = True) -> NDArray[np.bool_]:
-        """Mask of the clients that have updated, or have kept their state under the best model."""
-        if self._kept is None or not kept:
-            return self._has_updated
-        return self._has_updated | self._kept[1]
-
-    def fitted(
-        self,
-        message: Message,
-        round: int,
-        *,
-        kept: bool = True,
-        who: NDArray[np.bool_] | None = None,
-    ) -> dict[str, Any]:
+    def fitted(self, message: Message, round: int, *, kept: bool = True) -> dict[str, Any]:
         """Users' attributes under the final model, as a dict. Does not change the clients.
 
         Parameters
@@ -446,15 +433,13 @@ class Clients:
             Number of rounds so far.
         kept : bool
             Whether to use the state that clients have kept under the best model.
-        who : ndarray of shape (n_clients,), dtype bool, or None
-            Clients to include, among them all that have kept a state. None: all.
         """
-        who = np.ones(self.block.n_clients, dtype=bool) if who is None else who
-        attributes = self._personalized(who, message, round).attributes(self._codes)
+        everyone = np.ones(self.block.n_clients, dtype=bool)
+        attributes = self._personalized(everyone, message, round).attributes(self._codes)
         if self._kept is None or not kept:
             return attributes
         best, measured_it = self._kept
-        users = self.block.users_of(measured_it)[self.block.users_of(who)]
+        users = self.block.users_of(measured_it)
         for name, values in attributes.items():
             if isinstance(values, np.ndarray):
                 values[users] = best[name]

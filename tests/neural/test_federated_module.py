@@ -436,12 +436,13 @@ def test_clients_that_fail_after_the_rounds_are_named(toy, silos):
     X, y = toy
     clients = X[:, 0] % 5 if silos else X[:, 0]
     model = FederatedModule(n_negatives=0, n_rounds=1, client_fraction=0.5, random_state=0)
-    waits = model.fit(X, y, clients=clients)._unreached._block_of_user >= 0
-    user = model._users.values[waits][-1]
+    run = model.set_params(warm_start=True).fit(X, y, clients=clients)._run
+    updated = np.concatenate([one.client_ids[one._has_updated] for one in run.clients])
+    user = X[~np.isin(clients, updated), 0][-1]
     y = np.where(X[:, 0] == user, 5.0, 1.0)
-    model.set_params(loss=root).fit(X, y, clients=clients)
+    model.set_params(loss=root, warm_start=False)
     with pytest.raises(ValueError, match=f"Client {clients[X[:, 0] == user][0]} {AT_THE_END}"):
-        model.recommend([user])
+        model.fit(X, y, clients=clients)
 
 
 def test_clients_that_fail_under_early_stopping_are_named(toy, monkeypatch):

@@ -1,0 +1,111 @@
+"""Small cohorts and few rounds: users whom no round has reached, and messages of the past."""
+
+import copy
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from fedrecsk import FedEB, Federation, FedMF, LocALS, RFRec
+from fedrecsk.federated._round_loop import Run
+from fedrecsk.protocol import Message, PerClient
+from tests.conftest import make_toy
+from tests.test_contract import every_federated, make
+
+X, Y = make_toy(40, 15)
+
+
+@every_federated
+def test_a_fit_that_reached_nobody_serves_all(Estimator):
+    nobody = Federation(dropout=0.99, dropout_mode="offline")
+    for seed in range(20):
+        model = make(Estimator, n_rounds=1, client_fraction=0.1, federation=nobody)
+        model.set_params(random_state=seed).fit(X, Y)
+        if model.communication_.bytes_up == 0:
+            break
+    assert np.isfinite(model.predict(X)).all()
+
+
+@pytest.mark.parametrize("Estimator", [FedEB, LocALS])
+def test_users_in_no_round_fit_their_vectors_to_the_final_model(Estimator):
+    model = make(Estimator, n_rounds=2, client_fraction=0.2, warm_start=True).fit(X, Y)
+    (clients,) = model._run.clients
+    missed = model.user_ids_[~clients._has_updated]
+    assert 0 < len(missed) < 40
+    rows = np.isin(X[:, 0], missed)
+    newcomers = copy.copy(model).fold_in(X[rows], Y[rows], replace=True)
+    np.testing.assert_allclose(model.predict(X[rows]), newcomers.predict(X[rows]), rtol=1e-6)
+
+
+@dataclass(eq=False, repr=False)
+class Numbered(LocALS):
+    """Sends each client its number at the end."""
+
+    def _final_model(self, server):
+        numbers = PerClient(np.arange(float(server["n_clients"])))
+        return Message(**super()._final_model(server), numbers=numbers)
+
+    def _personalize(self, block, state, message, turn, key):
+        numbers = message["numbers"].values
+        numbers = numbers if len(numbers) == block.n_clients else np.repeat(numbers.mean(), 1)
+        return super()._personalize(block, state, message, turn, key) | {"numbers": numbers}
+
+    def _user_attributes(self, block, state):
+        return super()._user_attributes(block, state) | {"user_number_": state["numbers"]}
+
+
+def test_each_client_receives_its_own_entry_and_newcomers_those_of_all():
+    model = make(Numbered, n_rounds=2, client_fraction=0.2, n_factors=2).fit(X, Y)
+    model.fold_in([[-7, X[0, 1]]])
+    assert model.user_number_.tolist() == [*range(40), 19.5]
+
+
+def test_a_cohort_measures_the_last_model():
+    parameters = {"early_stopping": True, "n_iter_no_change": 99, "client_fraction": 0.1}
+    model = FedMF(3, n_rounds=8, **parameters, random_state=0).fit(X, Y)
+    final = [e for e in model.communication_.entries if e["phase"] == "final"]
+    assert [entry["messages_up"] for entry in final] == [4]
+    assert final[0]["messages_down"] == 40
+    assert np.isfinite(model.history_[-1]["validation_loss"])
+
+
+def test_a_fit_shorter_than_a_pass_is_judged_by_its_rounds():
+    model = make(LocALS, n_rounds=2, client_fraction=0.1, early_stopping=True).fit(X, Y)
+    assert model.best_round_ == 1
+    assert np.isfinite(model.predict(X)).all()
+
+
+def test_who_measured_the_best_model_keeps_what_it_had(monkeypatch):
+    """Among them are users who have measured it and never trained."""
+    ended, at_its_end = [], Run.at_its_end
+    monkeypatch.setattr(Run, "at_its_end", lambda run: ended.append(at_its_end(run)) or ended[-1])
+    model = make(RFRec, n_rounds=3, client_fraction=0.2, aggregation="holders")
+    model.set_params(early_stopping=True).fit(X, Y)
+    (clients,) = ended[-1].clients
+    kept, who = clients._kept
+    untrained = who & ~clients._has_updated
+    assert model.best_round_ == 2
+    assert who.sum() == 8
+    assert untrained.any()
+    for name, rows in kept.items():
+        np.testing.assert_array_equal(getattr(model, name)[who], rows)
+
+
+def test_messages_of_the_past_are_kept_where_somebody_may_go_on_with_them():
+    model = FedMF(3, n_rounds=5, client_fraction=0.3, warm_start=True, random_state=0)
+    assert model.fit(X, Y)._run.clients[0]._messages == {}
+    model = clone(model).set_params(federation=Federation(dropout=0.4, dropout_mode="stale"))
+    assert len(model.fit(X, Y)._run.clients[0]._messages) > 1
+
+
+class Silent(RFRec):
+    """Says nothing in the second round, and has not said that it may."""
+
+    def _broadcast(self, server, key):
+        return None if key.round else self._model(server)
+
+
+def test_a_method_that_is_silent_must_say_that_it_may_be():
+    with pytest.raises(TypeError, match=r"broadcasts nothing in round 1; .* _may_be_silent = True"):
+        Silent(3, n_rounds=2).fit(X, Y)
