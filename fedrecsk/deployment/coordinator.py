@@ -262,7 +262,7 @@ class Coordinator:
                     raise NotEnough(
                         f"The sum of set-up exchange {step} is lost; run this app again."
                     )
-                server.close_setup(step, uploads, late=late, trusted=server.federation.masks)
+                server.close_setup(step, uploads, late=late)
                 answered = _senders_of(uploads)
             server.ledger.count(rejected=n_malformed)
             asked = {code: one for code, one in asked.items() if code in answered}
@@ -316,7 +316,7 @@ class Coordinator:
         uploads, n_malformed = self._ask("round", number, asked, message, specs, self.quorum)
         senders = _senders_of(uploads)
         n_undecided = server.n_undecided_rounds
-        server.close_round(uploads, trusted=server.federation.masks)
+        server.close_round(uploads)
         n_silent = len(asked) - self.progress.traffic[-1]["answers"]
         server.ledger.count(dropped=n_silent, rejected=n_malformed)
         if server.totals is not None:
@@ -360,7 +360,7 @@ class Coordinator:
             *("validate", server.round, asked, message, specs, self.quorum)
         )
         server.ledger.count(rejected=n_malformed)
-        if server.close_validation(uploads, receives, trusted=server.federation.masks):
+        if server.close_validation(uploads, receives):
             self.progress.best = server.round
 
     def _end(self):

@@ -305,9 +305,11 @@ class Loop:
         self.register()
         for step in range(server.n_setups):
             message = server.setup_message(step)
-            answers = self.each(clients, Clients.setup, step, message)
-            answers = (answer for answer in answers if answer is not None)
-            server.close_setup(step, answers, trusted=True)
+            total = server.new_total("setup", step)
+            for answer in self.each(clients, Clients.setup, step, message):
+                if answer is not None:
+                    total.add(answer)
+            server.close_setup(step, total)
         self.tell(clients, Clients.announce, server.send_announcement())
 
     def take_back(self, users):
@@ -404,8 +406,10 @@ class Loop:
         who = turn.receives
         message = server.method._decode_broadcast(server.send_for_validation(who), key)
         asked = self._involved(who)
-        answers = self.each(asked, Clients.validate, server.round, message, turn)
-        if server.close_validation(answers, who, trusted=True):
+        total = server.new_total("validation")
+        for answer in self.each(asked, Clients.validate, server.round, message, turn):
+            total.add(answer)
+        if server.close_validation(total, who):
             self.tell(self.run.clients, Clients.forget_kept)
             self.tell(asked, Clients.keep_measured)
 

@@ -98,6 +98,7 @@ class Clients:
         self.block: Block = block
         self.federation = federation
         self.keys = keys
+        self._specs: dict[str, FieldSpec] = method._upload_specs(block.n_items)
         self.group: Group = Group(method) if group is None else group
         self.held_out = held_out
         self.forge = forge
@@ -268,10 +269,9 @@ class Clients:
 
         `update` then goes on from here.
         """
-        specs = self.method._upload_specs(self.block.n_items)
         steps, _ = self._trained(round)
         return [
-            completed(self, one, ("round", round), specs, turn, single=True)
+            completed(self, one, ("round", round), self._specs, turn, single=True)
             for one, turn, _ in steps
             if one is not None
         ]
@@ -349,8 +349,7 @@ class Clients:
 
     def _protected(self, round, updates, turn, message, key):
         """Return what leaves the clients of the updates that they have computed."""
-        specs, step = self.method._upload_specs(self.block.n_items), ("round", round)
-        done = completed(self, updates, step, specs, turn, single=self._separates)
+        done = completed(self, updates, ("round", round), self._specs, turn, single=self._separates)
         if not self._separates:
             return done
         steps = stages(self.federation, key.private, message, self.forge, each=self._draws_each)

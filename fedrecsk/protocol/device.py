@@ -210,8 +210,7 @@ class Device(Clients):
     def _updated(self, round):
         """Run one local update, and pack it."""
         updates, loss = super().update(round)
-        specs = self.method._upload_specs(self.block.n_items)
-        return [upload for one in updates for upload in self._packed(one, specs)], loss
+        return [upload for one in updates for upload in self._packed(one, self._specs)], loss
 
     def validate(self, round: int, message: Message) -> list[ClientMessage]:
         """Evaluate a model on held-out rows; returns a list of one ClientMessage.
@@ -433,9 +432,9 @@ class Replica:
         self.open(step.phase, step.round)
         uploads = [] if step.total is None else [self._summed(step, party.decrypt(step.total))]
         if step.phase == "setup":
-            self.server.close_setup(step.round, uploads, trusted=True)
+            self.server.close_setup(step.round, uploads)
         else:
-            self.server.close_round(uploads, trusted=True)
+            self.server.close_round(uploads)
         self._open, self.n_taken = None, self.n_taken + 1
 
     def _summed(self, step: EncryptedSum, total: NDArray[np.float64]) -> ClientUpdates:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from functools import cached_property
 from numbers import Integral
 from typing import TYPE_CHECKING
 
@@ -241,7 +242,7 @@ class Server:
         """Register clients that join late, between rounds, and send them the catalogue.
 
         Their codes follow those of the others, for whom nothing changes. A client that comes back
-        keeps its code; see `place_of`.
+        keeps its code.
 
         Parameters
         ----------
@@ -270,8 +271,8 @@ class Server:
         if known.any():
             name = ids[known][0]
             raise ValueError(
-                f"Client {name!s} is registered already; if it has come back, give it its place "
-                "again, place_of(client_id), and otherwise give each client its own id."
+                f"Client {name!s} is registered already; if it has come back, it goes on with the "
+                "place that it has, and otherwise give each client its own id."
             )
         first, n_late = self.n_clients, len(ids)
         self._late = np.arange(first + n_late) >= first - self._n_late
@@ -338,29 +339,6 @@ class Server:
                 "for each client of the set-up; begin a new fit with all clients."
             )
 
-    def place_of(self, client_id: float | str) -> ClientCodes:
-        """Return the place of a registered client, for one that has come back without it.
-
-        Parameters
-        ----------
-        client_id : int, float or str
-
-        Returns
-        -------
-        ClientCodes
-
-        Raises
-        ------
-        ValueError
-            If no client of this id is registered.
-        """
-        codes = np.flatnonzero(self.client_ids == client_id)
-        if not len(codes):
-            raise ValueError(
-                f"No client {client_id!r} is registered; let it join by admit(registrations)."
-            )
-        return self._codes(codes)
-
     @property
     def n_clients(self) -> int:
         """Clients that have registered."""
@@ -401,9 +379,8 @@ class Server:
     def close_setup(
         self,
         step: int,
-        uploads: Iterable[ClientMessage | ClientUpdates],
+        uploads: Iterable[ClientMessage | ClientUpdates] | StepTotal,
         *,
-        trusted: bool = False,
         late: bool = False,
     ) -> None:
         """Take the server's step of a set-up exchange.
@@ -411,22 +388,20 @@ class Server:
         Parameters
         ----------
         step : int
-        uploads : iterable of ClientMessage or ClientUpdates
-        trusted : bool, default=False
+        uploads : iterable of ClientMessage, or StepTotal
             As in `close_round`.
         late : bool, default=False
             Whether these are answers of clients that join late, from which the server only learns
             which items they hold.
         """
-        specs = self.method._setup_specs(len(self.item_ids), step)
         no_answer = ValueError(
             f"No client has answered set-up exchange {step}, but all registered ones must."
         )
         if self.totals is not None:
-            if not self._add_encrypted(uploads, ("setup", step), self._everyone, specs):
+            if not self._add_encrypted(uploads, ("setup", step), self._everyone):
                 raise no_answer
             return
-        total = self._total(uploads, ("setup", step), self._asked(late), specs, trusted)
+        total = self._total(uploads, ("setup", step), self._asked(late))
         if late:
             n_rejected = total.n_arrived - total.n_accepted
             self.ledger.count(messages_up=total.n_accepted, rejected=n_rejected)
@@ -530,8 +505,6 @@ class Server:
         self,
         uploads: Iterable[ClientMessage | ClientUpdates] | StepTotal,
         loss: tuple[float, float] = (0.0, 0.0),
-        *,
-        trusted: bool = False,
     ) -> Upload | None:
         """Take the server's step of a round, with the uploads that have arrived.
 
@@ -540,14 +513,13 @@ class Server:
 
         Parameters
         ----------
-        uploads : iterable of ClientMessage or ClientUpdates, or StepTotal
+        uploads : iterable of ClientMessage, or StepTotal
             Pass them in the order of the clients' codes to get the same sums bit for bit; or the
-            `new_total` to which they have been added.
+            `new_total` to which updates of your own :class:`Clients` have been added, as the
+            simulator does. Of single :class:`ClientUpdates` only the sender is checked: never
+            accept them over a network.
         loss : tuple of float
             Sums of the training losses and of their weights, which only the simulator knows.
-        trusted : bool, default=False
-            Whether these are ClientUpdates that the caller has just made by its own
-            :class:`Clients`, as the simulator does, and not uploads, which are checked.
 
         Returns
         -------
@@ -563,16 +535,14 @@ class Server:
         key, turn = self.key.at(self.round), self._participation
         if turn is None:
             raise ValueError(f"Round {self.round} is not open; call open_round() first.")
-        total, step = uploads, ("round", self.round)
-        specs = self._specs(step)
+        step = "round", self.round
         if self.totals is not None:
-            self._add_encrypted(uploads, step, turn.active, specs)
+            self._add_encrypted(uploads, step, turn.active)
             self.ledger.count(participants=turn.active.sum(), dropped=turn.dropped.sum())
             self._record(loss)
             self._participation = None
             return None
-        if not isinstance(total, StepTotal):
-            total = self._total(uploads, step, turn.active, specs, trusted)
+        total = self._total(uploads, step, turn.active)
         updating = turn.active & self._has_received
         self.ledger.count(participants=updating.sum(), dropped=turn.dropped.sum())
         centers = self._centers() if self.releases is not None else None
@@ -604,11 +574,11 @@ class Server:
         self.history.append(row)
         self.round += 1
 
-    def _add_encrypted(self, uploads, step, asked, specs):
+    def _add_encrypted(self, uploads, step, asked):
         """Add up ciphertexts, and count what crosses; return how many were accepted."""
         assert self.totals is not None
         assert self.channel is not None
-        n_values, uploads = aligned_size(specs), list(self._looked_at(uploads, step, asked, False))
+        n_values, uploads = aligned_size(self._specs(step)), self._checked(uploads, step, asked)
         accepted = {
             int(one.client): one.encrypted
             for one in uploads
@@ -626,34 +596,29 @@ class Server:
             self.downlink.count(nbytes)
         return len(accepted)
 
-    def new_total(self) -> StepTotal:
-        """Return an empty total for the open round, to which own clients' updates are added."""
-        return StepTotal(self.uplink, self._specs(("round", self.round)), learned=True)
+    def new_total(self, phase: str = "round", number: int = 0) -> StepTotal:
+        """Return an empty total of an exchange, to which updates of own clients are added."""
+        return StepTotal(self.uplink, self._specs((phase, number)), learned=phase == "round")
 
-    def _total(self, uploads, step, asked, specs, trusted):
-        """Add uploads up, which are checked unless they are trusted."""
-        total = StepTotal(self.uplink, specs, learned=step[0] == "round", trusted=trusted)
-        updates = self._looked_at(uploads, step, asked, trusted)
-        if not trusted:
-            # All are looked at before anything is counted.
-            updates = map(self.accept, list(updates))
-        for one in updates:
-            total.add(one)
+    def _total(self, uploads, step, asked):
+        """Add up uploads, all of which are checked before anything is counted."""
+        if isinstance(uploads, StepTotal):
+            return uploads
+        total = self.new_total(*step)
+        for one in self._checked(uploads, step, asked):
+            from_device = isinstance(one, ClientMessage)
+            total.is_trusted = total.is_trusted and not from_device
+            total.add(self.accept(one) if from_device else one)
         return total
 
-    def _looked_at(self, uploads, step, asked, trusted):
-        """Yield the uploads; raise if one does not belong to this step."""
-        seen = np.zeros(self.n_clients, dtype=bool)
+    def _checked(self, uploads, step, asked):
+        """List the uploads; raise if one does not belong to this step."""
+        uploads, seen = list(uploads), np.zeros(self.n_clients, dtype=bool)
         for one in uploads:
-            if not (trusted or isinstance(one, ClientMessage)):
-                raise TypeError(
-                    f"The server got a {type(one).__name__} in {step[0]} {step[1]}; send it the "
-                    "uploads of devices, or pass trusted=True for updates of your own Clients."
-                )
             senders = _senders(one)
             self._check(one, senders, step, asked, seen)
             seen[senders] = True
-            yield one
+        return uploads
 
     def accept(self, upload: ClientMessage) -> ClientUpdates:
         """Check an upload and return it as ClientUpdates.
@@ -692,9 +657,11 @@ class Server:
         phase, number = step
         if phase == "setup":
             return self.method._setup_specs(len(self.item_ids), number)
-        return (
-            VALIDATION if phase == "validation" else self.method._upload_specs(len(self.item_ids))
-        )
+        return VALIDATION if phase == "validation" else self._round_specs
+
+    @cached_property
+    def _round_specs(self):
+        return self.method._upload_specs(len(self.item_ids))
 
     def _centers(self):
         """Return what a client without any change would send in a round, unless that is zero."""
@@ -740,24 +707,20 @@ class Server:
 
     def close_validation(
         self,
-        uploads: Iterable[ClientMessage | ClientUpdates],
+        uploads: Iterable[ClientMessage | ClientUpdates] | StepTotal,
         receives: NDArray[np.bool_],
-        *,
-        trusted: bool = False,
     ) -> bool:
         """Use the clients' validation losses; returns whether the model is the best so far.
 
         Parameters
         ----------
-        uploads : iterable of ClientMessage or ClientUpdates
+        uploads : iterable of ClientMessage, or StepTotal
+            As in `close_round`.
         receives : ndarray of shape (n_clients,), dtype bool
             Clients that received it for evaluation.
-        trusted : bool, default=False
-            As in `close_round`.
         """
         key = self.key.at(self.round)
-        step = "validation", self.round
-        total = self._total(uploads, step, receives, VALIDATION, trusted)
+        total = self._total(uploads, ("validation", self.round), receives)
         upload = self.uplink.close(total, key)
         total, weight = (0, 0) if upload is None else upload["validation_loss"].sum
         loss = float(total / weight) if weight else float("nan")

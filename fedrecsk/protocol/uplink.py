@@ -101,7 +101,7 @@ class Uplink:
         specs, senders, counts = total.specs, total.senders, total.counts
         self.ledger.count(messages_up=n_accepted, rejected=n_arrived - n_accepted)
         if n_accepted == 0:
-            if n_arrived and total.trusted:
+            if n_arrived and total.is_trusted:
                 when = "the set-up" if key.round < 0 else f"round {key.round}"
                 raise Diverged(
                     f"The clients diverged: all {n_arrived} uploads of {when} held NaN or infinite "
@@ -214,23 +214,21 @@ class StepTotal:
     specs : dict of {str: FieldSpec}
     learned : bool
         Whether they are uploads of a round.
-    trusted : bool
+
+    Attributes
+    ----------
+    is_trusted : bool
         Whether they come from our own clients, who have diverged if all uploads are broken.
         Others may be broken in other ways, and count as if none had arrived.
     """
 
     def __init__(
-        self,
-        uplink: Uplink,
-        specs: dict[str, FieldSpec],
-        *,
-        learned: bool = False,
-        trusted: bool = True,
+        self, uplink: Uplink, specs: dict[str, FieldSpec], *, learned: bool = False
     ) -> None:
         self.uplink = uplink
         self.specs = specs
         self.learned = learned
-        self.trusted = trusted
+        self.is_trusted = True
         self.sums: dict[str, np.ndarray] = {}
         self.held: list[HeldUpdates] = []
         self.senders: list[np.ndarray] = []

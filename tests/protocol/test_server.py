@@ -44,14 +44,7 @@ def test_two_uploads_of_one_client_are_refused_in_one_block_too():
     server, uploads = opened(RFRec(3, n_rounds=1))
     both = {name: np.repeat(getattr(uploads[3], name), 2) for name in ("clients", "sends")}
     with pytest.raises(ValueError, match="Client 121 has already sent in round 0"):
-        server.close_round([replace(uploads[3], **both)], trusted=True)
-
-
-def test_only_uploads_are_taken_from_others():
-    server, uploads = opened(RFRec(3, n_rounds=1))
-    with pytest.raises(TypeError, match="got a ClientUpdates in round 0; send it the uploads"):
-        server.close_round(uploads)
-    assert server.ledger.entries[-1]["messages_up"] == 0
+        server.close_round([replace(uploads[3], **both)])
 
 
 def test_an_upload_of_a_client_that_was_not_asked_is_refused():
@@ -63,7 +56,7 @@ def test_an_upload_of_a_client_that_was_not_asked_is_refused():
     with pytest.raises(
         ValueError, match=f"Client {100 + 7 * stranger[0]} was not selected in round 0"
     ):
-        server.close_round(uploads, trusted=True)
+        server.close_round(uploads)
 
 
 def test_clients_without_any_message_yet_do_not_count_as_participants():
@@ -71,7 +64,7 @@ def test_clients_without_any_message_yet_do_not_count_as_participants():
     server, uploads = opened(RFRec(3, n_rounds=2, aggregation="holders", federation=stale))
     turn = server._participation
     assert 0 < len(uploads) == turn.receives.sum() < turn.active.sum() == 12
-    server.close_round(uploads, trusted=True)
+    server.close_round(uploads)
     entry, row = server.ledger.entries[-1], server.history[-1]
     assert entry["participants"] == row["participants"] == turn.receives.sum()
     assert entry["dropped"] == 12 - turn.receives.sum()
@@ -85,9 +78,9 @@ def test_clients_without_any_message_yet_do_not_count_as_participants():
 
 def test_a_round_that_is_not_open_cannot_be_closed():
     server, uploads = opened(RFRec(3, n_rounds=1))
-    server.close_round(uploads, trusted=True)
+    server.close_round(uploads)
     with pytest.raises(ValueError, match=r"Round 1 is not open; call open_round\(\) first"):
-        server.close_round(uploads, trusted=True)
+        server.close_round(uploads)
 
 
 def test_a_client_that_registers_twice_is_named():
@@ -131,7 +124,7 @@ def test_a_method_may_choose_the_cohort_and_dropout_applies_to_it(mode):
     server, uploads = opened(Even(2, n_rounds=2, client_fraction=0.25, federation=federation))
     drawn = participation.draw(12, 0.25, federation, server.key.at(0))
     np.testing.assert_array_equal(server._participation, drawn)
-    server.close_round(uploads, trusted=True)
+    server.close_round(uploads)
     turn, _ = server.open_round()
     chosen = np.arange(12) % 2 == 0
     np.testing.assert_array_equal(
@@ -435,7 +428,7 @@ def test_a_model_stays_what_it_is_in_an_empty_round():
     before = server.state["item_vectors"].copy()
     nobody = np.zeros(1, dtype=bool)
     lost = [replace(one, arrives=nobody, accepted=nobody, fields={}) for one in uploads]
-    assert server.close_round(lost, trusted=True) is None
+    assert server.close_round(lost) is None
     np.testing.assert_array_equal(server.state["item_vectors"], before)
     assert server.n_empty_rounds == 1
     assert server.ledger.entries[-1]["rejected"] == 0
