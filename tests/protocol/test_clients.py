@@ -193,18 +193,6 @@ def test_answers_that_are_lost_are_not_in_the_sums():
     np.testing.assert_allclose(sum(sums), whole.fields["validation_loss"])
 
 
-def test_who_has_kept_a_state_has_taken_part():
-    _, clients, turn, message = opened(RFRec(3), early_stopping=True, validation_fraction=0.4)
-    announced = type(message)(**clients._announcement, **message)
-    clients.receive(0, message, turn._replace(active=np.arange(12) < 3))
-    clients.update(0)
-    clients.validate(1, announced, turn._replace(receives=np.arange(12) % 2 == 0))
-    assert np.flatnonzero(clients.taken_part()).tolist() == [0, 1, 2]
-    clients.keep_measured()
-    assert np.flatnonzero(clients.taken_part()).tolist() == [0, 1, 2, 4, 6, 8, 10]
-    assert np.flatnonzero(clients.taken_part(kept=False)).tolist() == [0, 1, 2]
-
-
 def test_under_local_noise_nobody_says_how_many_items_it_holds():
     X, _ = make_toy()
     for mechanism in (None, LaplaceMechanism(clip=0.2, scale=0.1)):
