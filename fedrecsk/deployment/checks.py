@@ -12,6 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk._version import __version__
 from fedrecsk.data.interactions import catalogue_ids
+from fedrecsk.federated._updating import check_exact, goes_on
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.privacy._masked_sum import FEWEST_CLIENTS
 from fedrecsk.protocol.checks import bare, check_secure
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from fedrecsk.privacy import Party
 
 # Parameters of a machine or of the simulator, which need not agree.
-OWN = frozenset({"random_state", "n_jobs", "warm_start", "callbacks", "federation", "items"})
+OWN = frozenset({"random_state", "n_jobs", "callbacks", "federation", "items"})
 
 
 class Refused(ValueError):
@@ -77,16 +78,16 @@ def _n_trial(estimator):
 def check_updatable(estimator: Any) -> None:
     """Raise if a deployed fit of an estimator cannot go on from an earlier one."""
     name, federation = type(estimator).__name__, estimator._setting()
-    if estimator._sends_once:
-        raise ValueError(
-            f"{name} is one sum over clients, which a new fit adds up in one round; leave out "
-            "update."
-        )
-    if not estimator._carried:
-        raise ValueError(f"{name} cannot go on from its last model; leave out update.")
-    if federation.secure_aggregation is not None or estimator.early_stopping:
+    try:
+        goes_on(estimator)
+    except AttributeError as error:
+        raise ValueError(f"{error} Or leave out update.") from error
+    check_exact(estimator, federation)
+    # The sum over the few clients that have new rows would hide little.
+    is_secret = federation.encrypts or (estimator._sends_once and federation.masks)
+    if is_secret or estimator.early_stopping:
         which = "early_stopping" if estimator.early_stopping else "secure_aggregation"
-        raise ValueError(f"With {which} a deployed fit always begins anew; leave out update.")
+        raise ValueError(f"With {which} a deployed {name} always begins anew; leave out update.")
 
 
 def digests(estimator: Any, party: Party | None = None) -> dict[str, str]:

@@ -17,7 +17,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from fedrecsk.base import attributes_of
 from fedrecsk.data._checks import LARGEST, check_items, hint
-from fedrecsk.data.interactions import Ids, catalogue_ids
+from fedrecsk.data.interactions import Ids, catalogue_ids, named
 from fedrecsk.deployment.checks import (
     check_deployable,
     check_updatable,
@@ -25,7 +25,7 @@ from fedrecsk.deployment.checks import (
     digests,
 )
 from fedrecsk.deployment.exchanges import Exchanges, Members, NotEnough
-from fedrecsk.deployment.masked_sums import ask_for_sum
+from fedrecsk.deployment.masked_sums import PHASES, ask_for_sum
 from fedrecsk.deployment.records import (
     MalformedMessage,
     message_arrays,
@@ -125,8 +125,8 @@ class Coordinator:
         self.party = party
         self.store = store
         self.n_clients = n_clients
-        # The server's state at the end of the fit that this one goes on from.
-        self._before = self._learned() if update else None
+        # The fit that this one goes on from, at its end.
+        self._last: Progress | None = self._last_fit() if update else None
         self.quorum = quorum
         self.gathering = gathering
         self.is_resumed: bool = False
@@ -139,7 +139,10 @@ class Coordinator:
             secrets.token_hex(8),
             digests(estimator, party),
             Server.of(self._with_its_rounds(), key, party=party),
-            Members(None if party is None else party.n_clients),
+            Members(
+                None if party is None else party.n_clients,
+                self._last.members.counted if self._last else (),
+            ),
         )
         # The server's half of the protocol, and the clients.
         self.server: Server = self.progress.server
@@ -149,6 +152,8 @@ class Coordinator:
             "fit": self.progress.fit,
             "parameters": self.progress.digests,
         }
+        if self._last is not None:
+            greeting["after"] = self._last.fit
         self.exchanges: Exchanges = Exchanges(
             carrier,
             self.members,
@@ -159,22 +164,30 @@ class Coordinator:
             repeats=party is None,
         )
 
-    def _learned(self):
-        """Return the server's state at the end of the last fit."""
+    def _last_fit(self):
+        """Return the last fit, of which only the items may differ."""
         last = self.store.load(STATE)
         if last is None:
             raise ValueError(
                 f"{self.store.folder} has no state of a fit that has ended, so there is nothing to "
                 "update; run without update first."
             )
-        differing = differences(digests(self.estimator, self.party), last["digests"])
+        ours = digests(self.estimator, self.party)
+        of_items = {name: ours[name] for name in ("items", "item_features") if name in ours}
+        differing = differences(ours, last.digests | of_items)
         if differing:
             raise ValueError(f"{self.store.folder / STATE} is of another fit: {differing}")
-        return last["state"]
+        lacking = np.setdiff1d(last.server.item_ids, catalogue_ids(self.estimator.items).values)
+        if len(lacking):
+            raise ValueError(
+                f"items lacks {named('item', lacking)}, which the last fit had; add new items to "
+                "the old ones."
+            )
+        return last
 
     def _with_its_rounds(self):
         """Return the estimator with the number of rounds that are to be run."""
-        if self._before is None:
+        if self._last is None:
             return self.estimator
         n_rounds = max(1, round(SHARE * self.estimator._rounds(self.n_clients)))
         return clone(self.estimator).set_params(n_rounds=n_rounds)
@@ -235,10 +248,42 @@ class Coordinator:
         for one, place in zip(registered, places, strict=True):
             one.place = place
         self._set_up(registered, quorum=1.0)
-        if self._before is not None:
-            items = np.arange(len(server.item_ids))
-            server.state = server.method._resumed(server.state, self._before, items)
+        if self._last is not None:
+            self._go_on(self._last.server)
         self.store.save(CHECKPOINT, self.progress)
+
+    def _go_on(self, last):
+        """Continue the model of a server at the end of the last fit."""
+        server, members = self.server, self.members
+        items = np.searchsorted(server.item_ids, last.item_ids)
+        server.state = server.method._resumed(server.state, last.state, items)
+        if not server.method._sends_once:
+            return
+        counted = np.array([one.name in members.counted for one in members.by_code.values()])
+        changed = np.array([bool(one.has_changed) for one in members.by_code.values()])
+        log.info("%d of %d clients have new rows", (changed | ~counted).sum(), len(counted))
+        if (counted & changed).any():
+            self._withdraw(counted & changed)
+        server.only = changed | ~counted
+
+    def _withdraw(self, who):
+        """Let the clients of a mask take back what they have sent to the sum."""
+        server = self.server
+        server.only = who
+        _, message = server.open_round()
+        specs = server.method._upload_specs(len(server.item_ids))
+        uploads, _ = self._ask("withdraw", 0, self._of(who), message, specs, 1.0)
+        server.close_round(uploads)
+        entry = server.ledger.entries[-1]
+        if entry["messages_up"] < who.sum():
+            raise NotEnough(
+                "Some clients did not take back what they have sent; the log names them. Mend "
+                "these nodes, and run this app again."
+            )
+        self.members.counted -= {one.name for one in self._of(who).values()}
+        # It is no round of the update.
+        entry |= {"phase": "taken back", "round": -1}
+        server.round, server.history = 0, []
 
     def _set_up(self, members, quorum, late=False):
         """Take the set-up exchanges with some members."""
@@ -300,6 +345,9 @@ class Coordinator:
             return
         for one, place in zip(newcomers, places, strict=True):
             one.place = place
+            if self.server.only is not None:
+                # What it has sent before stays until the next update.
+                self.server.only[one.code] = one.name not in self.members.counted
         # If the server is killed now, they keep their places.
         self.store.save(CHECKPOINT, self.progress)
 
@@ -317,6 +365,9 @@ class Coordinator:
         senders = _senders_of(uploads)
         n_undecided = server.n_undecided_rounds
         server.close_round(uploads)
+        if server.method._sends_once and not server.federation.secure_aggregation:
+            accepted = [one.client for one in uploads if server.accept(one).n_accepted]
+            self.members.counted |= {asked[code].name for code in accepted}
         n_silent = len(asked) - self.progress.traffic[-1]["answers"]
         server.ledger.count(dropped=n_silent, rejected=n_malformed)
         if server.totals is not None:
@@ -390,9 +441,8 @@ class Coordinator:
         model.traffic_ = self.progress.traffic
         model.n_rounds = self.estimator.n_rounds
         self.store.save_result(MODEL, model)
-        if server.method._carried:
-            state = {"digests": self.progress.digests, "state": server.state}
-            self.store.save(STATE, state)
+        if self.estimator.warm_start:
+            self.store.save(STATE, self.progress)
         return model
 
     def _end_encrypted(self):
@@ -522,7 +572,7 @@ class Coordinator:
         if isinstance(heads, list) and len(heads) > 1:
             raise MalformedMessage(f"it sends {len(heads)} uploads at once.")
         uploads = uploads_of(heads, answer.arrays, specs)
-        phase = {"setup": "setup", "round": "round", "validate": "validation"}[kind]
+        phase = PHASES[kind]
         for one in uploads:
             step = one.phase, one.round, one.client
             are_codes = type(one.round) is type(one.client) is int

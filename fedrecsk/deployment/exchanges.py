@@ -80,6 +80,9 @@ class Member:
     node: int | None
     # None: it has come after the fit has begun, and joins before the next round.
     place: ClientCodes | None = None
+    # In an update of a sum: whether its rows differ from those whose sum it has sent; None: it has
+    # none of that fit.
+    has_changed: bool | None = None
     # Whether it has answered all exchanges before its first round.
     is_set_up: bool = False
     # Whether it has answered a request that had its place and the announcement.
@@ -101,9 +104,11 @@ class Member:
 class Members:
     """All clients of a fit, by id."""
 
-    def __init__(self, most: int | None = None) -> None:
+    def __init__(self, most: int | None = None, counted: Iterable[Any] = ()) -> None:
         # How many there may be. None: any number.
         self.most = most
+        # Of a method of sums: ids of the clients whose upload is in the sum.
+        self.counted: set[Any] = set(counted)
         self.by_name: dict[Any, Member] = {}
 
     def __len__(self) -> int:
@@ -127,7 +132,9 @@ class Members:
         """Forget a client that cannot join."""
         del self.by_name[member.name]
 
-    def admit(self, registration: Registration, token: str, node: int) -> Member:
+    def admit(
+        self, registration: Registration, token: str, node: int, has_changed: bool | None = None
+    ) -> Member:
         """Take in a client, or one that comes back elsewhere; raise Refused if it cannot join."""
         name = registration.client_ids[0].item()
         known = self.by_name.get(name)
@@ -150,7 +157,12 @@ class Members:
                 f"the keys are for {self.most} clients, who have registered; make keys for more "
                 "with write_keys(..., n_clients=), and begin a new fit"
             )
-        self.by_name[name] = Member(name, token, registration, node)
+        if name in self.counted and has_changed is None:
+            raise Refused(
+                f"client {name!s} has lost what it has sent to the last fit, and cannot take it "
+                "back; restore its folder, or begin a new fit"
+            )
+        self.by_name[name] = Member(name, token, registration, node, has_changed=has_changed)
         return self.by_name[name]
 
     def forget_addresses(self) -> None:
@@ -240,10 +252,10 @@ class Exchanges:
         try:
             head = _read(reply).head
             registration = registration_of(head.get("registration"), self.n_items)
-            token = head.get("token")
-            if not isinstance(token, str):
+            token, has_changed = head.get("token"), head.get("has_changed")
+            if not isinstance(token, str) or has_changed not in (None, True, False):
                 raise MalformedMessage("A registration needs a token.")
-            member = self.members.admit(registration, token, node)
+            member = self.members.admit(registration, token, node, has_changed)
         except (Refused, MalformedMessage) as error:
             reason = f"node {node}: {error}"
             if self.refused.get(node) != reason:

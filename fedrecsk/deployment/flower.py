@@ -74,9 +74,9 @@ def server_app(
     poll : float, default=0.1
         Seconds between two looks at what has arrived.
     update : bool, default=False
-        Whether to go on from the last fit in `folder`, for a fifth of its rounds. Nodes read their
-        rows again, old and new ones, and those that have come since take part. What clients have
-        kept of the last fit's rounds is lost, which matters little where users are solved for.
+        Whether to go on from the last fit in `folder`, as `partial_fit` does; both with
+        ``warm_start=True`` on all machines. Nodes compare their rows, old and new ones, with those
+        of the last fit and go on with their users' state. `items` may have new items.
     keys : str, Path or None, default=None
         File of the server's keys (``server.key``), if the federation has `CKKS` or `Paillier`; see
         :mod:`fedrecsk.deployment.keys`. The server then has no model, and saves its records, the

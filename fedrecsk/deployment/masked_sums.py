@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fedrecsk.updates import ClientUpdates
 
 log: logging.Logger = logging.getLogger("fedrecsk.deployment")
-PHASES = {"setup": "setup", "round": "round", "validate": "validation"}
+PHASES = {"setup": "setup", "withdraw": "round", "round": "round", "validate": "validation"}
 
 
 def _session(fit, kind, number):

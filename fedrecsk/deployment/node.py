@@ -48,6 +48,16 @@ OLD_COPY = (
 
 
 @dataclass
+class Past:
+    """What a client keeps of the last fit in which it has trained."""
+
+    # What `load_data` returned.
+    rows: dict[str, Any]
+    # Of its Device.
+    memory: dict[str, Any]
+
+
+@dataclass
 class Memory:
     """A node's state of one fit."""
 
@@ -56,6 +66,9 @@ class Memory:
     # The client's id.
     client: Any
     registration: dict[str, Any]
+    # What `load_data` returned, and what is known from fits before; kept for updates only.
+    rows: dict[str, Any] | None
+    past: Past | None
     # By which the server knows this node again, whatever its address is then.
     token: str
     # Its place as the server has sent it, and whether the announcement has come, too.
@@ -72,6 +85,13 @@ class Memory:
     round: int = SETUP
     # Its part in the masked sums of the round that is under way, by kind and number.
     masks: dict[tuple[str, int], MaskedAnswers] = field(default_factory=dict)
+
+
+def _past(memory):
+    """Return what a client keeps of a fit, or of the one before in which it has trained."""
+    if memory is None or memory.device is None or memory.device.state is None:
+        return memory and memory.past
+    return Past(memory.rows, memory.device.memory())
 
 
 class Lacking(Exception):
@@ -118,7 +138,9 @@ class Node:
 
     def _answer(self, head, arrays):
         kind, fit = head.get("kind"), head.get("fit")
-        if not isinstance(fit, str) or not re.fullmatch(r"[0-9a-f]{16}", fit):
+        if not all(
+            re.fullmatch(r"[0-9a-f]{16}", str(one)) for one in (fit, head.get("after", fit))
+        ):
             raise MalformedMessage("The request does not say to which fit it belongs.")
         if kind == "register":
             return self._register(fit, head)
@@ -134,6 +156,7 @@ class Node:
         steps = {
             "setup": self._setup,
             "validate": self._validate,
+            "withdraw": self._withdraw,
             "round": self._round,
             "finish": self._finish,
         }
@@ -158,7 +181,10 @@ class Node:
         memory.answers[step] = answer
         if kind == "finish":
             # The users' data and vectors are in the model, and not needed twice.
-            memory = replace(memory, device=None, announcement=Message(), model=None)
+            past = _past(memory) if self.estimator.warm_start else None
+            memory = replace(
+                memory, device=None, rows=None, past=past, announcement=Message(), model=None
+            )
         self.store.save(fit + STATE, memory)
         return answer
 
@@ -174,8 +200,13 @@ class Node:
         if memory is None:
             device = Device(self.estimator, **data, party=self.party)
             registration = registration_head(device.register())
-            memory = Memory(device, data["client_id"], registration, secrets.token_hex(8))
-            self._forget_ended_fits()
+            past = _past(self._loaded(head["after"])) if head.get("after") else None
+            if past is not None:
+                device.remember(past.memory)
+            rows = data if self.estimator.warm_start else None
+            token = secrets.token_hex(8)
+            memory = Memory(device, data["client_id"], registration, rows, past, token)
+            self._forget_ended_fits(but=head.get("after"))
             self.store.save(fit + STATE, memory)
             log.info("Client %s registers", data["client_id"])
         if str(memory.client) != str(data["client_id"]):
@@ -183,13 +214,18 @@ class Node:
                 f"the folder {self.store.folder} holds the state of client {memory.client!s}, but "
                 f"load_data returns client {data['client_id']!s}; give each node its own folder"
             )
-        return pack({"registration": memory.registration, "token": memory.token}, {})
+        answer = {"registration": memory.registration, "token": memory.token}
+        if self.estimator._sends_once and memory.past is not None and memory.device is not None:
+            before = Device(self.estimator, **memory.past.rows).data
+            changed = before.fingerprint() != memory.device.data.fingerprint()
+            answer["has_changed"] = changed
+        return pack(answer, {})
 
-    def _forget_ended_fits(self):
-        """Delete what is kept of earlier fits that have ended, and unfinished files."""
+    def _forget_ended_fits(self, but):
+        """Delete what is kept of all but one of the fits that have ended, and unfinished files."""
         self.store.remove_drafts(f"*{STATE}")
         for name in self.store.names(f"*{STATE}"):
-            if self.store.load(name).device is None:
+            if name != f"{but}{STATE}" and self.store.load(name).device is None:
                 self.store.remove(name)
 
     def _loaded(self, fit):
@@ -261,6 +297,18 @@ class Node:
         uploads = device.setup(step, self._message(memory, head, arrays))
         specs = device.method._setup_specs(device.block.n_items, step)
         return self._sent(memory, uploads, specs, ("setup", step), arrays)
+
+    def _withdraw(self, memory, head, arrays):
+        """Take back what this client has sent to the sum of an earlier fit."""
+        if memory.past is None:
+            raise Refused("this node has sent nothing to an earlier fit")
+        device = Device(self.estimator, **memory.past.rows)
+        device.place(place_of(memory.place))
+        device.remembered = np.ones(1, dtype=bool)
+        device.take_back(0)
+        device.receive(0, self._message(memory, head, arrays))
+        specs = device.method._upload_specs(device.block.n_items)
+        return self._sent(memory, device.update(0)[0], specs, ("withdraw", 0), arrays)
 
     # --------------------------------------------------------------------- each round
 

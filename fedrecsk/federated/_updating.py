@@ -28,11 +28,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
+    from fedrecsk.protocol.federation import Federation
+
 # Rounds of an update, as a share of those of a fit.
 SHARE = 0.2
 
 
-def _goes_on(estimator):
+def goes_on(estimator: Any) -> bool:
     """Return whether a model can go on from its last fit; raise AttributeError if not."""
     name = type(estimator).__name__
     if not (estimator._carried or estimator._sends_once):
@@ -51,7 +53,7 @@ def _goes_on(estimator):
 class Updating:
     """`partial_fit` and `forget` of federated methods."""
 
-    @available_if(_goes_on)
+    @available_if(goes_on)
     @fit_context(prefer_skip_nested_validation=True)
     def partial_fit(
         self: Any,
@@ -127,7 +129,7 @@ class Updating:
         data = _encoded(pd.concat([_frame(data), rows], ignore_index=True), catalogue)
         return _updated(self, data, (X, y, sample_weight), np.asarray(changed), n_rounds)
 
-    @available_if(_goes_on)
+    @available_if(goes_on)
     @fit_context(prefer_skip_nested_validation=True)
     def forget(self: Any, users: ArrayLike, *, n_rounds: int | None = None) -> Self:
         """Make the model forget users: their rows, their private state, and what they have sent.
@@ -214,7 +216,12 @@ def _run_of(estimator, caller_name):
     parameters = _round_loop.parameters_of_a_run(estimator)
     parameters["item_features"] = run.parameters.get("item_features")
     check_unchanged(run, parameters, f"{caller_name} goes on from the last fit")
-    federation = run.server.federation
+    check_exact(estimator, run.server.federation)
+    return run
+
+
+def check_exact(estimator: Any, federation: Federation) -> None:
+    """Raise if clients of a method of sums could not take back what they have sent."""
     inexact = {
         "central_dp": federation.central_dp is not None,
         "an adversary": federation.adversary is not None,
@@ -224,10 +231,9 @@ def _run_of(estimator, caller_name):
     reasons = [reason for reason, applies in inexact.items() if applies]
     if estimator._sends_once and reasons:
         raise ValueError(
-            f"Clients of {name} cannot take back what they have sent under {reasons[0]}, because "
-            "the sum does not have it as they sent it; call fit on all rows."
+            f"Clients of {type(estimator).__name__} cannot take back what they have sent under "
+            f"{reasons[0]}, because the sum does not have it as they sent it; call fit on all rows."
         )
-    return run
 
 
 def _updated(estimator, data, arguments, users, n_rounds):

@@ -7,6 +7,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 from sklearn.base import clone
 
 from fedrecsk.base import attributes_of
@@ -248,6 +249,30 @@ class Device(Clients):
         n_items, steps = self.block.n_items, range(self.method._n_setups)
         specs = [self.method._setup_specs(n_items, step).values() for step in steps]
         return any(spec.rows == "held" for those in specs for spec in those)
+
+    # ------------------------------------------------------------------- later fits
+
+    def memory(self) -> dict[str, Any]:
+        """Return what a fit to other rows goes on from: ids and arrays, by whose they are."""
+        if self.method._sends_once:
+            return {}
+        memory = self.method._memory(self.state)
+        return {name: (self._ids(name), arrays) for name, arrays in memory.items()}
+
+    def remember(self, memory: dict[str, Any]) -> None:
+        """Go on from the `memory` of an earlier fit."""
+        found = {}
+        for name, (ids, arrays) in memory.items():
+            places = pd.Index(ids).get_indexer(pd.Index(self._ids(name)))
+            known = places >= 0
+            found[name] = known, [values[places[known]] for values in arrays]
+        self.remembered = found or None
+
+    def _ids(self, name):
+        """Return the ids of "users", of "clients", or of the items of the "rows"."""
+        if name == "rows":
+            return self.data.item_ids.values[self.block.row_items]
+        return self.data.user_ids.values if name == "users" else self.client_ids
 
     # ------------------------------------------------------------------- secure sums
 

@@ -287,6 +287,8 @@ class Server:
         self.ledger.admit(ids[order])
         self.downlink.admit(n_held)
         self.uplink.admit(n_late)
+        if self.only is not None:
+            self.only = np.pad(self.only, (0, n_late))
         self.ledger.open("catalogue")
         newest = np.arange(self.n_clients) >= first
         self.downlink.count(catalogue_nbytes(self.item_ids), newest)

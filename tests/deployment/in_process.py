@@ -128,7 +128,7 @@ def coordinator(estimator, nodes, folder, **parameters):
     """A coordinator over these nodes, with the simulation's shared key."""
     n_clients = len(nodes)
     settings = {"n_clients": n_clients, "patience": 0.2, "gathering": 1.0, "quorum": 1.0}
-    settings |= parameters
+    settings |= {"key": simulated_key(estimator)} | parameters
     carrier = InProcess(nodes)
     store = Store(folder / "server")
-    return Coordinator(estimator, carrier, store, key=simulated_key(estimator), **settings)
+    return Coordinator(estimator, carrier, store, **settings)

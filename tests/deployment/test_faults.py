@@ -5,8 +5,10 @@ import logging
 import joblib
 import numpy as np
 import pytest
+from sklearn.base import clone
 
 from fedrecsk import (
+    FedEASE,
     FedEB,
     Federation,
     FedFast,
@@ -596,6 +598,49 @@ def test_a_client_that_comes_in_the_last_round_is_told_so(tmp_path, caplog):
     carrier.tamper = join
     one.run()
     assert "does not let this node take part: the fit has ended; its server's model" in caplog.text
+
+
+def test_a_sum_is_right_again_after_lost_answers(tmp_path):
+    """Nobody is counted twice or taken back without having been counted."""
+    estimator = prepared(FedEASE(reg=5.0, warm_start=True), X, Y)
+    few = np.arange(len(X)) % 4 > 0
+    expected = clone(estimator).fit(X).item_weights_
+    coordinator(
+        estimator, make_nodes(estimator, X[few], Y[few], SILOS[few], tmp_path), tmp_path
+    ).run()
+    nodes = make_nodes(estimator, X, Y, SILOS, tmp_path)
+
+    def update(lost, **parameters):
+        one = coordinator(estimator, nodes, tmp_path, update=True, **parameters)
+        spoil(one, lose, kind=lost, node=max(nodes))
+        return one.run()
+
+    with pytest.raises(NotEnough, match="request 'withdraw'"):
+        update("withdraw")
+
+    def asked(server):
+        return [e["participants"] for e in server.communication_.entries[-3:-1]]
+
+    assert asked(update("round", quorum=0.5)) == [3, 3]
+    server = update(None)
+    # Only the client that was lost; it has nothing to take back.
+    assert asked(server)[1:] == [1]
+    np.testing.assert_allclose(server.item_weights_, expected, atol=1e-6)
+    # Nobody has new rows.
+    server = update(None)
+    assert asked(server)[1:] == [0]
+    np.testing.assert_allclose(server.item_weights_, expected, atol=1e-6)
+    # A client that comes during the update is counted as before.
+    one, late = coordinator(estimator, nodes, tmp_path, update=True, n_clients=2), max(nodes)
+    carrier = one.exchanges.carrier
+    carrier.connected.pop(late)
+    carrier.watch = lambda request: (
+        carrier.connected.update(nodes) if request.kind == "setup" else None
+    )
+    np.testing.assert_allclose(one.run().item_weights_, expected, atol=1e-6)
+    nodes[late].store = Store(tmp_path / "empty")
+    with pytest.raises(NotEnough, match="has lost what it has sent to the last fit"):
+        update(None)
 
 
 def test_a_node_keeps_its_data_no_longer_than_the_fit(tmp_path):
