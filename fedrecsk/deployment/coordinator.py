@@ -31,12 +31,12 @@ from fedrecsk.deployment.records import (
     message_arrays,
     pack,
     place_head,
-    uploads_of,
+    upload_of,
 )
 from fedrecsk.deployment.store import MODEL, RECORDS
 from fedrecsk.federated._updating import SHARE
 from fedrecsk.protocol.encryption import EncryptedSums
-from fedrecsk.protocol.messages import Message
+from fedrecsk.protocol.messages import Message, Rows
 from fedrecsk.protocol.server import Server
 from fedrecsk.updates import ClientUpdates
 
@@ -521,7 +521,7 @@ class Coordinator:
             if isinstance(message, EncryptedSums):
                 member.n_steps = message.first + len(message.sums)
             try:
-                uploads += self._uploads(kind, number, member, answers[member.name], specs)
+                uploads += self._upload(kind, number, member, answers[member.name], specs)
             except MalformedMessage as error:
                 n_malformed += 1
                 log.warning("Client %s: %s", member.name, error)
@@ -557,30 +557,27 @@ class Coordinator:
             is_model = name == "message" and kind in ("round", "finish")
             if is_model and spec and member.measured == number:
                 # It has what it has just measured.
-                measured = message_arrays(self._measured, server._held.get(code), code, wire_dtype)
-                spec["kept"] = _equal(*measured, spec, own)
+                known = {
+                    n: self._measured.get(n)
+                    for n in own
+                    if held is not None or type(one[n]) is not Rows
+                }
+                spec["kept"] = [n for n, field in known.items() if _same(one[n], field)]
                 own = {label: one for label, one in own.items() if label not in spec["kept"]}
             head[name] = spec
             arrays |= {f"{name}/{label}": values for label, values in own.items()}
         return pack(head, arrays)
 
-    def _uploads(self, kind, number, member: Member, answer, specs):
-        """Return a member's messages; raise if they are not what it was asked for."""
-        if kind == "finish":
+    def _upload(self, kind, number, member: Member, answer, specs):
+        """Return a list of a member's message, if any; raise if it was not asked for that."""
+        head = answer.head.get("upload", "nothing")
+        if head is None or kind == "finish":
             return []
-        heads = answer.head.get("uploads")
-        if isinstance(heads, list) and len(heads) > 1:
-            raise MalformedMessage(f"it sends {len(heads)} uploads at once.")
-        uploads = uploads_of(heads, answer.arrays, specs)
-        phase = PHASES[kind]
-        for one in uploads:
-            step = one.phase, one.round, one.client
-            are_codes = type(one.round) is type(one.client) is int
-            if step != (phase, number, member.code) or not are_codes:
-                raise MalformedMessage(
-                    f"it sends {str(step)[:80]} instead of {(phase, number, member.code)}."
-                )
-        return uploads
+        one = upload_of(head, answer.arrays, specs)
+        step, expected = (one.phase, one.round, one.client), (PHASES[kind], number, member.code)
+        if step != expected or not type(one.round) is type(one.client) is int:
+            raise MalformedMessage(f"it sends {str(step)[:80]} instead of {expected}.")
+        return [one]
 
 
 def _senders_of(uploads):
@@ -592,17 +589,12 @@ def _senders_of(uploads):
     }
 
 
-def _equal(spec, arrays, other_spec, other_arrays):
-    """Return the names of the fields that are the same in two messages."""
-    return [
-        name
-        for name, values in other_arrays.items()
-        if name in arrays
-        and (name in spec["rows"]) == (name in other_spec["rows"])
-        and spec["computed"].get(name) == other_spec["computed"].get(name)
-        and values.dtype == arrays[name].dtype
-        and values.tobytes() == arrays[name].tobytes()
-    ]
+def _same(field, other):
+    """Return whether two fields of messages are the same on the wire."""
+    if type(field) is not type(other) or field.dtype != other.dtype:
+        return False
+    ours, theirs = np.asarray(field.values), np.asarray(other.values)
+    return ours.dtype == theirs.dtype and np.array_equal(ours, theirs)
 
 
 def model_for_newcomers(estimator: Any, server: Server, message: Message) -> Any:

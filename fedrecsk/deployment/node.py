@@ -333,8 +333,9 @@ class Node:
             if step not in memory.masks:
                 return pack({}, {})
             return memory.masks[step].masked(arrays, uploads)
-        heads, arrays = upload_arrays(uploads, specs, memory.device.federation.wire_dtype)
-        return pack({"uploads": heads}, arrays)
+        wire_dtype = memory.device.federation.wire_dtype
+        head, arrays = upload_arrays(uploads[0], specs, wire_dtype) if uploads else (None, {})
+        return pack({"upload": head}, arrays)
 
     # ------------------------------------------------------------------------- the end
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import zipfile
 from typing import TYPE_CHECKING
 
@@ -51,25 +50,23 @@ def pack(head: dict[str, Any], arrays: Arrays) -> bytes:
 
 def unpack(content: bytes) -> tuple[dict[str, Any], Arrays]:
     """Return the head and arrays of untrusted bytes; raise MalformedMessage if they are none."""
-    arrays = {}
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as file:
-            members = file.infolist()
-            # Nothing may be longer inside than outside.
-            if sum(one.file_size for one in members) > len(content):
-                raise MalformedMessage("The fields are longer than the message.")
-            for one in members:
-                name = one.filename.removesuffix(".npy")
-                if name in arrays:
-                    raise MalformedMessage(f"Field {name!r} is sent twice.")
-                arrays[name] = _array(name, file.read(one))
-    except MalformedMessage:
-        raise
-    # Any other error in reading unchecked bytes is due to the bytes.
+            n_inside = sum(one.file_size for one in file.infolist())
+        if n_inside <= len(content):
+            arrays = dict(np.load(io.BytesIO(content), allow_pickle=False))
+    # Any error in reading unchecked bytes is due to the bytes.
     except Exception as error:
         raise MalformedMessage(
             "These bytes are not a message of this version of fedrecsk."
         ) from error
+    if n_inside > len(content):
+        raise MalformedMessage("The fields are longer than the message.")
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray) or array.dtype.str not in DTYPES:
+            raise MalformedMessage(f"Field {name!r} is no array of numbers.")
+        if array.dtype.kind == "b" and (array.view(np.uint8) > 1).any():
+            raise MalformedMessage(f"Field {name!r} has truth values other than 0 and 1.")
     try:
         head = json.loads(arrays.pop("head").tobytes())
     except (KeyError, ValueError, RecursionError) as error:
@@ -77,32 +74,6 @@ def unpack(content: bytes) -> tuple[dict[str, Any], Arrays]:
     if not isinstance(head, dict):
         raise MalformedMessage("The head of the message must be a dict.")
     return head, arrays
-
-
-def _array(name, content):
-    """Return an array from the bytes of an npy file, whose header is checked before it is used."""
-    file = io.BytesIO(content)
-    try:
-        if np.lib.format.read_magic(file) != (1, 0):
-            raise ValueError("unknown version")
-        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
-    except Exception as error:
-        raise MalformedMessage(f"Field {name!r} has no header of an array.") from error
-    if dtype.str not in DTYPES:
-        raise MalformedMessage(f"Field {name!r} has the type {str(dtype)[:20]!r}.")
-    if is_fortran or not all(type(n) is int and n >= 0 for n in shape):
-        raise MalformedMessage(f"Field {name!r} has the shape {str(shape)[:80]}.")
-    n_more = len(content) - file.tell() - math.prod(shape) * dtype.itemsize
-    if n_more:
-        what = "is cut off" if n_more < 0 else f"has {n_more} bytes too many"
-        raise MalformedMessage(f"Field {name!r} {what}.")
-    values = np.frombuffer(content, dtype, offset=file.tell())
-    if dtype.kind == "b" and (values.view(np.uint8) > 1).any():
-        raise MalformedMessage(f"Field {name!r} has truth values other than 0 and 1.")
-    try:
-        return values.reshape(shape).copy()
-    except ValueError as error:
-        raise MalformedMessage(f"Field {name!r} has an impossible shape.") from error
 
 
 # ---------------------------------------------------------------------- from the server
@@ -175,140 +146,86 @@ def _narrowed(values, dtype):
 
 
 def upload_arrays(
-    uploads: list[ClientMessage], specs: dict[str, FieldSpec], wire_dtype: str
-) -> tuple[list[dict[str, Any]], Arrays]:
-    """Return the heads and the arrays of a client's messages."""
-    heads, arrays = [], {}
-    for number, upload in enumerate(uploads):
-        fields = {}
-        for name, numbers in upload.fields.items():
-            fields[name] = _sent(numbers, specs[name], wire_dtype, f"{number}/{name}", arrays)
-        head = {
-            "phase": upload.phase,
-            "round": upload.round,
-            "client": upload.client,
-            "fields": fields,
-        }
-        if upload.encrypted is not None:
-            head["encrypted"] = _written(upload.encrypted, str(number), arrays)
-        # What a compressor sends besides, or central privacy.
-        extras = getattr(upload, "extras", {})
-        if extras:
-            head["extras"] = list(extras)
-        for name, values in extras.items():
-            arrays[f"{number}:{name}"] = _narrowed(np.asarray(values), wire_dtype)
-        heads.append(head)
-    return heads, arrays
+    upload: ClientMessage, specs: dict[str, FieldSpec], wire_dtype: str
+) -> tuple[dict[str, Any], Arrays]:
+    """Return the head and the arrays of a client's message."""
+    arrays = {}
+    head = {"phase": upload.phase, "round": upload.round, "client": upload.client}
+    for name, numbers in upload.fields.items():
+        spec = specs[name]
+        dtype = spec.dtype or wire_dtype
+        if numbers.values.dtype.kind == "f" and np.dtype(dtype).kind != "f":
+            # Whole numbers to which noise was added.
+            dtype = wire_dtype
+        arrays[f"{name}/values"] = _narrowed(_shortened(numbers, spec), dtype)
+        if numbers.rows is not None:
+            arrays[f"{name}/rows"] = _narrowed(np.asarray(numbers.rows), "int32")
+        if numbers.columns is not None:
+            arrays[f"{name}/columns"] = np.asarray(numbers.columns)
+    # What a compressor sends besides, or central privacy.
+    for name, values in upload.extras.items():
+        arrays[f"{name}/extra"] = _narrowed(np.asarray(values), wire_dtype)
+    if upload.encrypted is not None:
+        head["encrypted"] = _written(upload.encrypted, "encrypted", arrays)
+    return head, arrays
 
 
-def _sent(numbers, spec, wire_dtype, label, arrays):
-    """Put the parts of one field into `arrays`; return how each is written."""
-    written = {}
-    for part, value in numbers._asdict().items():
-        if value is None:
-            continue
-        if part != "values":
-            value = np.asarray(value)
-            kind, array = ("bits", value) if value.dtype.kind == "b" else ("rows", value)
-        else:
-            kind, array = _kind(value, spec)
-        if kind == "same":
-            written[part] = [kind, int(array.flat[0]), list(array.shape), array.dtype.str]
-            continue
-        if kind in ("bits", "signs"):
-            shape = list(array.shape)
-            array = np.packbits(array > 0, axis=-1)
-            written[part] = [kind, shape[-1]]
-        else:
-            written[part] = [kind]
-            dtype = "int32" if kind == "rows" else spec.dtype or wire_dtype
-            if array.dtype.kind == "f" and np.dtype(dtype).kind != "f":
-                # Whole numbers to which noise was added.
-                dtype = wire_dtype
-            array = _narrowed(array, dtype)
-        arrays[f"{label}/{part}"] = array
-    return written
+def _shortened(numbers, spec):
+    """Return values with signs in one bit each, and of equal integers only one."""
+    values = np.asarray(numbers.values)
+    if spec.bits and values.dtype.kind in "iu" and (np.abs(values) == 1).all():
+        return np.packbits(values > 0, axis=-1)
+    is_whole = numbers.rows is not None and values.shape == _shape(numbers, spec)
+    if is_whole and values.dtype.kind in "iu" and values.size and np.ptp(values) == 0:
+        return values.flat[0]
+    return values
 
 
-def _kind(values, spec):
-    """Return how the values of a field are written, and an array of them."""
-    if spec.bits and values.dtype.kind in "iu" and (np.abs(values) == 1).all() and values.ndim:
-        return "signs", values
-    # The items that a client holds are ones: their rows say all.
-    if values.dtype.kind in "iub" and values.size > 1 and (values == values.flat[0]).all():
-        return "same", values
-    return "plain", values
+def _shape(numbers, spec):
+    """Return the shape of the values in the rows that are sent."""
+    return len(numbers.rows), *spec.shape[1:]
 
 
-def uploads_of(heads: Any, arrays: Arrays, specs: dict[str, FieldSpec]) -> list[ClientMessage]:
-    """Return untrusted messages; raise MalformedMessage, which names the culprit, if invalid."""
-    if not isinstance(heads, list):
-        raise MalformedMessage("The messages must be a list.")
-    return [_upload(number, head, arrays, specs) for number, head in enumerate(heads)]
-
-
-def _upload(number, head, arrays, specs):
+def upload_of(head: Any, arrays: Arrays, specs: dict[str, FieldSpec]) -> ClientMessage:
+    """Return an untrusted message; raise MalformedMessage, which names the culprit, if invalid."""
     try:
         step = head["phase"], head["round"], head["client"]
-        fields = dict(head["fields"])
-    except (TypeError, KeyError, ValueError) as error:
-        raise MalformedMessage("An upload lacks its phase, round, client or fields.") from error
+    except (TypeError, KeyError) as error:
+        raise MalformedMessage("An upload lacks its phase, round or client.") from error
     if "encrypted" in head:
         try:
-            content = _ciphertext(head["encrypted"], str(number), arrays)
+            content = _ciphertext(head["encrypted"], "encrypted", arrays)
         except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise MalformedMessage(f"An encrypted upload cannot be read: {error}") from error
         return ClientMessage(*step, encrypted=content)
-    read = {}
-    for name, written in fields.items():
-        if name not in specs:
-            raise MalformedMessage(f"Unexpected field {str(name)[:80]!r}.")
-        try:
-            parts = {
-                part: _read(how, arrays.get(f"{number}/{name}/{part}"), specs[name])
-                for part, how in written.items()
-            }
-            read[name] = Numbers(**parts)
-        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-            raise MalformedMessage(f"Field {name!r} cannot be read: {error}") from error
-    if "extras" not in head:
-        return ClientMessage(*step, read)
-    try:
-        extras = {name: arrays[f"{number}:{name}"] for name in head["extras"]}
-        return ClientMessage(*step, read, **{"extras": extras})
-    except (TypeError, KeyError) as error:
-        raise MalformedMessage("The extras of an upload are missing, or unexpected.") from error
+    parts, extras = {}, {}
+    for label, array in arrays.items():
+        name, _, part = label.rpartition("/")
+        if part == "extra":
+            extras[name] = array
+        elif name in specs and part in Numbers._fields:
+            parts.setdefault(name, {})[part] = array
+        else:
+            raise MalformedMessage(f"Unexpected field {label[:80]!r}.")
+    fields = {name: _numbers_of(name, own, specs[name]) for name, own in parts.items()}
+    return ClientMessage(*step, fields, extras)
 
 
-def _read(how, array, spec):
-    """Return one part of a field, as its client had it."""
-    kind = how[0]
-    if kind == "same":
-        _, value, shape, dtype = how
-        largest = max(1, int(np.prod(spec.shape, dtype=object)))
-        if not all(type(n) is int and n >= 0 for n in shape) or _size(shape) > largest:
-            raise MalformedMessage(f"it has the shape {shape}")
-        if dtype not in DTYPES or np.dtype(dtype).kind not in "iub":
-            raise MalformedMessage(f"it has the type {str(dtype)[:20]}")
-        return np.full(shape, np.array(value).astype(dtype), dtype=dtype)
-    if array is None:
-        raise MalformedMessage("its numbers are missing")
-    if kind in ("plain", "rows"):
-        return array
-    if kind not in ("bits", "signs") or array.dtype != np.uint8:
-        raise MalformedMessage(f"it is written as {str(kind)[:20]!r}")
-    count = how[1]
-    if type(count) is not int or -(-count // 8) != array.shape[-1]:
-        raise MalformedMessage(f"it has {array.shape[-1]} bytes for {count} bits")
-    bits = np.unpackbits(array, axis=-1, count=count)
-    return bits.astype(bool) if kind == "bits" else 2 * bits.astype(np.int8) - 1
-
-
-def _size(shape):
-    size = 1
-    for n in shape:
-        size *= n
-    return size
+def _numbers_of(name, parts, spec):
+    """Return the numbers of one field, as their client had them."""
+    if "values" not in parts:
+        raise MalformedMessage(f"The values of field {name!r} are missing.")
+    numbers = Numbers(**parts)
+    values = numbers.values
+    if spec.bits and values.dtype == np.uint8:
+        if values.ndim != 2 or values.shape[1] != -(-spec.width // 8):
+            raise MalformedMessage(f"Field {name!r} has {values.shape} bytes for its signs.")
+        bits = np.unpackbits(values, axis=1, count=spec.width)
+        return numbers._replace(values=2 * bits.astype(np.int8) - 1)
+    rows = numbers.rows
+    if values.ndim == 0 and rows is not None and rows.ndim == 1 and len(rows) <= spec.shape[0]:
+        return numbers._replace(values=np.full(_shape(numbers, spec), values))
+    return numbers
 
 
 # -------------------------------------------------------------------- before the rounds

@@ -2,7 +2,6 @@
 
 import io
 import pickle
-import warnings
 import zipfile
 
 import numpy as np
@@ -16,7 +15,7 @@ from fedrecsk.deployment.records import (
     registration_of,
     unpack,
     upload_arrays,
-    uploads_of,
+    upload_of,
 )
 from fedrecsk.protocol import ClientMessage, Dense, Derived, FieldSpec, Message, Numbers, Rows
 from fedrecsk.protocol.messages import PerClient
@@ -49,17 +48,16 @@ def test_only_numbers_can_be_sent():
 def npz(*members, compression=zipfile.ZIP_STORED):
     """A zip file of these names and bytes."""
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", compression) as members_of, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with zipfile.ZipFile(file, "w", compression) as archive:
         for name, content in members:
-            members_of.writestr(f"{name}.npy", content)
+            archive.writestr(f"{name}.npy", content)
     return file.getvalue()
 
 
-def npy(descr, shape, body=b"", is_fortran=False):
+def npy(descr, shape, body=b""):
     """An npy file with this header."""
     file = io.BytesIO()
-    header = {"descr": descr, "fortran_order": is_fortran, "shape": shape}
+    header = {"descr": descr, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)
     return file.getvalue() + body
 
@@ -83,19 +81,16 @@ LONG = 10**6 * b"\0"
         (npz(of(9999 * b"[")), "head of the message is not valid JSON"),
         (npz(of(b"[]")), "must be a dict"),
         (npz(EMPTY, ("q", LONG), compression=zipfile.ZIP_DEFLATED), "longer than the message"),
-        (npz(EMPTY, ("q", b"junk")), "Field 'q' has no header of an array"),
-        (npz(EMPTY, ("q", b"\x93NUMPY\x01\x00\x08\x00{[[[[[[[")), "Field 'q' has no header"),
-        (npz(EMPTY, ("q", npy("|O", (1,), b"x" * 8))), "Field 'q' has the type"),
-        (npz(EMPTY, ("q", npy([("a", "<f4")], (1,), b"x" * 4))), "Field 'q' has the type"),
-        (npz(EMPTY, ("q", npy("<f4", (-1,)))), "Field 'q' has the shape"),
-        (npz(EMPTY, ("q", npy("<f4", (True,), b"x" * 4))), "Field 'q' has the shape"),
-        (npz(EMPTY, ("q", npy("<f4", (1, 1), b"x" * 4, True))), "Field 'q' has the shape"),
-        (npz(EMPTY, ("q", npy("<f4", (2**39, 2**39)))), "Field 'q' is cut off"),
-        (npz(EMPTY, *2 * [("q", npy("|u1", (1,), b"a"))]), "'q' is sent twice"),
+        (npz(EMPTY, ("q", b"junk")), "Field 'q' is no array of numbers"),
+        (npz(EMPTY, ("q", b"\x93NUMPY\x01\x00\x08\x00{[[[[[[[")), "not a message of this"),
+        (npz(EMPTY, ("q", npy("|O", (1,), pickle.dumps(1)))), "not a message of this"),
+        (npz(EMPTY, ("q", npy([("a", "<f4")], (1,), b"x" * 4))), "Field 'q' is no array of numb"),
+        (npz(EMPTY, ("q", npy(">f4", (1,), b"x" * 4))), "Field 'q' is no array of numbers"),
+        (npz(EMPTY, ("q", npy("<U1", (1,), b"x" * 4))), "Field 'q' is no array of numbers"),
+        (npz(EMPTY, ("q", npy("<f4", (-1,)))), "not a message of this"),
+        (npz(EMPTY, ("q", npy("<f4", (2**39, 2**39)))), "not a message of this"),
+        (npz(EMPTY, ("q", npy("<f4", (2**39,)))), "not a message of this"),
         (npz(EMPTY, ("q", npy("|b1", (1,), b"\x07"))), "'q' has truth values other than"),
-        (npz(EMPTY, ("q", npy("|i1", 65 * (1,), b"x"))), "Field 'q' has an impossible shape"),
-        (npz(EMPTY, ("q", npy("|i1", (0, *3 * (2**39,))))), "Field 'q' has an impossible shape"),
-        (npz(EMPTY, ("q", npy("|i1", (0,), b"abc"))), "Field 'q' has 3 bytes too many"),
     ],
 )
 def test_malformed_bytes_are_refused_by_name(content, message):
@@ -154,13 +149,12 @@ def test_uploads_come_back_as_they_were():
         "n_users": Numbers(np.array([300], np.uint32)),
         "gram": Numbers(np.full((2, 2), np.nan)),
     }
-    heads, arrays = upload_arrays([ClientMessage("setup", 1, 2, fields)], FORMS, "float32")
-    content = pack({"uploads": heads}, arrays)
-    # Three rows of 70 bits, and nothing for ones.
-    assert arrays["0/signs/values"].nbytes == 27
-    assert "0/held/values" not in arrays
-    head, back = unpack(content)
-    (upload,) = uploads_of(head["uploads"], back, FORMS)
+    head, arrays = upload_arrays(ClientMessage("setup", 1, 2, fields), FORMS, "float32")
+    # Three rows of 70 bits, and one number for ones.
+    assert arrays["signs/values"].nbytes == 27
+    assert arrays["held/values"].nbytes == 4
+    head, back = unpack(pack(head, arrays))
+    upload = upload_of(head, back, FORMS)
     assert (upload.phase, upload.round, upload.client) == ("setup", 1, 2)
     for name, numbers in fields.items():
         for one, other in zip(numbers, upload.fields[name], strict=True):
@@ -170,10 +164,8 @@ def test_uploads_come_back_as_they_were():
 
 def test_codes_of_a_compressor_are_sent_as_they_are():
     for values in (np.zeros((6, 2), np.int8), np.ones((6, 2), np.float16)):
-        heads, arrays = upload_arrays(
-            [ClientMessage("round", 0, 0, {"gram": Numbers(values)})], FORMS, "float32"
-        )
-        (upload,) = uploads_of(heads, arrays, FORMS | {"gram": FieldSpec((6, 2))})
+        message = ClientMessage("round", 0, 0, {"gram": Numbers(values)})
+        upload = upload_of(*upload_arrays(message, FORMS, "float32"), FORMS)
         np.testing.assert_array_equal(upload.fields["gram"].values, values)
         assert upload.fields["gram"].values.dtype == values.dtype
 
@@ -181,44 +173,37 @@ def test_codes_of_a_compressor_are_sent_as_they_are():
 def test_what_does_not_fit_its_type_is_not_bent_until_it_does():
     """The server must see it to reject it."""
     fields = {"n_users": Numbers(np.array([2**40])), "signs": Numbers(np.zeros((3, 70), np.int8))}
-    heads, arrays = upload_arrays([ClientMessage("round", 0, 0, fields)], FORMS, "float32")
-    (upload,) = uploads_of(*unpack(pack({"p": heads}, arrays))[0].values(), arrays, FORMS)
+    upload = upload_of(
+        *upload_arrays(ClientMessage("round", 0, 0, fields), FORMS, "float32"), FORMS
+    )
     assert upload.fields["n_users"].values.tolist() == [2**40]
     assert not upload.fields["signs"].values.any()
 
 
-ONES = {"values": ["same", 1, [3], "<i4"]}
+STEP = {"phase": "round", "round": 0, "client": 0}
 
 
 @pytest.mark.parametrize(
-    ("heads", "message"),
+    ("head", "arrays", "message"),
     [
-        (None, "must be a list"),
-        ([7], "lacks its phase"),
-        ([{"phase": "round", "round": 0, "client": 0}], "lacks its phase"),
-        ([{"fields": {"other": {}}}], "Unexpected field 'other'"),
-        ([{"fields": [[1, {}]]}], "Unexpected field '1'"),
-        ([{"fields": {"gram": {"values": ["plain"]}}}], "Field 'gram' .* numbers are missing"),
-        ([{"fields": {"gram": {"values": []}}}], "Field 'gram' cannot be read"),
-        ([{"fields": {"gram": {"extra": ["plain"]}}}], "Field 'gram' cannot be read"),
-        (
-            [{"fields": {"held": {"values": ["same", 1, [10**9], "|u1"]}}}],
-            "Field 'held' .* the shape",
-        ),
-        ([{"fields": {"held": {"values": ["same", 1, [-1], "<i4"]}}}], "Field 'held' .* the shape"),
-        ([{"fields": {"held": {"values": ["same", 2**70, [3], "<i4"]}}}], "Field 'held'"),
-        ([{"fields": {"held": {"values": ["same", 1, [3], "|O8"]}}}], "Field 'held' .* the type"),
-        ([{"fields": {"signs": {"values": ["signs", 80]}}}], "Field 'signs' .* for 80 bits"),
-        ([{"fields": {"held": ONES}, "extras": ["gram"]}], "extras of an upload are missing"),
+        (None, {}, "lacks its phase"),
+        ({"phase": "round", "round": 0}, {}, "lacks its phase"),
+        (STEP, {"other/values": np.ones(1)}, "Unexpected field 'other/values'"),
+        (STEP, {"gram": np.ones(1)}, "Unexpected field 'gram'"),
+        (STEP, {"gram/else": np.ones(1)}, "Unexpected field 'gram/else'"),
+        (STEP, {"held/rows": np.ones(1, np.int32)}, "values of field 'held' are missing"),
+        (STEP, {"signs/values": np.zeros((3, 8), np.uint8)}, r"'signs' has \(3, 8\) bytes"),
+        (STEP | {"encrypted": {}}, {}, "encrypted upload cannot be read"),
     ],
 )
-def test_malformed_uploads_are_refused_by_name(heads, message):
-    step = {"phase": "round", "round": 0, "client": 0}
-    if heads and isinstance(heads[0], dict) and heads[0].get("fields"):
-        heads = [step | heads[0]]
-    arrays = {"0/signs/values": np.zeros((3, 9), np.uint8)}
+def test_malformed_uploads_are_refused_by_name(head, arrays, message):
     with pytest.raises(MalformedMessage, match=message):
-        uploads_of(heads, arrays, FORMS)
+        upload_of(head, arrays, FORMS)
+
+
+def test_one_number_does_not_become_a_large_array():
+    arrays = {"held/values": np.array(1), "held/rows": np.zeros(10**6, np.int32)}
+    assert upload_of(STEP, arrays, FORMS).fields["held"].values.size == 1
 
 
 @pytest.mark.parametrize(
