@@ -36,7 +36,7 @@ from fedrecsk.deployment.records import (
 from fedrecsk.deployment.store import MODEL, RECORDS
 from fedrecsk.federated._updating import SHARE
 from fedrecsk.protocol.encryption import EncryptedSums
-from fedrecsk.protocol.messages import Message, Rows
+from fedrecsk.protocol.messages import Dense, Message, PerClient, Rows
 from fedrecsk.protocol.server import Server
 from fedrecsk.updates import ClientUpdates
 
@@ -125,58 +125,46 @@ class Coordinator:
         self.party = party
         self.store = store
         self.n_clients = n_clients
-        # The fit that this one goes on from, at its end.
-        self._last: Progress | None = self._last_fit() if update else None
         self.quorum = quorum
         self.gathering = gathering
-        self.is_resumed: bool = False
-        # Codes of the clients that have answered last.
+        # Codes of the clients that have answered last, and what they received last to measure it.
         self._answered: set[int] = set()
-        # What clients received last to measure it.
         self._measured = Message()
+        ours = digests(estimator, party)
+        # The fit that this one goes on from, at its end.
+        self._last: Progress | None = self._last_fit(ours) if update else None
         store.remove_drafts(CHECKPOINT)
-        self.progress: Progress = self._resumed() or Progress(
-            secrets.token_hex(8),
-            digests(estimator, party),
-            Server.of(self._with_its_rounds(), key, party=party),
-            Members(
-                None if party is None else party.n_clients,
-                self._last.members.counted if self._last else (),
-            ),
-        )
+        interrupted = self._interrupted(ours)
+        self.is_resumed: bool = interrupted is not None
+        self.progress: Progress = interrupted or self._new_fit(ours, key)
         # The server's half of the protocol, and the clients.
         self.server: Server = self.progress.server
         self.members: Members = self.progress.members
-        greeting = {
-            "kind": "register",
-            "fit": self.progress.fit,
-            "parameters": self.progress.digests,
-        }
+        greeting = {"kind": "register", "fit": self.progress.fit, "parameters": ours}
         if self._last is not None:
             greeting["after"] = self._last.fit
+        # Under secure sums it has no model that it could send again.
         self.exchanges: Exchanges = Exchanges(
             carrier,
             self.members,
             pack(greeting, {}),
             patience,
             len(self.server.item_ids),
-            # Under secure sums it has no model that it could send.
             repeats=party is None,
         )
 
-    def _last_fit(self):
+    def _last_fit(self, ours):
         """Return the last fit, of which only the items may differ."""
-        last = self.store.load(STATE)
+        path, last = self.store.folder / STATE, self.store.load(STATE)
         if last is None:
             raise ValueError(
                 f"{self.store.folder} has no state of a fit that has ended, so there is nothing to "
                 "update; run without update first."
             )
-        ours = digests(self.estimator, self.party)
         of_items = {name: ours[name] for name in ("items", "item_features") if name in ours}
         differing = differences(ours, last.digests | of_items)
         if differing:
-            raise ValueError(f"{self.store.folder / STATE} is of another fit: {differing}")
+            raise ValueError(f"{path} is of another fit: {differing}")
         lacking = np.setdiff1d(last.server.item_ids, catalogue_ids(self.estimator.items).values)
         if len(lacking):
             raise ValueError(
@@ -185,28 +173,34 @@ class Coordinator:
             )
         return last
 
-    def _with_its_rounds(self):
-        """Return the estimator with the number of rounds that are to be run."""
-        if self._last is None:
-            return self.estimator
-        n_rounds = max(1, round(SHARE * self.estimator._rounds(self.n_clients)))
-        return clone(self.estimator).set_params(n_rounds=n_rounds)
-
-    def _resumed(self):
+    def _interrupted(self, ours):
         """Return the progress of a fit that was interrupted; None if there is none."""
-        progress = self.store.load(CHECKPOINT)
+        path, progress = self.store.folder / CHECKPOINT, self.store.load(CHECKPOINT)
         if progress is None:
             return None
-        differing = differences(digests(self.estimator, self.party), progress.digests)
+        differing = differences(ours, progress.digests)
         if differing:
             raise ValueError(
-                f"{self.store.folder / CHECKPOINT} is of a fit that has not ended, but "
-                f"{differing} Or remove the file to begin anew."
+                f"{path} is of a fit that has not ended, but {differing} Or remove the file to "
+                "begin anew."
             )
-        progress.members.forget_addresses()
-        self.is_resumed = True
+        for one in progress.members:
+            # All clients say again where they are.
+            one.node, one.is_late = None, False
         log.info("Resumed after %d rounds", progress.server.round)
         return progress
+
+    def _new_fit(self, ours, key):
+        method, counted = self.estimator, set()
+        if self._last is not None:
+            n_rounds = max(1, round(SHARE * method._rounds(self.n_clients)))
+            method, counted = (
+                clone(method).set_params(n_rounds=n_rounds),
+                self._last.members.counted,
+            )
+        server = Server.of(method, key, party=self.party)
+        members = Members(None if self.party is None else self.party.n_clients, counted)
+        return Progress(secrets.token_hex(8), ours, server, members)
 
     # ------------------------------------------------------------------------ the loop
 
@@ -224,25 +218,23 @@ class Coordinator:
             self._round()
             if not server.stopping.stopped:
                 self.store.save(CHECKPOINT, self.progress)
-        result = self._end() if self.party is None else self._end_encrypted()
+        result = self._end()
         self.store.remove(CHECKPOINT)
         log.info("The fit has ended after %d rounds: %s", server.round, self.store.folder)
         return result
 
     def _gather_again(self):
         """Wait for the clients of a resumed fit: for all of them, or for enough."""
-        n_enough = self.n_enough(len(self.members))
         try:
             self.exchanges.gather(len(self.members), self.exchanges.patience)
         except NotEnough as error:
             log.warning("%s", error)
-            self.exchanges.gather(n_enough, self.gathering)
+            self.exchanges.gather(self.n_enough(len(self.members)), self.gathering)
 
     def _begin(self):
         """Register clients, and take the set-up exchanges with all of them."""
         self.exchanges.gather(self.n_clients, self.gathering)
-        members, server = self.members, self.server
-        registered = list(members)
+        registered, server = list(self.members), self.server
         server.sends_whole = True
         places = server.register([one.registration for one in registered])
         for one, place in zip(registered, places, strict=True):
@@ -251,6 +243,36 @@ class Coordinator:
         if self._last is not None:
             self._go_on(self._last.server)
         self.store.save(CHECKPOINT, self.progress)
+
+    def _set_up(self, members, quorum, late=False):
+        """Take the set-up exchanges with some members."""
+        server, masks = self.server, self.server.federation.masks
+        asked = {one.code: one for one in sorted(members, key=lambda one: one.code)}
+        for step in range(server.n_setups):
+            message = server.setup_message(step, late=late)
+            uploads, n_malformed = self._ask("setup", step, asked, message, quorum, late)
+            if n_malformed and not late:
+                raise NotEnough(
+                    f"{n_malformed} answers to set-up exchange {step} were malformed, and the fit "
+                    "needs those of all clients; the log names them. Mend these nodes or leave "
+                    "them out, and run this app again."
+                )
+            if late and masks:
+                # A sum over those that join late would be over few.
+                answered = self._answered
+            else:
+                if not uploads and masks:
+                    raise NotEnough(
+                        f"The sum of set-up exchange {step} is lost; run this app again."
+                    )
+                server.close_setup(step, uploads, late=late, trusted=masks)
+                answered = _senders_of(uploads)
+            server.ledger.count(rejected=n_malformed)
+            asked = {code: one for code, one in asked.items() if code in answered}
+        server.send_announcement(late=late)
+        for one in asked.values():
+            # The announcement comes with the next request.
+            one.is_set_up, one.knows_place = True, False
 
     def _go_on(self, last):
         """Continue the model of a server at the end of the last fit."""
@@ -268,115 +290,83 @@ class Coordinator:
 
     def _withdraw(self, who):
         """Let the clients of a mask take back what they have sent to the sum."""
-        server = self.server
+        server, asked = self.server, self._of(who)
         server.only = who
         _, message = server.open_round()
-        specs = server.method._upload_specs(len(server.item_ids))
-        uploads, _ = self._ask("withdraw", 0, self._of(who), message, specs, 1.0)
+        uploads, _ = self._ask("withdraw", 0, asked, message, 1.0)
         server.close_round(uploads)
         entry = server.ledger.entries[-1]
-        if entry["messages_up"] < who.sum():
+        if entry["messages_up"] < len(asked):
             raise NotEnough(
                 "Some clients did not take back what they have sent; the log names them. Mend "
                 "these nodes, and run this app again."
             )
-        self.members.counted -= {one.name for one in self._of(who).values()}
+        self.members.counted -= {one.name for one in asked.values()}
         # It is no round of the update.
         entry |= {"phase": "taken back", "round": -1}
         server.round, server.history = 0, []
 
-    def _set_up(self, members, quorum, late=False):
-        """Take the set-up exchanges with some members."""
-        server = self.server
-        asked = {one.code: one for one in sorted(members, key=lambda one: one.code)}
-        for step in range(server.n_setups):
-            message = server.setup_message(step, late=late)
-            specs = server.method._setup_specs(len(server.item_ids), step)
-            uploads, n_malformed = self._ask("setup", step, asked, message, specs, quorum, late)
-            if n_malformed and not late:
-                raise NotEnough(
-                    f"{n_malformed} answers to set-up exchange {step} were malformed, and the fit "
-                    "needs those of all clients; the log names them. Mend these nodes or leave "
-                    "them out, and run this app again."
-                )
-            if late and server.federation.masks:
-                # A sum over those that join late would be over few.
-                answered = self._answered
-            else:
-                if not uploads and server.federation.masks:
-                    raise NotEnough(
-                        f"The sum of set-up exchange {step} is lost; run this app again."
-                    )
-                server.close_setup(step, uploads, late=late)
-                answered = _senders_of(uploads)
-            server.ledger.count(rejected=n_malformed)
-            asked = {code: one for code, one in asked.items() if code in answered}
-        server.send_announcement(late=late)
-        for one in asked.values():
-            one.is_set_up = True
-            # The announcement comes with the next request.
-            one.knows_place = False
-
     def _admit_newcomers(self):
         """Let clients join that have come since the fit began."""
-        newcomers = self.members.newcomers
+        server, newcomers = self.server, self.members.newcomers
         if newcomers:
             self._give_places(newcomers)
         waiting = [one for one in self.members if one.place is not None and not one.is_set_up]
         if not waiting:
             return
         # Some may have been asked before, and their answers were lost.
-        self.server.repeat_setup([one.code for one in waiting])
+        server.repeat_setup([one.code for one in waiting])
         self._set_up(waiting, quorum=0.0, late=True)
         for one in waiting:
             if one.is_set_up:
-                log.info("Client %s joins in round %d", one.name, self.server.round + 1)
+                log.info("Client %s joins in round %d", one.name, server.round + 1)
 
     def _give_places(self, newcomers):
         """Admit clients, if the server can."""
+        server = self.server
         try:
-            places = self.server.admit([one.registration for one in newcomers])
+            places = server.admit([one.registration for one in newcomers])
         except ValueError as error:
-            for one in newcomers:
-                self.members.remove(one)
-                log.warning("Client %s cannot join: %s", one.name, error)
-                if one.node is not None:
-                    self.exchanges.refuse(one.node, str(error))
+            self._turn_away(newcomers, str(error))
             return
         for one, place in zip(newcomers, places, strict=True):
             one.place = place
-            if self.server.only is not None:
+            if server.only is not None:
                 # What it has sent before stays until the next update.
-                self.server.only[one.code] = one.name not in self.members.counted
+                server.only[one.code] = one.name not in self.members.counted
         # If the server is killed now, they keep their places.
         self.store.save(CHECKPOINT, self.progress)
 
+    def _turn_away(self, newcomers, why):
+        """Tell clients that they cannot join."""
+        for one in newcomers:
+            del self.members.by_name[one.name]
+            log.warning("Client %s cannot join: %s", one.name, why)
+            if one.node is not None:
+                self.exchanges.refuse(one.node, why)
+
     def _round(self):
-        server = self.server
+        server, number = self.server, self.server.round
         turn, message = server.open_round()
-        if message and server.round and server.method.early_stopping:
+        if message and number and server.method.early_stopping:
             self._validate(turn.receives)
             if server.stopping.stopped:
                 return
-        asked = self._of(turn.active)
-        specs = server.method._upload_specs(len(server.item_ids))
-        number = server.round
-        uploads, n_malformed = self._ask("round", number, asked, message, specs, self.quorum)
-        senders = _senders_of(uploads)
-        n_undecided = server.n_undecided_rounds
+        asked, n_undecided = self._of(turn.active), server.n_undecided_rounds
+        uploads, n_malformed = self._ask("round", number, asked, message, self.quorum)
         server.close_round(uploads)
         if server.method._sends_once and not server.federation.secure_aggregation:
             accepted = [one.client for one in uploads if server.accept(one).n_accepted]
             self.members.counted |= {asked[code].name for code in accepted}
-        n_silent = len(asked) - self.progress.traffic[-1]["answers"]
-        server.ledger.count(dropped=n_silent, rejected=n_malformed)
+        traffic = self.progress.traffic[-1]
+        server.ledger.count(dropped=len(asked) - traffic["answers"], rejected=n_malformed)
         if server.totals is not None:
             server.totals.forget(min(one.n_steps for one in self.members))
         self._warn_of_lost_round(number, n_undecided)
         log.info(
             "Round %d of %d: %d uploads of %d clients, %.2f s",
-            *(number + 1, server.method._rounds(server.n_clients), len(senders), len(asked)),
-            self.progress.traffic[-1]["seconds"],
+            *(number + 1, server.method._rounds(server.n_clients)),
+            *(len(_senders_of(uploads)), len(asked), traffic["seconds"]),
         )
 
     def _warn_of_lost_round(self, number, n_undecided):
@@ -402,70 +392,57 @@ class Coordinator:
 
     def _validate(self, receives):
         """Let clients evaluate the model, and note whether it is the best so far."""
-        server = self.server
-        message = self._without_announcement(server.send_for_validation(receives))
-        self._measured = message
-        specs = server._specs(("validation", server.round))
-        asked = self._of(receives)
-        uploads, n_malformed = self._ask(
-            *("validate", server.round, asked, message, specs, self.quorum)
-        )
+        server, asked = self.server, self._of(receives)
+        message = self._measured = self._unannounced(server.send_for_validation(receives))
+        uploads, n_malformed = self._ask("validate", server.round, asked, message, self.quorum)
         server.ledger.count(rejected=n_malformed)
         if server.close_validation(uploads, receives):
             self.progress.best = server.round
 
     def _end(self):
-        """Send the final model, save the server's estimator and return it."""
-        server, stopping = self.server, self.server.stopping
-        if stopping.stopped:
-            message = server.send_best()
-        else:
-            message = server.send_final()
-            if server.method.early_stopping:
-                receives = server.final_participation().receives
-                self._validate(receives)
-                if stopping.message is None:
-                    warnings.warn(
-                        "No client has measured a validation loss, so the last model is kept.",
-                        ConvergenceWarning,
-                        stacklevel=2,
-                    )
-                elif stopping.best_round != server.round - 1:
-                    message = server.send_best()
-        final = self._without_announcement(message)
-        self._ask("finish", server.round, self.members.by_code, final, {}, 0.0)
-        self._refuse_newcomers(
-            "the fit has ended; its server's model.joblib serves new users by fold_in"
-        )
+        """Send the final model or the last sums; save the server's result and return it."""
+        server = self.server
+        message = server.send_best() if server.stopping.stopped else self._last_model()
+        is_encrypted = isinstance(message, EncryptedSums)
+        final = message if is_encrypted else self._unannounced(message)
+        self._ask("finish", server.round, self.members.by_code, final, 0.0)
+        hint = "begin a new one with all clients"
+        if not is_encrypted:
+            hint = "its server's model.joblib serves new users by fold_in"
+        self._turn_away(self.members.newcomers, f"the fit has ended; {hint}")
+        traffic = self.progress.traffic
+        if is_encrypted:
+            records = Records(server.ledger, server.privacy_report(), server.round, traffic)
+            self.store.save_result(RECORDS, records)
+            return records
         model = model_for_newcomers(self.estimator, server, message)
-        model.traffic_ = self.progress.traffic
-        model.n_rounds = self.estimator.n_rounds
+        model.traffic_, model.n_rounds = traffic, self.estimator.n_rounds
         self.store.save_result(MODEL, model)
         if self.estimator.warm_start:
             self.store.save(STATE, self.progress)
         return model
 
-    def _end_encrypted(self):
-        """Send the last sums, save the server's records and return them."""
-        server = self.server
-        self._ask("finish", server.round, self.members.by_code, server.send_final(), {}, 0.0)
-        self._refuse_newcomers("the fit has ended; begin a new one with all clients")
-        records = Records(
-            server.ledger, server.privacy_report(), server.round, self.progress.traffic
-        )
-        self.store.save_result(RECORDS, records)
-        return records
+    def _last_model(self):
+        """Return the model of the last round, or of the best one."""
+        server, stopping = self.server, self.server.stopping
+        message = server.send_final()
+        if not server.method.early_stopping:
+            return message
+        self._validate(server.final_participation().receives)
+        if stopping.message is None:
+            warnings.warn(
+                "No client has measured a validation loss, so the last model is kept.",
+                ConvergenceWarning,
+                stacklevel=2,
+            )
+        elif stopping.best_round != server.round - 1:
+            return server.send_best()
+        return message
 
-    def _refuse_newcomers(self, why):
-        """Tell clients that have come too late that nothing will be asked of them."""
-        for one in self.members.newcomers:
-            log.warning("Client %s cannot join: %s", one.name, why)
-            if one.node is not None:
-                self.exchanges.refuse(one.node, why)
-
-    def _without_announcement(self, message):
-        announced = self.server.announcement()
-        return Message(**{name: one for name, one in message.items() if name not in announced})
+    def _unannounced(self, message):
+        """Return a message without what clients know from the announcement."""
+        known = self.server.announcement()
+        return Message(**{name: field for name, field in message.items() if name not in known})
 
     # ---------------------------------------------------------------------- exchanges
 
@@ -498,30 +475,39 @@ class Coordinator:
         if kind != "setup":
             self.store.save(CHECKPOINT, self.progress)
 
-    def _ask(self, kind, number, asked, message, specs, quorum, late=False):
+    def _ask(self, kind, number, asked, message, quorum, late=False):
         """Ask clients; return their messages in the order of codes, and how many were malformed."""
-        if self.server.federation.masks and kind != "finish" and not late:
-            uploads = ask_for_sum(self, kind, number, asked, message, specs, quorum)
-            if kind == "validate":
-                for code in self._answered:
-                    asked[code].measured = number
-            return uploads, 0
-        answers = self.exchange(
-            *(kind, number, asked, self.n_enough(len(asked), quorum)),
-            lambda member: self.request(kind, number, member, message),
-        )
-        uploads, n_malformed = [], 0
-        if self.server.federation.masks:
-            return uploads, n_malformed
-        for member in asked.values():
-            if member.name not in answers:
-                continue
+        server = self.server
+        specs = {} if kind == "finish" else server._specs((PHASES[kind], number))
+        if server.federation.masks and kind != "finish" and not late:
+            uploads, n_malformed = ask_for_sum(self, kind, number, asked, message, specs, quorum), 0
+        else:
+            answers = self.exchange(
+                *(kind, number, asked, self.n_enough(len(asked), quorum)),
+                lambda member: self.request(kind, number, member, message),
+            )
+            # Late clients send nothing under masks.
+            expects = not server.federation.masks and kind != "finish"
+            uploads, n_malformed = self._read(kind, number, answers, specs) if expects else ([], 0)
+        for member in (asked[code] for code in self._answered):
             if kind == "validate":
                 member.measured = number
             if isinstance(message, EncryptedSums):
                 member.n_steps = message.first + len(message.sums)
+        return uploads, n_malformed
+
+    def _read(self, kind, number, answers, specs):
+        """Return the messages of answers in the order of codes, and how many were malformed."""
+        uploads, n_malformed = [], 0
+        for code, member in self.members.by_code.items():
+            if member.name not in answers:
+                continue
+            head, arrays = answers[member.name]
             try:
-                uploads += self._upload(kind, number, member, answers[member.name], specs)
+                # None: it has nothing to send.
+                if head.get("upload", "") is not None:
+                    step = PHASES[kind], number, code
+                    uploads.append(upload_of(head.get("upload"), arrays, specs, step))
             except MalformedMessage as error:
                 n_malformed += 1
                 log.warning("Client %s: %s", member.name, error)
@@ -538,12 +524,10 @@ class Coordinator:
     ) -> bytes:
         """Return the bytes of a request to one member; `more` is put into its head."""
         server, code = self.server, member.code
-        wire_dtype = server.federation.wire_dtype
         if isinstance(message, EncryptedSums):
             message = message.since(member.n_steps)
         held = None if kind == "finish" else server._held.get(code)
-        head: dict[str, Any] = {"kind": kind, "fit": self.progress.fit, "number": number}
-        head |= more or {}
+        head = {"kind": kind, "fit": self.progress.fit, "number": number} | (more or {})
         parts = {"message": message}
         if not member.knows_place:
             head["place"] = place_head(member.place)
@@ -551,33 +535,19 @@ class Coordinator:
             parts["announcement"] = server.announcement() if is_plain else None
         if self.progress.best is not None:
             head["best"] = self.progress.best
+        kept = []
+        if message and member.measured == number and kind in ("round", "finish"):
+            # It has what it has just measured, of Rows those of its own items.
+            whole = kind == "finish" and code in server._held
+            kept = [n for n in message if _same(message[n], self._measured.get(n), whole)]
+            parts["message"] = Message(**{n: f for n, f in message.items() if n not in kept})
         arrays = dict(own_arrays or {})
         for name, one in parts.items():
-            spec, own = message_arrays(one, held, code, wire_dtype)
-            is_model = name == "message" and kind in ("round", "finish")
-            if is_model and spec and member.measured == number:
-                # It has what it has just measured.
-                known = {
-                    n: self._measured.get(n)
-                    for n in own
-                    if held is not None or type(one[n]) is not Rows
-                }
-                spec["kept"] = [n for n, field in known.items() if _same(one[n], field)]
-                own = {label: one for label, one in own.items() if label not in spec["kept"]}
-            head[name] = spec
+            head[name], own = message_arrays(one, held, code, server.federation.wire_dtype)
             arrays |= {f"{name}/{label}": values for label, values in own.items()}
+        if kept:
+            head["message"]["kept"] = kept
         return pack(head, arrays)
-
-    def _upload(self, kind, number, member: Member, answer, specs):
-        """Return a list of a member's message, if any; raise if it was not asked for that."""
-        head = answer.head.get("upload", "nothing")
-        if head is None or kind == "finish":
-            return []
-        one = upload_of(head, answer.arrays, specs)
-        step, expected = (one.phase, one.round, one.client), (PHASES[kind], number, member.code)
-        if step != expected or not type(one.round) is type(one.client) is int:
-            raise MalformedMessage(f"it sends {str(step)[:80]} instead of {expected}.")
-        return [one]
 
 
 def _senders_of(uploads):
@@ -589,8 +559,10 @@ def _senders_of(uploads):
     }
 
 
-def _same(field, other):
-    """Return whether two fields of messages are the same on the wire."""
+def _same(field, other, whole):
+    """Return whether a field is the same on the wire as another; if `whole` with all rows."""
+    if type(field) not in (Dense, PerClient, *(() if whole else (Rows,))):
+        return False
     if type(field) is not type(other) or field.dtype != other.dtype:
         return False
     ours, theirs = np.asarray(field.values), np.asarray(other.values)

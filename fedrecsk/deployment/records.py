@@ -186,12 +186,16 @@ def _shape(numbers, spec):
     return len(numbers.rows), *spec.shape[1:]
 
 
-def upload_of(head: Any, arrays: Arrays, specs: dict[str, FieldSpec]) -> ClientMessage:
-    """Return an untrusted message; raise MalformedMessage, which names the culprit, if invalid."""
+def upload_of(
+    head: Any, arrays: Arrays, specs: dict[str, FieldSpec], expected: tuple[str, int, int]
+) -> ClientMessage:
+    """Return an untrusted message of a phase, number and client; raise MalformedMessage if none."""
     try:
         step = head["phase"], head["round"], head["client"]
     except (TypeError, KeyError) as error:
         raise MalformedMessage("An upload lacks its phase, round or client.") from error
+    if step != expected or not type(step[1]) is type(step[2]) is int:
+        raise MalformedMessage(f"it sends {str(step)[:80]} instead of {expected}.")
     if "encrypted" in head:
         try:
             content = _ciphertext(head["encrypted"], "encrypted", arrays)

@@ -21,6 +21,7 @@ from fedrecsk.protocol import ClientMessage, Dense, Derived, FieldSpec, Message,
 from fedrecsk.protocol.messages import PerClient
 
 HELD = np.array([0, 2, 5])
+ROUND = "round", 0, 0
 
 
 def test_arrays_come_back_as_they_were():
@@ -154,8 +155,7 @@ def test_uploads_come_back_as_they_were():
     assert arrays["signs/values"].nbytes == 27
     assert arrays["held/values"].nbytes == 4
     head, back = unpack(pack(head, arrays))
-    upload = upload_of(head, back, FORMS)
-    assert (upload.phase, upload.round, upload.client) == ("setup", 1, 2)
+    upload = upload_of(head, back, FORMS, ("setup", 1, 2))
     for name, numbers in fields.items():
         for one, other in zip(numbers, upload.fields[name], strict=True):
             assert (one is None) == (other is None)
@@ -165,7 +165,7 @@ def test_uploads_come_back_as_they_were():
 def test_codes_of_a_compressor_are_sent_as_they_are():
     for values in (np.zeros((6, 2), np.int8), np.ones((6, 2), np.float16)):
         message = ClientMessage("round", 0, 0, {"gram": Numbers(values)})
-        upload = upload_of(*upload_arrays(message, FORMS, "float32"), FORMS)
+        upload = upload_of(*upload_arrays(message, FORMS, "float32"), FORMS, ROUND)
         np.testing.assert_array_equal(upload.fields["gram"].values, values)
         assert upload.fields["gram"].values.dtype == values.dtype
 
@@ -173,9 +173,8 @@ def test_codes_of_a_compressor_are_sent_as_they_are():
 def test_what_does_not_fit_its_type_is_not_bent_until_it_does():
     """The server must see it to reject it."""
     fields = {"n_users": Numbers(np.array([2**40])), "signs": Numbers(np.zeros((3, 70), np.int8))}
-    upload = upload_of(
-        *upload_arrays(ClientMessage("round", 0, 0, fields), FORMS, "float32"), FORMS
-    )
+    message = ClientMessage("round", 0, 0, fields)
+    upload = upload_of(*upload_arrays(message, FORMS, "float32"), FORMS, ROUND)
     assert upload.fields["n_users"].values.tolist() == [2**40]
     assert not upload.fields["signs"].values.any()
 
@@ -188,6 +187,9 @@ STEP = {"phase": "round", "round": 0, "client": 0}
     [
         (None, {}, "lacks its phase"),
         ({"phase": "round", "round": 0}, {}, "lacks its phase"),
+        (STEP | {"client": 1}, {}, r"sends .* instead of \('round', 0, 0\)"),
+        (STEP | {"client": 0.0}, {}, "instead of"),
+        (STEP | {"round": False}, {}, "instead of"),
         (STEP, {"other/values": np.ones(1)}, "Unexpected field 'other/values'"),
         (STEP, {"gram": np.ones(1)}, "Unexpected field 'gram'"),
         (STEP, {"gram/else": np.ones(1)}, "Unexpected field 'gram/else'"),
@@ -198,12 +200,12 @@ STEP = {"phase": "round", "round": 0, "client": 0}
 )
 def test_malformed_uploads_are_refused_by_name(head, arrays, message):
     with pytest.raises(MalformedMessage, match=message):
-        upload_of(head, arrays, FORMS)
+        upload_of(head, arrays, FORMS, ROUND)
 
 
 def test_one_number_does_not_become_a_large_array():
     arrays = {"held/values": np.array(1), "held/rows": np.zeros(10**6, np.int32)}
-    assert upload_of(STEP, arrays, FORMS).fields["held"].values.size == 1
+    assert upload_of(STEP, arrays, FORMS, ROUND).fields["held"].values.size == 1
 
 
 @pytest.mark.parametrize(
