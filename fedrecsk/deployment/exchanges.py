@@ -128,10 +128,6 @@ class Members:
         """Return clients that have come since the fit began."""
         return [one for one in self if one.place is None]
 
-    def remove(self, member: Member) -> None:
-        """Forget a client that cannot join."""
-        del self.by_name[member.name]
-
     def admit(
         self, registration: Registration, token: str, node: int, has_changed: bool | None = None
     ) -> Member:
@@ -149,8 +145,8 @@ class Members:
         for other in self:
             if isinstance(other.name, str) != isinstance(name, str):
                 raise Refused(
-                    f"client {name!r} has a {type(name).__name__} as its id, and client "
-                    f"{other.name!r} a {type(other.name).__name__}; use one type for all"
+                    f"the ids of clients {name!r} and {other.name!r} are of two types; use one "
+                    "type for all"
                 )
         if self.most is not None and len(self) >= self.most:
             raise Refused(
@@ -165,24 +161,12 @@ class Members:
         self.by_name[name] = Member(name, token, registration, node, has_changed=has_changed)
         return self.by_name[name]
 
-    def forget_addresses(self) -> None:
-        """Wait for all clients to say where they are, as after a restart."""
-        for one in self:
-            one.node, one.is_late = None, False
-
 
 # ---------------------------------------------------------------------------------- asking
 
 
 class NotEnough(RuntimeError):
     """Too few clients have answered. The checkpoint is as it was."""
-
-
-class Answer(NamedTuple):
-    """A client's answer: a head and arrays."""
-
-    head: dict[str, Any]
-    arrays: dict[str, np.ndarray]
 
 
 class Exchanges:
@@ -210,12 +194,10 @@ class Exchanges:
         # When nodes were last asked to register, and nodes by the tickets of these requests.
         self._greeted_at: dict[int, float] = {}
         self._greetings: dict[Any, int] = {}
-        # Nodes that have registered.
+        # Nodes that have registered, and what those have said that cannot take part.
         self._registered: set[int] = set()
-        # What nodes that cannot take part have said.
         self.refused: dict[int, str] = {}
-        self.bytes_down: int = 0
-        self.bytes_up: int = 0
+        self.bytes_down = self.bytes_up = 0
 
     # ------------------------------------------------------------------ who is there
 
@@ -250,7 +232,7 @@ class Exchanges:
     def _take_in(self, node, reply):
         """Return the member of a registration; None if it cannot take part."""
         try:
-            head = _read(reply).head
+            head, _ = _read(reply)
             registration = registration_of(head.get("registration"), self.n_items)
             token, has_changed = head.get("token"), head.get("has_changed")
             if not isinstance(token, str) or has_changed not in (None, True, False):
@@ -283,27 +265,29 @@ class Exchanges:
         clients: Iterable[Member],
         request: Callable[[Member], bytes],
         quorum: int,
-    ) -> dict[Any, Answer]:
-        """Ask clients; return their answers by name, or raise NotEnough for fewer than `quorum`."""
+    ) -> dict[Any, tuple[dict[str, Any], dict[str, np.ndarray]]]:
+        """Ask clients; return heads and arrays by name, or raise NotEnough for too few answers."""
         # Ends when all have answered that answered the last time, or after `patience` seconds if at
         # least `quorum` have. If fewer have, those that lack are asked again, TRIES times in all.
         asked = {one.name: one for one in clients}
         answers, failed, tickets = {}, {}, {}
         for trial in range(TRIES):
-            still = [one for name, one in asked.items() if name not in answers]
-            tickets.update(self._post(kind, still, request))
+            silent = [one for name, one in asked.items() if name not in answers]
+            tickets.update(self._post(kind, silent, request))
             deadline = time.monotonic() + self.patience
             while time.monotonic() <= deadline:
-                replies = [(tickets.pop(one.ticket), one) for one in self._receive(tickets)]
-                lacking = []
-                for one, reply in replies:
-                    if one not in lacking and self._note(one, reply, answers, failed):
-                        lacking.append(one)
+                again = []
+                for one, reply in [(tickets.pop(r.ticket), r) for r in self._receive(tickets)]:
+                    if one not in again and self._note(one, reply, answers, failed):
+                        again.append(one)
                 # Their answers to earlier requests do not matter any more.
-                tickets = {t: one for t, one in tickets.items() if one not in lacking}
-                back = [one for one in self._welcome() if one is not None and one.name in asked]
-                back = [one for one in back if one.name not in answers]
-                tickets.update(self._post(kind, [*lacking, *back], request))
+                tickets = {t: one for t, one in tickets.items() if one not in again}
+                again += [
+                    one
+                    for one in self._welcome()
+                    if one is not None and one.name in asked and one.name not in answers
+                ]
+                tickets.update(self._post(kind, again, request))
                 waited_for = {one.name for one in tickets.values() if not one.is_late}
                 if not waited_for - answers.keys() - failed.keys() and len(answers) >= quorum:
                     break
@@ -318,7 +302,7 @@ class Exchanges:
             one.is_late = name not in answers
         if len(answers) < quorum:
             why = "".join(f"\n  client {name}: {reason}" for name, reason in failed.items())
-            silent = [str(n) for n in asked if n not in answers and n not in failed]
+            silent = [str(name) for name in asked if name not in answers | failed]
             raise NotEnough(
                 f"{len(answers)} of {len(asked)} clients have answered the request {kind!r}, but "
                 f"{quorum} must. Without an answer: {', '.join(silent) or 'none'}. Start the "
@@ -336,16 +320,16 @@ class Exchanges:
     def _note(self, member, reply, answers, failed):
         """Note a member's answer or failure; return whether it must be asked again."""
         try:
-            answer = _read(reply)
-            if "lacks" in answer.head and self.repeats:
-                _note_lack(member, answer.head["lacks"])
+            head, arrays = _read(reply)
+            if "lacks" in head and self.repeats:
+                _note_lack(member, head["lacks"])
                 return True
         except (Refused, MalformedMessage) as error:
             failed[member.name] = str(error)
             log.warning("Client %s cannot answer: %s", member.name, error)
             return False
         failed.pop(member.name, None)
-        answers.setdefault(member.name, answer)
+        answers.setdefault(member.name, (head, arrays))
         member.is_late, member.knows_place = False, True
         return False
 
@@ -371,14 +355,14 @@ def _note_lack(member, what):
     log.warning("Client %s lacks its %s in the fit, and is sent it again", member.name, what)
 
 
-def _read(reply: Reply) -> Answer:
-    """Return an answer; raise Refused if the node has failed."""
+def _read(reply: Reply) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return the head and arrays of an answer; raise Refused if the node has failed."""
     if reply.content is None:
         raise Refused(reply.error)
-    answer = Answer(*unpack(reply.content))
-    if "refused" in answer.head:
-        raise Refused(str(answer.head["refused"])[:1000])
-    if "failed" in answer.head:
-        what = str(answer.head["failed"])[:100]
+    head, arrays = unpack(reply.content)
+    if "refused" in head:
+        raise Refused(str(head["refused"])[:1000])
+    if "failed" in head:
+        what = str(head["failed"])[:100]
         raise Refused(f"it has failed with {what}; its own log says why")
-    return answer
+    return head, arrays

@@ -96,9 +96,7 @@ def ask_for_sum(
             *(name, number, members, n_enough),
             lambda one: coordinator.request(name, number, one, sent, head, arrays[one.code]),
         )
-        return {
-            code: answers[one.name].arrays for code, one in members.items() if one.name in answers
-        }
+        return {code: answers[one.name][1] for code, one in members.items() if one.name in answers}
 
     try:
         plan, ring = masks.ring_of(np.array(sorted(asked)), key)

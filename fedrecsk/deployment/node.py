@@ -40,6 +40,7 @@ log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 SETUP = -1
 # Requests about masks, beside the one for the masked numbers themselves.
 STAGES = frozenset({"", "keys", "shares", "confirm", "unmask"})
+KINDS = frozenset({"setup", "validate", "withdraw", "round", "finish"})
 STATE = ".state"
 OLD_COPY = (
     "this node's folder is a copy of before its last answers, and the server has no model that it "
@@ -138,10 +139,9 @@ class Node:
 
     def _answer(self, head, arrays):
         kind, fit = head.get("kind"), head.get("fit")
-        if not all(
-            re.fullmatch(r"[0-9a-f]{16}", str(one)) for one in (fit, head.get("after", fit))
-        ):
-            raise MalformedMessage("The request does not say to which fit it belongs.")
+        for name in (fit, head.get("after", fit)):
+            if not re.fullmatch(r"[0-9a-f]{16}", str(name)):
+                raise MalformedMessage("The request does not say to which fit it belongs.")
         if kind == "register":
             return self._register(fit, head)
         if kind == "refuse":
@@ -149,20 +149,13 @@ class Node:
         memory = self._loaded(fit)
         if memory is None:
             raise Refused("this node has no state of this fit; it must register first")
-        return self._step(kind, fit, memory, head, arrays)
-
-    def _step(self, kind, fit, memory, head, arrays):
-        """Take one step of the fit, unless it has been taken, and save the state after it."""
-        steps = {
-            "setup": self._setup,
-            "validate": self._validate,
-            "withdraw": self._withdraw,
-            "round": self._round,
-            "finish": self._finish,
-        }
         kind, _, stage = kind.partition(" ")
-        if kind not in steps or stage not in STAGES:
+        if kind not in KINDS or stage not in STAGES:
             raise MalformedMessage(f"No request is of the kind {str(kind)[:20]!r}.")
+        return self._step(kind, stage, fit, memory, head, arrays)
+
+    def _step(self, kind, stage, fit, memory, head, arrays):
+        """Take one step of the fit, unless it has been taken, and save the state after it."""
         step = f"{kind} {stage}".strip(), int(head["number"])
         if head.get("place") not in (None, memory.place):
             # A server that was killed gives places anew, and answers have the old one.
@@ -176,15 +169,15 @@ class Node:
             memory.answers, memory.masks, memory.round = {}, {}, number
         if stage:
             answer = self._masking(memory, fit, kind, stage, head, arrays)
-        else:
-            answer = steps[kind](memory, head, arrays)
-        memory.answers[step] = answer
-        if kind == "finish":
-            # The users' data and vectors are in the model, and not needed twice.
+        elif kind == "finish":
+            answer = self._finish(memory, head, arrays)
+            # The users' data and vectors are in the model; only an update needs them again.
             past = _past(memory) if self.estimator.warm_start else None
-            memory = replace(
-                memory, device=None, rows=None, past=past, announcement=Message(), model=None
-            )
+            nothing = {"device": None, "rows": None, "model": None, "announcement": Message()}
+            memory = replace(memory, past=past, **nothing)
+        else:
+            answer = self._sent(memory, kind, step[1], head, arrays)
+        memory.answers[step] = answer
         self.store.save(fit + STATE, memory)
         return answer
 
@@ -217,8 +210,7 @@ class Node:
         answer = {"registration": memory.registration, "token": memory.token}
         if self.estimator._sends_once and memory.past is not None and memory.device is not None:
             before = Device(self.estimator, **memory.past.rows).data
-            changed = before.fingerprint() != memory.device.data.fingerprint()
-            answer["has_changed"] = changed
+            answer["has_changed"] = before.fingerprint() != memory.device.data.fingerprint()
         return pack(answer, {})
 
     def _forget_ended_fits(self, but):
@@ -250,29 +242,20 @@ class Node:
             memory.announcement = announcement
             device.announce(announcement)
         best = head.get("best")
-        if best is None or best == memory.kept:
-            return
-        if best == memory.measured:
-            device.keep_measured()
-            memory.kept = best
-        else:
-            device.forget_kept()
-            memory.kept = None
+        if best is not None and best != memory.kept:
+            has_measured = best == memory.measured
+            device.keep_measured() if has_measured else device.forget_kept()
+            memory.kept = best if has_measured else None
 
     def _message(self, memory, head, arrays, name="message"):
         block = memory.device.block
-        own = {
-            label.partition("/")[2]: values
-            for label, values in arrays.items()
-            if label.startswith(f"{name}/")
-        }
+        start = f"{name}/"
+        own = {n.removeprefix(start): one for n, one in arrays.items() if n.startswith(start)}
         message = message_of(head[name], own, block.row_items, block.n_items)
-        if isinstance(message, EncryptedSums):
-            if message.first > memory.device.replica.n_taken:
-                raise Refused(OLD_COPY)
-            return message
+        if isinstance(message, EncryptedSums) and message.first > memory.device.replica.n_taken:
+            raise Refused(OLD_COPY)
         kept = head[name].get("kept") if message is not None else None
-        if message is None or not kept:
+        if not kept:
             return message
         # Fields of the model that it has just measured are not sent again.
         if memory.model is None or memory.measured != int(head["number"]):
@@ -292,50 +275,39 @@ class Node:
             raise Refused("this node has sent no keys for this sum")
         return getattr(memory.masks[step], stage)(arrays, self.identity)
 
-    def _setup(self, memory, head, arrays):
-        step, device = int(head["number"]), memory.device
-        uploads = device.setup(step, self._message(memory, head, arrays))
-        specs = device.method._setup_specs(device.block.n_items, step)
-        return self._sent(memory, uploads, specs, ("setup", step), arrays)
+    def _sent(self, memory, kind, number, head, arrays):
+        """Return what a client sends in a set-up exchange, a round or a validation."""
+        message, federation = self._message(memory, head, arrays), memory.device.federation
+        uploads, specs = self._uploads(memory, kind, number, message)
+        if not federation.masks:
+            head, sent = None, {}
+            if uploads:
+                head, sent = upload_arrays(uploads[0], specs, federation.wire_dtype)
+            return pack({"upload": head}, sent)
+        # Without masks, as when a client joins late, nothing is sent.
+        masks = memory.masks.get((kind, number))
+        return pack({}, {}) if masks is None else masks.masked(arrays, uploads)
 
-    def _withdraw(self, memory, head, arrays):
-        """Take back what this client has sent to the sum of an earlier fit."""
-        if memory.past is None:
-            raise Refused("this node has sent nothing to an earlier fit")
-        device = Device(self.estimator, **memory.past.rows)
-        device.place(place_of(memory.place))
-        device.remembered = np.ones(1, dtype=bool)
-        device.take_back(0)
-        device.receive(0, self._message(memory, head, arrays))
-        specs = device.method._upload_specs(device.block.n_items)
-        return self._sent(memory, device.update(0)[0], specs, ("withdraw", 0), arrays)
-
-    # --------------------------------------------------------------------- each round
-
-    def _round(self, memory, head, arrays):
-        round, device = int(head["number"]), memory.device
-        device.receive(round, self._message(memory, head, arrays))
-        uploads, _ = device.update(round)
-        log.info("Client %s has trained in round %d", device.client_ids[0], round)
-        specs = device.method._upload_specs(device.block.n_items)
-        return self._sent(memory, uploads, specs, ("round", round), arrays)
-
-    def _validate(self, memory, head, arrays):
-        round = int(head["number"])
-        memory.model = memory.announcement | self._message(memory, head, arrays)
-        uploads = memory.device.validate(round, memory.model)
-        memory.measured = round
-        return self._sent(memory, uploads, VALIDATION, ("validate", round), arrays)
-
-    def _sent(self, memory, uploads, specs, step, arrays):
-        if memory.device.federation.masks:
-            # Without masks, as when a client joins late, nothing is sent.
-            if step not in memory.masks:
-                return pack({}, {})
-            return memory.masks[step].masked(arrays, uploads)
-        wire_dtype = memory.device.federation.wire_dtype
-        head, arrays = upload_arrays(uploads[0], specs, wire_dtype) if uploads else (None, {})
-        return pack({"upload": head}, arrays)
+    def _uploads(self, memory, kind, number, message):
+        """Return a list of the client's upload, if it has any, and its specs."""
+        device = memory.device
+        method, n_items = device.method, device.block.n_items
+        if kind == "setup":
+            return device.setup(number, message), method._setup_specs(n_items, number)
+        if kind == "validate":
+            memory.model, memory.measured = memory.announcement | message, number
+            return device.validate(number, memory.model), VALIDATION
+        if kind == "withdraw":
+            if memory.past is None:
+                raise Refused("this node has sent nothing to an earlier fit")
+            device = Device(self.estimator, **memory.past.rows)
+            device.place(place_of(memory.place))
+            device.remembered = np.ones(1, dtype=bool)
+            device.take_back(number)
+        device.receive(number, message)
+        uploads, _ = device.update(number)
+        log.info("Client %s has trained in round %d", device.client_ids[0], number)
+        return uploads, method._upload_specs(n_items)
 
     # ------------------------------------------------------------------------- the end
 
