@@ -107,11 +107,8 @@ def read_keys(estimator: Any, path: str | os.PathLike[str] | None, side: str) ->
             f"The federation has secure_aggregation, so this machine needs keys; make them "
             f"with fedrecsk.deployment.keys.write_keys, and pass keys= the path of {side}.key."
         )
-    path = Path(path).expanduser()
-    if not path.exists():
-        raise FileNotFoundError(
-            f"There are no keys in {path}; make them with fedrecsk.deployment.keys.write_keys."
-        )
+    hint = "make them with fedrecsk.deployment.keys.write_keys"
+    path = _found(path, "There are no keys in", hint)
     party = _scheme(estimator).load_party(path.read_bytes())
     if side == "server" and party.holds_secret_key:
         raise ValueError(
@@ -122,7 +119,7 @@ def read_keys(estimator: Any, path: str | os.PathLike[str] | None, side: str) ->
         raise ValueError(
             f"{path} has the server's keys, which cannot encrypt; pass the path of clients.key."
         )
-    if os.name == "posix" and party.holds_secret_key:
+    if party.holds_secret_key:
         _check_private(path)
     return party
 
@@ -146,7 +143,7 @@ class Identity(NamedTuple):
 
     def sign(self, content: bytes) -> bytes:
         """Return the node's signature of some bytes."""
-        return Ed25519.of_private(self.private).sign(content)
+        return _signer(self.private).sign(content)
 
     def verifier(self, certificates: Mapping[int, bytes]) -> Callable[[int, bytes, bytes], None]:
         """Return a function that checks the signatures of clients with these certificates.
@@ -165,13 +162,14 @@ class Identity(NamedTuple):
         from cryptography.exceptions import InvalidSignature
 
         publics = {one[:32] for one in certificates.values()} | {self.certificate[:32]}
+        public_key = require(ED25519, "SecAggPlus").Ed25519PublicKey.from_public_bytes
 
         def verify(code, signature, content):
             certificate = certificates.get(code, b"")
-            public, by_operator = certificate[:32], certificate[32:96]
             try:
-                Ed25519.of_public(self.operator).verify(by_operator, _certified(certificate))
-                Ed25519.of_public(public).verify(signature, content)
+                by_operator, certified = certificate[32:96], _certified(certificate)
+                public_key(self.operator).verify(by_operator, certified)
+                public_key(certificate[:32]).verify(signature, content)
             except (InvalidSignature, ValueError) as error:
                 raise MaskingFailed(
                     f"Client {code} has no certificate of this node's operator, or has not signed "
@@ -188,18 +186,9 @@ def _certified(certificate):
     return b"fedrecsk node|" + certificate[:32] + certificate[96:]
 
 
-class Ed25519:
-    """Signing keys by their 32 bytes."""
-
-    @staticmethod
-    def of_private(content: bytes) -> Any:
-        """Return a key that signs."""
-        return require(ED25519, "SecAggPlus").Ed25519PrivateKey.from_private_bytes(content)
-
-    @staticmethod
-    def of_public(content: bytes) -> Any:
-        """Return a key that verifies."""
-        return require(ED25519, "SecAggPlus").Ed25519PublicKey.from_public_bytes(content)
+def _signer(private):
+    """Return the key that signs."""
+    return require(ED25519, "SecAggPlus").Ed25519PrivateKey.from_private_bytes(private)
 
 
 def write_identities(client_ids: Iterable[Any], folder: str | os.PathLike[str]) -> dict[Any, Path]:
@@ -237,10 +226,10 @@ def write_identities(client_ids: Iterable[Any], folder: str | os.PathLike[str]) 
     keys = folder / OPERATOR
     if not keys.exists():
         _write(keys, secrets.token_bytes(32), 0o600)
-    operator, paths = Ed25519.of_private(keys.read_bytes()), {}
+    operator, paths = _signer(keys.read_bytes()), {}
     for name in client_ids:
         private, text = secrets.token_bytes(32), str(name)
-        public = Ed25519.of_private(private).public_key().public_bytes_raw()
+        public = _signer(private).public_key().public_bytes_raw()
         signature = operator.sign(_certified(public + bytes(64) + text.encode()))
         identity = {
             "private": private.hex(),
@@ -278,17 +267,21 @@ def read_identity(path: str | os.PathLike[str] | None) -> Identity:
             "The federation has SecAggPlus, so this node needs an identity of its own, certified "
             f"by the operator; {hint}, and pass keys= the path of its file."
         )
-    path = Path(path).expanduser()
-    if not path.exists():
-        raise FileNotFoundError(f"There is no identity in {path}; {hint}.")
-    if os.name == "posix":
-        _check_private(path)
+    path = _found(path, "There is no identity in", hint)
+    _check_private(path)
     try:
         content = json.loads(path.read_bytes())
-        parts = (bytes.fromhex(content[name]) for name in Identity._fields)
-        return Identity(*parts)
+        return Identity(*(bytes.fromhex(content[name]) for name in Identity._fields))
     except (ValueError, LookupError, TypeError) as error:
         raise ValueError(f"{path} has no identity of a node; {hint}.") from error
+
+
+def _found(path, lacking, hint):
+    """Return the path of an existing file."""
+    path = Path(path).expanduser()
+    if not path.exists():
+        raise FileNotFoundError(f"{lacking} {path}; {hint}.")
+    return path
 
 
 def _write(path, content, mode):
@@ -298,21 +291,21 @@ def _write(path, content, mode):
 
 def _scheme(estimator):
     scheme = estimator._setting().secure_aggregation
-    if scheme is not None and not scheme.hides_sums:
-        raise ValueError(
-            "Under SecAggPlus clients make their own keys; give each an identity to sign them with "
-            "write_identities(client_ids, folder)."
-        )
     if scheme is None:
         raise ValueError(
             "The federation has no secure_aggregation, so there is nothing to make keys for; set "
             "it to CKKS(), for example."
         )
+    if not scheme.hides_sums:
+        raise ValueError(
+            "Under SecAggPlus clients make their own keys; give each an identity to sign them with "
+            "write_identities(client_ids, folder)."
+        )
     return scheme
 
 
 def _check_private(path):
-    if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+    if os.name == "posix" and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise PermissionError(
             f"Other users can read {path}, which has secret keys; chmod 600 {path}."
         )

@@ -67,21 +67,7 @@ def ask_for_sum(
     specs: dict[str, Any],
     quorum: float,
 ) -> list[ClientUpdates]:
-    """Ask clients for a masked sum, and return it as their updates; an empty list if it is lost.
-
-    Parameters
-    ----------
-    coordinator : Coordinator
-    kind : {"setup", "round", "validate"}
-    number : int
-    asked : dict of {int: Member}
-        Clients by code.
-    message : Message or None
-        Which comes with the request for the masked numbers.
-    specs : dict of {str: FieldSpec}
-    quorum : float
-        Share of the clients that must answer, in each request.
-    """
+    """Ask clients for a masked sum; return it as a list of their updates, empty if it is lost."""
     server, step = coordinator.server, (PHASES[kind], number)
     uplink = server.uplink
     masks: Any = uplink.masks
@@ -159,53 +145,33 @@ def _keys_of(content):
 # --------------------------------------------------------------------------------- a node
 
 
-class MaskedAnswers:
-    """A node's answers in the masked sum of one exchange; a part of its state.
+def masked_client(
+    scheme: SecAggPlus, fit: str, kind: str, number: int, code: int, n_clients: int
+) -> MaskingClient:
+    """Return a client's part in the masked sum of one exchange with so many clients."""
+    return MaskingClient(scheme.plan(n_clients), _session(fit, kind, number), code)
 
-    Parameters
-    ----------
-    scheme : SecAggPlus
-    fit, kind : str
-    number : int
-    code : int
-        The client's.
-    n_clients : int
-        Clients that are asked, as the server says.
-    """
 
-    def __init__(
-        self, scheme: SecAggPlus, fit: str, kind: str, number: int, code: int, n_clients: int
-    ) -> None:
-        plan = scheme.plan(n_clients)
-        self.client: MaskingClient = MaskingClient(plan, _session(fit, kind, number), code)
-
-    def keys(self, arrays: dict[str, np.ndarray], identity: Identity) -> bytes:
-        """Return the public keys, signed, with the certificate of the signature's key."""
-        keys = self.client.advertise(identity.sign)
-        certificate = _array(identity.certificate)
-        return pack({}, {"keys": _array(b"".join(keys)), "certificate": certificate})
-
-    def shares(self, arrays: dict[str, np.ndarray], identity: Identity) -> bytes:
-        """Take the neighbours' keys and certificates; return a share for each."""
+def answer_of(client: MaskingClient, stage: str, arrays: Any, identity: Identity) -> bytes:
+    """Return a node's answer to a request about masks."""
+    if stage == "keys":
+        content = _array(b"".join(client.advertise(identity.sign)))
+        return pack({}, {"keys": content, "certificate": _array(identity.certificate)})
+    if stage == "shares":
         keys = {code: _keys_of(one) for code, one in _by_code(arrays, "keys").items()}
-        verify = identity.verifier(_by_code(arrays, "certificate"))
-        shares = self.client.share(keys, verify)
-        return pack({}, {f"share/{code}": _array(one) for code, one in shares.items()})
+        name = "share"
+        sent = client.share(keys, identity.verifier(_by_code(arrays, "certificate")))
+    elif stage == "confirm":
+        name = "confirmation"
+        sent = client.confirm(np.unpackbits(arrays["survivors"]).astype(bool))
+    else:
+        name, sent = "share", client.unmask(_by_code(arrays, "confirmation"))
+    return pack({}, {f"{name}/{code}": _array(one) for code, one in sent.items()})
 
-    def masked(self, arrays: dict[str, np.ndarray], uploads: list[Any]) -> bytes:
-        """Take the neighbours' shares; return the upload, masked, or nothing if there is none."""
-        if not uploads:
-            return pack({}, {})
-        content = self.client.mask(uploads[0].integers, _by_code(arrays, "share"))
-        return pack({}, {"masked": _array(content)})
 
-    def confirm(self, arrays: dict[str, np.ndarray], identity: Identity) -> bytes:
-        """Take the survivors; return a confirmation for each surviving neighbour."""
-        alive = np.unpackbits(arrays["survivors"]).astype(bool)
-        tags = self.client.confirm(alive)
-        return pack({}, {f"confirmation/{code}": _array(one) for code, one in tags.items()})
-
-    def unmask(self, arrays: dict[str, np.ndarray], identity: Identity) -> bytes:
-        """Take the neighbours' confirmations; return a share of each."""
-        shares = self.client.unmask(_by_code(arrays, "confirmation"))
-        return pack({}, {f"share/{code}": _array(one) for code, one in shares.items()})
+def masked_upload(client: MaskingClient, arrays: Any, uploads: list[Any]) -> bytes:
+    """Return a node's upload, masked by the neighbours' shares; nothing if there is none."""
+    if not uploads:
+        return pack({}, {})
+    content = client.mask(uploads[0].integers, _by_code(arrays, "share"))
+    return pack({}, {"masked": _array(content)})

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedrecsk.deployment.checks import Refused, check_deployable, differences, digests
 from fedrecsk.deployment.exchanges import MODEL, PLACE
-from fedrecsk.deployment.masked_sums import MaskedAnswers
+from fedrecsk.deployment.masked_sums import answer_of, masked_client, masked_upload
 from fedrecsk.deployment.records import (
     MalformedMessage,
     message_of,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fedrecsk.deployment.keys import Identity
     from fedrecsk.deployment.store import Store
     from fedrecsk.privacy import Party
+    from fedrecsk.privacy._masked_sum import MaskingClient
 
 log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 SETUP = -1
@@ -85,7 +86,7 @@ class Memory:
     answers: dict[tuple[str, int], bytes] = field(default_factory=dict)
     round: int = SETUP
     # Its part in the masked sums of the round that is under way, by kind and number.
-    masks: dict[tuple[str, int], MaskedAnswers] = field(default_factory=dict)
+    masks: dict[tuple[str, int], MaskingClient] = field(default_factory=dict)
 
 
 def _past(memory):
@@ -270,10 +271,10 @@ class Node:
         if stage == "keys":
             scheme = memory.device.federation.secure_aggregation
             code = int(memory.device.block.clients[0])
-            memory.masks[step] = MaskedAnswers(scheme, fit, *step, code, int(head["n_clients"]))
+            memory.masks[step] = masked_client(scheme, fit, *step, code, int(head["n_clients"]))
         if step not in memory.masks:
             raise Refused("this node has sent no keys for this sum")
-        return getattr(memory.masks[step], stage)(arrays, self.identity)
+        return answer_of(memory.masks[step], stage, arrays, self.identity)
 
     def _sent(self, memory, kind, number, head, arrays):
         """Return what a client sends in a set-up exchange, a round or a validation."""
@@ -286,7 +287,7 @@ class Node:
             return pack({"upload": head}, sent)
         # Without masks, as when a client joins late, nothing is sent.
         masks = memory.masks.get((kind, number))
-        return pack({}, {}) if masks is None else masks.masked(arrays, uploads)
+        return pack({}, {}) if masks is None else masked_upload(masks, arrays, uploads)
 
     def _uploads(self, memory, kind, number, message):
         """Return a list of the client's upload, if it has any, and its specs."""
