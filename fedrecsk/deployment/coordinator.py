@@ -18,6 +18,7 @@ from sklearn.exceptions import ConvergenceWarning
 from fedrecsk.base import attributes_of
 from fedrecsk.data._checks import LARGEST, check_items, hint
 from fedrecsk.data.interactions import Ids, catalogue_ids, named
+from fedrecsk.data.item_features import columns_of
 from fedrecsk.deployment.checks import (
     check_deployable,
     check_updatable,
@@ -550,6 +551,48 @@ class Coordinator:
         return pack(head, arrays)
 
 
+def send_new_items(
+    estimator: Any,
+    features: Any,
+    carrier: Carrier,
+    store: Store,
+    *,
+    n_clients: int,
+    quorum: float = 0.5,
+    patience: float = 60.0,
+    gathering: float = 600.0,
+) -> Any:
+    """Add items to the model of the last fit, send its nodes their rows alone, and return it."""
+    last, model, ours = store.load(STATE), store.load(MODEL), digests(estimator)
+    differing = last and differences(ours, last.digests)
+    if last is None or differing:
+        raise ValueError(
+            f"{store.folder} has no fit of this estimator with warm_start=True that has ended, "
+            f"whose nodes could be sent new items. {differing or ''}"
+        )
+    n_known, members = len(last.server.item_ids), Members()
+    model.add_items(features)
+    rows = {
+        name: Dense(field.values[n_known:], field.dtype)
+        for name, field in model._final_message.items()
+        if len(field.values) == model.n_items_
+    }
+    if any(model.n_items_ in field.values.shape[1:] for field in rows.values()):
+        raise ValueError(
+            f"Nodes of {type(model).__name__} have weights between items, which new items extend "
+            "in both directions; set items to all items, and update=True."
+        )
+    spec, arrays = message_arrays(Message(**rows), None, 0, last.server.federation.wire_dtype)
+    head = {"fit": last.fit, "ids": model.item_ids_[n_known:].tolist(), "rows": spec}
+    greeting = pack({"kind": "register", "fit": last.fit, "parameters": ours}, {})
+    exchanges = Exchanges(carrier, members, greeting, patience, n_known)
+    exchanges.gather(n_clients, gathering)
+    content = pack(head | {"kind": "items"}, arrays)
+    exchanges.ask("items", members, lambda member: content, math.ceil(quorum * len(members)))
+    store.save(MODEL, model)
+    return model
+
+
 def _senders_of(uploads):
     """Return the codes of the clients of messages, or of a sum."""
     return {
@@ -594,6 +637,7 @@ def model_for_newcomers(estimator: Any, server: Server, message: Message) -> Any
     )
     if (server.state or {}).get("content") is not None:
         model._content = server.state["content"]
+        model._feature_columns = columns_of(estimator.item_features)
     if model.early_stopping:
         model.best_round_ = server.stopping.best_round
     try:

@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp  # noqa: E402
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 
 from fedrecsk.deployment.checks import check_deployable  # noqa: E402
-from fedrecsk.deployment.coordinator import Coordinator  # noqa: E402
+from fedrecsk.deployment.coordinator import Coordinator, send_new_items  # noqa: E402
 from fedrecsk.deployment.exchanges import Carrier, Reply, Request  # noqa: E402
 from fedrecsk.deployment.keys import read_identity, read_keys  # noqa: E402
 from fedrecsk.deployment.node import Node  # noqa: E402
@@ -24,6 +24,8 @@ from fedrecsk.deployment.store import Store  # noqa: E402
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Hashable, Iterable
+
+    from pandas import DataFrame
 
     from fedrecsk.protocol.keys import Key
 
@@ -44,6 +46,7 @@ def server_app(
     gathering: float = 600.0,
     poll: float = 0.1,
     update: bool = False,
+    add_items: DataFrame | None = None,
     keys: str | os.PathLike[str] | None = None,
     key: Key | None = None,
 ) -> ServerApp:
@@ -77,6 +80,10 @@ def server_app(
         Whether to go on from the last fit in `folder`, as `partial_fit` does; both with
         ``warm_start=True`` on all machines. Nodes compare their rows, old and new ones, with those
         of the last fit and go on with their users' state. `items` may have new items.
+    add_items : DataFrame or None, default=None
+        Features of new items. Nothing is trained: the items are added to the model of the last fit
+        (with ``warm_start=True``) in `folder`, as by `add_items`, and its nodes are sent their rows
+        alone. None: a fit.
     keys : str, Path or None, default=None
         File of the server's keys (``server.key``), if the federation has `CKKS` or `Paillier`; see
         :mod:`fedrecsk.deployment.keys`. The server then has no model, and saves its records, the
@@ -130,6 +137,10 @@ def server_app(
         carrier = FlowerCarrier(grid, float(given.pop("poll")), float(given["patience"]))
         store, path = Store(given.pop("folder")), given.pop("keys")
         method = _chosen(estimator, context)
+        if add_items is not None:
+            del given["update"]
+            send_new_items(method, add_items, carrier, store, **given)
+            return
         party = read_keys(method, path, "server") if method._setting().encrypts else None
         Coordinator(method, carrier, store, party=party, key=key, **given).run()
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedrecsk.data.interactions import catalogue_ids
 from fedrecsk.deployment.checks import Refused, check_deployable, differences, digests
 from fedrecsk.deployment.exchanges import MODEL, PLACE
 from fedrecsk.deployment.masked_sums import answer_of, masked_client, masked_upload
@@ -27,6 +28,7 @@ from fedrecsk.privacy import MaskingFailed
 from fedrecsk.protocol.clients import VALIDATION
 from fedrecsk.protocol.device import Device
 from fedrecsk.protocol.encryption import EncryptedSums
+from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Message
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 SETUP = -1
+NOTHING = np.zeros(0, dtype=np.int32)
 # Requests about masks, beside the one for the masked numbers themselves.
 STAGES = frozenset({"", "keys", "shares", "confirm", "unmask"})
 KINDS = frozenset({"setup", "validate", "withdraw", "round", "finish"})
@@ -150,6 +153,8 @@ class Node:
         memory = self._loaded(fit)
         if memory is None:
             raise Refused("this node has no state of this fit; it must register first")
+        if kind == "items":
+            return self._add_items(head, arrays)
         kind, _, stage = kind.partition(" ")
         if kind not in KINDS or stage not in STAGES:
             raise MalformedMessage(f"No request is of the kind {str(kind)[:20]!r}.")
@@ -322,6 +327,27 @@ class Node:
         self.store.save_result(MODEL_FILE, model)
         log.info("Client %s has its model: %s", *memory.device.client_ids, self.store.folder)
         return pack({"n_users": int(np.size(model.user_ids_))}, {})
+
+    def _add_items(self, head, arrays):
+        """Add the rows of items that are new since the fit to this node's model."""
+        model = self.store.load(MODEL_FILE)
+        items = catalogue_ids(self.estimator.items)
+        message = Message(**model._final_message)
+        for name, rows in message_of(head["rows"], arrays, NOTHING, 0).items():
+            known = message[name].values[: len(items)]
+            message[name] = replace(message[name], values=np.concatenate([known, rows.values]))
+        items = items.followed_by(np.array(head["ids"]))
+        received = model._decode_broadcast(message, Key(0))
+        vars(model).update(
+            model._server_attributes(received),
+            _final_message=message,
+            _items=items,
+            item_ids_=items.values.copy(),
+            n_items_=len(items),
+        )
+        self.store.save(MODEL_FILE, model)
+        log.info("This node's model has %d new items", len(head["ids"]))
+        return pack({}, {})
 
 
 def _check_number(kind, number, memory):

@@ -7,6 +7,7 @@ import secrets
 
 import joblib
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.base import clone
 
@@ -43,6 +44,8 @@ from fedrecsk.aggregation import (
     TrimmedMean,
 )
 from fedrecsk.compression import LowRank, Quantization, TopK
+from fedrecsk.deployment.coordinator import send_new_items
+from fedrecsk.deployment.store import Store
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.privacy import (
     CentralDP,
@@ -53,7 +56,7 @@ from fedrecsk.privacy import (
 )
 from fedrecsk.protocol import blocks
 from tests.conftest import make_toy
-from tests.deployment.in_process import coordinator, make_nodes, prepared, simulated_key
+from tests.deployment.in_process import InProcess, coordinator, make_nodes, prepared, simulated_key
 from tests.listed import cases
 
 # Uploads of all digits, so that fits can be compared bit by bit.
@@ -353,6 +356,49 @@ def test_the_servers_estimator_serves_newcomers(tmp_path):
     assert server.predict([["zoe", item]]) > before
     assert joblib.load(tmp_path / "server" / "model.joblib").n_rounds_ == 2
     assert not (tmp_path / "server" / "checkpoint").exists()
+
+
+ITEMS = [RFRec(3), FedEB(3), LocALS(3, reg_user=1.0), LightFR(5)]
+
+
+@pytest.mark.parametrize("method", ITEMS, ids=repr)
+def test_nodes_are_sent_the_rows_of_new_items_alone(method, tmp_path, as_simulated):
+    X, y = make_toy(12, n_items=20, density=0.7)
+    ids = np.unique(X[:, 1])
+    rng = np.random.default_rng(0)
+    features = pd.DataFrame(rng.random((len(ids) + 2, 3)), index=[*ids, 7, 9])
+    method = clone(method).set_params(n_rounds=3, random_state=0, federation=DIGITS)
+    method.set_params(warm_start=True, item_features=features.iloc[:-2])
+    estimator = prepared(method, X, y)
+    as_simulated(estimator)
+    silos = X[:, 0] % 3
+    nodes = make_nodes(estimator, X, y, silos, tmp_path)
+    coordinator(estimator, nodes, tmp_path).run()
+    carrier, store = InProcess(nodes), Store(tmp_path / "server")
+    settings = {"n_clients": 3, "patience": 0.2, "gathering": 1.0}
+    for n_new in (1, 2):
+        new = features.iloc[-2:][n_new - 1 : n_new]
+        server = send_new_items(estimator, new, carrier, store, **settings)
+    assert [size < 3000 for kind, size, _ in carrier.crossed if kind == "items"] == 6 * [True]
+    simulated = clone(estimator).fit(X, y, clients=silos).add_items(features.iloc[-2:])
+    for model in load_models(nodes):
+        assert model.item_ids_.tolist() == server.item_ids_.tolist() == [*ids, 7, 9]
+        pairs = [[user, item] for user in model.user_ids_ for item in (7, 9, ids[0])]
+        np.testing.assert_allclose(model.predict(pairs), simulated.predict(pairs), rtol=1e-4)
+        assert np.isin(model.recommend(model.user_ids_, 20)[0], [7, 9]).any()
+
+
+def test_new_items_that_cannot_be_sent_are_refused(tmp_path):
+    X, y = make_toy(8)
+    features = pd.DataFrame(np.eye(10), index=[*np.unique(X[:, 1]), 7])
+    estimator = FedEASE(item_features=features[:-1], warm_start=True)
+    estimator = prepared(estimator, X, y)
+    store = Store(tmp_path / "server")
+    with pytest.raises(ValueError, match="has no fit of this estimator with warm_start=True"):
+        send_new_items(estimator, features[-1:], None, store, n_clients=2)
+    deploy(estimator, X, y, X[:, 0] % 2, tmp_path)
+    with pytest.raises(ValueError, match=r"FedEASE have weights between items.*update=True"):
+        send_new_items(estimator, features[-1:], None, store, n_clients=2)
 
 
 class NeverBetter(RFRec):
