@@ -197,7 +197,8 @@ class Exchanges:
         # Nodes that have registered, and what those have said that cannot take part.
         self._registered: set[int] = set()
         self.refused: dict[int, str] = {}
-        self.bytes_down = self.bytes_up = 0
+        self.bytes_down: int = 0
+        self.bytes_up: int = 0
 
     # ------------------------------------------------------------------ who is there
 

@@ -333,7 +333,7 @@ class Node:
         model = self.store.load(MODEL_FILE)
         items = catalogue_ids(self.estimator.items)
         message = Message(**model._final_message)
-        for name, rows in message_of(head["rows"], arrays, NOTHING, 0).items():
+        for name, rows in (message_of(head["rows"], arrays, NOTHING, 0) or {}).items():
             known = message[name].values[: len(items)]
             message[name] = replace(message[name], values=np.concatenate([known, rows.values]))
         items = items.followed_by(np.array(head["ids"]))

@@ -266,7 +266,7 @@ class Device(Clients):
             places = pd.Index(ids).get_indexer(pd.Index(self._ids(name)))
             known = places >= 0
             found[name] = known, [values[places[known]] for values in arrays]
-        self.remembered = found or None
+        self.remembered: Any = found or None
 
     def _ids(self, name):
         """Return the ids of "users", of "clients", or of the items of the "rows"."""
