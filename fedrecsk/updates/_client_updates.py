@@ -147,9 +147,9 @@ class ClientUpdates:
         nbytes = 8 * sum(int(np.prod(spec.shape, dtype=np.int64)) for spec in wholes)
         n_clients = len(self.clients)
         step = max(1, TILE_BYTES // max(1, nbytes))
-        numbers = np.arange(n_clients)
-        for first in range(0, n_clients, step):
-            yield self.take((numbers >= first) & (numbers < first + step))
+        tiles = np.arange(n_clients) // step
+        for tile in range(-(-n_clients // step)):
+            yield self.take(tiles == tile)
 
     def without_broken(self) -> ClientUpdates:
         """Accept no client whose learned numbers are NaN or infinite."""
@@ -208,34 +208,18 @@ def joined(parts: Sequence[ClientUpdates]) -> ClientUpdates:
     first, sums = parts[0], {}
     if len(parts) == 1:
         return first
-    for part in parts:
-        add_sums(sums, part.fields)
     counts = Counts()
     for part in parts:
+        add_sums(sums, part.fields)
         counts = counts.plus(part.counts)
-    return replace(
-        first,
-        fields=sums,
-        is_finite=None,
-        sends=np.concatenate([part.sends for part in parts]),
-        clients=np.concatenate([part.clients for part in parts]),
-        arrives=np.concatenate([part.arrives for part in parts]),
-        accepted=np.concatenate([part.accepted for part in parts]),
-        sizes=np.concatenate([part.sizes for part in parts], axis=1),
-        counts=counts,
-    )
+    names = "sends", "clients", "arrives", "accepted", "sizes"
+    # The last axis is the client.
+    whole = {name: np.concatenate([getattr(p, name) for p in parts], axis=-1) for name in names}
+    return replace(first, fields=sums, is_finite=None, counts=counts, **whole)
 
 
 def client_generator(seed: int | np.uint64, name: str) -> np.random.Generator:
-    """Generator of one client's random numbers for one field.
-
-    Parameters
-    ----------
-    seed : int
-        Seed of the client, the same for all fields.
-    name : str
-        Name of the field.
-    """
+    """Return the generator of one client's random numbers for one field."""
     return np.random.default_rng([int(seed), zlib.crc32(name.encode())])
 
 

@@ -96,19 +96,10 @@ class FieldSpec:
     def sizes(
         self, wire_dtype: str, n_rows: ArrayLike, n_columns: ArrayLike | None = None
     ) -> NDArray[np.int64]:
-        """Return what clients send, given how many rows and columns each of them sends.
+        """Return what clients send, by how many rows and columns: three numbers for each.
 
-        Parameters
-        ----------
-        wire_dtype : str
-            The federation's.
-        n_rows, n_columns : array-like of shape (n_clients,), or None for all columns
-
-        Returns
-        -------
-        sizes : ndarray of shape (3, n_clients)
-            Bytes of the field with the indices of chosen rows; bytes of the learned numbers, as
-            papers count them; how many numbers it has.
+        Bytes with the indices of chosen rows; bytes of what is learned, as papers count them; how
+        many numbers.
         """
         indices = np.asarray(n_rows) * INDEX_BYTES if self.rows == "chosen" else 0
         n_rows = np.asarray(n_rows) if self.rows != "all" else np.full_like(n_rows, self.shape[0])

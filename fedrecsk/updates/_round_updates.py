@@ -23,16 +23,8 @@ class HeldUpdates:
     """Single updates of a block that are needed more than once in a round.
 
     Whole matrices of many clients do not fit into memory, so that tiles are computed again each
-    time they are needed. Their draws are the same each time.
-
-    Parameters
-    ----------
-    updates : ClientUpdates
-        Single updates as the method returns them.
-    stages : list of callable
-        What attacks, noise and compression make of them.
-    accepted : ndarray of shape (n_clients,), dtype bool
-        Clients that are accepted after all stages.
+    time they are needed. Their draws are the same each time. `stages` are what attacks, noise and
+    compression make of the updates, and `accepted` a mask of the clients accepted after them.
     """
 
     def __init__(
@@ -56,6 +48,11 @@ class HeldUpdates:
                 self._kept = done
             yield done
 
+    @property
+    def _computed(self):
+        """Return updates, and the stages that they have still to pass."""
+        return (self._updates, self._stages) if self._kept is None else (self._kept, [])
+
     def before(self, n_last: int) -> HeldUpdates:
         """Return the accepted clients' updates before the last stages."""
         stages = self._stages[: len(self._stages) - n_last]
@@ -63,10 +60,8 @@ class HeldUpdates:
 
     def then(self, stage: Stage) -> HeldUpdates:
         """Return the accepted clients' updates after another stage."""
-        everyone = np.ones(len(self.clients), dtype=bool)
-        if self._kept is not None:
-            return HeldUpdates(self._kept, [stage], everyone)
-        return HeldUpdates(self._updates, [*self._stages, stage], everyone)
+        updates, stages = self._computed
+        return HeldUpdates(updates, [*stages, stage], np.ones(len(self.clients), dtype=bool))
 
     def sent(self, client: int) -> ClientUpdates:
         """Compute what one client sends, by its place among all, even if it is not accepted."""
@@ -75,10 +70,8 @@ class HeldUpdates:
 
     def single(self, client: int) -> ClientUpdates:
         """Compute the update of one accepted client, by its place among them."""
-        if self._kept is not None:
-            return self._kept.take(np.arange(len(self.clients)) == client)
-        one = self._updates.take(np.arange(len(self.clients)) == client)
-        return through(one, self._stages)
+        updates, stages = self._computed
+        return through(updates.take(np.arange(len(self.clients)) == client), stages)
 
 
 def through(updates: ClientUpdates, stages: Sequence[Stage]) -> ClientUpdates:

@@ -137,14 +137,7 @@ class SparseRows:
     # ------------------------------------------------------------------ numbers of each client
 
     def per_client(self, of_rows: Callable[..., np.ndarray]) -> NDArray[np.float64]:
-        """Add up a number of each row over all rows of a client, shape (n_clients,).
-
-        Parameters
-        ----------
-        of_rows : callable
-            Takes an array of changes of rows, shape (n, width), and the rows' numbers, shape
-            (n,); returns n numbers.
-        """
+        """Add up ``of_rows(changes, rows)``, a number for each row, over all rows of a client."""
         sums = np.bincount(self.owners, of_rows(self.matrix, self.rows), self.n_clients)
         sums = sums.astype(np.float64)  # Without own rows, they are integers.
         default = self.default_matrix
