@@ -86,15 +86,39 @@ def spoil(coordinator, change, *, kind="round", node=None, number=None):
     """
 
     def tamper(request, reply):
-        asked = unpack(request.content)[0].get("number")
-        meant = request.kind == kind and node in (None, request.node) and number in (None, asked)
-        return change(reply) if meant else reply
+        is_meant = node in (None, request.node) and number in (None, step_of(request)[1])
+        return change(reply) if is_meant and request.kind == kind else reply
 
     coordinator.exchanges.carrier.tamper = tamper
 
 
 def lose(reply):
     """The reply does not arrive."""
+
+
+class Killed(BaseException):
+    """As by kill -9: nothing is done about it."""
+
+
+def kill(coordinator, kind, number, node):
+    """Let the server be killed when it has received this reply."""
+
+    def tamper(request, reply):
+        if (*step_of(request), request.node) == (kind, number, node):
+            raise Killed
+        return reply
+
+    coordinator.exchanges.carrier.tamper = tamper
+
+
+def step_of(request):
+    """The kind and the number of a request."""
+    return request.kind, unpack(request.content)[0].get("number")
+
+
+def counts(result, name="messages_up"):
+    """One of the ledger's counts, round by round."""
+    return [one[name] for one in result.communication_.entries if one["phase"] == "round"]
 
 
 def simulated_key(estimator):

@@ -13,7 +13,17 @@ from fedrecsk.deployment.records import pack, unpack
 from fedrecsk.deployment.store import Store
 from fedrecsk.privacy import CentralDP, SecAggPlus
 from tests.conftest import make_toy
-from tests.deployment.in_process import coordinator, lose, prepared, simulated_key, spoil
+from tests.deployment.in_process import (
+    Killed,
+    coordinator,
+    counts,
+    kill,
+    lose,
+    prepared,
+    simulated_key,
+    spoil,
+    step_of,
+)
 
 pytest.importorskip("cryptography", reason="needs fedrecsk[privacy]")
 
@@ -29,16 +39,16 @@ def masked(estimator, **setting):
     return prepared(clone(estimator).set_params(federation=federation), X, Y, SILOS)
 
 
-def nodes_of(estimator, folder, clients=FIVE, identities=None):
+def nodes_of(estimator, folder, clients=FIVE, identities=None, rows=True, key=None):
     identities = identities or write_identities(clients, folder / "identities")
-    key = simulated_key(estimator)
+    key = key or simulated_key(estimator)
     return {
         100 + k: Node(
             estimator,
             lambda k=k: {
                 "client_id": k,
-                "X": X[k == SILOS],
-                "y": Y[k == SILOS],
+                "X": X[(k == SILOS) & rows],
+                "y": Y[(k == SILOS) & rows],
                 "private": key,
             },
             Store(folder / f"node {k}"),
@@ -46,10 +56,6 @@ def nodes_of(estimator, folder, clients=FIVE, identities=None):
         )
         for k in clients
     }
-
-
-def rounds(server):
-    return [one for one in server.communication_.entries if one["phase"] == "round"]
 
 
 @pytest.mark.parametrize(
@@ -94,30 +100,31 @@ def test_noise_of_the_clients_goes_through(tmp_path):
     assert 0 < server.privacy_.epsilon < np.inf
 
 
-@pytest.mark.parametrize("stage", ["keys", "shares", "", "confirm", "unmask"])
+every_stage = pytest.mark.parametrize("stage", ["keys", "shares", "", "confirm", "unmask"])
+
+
+@every_stage
 def test_a_node_that_is_lost_does_not_stop_a_round(stage, tmp_path):
     estimator = masked(FedMF(client_fraction=1.0, **SMALL))
     one = coordinator(estimator, nodes_of(estimator, tmp_path), tmp_path, quorum=0.8)
     spoil(one, lose, kind=f"round {stage}".strip(), node=103, number=1)
     server = one.run()
     assert server.n_rounds_ == 3
-    lost = int(stage in ("keys", "shares", ""))
-    assert [entry["messages_up"] for entry in rounds(server)] == [5, 5 - lost, 5]
+    assert counts(server) == [5, 4 if stage in ("keys", "shares", "") else 5, 5]
 
 
 def test_below_the_threshold_a_round_is_lost_and_the_fit_goes_on(tmp_path, caplog):
     estimator = masked(FedMF(client_fraction=1.0, **SMALL))
-    one = coordinator(estimator, nodes_of(estimator, tmp_path), tmp_path, quorum=0.4)
+    nodes, answered = nodes_of(estimator, tmp_path), []
+    one = coordinator(estimator, nodes, tmp_path, quorum=0.4)
 
-    def tamper(request, reply):
-        number = unpack(request.content)[0].get("number")
-        lost = request.kind == "round" and number == 1 and request.node in (101, 102, 103)
-        return None if lost else reply
+    def lose_three(reply):
+        answered.append(reply)
+        return reply if len(answered) > 3 else None
 
-    one.exchanges.carrier.tamper = tamper
-    server = one.run()
+    spoil(one, lose_three, number=1)
+    assert counts(one.run()) == [5, 0, 5]
     assert "The sum of round 1 is lost, and the model stays as it is" in caplog.text
-    assert [entry["messages_up"] for entry in rounds(server)] == [5, 0, 5]
 
 
 def test_the_server_sees_no_upload(tmp_path):
@@ -144,23 +151,12 @@ def test_the_server_sees_no_upload(tmp_path):
     assert abs(bits.mean() - 0.5) < 2.5 / np.sqrt(len(bits))
 
 
-class Killed(BaseException):
-    pass
-
-
-@pytest.mark.parametrize("stage", ["keys", "shares", "", "confirm", "unmask"])
+@every_stage
 def test_a_killed_server_goes_on_with_the_same_sum(stage, tmp_path):
     estimator = masked(FedMF(client_fraction=1.0, **SMALL))
     nodes = nodes_of(estimator, tmp_path)
     first = coordinator(estimator, nodes, tmp_path)
-
-    def tamper(request, reply):
-        number = unpack(request.content)[0].get("number")
-        if (request.kind, number, request.node) == (f"round {stage}".strip(), 1, 102):
-            raise Killed
-        return reply
-
-    first.exchanges.carrier.tamper = tamper
+    kill(first, f"round {stage}".strip(), 1, 102)
     with pytest.raises(Killed):
         first.run()
     again = coordinator(estimator, nodes, tmp_path)
@@ -168,6 +164,23 @@ def test_a_killed_server_goes_on_with_the_same_sum(stage, tmp_path):
     server = again.run()
     whole = coordinator(estimator, nodes_of(estimator, tmp_path / "2"), tmp_path / "2").run()
     np.testing.assert_allclose(server.item_factors_, whole.item_factors_, atol=1e-4)
+
+
+def test_an_update_is_masked_too(tmp_path):
+    """And equal to the simulated one."""
+    old = np.arange(len(X)) % 4 > 0
+    estimator = masked(FedMF(client_fraction=1.0, warm_start=True, **SMALL | {"n_rounds": 10}))
+    simulated = clone(estimator).fit(X[old], Y[old], clients=SILOS[old])
+    keys = [simulated._run.server.key]
+    simulated.partial_fit(X[~old], Y[~old], clients=SILOS[~old])
+    keys.append(simulated._run.server.key)
+    identities = write_identities(FIVE, tmp_path / "identities")
+    for rows, key in zip((old, old | ~old), keys, strict=True):
+        nodes = nodes_of(estimator, tmp_path, FIVE, identities, rows, key)
+        update = key is not keys[0]
+        server = coordinator(estimator, nodes, tmp_path, key=key, update=update).run()
+    assert server.n_rounds_ == 2
+    np.testing.assert_allclose(server.item_factors_, simulated.item_factors_, rtol=0, atol=1e-5)
 
 
 def test_a_node_does_not_unmask_two_sums_of_one_round(tmp_path):
@@ -205,12 +218,12 @@ def test_a_late_client_enters_at_the_next_keys(tmp_path):
     one = coordinator(estimator, nodes, tmp_path)
 
     def watch(request):
-        if request.kind == "round" and unpack(request.content)[0]["number"] == 0:
+        if step_of(request) == ("round", 0):
             one.exchanges.carrier.connected[104] = late
 
     one.exchanges.carrier.watch = watch
     server = one.run()
-    assert [entry["messages_up"] for entry in rounds(server)] == [4, 5, 5]
+    assert counts(server) == [4, 5, 5]
     assert (tmp_path / "node 4" / "model.joblib").exists()
 
 
