@@ -154,33 +154,38 @@ SETTINGS = [
 ]
 
 
+@pytest.fixture
+def exact(monkeypatch):
+    """Let the simulator add up single updates, as the server does: sums are rounded otherwise."""
+    monkeypatch.setattr(blocks, "block_size", lambda data: 1)
+    monkeypatch.setattr(Federation, "looks_at_uploads", True)
+
+
+def assert_simulated(estimator, X, y, clients, folder, as_simulated, tolerance=0.0):
+    """Compare a deployed fit with the simulated one."""
+    estimator = prepared(estimator, X, y)
+    as_simulated(estimator)
+    models, server, carrier = deploy(estimator, X, y, clients, folder)
+    assert_same(models, server, clone(estimator).fit(X, y, clients=clients), tolerance)
+    return server, carrier
+
+
 @pytest.mark.parametrize(("Estimator", "setting"), cases(METHODS, SETTINGS, 3))
 def test_one_client_per_user_is_the_simulated_fit(
-    Estimator, setting, tmp_path, as_simulated, monkeypatch
+    Estimator, setting, tmp_path, as_simulated, exact
 ):
-    monkeypatch.setattr(blocks, "block_size", lambda data: 1)
     X, y = make_toy(8)
-    estimator = prepared(make(Estimator, **setting), X, y)
-    as_simulated(estimator)
-    models, server, carrier = deploy(estimator, X, y, X[:, 0], tmp_path)
-    # Devices hand over single updates, so that the simulator must, too: sums are rounded otherwise.
-    monkeypatch.setattr(Federation, "looks_at_uploads", True)
-    assert_same(models, server, clone(estimator).fit(X, y))
-    assert_counted_what_crossed(server, carrier)
+    estimator = make(Estimator, **setting)
+    fits = assert_simulated(estimator, X, y, X[:, 0], tmp_path, as_simulated)
+    assert_counted_what_crossed(*fits)
 
 
-@pytest.mark.parametrize(("Estimator", "setting"), cases(METHODS, SETTINGS[:1], 1))
-def test_silos_are_the_simulated_fit_in_blocks(
-    Estimator, setting, tmp_path, as_simulated, monkeypatch
-):
+@pytest.mark.parametrize("Estimator", METHODS)
+def test_silos_are_the_simulated_fit_in_blocks(Estimator, tmp_path, as_simulated, monkeypatch):
     monkeypatch.setattr(Estimator, "_dtype", np.float64, raising=False)
     X, y = make_toy()
-    silos = X[:, 0] % 3
     # In the simulation users are numbered across clients, and so are the devices' by the server.
-    estimator = prepared(make(Estimator, **setting), X, y)
-    as_simulated(estimator)
-    models, server, _ = deploy(estimator, X, y, silos, tmp_path)
-    assert_same(models, server, clone(estimator).fit(X, y, clients=silos), 1e-9)
+    assert_simulated(make(Estimator), X, y, X[:, 0] % 3, tmp_path, as_simulated, 1e-9)
 
 
 class Retrained(FedFast):
@@ -192,12 +197,10 @@ class FrozenItems(LightFR):
 
 
 VARIANTS = [
-    RFRec(3, n_rounds=4, aggregation="holders"),
     RFRec(3, n_rounds=4, predict_with="local", optimizer="gd"),
     RFRecF(3, n_rounds=14, predict_with="local", aggregation="clients"),
-    LocALS(3, n_rounds=3, reg_user=1.0, aggregation="holders"),
     LocALS(3, n_rounds=3, reg_user=1.0, aggregation="clients", upload="all"),
-    LocALS(3, n_rounds=3, reg_user=1.0, upload="all"),
+    LocALS(3, n_rounds=3, reg_user=1.0, aggregation="holders"),
     FedMF(3, n_rounds=3, client_fraction=1.0, loss="squared"),
     FedMF(3, n_rounds=3, client_fraction=1.0, aggregation="data_size", n_negatives=1),
     FedRec(3, n_rounds=4, client_fraction=1.0, virtual_items="redrawn", hybrid_start=1),
@@ -205,114 +208,86 @@ VARIANTS = [
     SCoLR(2, n_factors=3, n_rounds=3, client_fraction=1.0, aggregation="entries"),
     FedFast(3, n_rounds=3, client_fraction=0.5, cluster_every=1, discount=None),
     Retrained(3, n_rounds=3, aggregation="visits", sampling="federation"),
-    LightFR(5, n_rounds=3, aggregation="parameter"),
     LightFR(70, n_rounds=2, aggregation="parameter", targets="ratings"),
     LightFR(5, n_rounds=3, upload="all"),
     FrozenItems(5, n_rounds=3),
     FCF(3, n_rounds=3, upload="local"),
     FCF(3, n_rounds=3, optimizer="gd"),
-    ExplicitFCF(3, n_rounds=3, upload="all"),
-    ExplicitFCF(3, n_rounds=3, biases=False),
+    ExplicitFCF(3, n_rounds=3, upload="all", biases=False),
 ]
 
 
 @pytest.mark.parametrize("estimator", VARIANTS, ids=repr)
-def test_so_it_is_with_a_methods_other_parameters(estimator, tmp_path, as_simulated, monkeypatch):
-    monkeypatch.setattr(blocks, "block_size", lambda data: 1)
+def test_so_it_is_with_a_methods_other_parameters(estimator, tmp_path, as_simulated, exact):
     X, y = make_toy()
-    silos = X[:, 0] % 5
     estimator = clone(estimator).set_params(random_state=1, federation=DIGITS)
-    estimator = prepared(estimator, X, y)
-    as_simulated(estimator)
-    models, server, _ = deploy(estimator, X, y, silos, tmp_path)
-    monkeypatch.setattr(Federation, "looks_at_uploads", True)
-    assert_same(models, server, clone(estimator).fit(X, y, clients=silos))
+    assert_simulated(estimator, X, y, X[:, 0] % 5, tmp_path, as_simulated)
 
 
-EXACT = {"wire_dtype": "float64"}
+def mf(**parameters):
+    return FedMF(3, n_rounds=3, client_fraction=1.0, **parameters)
+
+
+def rfrec(**parameters):
+    return RFRec(3, n_rounds=3, **parameters)
+
+
+NOISE = LaplaceMechanism(clip=0.2, scale=0.1)
 # Each aggregator, compressor and mechanism once or twice, and each family of methods.
 FEDERATIONS = [
-    (FedMF(3, n_rounds=4, client_fraction=0.5), DIGITS),
-    (FedFast(3, n_rounds=3, client_fraction=0.5), Federation(sampling="rotating", **EXACT)),
-    (RFRecF(3, n_rounds=8), DIGITS),
-    (LocALS(3, n_rounds=2), Federation(aggregator=NormClipping(0.2), **EXACT)),
-    (RFRec(3, n_rounds=3), Federation(aggregator=RowClipping(), **EXACT)),
-    (RFRecF(3, n_rounds=8), Federation(aggregator=HierarchicalClipping(), **EXACT)),
-    (LocALS(3, n_rounds=2), Federation(aggregator=HierarchicalClipping(), **EXACT)),
-    (FedEB(3, n_rounds=3), Federation(aggregator=GeometricMedian(), **EXACT)),
-    (LocALS(3, n_rounds=2), Federation(aggregator=GeometricMedian(), **EXACT)),
-    (ExplicitFCF(3, n_rounds=3), Federation(aggregator=CoordinateMedian(), **EXACT)),
-    (FedRec(3, n_rounds=3, client_fraction=1.0), Federation(aggregator=Krum(1), **EXACT)),
-    (LightFR(5, n_rounds=3, client_fraction=1.0), Federation(aggregator=TrimmedMean(), **EXACT)),
-    (FCF(3, n_rounds=3), Federation(aggregator=PopularityFilter(), **EXACT)),
-    (RFRec(3, n_rounds=3), Federation(aggregator=FLTrust(reference=100), **EXACT)),
-    (
-        RFRec(3, n_rounds=3),
-        Federation(compression=Quantization("float16", direction="down"), **EXACT),
-    ),
-    (FedMF(3, n_rounds=3, client_fraction=1.0), Federation(compression=TopK(0.3), **EXACT)),
-    (FedEB(3, n_rounds=3), Federation(compression=LowRank(1, direction="up"), **EXACT)),
-    (
-        LocALS(3, n_rounds=2),
-        Federation(compression=Quantization("int8"), aggregator=RowClipping(), **EXACT),
-    ),
+    (FedMF(3, n_rounds=4, client_fraction=0.5), {}),
+    (FedFast(3, n_rounds=3, client_fraction=0.5), {"sampling": "rotating"}),
+    (RFRecF(3, n_rounds=8), {}),
+    (LocALS(3, n_rounds=2), {"aggregator": NormClipping(0.2)}),
+    (rfrec(), {"aggregator": RowClipping()}),
+    (RFRecF(3, n_rounds=8), {"aggregator": HierarchicalClipping()}),
+    (FedEB(3, n_rounds=3), {"aggregator": GeometricMedian()}),
+    (LocALS(3, n_rounds=2), {"aggregator": GeometricMedian()}),
+    (ExplicitFCF(3, n_rounds=3), {"aggregator": CoordinateMedian()}),
+    (FedRec(3, n_rounds=3, client_fraction=1.0), {"aggregator": Krum(1)}),
+    (LightFR(5, n_rounds=3, client_fraction=1.0), {"aggregator": TrimmedMean()}),
+    (FCF(3, n_rounds=3), {"aggregator": PopularityFilter()}),
+    (rfrec(), {"aggregator": FLTrust(reference=100)}),
+    (rfrec(), {"compression": Quantization("float16", direction="down")}),
+    (mf(), {"compression": TopK(0.3)}),
+    (FedEB(3, n_rounds=3), {"compression": LowRank(1, direction="up")}),
+    (LocALS(3, n_rounds=2), {"compression": Quantization("int8"), "aggregator": RowClipping()}),
     (
         CoLR(2, n_factors=3, n_rounds=3, client_fraction=1.0),
-        Federation(compression=Quantization("int8", direction="up"), **EXACT),
+        {"compression": Quantization("int8", direction="up")},
     ),
+    (FedEB(3, n_rounds=3), {"compression": Quantization("float16", direction="up")}),
+    (rfrec(aggregation="clients"), {"local_dp": NOISE}),
     (
-        SCoLR(2, n_factors=3, n_rounds=3, client_fraction=1.0),
-        Federation(compression=TopK(0.3, direction="up"), **EXACT),
-    ),
-    (
-        FedEB(3, n_rounds=3),
-        Federation(compression=Quantization("float16", direction="up"), **EXACT),
-    ),
-    (
-        RFRec(3, n_rounds=3, aggregation="clients"),
-        Federation(local_dp=LaplaceMechanism(clip=0.2, scale=0.1), **EXACT),
-    ),
-    (
-        RFRec(3, n_rounds=3, aggregation="clients"),
-        Federation(
-            local_dp=LaplaceMechanism(clip=0.2, scale=0.1),
-            compression=LowRank(1, direction="up"),
-            **EXACT,
-        ),
+        rfrec(aggregation="clients"),
+        {"local_dp": NOISE, "compression": LowRank(1, direction="up")},
     ),
     (
         RFRecF(3, n_rounds=8, aggregation="clients"),
-        Federation(local_dp=GaussianMechanism(clip=0.5, noise_multiplier=0.5), **EXACT),
+        {"local_dp": GaussianMechanism(clip=0.5, noise_multiplier=0.5)},
     ),
-    (
-        RFRec(3, n_rounds=3, aggregation="clients"),
-        Federation(local_dp=SphereMechanism(clip=0.5, epsilon=10.0), **EXACT),
-    ),
+    (rfrec(aggregation="clients"), {"local_dp": SphereMechanism(clip=0.5, epsilon=10.0)}),
 ]
 
 
 @pytest.mark.parametrize("room", [aggregation, compression])
 def test_every_aggregator_and_compressor_is_deployed_below(room):
-    parts = {
-        type(part).__name__ for _, one in FEDERATIONS for part in (one.aggregator, one.compression)
-    }
+    parts = {type(part).__name__ for _, one in FEDERATIONS for part in one.values()}
     assert set(room.__all__) - parts <= {"Aggregator", "Compressor", "Compressed"}
 
 
-@pytest.mark.parametrize(("estimator", "federation"), FEDERATIONS, ids=str)
+@pytest.mark.parametrize(("estimator", "setting"), FEDERATIONS, ids=str)
 def test_so_are_cohorts_quiet_rounds_aggregators_compression_and_noise(
-    estimator, federation, tmp_path, as_simulated, monkeypatch
+    estimator, setting, tmp_path, as_simulated, monkeypatch
 ):
     monkeypatch.setattr(type(estimator), "_dtype", np.float64, raising=False)
     monkeypatch.setattr(blocks, "block_size", lambda data: 1)
     # Each client's own noise, as its device draws it.
     monkeypatch.setattr(Federation, "draws_each", True)
     X, y = make_toy(8)
+    federation = Federation(wire_dtype="float64", **setting)
     estimator = clone(estimator).set_params(random_state=1, federation=federation)
-    estimator = prepared(estimator, X, y)
-    as_simulated(estimator)
-    models, server, _ = deploy(estimator, X, y, X[:, 0], tmp_path)
-    assert_same(models, server, clone(estimator).fit(X, y), 1e-9)
+    assert_simulated(estimator, X, y, X[:, 0], tmp_path, as_simulated, 1e-9)
 
 
 def assert_counted_what_crossed(server, carrier):
@@ -419,14 +394,10 @@ def test_early_stopping_keeps_the_simulated_models(
     X, y = make_toy(8, density=0.8)
     stops = {"early_stopping": True, "validation_fraction": 0.3, "tol": 0.0}
     estimator = make(Estimator, n_rounds=6, n_iter_no_change=patience, **stops)
-    estimator = prepared(estimator, X, y)
-    as_simulated(estimator)
     # One silo with all users, so that the device holds out the rows that the simulator does.
     silo = np.zeros(len(X), dtype=int)
-    models, server, _ = deploy(estimator, X, y, silo, tmp_path)
-    simulated = clone(estimator).fit(X, y, clients=silo)
-    assert server.best_round_ == simulated.best_round_
-    assert_same(models, server, simulated)
+    server, _ = assert_simulated(estimator, X, y, silo, tmp_path, as_simulated)
+    assert server.best_round_ == prepared(estimator, X, y).fit(X, y, clients=silo).best_round_
 
 
 UPDATED = [
@@ -446,10 +417,8 @@ UPDATED = [
 
 
 @pytest.mark.parametrize("method", UPDATED, ids=repr)
-def test_an_update_is_the_simulated_one(method, tmp_path, monkeypatch):
+def test_an_update_is_the_simulated_one(method, tmp_path, monkeypatch, exact):
     """Of new rows of some clients, new users and new items; and again."""
-    monkeypatch.setattr(blocks, "block_size", lambda data: 1)
-    monkeypatch.setattr(Federation, "looks_at_uploads", True)
     X, y = make_toy(8)
     silos, times = X[:, 0] % 4, np.arange(len(X)) % 5
     # Client 3 is new at first, the last item later, and client 0 has new rows once.
