@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import joblib
 import numpy as np
-from sklearn.exceptions import NotFittedError
-from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk._version import __version__
 from fedrecsk.data.interactions import catalogue_ids
@@ -40,39 +38,30 @@ def check_deployable(estimator: Any) -> None:
         raise TypeError(
             f"Only federated estimators can be deployed, such as RFRec(), got {estimator!r}."
         )
-    try:
-        check_is_fitted(estimator)
-    except NotFittedError:
-        pass
-    else:
+    if hasattr(estimator, "item_ids_"):
         raise ValueError(
             f"This {type(estimator).__name__} is fitted already, and a deployment begins anew; "
             "pass sklearn.base.clone(estimator). To go on from the model of an earlier deployment, "
             "set update=True."
         )
-    if estimator._setting().dropout > 0:
+    federation = estimator._setting()
+    if federation.dropout > 0:
         raise ValueError(
             "federation.dropout simulates lost uploads, and a real network loses its own; set "
             "federation.dropout=0, or call fit."
         )
     # A trial registration shows all that a server misses.
-    if estimator._setting().encrypts:
+    if federation.encrypts:
         method = bare(estimator)
         check_secure(method)
         Replica(method, Key(0), 1)
         return
+    # A cohort must be able to mask its uploads, and FLTrust needs its reference.
+    n_clients = math.ceil(FEWEST_CLIENTS / estimator.client_fraction) if federation.masks else 1
+    names = [f"trial {number}" for number in range(n_clients)]
+    names[0] = getattr(federation.aggregator, "reference", names[0])
     one = np.ones(1, dtype=np.int64)
-    # FLTrust needs its reference.
-    name = getattr(estimator._setting().aggregator, "reference", "trial")
-    names = [name, *(f"{name} {i}" for i in range(2, 1 + _n_trial(estimator)))]
     Server.of(estimator).register([Registration(np.array([n]), one, one) for n in names])
-
-
-def _n_trial(estimator):
-    """Return how many clients a trial registration needs: a cohort that can mask its uploads."""
-    if not estimator._setting().masks:
-        return 1
-    return math.ceil(FEWEST_CLIENTS / estimator.client_fraction)
 
 
 def check_updatable(estimator: Any) -> None:

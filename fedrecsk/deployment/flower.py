@@ -242,18 +242,15 @@ def _check_settings(given):
                 f"{name} is missing; pass {name}={hint} to server_app, or set "
                 f"{name.replace('_', '-')} = {hint} in the run configuration."
             )
-    if type(given["n_clients"]) is not int or given["n_clients"] < 1:
-        raise ValueError(f"n_clients must be an int of at least 1, got {given['n_clients']!r}.")
-    for name in ("quorum", "patience", "gathering", "poll"):
-        if type(given[name]) not in (int, float):
-            raise ValueError(f"{name} must be a number, got {given[name]!r}.")
-    if type(given["update"]) is not bool:
-        raise ValueError(f"update must be true or false, got {given['update']!r}.")
-    if not 0 < given["quorum"] <= 1:
-        raise ValueError(f"quorum must be in (0, 1], got {given['quorum']!r}.")
-    for name in ("patience", "gathering", "poll"):
-        if not given[name] > 0:
-            raise ValueError(f"{name} must be a number of seconds above 0, got {given[name]!r}.")
+    number, seconds = (int, float), "must be a number of seconds above 0"
+    for name, types, is_valid, what in (
+        ("n_clients", (int,), lambda n: n >= 1, "must be an int of at least 1"),
+        ("update", (bool,), lambda _: True, "must be true or false"),
+        ("quorum", number, lambda share: 0 < share <= 1, "must be in (0, 1]"),
+        *((name, number, lambda n: n > 0, seconds) for name in ("patience", "gathering", "poll")),
+    ):
+        if type(given[name]) not in types or not is_valid(given[name]):
+            raise ValueError(f"{name} {what}, got {given[name]!r}.")
 
 
 def _log_as_flower_does():
