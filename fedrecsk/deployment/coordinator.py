@@ -192,15 +192,12 @@ class Coordinator:
         return progress
 
     def _new_fit(self, ours, key):
-        method, counted = self.estimator, set()
+        method, last = self.estimator, None
         if self._last is not None:
             n_rounds = max(1, round(SHARE * method._rounds(self.n_clients)))
-            method, counted = (
-                clone(method).set_params(n_rounds=n_rounds),
-                self._last.members.counted,
-            )
+            method, last = clone(method).set_params(n_rounds=n_rounds), self._last.members
         server = Server.of(method, key, party=self.party)
-        members = Members(None if self.party is None else self.party.n_clients, counted)
+        members = Members(None if self.party is None else self.party.n_clients, last)
         return Progress(secrets.token_hex(8), ours, server, members)
 
     # ------------------------------------------------------------------------ the loop
@@ -282,12 +279,13 @@ class Coordinator:
         server.state = server.method._resumed(server.state, last.state, items)
         if not server.method._sends_once:
             return
-        counted = np.array([one.name in members.counted for one in members.by_code.values()])
-        changed = np.array([bool(one.has_changed) for one in members.by_code.values()])
-        log.info("%d of %d clients have new rows", (changed | ~counted).sum(), len(counted))
+        clients = members.by_code.values()
+        changed = np.array([one.has_changed is not False for one in clients])
+        counted = np.array([one.name in members.counted for one in clients])
+        log.info("%d of %d clients have new rows", changed.sum(), len(changed))
         if (counted & changed).any():
             self._withdraw(counted & changed)
-        server.only = changed | ~counted
+        server.only = changed | np.array([one.name in members.lost for one in clients])
 
     def _withdraw(self, who):
         """Let the clients of a mask take back what they have sent to the sum."""
@@ -357,8 +355,13 @@ class Coordinator:
         uploads, n_malformed = self._ask("round", number, asked, message, self.quorum)
         server.close_round(uploads)
         if server.method._sends_once and not server.federation.secure_aggregation:
-            accepted = [one.client for one in uploads if server.accept(one).n_accepted]
-            self.members.counted |= {asked[code].name for code in accepted}
+            accepted, members = (
+                [one for one in uploads if server.accept(one).n_accepted],
+                self.members,
+            )
+            members.counted |= {asked[one.client].name for one in accepted}
+            members.lost |= {one.name for one in asked.values()}
+            members.lost -= members.counted
         traffic = self.progress.traffic[-1]
         server.ledger.count(dropped=len(asked) - traffic["answers"], rejected=n_malformed)
         if server.totals is not None:

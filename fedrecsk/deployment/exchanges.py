@@ -80,8 +80,8 @@ class Member:
     node: int | None
     # None: it has come after the fit has begun, and joins before the next round.
     place: ClientCodes | None = None
-    # In an update of a sum: whether its rows differ from those whose sum it has sent; None: it has
-    # none of that fit.
+    # In an update of a sum: whether its rows differ from those of the last fit; None: it was not
+    # there.
     has_changed: bool | None = None
     # Whether it has answered all exchanges before its first round.
     is_set_up: bool = False
@@ -104,11 +104,13 @@ class Member:
 class Members:
     """All clients of a fit, by id."""
 
-    def __init__(self, most: int | None = None, counted: Iterable[Any] = ()) -> None:
+    def __init__(self, most: int | None = None, last: Members | None = None) -> None:
         # How many there may be. None: any number.
         self.most = most
-        # Of a method of sums: ids of the clients whose upload is in the sum.
-        self.counted: set[Any] = set(counted)
+        # Of a method of sums: ids of the clients whose upload is in the sum, and of those that
+        # were asked for one that has not come.
+        self.counted: set[Any] = set(last.counted) if last else set()
+        self.lost: set[Any] = set(last.lost) if last else set()
         self.by_name: dict[Any, Member] = {}
 
     def __len__(self) -> int:

@@ -93,9 +93,11 @@ class Memory:
 
 
 def _past(memory):
-    """Return what a client keeps of a fit, or of the one before in which it has trained."""
-    if memory is None or memory.device is None or memory.device.state is None:
+    """Return what a client keeps of the last fit in which it has trained, or of its first."""
+    if memory is None or memory.device is None:
         return memory and memory.past
+    if memory.device.state is None:
+        return memory.past or Past(memory.rows, {})
     return Past(memory.rows, memory.device.memory())
 
 

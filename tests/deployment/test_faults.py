@@ -522,6 +522,11 @@ def test_a_sum_is_right_again_after_lost_answers(tmp_path):
 
     with pytest.raises(NotEnough, match="request 'withdraw'"):
         update("withdraw")
+    one = coordinator(estimator, nodes, tmp_path, update=True)
+    kill(one, "round", 0, max(nodes))
+    with pytest.raises(Killed):
+        one.run()
+    assert coordinator(estimator, nodes, tmp_path, update=True).is_resumed
     assert asked(update("round", quorum=0.5)) == [3, 3]
     server = update(None)
     # Only the client that was lost; it has nothing to take back.

@@ -411,6 +411,7 @@ UPDATED = [
     CoLR(2, n_factors=3, client_fraction=1.0),
     SCoLR(2, n_factors=3, client_fraction=1.0),
     FedEASE(reg=5.0),
+    FedEASE(reg=5.0, client_fraction=0.5),
     FedSpectral(3),
     FedItemKNN(3),
 ]
