@@ -263,7 +263,7 @@ class Coordinator:
                     raise NotEnough(
                         f"The sum of set-up exchange {step} is lost; run this app again."
                     )
-                server.close_setup(step, uploads, late=late, trusted=masks)
+                server.close_setup(step, uploads, late=late)
                 answered = _senders_of(uploads)
             server.ledger.count(rejected=n_malformed)
             asked = {code: one for code, one in asked.items() if code in answered}
