@@ -6,9 +6,10 @@ import copy
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass, field
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
+from scipy import sparse
 from sklearn.utils import check_random_state
 
 from fedrecsk._utils.sklearn_compat import Interval
@@ -19,8 +20,6 @@ from fedrecsk.protocol.early_stopping import EarlyStopping
 from fedrecsk.protocol.keys import Key
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from numpy.random import RandomState
 
 DTYPE = np.float32
@@ -77,7 +76,7 @@ class Epochs(Recommender):
 
     @abstractmethod
     def _fitted(self, rows, state) -> dict[str, Any]:
-        """Fitted attributes; new arrays, with users in the order of their codes."""
+        """Return the fitted attributes; new arrays, with users in the order of their codes."""
 
     # ------------------------------------------------------------------------ the machinery
 
@@ -85,9 +84,7 @@ class Epochs(Recommender):
         return self.n_epochs
 
     def _fit(self, data, report):
-        run = resumed(self, data, "n_epochs") or Run.new(self, data)
-        # Epochs update in place: a fit that fails half-way must not be continued.
-        self._run = None
+        run = begun(self, data, "n_epochs")
         rows, held_out = Rows.of(data), None
         if self.early_stopping:
             rows, held_out = hold_out(rows, self.validation_fraction, run.key)
@@ -133,7 +130,7 @@ class Epochs(Recommender):
         run.stopping.judge(loss, run.n_epochs, lambda: copy.deepcopy(run.state))
 
     def _finished(self, run, rows):
-        """Fitted attributes as if the epochs ended here; copies."""
+        """Return the fitted attributes as if the epochs ended here; copies."""
         best = run.stopping.message
         attributes = self._fitted(rows, run.state if best is None else best)
         attributes |= {"n_epochs_": run.n_epochs, "loss_curve_": list(run.loss_curve)}
@@ -165,25 +162,17 @@ class GradientDescent(RatingMixin, Epochs):
         "shrinkage": [Interval(Real, 0, None, closed="left")],
     }
 
-    # ------------------------------------------------------------------------- the method
-
-    @abstractmethod
-    def _arranged(self, rows, key):
-        """Arrange what `_epoch` passes over: arrays of the ratings and the strengths of decay."""
-
     @abstractmethod
     def _epoch(self, arranged, state, rate):
         """Pass over the ratings, changing `state`; return the sum of weighted squared errors."""
 
     @abstractmethod
     def _parameters(self, rows, state):
-        """Fitted attributes by name, on the inner scale, users in the order of their ids."""
+        """Return the fitted vectors and biases by name, inside, with users in Rows' order."""
 
     def _center(self, rows):
         """Return what is subtracted from all ratings."""
         return rows.mean
-
-    # ------------------------------------------------------------------------ the machinery
 
     def _pass(self, rows, arranged, run):
         loss = self._epoch(arranged, run.state, self._rate(run))
@@ -198,9 +187,9 @@ class GradientDescent(RatingMixin, Epochs):
         return float(np.average((held_out.values - predicted) ** 2, weights=held_out.weights))
 
     def _fitted(self, rows, state):
-        center, scale = self._center(rows), rows.scale
+        scale = rows.scale
         fitted = {
-            "global_bias_": center,
+            "global_bias_": self._center(rows),
             "rating_range_": rows.range,
             "_scale": scale,
         }
@@ -223,23 +212,34 @@ class Run:
     fingerprint: bytes | None
     parameters: dict
     stopping: EarlyStopping
-    state: dict | None = None
+    state: Any = None
     loss_curve: list = field(default_factory=list)
     validation_curve: list = field(default_factory=list)
-
-    @classmethod
-    def new(cls, estimator, data):
-        """Before the first epoch."""
-        seed = check_random_state(estimator.random_state).randint(2**31 - 1)
-        parameters = parameters_of_a_run(estimator, "n_epochs")
-        fingerprint = data.fingerprint() if estimator.warm_start else None
-        stopping = EarlyStopping(estimator.tol, estimator.n_iter_no_change)
-        return cls(Key(int(seed)), fingerprint, parameters, stopping)
+    # Of a Bayesian model.
+    samples: list = field(default_factory=list)
 
     @property
     def n_epochs(self):
-        """Epochs run so far."""
+        """Return the number of epochs so far."""
         return len(self.loss_curve)
+
+    @property
+    def n_samples(self):
+        """Return the number of samples so far."""
+        return len(self.samples)
+
+
+def begun(estimator, data, total):
+    """Return the Run that a fit continues, or a new one; `total` is the parameter of its length."""
+    run = resumed(estimator, data, total)
+    # Steps change the state in place: a fit that fails half-way must not be continued.
+    estimator._run = None
+    if run is not None:
+        return run
+    key = Key(int(check_random_state(estimator.random_state).randint(2**31 - 1)))
+    fingerprint = data.fingerprint() if estimator.warm_start else None
+    stopping = EarlyStopping(tol=0.0, patience=1)
+    return Run(key, fingerprint, parameters_of_a_run(estimator, total), stopping)
 
 
 class Rows(NamedTuple):
@@ -276,13 +276,13 @@ class Rows(NamedTuple):
         rank = np.empty(data.n_users, dtype=np.int64)
         rank[np.argsort(data.user_ids.values, kind="stable")] = np.arange(data.n_users)
         users = rank[data.users].astype(np.int32)
-        order = np.argsort(narrowed(users), kind="stable")
-        values, weights = data.values[order], data.weights[order]
+        columns = users, data.items, data.values, data.weights
+        _, users, items, values, weights = grouped(users, data.n_users, *columns)
         mean = float(np.average(values, weights=weights))
         scale = float(np.sqrt(np.average((values - mean) ** 2, weights=weights)))
         return cls(
-            users[order],
-            data.items[order],
+            users,
+            items,
             values,
             weights,
             data.n_users,
@@ -295,7 +295,7 @@ class Rows(NamedTuple):
         )
 
     def take(self, which):
-        """Some of the rows, in the order given; all else stays."""
+        """Return some of the rows, in the order given; all else stays."""
         return self._replace(
             users=self.users[which],
             items=self.items[which],
@@ -305,12 +305,12 @@ class Rows(NamedTuple):
 
     @property
     def indptr(self):
-        """Ratings ``indptr[u]:indptr[u + 1]`` are user u's, while rows are by user."""
+        """Return where each user's ratings begin, while rows are by user."""
         counts = np.bincount(self.users, minlength=self.n_users)
         return np.concatenate([[0], np.cumsum(counts)])
 
     def targets(self, center):
-        """(rating - center) / scale, of DTYPE."""
+        """Return (rating - center) / scale, of DTYPE."""
         return ((self.values - center) / self.scale).astype(DTYPE)
 
     def relative_weights(self):
@@ -321,8 +321,7 @@ class Rows(NamedTuple):
         """Return each user's and item's strength of decay per rating: reg + shrinkage / its weight.
 
         Over a user's ratings this sums to the gradient of ``(reg n_u + shrinkage) |p_u|^2 / 2``.
-        `user_shrinkage`, of shape (n_users,), replaces it for users. Bounded so that no step takes
-        a parameter past 0.
+        `user_shrinkage`, (n_users,), replaces it for users. No step takes a parameter past 0.
         """
         x = learning_rate * float(self.weights.max() / self.weights.mean())
         most = (1 + 2 * x) / x
@@ -338,13 +337,7 @@ class Rows(NamedTuple):
 
 
 def hold_out(rows, fraction, key):
-    """Training and held-out rows; which ones depends on the data and the key alone.
-
-    Raises
-    ------
-    ValueError
-        If there are not rows enough for both.
-    """
+    """Return training and held-out rows, which depend on the data and the key alone, or raise."""
     mask = key.uniform("held-out row", np.arange(len(rows.values))) < fraction
     if not mask.any() or mask.all():
         raise ValueError(
@@ -360,10 +353,7 @@ def vectors(n, n_factors, std, generator):
 
 
 def item_vectors(rows, n_factors, std, generator):
-    """`vectors` for the items that have rows; 0 for the rest of the catalogue.
-
-    Nothing would move the others, and what the former get does not depend on them.
-    """
+    """Return `vectors` for the items that have rows, and 0 for others, which nothing moves."""
     rated = np.flatnonzero(np.bincount(rows.items, minlength=rows.n_items))
     drawn = vectors(len(rated), n_factors, std, generator)
     everything = np.zeros((rows.n_items, drawn.shape[1]), dtype=DTYPE)
@@ -389,25 +379,31 @@ def narrowed(codes):
     return codes.astype(np.uint16) if len(codes) and codes.max() < 2**16 else codes
 
 
+def grouped(codes, n_groups, *arrays):
+    """Return where the rows of each code begin, (n_groups + 1,), and arrays in this order."""
+    # Calls, between which an interrupt arrives, unlike between brackets.
+    order = np.argsort(narrowed(codes), kind="stable")
+    counts = np.bincount(codes, minlength=n_groups)
+    return np.concatenate([[0], np.cumsum(counts)]), *(array.take(order) for array in arrays)
+
+
+def implicit_sums(indptr, items, Y):
+    """Return |R_u|^-1/2 sum_{j in R_u} y_j of each user; 0 for a user without ratings."""
+    n_rated = np.diff(indptr)
+    ones = np.ones(len(items), Y.dtype)
+    sums = sparse.csr_array((ones, items, indptr), shape=(len(n_rated), len(Y))) @ Y
+    return (sums / np.sqrt(np.maximum(n_rated, 1))[:, None]).astype(Y.dtype)
+
+
 def ridge_by_user(data, residuals, design, prior):
-    """Return each user's weighted ridge regression of its residuals on its rows of `design`.
+    """Return each user's weighted ridge regression of its residuals on its items' rows of `design`.
 
-    Minimises ``sum_k w_k (residual_k - theta . design_k)^2 + theta' diag(prior_u) theta``.
-
-    Parameters
-    ----------
-    data : Interactions
-    residuals : ndarray of shape (n_ratings,)
-    design : function from item codes to an ndarray of shape (n, n_coefficients)
-    prior : function from a user's total weight to an ndarray of shape (n_coefficients,)
-
-    Returns
-    -------
-    theta : ndarray of shape (n_users, n_coefficients), dtype float64
+    Minimises ``sum_k w_k (residual_k - theta . design_k)^2 + theta' diag(prior_u) theta``, where
+    `prior` is a function of the user's total weight; (n_users, n_coefficients) float64.
     """
     theta = []
     for first, last in zip(data.indptr[:-1], data.indptr[1:], strict=True):
-        weights, rows = data.weights[first:last], design(data.items[first:last])
+        weights, rows = data.weights[first:last], design[data.items[first:last]]
         gram = (rows.T * weights) @ rows + np.diag(prior(weights.sum()))
         right = rows.T @ (weights * residuals[first:last])
         # The least-norm solution where nothing is regularised and ratings are few.

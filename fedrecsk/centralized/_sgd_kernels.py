@@ -1,6 +1,8 @@
 """One epoch of stochastic gradient descent for rating factorisations.
 
-All arrays of one call have one dtype, float32 or float64.
+All floats of one call have one dtype, float32 or float64. The targets of ratings are what scores
+should be; `decays` are strengths per rating, of each user and of each item. Epochs return the sum
+of weighted squared errors, each before its update.
 """
 
 import numpy as np
@@ -42,34 +44,11 @@ def step_size(rate, weight):
 
 
 @kernel
-def pmf(
-    users,
-    items,
-    targets,
-    weights,
-    rate,
-    P,
-    Q,
-    reg_user,
-    reg_item,
-    mean_user,
-    mean_item,
-):
-    """Pass over the ratings in their order by PMF, changing P and Q in place.
-
-    Parameters
-    ----------
-    users, items : (n,) int32
-    targets, weights : (n,) what p_u . q_i is to be, and the weight of each rating
-    rate : learning rate
-    P, Q : (n_users, width) and (n_items, width)
-    reg_user, reg_item : (n_users,) and (n_items,) pull to the prior mean per rating
-    mean_user, mean_item : (width,) prior means of P's and Q's rows
-
-    Returns
-    -------
-    loss : float, the sum of weighted squared errors, each before its update
-    """
+def pmf(ratings, rate, P, Q, decays, prior_means):
+    """Pass over the ratings by PMF, changing P and Q; vectors decay to the prior means."""
+    users, items, targets, weights = ratings
+    reg_user, reg_item = decays
+    mean_user, mean_item = prior_means
     one, loss = type(rate)(1), 0.0
     for k in range(len(users)):
         u, i = users[k], items[k]
@@ -86,33 +65,11 @@ def pmf(
 
 
 @kernel
-def biased_mf(
-    users,
-    items,
-    targets,
-    weights,
-    rate,
-    user_bias,
-    item_bias,
-    P,
-    Q,
-    reg_user,
-    reg_item,
-    reg_user_bias,
-    reg_item_bias,
-):
-    """Pass over the ratings in their order, changing biases and vectors in place.
-
-    Parameters
-    ----------
-    As in `pmf`, with targets for b_u + b_i + p_u . q_i, and
-    user_bias, item_bias : (n_users,) and (n_items,)
-    reg_user_bias, reg_item_bias : likewise, pull of the biases to 0 per rating
-
-    Returns
-    -------
-    loss : float, the sum of weighted squared errors, each before its update
-    """
+def biased_mf(ratings, rate, state, decays):
+    """Pass over the ratings by biased MF, changing biases and vectors."""
+    users, items, targets, weights = ratings
+    user_bias, item_bias, P, Q = state
+    reg_user, reg_item, reg_user_bias, reg_item_bias = decays
     one, loss = type(rate)(1), 0.0
     for k in range(len(users)):
         u, i = users[k], items[k]
@@ -127,45 +84,18 @@ def biased_mf(
 
 
 @kernel
-def svdpp(
-    order,
-    indptr,
-    items,
-    targets,
-    weights,
-    rate,
-    user_bias,
-    item_bias,
-    P,
-    Q,
-    Y,
-    reg_user,
-    reg_item,
-    reg_user_bias,
-    reg_item_bias,
-    reg_implicit,
-    x,
-    origin,
-):
-    """Pass over the ratings user by user, changing biases and vectors in place.
+def svdpp(order, indptr, ratings, rate, state, decays, reg_implicit):
+    """Pass over the users in this order by SVD++, changing biases and vectors.
 
-    During a user's ratings its whole vector x_u = p_u + |R_u|^-1/2 sum_j y_j moves. At the
-    end p_u and, times |R_u|^-1/2, each y_j move as far as it did: that is the sum of their
-    gradients, and O(d) a rating. Then their decay over these ratings is applied at once.
-
-    Parameters
-    ----------
-    order : (n_users,) in which users are visited
-    indptr : (n_users + 1,); user u's ratings are indptr[u]:indptr[u + 1]
-    Y : (n_items, width) implicit vectors y_j
-    reg_implicit : decay of y_j per rating of a user that has rated j
-    x, origin : (width,), scratch
-    The others as in `biased_mf`.
-
-    Returns
-    -------
-    loss : float, the sum of weighted squared errors, each before its update
+    During a user's ratings ``indptr[u]:indptr[u + 1]`` its whole vector
+    x_u = p_u + |R_u|^-1/2 sum_j y_j moves. At the end p_u and, times |R_u|^-1/2, each y_j move as
+    far as it did: that is the sum of their gradients, and O(d) a rating. Then their decay over
+    these ratings is applied at once.
     """
+    items, targets, weights = ratings
+    user_bias, item_bias, P, Q, Y = state
+    reg_user, reg_item, reg_user_bias, reg_item_bias = decays
+    x, origin = np.empty_like(P[0]), np.empty_like(P[0])
     one, loss = type(rate)(1), 0.0
     for u in order:
         first, last = indptr[u], indptr[u + 1]
@@ -199,19 +129,3 @@ def svdpp(
         for k in range(first, last):
             add(Y[items[k]], x, keep)
     return loss
-
-
-@kernel
-def implicit_sums(indptr, items, Y, sums):
-    """sums[u] = |R_u|^-1/2 sum_{j in R_u} y_j; 0 for a user without ratings."""
-    for u in range(len(sums)):
-        first, last = indptr[u], indptr[u + 1]
-        for f in range(Y.shape[1]):
-            sums[u, f] = 0
-        for k in range(first, last):
-            for f in range(Y.shape[1]):
-                sums[u, f] += Y[items[k], f]
-        if last > first:
-            root = np.sqrt(last - first)
-            for f in range(Y.shape[1]):
-                sums[u, f] /= root

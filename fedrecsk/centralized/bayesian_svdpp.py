@@ -21,7 +21,7 @@ from fedrecsk._utils.threads import N_JOBS, Threads
 from fedrecsk.base import RatingMixin, Recommender
 from fedrecsk.base._item_content import ItemContent
 from fedrecsk.base._warm_start import parameters_of_a_run, resumed
-from fedrecsk.centralized._sgd import Rows, narrowed
+from fedrecsk.centralized._sgd import Rows, implicit_sums, narrowed
 from fedrecsk.protocol.keys import Key
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from numpy.random import RandomState
 
 bayesian_svdpp_kernels: LazyModule = LazyModule("fedrecsk.centralized._bayesian_svdpp_kernels")
-sgd_kernels: LazyModule = LazyModule("fedrecsk.centralized._sgd_kernels")
 
 DTYPE = np.float32
 MAX_BYTES = 8 * 2**30
@@ -379,8 +378,7 @@ class BayesianSVDpp(ItemContent, RatingMixin, Recommender):
         own = slice(s * d, (s + 1) * d)
         factors = self.item_factors_[:, own] * (self.n_samples_ / root)
         items = np.column_stack([self.item_bias_samples_[:, s] / self._scale, factors])
-        implicit = np.empty((data.n_users, d), dtype=DTYPE)
-        sgd_kernels.implicit_sums(data.indptr, data.items, self.implicit_factors_[:, own], implicit)
+        implicit = implicit_sums(data.indptr, data.items, self.implicit_factors_[:, own])
         mean = np.column_stack([np.zeros(data.n_users), implicit / root])
         return items.astype(np.float64), bayesian_svdpp_kernels.Prior(
             mean.astype(np.float64), self._user_precision[s]

@@ -151,7 +151,7 @@ class BiasedMF(ItemContent, GradientDescent):
 
     def _epoch(self, arranged, state, rate):
         ratings, decays = arranged
-        return sgd_kernels.biased_mf(*ratings, rate, *state.values(), *decays)
+        return sgd_kernels.biased_mf(ratings, rate, tuple(state.values()), decays)
 
     def _fitted(self, rows, state):
         n_ratings = np.bincount(rows.items, rows.relative_weights(), rows.n_items)
@@ -171,7 +171,7 @@ class BiasedMF(ItemContent, GradientDescent):
         return {"user_bias_": bias, "user_factors_": factors}
 
     def _solve_users(self, data, residuals):
-        """New users' b_u and p_u from the residuals of their ratings."""
+        """Return new users' b_u and p_u from the residuals of their ratings."""
         design = np.column_stack([np.ones(self.n_items_), self.item_factors_])
 
         def prior(weight):
@@ -179,6 +179,6 @@ class BiasedMF(ItemContent, GradientDescent):
             strengths[0] = self.reg_bias * weight + self.shrinkage_bias
             return strengths
 
-        theta = ridge_by_user(data, residuals, design.__getitem__, prior)
+        theta = ridge_by_user(data, residuals, design, prior)
         theta = theta.astype(self.item_factors_.dtype)
         return theta[:, 0], theta[:, 1:]

@@ -11,7 +11,6 @@ import numpy as np
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval
-from fedrecsk.base import linear_scores
 from fedrecsk.centralized import _sgd
 from fedrecsk.centralized._sgd import (
     GradientDescent,
@@ -153,7 +152,7 @@ class PMF(GradientDescent):
         decays = rows.decays(self.reg, self.shrinkage, self.learning_rate, of_users)
         rows = shuffled(rows, key)
         targets = rows.targets(self._center(rows))
-        return (rows.users, rows.items, targets, rows.relative_weights()), decays
+        return (rows.users, rows.items, targets, rows.relative_weights()), tuple(decays)
 
     def _shrinkage_of(self, n_ratings):
         """Return the shrinkage of users with so many ratings."""
@@ -162,7 +161,7 @@ class PMF(GradientDescent):
     def _epoch(self, arranged, state, rate):
         ratings, decays = arranged
         means = self._prior_means(state["P"].shape[1])
-        return sgd_kernels.pmf(*ratings, rate, state["P"], state["Q"], *decays, *means)
+        return sgd_kernels.pmf(ratings, rate, state["P"], state["Q"], decays, means)
 
     def _parameters(self, rows, state):
         return {"user_factors_": state["P"], "item_factors_": state["Q"]}
@@ -171,20 +170,17 @@ class PMF(GradientDescent):
         mean, items = self._fitted_prior_means()[0], self.item_factors_.astype(np.float64)
 
         def prior(weight):
-            return np.full(len(mean), self._strength(weight))
+            strength = (self.reg * weight + self._shrinkage_of(weight)) * self._scale
+            return np.full(len(mean), strength)
 
         residuals = data.values - self.global_bias_ - items[data.items] @ mean
-        theta = ridge_by_user(data, residuals, items.__getitem__, prior)
+        theta = ridge_by_user(data, residuals, items, prior)
         return {"user_factors_": (mean + theta).astype(self.user_factors_.dtype)}
-
-    def _strength(self, weight):
-        """Return the strength of a user's prior by the weight of the ratings, in rating units."""
-        return (self.reg * weight + self._shrinkage_of(weight)) * self._scale
 
     # ------------------------------------------------- unknown users and items: the prior mean
 
     def _prior_means(self, width):
-        """Prior means of users' and items' vectors, of DTYPE."""
+        """Return the prior means of users' and items' vectors, of DTYPE."""
         means = np.zeros((2, width), dtype=_sgd.DTYPE)
         means[0, 0] = means[1, min(1, width - 1)] = self.prior_mean
         return means
@@ -193,21 +189,11 @@ class PMF(GradientDescent):
         """Return the priors' means in the units of the fitted vectors."""
         return self._prior_means(self.item_factors_.shape[1]) * np.sqrt(self._scale)
 
-    def _score_pairs(self, users, items):
-        offset, user_bias, item_bias, user_factors, item_factors = self._linear_part()
-        user_mean, item_mean = self._fitted_prior_means()
-        scores = linear_scores(
-            np.where(users < 0, self.n_users_, users),
-            np.where(items < 0, self.n_items_, items),
-            offset,
-            np.append(user_bias, 0.0),
-            np.append(item_bias, 0.0),
-            np.vstack([user_factors, user_mean]),
-            np.vstack([item_factors, item_mean]),
-        )
-        return self._response(scores)
+    def _scores_of_unknown_users(self):
+        return self.item_factors_ @ self._fitted_prior_means()[0]
 
-    def _score_all(self, users):
-        scores = super()._score_all(users)
-        scores[users < 0] += self.item_factors_ @ self._fitted_prior_means()[0]
-        return scores
+    def _with_unknown_users(self, scores, users, items=None):
+        if items is not None:
+            new = (items < 0) & (users >= 0)
+            scores[new] += self.user_factors_[users[new]] @ self._fitted_prior_means()[1]
+        return super()._with_unknown_users(scores, users, items)

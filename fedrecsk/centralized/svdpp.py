@@ -11,8 +11,7 @@ import numpy as np
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval
-from fedrecsk.centralized import _sgd
-from fedrecsk.centralized._sgd import item_vectors
+from fedrecsk.centralized._sgd import implicit_sums, item_vectors
 from fedrecsk.centralized.biased_mf import BiasedMF
 
 sgd_kernels: LazyModule = LazyModule("fedrecsk.centralized._sgd_kernels")
@@ -135,14 +134,12 @@ class SVDpp(BiasedMF):
         return (order, rows.indptr, *ratings), self._decays(rows)
 
     def _epoch(self, arranged, state, rate):
-        ratings, decays = arranged
-        reg_implicit = type(rate)(self.reg_implicit)
-        scratch = np.zeros((2, state["P"].shape[1]), _sgd.DTYPE)
-        return sgd_kernels.svdpp(*ratings, rate, *state.values(), *decays, reg_implicit, *scratch)
+        (order, indptr, *ratings), decays = arranged
+        given = order, indptr, tuple(ratings), rate, tuple(state.values()), decays
+        return sgd_kernels.svdpp(*given, type(rate)(self.reg_implicit))
 
     def _parameters(self, rows, state):
-        implicit = np.empty_like(state["P"])
-        sgd_kernels.implicit_sums(rows.indptr, rows.items, state["Y"], implicit)
+        implicit = implicit_sums(rows.indptr, rows.items, state["Y"])
         return super()._parameters(rows, state) | {
             "user_factors_": state["P"] + implicit,
             "user_private_factors_": state["P"],
@@ -150,8 +147,7 @@ class SVDpp(BiasedMF):
         }
 
     def _new_user_attributes(self, data):
-        implicit = np.empty((data.n_users, self.n_factors), dtype=self.implicit_factors_.dtype)
-        sgd_kernels.implicit_sums(data.indptr, data.items, self.implicit_factors_, implicit)
+        implicit = implicit_sums(data.indptr, data.items, self.implicit_factors_)
         told = np.einsum("kf,kf->k", implicit[data.users], self.item_factors_[data.items])
         residuals = data.values - self.global_bias_ - self.item_bias_[data.items] - told
         bias, factors = self._solve_users(data, residuals)
