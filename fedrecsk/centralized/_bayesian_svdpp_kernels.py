@@ -1,87 +1,286 @@
-"""Gibbs sampling of matrix factorisations: all rows of one side given the other.
+"""The Gibbs sampler of Bayesian SVD++: all unknowns of the model, and how each is drawn.
 
-A row of a side is x = (bias, vector), and a rating of rows a and b is normal with mean
-``x_a[0] + x_b[0] + x_a[1:] . x_b[1:]``. All arrays are float64, apart from those that name
-another type.
+A row of a side, users or items, is x = (bias, vector), and a rating of rows a and b is normal with
+mean ``x_a[0] + x_b[0] + x_a[1:] . x_b[1:]``.
 """
 
-from typing import NamedTuple
+import itertools
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
+from joblib import delayed
+from scipy import sparse
+from scipy.sparse.linalg import LinearOperator, eigsh
 
 from fedrecsk._utils.jit import inline, kernel
 from fedrecsk._utils.shared_kernels import factor, solve
+from fedrecsk._utils.threads import Threads
+from fedrecsk.centralized._sgd import grouped
+
+# Every precision has the prior Gamma(SHAPE, rate RATE), which is nearly flat for a scale. A large
+# rate would keep factors that the data do not need from vanishing: sparse data are then overfitted.
+SHAPE, RATE = 0.5, 0.005
+INIT_STD = 0.1
+INIT_PRECISION = 30.0  # of y: it moves slowly, and the posterior's is about as large on MovieLens
+RATINGS_PER_CALL = 2**20  # of a kernel
+SMALL = 1000  # items up to which all eigenvectors are as quick to find as some
 
 
 class Side(NamedTuple):
-    """The ratings by row of one side, users or items.
-
-    Attributes
-    ----------
-    indptr : (n_rows + 1,); row a's ratings are indptr[a]:indptr[a + 1]
-    others : (n_ratings,) int32, row of the other side
-    values, weights : (n_ratings,)
-    """
+    """The ratings by row of one side: row a's are those of ``indptr[a]:indptr[a + 1]``."""
 
     indptr: np.ndarray
+    # Row of the other side.
     others: np.ndarray
+    # Less their mean, in standard deviations; weights are relative to their mean.
     values: np.ndarray
     weights: np.ndarray
 
 
-class Prior(NamedTuple):
-    """Row a is normal with mean[a] and precision diag(precision) before any rating.
+class Problem(NamedTuple):
+    """What stays the same over the sweeps."""
 
-    Attributes
-    ----------
-    mean : (n_rows, 1 + d)
-    precision : (1 + d,)
+    # The items with ratings; all else here is about these.
+    rated: np.ndarray
+    users: Side
+    items: Side
+    # |R_u|^-1/2.
+    shares: np.ndarray
+    # Of the items' kernel, (r,) and (n_items, r).
+    eigenvalues: np.ndarray
+    eigenvectors: np.ndarray
+    # nu, or None.
+    noise_df: float | None
+    # What features say of all items: an ItemPrior, or None.
+    content: Any
+
+    @classmethod
+    def of(cls, rows, kernel_rank, noise_df, content=None):
+        """Return the problem of `rows` (Rows)."""
+        # Counted, because NumPy takes seconds to sort 25 million items.
+        is_rated = np.bincount(rows.items, minlength=rows.n_items) > 0
+        rated, places = np.flatnonzero(is_rated), np.cumsum(is_rated, dtype=np.int32) - 1
+        items = places[rows.items].astype(np.int32, copy=False)
+        values = (rows.values - rows.mean) / rows.scale
+        weights = rows.weights / rows.weights.mean()
+        by_item = Side(*grouped(items, len(rated), rows.users, values, weights))
+        shares = np.diff(by_item.indptr) ** -0.5
+        held = sparse.csr_array(
+            (shares[items], items, rows.indptr), shape=(rows.n_users, len(rated))
+        )
+        return cls(
+            rated,
+            Side(rows.indptr, items, values, weights),
+            by_item,
+            np.diff(rows.indptr) ** -0.5,
+            *leading_eigenpairs(held, kernel_rank),
+            noise_df,
+            content,
+        )
+
+
+def leading_eigenpairs(held, rank):
+    """Return eigenvalues and eigenvectors of held' held, at most `rank`, none of them 0."""
+    n_items = held.shape[1]
+    rank = min(rank, n_items)
+    if rank == 0:
+        return np.empty(0), np.empty((n_items, 0))
+    if n_items <= SMALL or rank > n_items // 4:
+        values, vectors = np.linalg.eigh((held.T @ held).toarray())
+    else:
+        transposed = held.T.tocsr()
+        # LinearOperator.__new__ makes an object of a subclass, which takes other arguments.
+        shape, times = (n_items, n_items), lambda x: transposed @ (held @ x)
+        product = LinearOperator(shape, matvec=times)  # pyright: ignore[reportCallIssue]
+        values, vectors = eigsh(product, rank, v0=np.ones(n_items))
+    best = np.argsort(-values, kind="stable")[:rank]
+    best = best[values[best] > 1e-8 * values.max()]
+    return values[best], np.ascontiguousarray(vectors[:, best])
+
+
+@dataclass
+class State:
+    """All unknowns. Column 0 of the matrices with 1 + d columns is the bias."""
+
+    # (b_u, p_u) and (b_i, q_i), (n_users, 1 + d) and (n_items, 1 + d); y_j, (n_items, d).
+    P: np.ndarray
+    Q: np.ndarray
+    Y: np.ndarray
+    # The means of the priors of P and Q: (0, m_u) and f_i.
+    user_mean: np.ndarray
+    item_mean: np.ndarray
+    # lambda, rho, psi, (1 + d,).
+    user_precision: np.ndarray
+    item_precision: np.ndarray
+    kernel_precision: np.ndarray
+    # eta, alpha, and tau_u.
+    implicit_precision: float
+    noise_precision: float
+    user_noise: np.ndarray
+    # The part of f_i that features predict.
+    content_mean: np.ndarray | float = 0.0
+
+    @classmethod
+    def start(cls, problem, n_factors, generator):
+        """Return small random item vectors, and moderate precisions.
+
+        A chain forgets slowly how large it took the factors to be, most of all where ratings are
+        few. It starts as if they explained a quarter of the variance, which is
+        d / lambda (1 / rho + 1 / psi) where all three are equal and K_ii = 1.
+        """
+        n_users, n_items, size = len(problem.shares), len(problem.rated), 1 + n_factors
+        precision = np.full(size, np.sqrt(8 * n_factors))
+        Q = INIT_STD * generator.standard_normal((n_items, size))
+        Q[:, 0] = 0
+        return cls(
+            P=np.zeros((n_users, size)),
+            Q=Q,
+            Y=np.zeros((n_items, n_factors)),
+            user_mean=np.zeros((n_users, size)),
+            item_mean=np.zeros((n_items, size)),
+            user_precision=precision,
+            item_precision=precision.copy(),
+            kernel_precision=precision.copy(),
+            implicit_precision=INIT_PRECISION,
+            noise_precision=1.0,
+            user_noise=np.ones(n_users),
+        )
+
+    def sample(self, dtype):
+        """Return copies of what is kept of a draw; `noise` is 1 / (alpha tau_u)."""
+        return {
+            "P": self.P.astype(dtype),
+            "Q": self.Q.astype(dtype),
+            "Y": self.Y.astype(dtype),
+            "user_precision": self.user_precision,
+            "noise_precision": float(self.noise_precision),
+            "noise": (1 / (self.noise_precision * self.user_noise)).astype(dtype),
+        }
+
+
+def sweep(problem, state, key, n_jobs=None, normal_again=None):
+    """Draw everything once, changing `state`; `key` seeds all draws of the sweep.
+
+    Return the sum of weighted squared errors of the new P and the old Q, and a second draw of P by
+    the standard normal numbers `normal_again`, or None.
     """
+    squares, again = draw_users(problem, state, key.generator("users"), n_jobs, normal_again)
+    draw_implicit(problem, state, key.generator("implicit"))
+    draw_noise(problem, state, squares, key.generator("noise"))
+    draw_items(problem, state, key.generator("items"), n_jobs)
+    draw_kernel(problem, state, key.generator("kernel"))
+    return float(squares.sum()), again
 
-    mean: np.ndarray
-    precision: np.ndarray
+
+def draw_users(problem, state, generator, n_jobs, normal_again):
+    """Draw (b_u, p_u) | rest, then lambda; return squared errors, and P by other numbers."""
+    normals = [generator.standard_normal(state.P.shape)]
+    if normal_again is not None:
+        normals.append(normal_again)
+    prior = state.user_mean, state.user_precision
+    noise = state.noise_precision * state.user_noise, np.ones(len(state.Q))
+    (state.P, *again), squares = drawn_rows(problem.users, state.Q, prior, noise, normals, n_jobs)
+    rest = np.sum((state.P - state.user_mean) ** 2, axis=0)
+    state.user_precision = drawn_precision(generator, len(state.P), rest)
+    return squares, again[0] if again else None
 
 
-class Noise(NamedTuple):
-    """A rating of rows a and b has the precision weight * rows[a] * others[b].
+def draw_implicit(problem, state, generator):
+    """Draw y_j | rest, one after the other, then eta."""
+    normal = generator.standard_normal(state.Y.shape)
+    rest = state.P[:, 1:] - state.user_mean[:, 1:]
+    implicit(
+        problem.items.indptr,
+        problem.items.others,
+        problem.shares,
+        state.user_precision[1:],
+        state.implicit_precision,
+        normal,
+        rest,
+        state.Y,
+    )
+    state.user_mean[:, 1:] = state.P[:, 1:] - rest
+    state.implicit_precision = drawn_precision(generator, state.Y.size, np.sum(state.Y**2))
 
-    Attributes
-    ----------
-    rows, others : (n_rows,) and (n_others,)
+
+def draw_noise(problem, state, squares, generator):
+    """Draw tau_u | rest, then alpha; `squares` are the users' weighted squared errors."""
+    if problem.noise_df is not None:
+        counts = np.diff(problem.users.indptr)
+        rates = (problem.noise_df + state.noise_precision * squares) / 2
+        state.user_noise = generator.standard_gamma((problem.noise_df + counts) / 2) / rates
+    n_ratings = len(problem.users.others)
+    state.noise_precision = drawn_precision(generator, n_ratings, state.user_noise @ squares)
+
+
+def draw_items(problem, state, generator, n_jobs):
+    """Draw (b_i, q_i) | rest, then rho."""
+    normals = [generator.standard_normal(state.Q.shape)]
+    prior = state.item_mean, state.item_precision
+    noise = np.ones(len(state.Q)), state.noise_precision * state.user_noise
+    (state.Q,), _ = drawn_rows(problem.items, state.P, prior, noise, normals, n_jobs)
+    rest = np.sum((state.Q - state.item_mean) ** 2, axis=0)
+    state.item_precision = drawn_precision(generator, len(state.Q), rest)
+
+
+def draw_kernel(problem, state, generator):
+    """Draw f | rest, in the coordinates g of the eigenvectors, f = U g, then psi.
+
+    What features predict of the rest is added to f.
     """
+    values, vectors = problem.eigenvalues[:, None], problem.eigenvectors
+    rest = state.Q - state.content_mean
+    strength = state.kernel_precision / values + state.item_precision
+    mean = state.item_precision * (vectors.T @ rest) / strength
+    g = mean + generator.standard_normal(mean.shape) / np.sqrt(strength)
+    state.item_mean = vectors @ g
+    if problem.content is not None:
+        rest = np.zeros((len(problem.content.n_ratings), state.Q.shape[1]))
+        rest[problem.rated] = state.Q - state.item_mean
+        state.content_mean = problem.content.means(rest)[problem.rated]
+        state.item_mean = state.item_mean + state.content_mean
+    if len(values):
+        squares = np.sum(g**2 / values, axis=0)
+        state.kernel_precision = drawn_precision(generator, len(values), squares)
 
-    rows: np.ndarray
-    others: np.ndarray
+
+def drawn_precision(generator, count, squares):
+    """Draw a precision given `count` normal numbers of mean 0 and the sum of their squares."""
+    squares = np.asarray(squares)
+    return generator.standard_gamma(SHAPE + count / 2, squares.shape) / (RATE + squares / 2)
 
 
-class Drawn(NamedTuple):
-    """What `rows` fills in.
+def drawn_rows(side, factors, prior, noise, normals, n_jobs=None):
+    """Return a side's rows given those of the other side, drawn by each of some normals.
 
-    Attributes
-    ----------
-    rows : (n_rows, 1 + d)
-    again : (n_rows, 1 + d), a second draw, or (0, 1 + d) for none
-    squares : (n_rows,) sums of weight * error^2 under `rows`
+    `prior` and `noise` are those of the kernel `rows`. The draws are (n_draws, n_rows, 1 + d), and
+    the sums of weighted squared errors of the first one (n_rows,).
     """
-
-    rows: np.ndarray
-    again: np.ndarray
-    squares: np.ndarray
+    normals = np.asarray(normals)
+    drawn, squares = np.empty_like(normals), np.empty(normals.shape[1])
+    with Threads(n_jobs) as threads:
+        # Runs of rows with about as many ratings each; Ctrl-C arrives between two of them.
+        n_runs = max(threads.n_threads, int(side.indptr[-1]) // RATINGS_PER_CALL)
+        goals = np.arange(1, n_runs) * side.indptr[-1] / n_runs
+        ends = [0, *np.searchsorted(side.indptr, goals).tolist(), len(squares)]
+        given = side, factors, prior, noise, normals, drawn, squares
+        for _ in threads(delayed(rows)(*run, *given) for run in itertools.pairwise(ends)):
+            pass
+    return drawn, squares
 
 
 @kernel
-def rows(first, last, side, factors, prior, noise, normal, normal_again, out):
-    """Draw rows first to last of a side given the rows of the other side.
+def rows(first, last, side, factors, prior, noise, normals, drawn, squares):
+    """Draw rows first to last of a side given those of the other, `factors`, by some normals.
 
     Row a has the precision A = diag(precision) + sum w x x' over x = (1, vector) of what it
-    rates, and the mean A^-1 (diag(precision) mean[a] + sum w x (value - bias)).
-
-    Parameters
-    ----------
-    factors : (n_others, 1 + d), the other side
-    normal, normal_again : (n_rows, 1 + d) standard normal draws, from which rows are computed
+    rates, and the mean A^-1 (diag(precision) mean[a] + sum w x (value - bias)), where
+    w = weight * row_noise[a] * other_noise[b].
     """
-    size = normal.shape[1]
+    prior_mean, precision = prior
+    row_noise, other_noise = noise
+    size = normals.shape[2]
     longest = 0
     for a in range(first, last):
         longest = max(longest, side.indptr[a + 1] - side.indptr[a])
@@ -91,10 +290,10 @@ def rows(first, last, side, factors, prior, noise, normal, normal_again, out):
         start, n = side.indptr[a], side.indptr[a + 1] - side.indptr[a]
         right = mean[0]
         for f in range(size):
-            right[f] = prior.precision[f] * prior.mean[a, f]
+            right[f] = precision[f] * prior_mean[a, f]
         for k in range(n):
             b = side.others[start + k]
-            root = np.sqrt(side.weights[start + k] * noise.rows[a] * noise.others[b])
+            root = np.sqrt(side.weights[start + k] * row_noise[a] * other_noise[b])
             x, v = design[k], factors[b]
             targets[k] = root * (side.values[start + k] - v[0])
             x[0] = root
@@ -104,18 +303,17 @@ def rows(first, last, side, factors, prior, noise, normal, normal_again, out):
                 right[f] += targets[k] * x[f]
         np.dot(design[:n].T, design[:n], matrix)
         for f in range(size):
-            matrix[f, f] += prior.precision[f]
+            matrix[f, f] += precision[f]
         upper = factor(matrix)
         solve(upper, size, mean, mean, 0)
-        add_normal(upper, right, normal[a], out.rows[a])
-        if len(out.again) > 0:
-            add_normal(upper, right, normal_again[a], out.again[a])
+        for draw in range(len(normals)):
+            add_normal(upper, right, normals[draw, a], drawn[draw, a])
         total = 0.0
         for k in range(n):
-            error = targets[k] - dot(design[k], out.rows[a])
+            error = targets[k] - dot(design[k], drawn[0, a])
             b = side.others[start + k]
-            total += error * error / (noise.rows[a] * noise.others[b])
-        out.squares[a] = total
+            total += error * error / (row_noise[a] * other_noise[b])
+        squares[a] = total
 
 
 @inline
@@ -142,21 +340,10 @@ def dot(x, y):
 
 @kernel
 def implicit(indptr, users, shares, user_precision, precision, normal, rest, Y):
-    """Draw all y_j, one after the other.
+    """Draw all y_j, one after the other, given the others and p_u ~ N(share_u sum_j y_j, .).
 
-    Each is given all others and p_u ~ N(share_u sum_{j in R_u} y_j, .).
-
-    y_j has the prior precision `precision` and, in coordinate f, the precision
-    user_precision[f] for each p_u.
-
-    Parameters
-    ----------
-    indptr, users : users of item j are users[indptr[j]:indptr[j + 1]]
-    shares : (n_users,) |R_u|^-1/2
-    user_precision : (d,)
-    normal : (n_items, d) standard normal draws
-    rest : (n_users, d) p_u - share_u sum_j y_j, kept up to date
-    Y : (n_items, d), replaced
+    y_j has the prior precision `precision` and, in coordinate f, user_precision[f] for each p_u.
+    `rest` is p_u - share_u sum_j y_j, kept up to date.
     """
     size = Y.shape[1]
     move = np.empty(size)
@@ -178,63 +365,3 @@ def implicit(indptr, users, shares, user_precision, precision, normal, rest, Y):
             share, left = shares[users[k]], rest[users[k]]
             for f in range(size):
                 left[f] -= share * move[f]
-
-
-class Samples(NamedTuple):
-    """Samples of one side, side by side.
-
-    Attributes
-    ----------
-    biases : (n_rows, S) float32
-    factors : (n_rows, S d) float32
-    unknown : (S, 1 + d) variances of (bias, vector) of a row about which nothing is known
-    """
-
-    biases: np.ndarray
-    factors: np.ndarray
-    unknown: np.ndarray
-
-
-@kernel
-def variances(users, items, left, right, scale, out):
-    """Variance over samples of b_u + b_i + scale p_u . q_i for pairs of codes, -1 for unknown.
-
-    An unknown row has mean 0 in each sample, and the variance that `unknown` says.
-
-    Parameters
-    ----------
-    users, items : (n,) integer codes
-    left, right : Samples of the users and of the items
-    scale : float
-        Of the items' vectors; `unknown` is that of scale q_i.
-    out : (n,)
-    """
-    n_samples = len(left.unknown)
-    size = left.unknown.shape[1] - 1
-    for k in range(len(users)):
-        u, i = users[k], items[k]
-        mean, squares, spread = 0.0, 0.0, 0.0
-        for s in range(n_samples):
-            score = 0.0
-            if u >= 0:
-                score += left.biases[u, s]
-            else:
-                spread += left.unknown[s, 0]
-            if i >= 0:
-                score += right.biases[i, s]
-            else:
-                spread += right.unknown[s, 0]
-            for f in range(size):
-                g = s * size + f
-                p = float(left.factors[u, g]) if u >= 0 else 0.0
-                q = scale * right.factors[i, g] if i >= 0 else 0.0
-                score += p * q
-                p_square = p * p if u >= 0 else left.unknown[s, 1 + f]
-                q_square = q * q if i >= 0 else right.unknown[s, 1 + f]
-                if u < 0 or i < 0:
-                    spread += p_square * q_square
-            # Welford's update, which has no difference of large numbers.
-            change = score - mean
-            mean += change / (s + 1)
-            squares += change * (score - mean)
-        out[k] = (squares + spread) / n_samples

@@ -309,6 +309,11 @@ class Rows(NamedTuple):
         counts = np.bincount(self.users, minlength=self.n_users)
         return np.concatenate([[0], np.cumsum(counts)])
 
+    @property
+    def n_ratings(self):
+        """Return each item's number of ratings, by relative weight."""
+        return np.bincount(self.items, self.weights / self.weights.mean(), self.n_items)
+
     def targets(self, center):
         """Return (rating - center) / scale, of DTYPE."""
         return ((self.values - center) / self.scale).astype(DTYPE)

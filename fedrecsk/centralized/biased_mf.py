@@ -154,8 +154,7 @@ class BiasedMF(ItemContent, GradientDescent):
         return sgd_kernels.biased_mf(ratings, rate, tuple(state.values()), decays)
 
     def _fitted(self, rows, state):
-        n_ratings = np.bincount(rows.items, rows.relative_weights(), rows.n_items)
-        return self._with_content(super()._fitted(rows, state), n_ratings)
+        return self._with_content(super()._fitted(rows, state), rows.n_ratings)
 
     def _parameters(self, rows, state):
         return {

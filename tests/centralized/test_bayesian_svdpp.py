@@ -5,6 +5,7 @@ from sklearn.base import clone
 
 from fedrecsk import SVDpp
 from fedrecsk.centralized import BayesianSVDpp, bayesian_svdpp
+from fedrecsk.centralized import _bayesian_svdpp_kernels as sampler
 from fedrecsk.centralized._sgd import Rows
 from fedrecsk.data.interactions import encode
 from fedrecsk.protocol.keys import Key
@@ -52,9 +53,9 @@ def by_the_reference(model, X, y, weights):
     """Rows, and kept (P, Q, Y, lam, alpha, tau) by naive sweeps from the model's own start."""
     rows, key = Rows.of(encode(X, y, sample_weight=weights)), Key(seed_of(model))
     R, W = dense(rows)
-    problem = bayesian_svdpp.Problem.of(rows, model.kernel_rank, model.noise_df)
+    problem = sampler.Problem.of(rows, model.kernel_rank, model.noise_df)
     pairs = problem.eigenvalues, problem.eigenvectors
-    start = bayesian_svdpp.State.start(problem, model.n_factors, key.generator("first vectors"))
+    start = sampler.State.start(problem, model.n_factors, key.generator("first vectors"))
     state, kept, losses = as_dict(start), [], []
     for t in range(model.n_burn_in + model.n_samples * model.thinning):
         given, normal = state, None
@@ -106,7 +107,7 @@ def test_equals_the_naive_reference(parameters, weighted, monkeypatch):
 
 def test_the_kernel_is_that_of_the_reference(toy):
     rows = Rows.of(encode(*toy))
-    problem = bayesian_svdpp.Problem.of(rows, 128, None)
+    problem = sampler.Problem.of(rows, 128, None)
     K = reference.kernel(dense(rows)[1])
     values, vectors = problem.eigenvalues, problem.eigenvectors
     assert vectors @ np.diag(values) @ vectors.T == pytest.approx(K, abs=1e-12)
@@ -115,9 +116,9 @@ def test_the_kernel_is_that_of_the_reference(toy):
 
 def test_leading_eigenpairs_are_the_same_found_one_way_or_another(monkeypatch):
     rows = Rows.of(encode(*make_toy(80, 60, density=0.2)))
-    exact = bayesian_svdpp.Problem.of(rows, 7, None)
-    monkeypatch.setattr(bayesian_svdpp, "SMALL", 10)
-    sparse = bayesian_svdpp.Problem.of(rows, 7, None)
+    exact = sampler.Problem.of(rows, 7, None)
+    monkeypatch.setattr(sampler, "SMALL", 10)
+    sparse = sampler.Problem.of(rows, 7, None)
     assert sparse.eigenvalues == pytest.approx(exact.eigenvalues, rel=1e-8)
     cosines = np.abs(np.sum(sparse.eigenvectors * exact.eigenvectors, axis=0))
     assert cosines == pytest.approx(np.ones(7), abs=1e-8)
@@ -126,14 +127,14 @@ def test_leading_eigenpairs_are_the_same_found_one_way_or_another(monkeypatch):
 def test_the_kernels_part_is_gaussian_process_regression(toy):
     """f has the mean and covariance of regression with the whole kernel."""
     rows = Rows.of(encode(*toy))
-    problem = bayesian_svdpp.Problem.of(rows, 128, None)
-    state = bayesian_svdpp.State.start(problem, 1, np.random.default_rng(0))
+    problem = sampler.Problem.of(rows, 128, None)
+    state = sampler.State.start(problem, 1, np.random.default_rng(0))
     state.Q = np.random.default_rng(1).normal(size=state.Q.shape)
     state.item_precision, state.kernel_precision = np.array([2.0, 5.0]), np.array([0.7, 3.0])
     K, draws = reference.kernel(dense(rows)[1]), []
     for t in range(20_000):
         before = state.kernel_precision
-        bayesian_svdpp.draw_kernel(problem, state, np.random.default_rng(t))
+        sampler.draw_kernel(problem, state, np.random.default_rng(t))
         state.kernel_precision = before
         draws.append(state.item_mean)
     draws = np.array(draws)
@@ -150,13 +151,13 @@ def test_sweeps_leave_the_joint_distribution_as_it_is(monkeypatch):
     """Geweke 2004: ratings given the unknowns and unknowns given the ratings, in turn."""
     # A tamer prior of the precisions, so that moments exist and sweeps forget soon.
     shape, rate, df, d = 4.0, 3.0, 6.0, 1
-    monkeypatch.setattr(bayesian_svdpp, "SHAPE", shape)
-    monkeypatch.setattr(bayesian_svdpp, "RATE", rate)
+    monkeypatch.setattr(sampler, "SHAPE", shape)
+    monkeypatch.setattr(sampler, "RATE", rate)
     X = [(u, i) for u in range(4) for i in range(3) if (u, i) not in ((0, 1), (3, 2))]
     weights = np.random.default_rng(0).choice([0.5, 2.0], len(X))
     rows = Rows.of(encode(np.array(X), np.arange(len(X)) % 3 + 1.0, sample_weight=weights))
     _, W = dense(rows)
-    problem = bayesian_svdpp.Problem.of(rows, 2, df)
+    problem = sampler.Problem.of(rows, 2, df)
     pairs = problem.eigenvalues, problem.eigenvectors
     by_item = np.argsort(rows.items, kind="stable")
 
@@ -180,7 +181,7 @@ def test_sweeps_leave_the_joint_distribution_as_it_is(monkeypatch):
 
     rng, n = np.random.default_rng(1), 3_000
     prior = [reference.prior_draw(W, pairs, d, df, shape, rate, rng) for _ in range(n)]
-    state = bayesian_svdpp.State.start(problem, d, rng)
+    state = sampler.State.start(problem, d, rng)
     for short, name in NAMES.items():
         setattr(state, name, prior[0][short])
     state.user_mean = np.hstack([np.zeros((4, 1)), reference.user_means(prior[0], W)[:, 1:]])
@@ -191,7 +192,7 @@ def test_sweeps_leave_the_joint_distribution_as_it_is(monkeypatch):
             users=problem.users._replace(values=R),
             items=problem.items._replace(values=R[by_item]),
         )
-        bayesian_svdpp.sweep(problem, state, Key(0, t))
+        sampler.sweep(problem, state, Key(0, t))
         chain.append(features(as_dict(state)))
     independent = np.array([features(s) for s in prior])
     batches = np.array(chain).reshape(60, n // 60, -1)
