@@ -246,6 +246,56 @@ best_epoch_ : int
 validation_curve_ : list of float
     With early stopping: the held-out loss of the start and after each epoch.
 """,
+    "n_bits": """
+n_bits : int, default={default}
+    Number of bits of a code (r). Codes are stored in words of 64 bits.
+""",
+    "balance_user": """
+balance_user : float, default={default}
+    Weight of balance and decorrelation of the users' bits (alpha), in units in which a rating's
+    error counts in bits.
+""",
+    "balance_item": """
+balance_item : float, default={default}
+    Likewise of the items' bits (beta).
+""",
+    "codes init": """
+init : {"relaxed", "random"}, default="relaxed"
+    First codes. "relaxed": the signs of real-valued vectors, after 10 sweeps on the same
+    objective with a penalty. "random": random signs.
+""",
+    "codes reg": """
+reg : float, default={default}
+    Weight of the penalty on the vectors of the relaxed start, per rating, where ratings are
+    scaled to [-1, 1].
+""",
+    "codes n_sweeps": """
+n_sweeps : int or None, default={default}
+    Most sweeps over the bits of a code per iteration; fewer if nothing changes. None: until
+    nothing changes.
+""",
+    "codes rating_scale": """
+rating_scale : tuple (low, high) or None, default={default}
+    Ratings of similarity 0 and 1. None: the range of y.
+""",
+    "codes attributes": """
+user_codes_ : ndarray of shape (n_users, n_words), dtype uint64
+    Packed as by :func:`fedrecsk.federated.pack_codes`; n_words is ceil(n_bits / 64).
+item_codes_ : ndarray of shape (n_items, n_words), dtype uint64
+    Likewise.
+user_factors_, item_factors_ : ndarray of shape (n_users, n_bits_) and (n_items, n_bits_)
+    The same unpacked (computed on access): +1 and -1, dtype int8.
+n_bits_ : int
+    Number of bits of a code.
+n_epochs_ : int
+    Iterations done.
+mean_rating_ : float
+    Weighted mean of y, which is predicted for unknown users and items.
+rating_scale_ : tuple of float
+    The ratings of similarity 0 and 1.
+loss_curve_ : list of float
+    Weighted mean squared error on the training rows after each iteration, in squared ratings.
+""",
     # -------------------------------------------------------------------------- splitters
     "n_splits": """
 n_splits : int, default=5
@@ -397,6 +447,14 @@ GROUPS = {
     "epochs attributes": ("n_epochs_", "best_epoch_", "validation_curve_", *IDS),
     "rating attributes": ("rating_range_", "errors loss_curve_"),
     "float factors": ("float user_factors_", "float item_factors_"),
+    "codes parameters": (
+        "balance_user",
+        "balance_item",
+        "codes init",
+        "codes reg",
+        "codes n_sweeps",
+        "codes rating_scale",
+    ),
     "ids": IDS,
     "split attributes": ("train_indices_", "held_out_", "n_features_in_", "feature_names_in_"),
     "data": ("X", "y"),

@@ -13,9 +13,9 @@ from sklearn.neural_network import BernoulliRBM
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.fixed_point import fixed
 from fedrecsk._utils.sklearn_compat import Interval
-from fedrecsk.base._hamming import pack_codes, unpack_codes
+from fedrecsk.base._hamming import pack_codes
 from fedrecsk.base._item_content import ItemContent
-from fedrecsk.centralized.dcf import DCF
+from fedrecsk.centralized.dcf import DCF, signs_of
 from fedrecsk.data.item_features import aligned
 
 if TYPE_CHECKING:
@@ -40,8 +40,7 @@ class DDL(ItemContent, DCF):
 
     Parameters
     ----------
-    n_bits : int, default=64
-        Number of bits of a code (r). Codes are stored in words of 64 bits.
+    {n_bits}
     item_features : DataFrame, array or sparse matrix of shape (n_items, n_features), default=None
         Numbers in [0, 1], a row for each item. A pandas DataFrame has the items' ids as its index,
         which is the catalogue unless `items` is given too. The rows of an array or a sparse
@@ -56,32 +55,14 @@ class DDL(ItemContent, DCF):
         Step of Adam in the network's training on the codes.
     n_epochs : int, default=15
         Number of iterations. Without features they end when no bit changes.
-    balance_user : float, default=2e-5
-        Weight of balance and decorrelation of the users' bits (alpha), in the same units.
-    balance_item : float, default=1e-4
-        Likewise of the items' bits (beta).
-    init : {"relaxed", "random"}, default="relaxed"
-        First codes, as in :class:`DCF`.
-    reg : float, default=0.1
-        Weight of the penalty on the vectors of the relaxed start, per rating, where ratings are
-        scaled to [-1, 1].
-    n_sweeps : int or None, default=5
-        Most sweeps over the bits of a code per iteration; fewer if nothing changes. None: until
-        nothing changes.
-    rating_scale : tuple (low, high) or None, default=None
-        Ratings of similarity 0 and 1. None: the range of y.
+    {codes parameters}
     random_state : int, RandomState instance or None, default=None
         Seed of the start and of the network.
     {items}
 
     Attributes
     ----------
-    user_codes_ : ndarray of shape (n_users, n_words), dtype uint64
-        Packed as by :func:`fedrecsk.federated.pack_codes`; n_words is ceil(n_bits / 64).
-    item_codes_ : ndarray of shape (n_items, n_words), dtype uint64
-        Likewise.
-    user_factors_, item_factors_ : ndarray of shape (n_users, n_bits_) and (n_items, n_bits_)
-        The same unpacked (computed on access): +1 and -1, dtype int8.
+    {codes attributes}
     coefs_ : list of ndarray of shape (n_in, n_out), dtype float64
         The network's weights, layer by layer; only with `item_features`.
     intercepts_ : list of ndarray of shape (n_out,), dtype float64
@@ -89,16 +70,6 @@ class DDL(ItemContent, DCF):
     content_loss_curve_ : list of float
         Share of the bits of rated items that differ from the sign of the network's output after
         each iteration; only with `item_features`.
-    n_bits_ : int
-        Number of bits of a code.
-    n_epochs_ : int
-        Iterations done.
-    mean_rating_ : float
-        Weighted mean of y, which is predicted for unknown users and items.
-    rating_scale_ : tuple of float
-        The ratings of similarity 0 and 1.
-    loss_curve_ : list of float
-        Weighted mean squared error on the training rows after each iteration, in squared ratings.
     {ids}
 
     Raises
@@ -121,9 +92,9 @@ class DDL(ItemContent, DCF):
 
         1  codes as DCF begins; the network pretrained on all items     DeepBeliefNet.pretrained
         each iteration
-          2  DCF's iteration, with lambda f(c_i) added to beta Y         _content_pull
+          2  DCF's iteration, with lambda f(c_i) added to beta Y         _iterate
           3  Adam on |d_i - f(c_i)|^2 over rated items                  DeepBeliefNet.tune
-          4  d_i = sign f(c_i) for items without ratings                _learn_content
+          4  d_i = sign f(c_i) for items without ratings                _ask_network
 
     *Constants.* The layers are pretrained as Boltzmann machines in 10 passes over the items
     (``N_PRETRAINING_EPOCHS``), and trained in 3 passes per iteration (``N_TUNING_EPOCHS``).
@@ -171,49 +142,45 @@ class DDL(ItemContent, DCF):
 
     # ------------------------------------------------------------------------- the network
 
-    def _begin_content(self, data, problem, state, key):
-        if self.item_features is None:
-            return
-        state.features = aligned(self.item_features, self.items, bounded=True)
-        sizes = [*self.hidden_layers, self.n_bits]
-        seed = int(key.hashed("network") >> np.uint64(33))
-        state.network = DeepBeliefNet.pretrained(
-            state.features, sizes, self.N_PRETRAINING_EPOCHS, seed
-        )
-        state.outputs, state.content_losses = state.network.outputs(state.features), []
-        self._code_unrated(problem, state)
+    def _start(self, problem, key):
+        state = super()._start(problem, key)
+        if self.item_features is not None:
+            features = aligned(self.item_features, self.items, bounded=True)
+            sizes, n_epochs = [*self.hidden_layers, self.n_bits], self.N_PRETRAINING_EPOCHS
+            seed = int(key.hashed("network") >> np.uint64(33))
+            network = DeepBeliefNet.pretrained(features, sizes, n_epochs, seed)
+            state |= {"features": features, "network": network, "content_losses": []}
+            self._ask_network(problem, state)
+        return state
 
-    def _content_pull(self, problem, state):
-        if self.item_features is None:
-            return 0
-        return np.where(problem.rated[:, None], fixed(self.content_weight * state.outputs), 0)
+    def _ask_network(self, problem, state):
+        """Compute the network's outputs, whose signs are the codes of items without ratings."""
+        state["outputs"] = outputs = state["network"].outputs(state["features"])
+        state["items"][~problem.rated] = signs_of(outputs[~problem.rated])
 
-    def _learn_content(self, problem, state, key):
+    def _iterate(self, problem, state, key):
         if self.item_features is None:
-            return 0
-        rated = np.flatnonzero(problem.rated)
-        codes = unpack_codes(state.items[rated], self.n_bits).astype(np.float64)
-        generator = key.generator("network")
+            return super()._iterate(problem, state, key)
+        rated, network = np.flatnonzero(problem.rated), state["network"]
+        pull = np.zeros(state["outputs"].shape, dtype=np.int64)
+        pull[rated] = fixed(self.content_weight * state["outputs"][rated])
+        super()._iterate(problem, state, key, pull)
+        codes, generator = state["items"][rated].astype(np.float64), key.generator("network")
         for _ in range(self.N_TUNING_EPOCHS):
-            state.network.tune(state.features[rated], codes, self.learning_rate, generator)
-        state.outputs = state.network.outputs(state.features)
-        self._code_unrated(problem, state)
-        state.content_losses.append(float(np.mean((state.outputs[rated] > 0) != (codes > 0))))
+            network.tune(state["features"][rated], codes, self.learning_rate, generator)
+        self._ask_network(problem, state)
+        state["content_losses"].append(np.mean((state["outputs"][rated] > 0) != (codes > 0)))
         # The network is still learning though no bit has changed.
         return 1
 
-    def _code_unrated(self, problem, state):
-        """Return the codes of items without ratings: the signs of the network's outputs."""
-        new = ~problem.rated
-        state.items[new] = pack_codes(state.outputs[new])
-
-    def _content_attributes(self, state):
+    def _finished(self, problem, state):
+        attributes = super()._finished(problem, state)
         if self.item_features is None:
-            return {}
-        return {
-            "coefs_": [W.copy() for W in state.network.coefs],
-            "intercepts_": [c.copy() for c in state.network.intercepts],
-            "content_loss_curve_": list(state.content_losses),
+            return attributes
+        return attributes | {
+            "coefs_": [W.copy() for W in state["network"].coefs],
+            "intercepts_": [c.copy() for c in state["network"].intercepts],
+            "content_loss_curve_": list(map(float, state["content_losses"])),
         }
 
     def _knows_content(self):

@@ -12,8 +12,6 @@ from sklearn.model_selection import GridSearchCV, KFold
 from benchmarks._variants import with_constants
 from fedrecsk import DCF, DDL
 from fedrecsk._utils.kernels import LazyModule
-from fedrecsk.base._hamming import unpack_codes
-from fedrecsk.centralized import dcf
 from fedrecsk.centralized._sgd import Rows
 from fedrecsk.centralized.ddl import DeepBeliefNet
 from fedrecsk.protocol.keys import Key
@@ -26,7 +24,7 @@ dcf_kernels = LazyModule("fedrecsk.centralized._dcf_kernels")
 def problem_of(X, y, weight=None, items=None, n_bits=7):
     data = DCF(items=items)._prepared(X, y, sample_weight=weight)
     rows = Rows.of(data)
-    return dcf.Problem.of(rows, (1.0, 5.0), n_bits), rows
+    return dcf_kernels.Problem.of(rows, (1.0, 5.0), n_bits), rows
 
 
 def listed(rows, n_bits):
@@ -66,7 +64,7 @@ def test_codes_equal_the_reference_exactly(n_bits, n_sweeps, ratings):
     problem, rows = problem_of(X, y, weight, items, n_bits)
     key = Key(int(np.random.RandomState(0).randint(2**31 - 1)))
     start = model._start(problem, key)
-    users, codes = (unpack_codes(c, n_bits).tolist() for c in (start.users, start.items))
+    users, codes = (start[side].tolist() for side in ("users", "items"))
     expected = reference.fit(
         users,
         codes,
@@ -92,7 +90,7 @@ def test_the_relaxed_step_equals_the_reference(ratings):
     X, y, weight = ratings
     problem, rows = problem_of(X, y, weight)
     rng = np.random.default_rng(0)
-    P, Q = (rng.normal(size=(n, 7)) for n in (problem.n_users, problem.n_items))
+    P, Q = (rng.normal(size=(n, 7)) for n in (rows.n_users, rows.n_items))
     linear = rng.normal(size=Q.shape)
     expected = [
         reference.relaxed(
@@ -100,18 +98,18 @@ def test_the_relaxed_step_equals_the_reference(ratings):
         )
         for i in range(len(Q))
     ]
-    dcf.relax(problem.items, P, linear, 0.8, Q)
+    dcf_kernels.relax(problem.items, P, linear, 0.8, Q)
     np.testing.assert_allclose(Q, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_delegates_are_balanced_decorrelated_and_nearest():
     rng = np.random.default_rng(0)
     B = np.sign(rng.normal(size=(50, 6)))
-    X = dcf.delegate(B, rng)
+    X = dcf_kernels.delegate(B, rng)
     np.testing.assert_allclose(X, reference.delegate(B), atol=1e-10)
     # Two equal bits and a constant one leave directions to be filled.
     B[:, 1], B[:, 2] = B[:, 0], 1
-    full, small = dcf.delegate(B, rng), dcf.delegate(B[:4], rng)
+    full, small = dcf_kernels.delegate(B, rng), dcf_kernels.delegate(B[:4], rng)
     for X, n, rank in ((full, 50, 6), (small, 4, 3)):
         np.testing.assert_allclose(X.mean(axis=0), 0, atol=1e-10)
         values = np.linalg.eigvalsh(X.T @ X)
@@ -169,7 +167,7 @@ def test_codes_with_features_equal_the_reference_exactly(ratings):
     problem, rows = problem_of(X, y, weight, items)
     key = Key(int(np.random.RandomState(3).randint(2**31 - 1)))
     start = model._start(problem, key)
-    users, codes = (unpack_codes(c, 7).tolist() for c in (start.users, start.items))
+    users, codes = (start[side].tolist() for side in ("users", "items"))
     content = Content(model, features, key)
     content.code(codes, sorted(set(rows.items.tolist())))
     reference.fit(users, codes, listed(rows, 7), 0.7, 0.3, 5, 5, content)
@@ -363,10 +361,10 @@ def test_new_users_are_fitted_to_the_items_codes():
     model = DCF(32, random_state=0).fit(X[~mine], y[~mine])
     model.fold_in(X[mine], y[mine])
     problem, _ = problem_of(X[mine], y[mine], items=model.item_ids_, n_bits=32)
-    codes = model.user_codes_[-5:].copy()
-    loss = dcf.descend(problem.users, model.item_codes_, np.zeros((5, 32), int), 1, codes)
-    assert loss[1] == 0
-    np.testing.assert_array_equal(codes, model.user_codes_[-5:])
+    signs, linear = model.user_factors_[-5:].copy(), np.zeros((5, 32), int)
+    side = problem.users.exact()
+    assert dcf_kernels.descend(side, model.item_factors_, linear, signs, 1)[1] == 0
+    np.testing.assert_array_equal(signs, model.user_factors_[-5:])
     assert np.mean((model.predict(X[mine]) - y[mine]) ** 2) < 0.5 * np.var(y[mine])
 
 
