@@ -246,6 +246,19 @@ best_epoch_ : int
 validation_curve_ : list of float
     With early stopping: the held-out loss of the start and after each epoch.
 """,
+    "implicit n_factors": """
+n_factors : int, default={default}
+    Length of p_u and q_i, without biases (`factors` in implicit).
+""",
+    "implicit random_state": """
+random_state : int, RandomState instance or None, default={default}
+    Seed of the first vectors and all draws; an int gives the library's model of that
+    `random_state`.
+""",
+    "implicit n_epochs_": """
+n_epochs_ : int
+    Iterations done; fewer than `n_epochs` if a callback stopped the fit.
+""",
     "n_bits": """
 n_bits : int, default={default}
     Number of bits of a code (r). Codes are stored in words of 64 bits.
@@ -455,6 +468,7 @@ GROUPS = {
         "codes n_sweeps",
         "codes rating_scale",
     ),
+    "implicit attributes": (*IDS, "implicit n_epochs_"),
     "ids": IDS,
     "split attributes": ("train_indices_", "held_out_", "n_features_in_", "feature_names_in_"),
     "data": ("X", "y"),

@@ -57,7 +57,7 @@ class ImplicitRecommender(RankingMixin, Recommender):
     }
 
     # Module and class of the library, parameters handed on beside those above, and the columns of
-    # its user_factors and item_factors that hold biases.
+    # its users' and items' factors that hold biases.
     _library: ClassVar[tuple[str, str]]
     _handed_on: ClassVar[tuple[str, ...]] = ()
     _bias_columns: ClassVar[dict[str, int]] = {}
@@ -115,7 +115,8 @@ class ImplicitRecommender(RankingMixin, Recommender):
             if n_done < self.n_epochs:
                 close = report.step("iteration")
 
-        with _single_threaded_blas(), contextlib.suppress(_Stop):
+        blas = get_threadpool_controller().limit(limits=1, user_api="blas")
+        with blas, contextlib.suppress(_Stop):
             model = self._library_model(int(seed))
             some = likes[:, items] if len(items) < data.n_items else likes
             model.fit(some, show_progress=False, callback=after_iteration)
@@ -123,30 +124,31 @@ class ImplicitRecommender(RankingMixin, Recommender):
 
     def _attributes(self, model, likes, items):
         """Return the fitted attributes of the library's model; copies."""
-        d, library = self.n_factors, {"user": model.user_factors, "item": model.item_factors}
-        users = {"user_factors_": library["user"][:, :d].copy()}
-        rated = {"item_factors_": library["item"][:, :d]}
-        for name, column in self._bias_columns.items():
-            side = name.removesuffix("_bias_")
-            (users if side == "user" else rated)[name] = library[side][:, column].copy()
-        attributes = dict(users)
-        for name, rows in rated.items():
-            attributes[name] = np.zeros((likes.shape[1], *rows.shape[1:]), dtype=rows.dtype)
-            attributes[name][items] = rows
+        n_likes, d = np.bincount(likes.indices, minlength=likes.shape[1]), self.n_factors
+        everything = np.zeros((likes.shape[1], model.item_factors.shape[1]), np.float32)
+        everything[items] = model.item_factors
+        tables = {"user": model.user_factors, "item": everything}
+        fitted = {f"{side}_factors_": table[:, :d].copy() for side, table in tables.items()}
+        for side, column in self._bias_columns.items():
+            fitted[f"{side}_bias_"] = tables[side][:, column].copy()
+        if "item_bias_" in fitted:
+            fitted["item_bias_"][n_likes == 0] = fitted["item_bias_"][n_likes > 0].min()
         likers = np.diff(likes.indptr) > 0
-        mean = {name: rows[likers].mean(axis=0, dtype=float) for name, rows in users.items()}
-        _put(mean, users, ~likers)
-        popularity = np.bincount(likes.indices, minlength=likes.shape[1]) / likes.nnz
-        if "item_bias_" in attributes:
-            liked, bias = popularity > 0, attributes["item_bias_"]
-            bias[~liked] = bias[liked].min()
-        return attributes | {"_mean_user": mean, "_popularity": popularity}
+        mean = {
+            name: rows[likers].mean(axis=0, dtype=float)
+            for name, rows in fitted.items()
+            if name.startswith("user_")
+        }
+        for name, value in mean.items():
+            fitted[name][~likers] = value
+        return fitted | {"_mean_user": mean, "_popularity": n_likes / likes.nnz}
 
     def _new_user_attributes(self, data):
         likes = self._histories(data)
-        with _single_threaded_blas():
+        with get_threadpool_controller().limit(limits=1, user_api="blas"):
             users = self._newcomers(likes)
-        _put(self._mean_user, users, np.diff(likes.indptr) == 0)
+        for name, rows in users.items():
+            rows[np.diff(likes.indptr) == 0] = self._mean_user[name]
         return users
 
     def _histories(self, data):
@@ -160,20 +162,13 @@ class ImplicitRecommender(RankingMixin, Recommender):
                 f"{n_done}. {hint(self, data)}"
             )
 
-    def _score_pairs(self, users, items):
-        scores = super()._score_pairs(users, items)
-        unknown = users < 0
-        scores[unknown] += self._mean_user.get("user_bias_", 0.0)
-        unknown &= items >= 0
-        factors = self.item_factors_[items[unknown]]
-        scores[unknown] += factors @ self._mean_user["user_factors_"]
-        return scores
+    def _scores_of_unknown_users(self):
+        return self.item_factors_ @ self._mean_user["user_factors_"]
 
-    def _score_all(self, users):
-        scores = super()._score_all(users)
-        mean = self._mean_user
-        scores[users < 0] += self.item_factors_ @ mean["user_factors_"] + mean.get("user_bias_", 0)
-        return scores
+    def _with_unknown_users(self, scores, users, items=None):
+        # Their bias counts for unknown items too.
+        scores[users < 0] += self._mean_user.get("user_bias_", 0.0)
+        return super()._with_unknown_users(scores, users, items)
 
 
 @documented
@@ -192,8 +187,7 @@ class ImplicitALS(ItemContent, FadingHistory, ImplicitRecommender):
 
     Parameters
     ----------
-    n_factors : int, default=64
-        Length of p_u and q_i (f; `factors` in implicit, by default 100).
+    {implicit n_factors}
     reg : float, default=10.0
         Weight of the squared norms (lambda). As a baseline, search it from 1 to 100 together
         with `alpha`. implicit's own default, 0.01, is too small for most data: the model then
@@ -215,8 +209,7 @@ class ImplicitALS(ItemContent, FadingHistory, ImplicitRecommender):
     n_jobs : int or None, default=None
         Threads; None means 1, -1 all (`num_threads` in implicit). The fitted model does not
         depend on it.
-    random_state : int, RandomState instance or None, default=None
-        Seeds the initial vectors; an int gives the library's model of that `random_state`.
+    {implicit random_state}
     {timestamps}
     {history_half_life}
     {item_features}
@@ -227,9 +220,7 @@ class ImplicitALS(ItemContent, FadingHistory, ImplicitRecommender):
     {float factors}
     item_bias_ : ndarray of shape (n_items,), dtype float32
         b_i; absent without `item_bias`.
-    {ids}
-    n_epochs_ : int
-        Number of sweeps done; fewer than `n_epochs` if a callback stopped the fit.
+    {implicit attributes}
 
     Raises
     ------
@@ -316,13 +307,15 @@ class ImplicitALS(ItemContent, FadingHistory, ImplicitRecommender):
 
     def _library_class(self):
         library, exponent = super()._library_class(), self.reg_exponent
+        if not exponent:
+            return library
 
         class Scaled(library):
             @property
             def solver(self):
                 return functools.partial(_solve_scaled, super().solver, exponent)
 
-        return Scaled if exponent else library
+        return Scaled
 
     def _library_model(self, seed, **options):
         options |= {"alpha": float(self.alpha), "use_cg": self.solver == "cg"}
@@ -382,10 +375,9 @@ class ImplicitALS(ItemContent, FadingHistory, ImplicitRecommender):
     def _newcomers(self, likes):
         if self.reg_exponent:
             exact = importlib.import_module("implicit.cpu._als").least_squares
-            shape = likes.shape[0], self.item_factors_.shape[1]
-            users, confidence = np.zeros(shape, np.float32), (self.alpha * likes).tocsr()
+            users = np.zeros((likes.shape[0], self.item_factors_.shape[1]), np.float32)
+            problem = (self.alpha * likes).tocsr(), users, self.item_factors_, float(self.reg)
             threads = {"num_threads": n_threads(self.n_jobs), "n_columns": self._n_liked}
-            problem = confidence, users, self.item_factors_, float(self.reg)
             _solve_scaled(exact, self.reg_exponent, *problem, **threads)
             return {"user_factors_": users}
         model = self._library_model(self._seed)
@@ -424,8 +416,7 @@ class ImplicitBPR(ImplicitRecommender):
 
     Parameters
     ----------
-    n_factors : int, default=64
-        Length of p_u and q_i, without the bias (`factors` in implicit, by default 100).
+    {implicit n_factors}
     learning_rate : float, default=0.01
         Step size (alpha).
     reg : float, default=0.01
@@ -438,9 +429,7 @@ class ImplicitBPR(ImplicitRecommender):
     n_jobs : int or None, default=None
         Threads; None means 1, -1 all (`num_threads` in implicit). With more than one the
         steps of different threads race, and fits differ even with the same `random_state`.
-    random_state : int, RandomState instance or None, default=None
-        Seeds initial vectors and pairs; an int gives the library's model of that
-        `random_state`.
+    {implicit random_state}
     {items}
 
     Attributes
@@ -448,9 +437,7 @@ class ImplicitBPR(ImplicitRecommender):
     {float factors}
     item_bias_ : ndarray of shape (n_items,), dtype float32
         b_i.
-    {ids}
-    n_epochs_ : int
-        Epochs done; fewer than `n_epochs` if a callback stopped the fit.
+    {implicit attributes}
 
     Raises
     ------
@@ -506,7 +493,7 @@ class ImplicitBPR(ImplicitRecommender):
     _library = "bpr", "BayesianPersonalizedRanking"
     _handed_on = "learning_rate", "verify_negative_samples"
     # Beside it, users have 1.
-    _bias_columns: ClassVar[dict[str, int]] = {"item_bias_": -1}
+    _bias_columns: ClassVar[dict[str, int]] = {"item": -1}
 
     def _newcomers(self, likes):
         factors = [self._newcomer(items) for items, _ in _rows(likes)]
@@ -550,8 +537,7 @@ class ImplicitLMF(ImplicitRecommender):
 
     Parameters
     ----------
-    n_factors : int, default=30
-        Length of p_u and q_i, without the biases (`factors` in implicit).
+    {implicit n_factors}
     learning_rate : float, default=1.0
         AdaGrad's step size (gamma).
     reg : float, default=0.6
@@ -564,9 +550,7 @@ class ImplicitLMF(ImplicitRecommender):
     n_jobs : int or None, default=None
         Threads; None means 1, -1 all (`num_threads` in implicit). Every thread samples on its
         own, so the same `random_state` gives the same model for the same `n_jobs` only.
-    random_state : int, RandomState instance or None, default=None
-        Seeds initial vectors and samples; an int gives the library's model of that
-        `random_state`.
+    {implicit random_state}
     {items}
 
     Attributes
@@ -574,9 +558,7 @@ class ImplicitLMF(ImplicitRecommender):
     {float factors}
     user_bias_, item_bias_ : ndarray of shape (n_users,) and (n_items,), dtype float32
         b_u and b_i, in log-odds.
-    {ids}
-    n_epochs_ : int
-        Iterations done; fewer than `n_epochs` if a callback stopped the fit.
+    {implicit attributes}
 
     Raises
     ------
@@ -634,7 +616,7 @@ class ImplicitLMF(ImplicitRecommender):
     _library = "lmf", "LogisticMatrixFactorization"
     _handed_on = "learning_rate", "neg_prop"
     # Beside them, the other side has 1.
-    _bias_columns: ClassVar[dict[str, int]] = {"user_bias_": -1, "item_bias_": -2}
+    _bias_columns: ClassVar[dict[str, int]] = {"user": -1, "item": -2}
 
     def _newcomers(self, likes):
         items = np.column_stack([self.item_factors_, np.ones(self.n_items_)])
@@ -670,12 +652,3 @@ def _rows(matrix):
     """Yield columns and values of each row of a CSR matrix."""
     cuts = matrix.indptr[1:-1]
     return zip(np.split(matrix.indices, cuts), np.split(matrix.data, cuts), strict=True)
-
-
-def _put(mean, users, mask):
-    for name, rows in users.items():
-        rows[mask] = mean[name]
-
-
-def _single_threaded_blas():
-    return get_threadpool_controller().limit(limits=1, user_api="blas")
