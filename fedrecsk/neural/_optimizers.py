@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,14 +12,6 @@ from torch.optim import Optimizer
 from torch.optim.adam import adam
 
 Constructor = Callable[..., Optimizer]
-
-
-class Rows(NamedTuple):
-    """Gradient of a table of which few rows have one."""
-
-    # Rows, in tables whose clients follow one another; repeated ones add up.
-    places: Tensor
-    values: Tensor
 
 
 class Descent(ABC):
@@ -31,7 +23,7 @@ class Descent(ABC):
         self.rates = rates
 
     @abstractmethod
-    def step(self, gradients: list[Tensor | Rows]) -> None:
+    def step(self, gradients: Sequence[Tensor]) -> None:
         """Move all parameters, in place."""
 
     def keep_first(self, n: int) -> None:
@@ -44,48 +36,10 @@ class Sgd(Descent):
 
     def step(self, gradients):
         for parameter, gradient, rate in zip(self.parameters, gradients, self.rates, strict=True):
-            if isinstance(gradient, Rows):
-                rows = _flat(parameter, gradient)
-                rows.index_add_(0, gradient.places, gradient.values, alpha=-rate)
-            else:
-                parameter.add_(gradient, alpha=-rate)
+            parameter.add_(gradient, alpha=-rate)
 
 
-class WholeTables(Descent):
-    """An optimiser that needs the gradient of every row, also where it is zero."""
-
-    def __init__(self, parameters, rates):
-        super().__init__(parameters, rates)
-        # The gradients of tables, zero between two steps.
-        self._dense: dict[str, Tensor] = {}
-
-    def step(self, gradients):
-        self._move([self._whole(*one) for one in zip(self.names, gradients, strict=True)])
-        for name, gradient in zip(self.names, gradients, strict=True):
-            if isinstance(gradient, Rows):
-                _flat(self._dense[name], gradient).index_fill_(0, gradient.places, 0)
-
-    @abstractmethod
-    def _move(self, gradients: list[Tensor]) -> None:
-        """Move all parameters by gradients of their own shapes."""
-
-    def keep_first(self, n):
-        super().keep_first(n)
-        self._dense = {name: one[:n] for name, one in self._dense.items()}
-
-    def _whole(self, name, gradient):
-        """Return a gradient in the shape of its parameter."""
-        if not isinstance(gradient, Rows):
-            # Fused kernels read the memory as it lies.
-            return gradient.contiguous()
-        if name not in self._dense:
-            self._dense[name] = torch.zeros_like(self.parameters[self.names.index(name)])
-        whole = self._dense[name]
-        _flat(whole, gradient).index_add_(0, gradient.places, gradient.values)
-        return whole
-
-
-class Adam(WholeTables):
+class Adam(Descent):
     """Adam, as ``torch.optim.Adam(..., lr=rate)``."""
 
     def __init__(self, parameters, rates):
@@ -93,7 +47,7 @@ class Adam(WholeTables):
         self.means, self.squares = ([torch.zeros_like(p) for p in self.parameters] for _ in "mv")
         self.n_steps = 0
 
-    def _move(self, gradients):
+    def step(self, gradients):
         self.n_steps += 1
         state = self.parameters, self.means, self.squares, gradients
         for *one, rate in zip(*state, self.rates, strict=True):
@@ -104,7 +58,7 @@ class Adam(WholeTables):
         self.means, self.squares = ([one[:n] for one in m] for m in (self.means, self.squares))
 
 
-class Foreign(WholeTables):
+class Foreign(Descent):
     """An optimiser of torch, or one with the same interface."""
 
     def __init__(
@@ -114,9 +68,10 @@ class Foreign(WholeTables):
         groups = zip(self.parameters, rates, strict=True)
         self.optimizer = make([{"params": [p], "lr": rate} for p, rate in groups])
 
-    def _move(self, gradients):
+    def step(self, gradients):
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = gradient
+            # Fused kernels read the memory as it lies.
+            parameter.grad = gradient.contiguous()
         self.optimizer.step()
 
     def keep_first(self, n):
@@ -128,6 +83,10 @@ class Foreign(WholeTables):
         for before, after in fresh.items():
             state = self.optimizer.state.pop(before, {})
             self.optimizer.state[after] = {k: _first(v, before, n) for k, v in state.items()}
+
+
+def _first(value: Any, parameter: Tensor, n: int) -> Any:
+    return value[:n] if torch.is_tensor(value) and value.shape == parameter.shape else value
 
 
 def adam_step(
@@ -153,15 +112,6 @@ def adam_step(
             lr=learning_rate, beta1=betas[0], beta2=betas[1], eps=epsilon,
             weight_decay=weight_decay, fused=True, amsgrad=False, maximize=False,
         )  # fmt: skip
-
-
-def _flat(table: Tensor, gradient: Rows) -> Tensor:
-    """Return all clients' rows of a table, as a matrix that shares its memory."""
-    return table.view(-1, gradient.values.shape[1])
-
-
-def _first(value: Any, parameter: Tensor, n: int) -> Any:
-    return value[:n] if torch.is_tensor(value) and value.shape == parameter.shape else value
 
 
 def descent(

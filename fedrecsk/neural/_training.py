@@ -23,9 +23,8 @@ from fedrecsk.data._checks import ClientFailed
 from fedrecsk.neural import _optimizers
 from fedrecsk.neural._layout import TABLES, Kind, Layout, matching
 from fedrecsk.protocol.blocks import Block
-from fedrecsk.updates import FieldSpec, SparseRows, add_sums
+from fedrecsk.updates import FieldSpec, SparseRows
 
-fedmf_kernels: LazyModule = LazyModule("fedrecsk.federated._fedmf_kernels")
 neural_kernels: LazyModule = LazyModule("fedrecsk.neural._training_kernels")
 
 # Rows of items that the clients of a chunk have together, padded: enough that calling torch takes
@@ -136,61 +135,42 @@ class Trainer:
     # ------------------------------------------------------------------------ one chunk
 
     def _train_chunk(self, clients, seeds, n_examples):
-        clients, steps, visits = self._planned(clients, seeds, n_examples)
+        plan, block = self.plan, self.block
+        config = plan.n_negatives, plan.n_epochs, plan.batch_size
+        clients, steps, visits = neural_kernels.planned(
+            clients, n_examples, block, self.feedback, seeds, *config
+        )
         items = np.ascontiguousarray(visits.items[:, : visits.n_items.max()])
-        after = self._parameters(clients, self._tensor(items))
+        after = self._parameters(clients, items)
         total_weight = steps.weight.sum(axis=-1, dtype=np.float64)
         loss = self._descend(clients, [self._tensor(one) for one in steps], visits.n_steps, after)
         after = {name: after[name].numpy(force=True) for name in self.layout.trained}
         return Trained(clients, items, visits.n_items, after, np.array([loss, total_weight.sum()]))
-
-    def _planned(self, clients, seeds, n_examples):
-        """Return the steps of clients, those with most steps first."""
-        plan, n_items, dtype = self.plan, self.block.n_items, self.feedback.targets.dtype
-        layout = self.block.client_indptr, self.block.indptr, self.block.items
-        config = plan.n_negatives, plan.n_epochs, plan.batch_size
-        steps, visits = neural_kernels.empty(n_examples, n_items, *config[1:], dtype)
-        work = neural_kernels.scratch(int(n_examples.max()), n_items, dtype)
-        layout = fedmf_kernels.Layout(*layout)
-        neural_kernels.plan(clients, layout, self.feedback, seeds, *config, steps, visits, work)
-        # A client whose users have rated everything has no negatives, and fewer steps than others.
-        order = np.argsort(-visits.n_steps, kind="stable")
-        if (np.diff(order) > 0).all():
-            return clients, steps, visits
-        visits = type(visits)(*(one[order] for one in visits))
-        return clients[order], type(steps)(*(one[:, order] for one in steps)), visits
 
     def _tensor(self, array):
         return torch.from_numpy(array).to(self.plan.device)
 
     def _parameters(self, clients, items):
         """Return all parameters of these clients, with the client as first axis."""
-        columns, parameters = self.layout.columns(self.block.n_items), {}
+        columns, n, parameters = self.layout.columns(self.block.n_items), len(clients), {}
+        first, last = self.block.client_indptr[clients], self.block.client_indptr[clients + 1]
+        # Clients with fewer users repeat their last one, of whom no example speaks.
+        users = np.minimum(first[:, None] + np.arange((last - first).max()), last[:, None] - 1)
         for name, part in self.layout.parts.items():
             if part.kind in ("item", "fixed item"):
-                parameters[name] = self.received[name][items]
+                parameters[name] = self.received[name][self._tensor(items)]
             elif part.kind == "fixed":
-                parameters[name] = self.received[name].expand(len(clients), *part.shape)
+                parameters[name] = self.received[name].expand(n, *part.shape)
             elif part.kind == "shared":
-                parameters[name] = self.received[name].repeat(len(clients), *[1] * len(part.shape))
+                parameters[name] = self.received[name].expand(n, *part.shape).clone()
             else:
-                own = self._own(part, self.users[:, columns[name]], clients, items)
-                parameters[name] = own.to(part.dtype)
+                table = self.users[:, columns[name]]
+                own = table[users] if part.kind == "user" else table[first]
+                if part.kind == "private item":
+                    own = own.reshape(n, self.block.n_items, -1)[np.arange(n)[:, None], items]
+                shape = part.shape if part.kind == "private" else (*own.shape[1:-1], *part.shape)
+                parameters[name] = self._tensor(own).reshape(n, *shape).to(part.dtype)
         return parameters
-
-    def _own(self, part, table, clients, items):
-        """Return a private parameter of these clients, from the users' numbers of it."""
-        first, last = self.block.client_indptr[clients], self.block.client_indptr[clients + 1]
-        if part.kind == "user":
-            # Clients with fewer users repeat their last one, of whom no example speaks.
-            places = first[:, None] + np.arange((last - first).max())
-            rows = table[np.minimum(places, last[:, None] - 1)]
-            return self._tensor(rows).reshape(*rows.shape[:2], *part.shape)
-        rows = self._tensor(table[first])
-        if part.kind == "private":
-            return rows.reshape(len(clients), *part.shape)
-        rows = rows.reshape(len(clients), self.block.n_items, *part.shape)
-        return rows[torch.arange(len(clients), device=rows.device)[:, None], items]
 
     def _descend(self, clients, steps, n_steps, after):
         """Take all steps on the parameters `after`, in place; returns the loss."""
@@ -209,52 +189,32 @@ class Trainer:
                     optimizer.keep_first(n)
             batch = slice(0, n), slice(0, widths[step])
             for number, optimizer in enumerate(optimizers):
-                places = self._places(what[step][batch], after)
-                leaves = self._leaves(after, places, optimizer.names, n)
-                scores = self._scores(leaves, whose[step][batch])
+                leaves = {
+                    name: value[:n].detach().requires_grad_(name in optimizer.names)
+                    for name, value in after.items()
+                }
+                scores = self._scores(dict(leaves), whose[step][batch], what[step][batch])
                 losses = (weight[step][batch] * self.plan.loss(scores, target[step][batch])).sum(-1)
                 if number == 0:
                     self._check_losses(losses, clients, after)
                     total += float(losses.detach().double() @ total_weight[step, :n].double())
-                self._take_step(optimizer, losses, leaves, places)
+                own = [leaves[name] for name in optimizer.names]
+                gradients = torch.autograd.grad(losses.sum(), own, materialize_grads=True)
+                optimizer.step(gradients)
         return total
 
-    def _places(self, what, after):
-        """Return rows of the batches' examples in tables whose clients follow one another."""
-        tables = (after[name] for name in self.layout.named(*TABLES))
-        first = torch.arange(len(what), device=what.device) * next(tables).shape[1]
-        return (what + first[:, None]).reshape(-1)
-
-    def _is_table(self, name):
-        return self.layout.parts[name].kind in TABLES
-
-    def _leaves(self, after, places, moving, n):
-        """Return what a step reads: of tables with a row per item, a row for each example."""
-        leaves = {}
-        for name, value in after.items():
-            value = value[:n]
-            if self._is_table(name):
-                shape = value.shape[2:]
-                rows = value.reshape(-1, *shape).index_select(0, places)
-                value = rows.reshape(n, -1, *shape)
-            leaves[name] = value.detach().requires_grad_(name in moving)
-        return leaves
-
-    def _scores(self, leaves, users):
-        items = torch.arange(users.shape[1], device=users.device).expand_as(users)
+    def _scores(self, leaves, users, places):
+        """Return the scores of each client's examples, of users and places in its items' rows."""
+        tables = self.layout.named(*TABLES)
+        first = torch.arange(len(places), device=places.device) * leaves[tables[0]].shape[1]
+        rows = (places + first[:, None]).reshape(-1)
+        # One row for each example, because vmap would be slow in looking them up.
+        for name in tables:
+            value = leaves[name]
+            leaves[name] = value.flatten(0, 1).index_select(0, rows).unflatten(0, places.shape)
+        items = torch.arange(places.shape[1], device=places.device).expand_as(places)
         score = vmap(lambda own, *pairs: functional_call(self.module, own, pairs))
         return score(leaves, users, items)
-
-    def _take_step(self, optimizer, losses, leaves, places):
-        own = [leaves[name] for name in optimizer.names]
-        gradients = torch.autograd.grad(losses.sum(), own, allow_unused=True)
-        found = []
-        for name, leaf, gradient in zip(optimizer.names, own, gradients, strict=True):
-            gradient = torch.zeros_like(leaf) if gradient is None else gradient
-            if self._is_table(name):
-                gradient = _optimizers.Rows(places, gradient.reshape(len(places), -1))
-            found.append(gradient)
-        optimizer.step(found)
 
     def _optimizers(self, after):
         """Return the optimisers of each batch: one, or if they alternate the private one first."""
@@ -289,101 +249,55 @@ class Trainer:
 
 def write_private(layout: Layout, block: Block, trained: Trained, users: np.ndarray) -> None:
     """Write these clients' private parameters into the matrix of all users' private numbers."""
-    columns = layout.columns(block.n_items)
-    first, last = block.client_indptr[trained.clients], block.client_indptr[trained.clients + 1]
-    places = first[:, None] + np.arange((last - first).max(initial=0))
-    is_user = places < last[:, None]
-    for name, column in columns.items():
-        kind, values = layout.parts[name].kind, trained.after[name]
-        if kind == "user":
-            values = values.reshape(*places.shape, -1)
-            users[places[is_user], column] = values[is_user]
-        elif kind == "private":
-            rows = values.reshape(len(values), -1)
-            users[places[is_user], column] = np.repeat(rows, last - first, axis=0)
+    n_users = np.diff(block.client_indptr)[trained.clients]
+    # Of each user of these clients: the client's place, and the user's number within the client.
+    whose = np.repeat(np.arange(len(n_users)), n_users)
+    number = np.arange(len(whose)) - np.repeat(np.cumsum(n_users) - n_users, n_users)
+    rows = block.client_indptr[trained.clients][whose] + number
+    for name, column in layout.columns(block.n_items).items():
+        part, values = layout.parts[name], trained.after[name]
+        if part.kind == "user":
+            users[rows, column] = values[whose, number].reshape(len(rows), -1)
+        elif part.kind == "private":
+            users[rows, column] = values[whose].reshape(len(rows), -1)
         else:
-            _write_rows(trained, values, users[:, column], first, last)
+            some, places = trained.is_row[whose].nonzero()
+            starts = column.start + trained.items[whose[some], places] * part.width
+            columns = starts[:, None] + np.arange(part.width)
+            users[rows[some, None], columns] = values[whose[some], places].reshape(columns.shape)
 
 
-def _write_rows(trained, values, tables, first, last):
-    """Write the rows of tables with a row per item, of which each client has its own."""
-    n_clients, most = trained.items.shape
-    values = values.reshape(n_clients, most, -1)
-    width = values.shape[-1]
-    items, is_row = trained.items, trained.is_row
-    for client in range(n_clients):
-        rows = items[client, is_row[client]]
-        coordinates = (rows[:, None] * width + np.arange(width)).ravel()
-        new = values[client, is_row[client]].ravel()
-        tables[first[client] : last[client], coordinates] = new
-
-
-# ------------------------------------------------------------------------------- uploads
-
-
-class Uploads:
-    """Changes of trained clients since they received the model: sums, or each client's own."""
-
-    def __init__(
-        self,
-        received: dict[str, np.ndarray],
-        specs: dict[str, FieldSpec],
-        layout: Layout,
-        n_clients: int,
-        separate: bool,
-    ) -> None:
-        self.received = received
-        self.specs = specs
-        self.layout = layout
-        self.n_clients = n_clients
-        # Whether to keep each client's changes.
-        self.separate = separate
-        self._sums = {name: np.zeros(spec.shape, spec.sum_dtype) for name, spec in specs.items()}
-        self._chunks: list[tuple[np.ndarray, dict[str, SparseRows]]] = []
-
-    def add(self, trained: Trained, sends: np.ndarray) -> None:
-        """Add a chunk of clients, of which those of a mask send something."""
-        changes = self._changes(trained)
-        if self.separate:
-            # Whoever reads them knows who sends.
-            self._chunks.append((trained.clients, changes))
-        else:
-            add_sums(self._sums, {name: one.take(sends).sum() for name, one in changes.items()})
-
-    def fields(self) -> dict[str, Any]:
-        """Return all fields, as ClientUpdates take them."""
-        return {name: self._joined(name) for name in self.specs} if self.separate else self._sums
-
-    def _changes(self, trained):
-        is_row, ends = trained.is_row, np.cumsum(trained.n_items)
-        own = np.concatenate([[0], ends]), trained.items[is_row].astype(np.int32)
-        changes = {}
-        for name, spec in self.specs.items():
-            if name == VISITS:
-                values = np.ones((len(own[1]), 1), np.uint8)
-                changes[name] = SparseRows(*own, values, spec=spec)
-                continue
-            after, before = trained.after[name], self.received[name]
-            if self.layout.parts[name].kind == "item":
-                change = after[is_row].reshape(-1, *spec.shape[1:]) - before[own[1]]
-                changes[name] = SparseRows(*own, change.astype(np.float64), spec=spec)
-            else:
-                change = after.reshape(-1, *spec.shape) - before
-                changes[name] = SparseRows.stacked(change.astype(np.float64), spec=spec)
-        return changes
-
-    def _joined(self, name):
-        """Join the chunks of a field, with the block's clients in ascending order."""
-        spec = self.specs[name]
+def uploads(
+    trained: list[Trained],
+    received: dict[str, np.ndarray],
+    specs: dict[str, FieldSpec],
+    layout: Layout,
+    n_clients: int,
+) -> dict[str, SparseRows]:
+    """Return by how much each client of a block has changed what it has received."""
+    fields = {}
+    for name, spec in specs.items():
         owners, rows = [np.empty(0, np.int64)], [np.empty(0, np.int32)]
-        values = [np.empty((0, *spec.shape[1:]), spec.dtype or np.float64)]
-        for clients, changes in self._chunks:
-            owners.append(clients[changes[name].owners])
-            rows.append(changes[name].rows)
-            values.append(changes[name].values)
+        changes = [np.empty((0, *spec.shape[1:]), spec.dtype or np.float64)]
+        for one in trained:
+            whose, places = one.is_row.nonzero()
+            numbers = one.items[whose, places]
+            if name == VISITS:
+                change = np.ones((len(whose), 1), np.uint8)
+            elif layout.parts[name].kind == "item":
+                after = one.after[name][whose, places].reshape(-1, *spec.shape[1:])
+                change = after - received[name][numbers]
+            else:
+                whose = np.repeat(np.arange(len(one.clients)), spec.shape[0])
+                numbers = np.tile(np.arange(spec.shape[0]), len(one.clients))
+                change = one.after[name].reshape(-1, *spec.shape) - received[name]
+            owners.append(one.clients[whose])
+            rows.append(numbers.astype(np.int32))
+            changes.append(change.reshape(-1, *spec.shape[1:]).astype(changes[0].dtype))
         owners = np.concatenate(owners)
         # Stable, so that a client's rows stay in ascending order.
         order = np.argsort(owners, kind="stable")
-        ends = np.cumsum(np.bincount(owners, minlength=self.n_clients))
-        indptr = np.concatenate([[0], ends])
-        return SparseRows(indptr, np.concatenate(rows)[order], np.concatenate(values)[order])
+        indptr = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=n_clients))])
+        found = np.concatenate(rows)[order], np.concatenate(changes)[order]
+        fields[name] = SparseRows(indptr, *found, spec=spec)
+    return fields

@@ -1,8 +1,8 @@
 """Plan the local training of many clients side by side.
 
-Clients draw their examples and shuffle them as FedMF's do, each
-with its own stream of random numbers. Here the batches are only written down, padded to the same
-shape, so that one tensor operation can process the same step of all clients.
+Clients draw their examples and shuffle them as FedMF's do, each with its own stream of random
+numbers. Here the batches are only written down, padded to the same shape, so that one tensor
+operation can process the same step of all clients.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from fedrecsk._utils.jit import kernel
-from fedrecsk.federated._fedmf_kernels import PAGE_BITS, draw_examples, shuffle, take_slots
+from fedrecsk.federated._fedmf_kernels import (
+    PAGE_BITS,
+    Layout,
+    draw_examples,
+    shuffle,
+    take_slots,
+)
 
 
 class Steps(NamedTuple):
@@ -50,25 +56,27 @@ class Work(NamedTuple):
     stream: np.ndarray
 
 
-def empty(n_examples, n_items, n_epochs, batch_size, dtype):
-    """Return empty Steps and Visits of clients with so many examples each."""
-    n_clients, most = len(n_examples), int(n_examples.max())
+def planned(clients, n_examples, block, feedback, seeds, n_negatives, n_epochs, batch_size):
+    """Return some of a block's clients, those with most steps first, their Steps and Visits."""
+    n_clients, most, n_items = len(clients), int(n_examples.max()), block.n_items
     shape = n_epochs * -(-most // batch_size), n_clients, min(batch_size, most)
-    whose, what = np.zeros((2, *shape), np.int64)
-    target, weight = np.zeros((2, *shape), dtype)
-    counts = np.zeros((2, n_clients), np.int64)
-    steps = Steps(whose, what, target, weight)
-    return steps, Visits(np.zeros((n_clients, min(n_items, most)), np.int64), *counts)
-
-
-def scratch(n_examples, n_items, dtype):
-    """Return Work for a client with `n_examples` examples."""
-    whose, what, order = np.empty((3, n_examples), np.int32)
-    target, weight = np.empty((2, n_examples), dtype)
-    slot_of, visited = np.empty((2, n_items), np.int32)
+    dtype = feedback.targets.dtype
+    steps = Steps(*np.zeros((2, *shape), np.int64), *np.zeros((2, *shape), dtype))
+    visited = np.zeros((n_clients, min(n_items, most)), np.int64)
+    visits = Visits(visited, *np.zeros((2, n_clients), np.int64))
+    whose, what, order = np.empty((3, most), np.int32)
+    slot_of, found = np.empty((2, n_items), np.int32)
     is_visited, pages = np.zeros(n_items, np.int32), np.zeros((n_items >> PAGE_BITS) + 1, np.bool_)
-    stream = np.empty(1, np.uint64)
-    return Work(whose, what, target, weight, order, is_visited, pages, slot_of, visited, stream)
+    numbers, stream = np.empty((2, most), dtype), np.empty(1, np.uint64)
+    work = Work(whose, what, *numbers, order, is_visited, pages, slot_of, found, stream)
+    layout = Layout(block.client_indptr, block.indptr, block.items)
+    plan(clients, layout, feedback, seeds, n_negatives, n_epochs, batch_size, steps, visits, work)
+    # A client whose users have rated everything has no negatives, and fewer steps than others.
+    order = np.argsort(-visits.n_steps, kind="stable")
+    if (np.diff(order) > 0).all():
+        return clients, steps, visits
+    steps = Steps(*(one[:, order] for one in steps))
+    return clients[order], steps, Visits(*(one[order] for one in visits))
 
 
 @kernel

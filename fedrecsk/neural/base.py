@@ -28,7 +28,7 @@ from fedrecsk.neural._training import (
     VISITS,
     Plan,
     Trainer,
-    Uploads,
+    uploads,
     write_private,
 )
 from fedrecsk.protocol.blocks import Block
@@ -155,17 +155,19 @@ class NeuralRecommender(LearnsFromFeedback):
         trainer = self._trainer(block, state["feedback"], message, users)
         clients, is_finite = np.flatnonzero(turn.active), np.ones(block.n_clients, dtype=bool)
         seeds = key.private.hashed("visit", block.clients[clients])
-        received, specs = self._received(message), self._upload_specs(block.n_items)
-        uploads = Uploads(received, specs, layout, block.n_clients, turn.separate)
-        loss = np.zeros(2)
+        loss, chunks = np.zeros(2), []
         with one_thread():
             for trained in trainer.train(clients, seeds):
                 is_finite[trained.clients] = trained.finite()
-                sends = turn.delivers & is_finite
-                uploads.add(trained, sends[trained.clients])
                 write_private(layout, block, trained, users)
                 loss += trained.loss
-        return state, ClientUpdates(uploads.fields(), is_finite=is_finite), loss
+                chunks.append(trained)
+        specs = self._upload_specs(block.n_items)
+        fields = uploads(chunks, self._received(message), specs, layout, block.n_clients)
+        if not turn.separate:
+            sends = turn.delivers & is_finite
+            fields = {name: field.take(sends).sum() for name, field in fields.items()}
+        return state, ClientUpdates(fields, is_finite=is_finite), loss
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:
