@@ -87,23 +87,23 @@ def first_weights(
     return weights
 
 
-def small_parts(weights: dict[str, Tensor], codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the hidden units from which a client's table comes, its basis and its scorer."""
-    collaborative = codes @ weights["memory"]
-    units = [relu(_layer(weights, f"hidden_{n}", collaborative)) for n in (1, 2, 3)]
-    first = [_layer(weights, name, units[0]) for name in ("weight_1", "bias_1")]
-    second = [_layer(weights, name, units[1]) for name in ("weight_2", "bias_2")]
-    return units[2], _layer(weights, "basis", units[2]), torch.cat(first + second, dim=1)
-
-
 def parts(
     weights: dict[str, Tensor], codes: Tensor, sizes: Sizes, items: NDArray[np.integer]
 ) -> Parts:
     """Return what clients of these codes receive, of the table only the rows of `items`."""
-    units, basis, scorer = small_parts(weights, codes)
-    matrix, bias = _of_items(weights, sizes, items)
-    table = linear(units, matrix, bias).reshape(len(codes), len(items), sizes.rank)
-    return Parts(table, basis.reshape(-1, *sizes.basis), scorer)
+    n, collaborative = len(codes), codes @ weights["memory"]
+    units = [relu(_layer(weights, f"hidden_{k}", collaborative)) for k in (1, 2, 3)]
+    scorer = [_layer(weights, name, units[0]) for name in ("weight_1", "bias_1")]
+    scorer += [_layer(weights, name, units[1]) for name in ("weight_2", "bias_2")]
+    matrix, bias = weights["table"], weights["table_bias"]
+    if len(items) < sizes.n_items:
+        rows = torch.from_numpy(items)
+        matrix = matrix.reshape(sizes.n_items, -1).index_select(0, rows)
+        matrix = matrix.reshape(-1, sizes.hidden_size)
+        bias = bias.reshape(sizes.n_items, -1).index_select(0, rows).reshape(-1)
+    table = linear(units[2], matrix, bias).reshape(n, len(items), sizes.rank)
+    basis = _layer(weights, "basis", units[2]).reshape(n, *sizes.basis)
+    return Parts(table, basis, torch.cat(scorer, dim=1))
 
 
 def scores(received: Parts, sizes: Sizes) -> Tensor:
@@ -116,52 +116,8 @@ def scores(received: Parts, sizes: Sizes) -> Tensor:
     return (first @ weight_2[:, :, None])[:, :, 0] + bias_2
 
 
-def add_gradients(
-    weights: dict[str, Tensor],
-    codes: Tensor,
-    sizes: Sizes,
-    gradients: Parts,
-    items: NDArray[np.integer],
-) -> None:
-    """Back-propagate gradients in rows of `items`, bases and scorers; add to ``.grad``."""
-    table, basis, scorer = gradients
-    units, *others = small_parts(weights, codes)
-    # The last layer of the table by hand: it is linear, and all but these rows have gradient 0.
-    with torch.no_grad():
-        matrix, _ = _of_items(weights, sizes, items)
-        table = table.reshape(len(codes), -1)
-        rows = torch.from_numpy(items)
-        _grad(weights["table"], sizes).index_add_(
-            0, rows, (table.T @ units).reshape(len(items), -1)
-        )
-        _grad(weights["table_bias"], sizes).index_add_(
-            0, rows, table.sum(dim=0).reshape(len(items), -1)
-        )
-        units_gradient = table @ matrix
-    torch.autograd.backward(
-        [units, *others], [units_gradient, basis.reshape(len(codes), -1), scorer]
-    )
-
-
 def _layer(weights, name, inputs):
     return linear(inputs, weights[name], weights[f"{name}_bias"])
-
-
-def _of_items(weights, sizes, items):
-    """Return matrix and bias of the table's layer that make the rows of `items`."""
-    matrix, bias = weights["table"], weights["table_bias"]
-    if len(items) == sizes.n_items:
-        return matrix, bias
-    rows = torch.from_numpy(items)
-    matrix = matrix.reshape(sizes.n_items, -1)[rows].reshape(-1, sizes.hidden_size)
-    return matrix, bias.reshape(sizes.n_items, -1)[rows].reshape(-1)
-
-
-def _grad(weight, sizes):
-    """Return a weight's gradient, with a row for each item."""
-    if weight.grad is None:
-        weight.grad = torch.zeros_like(weight)
-    return weight.grad.reshape(sizes.n_items, -1)
 
 
 # ------------------------------------------------------------------------ what clients receive

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -31,7 +30,6 @@ from fedrecsk.neural._training import (
     uploads,
     write_private,
 )
-from fedrecsk.protocol.blocks import Block
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.updates import ClientUpdates, FieldSpec
@@ -51,10 +49,9 @@ FIRST_USERS = 64
 class NeuralRecommender(LearnsFromFeedback):
     """Base class of neural methods.
 
-    A method gives `_make`, which builds its module, and `_private`. Every parameter of the module
-    that matches a pattern of `_private` stays with its client. The others are averaged: in each
-    round clients receive them, train everything on their own data, and upload by how much these
-    parameters have changed.
+    A method gives `_make`, which builds its module, and `_private`. Parameters that match a pattern
+    of `_private` stay with their client. The others are averaged: in each round clients receive
+    them, train everything on their own data, and upload by how much these have changed.
     """
 
     _: KW_ONLY
@@ -183,52 +180,48 @@ class NeuralRecommender(LearnsFromFeedback):
     # ------------------------------------------------------------------------- the end
 
     def _personalize(self, block, state, message, turn, key):
-        """Epochs of the private parameters on the final model; `local_epochs` of those who have
-        taken part, and more of the others, each user alone."""
+        """Train private parameters on the final model; users who are new to it longer, and alone."""
         first = np.tile(self._newcomer(message, block.n_items), (block.n_users, 1))
         if state is None:
-            users, broken = first, np.ones(block.n_users, dtype=bool)
+            users, new = first, np.ones(block.n_users, dtype=bool)
             feedback = self._feedback(block, message)
         else:
             users, feedback = state["users"].copy(), state["feedback"]
-            broken = ~np.isfinite(users).all(axis=1)
-            users[broken] = first[broken]
-        ended = {"users": users, **self._nothing_kept(block)}
-        trained = turn.active & ~block.clients_of(broken)
-        new = block.users_of(turn.active) & broken
-        groups = (
-            (block, trained, self.local_epochs),
-            (_by_user(block), new, EPOCHS_OF_THE_NEW),
-        )
-        for clients, who, n_epochs in groups:
-            with _numbered_as_in(block, clients):
-                for one in self._tuned(clients, feedback, message, users, who, n_epochs):
-                    write_private(self._module_layout(), clients, one, users)
-                    self._keep(clients, one, ended)
-        return ended
+            # Their numbers have exploded.
+            new = ~np.isfinite(users).all(axis=1)
+            users[new] = first[new]
+        known, new = turn.active & ~block.clients_of(new), block.users_of(turn.active) & new
+        by_user = replace(block, clients=block.users, client_indptr=np.arange(block.n_users + 1))
+        given = feedback, message, users
+        kept = self._tuned(block, known, self.local_epochs, *given)
+        try:
+            kept += self._tuned(by_user, new, EPOCHS_OF_THE_NEW, *given)
+        except ClientFailed as error:
+            client = np.searchsorted(block.client_indptr, error.client, side="right") - 1
+            raise ClientFailed(int(client), str(error)) from error
+        return {"users": users, "kept": kept}
 
-    def _tuned(self, block, feedback, message, users, who, n_epochs):
-        """Train the clients of a mask on the final model; yields what some of them end with."""
+    def _tuned(self, block, who, n_epochs, feedback, message, users):
+        """Train the clients of a mask on the final model; return what they keep beside `users`."""
+        kept = []
         if not who.any() or not users.shape[1]:
-            return
-        plan = self._plan(block.n_items)
-        plan = replace(plan, n_epochs=n_epochs, frozen=self._frozen_at_the_end)
+            return kept
+        plan = replace(self._plan(block.n_items), n_epochs=n_epochs, frozen=self._frozen_at_the_end)
         trainer = self._trainer(block, feedback, message, users, plan)
-        clients = np.flatnonzero(who)
         # A user's numbers must not depend on which others are computed, or when.
-        seeds = np.full(len(clients), Key(0).hashed("personal"))
+        seeds = np.full(who.sum(), Key(0).hashed("personal"))
         with one_thread():
-            yield from trainer.train(clients, seeds)
+            for trained in trainer.train(np.flatnonzero(who), seeds):
+                write_private(self._module_layout(), block, trained, users)
+                kept += self._kept(block, trained)
+        return kept
 
     # Kinds of parameters that clients do not train at the end.
     _frozen_at_the_end = "item", "shared"
 
-    def _nothing_kept(self, block):
-        """Return what clients keep beside their private parameters, while it is empty; a dict."""
-        return {}
-
-    def _keep(self, block, trained, ended):
-        """Add what some clients keep to it."""
+    def _kept(self, block, trained):
+        """Return what some clients keep beside their private parameters at the end, a list."""
+        return []
 
     def _server_attributes(self, message):
         layout = self._module_layout()
@@ -501,22 +494,6 @@ def _n_items(message, layout):
     name = layout.named("item", "private item")[0]
     values, part = message[name].values, layout.parts[name]
     return len(values) if part.kind == "item" else values.size // part.width
-
-
-def _by_user(block: Block) -> Block:
-    """Return the block as if each user were a client of its own."""
-    return replace(block, clients=block.users, client_indptr=np.arange(block.n_users + 1))
-
-
-@contextmanager
-def _numbered_as_in(block, parts):
-    """Let errors give a client's number in a block that has been cut into smaller clients."""
-    try:
-        yield
-    except ClientFailed as error:
-        first_user = parts.client_indptr[error.client]
-        client = np.searchsorted(block.client_indptr, first_user, side="right") - 1
-        raise ClientFailed(int(client), str(error)) from error
 
 
 def _grouped(users: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:

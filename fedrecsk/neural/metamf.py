@@ -21,9 +21,9 @@ from fedrecsk.neural._metamf_network import (
     Made,
     Parts,
     Sizes,
-    add_gradients,
     first_weights,
     n_numbers,
+    parts,
     received,
     scores,
 )
@@ -116,13 +116,13 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
 
         set-up  clients send sums and counts of ratings         _setup_update, _setup_aggregate
         each round
-          1  server: collaborative vector c_u = code_u M         _metamf_network.small_parts
+          1  server: collaborative vector c_u = code_u M         _metamf_network.parts
           2  ... T_u, B_u and the scorer of each client          _metamf_network.parts
           3  server sends them                                   _model
           4  client: score_ui = scorer((T_u B_u)_i)              _metamf_network.scores
           5  ... uploads gradients of rated rows, B_u, scorer    _client_update
-          6  server propagates them back to M, codes, weights    _metamf_network.add_gradients
-          7  ... and takes a step of Adam                        _aggregate
+          6  server propagates them back to M, codes, weights    _aggregate
+          7  ... and takes a step of Adam                        _stepped
         end
           8  server sends every client its last model            _final_model
 
@@ -302,7 +302,8 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
             }
             for some in _chunks(np.arange(len(uploads))):
                 clients, gradients, items = self._stacked([uploads[n] for n in some])
-                add_gradients(weights, weights["codes"][clients], sizes, gradients, items)
+                made = parts(weights, weights["codes"][clients], sizes, items)
+                torch.autograd.backward(made, gradients)
             for one in weights.values():
                 one.grad /= upload["n_ratings"].sum[0]
             return server | self._stepped(server, weights)

@@ -165,21 +165,20 @@ class PFedRec(NeuralRecommender):
     def _frozen_at_the_end(self):
         return () if self.personal_items else ("item", "shared")
 
-    def _nothing_kept(self, block):
-        return {"items": []}
-
-    def _keep(self, block, trained, ended):
-        """Add a triple: the user, the item and the vector of each row that a client has trained."""
+    def _kept(self, block, trained):
+        """Return, for a user of each client at a time, users, items and vectors of its rows."""
         if not self.personal_items:
-            return
+            return []
         clients, places = trained.is_row.nonzero()
         items = trained.items[clients, places]
         vectors = trained.after["item.weight"][clients, places]
         first, last = block.client_indptr[trained.clients], block.client_indptr[trained.clients + 1]
+        kept = []
         for number in range((last - first).max(initial=0)):
             users = (first + number)[clients]
             those = users < last[clients]
-            ended["items"].append((users[those], items[those], vectors[those]))
+            kept.append((users[those], items[those], vectors[those]))
+        return kept
 
     def _user_attributes(self, block, state):
         attributes = super()._user_attributes(block, state)
@@ -187,7 +186,7 @@ class PFedRec(NeuralRecommender):
             return attributes
         d = self.n_factors
         none = np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, d), self._dtype)
-        users, items, vectors = zip(none, *state["items"], strict=True)
+        users, items, vectors = zip(none, *state["kept"], strict=True)
         users, items = np.concatenate(users), np.concatenate(items)
         columns = items[:, None] * d + np.arange(d)
         triples = np.concatenate(vectors).ravel(), (np.repeat(users, d), columns.ravel())
