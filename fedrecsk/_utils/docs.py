@@ -246,6 +246,48 @@ best_epoch_ : int
 validation_curve_ : list of float
     With early stopping: the held-out loss of the start and after each epoch.
 """,
+    "biases reg": """
+reg_bias : float, default=0.01
+    As `reg`, for the biases.
+shrinkage_bias : float, default=5.0
+    As `shrinkage`, for the biases.
+""",
+    "biases": """
+user_bias_ : ndarray of shape (n_users,), dtype float32
+    b_u, in rating units.
+item_bias_ : ndarray of shape (n_items,), dtype float32
+    b_i.
+global_bias_ : float
+    Weighted mean of the ratings (mu).
+""",
+    "epochs errors": """
+ValueError
+    By fit: if the parameters become infinite or NaN; if no row is left to hold out or to train
+    on; if data or parameters have changed before a warm start.
+""",
+    "user_history_": """
+user_history_ : csr_array of shape (n_users, n_items), dtype float32
+    X, faded. A user's scores depend only on the user's row.
+""",
+    "item weights": """
+Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
+
+The size of a positive y does not matter; to make it count, pass it as sample_weight. Rows with
+y <= 0 count as if they were absent, except that `recommend` leaves out their items too.
+Unknown users and items score 0, and so do items that no user likes.
+""",
+    "implicit errors": """
+ValueError
+    By fit: if no y is positive; if the factors become infinite or NaN.
+""",
+    "likes of biased models": """
+Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
+
+Rows with y <= 0 count as if they were absent, except that `recommend` leaves out their items
+too. An item without y > 0, in X or only in `items`, has the zero vector and the smallest bias of
+the other items (the library's 0 would put it ahead of many of them). A user without y > 0, known
+or not, has the mean of the other users' vectors and biases.
+""",
     "implicit n_factors": """
 n_factors : int, default={default}
     Length of p_u and q_i, without biases (`factors` in implicit).
@@ -308,6 +350,21 @@ rating_scale_ : tuple of float
     The ratings of similarity 0 and 1.
 loss_curve_ : list of float
     Weighted mean squared error on the training rows after each iteration, in squared ratings.
+""",
+    # ------------------------------------------------------------------------ neural methods
+    "newcomer_factors_": """
+newcomer_factors_ : ndarray of shape (n_private,)
+    The private parameters of an unknown user: where clients begin, and the mean of users' rows.
+""",
+    "squared global_bias_": """
+global_bias_ : float
+    Mean rating; only with ``loss="squared"``.
+""",
+    "neural errors": """
+ValueError
+    As :class:`~fedrecsk.neural.FederatedModule` does.
+ImportError
+    If torch is not installed.
 """,
     # -------------------------------------------------------------------------- splitters
     "n_splits": """
@@ -429,6 +486,7 @@ OSError
 
 IDS = "user_ids_", "item_ids_", "n_users_", "n_items_"
 GROUPS = {
+    "neural attributes": ("newcomer_factors_", "squared global_bias_"),
     "shared parameters": (
         "client_fraction",
         "early_stopping",

@@ -50,10 +50,7 @@ class BiasedMF(ItemContent, GradientDescent):
     shrinkage : float, default=3.0
         Further weight once per user and item, in ratings. It keeps the vectors of those with few
         ratings short.
-    reg_bias : float, default=0.01
-        As `reg`, for the biases.
-    shrinkage_bias : float, default=5.0
-        As `shrinkage`, for the biases.
+    {biases reg}
     {held-out rows}
         In squared ratings.
     {epochs warm_start}
@@ -68,20 +65,13 @@ class BiasedMF(ItemContent, GradientDescent):
         p_u, in the root of rating units.
     item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
         q_i.
-    user_bias_ : ndarray of shape (n_users,), dtype float32
-        b_u, in rating units.
-    item_bias_ : ndarray of shape (n_items,), dtype float32
-        b_i.
-    global_bias_ : float
-        Weighted mean of the ratings (mu).
+    {biases}
     {rating attributes}
     {epochs attributes}
 
     Raises
     ------
-    ValueError
-        By fit: if the parameters become infinite or NaN; if no row is left to hold out or to
-        train on; if data or parameters have changed before a warm start.
+    {epochs errors}
 
     See Also
     --------

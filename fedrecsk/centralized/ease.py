@@ -53,8 +53,7 @@ class EASE(WeightsContent, ItemWeightsMixin, RankingMixin, Recommender):
     ----------
     item_weights_ : ndarray of shape (n_items, n_items), dtype float32
         B: row j is added to the scores of all items if a user likes item j.
-    user_history_ : csr_array of shape (n_users, n_items), dtype float32
-        X, faded. A user's scores depend only on the user's row.
+    {user_history_}
     {ids}
 
     Raises
@@ -77,11 +76,7 @@ class EASE(WeightsContent, ItemWeightsMixin, RankingMixin, Recommender):
 
     {time}
 
-    Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
-
-    The size of a positive y does not matter; to make it count, pass it as sample_weight. Rows with
-    y <= 0 count as if they were absent, except that `recommend` leaves out their items too.
-    Unknown users and items score 0, and so do items that no user likes.
+    {item weights}
 
     With `item_features`, the columns and rows of B of items that nobody likes, and of new ones by
     `add_items`, are predicted by ridge regression from those of the other items, item i with the

@@ -441,8 +441,7 @@ class ImplicitBPR(ImplicitRecommender):
 
     Raises
     ------
-    ValueError
-        By fit: if no y is positive; if the factors become infinite or NaN.
+    {implicit errors}
 
     See Also
     --------
@@ -450,14 +449,10 @@ class ImplicitBPR(ImplicitRecommender):
 
     Notes
     -----
-    Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
+    {likes of biased models}
 
     Only whether y > 0 matters: the library draws all such rows alike, so larger y and
-    `sample_weight` (unless it is 0) change nothing. `recommend` leaves out the items of rows
-    with y <= 0 too. An item without y > 0, in X or only in `items`, has the zero vector and the
-    smallest bias of the other items (the library's 0 would put it ahead of many of them). A user
-    without y > 0, known or not, has the mean of the other users' vectors. An unknown item
-    scores 0.
+    `sample_weight` (unless it is 0) change nothing. An unknown item scores 0.
 
     `fold_in` takes as many steps as fit for a user with as many items, with the items
     fixed, j drawn by the popularity in fit, and 16 pairs per step instead of one. The result
@@ -562,8 +557,7 @@ class ImplicitLMF(ImplicitRecommender):
 
     Raises
     ------
-    ValueError
-        By fit: if no y is positive; if the factors become infinite or NaN.
+    {implicit errors}
 
     See Also
     --------
@@ -571,15 +565,10 @@ class ImplicitLMF(ImplicitRecommender):
 
     Notes
     -----
-    Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
+    {likes of biased models}
 
-    `predict` gives s_ui, in log-odds, as the library does.
-
-    Rows with y <= 0 count as if they were absent, except that `recommend` leaves out their
-    items too. An item without y > 0, in X or only in `items`, has the zero vector and the
-    smallest bias of the other items (the library's 0 would put it ahead of most of them). A user
-    without y > 0, known or not, has the mean of the other users' vectors and biases. An unknown
-    item adds nothing to the user's bias.
+    `predict` gives s_ui, in log-odds, as the library does. An unknown item adds nothing to the
+    user's bias.
 
     `fold_in` takes the user's half of fit's steps with the items held fixed, and the sampled
     sum replaced by its expectation; nothing in it is random.

@@ -48,8 +48,7 @@ class ItemKNN(NearestItemsMixin, RankingMixin, Recommender):
     ----------
     item_weights_ : csr_array of shape (n_items, n_items), dtype float32
         B: row j is added to the scores of all items if a user likes item j.
-    user_history_ : csr_array of shape (n_users, n_items), dtype float32
-        X, faded. A user's scores depend only on the user's row.
+    {user_history_}
     {ids}
 
     Raises
@@ -76,11 +75,7 @@ class ItemKNN(NearestItemsMixin, RankingMixin, Recommender):
 
     {time}
 
-    Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
-
-    The size of a positive y does not matter; to make it count, pass it as sample_weight. Rows with
-    y <= 0 count as if they were absent, except that `recommend` leaves out their items too.
-    Unknown users and items score 0, and so do items that no user likes.
+    {item weights}
 
     References
     ----------

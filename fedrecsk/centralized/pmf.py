@@ -78,10 +78,8 @@ class PMF(GradientDescent):
 
     Raises
     ------
-    ValueError
-        By fit: if `n_factors` is 1 and `prior_mean` is not 0; if the parameters become
-        infinite or NaN; if no row is left to hold out or to train on; if data or parameters
-        have changed before a warm start.
+    {epochs errors}
+        If `n_factors` is 1 and `prior_mean` is not 0.
 
     See Also
     --------

@@ -33,13 +33,11 @@ class SVDpp(BiasedMF):
     {epochs}
         The paper has .9.
     reg : float, default=0.04
-        Weight of |p_u|^2 and |q_i|^2 for each rating of the user or item (lambda_7).
+        Weight of |p_u|^2 and |q_i|^2 for each rating of the user or item (lambda_7; `reg_bias` is
+        lambda_6).
     shrinkage : float, default=5.0
         Further weight once per user and item, in ratings.
-    reg_bias : float, default=0.01
-        As `reg`, for the biases (lambda_6).
-    shrinkage_bias : float, default=5.0
-        As `shrinkage`, for the biases.
+    {biases reg}
     reg_implicit : float, default=0.003
         Decay of y_j for each rating of each user who has rated j. The paper's gradient step
         decays all y_j of a user at each of its ratings by lambda_7: that is
@@ -62,20 +60,13 @@ class SVDpp(BiasedMF):
         q_i.
     implicit_factors_ : ndarray of shape (n_items, n_factors), dtype float32
         y_j.
-    user_bias_ : ndarray of shape (n_users,), dtype float32
-        b_u, in rating units.
-    item_bias_ : ndarray of shape (n_items,), dtype float32
-        b_i.
-    global_bias_ : float
-        Weighted mean of the ratings (mu).
+    {biases}
     {rating attributes}
     {epochs attributes}
 
     Raises
     ------
-    ValueError
-        By fit: if the parameters become infinite or NaN; if no row is left to hold out or to
-        train on; if data or parameters have changed before a warm start.
+    {epochs errors}
 
     See Also
     --------

@@ -180,7 +180,7 @@ class NeuralRecommender(LearnsFromFeedback):
     # ------------------------------------------------------------------------- the end
 
     def _personalize(self, block, state, message, turn, key):
-        """Train private parameters on the final model; users who are new to it longer, and alone."""
+        """Train private parameters on the final model; users new to it alone, and longer."""
         first = np.tile(self._newcomer(message, block.n_items), (block.n_users, 1))
         if state is None:
             users, new = first, np.ones(block.n_users, dtype=bool)

@@ -143,10 +143,7 @@ class FederatedModule(NeuralRecommender):
     user_factors_ : ndarray of shape (n_users, n_private)
         Each user's private parameters, one after the other in the module's order, after
         `local_epochs` more on the final model.
-    newcomer_factors_ : ndarray of shape (n_private,)
-        Those of an unknown user: where clients begin, and the mean of users' rows.
-    global_bias_ : float
-        Mean rating; only with ``loss="squared"``.
+    {neural attributes}
     {shared attributes}
 
     Raises

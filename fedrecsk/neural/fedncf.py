@@ -55,18 +55,12 @@ class FedNCF(NeuralRecommender):
     user_factors_ : ndarray of shape (n_users, n_private), dtype float32
         p_u, first that of generalised matrix factorisation, after `local_epochs` more on the final
         model; private to the client.
-    newcomer_factors_ : ndarray of shape (n_private,), dtype float32
-        Those of an unknown user.
-    global_bias_ : float
-        Mean rating; only with ``loss="squared"``.
+    {neural attributes}
     {shared attributes}
 
     Raises
     ------
-    ValueError
-        As :class:`FederatedModule` does.
-    ImportError
-        If torch is not installed.
+    {neural errors}
 
     See Also
     --------

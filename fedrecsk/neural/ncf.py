@@ -108,10 +108,8 @@ class NCF(RankingMixin, Epochs):
 
     Raises
     ------
-    ValueError
-        By fit: if `layers` are no widths; if no y is positive; if the parameters become infinite
-        or NaN; if no row is left to hold out or to train on; if data or parameters have changed
-        before a warm start.
+    {epochs errors}
+        If `layers` are no widths, or no y is positive.
 
     See Also
     --------

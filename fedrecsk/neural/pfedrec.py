@@ -73,18 +73,12 @@ class PFedRec(NeuralRecommender):
         w_u and b_u, after `local_epochs` more on the final items; private to the client.
     user_items_ : sparse array of shape (n_users, n_items * n_factors)
         With `personal_items`: the item vectors that each user has trained at the end.
-    newcomer_factors_ : ndarray of shape (n_factors + 1,), dtype float32
-        w and b of an unknown user, where all clients begin.
-    global_bias_ : float
-        Mean rating; only with ``loss="squared"``.
+    {neural attributes}
     {shared attributes}
 
     Raises
     ------
-    ValueError
-        As :class:`FederatedModule` does.
-    ImportError
-        If torch is not installed.
+    {neural errors}
 
     See Also
     --------
