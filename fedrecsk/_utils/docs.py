@@ -270,23 +270,19 @@ user_history_ : csr_array of shape (n_users, n_items), dtype float32
     X, faded. A user's scores depend only on the user's row.
 """,
     "item weights": """
-Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
-
-The size of a positive y does not matter; to make it count, pass it as sample_weight. Rows with
-y <= 0 count as if they were absent, except that `recommend` leaves out their items too.
-Unknown users and items score 0, and so do items that no user likes.
+*Likes.* The size of a positive y does not matter; to make it count, pass it as sample_weight.
+Rows with y <= 0 count as if they were absent, except that `recommend` leaves out their items
+too. Unknown users and items score 0, and so do items that no user likes.
 """,
     "implicit errors": """
 ValueError
     By fit: if no y is positive; if the factors become infinite or NaN.
 """,
     "likes of biased models": """
-Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
-
-Rows with y <= 0 count as if they were absent, except that `recommend` leaves out their items
-too. An item without y > 0, in X or only in `items`, has the zero vector and the smallest bias of
-the other items (the library's 0 would put it ahead of many of them). A user without y > 0, known
-or not, has the mean of the other users' vectors and biases.
+*Likes.* Rows with y <= 0 count as if they were absent, except that `recommend` leaves out their
+items too. An item without y > 0, in X or only in `items`, has the zero vector and the smallest
+bias of the other items (the library's 0 would put it ahead of many of them). A user without
+y > 0, known or not, has the mean of the other users' vectors and biases.
 """,
     "implicit n_factors": """
 n_factors : int, default={default}

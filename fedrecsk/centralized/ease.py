@@ -76,6 +76,8 @@ class EASE(WeightsContent, ItemWeightsMixin, RankingMixin, Recommender):
 
     {time}
 
+    Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
+
     {item weights}
 
     With `item_features`, the columns and rows of B of items that nobody likes, and of new ones by

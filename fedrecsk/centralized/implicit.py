@@ -449,6 +449,8 @@ class ImplicitBPR(ImplicitRecommender):
 
     Notes
     -----
+    Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
+
     {likes of biased models}
 
     Only whether y > 0 matters: the library draws all such rows alike, so larger y and
@@ -565,6 +567,8 @@ class ImplicitLMF(ImplicitRecommender):
 
     Notes
     -----
+    Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
+
     {likes of biased models}
 
     `predict` gives s_ui, in log-odds, as the library does. An unknown item adds nothing to the

@@ -75,6 +75,8 @@ class ItemKNN(NearestItemsMixin, RankingMixin, Recommender):
 
     {time}
 
+    Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
+
     {item weights}
 
     References
