@@ -20,7 +20,7 @@ from fedrecsk.aggregation import (
     Update,
     plain_sum,
 )
-from fedrecsk.aggregation._base import _as_round
+from fedrecsk.aggregation._base import as_round
 from fedrecsk.aggregation._comparison import stacks
 from fedrecsk.attacks import Adversary, Promotion, SignFlip
 from fedrecsk.datasets import make_interactions
@@ -204,7 +204,7 @@ def test_hierarchical_clipping_equals_the_naive_reference_over_rounds(rounds, pa
 
 def round_of(uploads, n_items=8):
     shapes = {name: (n_items, *update.change.shape[1:]) for name, update in uploads[0].items()}
-    return _as_round(uploads, shapes)
+    return as_round(uploads, shapes)
 
 
 @pytest.mark.parametrize("tolerance", [0.0, 1.0, 3.0])
@@ -271,16 +271,16 @@ def test_fl_trust_equals_the_naive_reference(rounds):
     shapes = {"items": (8, 3), "square": (3, 3)}
     aggregator = FLTrust("c")
     memory = aggregator._start(np.array(list("abcdefgh")))
-    found = aggregator._combine(_as_round(uploads, shapes), memory)
+    found = aggregator._combine(as_round(uploads, shapes), memory)
     for name, expected in reference.fl_trust(wholes, 2).items():
         np.testing.assert_allclose(found[name], 8 * expected, rtol=1e-9)
-    assert aggregator._combine(_as_round(uploads[:2], shapes), memory) is None
+    assert aggregator._combine(as_round(uploads[:2], shapes), memory) is None
 
 
 def test_fl_trust_ignores_what_disagrees_with_its_reference():
     trusted = np.array([[1.0, 0.0]])
     changes = [trusted, -9 * trusted, np.array([[0.0, 5.0]]), 4 * trusted]
-    updates = _as_round(uploads_of(changes), {"x": (1, 2)})
+    updates = as_round(uploads_of(changes), {"x": (1, 2)})
     found = FLTrust(0)._combine(updates, {"reference": 0})["x"]
     np.testing.assert_allclose(found, 4 * trusted)
 
@@ -473,7 +473,7 @@ def test_blocks_are_combined_as_their_clients_one_by_one(aggregator):
     updates = make_round()
     uploads = [one.upload(0) for _, one in updates.single()]
     expected = aggregator.combine(uploads, {name: spec.shape for name, spec in FORMS.items()})
-    found = aggregator._combine(updates)
+    found = aggregator._combine(updates, {})
     for name, spec in FORMS.items():
         assert found[name].dtype == spec.sum_dtype
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-9, atol=1e-9)
@@ -500,7 +500,7 @@ def test_a_users_own_combine_gets_the_accepted_uploads_in_the_order_of_the_codes
                 uploads[8]
             return plain_sum(uploads, shapes)
 
-    sums = Looking()._combine(updates)
+    sums = Looking()._combine(updates, {})
     n, first, last, some, everyone = seen
     grams = [upload["gram"].change for upload in everyone]
     assert n == len(grams) == 8
@@ -515,11 +515,11 @@ def test_a_users_own_combine_gets_the_accepted_uploads_in_the_order_of_the_codes
 def test_integers_are_rounded_whatever_a_users_own_combine_returns():
     updates = make_round({"votes": FORMS["votes"]})
     half = Returning(lambda sums: {"votes": sums["votes"] / 2 + 0.1})
-    found = half._combine(updates)["votes"]
+    found = half._combine(updates, {})["votes"]
     assert found.dtype == np.int64
     np.testing.assert_array_equal(found, np.rint(updates.sum("votes") / 2 + 0.1))
     huge = Returning(lambda sums: {"votes": sums["votes"] * 0 + 1e40})
-    assert (huge._combine(updates)["votes"] == 2**62).all()
+    assert (huge._combine(updates, {})["votes"] == 2**62).all()
 
 
 @pytest.mark.parametrize(
@@ -538,14 +538,14 @@ def test_integers_are_rounded_whatever_a_users_own_combine_returns():
 def test_what_an_aggregator_must_not_return_is_named(change, message):
     updates = make_round({name: FORMS[name] for name in ("bias", "gram")})
     with pytest.raises(ValueError, match=message):
-        Returning(change)._combine(updates)
+        Returning(change)._combine(updates, {})
 
 
 def test_too_few_uploads_change_nothing():
     updates = make_round()
-    assert Returning(lambda sums: None)._combine(updates) is None
-    assert Krum(3)._combine(updates) is None
-    assert Krum(2)._combine(updates) is not None
+    assert Returning(lambda sums: None)._combine(updates, {}) is None
+    assert Krum(3)._combine(updates, {}) is None
+    assert Krum(2)._combine(updates, {}) is not None
 
 
 def test_a_users_combine_takes_precedence_over_an_inherited_one():
@@ -557,17 +557,17 @@ def test_a_users_combine_takes_precedence_over_an_inherited_one():
     first = list(dense(updates, "gram")[:3])
     bound = np.median([np.linalg.norm(change) for change in first])
     expected = reference.clipped_sum(first, bound)
-    np.testing.assert_allclose(Few()._combine(updates)["gram"], expected)
+    np.testing.assert_allclose(Few()._combine(updates, {})["gram"], expected)
 
 
 @pytest.mark.filterwarnings("error")
 def test_uploads_too_large_for_their_squares_do_not_stop_robust_aggregators():
     huge = [{"gram": Update(EVERYTHING, np.full((3, 3), 1e200))}]
     honest = [one.upload(0) for _, one in make_round({"gram": FORMS["gram"]}).single()][:7]
-    updates = _as_round(huge + honest, {"gram": (3, 3)})
+    updates = as_round(huge + honest, {"gram": (3, 3)})
     defences = [NormClipping(), CoordinateMedian(), TrimmedMean(0.25), Krum(1), Krum(2)]
     defences += [GeometricMedian(), RowClipping(), HierarchicalClipping(), PopularityFilter()]
     for aggregator in defences:
-        assert np.abs(aggregator._combine(updates)["gram"]).max() < 1e3
+        assert np.abs(aggregator._combine(updates, {})["gram"]).max() < 1e3
     expected = sum(upload["gram"].change for upload in honest)
-    np.testing.assert_allclose(NormClipping(10.0)._combine(updates)["gram"], expected)
+    np.testing.assert_allclose(NormClipping(10.0)._combine(updates, {})["gram"], expected)

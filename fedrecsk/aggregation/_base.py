@@ -77,12 +77,6 @@ class Aggregator(PlainParameters, ABC):
 
     _parameter_constraints: ClassVar[dict] = {}
 
-    def __init_subclass__(cls, **arguments: object) -> None:
-        super().__init_subclass__(**arguments)
-        # A subclass's own `combine` takes precedence over an inherited `_combine`.
-        if "combine" in vars(cls) and "_combine" not in vars(cls):
-            cls._combine = Aggregator._combine
-
     def _check_clients(self, data, n_clients):
         """Raise if the aggregator does not suit `data` with `n_clients` clients per round."""
 
@@ -121,7 +115,7 @@ class Aggregator(PlainParameters, ABC):
             uploads; the round then changes nothing.
         """
 
-    def _combine(self, updates, memory=None):
+    def _combine(self, updates, memory):
         """Combine a round's learned fields into arrays of `sum_dtype`; None: too few uploads.
 
         `memory` is what `_start` has returned, with what earlier rounds have written into it.
@@ -152,8 +146,7 @@ def _checked(rule, sums, specs):
         if not np.isfinite(values).all():
             raise ValueError(
                 f"{rule}.combine returned NaN or infinite numbers for field {name!r} of shape "
-                f"{spec.shape}, but all uploads that it received are finite; look for a division "
-                "by zero or an overflow."
+                f"{spec.shape} from finite uploads; look for a division by zero or an overflow."
             )
         totals[name] = as_sum(values, spec)
     return totals
@@ -169,20 +162,35 @@ def as_sum(values, spec):
 class BlockAggregator(Aggregator):
     """An aggregator that combines whole blocks; a list of uploads becomes a block first."""
 
-    @abstractmethod
-    def _total(self, updates, memory=None):
-        """Combine the learned fields, as `_combine` does, for at least one client."""
+    # A round that receives fewer uploads changes nothing.
+    _n_needed: ClassVar[int] = 1
 
-    def _combine(self, updates, memory=None):
-        return self._total(updates, memory)
+    @abstractmethod
+    def _total(self, updates, memory):
+        """Combine the learned fields, as `_combine` does, for at least `_n_needed` clients."""
+
+    def _check_clients(self, data, n_clients):
+        if n_clients < self._n_needed:
+            raise ValueError(
+                f"{self} needs {self._n_needed} clients per round, but there are {n_clients}; "
+                "raise client_fraction, or use RowClipping."
+            )
+
+    def _combine(self, updates, memory):
+        if type(self).combine is not BlockAggregator.combine:
+            # A subclass of a user.
+            return super()._combine(updates, memory)
+        return self._total(updates, memory) if updates.n_clients >= self._n_needed else None
 
     def combine(
         self, uploads: Sequence[dict[str, Update]], shapes: dict[str, tuple[int, ...]]
     ) -> dict[str, np.ndarray] | None:
-        return self._total(_as_round(list(uploads), shapes)) if len(uploads) else None
+        return (
+            self._total(as_round(uploads, shapes), {}) if len(uploads) >= self._n_needed else None
+        )
 
 
-def _as_round(uploads, shapes):
+def as_round(uploads, shapes):
     """Make RoundUpdates of single uploads."""
     everyone, numbers = np.ones(len(uploads), dtype=bool), np.arange(len(uploads))
     specs, fields = {}, {}
@@ -191,15 +199,9 @@ def _as_round(uploads, shapes):
         exact = all(update.change.dtype.kind in "iub" for update in updates)
         specs[name] = FieldSpec(shape, dtype="int64" if exact else None)
         fields[name] = SparseRows.listed(updates, specs[name])
-    block = ClientUpdates(
-        fields,
-        sends=everyone,
-        clients=numbers,
-        arrives=everyone,
-        accepted=everyone,
-        specs=specs,
-        sizes=np.stack([numbers] * 3),
-    )
+    masks = {"sends": everyone, "arrives": everyone, "accepted": everyone}
+    sizes = np.stack([numbers] * 3)
+    block = ClientUpdates(fields, clients=numbers, specs=specs, sizes=sizes, **masks)
     return RoundUpdates([HeldUpdates(block, [], everyone)])
 
 

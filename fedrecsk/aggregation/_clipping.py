@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
 from numbers import Real
 from typing import ClassVar, Literal
@@ -13,6 +14,7 @@ from fedrecsk.aggregation._base import BlockAggregator, as_sum
 from fedrecsk.updates import squared_lengths
 
 
+@dataclass(eq=False, repr=False)
 class NormClipping(BlockAggregator):
     """Scale down every upload whose norm exceeds a bound, then add the uploads up.
 
@@ -47,16 +49,16 @@ class NormClipping(BlockAggregator):
     6
     """
 
+    max_norm: float | Literal["median"] = "median"
+    _: KW_ONLY
+    multiple: float = 1.0
+
     _parameter_constraints: ClassVar[dict] = {
         "max_norm": [Interval(Real, 0, None, closed="neither"), StrOptions({"median"})],
         "multiple": [Interval(Real, 0, None, closed="neither")],
     }
 
-    def __init__(self, max_norm: float | Literal["median"] = "median", *, multiple: float = 1.0):
-        self.max_norm = max_norm
-        self.multiple = multiple
-
-    def _total(self, updates, memory=None):
+    def _total(self, updates, memory):
         return {
             name: clipped_sum(updates, name, self.max_norm, self.multiple) for name in updates.specs
         }
@@ -83,13 +85,10 @@ def lengths(matrix):
 class RowClipping(NormClipping):
     """Scale down every row of an upload whose norm exceeds a bound, then clip the whole upload.
 
-    :class:`NormClipping` bounds a client's whole upload. An attacker may spend this allowance on
-    the row of the one item that it promotes, where an honest client spreads it over all its
-    items. Here no client moves an item further than an ordinary client that has the item, so
-    that each fake user counts as one user who likes the item, and no more.
-
-    Works with every method and any kind of clients. Rows are clipped in fields with a row for each
-    item; other fields, such as LocALS's d x d matrices, are clipped as wholes.
+    An attacker cannot spend the allowance of a whole upload on the row of the one item that it
+    promotes: each fake user counts as one user who likes the item, and no more. Works with every
+    method and any kind of clients. Rows are clipped in fields with a row for each item; other
+    fields, such as LocALS's d x d matrices, are clipped as wholes.
 
     Parameters
     ----------
@@ -125,7 +124,7 @@ class RowClipping(NormClipping):
     array([4., 3.])
     """
 
-    def _total(self, updates, memory=None):
+    def _total(self, updates, memory):
         by_item, totals = item_fields(updates.specs), {}
         for name in updates.specs:
             those = self._accepted_rows(updates, name) if name in by_item else updates
@@ -201,6 +200,7 @@ def row_totals(updates, name):
     return total.reshape(len(total), -1)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class HierarchicalClipping(BlockAggregator):
     """Clip every client's rows, then every item's total (after HiCS: Yuan et al., SIGIR 2023).
 
@@ -214,8 +214,8 @@ class HierarchicalClipping(BlockAggregator):
        far its senders agree, from 0 to 1. The bound is `total_multiple` times the median of these
        ratios over the updated items. Totals of items with a larger ratio are scaled down to it.
 
-    Step 4 bounds how far an item moves in a round. Honest clients agree on an item only in part,
-    so that their rows partly cancel; the rows of attackers who all push in one direction do not.
+    Honest clients agree on an item only in part, so that their rows partly cancel; the rows of
+    attackers who all push in one direction do not.
 
     Parameters
     ----------
@@ -226,23 +226,15 @@ class HierarchicalClipping(BlockAggregator):
         Factor on the median that bounds the items' totals.
     share : float in (0, 1], default=1.0
         Share of the items that are updated in a round. Below 1 it suits methods whose uploads
-        are steps, such as FedMF, CoLR and FedFast. It is refused for methods that compute the
-        item's vector anew in each round, such as LocALS with ``aggregation="full"``: there an
-        item that is held back would be forgotten.
+        are steps, such as FedMF, CoLR and FedFast. It is refused where the server computes the
+        items' vectors anew in each round, such as LocALS with ``aggregation="full"``.
 
     Notes
     -----
     Written from the paper's idea. Known departures: the bounds are medians of the round instead of
-    numbers to be tuned; the bound of a total grows with what is sent for the item, because a
-    bound that is the same for all items would slow down the popular ones; what step 4 cuts off is
-    dropped; and nothing is held back by default.
-
-    Where the server divides the total of an item by how many clients have sent it in this round, as
-    in FedMF, what is held back is the mean of each round. It counts later as if the senders of
-    the round in which the item is updated had sent it.
-
-    What is held back is kept with the server's state, so that a checkpoint or a warm start
-    continues with it.
+    numbers to be tuned; the bound of a total grows with what is sent for the item; what step 4 cuts
+    off is dropped; and nothing is held back by default. Where the server divides an item's total by
+    its senders, as in FedMF, means are held back. They are kept with the server's state.
 
     References
     ----------
@@ -264,16 +256,15 @@ class HierarchicalClipping(BlockAggregator):
            [0.  , 1.41]])
     """
 
+    multiple: float = 1.0
+    total_multiple: float = 1.0
+    share: float = 1.0
+
     _parameter_constraints: ClassVar[dict] = {
         "multiple": [Interval(Real, 0, None, closed="neither")],
         "total_multiple": [Interval(Real, 0, None, closed="neither")],
         "share": [Interval(Real, 0, 1, closed="right")],
     }
-
-    def __init__(self, *, multiple: float = 1.0, total_multiple: float = 1.0, share: float = 1.0):
-        self.multiple = multiple
-        self.total_multiple = total_multiple
-        self.share = share
 
     def _check_specs(self, specs):
         if self.share == 1:
@@ -282,19 +273,17 @@ class HierarchicalClipping(BlockAggregator):
         by_item = item_fields(learned)
         for name, spec in learned.items():
             if spec.is_integer:
-                raise ValueError(
-                    f"HierarchicalClipping(share={self.share}) holds means of rows back, but this "
-                    f"method uploads {name!r} as integers, which means are not; set share=1."
-                )
-            if (len(spec.shape) == 2) != (name in by_item):
-                raise ValueError(
-                    f"HierarchicalClipping(share={self.share}) holds rows of items back, but this "
-                    f"method uploads {name!r}, from which its server computes all items anew in "
-                    "every round, so that the items held back would be forgotten; set share=1."
-                )
+                why = f"{name!r} as integers, which means of rows are not"
+            elif (len(spec.shape) == 2) != (name in by_item):
+                why = f"{name!r}, from which its server computes all items anew in every round"
+            else:
+                continue
+            raise ValueError(
+                f"HierarchicalClipping(share={self.share}) holds means of items' rows back, but "
+                f"this method uploads {why}; set share=1."
+            )
 
-    def _total(self, updates, memory=None):
-        memory = {} if memory is None else memory
+    def _total(self, updates, memory):
         specs, totals = updates.specs, {}
         by_item = item_fields(specs)
         for name, spec in specs.items():
@@ -333,10 +322,7 @@ class HierarchicalClipping(BlockAggregator):
         return np.where(is_chosen[:, None], total, 0.0), np.where(is_chosen, sent, 0.0)
 
 
-# Clients per round that the comparison of senders needs.
-N_NEEDED = 5
-
-
+@dataclass(eq=False, repr=False)
 class PopularityFilter(RowClipping):
     """Clip rows, then leave out those that push an item suspiciously hard towards popular ones.
 
@@ -352,9 +338,8 @@ class PopularityFilter(RowClipping):
        item among the popular ones, and n is how many clients have changed the item.
     4. In suspicious items the rows that push harder than this limit are left out.
 
-    This defence is our own. It uses the observation behind PipAttack [1]_ and PIECK [2]_ that
-    promoted items are aligned with popular ones. The defence proposed in [2]_ is different: a
-    penalty in the clients' training.
+    This defence is our own, by the observation behind PipAttack [1]_ and PIECK [2]_ that promoted
+    items are aligned with popular ones.
 
     Parameters
     ----------
@@ -368,13 +353,11 @@ class PopularityFilter(RowClipping):
 
     Notes
     -----
-    It detects many clients that push an item with few honest senders in the same direction, as hard
-    as clipping allows. It does not detect rows that push no harder than the limit (an attacker that
-    knows the limit stays below it), rows that aim elsewhere than at the popular items, such as
-    noise, and attackers so few that their push could be chance. Where all clients change all rows,
-    as in RFRec with Adam, popular items are recognised by the size of their rows alone.
-
-    A round that receives fewer than five uploads changes nothing.
+    It detects many clients that push an item with few honest senders as hard as clipping allows. It
+    does not detect rows that push no harder than the limit, rows that aim elsewhere than at the
+    popular items, such as noise, and attackers so few that their push could be chance. Where all
+    clients change all rows, as in RFRec with Adam, popular items are recognised by the size of
+    their rows alone. A round that receives fewer than five uploads changes nothing.
 
     References
     ----------
@@ -395,34 +378,16 @@ class PopularityFilter(RowClipping):
     >>> model = LocALS(n_factors=4, federation=federation, random_state=0).fit(X)
     """
 
+    tolerance: float = 3.0
+    _: KW_ONLY
+    popular: float = 0.1
+    max_norm: float | Literal["median"] = "median"
+
     _parameter_constraints: ClassVar[dict] = RowClipping._parameter_constraints | {
         "tolerance": [Interval(Real, 0, None, closed="left")],
         "popular": [Interval(Real, 0, 1, closed="neither")],
     }
-
-    def __init__(
-        self,
-        tolerance: float = 3.0,
-        *,
-        popular: float = 0.1,
-        max_norm: float | Literal["median"] = "median",
-        multiple: float = 1.0,
-    ):
-        super().__init__(max_norm, multiple=multiple)
-        self.tolerance = tolerance
-        self.popular = popular
-
-    def _check_clients(self, data, n_clients):
-        if n_clients < N_NEEDED:
-            raise ValueError(
-                f"PopularityFilter compares the senders of items, which needs {N_NEEDED} clients "
-                f"per round, but there are {n_clients}; raise client_fraction, or use RowClipping."
-            )
-
-    def _total(self, updates, memory=None):
-        if updates.n_clients < N_NEEDED:
-            return None
-        return super()._total(updates, memory)
+    _n_needed: ClassVar[int] = 5
 
     def _accepted_rows(self, updates, name):
         clipped = super()._accepted_rows(updates, name)

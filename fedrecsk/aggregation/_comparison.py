@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
 from typing import ClassVar
 
@@ -18,20 +19,12 @@ from fedrecsk.updates import Update
 STACK_BYTES = 64 * 2**20
 # Distances below this share of an ordinary upload's norm count as equal (nu of RFA).
 SMOOTHING = 1e-6
-N_NEEDED = 3
 # Share of the rows of X that must be of items that the reference holds.
 LEAST_SHARE = 0.5
 
 
 def stacks(updates, name, max_bytes=STACK_BYTES):
-    """Cut one field into stacks of some rows of all clients.
-
-    Yields
-    ------
-    rows : slice
-    stack : ndarray of shape (n_clients, n_rows, width), dtype float64
-        The clients are in the order of their codes.
-    """
+    """Yield slices of rows of a field and their changes, (n_clients, n_rows, width)."""
     spec, n_clients = updates.specs[name], updates.n_clients
     step = max(1, max_bytes // max(1, 8 * n_clients * spec.width))
     for first in range(0, spec.shape[0], step):
@@ -46,6 +39,7 @@ class Comparison(BlockAggregator):
     """An aggregator that compares clients number by number; numbers not sent count as 0."""
 
     def _check_clients(self, data, n_clients):
+        super()._check_clients(data, n_clients)
         pairs = np.unique(data.clients * data.n_items + data.items)
         holders = np.bincount(pairs % data.n_items, minlength=data.n_items)
         if np.median(2 * holders[data.items]) < data.n_clients:
@@ -60,7 +54,7 @@ class Comparison(BlockAggregator):
 class OrderStatistic(Comparison):
     """A robust mean of each number over the clients."""
 
-    def _total(self, updates, memory=None):
+    def _total(self, updates, memory):
         n_clients, totals = updates.n_clients, {}
         for name, spec in updates.specs.items():
             total = np.empty((spec.shape[0], spec.width))
@@ -90,12 +84,11 @@ class CoordinateMedian(OrderStatistic):
     >>> model = GlobSGD(4, federation=federation, random_state=0).fit(X, clients=X[:, 0] % 5)
     """
 
-    _parameter_constraints: ClassVar[dict] = {}
-
     def _mean(self, changes):
         return np.median(changes, axis=0)
 
 
+@dataclass(eq=False, repr=False)
 class TrimmedMean(OrderStatistic):
     """Take the mean of every number without its largest and smallest (Yin et al., ICML 2018).
 
@@ -114,10 +107,9 @@ class TrimmedMean(OrderStatistic):
     TrimmedMean(trim=0.3)
     """
 
-    _parameter_constraints: ClassVar[dict] = {"trim": [Interval(Real, 0, 0.5, closed="left")]}
+    trim: float = 0.2
 
-    def __init__(self, trim: float = 0.2):
-        self.trim = trim
+    _parameter_constraints: ClassVar[dict] = {"trim": [Interval(Real, 0, 0.5, closed="left")]}
 
     def _mean(self, changes):
         n_cut = int(np.ceil(self.trim * len(changes)))
@@ -125,6 +117,7 @@ class TrimmedMean(OrderStatistic):
         return np.sort(changes, axis=0)[n_cut : len(changes) - n_cut].mean(axis=0)
 
 
+@dataclass(eq=False, repr=False)
 class Krum(Comparison):
     """Keep the uploads that are closest to their neighbours (Blanchard et al., NeurIPS 2017).
 
@@ -147,32 +140,21 @@ class Krum(Comparison):
     Krum(n_attackers=2, n_selected=3)
     """
 
+    n_attackers: int = 1
+    _: KW_ONLY
+    n_selected: int = 1
+
     _parameter_constraints: ClassVar[dict] = {
         "n_attackers": [Interval(Integral, 0, None, closed="left")],
         "n_selected": [Interval(Integral, 1, None, closed="left")],
     }
 
-    def __init__(self, n_attackers: int = 1, *, n_selected: int = 1):
-        self.n_attackers = n_attackers
-        self.n_selected = n_selected
-
     @property
     def _n_needed(self):
         return max(2 * self.n_attackers + 3, self.n_attackers + 2 + self.n_selected)
 
-    def _check_clients(self, data, n_clients):
-        super()._check_clients(data, n_clients)
-        if n_clients < self._n_needed:
-            raise ValueError(
-                f"Krum(n_attackers={self.n_attackers}, n_selected={self.n_selected}) needs "
-                f"{self._n_needed} clients per round, but there are {n_clients}; lower n_attackers "
-                "or n_selected, or raise client_fraction."
-            )
-
-    def _total(self, updates, memory=None):
+    def _total(self, updates, memory):
         n_clients = updates.n_clients
-        if n_clients < self._n_needed:
-            return None
         products, shares = np.zeros((n_clients, n_clients)), np.zeros(n_clients)
         # Attackers can send numbers so large that products and distances are infinite or NaN.
         with np.errstate(invalid="ignore", over="ignore"):
@@ -189,18 +171,16 @@ class Krum(Comparison):
         return weighted_sums(updates, shares)
 
 
+@dataclass(eq=False, repr=False)
 class GeometricMedian(BlockAggregator):
     """Take the point that is closest to all uploads (RFA: Pillutla et al., IEEE TSP 2022).
 
-    The geometric median minimises the sum of the Euclidean distances to the uploads. It is found
-    by the smoothed Weiszfeld algorithm (Algorithm 2 of the paper): a weighted mean of the uploads,
-    whose weights are one over each upload's distance to the last mean. Attackers must be more than
-    half of the clients to move it arbitrarily far.
+    It is found by the smoothed Weiszfeld algorithm (Algorithm 2 of the paper): a weighted mean of
+    the uploads, with weights of one over each upload's distance to the last mean. Attackers must be
+    more than half of the clients to move it arbitrarily far.
 
-    The distance is that of whole uploads, all fields together, so that all that a client
-    sends has one weight; otherwise a sum would mix one client's items with another's matrices. Each
-    field is first divided by its median norm in the round, so that the units of a field do not
-    matter. Rows that a client does not send count as unchanged.
+    The distance is that of whole uploads, all fields together, each divided by its median norm in
+    the round. Rows that a client does not send count as unchanged.
 
     Parameters
     ----------
@@ -236,24 +216,15 @@ class GeometricMedian(BlockAggregator):
     array([[0.79, 0.79]])
     """
 
+    n_iterations: int = 10
+
     _parameter_constraints: ClassVar[dict] = {
         "n_iterations": [Interval(Integral, 1, None, closed="left")],
     }
+    # Every point between two uploads is as close to both together.
+    _n_needed: ClassVar[int] = 3
 
-    def __init__(self, n_iterations: int = 10):
-        self.n_iterations = n_iterations
-
-    def _check_clients(self, data, n_clients):
-        if n_clients < N_NEEDED:
-            raise ValueError(
-                f"GeometricMedian needs {N_NEEDED} clients per round, because every point between "
-                f"two uploads is as close to both together, but there are {n_clients}; raise "
-                "client_fraction, or use NormClipping."
-            )
-
-    def _total(self, updates, memory=None):
-        if updates.n_clients < N_NEEDED:
-            return None
+    def _total(self, updates, memory):
         norms = {name: updates.norms(name) for name in updates.specs}
         # Median norm of each field over the clients that have changed it.
         units = {name: np.median(of[of > 0]) for name, of in norms.items() if (of > 0).any()}
@@ -293,6 +264,7 @@ def _shares(squared_distances):
     return shares / (shares.sum() or 1.0)
 
 
+@dataclass(eq=False, repr=False)
 class FLTrust(Aggregator):
     """Weight every upload by its agreement with that of a trusted client (Cao et al., NDSS 2021).
 
@@ -320,13 +292,11 @@ class FLTrust(Aggregator):
     A round that the trusted client's upload does not reach, because of dropout or because it is
     not in the cohort, changes nothing.
 
-    It is meant against uploads that point in another direction, such as noise or flipped signs. A
-    client that promotes one item and is honest about all others keeps most of its trust: clip
+    A client that promotes one item and is honest about all others keeps most of its trust: clip
     rows, or use an order statistic, against promotions.
 
-    Departures from the paper: there the server trains on a small data set of its own; here the
-    trusted client is one of the federation, and its upload is part of the mean, with trust
-    score 1.
+    Departures from the paper: there the server trains on data of its own; here the trusted client
+    is one of the federation, and its upload is part of the mean, with trust score 1.
 
     References
     ----------
@@ -347,10 +317,9 @@ class FLTrust(Aggregator):
     array([3, 4])
     """
 
-    _parameter_constraints: ClassVar[dict] = {"reference": "no_validation"}
+    reference: object
 
-    def __init__(self, reference: object):
-        self.reference = reference
+    _parameter_constraints: ClassVar[dict] = {"reference": "no_validation"}
 
     def _check_clients(self, data, n_clients):
         code = self._code(data.client_ids)
@@ -389,14 +358,13 @@ class FLTrust(Aggregator):
     def combine(
         self, uploads: Sequence[dict[str, Update]], shapes: dict[str, tuple[int, ...]]
     ) -> dict[str, np.ndarray] | None:
-        """Raise a ValueError: a list of uploads does not say which one is the reference's."""
         raise ValueError(
             "FLTrust cannot combine a list of uploads, which does not say whose they are; fit a "
             "model with Federation(aggregator=FLTrust(...))."
         )
 
-    def _combine(self, updates, memory=None):
-        places = np.flatnonzero(updates.codes == (memory or {}).get("reference", -1))
+    def _combine(self, updates, memory):
+        places = np.flatnonzero(updates.codes == memory["reference"])
         if len(places) == 0:
             return None
         alone = updates.one(places[0]).learned
