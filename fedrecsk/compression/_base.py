@@ -203,8 +203,8 @@ class BlockCompressor(Compressor):
         """Put what the server reconstructs in the place of the changes, client by client.
 
         Client c has the rows ``indptr[c]:indptr[c + 1]`` of `matrix`, and sends `n_rows[c]`, of
-        which others are zero. Clients whose numbers are not all finite need not change. Return
-        each client's step of integers, or None.
+        which others are zero. Others than `is_finite` need not change. Return each client's step
+        of integers, or None.
         """
 
     @abstractmethod

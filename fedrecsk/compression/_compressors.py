@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
 from typing import ClassVar, Literal
 
@@ -17,6 +18,7 @@ _LARGEST_FLOAT16 = 65504.0
 _SMALLEST_FLOAT32 = np.finfo(np.float32).smallest_subnormal
 
 
+@dataclass(eq=False, repr=False)
 class TopK(BlockCompressor):
     """Send only the coordinates of the largest size, each with its position.
 
@@ -45,14 +47,14 @@ class TopK(BlockCompressor):
     16
     """
 
+    ratio: float = 1 / 16
+    _: KW_ONLY
+    direction: Literal["both", "up", "down"] = "both"
+
     _parameter_constraints: ClassVar[dict] = {
         **Compressor._parameter_constraints,
         "ratio": [Interval(Real, 0, 1, closed="right")],
     }
-
-    def __init__(self, ratio: float = 1 / 16, *, direction: Literal["both", "up", "down"] = "both"):
-        self.ratio = ratio
-        self.direction = direction
 
     def _validate_params(self):
         super()._validate_params()
@@ -99,6 +101,7 @@ class TopK(BlockCompressor):
         topk_kernels.keep_largest(indptr * width, matrix.ravel(), n_kept, is_finite)
 
 
+@dataclass(eq=False, repr=False)
 class LowRank(BlockCompressor):
     """Send the best low-rank approximation of a matrix, as two factors.
 
@@ -132,16 +135,16 @@ class LowRank(BlockCompressor):
     5
     """
 
+    rank: int = 4
+    _: KW_ONLY
+    direction: Literal["both", "up", "down"] = "both"
+
     # Factors are rounded before they are multiplied.
     _is_exact: ClassVar[bool] = False
     _parameter_constraints: ClassVar[dict] = {
         **Compressor._parameter_constraints,
         "rank": [Interval(Integral, 1, None, closed="left")],
     }
-
-    def __init__(self, rank: int = 4, *, direction: Literal["both", "up", "down"] = "both"):
-        self.rank = rank
-        self.direction = direction
 
     def _shortens(self, n_rows, width):
         return self.rank * (n_rows + width) < n_rows * width
@@ -187,6 +190,7 @@ def _leading(matrix, rank):
     return np.linalg.eigh(gram)[1][:, -int(rank) :]
 
 
+@dataclass(eq=False, repr=False)
 class Quantization(BlockCompressor):
     """Send numbers of fewer bits, rounded up or down at random, without bias.
 
@@ -216,19 +220,14 @@ class Quantization(BlockCompressor):
     True
     """
 
+    dtype: Literal["float16", "int8"] = "int8"
+    _: KW_ONLY
+    direction: Literal["both", "up", "down"] = "both"
+
     _parameter_constraints: ClassVar[dict] = {
         **Compressor._parameter_constraints,
         "dtype": [StrOptions({"float16", "int8"})],
     }
-
-    def __init__(
-        self,
-        dtype: Literal["float16", "int8"] = "int8",
-        *,
-        direction: Literal["both", "up", "down"] = "both",
-    ):
-        self.dtype = dtype
-        self.direction = direction
 
     @property
     def _largest_number(self):
