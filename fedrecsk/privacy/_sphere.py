@@ -73,11 +73,10 @@ def _cap(dimension, epsilon, height):
 class SphereMechanism(LocalMechanism):
     """Send a random direction that tends to be that of the client's upload: PrivUnit.
 
-    An upload, all its fields together, is a vector of d numbers, which is scaled down to a
-    Euclidean norm of at most `clip`. The client sends a vector of a fixed length whose direction
-    is random, but in a cap of the sphere around the upload's direction with a raised probability.
-    The vector's expectation is the clipped upload. One upload is `epsilon`-differentially private
-    as a whole, for any change of the client's data and without a delta.
+    An upload, all its fields together, is scaled down to a Euclidean norm of at most `clip`. The
+    client sends a vector of a fixed length whose direction is random, but in a cap of the sphere
+    around the upload's direction with a raised probability. Its expectation is the clipped upload.
+    One upload is `epsilon`-differentially private as a whole, for any change of the client's data.
 
     Parameters
     ----------
@@ -98,17 +97,10 @@ class SphereMechanism(LocalMechanism):
     ``1/2 - norm / (2 clip)``, as in [3]_, which keeps its length on average.
 
     Every client's random direction is drawn even in a simulation, because the sum of such
-    directions is not one draw. So a round takes time for each client and number.
-
-    The total epsilon is the exact composition of mechanisms of which nothing is known but
-    `epsilon` (Kairouz, Oh and Viswanath, ICML 2015), the value of privacy loss distributions.
-
-    Answers are rounded to multiples of a power of two, about a thousandth of the size of a number,
-    which hides the last digits of floating-point arithmetic. Unlike for added noise, this is no
-    proof: a number so close to the middle between two multiples that the errors of the
-    computation decide may still reveal something. That should hardly ever happen, because these
-    errors are many orders of magnitude smaller than a multiple. Probabilities themselves are
-    multiples of 1e-16.
+    directions is not one draw. The total epsilon is the exact composition of mechanisms of which
+    nothing is known but `epsilon` (Kairouz, Oh and Viswanath, ICML 2015). Answers are rounded to
+    multiples of a power of two, about a thousandth of the size of a number, which hides their last
+    digits; unlike for added noise, this is no proof, see :doc:`/user_guide/privacy`.
 
     References
     ----------
@@ -150,23 +142,8 @@ class SphereMechanism(LocalMechanism):
     ) -> Self:
         """Find the epsilon of one upload with which `n_uploads` of them cost `epsilon` in total.
 
-        Parameters
-        ----------
-        epsilon : float in (0, 1e6]
-        n_uploads : int
-            Number of uploads of a client: the rounds, if all clients take part in each.
-        clip : float, default=1.0
-        delta : float in [0, 1), default=0.0
-
-        Returns
-        -------
-        SphereMechanism
-
-        Raises
-        ------
-        ValueError
-            If `epsilon`, `n_uploads`, `clip` or `delta` is out of range, or the epsilon of one
-            upload would be below 1e-9 or above 500.
+        As :meth:`GaussianMechanism.for_epsilon`. The epsilon of one upload must be from 1e-9 to
+        500.
         """
         epsilon, n_uploads = cls._calibration(epsilon, n_uploads)
         mechanism = cls(clip, 1.0, delta=delta)

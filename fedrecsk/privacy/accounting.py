@@ -119,8 +119,7 @@ def shuffled_epsilon(epsilon: float, n_clients: int, delta: float) -> float:
     A client's upload is then hidden among those of the others. The theorem needs all of this:
 
     - A shuffler that everybody trusts removes everything that tells the senders apart (names,
-      addresses, times) and mixes the uploads before the server sees them. Nothing in this package
-      does so; a federation must provide it.
+      addresses, times) and mixes the uploads. Nothing in this package does so.
     - Each of `n_clients` clients sends exactly one upload, with the same mechanism and parameters,
       which is `epsilon`-differentially private as a whole, with delta 0: that of
       :class:`SphereMechanism`, or of :class:`LaplaceMechanism` with the sum over all its

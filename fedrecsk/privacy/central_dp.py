@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -39,14 +39,13 @@ _MOST_OF_SHARES = 1e3
 _LEAST_NOISE, _LEAST_EPSILON = 1e-6, 0.05
 
 
+@dataclass(eq=False, repr=False)
 class CentralDP(PlainParameters):
     """Clip every client's whole upload, and add Gaussian noise to the sum of all uploads.
 
     What the server publishes, the models of all rounds, is then (epsilon, delta)-differentially
-    private for whole clients: hardly anything in it would be different without all the data of any
-    one client (McMahan, Ramage, Talwar and Zhang, ICLR 2018, algorithm 1). A client with one user
-    is that user. It works with most methods whose server needs only
-    sums of real numbers; the others say why not.
+    private for whole clients (McMahan, Ramage, Talwar and Zhang, ICLR 2018, algorithm 1). It works
+    with most methods whose server needs only sums of real numbers; the others say why not.
 
     Give either `noise_multiplier`, or `epsilon`, for which the noise is found that spends it over
     the planned rounds and cohorts.
@@ -54,8 +53,7 @@ class CentralDP(PlainParameters):
     Parameters
     ----------
     clip : float in [1e-30, 1e30], default=1.0
-        Largest L2 norm of a client's upload, over all fields together (C). Longer uploads are
-        scaled down.
+        Largest L2 norm of a client's upload, over all fields together (C).
     noise_multiplier : float or None, default=None
         Standard deviation of the noise on each number of the sum, divided by `clip` (z).
     epsilon : float or None, default=None
@@ -94,28 +92,22 @@ class CentralDP(PlainParameters):
 
     Notes
     -----
-    *What is protected.* What clients receive: the server's attributes, such as `item_factors_`.
-    The fitted object itself is not for publication. It also holds users' vectors and rated
-    items, and `history_`, `loss_curve_` and `communication_`, which have no noise; and under
-    warm_start the data. Two data sets are neighbours if one client's uploads are replaced by
-    nothing; the number of clients and their codes stay, and are public.
+    *What is protected* is what clients receive: the server's attributes, such as `item_factors_`.
+    The fitted object also holds users' vectors, rated items and losses without noise. Two data sets
+    are neighbours if one client's uploads are replaced by nothing; the number of clients and their
+    codes are public. *Several fits* add up, see :class:`PrivacyBudget`. Fits with the same
+    `random_state` draw different noise, unless they are the same fit of the same data.
 
-    *Several fits* add up, see :class:`PrivacyBudget`. Fits with the same `random_state` draw
-    different noise, unless they are the same fit of the same data.
+    *Cohorts.* With ``Federation(sampling="poisson")`` nobody but the server knows who takes part in
+    a round, and the guarantee is better (Abadi et al., CCS 2016). Cohorts that take turns cost one
+    use per pass. Cohorts of a fixed size at random are counted by how often the most frequent
+    client took part. With ``noise="clients"`` sampling does not help, because the server knows the
+    cohort.
 
-    *Cohorts.* With ``Federation(sampling="poisson")`` nobody knows who takes part in a round but
-    the server and the client, and the guarantee is better (Abadi et al., CCS 2016). Cohorts that
-    take turns cost one use per pass. Cohorts of a fixed size at random are counted by how often
-    the most frequent client took part. With ``noise="clients"`` sampling does not help,
-    because the server knows the cohort.
-
-    *Lost uploads* do not change the server's noise. If clients add the noise, a lost upload takes
-    its share with it. Shares are therefore planned for the number of clients that will nearly
-    always answer, and `privacy_` counts those that did, without the client's own. If these were so
-    few that the fit has spent more than `epsilon`, it warns.
-
-    *Diverged clients* are left out, and are seen to be; if all uploads of a round hold NaN, the fit
-    ends with an error. Neither is protected.
+    *Lost uploads* do not change the server's noise, but take the clients' shares with them. Shares
+    are planned for the number of clients that will nearly always answer, and `privacy_` counts
+    those that did, without the client's own; a fit that has spent more than `epsilon` warns.
+    *Diverged clients* are left out, and are seen to be, which is not protected.
 
     *Floating point.* Sums and noise are rounded to a grid before they are added, so that the last
     bits of the result say nothing (Mironov, CCS 2012). Clients' shares are integers.
@@ -134,6 +126,17 @@ class CentralDP(PlainParameters):
     10.0
     """
 
+    clip: float = 1.0
+    noise_multiplier: float | None = None
+    _: KW_ONLY
+    epsilon: float | None = None
+    delta: float = 1e-5
+    setup_clip: float | None = None
+    setup_share: float | None = None
+    field_weights: dict[str, float] | None = None
+    quantile: float | None = None
+    noise: Literal["server", "clients"] = "server"
+
     _parameter_constraints: ClassVar[dict] = {
         "clip": [Interval(Real, SMALLEST, LARGEST, closed="both")],
         "noise_multiplier": [Interval(Real, 0, 1e6, closed="both"), None],
@@ -146,29 +149,6 @@ class CentralDP(PlainParameters):
         "noise": [StrOptions({"server", "clients"})],
     }
 
-    def __init__(
-        self,
-        clip: float = 1.0,
-        noise_multiplier: float | None = None,
-        *,
-        epsilon: float | None = None,
-        delta: float = 1e-5,
-        setup_clip: float | None = None,
-        setup_share: float | None = None,
-        field_weights: dict[str, float] | None = None,
-        quantile: float | None = None,
-        noise: Literal["server", "clients"] = "server",
-    ) -> None:
-        self.clip = clip
-        self.noise_multiplier = noise_multiplier
-        self.epsilon = epsilon
-        self.delta = delta
-        self.setup_clip = setup_clip
-        self.setup_share = setup_share
-        self.field_weights = field_weights
-        self.quantile = quantile
-        self.noise: Literal["server", "clients"] = noise
-
     def _validate_params(self):
         if self.clip is None or self.clip == 0:
             raise ValueError(
@@ -176,32 +156,33 @@ class CentralDP(PlainParameters):
                 "bounded; set clip to the largest L2 norm of an upload, such as 1.0."
             )
         super()._validate_params()
-        if self.noise_multiplier is None and self.epsilon is None:
+        by_clients, z, epsilon = self.noise == "clients", self.noise_multiplier, self.epsilon
+        if z is None and epsilon is None:
             raise ValueError(
                 "CentralDP has neither epsilon nor noise_multiplier, so there would be no noise; "
                 "set epsilon, such as 10, or noise_multiplier."
             )
-        if self.noise_multiplier == 0 and (self.epsilon is not None or self.noise == "clients"):
+        if z == 0 and (epsilon is not None or by_clients):
             raise ValueError(
                 "CentralDP(noise_multiplier=0) adds no noise, and has no epsilon; leave "
                 'noise_multiplier out, or use it without epsilon and with noise="server".'
             )
-        if self.noise_multiplier and self.noise_multiplier < _LEAST_NOISE:
+        if z and z < _LEAST_NOISE:
             raise ValueError(
-                f"CentralDP(noise_multiplier={self.noise_multiplier:g}) is next to nothing; use 0 "
-                f"or at least {_LEAST_NOISE:g}."
+                f"CentralDP(noise_multiplier={z:g}) is next to nothing; use 0 or at least "
+                f"{_LEAST_NOISE:g}."
             )
-        if self.noise == "clients" and self.epsilon and self.epsilon < _LEAST_EPSILON:
+        if by_clients and (z or 0) > _MOST_OF_SHARES:
             raise ValueError(
-                f'CentralDP(epsilon={self.epsilon:g}, noise="clients") is less than can be '
-                f'accounted for; use at least {_LEAST_EPSILON}, or noise="server".'
+                f'CentralDP(noise_multiplier={z:g}, noise="clients") is more than integers hold; '
+                f"use at most {_MOST_OF_SHARES:g}."
             )
-        if self.noise == "clients" and (self.noise_multiplier or 0) > _MOST_OF_SHARES:
+        if by_clients and epsilon and epsilon < _LEAST_EPSILON:
             raise ValueError(
-                f'CentralDP(noise_multiplier={self.noise_multiplier:g}, noise="clients") is more '
-                f"than integers hold; use at most {_MOST_OF_SHARES:g}."
+                f'CentralDP(epsilon={epsilon:g}, noise="clients") is less than can be accounted '
+                f'for; use at least {_LEAST_EPSILON}, or noise="server".'
             )
-        if self.quantile is not None and self.noise == "clients":
+        if by_clients and self.quantile is not None:
             raise ValueError(
                 'CentralDP with noise="clients" cannot adapt the clip, because the grid of the '
                 'noise depends on it; set quantile=None, or noise="server".'

@@ -63,19 +63,10 @@ class LocalMechanism(PlainParameters, ABC):
 
     @abstractmethod
     def total_epsilon(self, n_uploads: int, n_coordinates: int | None = None) -> float:
-        """Return the total epsilon of a client, at this mechanism's `delta`.
+        """Return the total epsilon of a client that uploads so often, at this mechanism's `delta`.
 
-        Parameters
-        ----------
-        n_uploads : int
-            How often it uploads.
-        n_coordinates : int or None, default=None
-            How many numbers it uploads, in all its uploads together. Only mechanisms that protect
-            number by number need it.
-
-        Returns
-        -------
-        epsilon : float
+        Mechanisms that protect number by number need to know how many numbers these uploads have
+        together.
         """
 
     @classmethod
@@ -99,11 +90,13 @@ class LocalMechanism(PlainParameters, ABC):
 
     def _check_spec(self, name: str, spec: FieldSpec) -> None:
         """Raise if the mechanism would not protect a field of this form."""
-        if spec.rows != "all" or spec.is_integer:
+        by_number = not self.protects_uploads
+        if spec.rows != "all" or (spec.clip != self.number_clip if by_number else spec.is_integer):
+            needs = f"the clip of local_dp, {self.number_clip}" if by_number else "real numbers"
             raise RuntimeError(
-                f"Field {name!r} would be sent without noise: it has rows={spec.rows!r} and "
-                f"dtype={spec.dtype!r}. With {type(self).__name__}, every field must have "
-                "rows='all' and real numbers; declare them in _upload_specs."
+                f"Field {name!r} would be sent without noise: it has rows={spec.rows!r}, "
+                f"clip={spec.clip} and dtype={spec.dtype!r}. With {type(self).__name__}, every "
+                f"field must have rows='all' and {needs}; declare them in _upload_specs."
             )
 
     @abstractmethod
@@ -114,9 +107,8 @@ class LocalMechanism(PlainParameters, ABC):
 
 
 # ------------------------------------------------------------------- whole uploads as one vector
-# Everybody can compute what a client without data would send, so that only the difference from it
-# needs protection. For most methods it is zero; for RFRec, it is how vectors of items that a client
-# has not rated follow the server's (`SparseRows.default`).
+# Only the difference from what a client without data would send needs protection. For most methods
+# that is zero; in RFRec, unrated items follow the server's (`SparseRows.default`).
 
 
 def own_parts(updates: ClientUpdates, mechanism: LocalMechanism) -> dict[str, SparseRows]:
@@ -159,9 +151,8 @@ class LaplaceMechanism(LocalMechanism):
     """Clip each uploaded coordinate to [-clip, clip] and add Laplace(0, scale) noise.
 
     One coordinate of one upload is then epsilon-differentially private with epsilon = 2 clip /
-    scale, for any change of the client's data (RFRec, section 3.4, equation 9). A client sends
-    many coordinates in many rounds; ``privacy_`` of a fitted model has the total epsilon, which
-    bounds what an attacker who sees all uploads can learn.
+    scale, for any change of the client's data (RFRec, section 3.4, equation 9). ``privacy_`` of a
+    fitted model has the total epsilon of all coordinates in all rounds.
 
     Parameters
     ----------
@@ -171,18 +162,13 @@ class LaplaceMechanism(LocalMechanism):
         Scale of the Laplace noise (s), in the same units.
     delta : float in [0, 1), default=0.0
         Probability, roughly, with which the total epsilon may be exceeded. 0: pure differential
-        privacy, where the total is the sum over all coordinates. With 1e-5, say, it is smaller if
-        epsilon is well below 1 per coordinate.
+        privacy, where the total is the sum over all coordinates.
 
     Notes
     -----
     A clipped number and its noise are both multiples of a power of two, at most scale / 2**20,
-    before they are added, so that the last digits of the sum reveal nothing; see
-    :doc:`/user_guide/privacy`.
-
-    With a positive `delta`, the total is a bound by Renyi differential privacy. In our tests, with
-    100 and 1,000 numbers, it is at most 4 % above the value by privacy loss distributions (the
-    library dp-accounting), which takes far longer to compute.
+    before they are added, so that the last digits of the sum reveal nothing. With a positive
+    `delta`, the total is a bound by Renyi differential privacy; see :doc:`/user_guide/privacy`.
 
     Examples
     --------
@@ -230,10 +216,7 @@ class LaplaceMechanism(LocalMechanism):
         self._validate_params()
         return 2 * self.clip / self.scale
 
-    @property
-    def epsilon_per_coordinate(self) -> float:
-        """Epsilon of one coordinate of one upload."""
-        return self.epsilon
+    epsilon_per_coordinate = epsilon
 
     def total_epsilon(self, n_uploads: int, n_coordinates: int | None = None) -> float:
         if n_coordinates is None:
@@ -251,25 +234,11 @@ class LaplaceMechanism(LocalMechanism):
     def summed_noise(
         self, n_clients: int, shape: tuple[int, ...], generator: np.random.Generator
     ) -> NDArray[np.float64]:
-        """Draw the sum of `n_clients` independent noises.
-
-        A sum of n Laplace(0, s) draws is distributed like Gamma(n, s) - Gamma(n, s), so two draws
-        are enough.
-        """
+        """Draw the sum of `n_clients` independent noises: Gamma(n, scale) - Gamma(n, scale)."""
         plus = generator.gamma(n_clients, self.scale, shape)
         return rounded(plus - generator.gamma(n_clients, self.scale, shape), step_of(self.scale))
 
-    def _check_spec(self, name, spec):
-        """Raise if the noise would not protect a field of this form."""
-        if spec.rows != "all" or spec.clip != self.clip:
-            raise RuntimeError(
-                f"Field {name!r} would be sent without noise: it has rows={spec.rows!r} and "
-                f"clip={spec.clip}. With local_dp, every field must have rows='all' and the "
-                f"clip of local_dp, {self.clip}; declare them in _upload_specs, and clip."
-            )
-
     def _protect(self, updates, seeds, *, each):
-        """Clip each number of every client and add the client's own noise to it."""
         clip, fields, step = self.clip, {}, step_of(self.scale)
         for name, rows in updates.fields.items():
             self._check_spec(name, updates.specs[name])
@@ -312,14 +281,10 @@ class GaussianMechanism(LocalMechanism):
 
     Notes
     -----
-    T uploads are as private as one whose noise is smaller by a factor of sqrt(T). The total
-    epsilon comes from the closed form for that one (Balle and Wang, ICML 2018, theorem 8), which
-    is exact and equals what privacy loss distributions give.
-
-    The clipped numbers and the noise are both multiples of a power of two before they are added,
-    so that the last digits of the sum reveal nothing; see :doc:`/user_guide/privacy`. Clipping
-    here needs single uploads, so fits take longer than with Laplace noise; noise is still drawn
-    once for the sum of all uploads if only the sum matters.
+    T uploads are as private as one whose noise is smaller by a factor of sqrt(T), for which the
+    closed form is exact (Balle and Wang, ICML 2018, theorem 8). The clipped numbers and the noise
+    are both multiples of a power of two before they are added, so that the last digits of the sum
+    reveal nothing; see :doc:`/user_guide/privacy`.
 
     Examples
     --------
@@ -357,22 +322,8 @@ class GaussianMechanism(LocalMechanism):
     ) -> Self:
         """Find the least noise with which `n_uploads` uploads cost `epsilon` in total.
 
-        Parameters
-        ----------
-        epsilon : float in (0, 1e6]
-        n_uploads : int
-            Number of uploads of a client: the rounds, if all clients take part in each.
-        clip : float, default=1.0
-        delta : float in (0, 1), default=1e-5
-
-        Returns
-        -------
-        GaussianMechanism
-
-        Raises
-        ------
-        ValueError
-            If `epsilon`, `n_uploads`, `clip` or `delta` is out of range.
+        `epsilon` is at most 1e6. `n_uploads` is the number of uploads of a client: the rounds, if
+        all clients take part in each. A ValueError names a number that is out of range.
         """
         epsilon, n_uploads = cls._calibration(epsilon, n_uploads)
         mechanism = cls(clip, 1.0, delta=delta)

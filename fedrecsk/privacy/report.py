@@ -36,10 +36,9 @@ class PrivacyReport:
 
     Attributes
     ----------
-    mechanism : str
-        ``"laplace"``, ``"gaussian"``, ``"sphere"``: every client protects each of its uploads.
-        ``"central noise"``: noise by the server on sums. ``"distributed noise"``: shares of it by
-        the clients. ``"none"``: no formal guarantee.
+    mechanism : {"laplace", "gaussian", "sphere", "central noise", "distributed noise", "none"}
+        The first three: every client protects each of its uploads. Central noise: by the server on
+        sums; distributed: shares of it by the clients.
     epsilon_per_coordinate : float
         Epsilon of one coordinate of one upload, the number that papers quote for Laplace noise. If
         whole uploads are protected, a bound for one upload.
@@ -48,15 +47,10 @@ class PrivacyReport:
     n_coordinates : int
         Largest number of coordinates that a client sent, over all uploads.
     epsilon : float
-        Total epsilon of the client that lost most, over all its uploads. Local noise: as
-        `total_epsilon` of the mechanism says. Central noise: by the privacy loss distribution;
-        shares by clients: by Renyi differential privacy.
+        Total epsilon of the client that lost most, over all its uploads.
     server_sees : {"exact sums", "noisy sums", "encrypted sums", "single uploads"}
-        What the protocol shows to the server. "exact sums": the server only needs sums, which
-        arrive in plaintext; with central noise it adds the noise itself. "noisy sums": the same,
-        with noise that clients have added. "encrypted sums": `secure_aggregation` encrypts them.
-        "single uploads": the method, a robust aggregator or compression needs every client's
-        upload.
+        What the protocol shows to the server. "noisy sums": with noise that clients have added.
+        "single uploads": the method, a robust aggregator or compression needs each client's.
     delta : float
         Probability, roughly, with which the guarantee may fail. 0: pure differential privacy.
     neighbours : str
@@ -109,19 +103,9 @@ class PrivacyReport:
     def joined(cls, reports: Sequence[PrivacyReport], delta: float | None = None) -> PrivacyReport:
         """Combine the reports of several fits to the same clients.
 
-        Fits with central noise compose by the privacy loss distribution. Other fits compose by
-        adding up their epsilons and deltas.
-
-        Parameters
-        ----------
-        reports : list of PrivacyReport
-        delta : float or None, default=None
-            Total delta. Fits with central noise have what others leave of it. None: the largest
-            delta of any of them, and those of the others.
-
-        Returns
-        -------
-        report : PrivacyReport
+        Fits with central noise compose by the privacy loss distribution. The epsilons and deltas of
+        others add up. `delta` is the total one, of which fits with central noise have what others
+        leave; None: the largest delta of any of them, and those of the others.
         """
         central = [one for one in reports if one.is_central]
         others = [one for one in reports if not one.is_central]
@@ -163,31 +147,25 @@ class PrivacyReport:
         )
 
     def _repr_html_(self) -> str:
-        rows = [
-            ["Mechanism", self.mechanism],
-            ["Total ε of the client that lost most", _epsilon(self.epsilon)],
-        ]
-        if self.delta:
-            rows.append(["δ", f"{self.delta:.3g}"])
-        rows += [
-            ["What is hidden", self.neighbours],
-            ["Who takes part", self.sampling],
-            ["Who must be trusted", self.trust],
-            ["What the server sees", self.server_sees],
-        ]
-        if self.mechanism not in WHOLE_UPLOADS:
-            each = _epsilon(self.epsilon_per_coordinate)
-            rows.append(["ε of one coordinate of one upload", each])
-        rows += [
-            ["Most uploads of one client", f"{self.n_uploads:,}"],
-            ["Most coordinates of one client", f"{self.n_coordinates:,}"],
-        ]
-        notes = []
-        if np.isinf(self.epsilon):
-            notes.append(
-                "ε = ∞: no formal guarantee. Set central_dp or local_dp for differential privacy."
-            )
-        return html.table("Privacy", [], rows, notes=notes)
+        whole = self.mechanism in WHOLE_UPLOADS
+        rows = {
+            "Mechanism": self.mechanism,
+            "Total ε of the client that lost most": _epsilon(self.epsilon),
+            "δ": f"{self.delta:.3g}" if self.delta else None,
+            "What is hidden": self.neighbours,
+            "Who takes part": self.sampling,
+            "Who must be trusted": self.trust,
+            "What the server sees": self.server_sees,
+            "ε of one coordinate of one upload": None
+            if whole
+            else _epsilon(self.epsilon_per_coordinate),
+            "Most uploads of one client": f"{self.n_uploads:,}",
+            "Most coordinates of one client": f"{self.n_coordinates:,}",
+        }
+        advice = "ε = ∞: no formal guarantee. Set central_dp or local_dp for differential privacy."
+        notes = [advice] if np.isinf(self.epsilon) else []
+        shown = [[name, value] for name, value in rows.items() if value is not None]
+        return html.table("Privacy", [], shown, notes=notes)
 
 
 def _common(words, separator):
@@ -268,7 +246,7 @@ class PrivacyBudget:
     @property
     def is_exceeded(self) -> bool:
         """Whether more has been spent than the budget allows."""
-        return self._exceeds(self._reports)
+        return bool(self._excess(self.report))
 
     def charge(self, fitted: Any) -> Self:
         """Charge a fit, or all fits of a search.
@@ -310,55 +288,42 @@ class PrivacyBudget:
             "PrivacyBudget.check", constraints, n_clients=n_clients, n_fits=n_fits
         )
         planned = [estimator.planned_privacy(n_clients)] * n_fits
-        everything = [*self._reports, *planned]
-        if self._exceeds(everything):
-            total = PrivacyReport.joined(everything, self.delta)
-            if self._has_too_large_delta(total):
-                raise ValueError(
-                    f"{self._why(total)}; give local mechanisms a smaller delta, or the budget a "
-                    "larger one."
-                )
-            more = f"{n_fits} more fit{'s' * (n_fits != 1)}"
+        total = PrivacyReport.joined([*self._reports, *planned], self.delta)
+        excess = self._excess(total)
+        if "delta" in excess:
             raise ValueError(
-                f"{more} would spend epsilon {total.epsilon:.4g} in total (delta "
-                f"{total.delta:g}), and the budget is {self.epsilon:g} (delta {self.delta:g}); add "
-                "noise, fit less often, or raise the budget's delta."
+                f"{excess}; give local mechanisms a smaller delta, or the budget a larger one."
+            )
+        if excess:
+            raise ValueError(
+                f"{n_fits} more fit{'s' * (n_fits != 1)} would spend epsilon {total.epsilon:.4g} "
+                f"in total (delta {total.delta:g}), and the budget is {self.epsilon:g} (delta "
+                f"{self.delta:g}); add noise, fit less often, or raise the budget's delta."
             )
         return self
 
-    def _exceeds(self, reports):
-        if not reports:
-            return False
-        total = PrivacyReport.joined(reports, self.delta)
-        return total.epsilon > self.epsilon * (1 + 1e-9) or self._has_too_large_delta(total)
-
-    def _has_too_large_delta(self, total):
-        return total.delta > self.delta * (1 + 1e-9)
-
-    def _why(self, total):
-        """Return why a total exceeds the budget."""
-        if self._has_too_large_delta(total):
-            return f"The fits' delta {total.delta:g} is above the budget's {self.delta:g}"
-        return f"The fits' epsilon {total.epsilon:.6g} is above the budget's {self.epsilon:g}"
+    def _excess(self, total):
+        """Return why a total exceeds the budget, or "" if it does not."""
+        for name in ("delta", "epsilon"):
+            value, limit = (0.0 if one is None else getattr(one, name) for one in (total, self))
+            if value > limit * (1 + 1e-9):
+                return f"The fits' {name} {value:.6g} is above the budget's {limit:g}"
+        return ""
 
     def __repr__(self) -> str:
-        n_fits = len(self._reports)
+        n_fits, excess = len(self._reports), self._excess(self.report)
         return (
             f"PrivacyBudget(epsilon={self.epsilon:g}, delta={self.delta:g}): epsilon "
             f"{self.spent:.4g} spent by {n_fits} fit{'s' * (n_fits != 1)}"
-            f"{self._verdict}"
+            f"{excess and f' (exceeded: {excess})'}"
         )
-
-    @property
-    def _verdict(self):
-        return f" (exceeded: {self._why(self.report)})" if self.is_exceeded else ""
 
     def _repr_html_(self) -> str:
         rows = [
             ["Budget", f"ε = {self.epsilon:g}, δ = {self.delta:g}"],
             ["Spent", f"ε = {self.spent:.3g}"],
             ["Fits", f"{len(self._reports):,}"],
-            ["Exceeded", self._why(self.report) if self.is_exceeded else "no"],
+            ["Exceeded", self._excess(self.report) or "no"],
         ]
         return html.table("Privacy budget", [], rows)
 
@@ -378,12 +343,10 @@ def _reports(fitted):
     best = fitted.best_estimator_
     n_clients = len(best.communication_.client_ids)
     candidates = [clone(fitted.estimator).set_params(**p) for p in fitted.cv_results_["params"]]
-    planned = [_planned(one, n_clients) for one in candidates]
+    planned = [
+        PrivacyReport.of(None, [1], [1])
+        if one._setting().central_dp is None
+        else one.planned_privacy(n_clients)
+        for one in candidates
+    ]
     return planned * fitted.n_splits_ + [best.privacy_]
-
-
-def _planned(candidate, n_clients):
-    """Return the report that a fit of a candidate would have."""
-    if candidate._setting().central_dp is None:
-        return PrivacyReport.of(None, [1], [1])
-    return candidate.planned_privacy(n_clients)
