@@ -52,23 +52,12 @@ class MaskingFailed(RuntimeError):
 
 
 class Plan(NamedTuple):
-    """What all parties of one sum know.
-
-    Attributes
-    ----------
-    n_clients : int
-    n_neighbors : int
-        Neighbours of each client, k.
-    threshold : int
-        How many of a client's neighbours must answer so that it can be unmasked, t.
-    n_bits : int
-        Bits of a masked number, b: numbers are added modulo 2 ** b.
-    """
+    """What all parties of one sum know."""
 
     n_clients: int
-    n_neighbors: int
-    threshold: int
-    n_bits: int
+    n_neighbors: int  # of each client, k
+    threshold: int  # neighbours that must answer so that a client can be unmasked, t
+    n_bits: int  # of a masked number, b: numbers are added modulo 2 ** b
 
     @property
     def max_colluding(self) -> int:
@@ -89,24 +78,14 @@ class Plan(NamedTuple):
 
 
 class Ring(NamedTuple):
-    """The clients of one sum in random order; neighbours are the nearest on both sides.
+    """The clients of one sum in random order; neighbours are the nearest on both sides."""
 
-    Attributes
-    ----------
-    order : ndarray of shape (n_clients,), dtype int64
-        Codes of the clients around the ring.
-    n_neighbors : int
-    """
-
-    order: np.ndarray
+    order: np.ndarray  # codes of the clients around the ring, int64
     n_neighbors: int
 
     def neighbours(self) -> dict[int, list[int]]:
         """Return each client's neighbours, in ascending order of their codes."""
         n_clients = len(self.order)
-        if self.n_neighbors == n_clients - 1:
-            ordered = sorted(self.order.tolist())
-            return {one: [other for other in ordered if other != one] for one in ordered}
         steps = [d for d in range(-self.n_neighbors // 2, self.n_neighbors // 2 + 1) if d]
         around = (np.arange(n_clients)[:, None] + steps) % n_clients
         lists = np.sort(self.order[around], axis=1).tolist()
@@ -251,37 +230,18 @@ def _with_pair(total, private, public, session, code, other, *, sign=1):
 
 
 class MaskingClient:
-    """A client in one sum. Call its methods in this order, each at most once.
+    """A client in one sum. Call its methods in this order, each at most once."""
 
-    Parameters
-    ----------
-    plan : Plan
-    session : bytes
-        Name of the sum, which no other sum has. Messages of other sums are refused.
-    code : int
-    checks : bool
-        Whether to insist that neighbours confirm the same survivors. Tests of attacks leave it
-        out.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        session: bytes,
-        code: int,
-        *,
-        checks: bool = True,
-    ) -> None:
-        self.plan = plan
+    def __init__(self, plan: Plan, session: bytes, code: int, *, checks: bool = True) -> None:
+        # The name of the sum, which no other sum has: messages of other sums are refused.
         self.session = session
+        self.plan = plan
         self.code = code
+        # Tests of attacks do not insist that neighbours confirm the same survivors.
         self._checks = checks
         self._sharing_key: bytes = secrets.token_bytes(KEY_BYTES)
         # Of its own mask, and of its key for masks with neighbours.
-        self._seeds: tuple[bytes, bytes] = (
-            secrets.token_bytes(SEED_BYTES),
-            secrets.token_bytes(SEED_BYTES),
-        )
+        self._seeds: list[bytes] = [secrets.token_bytes(SEED_BYTES) for _ in range(2)]
         self._keys: dict[int, PublicKeys] = {}
         # Shares of the neighbours' seeds and keys.
         self._shares: dict[int, tuple[bytes, bytes]] = {}
@@ -310,16 +270,7 @@ class MaskingClient:
     def share(
         self, keys: Mapping[int, PublicKeys], verify: Callable[[int, bytes, bytes], None]
     ) -> dict[int, bytes]:
-        """Take the neighbours' keys, and return an encrypted share for each of them.
-
-        `verify` takes a client's code, a signature and bytes, and raises if it is wrong.
-
-        Raises
-        ------
-        MaskingFailed
-            If there are fewer neighbours than the threshold, one is this client itself, keys
-            repeat, or a signature is wrong.
-        """
+        """Take the neighbours' keys, verify them, and return an encrypted share for each."""
         t = self.plan.threshold
         if len(keys) < max(t, FEWEST_CLIENTS - 1):
             raise MaskingFailed(
@@ -349,15 +300,7 @@ class MaskingClient:
         return _agree(self._sharing, public, self.session, purpose, sender, receiver)
 
     def mask(self, values: NDArray[np.int64], shares: Mapping[int, bytes]) -> bytes:
-        """Take the neighbours' shares, and return the masked vector.
-
-        Only with neighbours whose share has arrived has this client a mask in common.
-
-        Raises
-        ------
-        MaskingFailed
-            If there are too few shares, or one is not from this sum and its sender.
-        """
+        """Return the vector with a mask for each neighbour whose share has arrived."""
         from cryptography.exceptions import InvalidTag
 
         if len(shares) < self.plan.threshold:
@@ -383,13 +326,7 @@ class MaskingClient:
         return packed(total, self.plan.n_bits)
 
     def confirm(self, survivors: NDArray[np.bool_]) -> dict[int, bytes]:
-        """Take the mask of the survivors, by code, and return its confirmation to neighbours.
-
-        Raises
-        ------
-        MaskingFailed
-            If this client is not among them, a second list comes, or too few neighbours are left.
-        """
+        """Take the mask of the survivors, by code, and return its confirmation to neighbours."""
         if self._survivors is not None:
             raise MaskingFailed(f"Client {self.code} got a second list of survivors.")
         left = [code for code in self._shares if survivors[code]]
@@ -406,13 +343,7 @@ class MaskingClient:
         return hmac.digest(key, content.tobytes(), "sha256")[:TAG_BYTES]
 
     def unmask(self, confirmations: Mapping[int, bytes]) -> dict[int, bytes]:
-        """Take the neighbours' confirmations, and return one share of each neighbour.
-
-        Raises
-        ------
-        MaskingFailed
-            If a neighbour has confirmed another list, or too few have confirmed this one.
-        """
+        """Take the neighbours' confirmations, and return one share of each neighbour."""
         if self._survivors is None or self._has_answered:
             raise MaskingFailed(f"Client {self.code} unmasks one list of survivors, once.")
         if self._checks:
@@ -437,17 +368,7 @@ class MaskingClient:
 
 
 class MaskingServer:
-    """The server of one sum. Call its methods in this order.
-
-    Parameters
-    ----------
-    plan : Plan
-    session : bytes
-    ring : Ring
-        The clients that have been asked.
-    n_values : int
-        Length of the vectors.
-    """
+    """The server of one sum of vectors of a length. Call its methods in this order."""
 
     def __init__(self, plan: Plan, session: bytes, ring: Ring, n_values: int) -> None:
         self.plan = plan
@@ -497,13 +418,7 @@ class MaskingServer:
         return alive
 
     def total(self, answers: Mapping[int, dict[int, bytes]]) -> NDArray[np.int64]:
-        """Take the survivors' shares, remove all masks, and return the sum of the vectors.
-
-        Raises
-        ------
-        MaskingFailed
-            If too few neighbours of some client have answered.
-        """
+        """Take the survivors' shares, remove all masks, and return the sum of the vectors."""
         total = np.zeros(self.n_values, dtype=np.uint64)
         for one in self._masked.values():
             total += unpacked(one, self.n_values, self.plan.n_bits)
@@ -601,32 +516,7 @@ def masked_sum(
     ring: Ring,
     lost: Lost = Lost(),  # noqa: B008
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], dict[int, Sent], float]:
-    """Run the whole protocol among clients and a server in this process.
-
-    Parameters
-    ----------
-    plan : Plan
-    vectors : dict of {int: ndarray of shape (n_values,), dtype int64}
-        Each client's integers, by code.
-    ring : Ring
-        Of the same clients.
-    lost : Lost
-
-    Returns
-    -------
-    total : ndarray of shape (n_values,), dtype int64
-    survivors : ndarray of bool
-        Who is in the sum, by code.
-    sent : dict of {int: Sent}
-        Bytes by client.
-    seconds : float
-        Of all clients together.
-
-    Raises
-    ------
-    MaskingFailed
-        If too many are lost.
-    """
+    """Run the protocol in this process: the sum, survivors, bytes, and all clients' seconds."""
     session = secrets.token_bytes(16)
     sign, verify = identities(vectors)
     clients = {code: MaskingClient(plan, session, code) for code in vectors}
@@ -682,10 +572,9 @@ def _listed(message):
 def bytes_of_sum(
     plan: Plan, ring: Ring, alive: NDArray[np.bool_], n_values: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the bytes that each client sends and receives, in the ring's order.
+    """Return the bytes that clients send and receive, around the ring, as `masked_sum` counts them.
 
-    `alive` is the mask of the clients whose vector arrives, in the same order; all send theirs.
-    Equal to what `masked_sum` counts.
+    `alive` is the mask of the clients whose vector arrives.
     """
     k, left = plan.n_neighbors, ring.n_alive(alive)
     keys = 2 * KEY_BYTES + SIGNATURE_BYTES
