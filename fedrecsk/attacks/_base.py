@@ -14,6 +14,7 @@ import numpy as np
 
 from fedrecsk._utils.parameters import PlainParameters
 from fedrecsk._utils.sklearn_compat import Interval
+from fedrecsk.data._checks import LARGEST
 from fedrecsk.data.interactions import Ids, id_array
 from fedrecsk.updates import SingleUploads, SparseRows, Update, as_integers, client_generator
 
@@ -25,12 +26,16 @@ if TYPE_CHECKING:
     from fedrecsk.updates import ClientUpdates, FieldSpec
 
 
+# Constraint of the parameter `strength`.
+STRENGTH: dict = {"strength": [Interval(Real, 0, LARGEST, closed="right")]}
+
+
 @dataclass(eq=False)
 class View:
     """What an adversary sees in a round before its clients upload.
 
     It sees what a real one would: its own clients' data and honest uploads, and what the server
-    sends to everyone. It sees no honest client's data, upload or state.
+    sends to everyone.
 
     Parameters
     ----------
@@ -41,8 +46,7 @@ class View:
     message : Message
         The announcement and the last broadcast, by field:
         ``view.message["item_factors"].values``. Fields of which a client receives only the rows
-        of its own items are whole here. This favours the adversary: a real one would have to
-        claim that its clients hold every item.
+        of its own items are whole here, as for clients that claim to hold every item.
     n_senders : int
         Number of all clients that upload in this round, honest ones included.
     data : Interactions
@@ -50,11 +54,9 @@ class View:
         whole catalogue. Rows that they hold out for validation are included. Other users have no
         rows.
     updates : list of ClientUpdates
-        Honest updates of blocks of the adversary's clients. Clients that send nothing in this
-        round are left out.
+        Honest updates of blocks of the adversary's clients that send something in this round.
     memory : dict
-        Empty in the first round, and kept from round to round: for what the adversary wants to
-        remember.
+        Kept from round to round, and empty at first: for what the adversary wants to remember.
 
     Attributes
     ----------
@@ -98,17 +100,14 @@ class View:
         return sum(len(one.sends) for one in self.updates)
 
     def n_expected(self, name: str) -> float:
-        """Estimate how many clients will send a typical row of a field, from the adversary's own.
-
-        All of its own are assumed to send the row.
-        """
-        n_changed = []
-        for one in self.updates:
-            rows = one.fields[name]
-            if rows.default is None:
-                n_changed.append(rows.n_rows)
-            else:
-                n_changed.append(rows.per_client(lambda changes, _: changes.any(axis=1)))
+        """Estimate how many clients send a typical row of a field, the adversary's all included."""
+        fields = [one.fields[name] for one in self.updates]
+        n_changed = [
+            rows.n_rows
+            if rows.default is None
+            else rows.per_client(lambda changes, _: changes.any(axis=1))
+            for rows in fields
+        ]
         share = float(np.concatenate(n_changed).mean()) / self.specs[name].shape[0]
         return self.n_own + (self.n_senders - self.n_own) * share
 
@@ -133,14 +132,11 @@ class View:
         )
 
     def mean(self, name: str) -> np.ndarray:
-        """Return the mean of one field over the adversary's honest uploads, of its whole shape.
-
-        Where not all clients send a row, it is the mean over those that do, and 0 without any.
-        """
+        """Return the mean of a whole field over the adversary's clients that send a row; or 0."""
         return self._moments[name][0]
 
     def std(self, name: str) -> np.ndarray:
-        """Return the standard deviation of a field over the adversary's honest uploads."""
+        """Return the standard deviation of a whole field over the same clients."""
         return self._moments[name][1]
 
     @cached_property
@@ -194,7 +190,7 @@ class ActiveAttack:
         """Forge the updates of clients that it controls, given one seed for each client."""
         if not updates.sends.any():
             return updates
-        return self.adversary._forge(self._view, updates, seeds)
+        return self.adversary._forge_tile(self._view, updates, seeds)
 
 
 @dataclass(eq=False, repr=False)
@@ -248,13 +244,6 @@ class Adversary(PlainParameters, ABC):
         "clients": ["array-like", None],
     }
 
-    def __init_subclass__(cls, **arguments: object) -> None:
-        super().__init_subclass__(**arguments)
-        # Of `_forge` and `_forged`, the one that is nearer to the subclass counts.
-        nearest = next(one for one in cls.__mro__ if {"_forge", "_forged"} & vars(one).keys())
-        if "_forge" not in vars(nearest):
-            cls._forge = Adversary._forge
-
     @property
     def forges(self) -> bool:
         """Whether it forges uploads, rather than only the data that its clients train on."""
@@ -262,26 +251,10 @@ class Adversary(PlainParameters, ABC):
         return own._forged is not Adversary._forged or own._forge is not Adversary._forge
 
     def enter(self, data: Interactions, rates: bool, key: Key) -> ActiveAttack:
-        """Take over some clients of a fit.
+        """Take over some clients of a fit, by its data and the key of its random draws.
 
-        Parameters
-        ----------
-        data : Interactions
-            Data of all clients.
-        rates : bool
-            Whether the data are ratings, rather than implicit feedback.
-        key : Key
-            Key of the fit's random draws.
-
-        Returns
-        -------
-        ActiveAttack
-
-        Raises
-        ------
-        ValueError
-            If a client is unknown, if no honest client is left, or if a subclass implements no
-            attack.
+        `rates`: whether the data are ratings, rather than implicit feedback. A ValueError says if a
+        client is unknown, no honest client is left, or a subclass implements no attack.
         """
         if not self.forges and type(self)._poison is Adversary._poison:
             raise ValueError(
@@ -331,13 +304,19 @@ class Adversary(PlainParameters, ABC):
     def _plan(self, view):
         """Decide what is the same for all controlled clients in a round; it becomes `view.plan`."""
 
+    def _forge_tile(self, view, updates, seeds):
+        """Forge by `_forge`, or by the `_forged` of a user's subclass."""
+        if type(self)._forged is not Adversary._forged:
+            return Adversary._forge(self, view, updates, seeds)
+        return self._forge(view, updates, seeds)
+
     def _forge(self, view, updates, seeds):
         """Return what the clients of a tile send instead, given a seed for each client."""
         uploads = [updates.upload(client) for client in range(len(seeds))]
         for client in np.flatnonzero(updates.sends):
             honest, generator = uploads[client], np.random.default_rng(int(seeds[client]))
             forged = self._forged(view, dict(honest), generator)
-            uploads[client] = self._check_upload(forged, honest, updates.specs)
+            uploads[client] = _checked(f"{type(self).__name__}._forged", forged, honest, updates)
         fields = {}
         for name, rows in updates.learned.items():
             others = {"center": rows.center, "columns": rows.columns}
@@ -347,31 +326,26 @@ class Adversary(PlainParameters, ABC):
 
     def _forged(self, view, upload, generator):
         """Return what one controlled client sends instead of `upload`, a dict of Update."""
-        mine = [vars(one).get("_forge", Adversary._forge) for one in type(self).__mro__]
-        if any(one is not Adversary._forge for one in mine):
+        if type(self)._forge is not Adversary._forge:
             raise TypeError(
                 f"{type(self).__name__} derives from an attack that forges the uploads of many "
-                "clients at once, in `_forge(self, view, updates, seeds)`, and has no inherited "
-                "`_forged` to call; override `_forge`, or forge `upload` without that call."
+                "clients at once, and has no inherited `_forged` to call."
             )
         return upload
 
-    def _check_upload(self, forged, honest, specs):
-        """Return the forged upload, or raise if it has other fields, rows or shapes."""
-        who = f"{type(self).__name__}._forged"
-        if not isinstance(forged, dict) or forged.keys() != honest.keys():
-            found = sorted(forged) if isinstance(forged, dict) else type(forged).__name__
-            raise ValueError(
-                f"{who} returned {found}; return a dict with an Update for each of the fields "
-                f"{sorted(honest)}."
-            )
-        return {
-            name: _check_update(who, name, forged[name], honest[name], specs[name])
-            for name in honest
-        }
+
+def _checked(who, forged, honest, updates):
+    """Return the forged upload, or raise if it has other fields, rows or shapes."""
+    if not isinstance(forged, dict) or forged.keys() != honest.keys():
+        found = sorted(forged) if isinstance(forged, dict) else type(forged).__name__
+        raise ValueError(
+            f"{who} returned {found}; return a dict with an Update for each of the fields "
+            f"{sorted(honest)}."
+        )
+    return {n: _checked_field(who, n, forged[n], honest[n], updates.specs[n]) for n in honest}
 
 
-def _check_update(who, name, forged, honest, spec):
+def _checked_field(who, name, forged, honest, spec):
     if not isinstance(forged, Update):
         raise ValueError(
             f"{who} returned {type(forged).__name__} for field {name!r}; return "
@@ -454,6 +428,12 @@ def with_rows(data, users, items, values, weights):
         weights=weights[order],
         times=None if data.times is None else _times(data, users, items)[order],
     )
+
+
+def random_items(key, purpose, n_items, user, among, n):
+    """Draw n of these items for a user, all different."""
+    draws = key.at(-1).hashed(purpose, user * n_items + among)
+    return among[np.argsort(draws, kind="stable")][:n]
 
 
 def _times(data, users, items):

@@ -64,9 +64,7 @@ class LeakReport:
         it is the same for every client. Pairs: the set of items with the highest share if it is
         claimed for all clients. Triples: likewise, each item with its most common rating.
         Vectors, directions and cosine: the vector of the attacked client that fits most others.
-        Such a guess uses more knowledge of all clients than a server has, so a number that is not
-        larger is no evidence of a leak, and one that is much smaller only says that the server
-        claimed little: about clients whose uploads it cannot read it claims nothing.
+        A number that is not larger is no evidence of a leak.
     cohort : int or None
         Number of clients in a sum, the largest if they differ; None if the server receives single
         uploads.
@@ -94,23 +92,22 @@ class LeakReport:
         shares = ", ".join(
             f"{name} {value:.3f} ({'' if value > share else 'no leak shown; '}"
             f"without uploads {share:.3f})"
-            for name, value, share in self._compared()
+            for name, value, share in self._compared
         )
         return f"LeakReport({self.method}, {self._setting}: {shares})"
 
     def _repr_html_(self) -> str:
         rows = [
             [name, f"{value:.3f}", f"{share:.3f}", "yes" if value > share else "no"]
-            for name, value, share in self._compared()
+            for name, value, share in self._compared
         ]
         caption = f"{self.method}: what a server infers"
         header = ["", "inferred", "without uploads", "leak shown"]
         return html.table(caption, header, rows, notes=[self._setting])
 
+    @property
     def _compared(self):
-        """Yield each number's name, and what is inferred with and without uploads."""
-        for name, share in self.chance.items():
-            yield name, getattr(self, name), share
+        return [(name, getattr(self, name), share) for name, share in self.chance.items()]
 
     @property
     def _setting(self):
@@ -135,11 +132,9 @@ def measure_leak(
 ) -> LeakReport:
     """Measure what a server that knows the method can infer from uploads, or from their sums.
 
-    A copy of the estimator is fitted for one or more rounds with all clients in every round, and
-    without dropout, compression and aggregator; each client has one user. An adversary stays, and
-    its clients' uploads are forged. The server knows its own
-    messages and the method's hyperparameters, and inverts all uploads of a client together. With
-    ``local_dp`` the uploads are noisy.
+    A copy of the estimator is fitted with all clients in every round, and without dropout,
+    compression and aggregator; each client has one user. An adversary and ``local_dp`` stay. The
+    server knows its own messages and the method's hyperparameters.
 
     Parameters
     ----------
@@ -157,15 +152,14 @@ def measure_leak(
         in memory.
     cohort : int, "all" or None, default=None
         Number of clients in a secure sum. The clients are divided at random into cohorts of at
-        least this size, the same in every round, and the server receives nothing but the exact sum
-        of each. None: single uploads or, with ``secure_aggregation``, "all".
+        least this size, the same in every round, and the server receives only the sum of each.
+        None: single uploads or, with ``secure_aggregation``, "all".
     differences : {"same round", "next round"} or None, default=None
         Which two sums that differ by one client the server subtracts, for each client. "same
-        round": two sums of one round, as a server gets if it claims that the client has dropped
-        out; the result is the client's upload. "next round": the sum of the last round but one,
-        less the sum of the last round without the client, as a server gets if the client drops out
-        or is not chosen; what the others have changed in between hides part of it. Needs two
-        rounds. With ``cohort=None`` the sums are over all clients.
+        round": two sums of one round; the result is the client's upload. "next round": the sum of
+        the last round but one, less the sum of the last round without the client; what the others
+        have changed in between hides part of it. Needs two rounds. With ``cohort=None`` the sums
+        are over all clients. See :doc:`/user_guide/leaks`.
 
     Returns
     -------
@@ -244,11 +238,11 @@ def measure_leak(
     >>> measure_leak(model, X, cohort="all", differences="same round").vectors
     1.0
     """
+    name = type(estimator).__name__
     _check_numbers(n_rounds, max_clients, cohort, differences)
     check_is_instance(estimator, "measure_leak")
     inversion = inversion_of(type(estimator))
     if inversion.invert is None:
-        name = type(estimator).__name__
         if not hasattr(estimator, "federation"):
             raise ValueError(
                 f"{name} is not federated: its data are in one place, and no client sends anything."
@@ -266,8 +260,8 @@ def measure_leak(
     truth = _read_along(model, data, n_rounds, receipts)
     if not (receipts.singles or receipts.sums):
         raise ValueError(
-            f"{type(estimator).__name__} uploaded nothing in n_rounds={n_rounds}, so there is "
-            "nothing to invert; read more rounds."
+            f"{name} uploaded nothing in n_rounds={n_rounds}, so there is nothing to invert; read "
+            "more rounds."
         )
     clients = receipts.clients
     rates = bool(data.values.min() != data.values.max()) and model._sees_ratings
@@ -280,7 +274,7 @@ def measure_leak(
     found = score_vectors([guess.vector for guess in guesses], truth)
     found |= score_pairs(claims, own, rates)
     return LeakReport(
-        method=type(estimator).__name__,
+        method=name,
         n_clients=len(clients),
         n_rounds=n_rounds,
         **found,
@@ -292,14 +286,16 @@ def measure_leak(
 
 
 def _check_numbers(n_rounds, max_clients, cohort, differences):
-    if not isinstance(n_rounds, Integral) or n_rounds < 1:
+    def is_whole(value):
+        return isinstance(value, Integral) and value >= 1
+
+    if not is_whole(n_rounds):
         raise ValueError(f"n_rounds={n_rounds!r} must be a whole number, at least 1.")
-    if max_clients is not None and not (isinstance(max_clients, Integral) and max_clients >= 1):
+    if max_clients is not None and not is_whole(max_clients):
         raise ValueError(
             f"max_clients={max_clients!r} must be a whole number, at least 1, or None for all."
         )
-    is_size = isinstance(cohort, Integral) and cohort >= 1
-    if not (cohort is None or is_size or (isinstance(cohort, str) and cohort == "all")):
+    if not (cohort is None or is_whole(cohort) or (isinstance(cohort, str) and cohort == "all")):
         raise ValueError(
             f'cohort={cohort!r} must be a whole number, at least 1, "all", or None for single '
             "uploads."
@@ -371,7 +367,13 @@ def _infer(receipts, model, inversion: Any, n_items, own):
     guesses: dict[int, Any] = {}
     (invert, separate), n_profiles = inversion, 0
     for members, exchanges in receipts.sums.items():
-        common = invert(model, _means(exchanges, len(members)), n_items)
+        means = [
+            one._replace(
+                upload={n: Update(r, c / len(members)) for n, (r, c) in one.upload.items()}
+            )
+            for one in exchanges
+        ]
+        common = invert(model, means, n_items)
         if separate is not None and len(members) > 1:
             profiles = separate(model, exchanges, n_items)
             whose = assign(profiles, [own[client] for client in members], n_items)
@@ -384,16 +386,6 @@ def _infer(receipts, model, inversion: Any, n_items, own):
     for client, exchanges in receipts.singles.items():
         guesses[client] = invert(model, exchanges, n_items)
     return guesses, n_profiles
-
-
-def _means(exchanges, n):
-    """Return the exchanges with means over n clients in place of sums."""
-    return [
-        one._replace(
-            upload={name: Update(rows, change / n) for name, (rows, change) in one.upload.items()}
-        )
-        for one in exchanges
-    ]
 
 
 def _vectors(method, clients):
@@ -529,11 +521,11 @@ def own_items(data, client, rates):
 def score_vectors(guesses, truth):
     """Return shares of clients whose vector, or its direction, was inferred, and the cosine."""
     pairs = list(zip(guesses, truth, strict=True))
-    known = [(one, true) for one, true in pairs if one is not None]
-    cosines = [0.0 if one is None else _cosines(one, true) for one, true in pairs]
+    close = [one is not None and _close(one, true) for one, true in pairs]
+    cosines = np.array([0.0 if one is None else _cosines(one, true) for one, true in pairs])
     return {
-        "vectors": float(sum(_close(one, true) for one, true in known) / len(truth)),
-        "directions": float(sum(_aligned(one, true) for one, true in known) / len(truth)),
+        "vectors": float(np.mean(close)),
+        "directions": float(np.mean(cosines >= ALIGNED)),
         "cosine": float(np.median(np.abs(cosines))),
     }
 
@@ -577,15 +569,14 @@ def _incidence(lists, n_items) -> Any:
 
 def common_vector(truth):
     """Return the largest share of the other clients whose vector equals that of one client."""
-    shares, others = {}, max(len(truth) - 1, 1)
-    for name, passes in (("vectors", _close), ("directions", _aligned)):
-        hits = [passes(one, truth).sum() - passes(one, one) for one in truth]
-        shares[name] = float(max(hits) / others)
-    medians = [
-        np.median(np.delete(np.abs(_cosines(one, truth)), place)) if len(truth) > 1 else 0.0
-        for place, one in enumerate(truth)
-    ]
-    return shares | {"cosine": float(max(medians))}
+    best = np.zeros(3)
+    for place, one in enumerate(truth):
+        others = np.delete(truth, place, axis=0)
+        if len(others):
+            cosines = _cosines(one, others)
+            shares = _close(one, others).mean(), (cosines >= ALIGNED).mean()
+            best = np.maximum(best, [*shares, np.median(np.abs(cosines))])
+    return dict(zip(("vectors", "directions", "cosine"), best.tolist(), strict=True))
 
 
 def common_items(data, own, rates):
@@ -621,10 +612,6 @@ def _best_for_all(n_right, n_holders, n_clients):
 
 def _close(guess, truth):
     return np.linalg.norm(guess - truth, axis=-1) <= CLOSE * np.linalg.norm(truth, axis=-1)
-
-
-def _aligned(guess, truth):
-    return _cosines(guess, truth) >= ALIGNED
 
 
 def _cosines(guess, truth):

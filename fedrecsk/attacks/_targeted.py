@@ -11,7 +11,14 @@ import numpy as np
 from scipy.special import expit
 
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
-from fedrecsk.attacks._base import Adversary, send_rows_of, with_numbers, with_rows
+from fedrecsk.attacks._base import (
+    STRENGTH,
+    Adversary,
+    random_items,
+    send_rows_of,
+    with_numbers,
+    with_rows,
+)
 from fedrecsk.data._checks import LARGEST
 
 if TYPE_CHECKING:
@@ -39,14 +46,18 @@ class _Promoter(Adversary):
 
     def _target_code(self, item_ids):
         """Return the code of the item to promote."""
-        name = type(self).__name__
         if self.item is None:
+            name = type(self).__name__
             raise ValueError(f"{name} needs item=..., the id of the item to promote.")
-        matches = places_of(self.item, item_ids)
+        return self._code(self.item, f"item={self.item!r}", item_ids)
+
+    def _code(self, one, parameter, item_ids):
+        """Return the code of an item that a parameter names."""
+        matches = np.flatnonzero(item_ids == one) if np.isscalar(one) else ()
         if len(matches) == 0:
             raise ValueError(
-                f"{name}(item={self.item!r}) is not among the items of X; "
-                "name an item that occurs in X."
+                f"{type(self).__name__}({parameter}) names {one!r}, which is not among the items "
+                "of X; name items that occur in X."
             )
         return int(matches[0])
 
@@ -55,9 +66,8 @@ class _Promoter(Adversary):
         if controlled[data.clients[data.items == target]].all():
             raise ValueError(
                 f"{type(self).__name__}(item={self.item!r}) is an item that no honest client "
-                "holds, so that without the attack nobody would learn anything about it, and "
-                "exposures could not be compared; name an item with rows of other users, or "
-                "control other clients."
+                "holds, so that nobody would learn about it without the attack; name an item with "
+                "rows of other users, or control other clients."
             )
         users = np.repeat(controlled, np.diff(data.client_indptr)).nonzero()[0]
         kept = ~((data.items == target) & np.isin(data.users, users))
@@ -68,11 +78,6 @@ class _Promoter(Adversary):
             np.r_[data.values[kept], np.full(len(users), data.values.max())],
             np.r_[data.weights[kept], np.ones(len(users))],
         )
-
-
-def places_of(one, item_ids):
-    """Return the codes at which an item's id stands: one or none."""
-    return np.flatnonzero(item_ids == one) if np.isscalar(one) else ()
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -109,22 +114,18 @@ class Promotion(_Promoter):
 
     strength: float = 10.0
 
-    _parameter_constraints: ClassVar[dict] = _Promoter._parameter_constraints | {
-        "strength": [Interval(Real, 0, LARGEST, closed="right")],
-    }
+    _parameter_constraints: ClassVar[dict] = _Promoter._parameter_constraints | STRENGTH
 
     @property
     def forges(self) -> bool:
-        return self.strength != 1 or type(self)._forge is not Promotion._forge
+        return self.strength != 1 or type(self)._forged is not Adversary._forged
 
     def _check_method(self, method):
         if not self.forges:
             return
-        # The form of uploads of 7 and of 8 items shows which fields have a row for each.
-        few, many = method._upload_specs(7), method._upload_specs(8)
-        learned = [name for name, spec in few.items() if spec.learned]
-        has_rows = any((few[name].shape[0], many[name].shape[0]) == (7, 8) for name in learned)
-        if not has_rows:
+        n_items = 1_000_003  # so many rows are rows of items
+        specs = method._upload_specs(n_items).values()
+        if not any(spec.learned and spec.shape[0] == n_items for spec in specs):
             raise ValueError(
                 f"{type(method).__name__} has no rows of items in its uploads for Promotion to "
                 "scale up; set strength=1, so that the attack changes only the data."
@@ -135,27 +136,10 @@ class Promotion(_Promoter):
         for name, rows in updates.learned.items():
             if rows.spec.rows == "all" and rows.spec.shape[0] != view.n_items:
                 continue
-            rows = _make_own(rows, target)
-            factors = np.where(rows.rows == target, self.strength, 1.0)
-            scaled = with_numbers(rows, (rows.values.T * factors).T)
-            fields[name] = replace(scaled, default=rows.default, factors=rows.factors)
+            scaled = rows.scaled_rows(lambda k, _: np.where(k == target, self.strength, 1.0))
+            scaled = replace(scaled, spec=rows.spec)
+            fields[name] = replace(with_numbers(scaled, scaled.values), default=scaled.default)
         return updates.with_fields(**fields)
-
-
-def _make_own(rows, row):
-    """Make one row every client's own where there is a default for it."""
-    if rows.default_matrix is None:
-        return rows
-    lacking = np.bincount(rows.owners[rows.rows == row], minlength=rows.n_clients) == 0
-    n_before = np.bincount(rows.owners[rows.rows < row], minlength=rows.n_clients)
-    places = (rows.indptr[:-1] + n_before)[lacking]
-    values = rows.values.astype(np.float64)
-    return replace(
-        rows,
-        indptr=rows.indptr + np.concatenate([[0], np.cumsum(lacking)]),
-        rows=np.insert(rows.rows, places, row),
-        values=np.insert(values, places, rows.default[row], axis=0),
-    )
 
 
 class Plan(NamedTuple):
@@ -202,29 +186,23 @@ class TargetedAdversary(_Promoter):
 
     strength: float = 1.0
 
-    _parameter_constraints: ClassVar[dict] = _Promoter._parameter_constraints | {
-        "strength": [Interval(Real, 0, LARGEST, closed="right")],
-    }
+    _parameter_constraints: ClassVar[dict] = _Promoter._parameter_constraints | STRENGTH
 
     @abstractmethod
     def _moves(self, view: View) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return which items to move, and how.
+        """Return codes of the items to move, ascending, and wanted changes of their vectors.
 
-        Parameters
-        ----------
-        view : View
-
-        Returns
-        -------
-        rows : ndarray of shape (n_rows,)
-            Codes of items, ascending.
-        moves : ndarray of shape (n_rows, width)
-            Wanted changes of ``view.item_vectors[rows]`` in this round, for this `strength`.
+        Shapes (n_rows,) and (n_rows, width): of ``view.item_vectors[rows]`` in this round.
         """
 
     def _target(self, view: View) -> int:
         """Return the code of the item to promote."""
         return self._target_code(view.item_ids)
+
+    def _move_to(self, view, goal):
+        """Return the move of the item to a vector."""
+        target = self._target(view)
+        return np.array([target]), (goal - view.item_vectors[target])[None]
 
     def _raise(self, view, users, n_best, barred=None):
         """Return the move that puts the item on the `n_best` of half of the users that lack it."""
@@ -304,19 +282,15 @@ class PipAttack(TargetedAdversary):
         The distance constraint: no field of an upload is longer than `distance` times the median
         length of what the adversary's clients would honestly send. None: no bound.
 
-    See Also
-    --------
-    PIECK : Finds the popular items by itself.
-
     Notes
     -----
-    *What it knows*: the broadcast, its own clients' data, and which items are popular, which
-    most shops show publicly. The counts are taken from the data of all users before the attacks.
+    *What it knows*: the broadcast, its own clients' data, and which items are popular, by counts
+    of the data of all users before the attack.
 
-    *What differs from the paper* [1]_: it trains a classifier of popularity from the item vectors
-    and follows its gradient; the mean of the popular vectors takes its place. It penalises the
-    distance to normal gradients; here `distance` bounds the length. Gradients become moves in
-    units of item vectors, so that the attack suits methods whose clients send no gradients.
+    *What differs from the paper* [1]_: the mean of the popular vectors takes the place of a
+    classifier of popularity, whose gradient it follows. `distance` bounds the length, where it
+    penalises the distance to normal gradients. Gradients become moves in units of item vectors, so
+    that the attack suits methods whose clients send no gradients.
 
     References
     ----------
@@ -325,16 +299,9 @@ class PipAttack(TargetedAdversary):
 
     Examples
     --------
-    >>> from fedrecsk import Federation, LocALS
     >>> from fedrecsk.attacks import PipAttack
-    >>> from fedrecsk.datasets import make_interactions
-    >>> from fedrecsk.metrics import exposure
-    >>> X = make_interactions(n_users=90, n_items=80, n_interactions=900, random_state=0)
-    >>> honest = LocALS(4, random_state=0).fit(X)
-    >>> federation = Federation(adversary=PipAttack(0.05, item=37))
-    >>> model = LocALS(4, random_state=0, federation=federation).fit(X)
-    >>> exposure(model, 37) > exposure(honest, 37) + 0.2
-    True
+    >>> PipAttack(0.05, item=37, n_popular=20)
+    PipAttack(fraction=0.05, item=37, n_popular=20)
     """
 
     popular: ArrayLike | None = None
@@ -360,14 +327,7 @@ class PipAttack(TargetedAdversary):
         if self.popular is None:
             ranked = np.argsort(-np.bincount(data.items, minlength=len(ids)), kind="stable")
             return ranked[ranked != self._target_code(ids)][: self.n_popular]
-        codes = []
-        for one in np.ravel(self.popular).tolist():
-            if len(places_of(one, ids)) == 0:
-                raise ValueError(
-                    f"{type(self).__name__}(popular=...) names {one!r}, which is not among the "
-                    "items of X; name items that occur in X, or set popular=None."
-                )
-            codes.append(places_of(one, ids)[0])
+        codes = [self._code(one, "popular=...", ids) for one in np.ravel(self.popular).tolist()]
         if not codes:
             raise ValueError(
                 f"{type(self).__name__}(popular=[]) names no item; name one, or set popular=None."
@@ -382,8 +342,7 @@ class PipAttack(TargetedAdversary):
             users = fit_users(vectors, *self._own_likes(view))
             push = expit(-users @ vectors[target]) @ users
             direction = normalize(direction + self.boost * normalize(push))
-        goal = self.strength * np.linalg.norm(popular) * direction
-        return np.array([target]), (goal - vectors[target])[None]
+        return self._move_to(view, self.strength * np.linalg.norm(popular) * direction)
 
     def _plan(self, view):
         plan = super()._plan(view)
@@ -409,9 +368,9 @@ class PIECK(TargetedAdversary):
     - "ipe" (item popularity enhancement) moves the item to the weighted mean direction of the
       popular items' vectors, with `strength` times their mean length; the k-th item of n has the
       weight n + 1 - k.
-    - "uea" (user embedding approximation) takes the popular items' vectors for those of users,
-      since users' vectors are close to what many of them like, and raises the item until it is
-      among the ten best for half of them. `strength` multiplies the move.
+    - "uea" (user embedding approximation) takes the popular items' vectors for those of users, and
+      raises the item until it is among the ten best for half of them. `strength` multiplies the
+      move.
 
     Parameters
     ----------
@@ -425,10 +384,6 @@ class PIECK(TargetedAdversary):
     variant : {"ipe", "uea"}, default="ipe"
         What it does with the popular items: see above.
 
-    See Also
-    --------
-    PipAttack : Knows the popular items.
-
     Notes
     -----
     *What it knows*: the broadcasts alone.
@@ -437,10 +392,9 @@ class PIECK(TargetedAdversary):
     items, or of a cross-entropy over them as users; here both become moves in units of item
     vectors. The item's own moves, which the attack causes, do not count.
 
-    *When it fails*: where the length of a move does not show how many clients have caused it.
-    FedMF, CoLR and FedRec divide an item's change by the clients that sent it, so that rare items
-    move as far; LightFR's codes only change signs; Adam makes all moves alike after the first one
-    (RFRec, FCF).
+    *When it fails*: where the length of a move does not show how many clients have caused it, as in
+    FedMF, CoLR and FedRec, LightFR, and after the first move where Adam makes all alike (RFRec,
+    FCF).
 
     References
     ----------
@@ -468,13 +422,13 @@ class PIECK(TargetedAdversary):
         target, vectors = self._target(view), view.item_vectors
         popular = self._find_popular(view, target)
         if popular is None:
-            return np.array([target]), np.zeros((1, vectors.shape[1]))
+            return self._move_to(view, vectors[target])
         if self.variant == "uea":
             return self._raise(view, vectors[popular], N_BEST)
         lengths = np.linalg.norm(vectors[popular], axis=1)
         weights = np.arange(len(popular), 0, -1) / np.maximum(lengths, np.finfo(float).tiny)
-        goal = self.strength * lengths.mean() * normalize(weights @ vectors[popular])
-        return np.array([target]), (goal - vectors[target])[None]
+        direction = normalize(weights @ vectors[popular])
+        return self._move_to(view, self.strength * lengths.mean() * direction)
 
     def _find_popular(self, view, target):
         """Find the most popular items so far, best first; None before the second broadcast."""
@@ -514,9 +468,8 @@ class FedRecAttack(TargetedAdversary):
 
     *What differs from the paper* [1]_: the users' vectors are found by ridge regression instead
     of gradient steps. The loss, each user's distance to the last item on the list, becomes a move:
-    the direction in which most users gain, and the length that half of them need. Only the
-    promoted item's row moves, because clients of many methods cannot send others; the paper also
-    lowers rivals, in as few rows as it is allowed.
+    the direction in which most users gain, and the length that half of them need. The paper also
+    lowers rivals, but clients of many methods cannot send their rows.
 
     References
     ----------
@@ -570,16 +523,16 @@ class AHum(TargetedAdversary):
     n_users : int, default=100
         Number of random users.
     n_steps : int, default=10
-        Number of steps that turn a user away from the item, each by a tenth of what would make
-        the user's score of the item 0 if it is positive. 0: A-ra.
+        Number of steps that turn a user away from the item, each by a tenth of the user's score
+        of the item if it is positive. 0: A-ra.
 
     Notes
     -----
     *What it knows*: the broadcast and its own clients' data.
 
-    *What differs from the paper* [1]_: it draws users around zero. If scores are inner products,
-    these users agree on no direction in which to move the item; hence the mean of its own clients.
-    The steps along gradients of its loss become the moves described above.
+    *What differs from the paper* [1]_: it draws users around zero, who agree on no direction in
+    which to move the item if scores are inner products; hence the mean of its own clients. Steps
+    along gradients become the moves described above.
 
     References
     ----------
@@ -636,9 +589,8 @@ class PSMU(TargetedAdversary):
     *What it knows*: the broadcast, and nothing about any user.
 
     *What differs from the paper* [1]_: only the last of the competing items counts, because an
-    item that beats it is on the list. The steps along gradients of its loss become a move in the
-    direction in which the synthetic users gain most, and their vectors are found by ridge
-    regression. The promoted item is not among the items that their vectors are fitted to.
+    item that beats it is on the list. Vectors are found by ridge regression, without the promoted
+    item, and steps along gradients become a move in the direction in which most of them gain.
 
     References
     ----------
@@ -660,15 +612,14 @@ class PSMU(TargetedAdversary):
 
     def _poison(self, data, controlled, rates, key):
         poisoned = super()._poison(data, controlled, rates, key)
-        target = np.flatnonzero(data.item_ids.values == self.item)
-        synthetic = controlled[poisoned.clients] & ~np.isin(poisoned.items, target)
-        items = poisoned.items.astype(np.int64)
-        others = np.setdiff1d(np.arange(data.n_items), target)
-        users = poisoned.users
+        target = self._target_code(data.item_ids.values)
+        users, items = poisoned.users, poisoned.items.astype(np.int64)
+        synthetic = controlled[poisoned.clients] & (items != target)
+        others = np.delete(np.arange(data.n_items), target)
         for user in np.unique(users[synthetic]):
             rows = np.flatnonzero(synthetic & (users == user))
-            draws = key.at(-1).hashed("items of synthetic users", user * data.n_items + others)
-            items[rows] = others[np.argsort(draws, kind="stable")[: len(rows)]]
+            purpose = "items of synthetic users"
+            items[rows] = random_items(key, purpose, data.n_items, user, others, len(rows))
         return with_rows(poisoned, users, items, poisoned.values, poisoned.weights)
 
     def _moves(self, view):
@@ -682,12 +633,9 @@ class PSMU(TargetedAdversary):
 
 
 def hard_negatives(users, vector, n_steps):
-    """Turn users away from an item: in each step their positive scores of it shrink."""
-    square = vector @ vector or 1.0
-    for _ in range(n_steps):
-        scores = np.maximum(users @ vector, 0)
-        users = users - TURN * np.outer(scores, vector) / square
-    return users
+    """Turn users away from an item: each step takes a share of their positive scores of it."""
+    taken = (1 - (1 - TURN) ** n_steps) * np.maximum(users @ vector, 0)
+    return users - np.outer(taken, vector) / (vector @ vector or 1.0)
 
 
 def fit_users(vectors, indptr, items):

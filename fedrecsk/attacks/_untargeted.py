@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 from numbers import Real
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import numpy as np
 from scipy.stats import norm
@@ -15,16 +15,15 @@ from scipy.stats import norm
 from fedrecsk._utils import memory
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.attacks._base import (
+    STRENGTH,
     Adversary,
     draw,
+    random_items,
     send_rows_of,
     with_numbers,
     with_rows,
 )
 from fedrecsk.data._checks import LARGEST
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 class _FieldByField(Adversary):
@@ -72,9 +71,7 @@ class RandomUpload(_FieldByField):
 
     strength: float = 1.0
 
-    _parameter_constraints: ClassVar[dict] = Adversary._parameter_constraints | {
-        "strength": [Interval(Real, 0, LARGEST, closed="right")],
-    }
+    _parameter_constraints: ClassVar[dict] = Adversary._parameter_constraints | STRENGTH
 
     def _forge_field(self, view, rows, name, seeds):
         rows, numbers = draw(rows, name, seeds, np.random.Generator.standard_normal)
@@ -101,9 +98,7 @@ class SignFlip(_FieldByField):
 
     strength: float = 5.0
 
-    _parameter_constraints: ClassVar[dict] = Adversary._parameter_constraints | {
-        "strength": [Interval(Real, 0, LARGEST, closed="right")],
-    }
+    _parameter_constraints: ClassVar[dict] = Adversary._parameter_constraints | STRENGTH
 
     def _forge_field(self, view, rows, name, seeds):
         if rows.factors is not None:
@@ -279,12 +274,10 @@ class MinMax(_FieldByField):
     *What it knows*: its own clients' honest uploads, which stand for all honest ones. With one
     client only, it sends the honest upload.
 
-    *What differs from the paper* [1]_: gamma has a closed form instead of a search. It is found
-    for each field, because fields have units of their own, and clipping bounds each of them; one
-    gamma for all would be that of the field with the largest numbers. Mean and deviation are over
-    the clients that send a row, and rows that a client does not send count as 0 in distances, so
-    gamma can differ between clients. Clients for which the mean itself is already too far off send
-    the mean.
+    *What differs from the paper* [1]_: gamma has a closed form instead of a search, and is found
+    for each field, because fields have units of their own. Mean and deviation are over the clients
+    that send a row, and rows that a client does not send count as 0 in distances, so gamma can
+    differ between clients. Clients for which the mean itself is too far off send the mean.
 
     References
     ----------
@@ -320,7 +313,7 @@ class MinMax(_FieldByField):
             "Let it control fewer clients, or use ALIE.",
         )
         honest = np.concatenate([one.fields[name].whole() for one in view.updates])
-        spread = _Spread.of(honest.astype(np.float64, copy=False), mean, direction)
+        spread = _Spread(honest.astype(np.float64, copy=False), mean, direction)
         if spec.rows != "all":
             return spread
         return mean + spread.gamma(slice(None)) * direction
@@ -334,29 +327,22 @@ class MinMax(_FieldByField):
         return with_numbers(rows, plan.mean[rows.rows] + steps.T)
 
 
-class _Spread(NamedTuple):
-    """The spread of the honest uploads of one field, and the direction of the attack."""
+class _Spread:
+    """The honest uploads of one field, and the direction of the attack."""
 
-    mean: NDArray[np.float64]
-    direction: NDArray[np.float64]
-    honest: NDArray[np.float64]  # (n_own, n_rows, ...), 0 in rows that are not sent
-    squares: NDArray[np.float64]  # squared lengths of the honest uploads
-    bound: float  # greatest squared distance between two of them
-
-    @classmethod
-    def of(cls, honest, mean, direction):
-        """Measure the greatest distance between two uploads."""
+    def __init__(self, honest, mean, direction):
+        self.honest, self.mean, self.direction = honest, mean, direction
         flat = honest.reshape(len(honest), -1)
         products = flat @ flat.T
-        squares = products.diagonal()
-        distances = squares[:, None] + squares - 2 * products
-        return cls(mean, direction, honest, squares, max(distances.max(), 0.0))
+        self.squares = products.diagonal()
+        # The greatest squared distance between two of them.
+        distances = self.squares[:, None] + self.squares - 2 * products
+        self.bound = max(distances.max(), 0.0)
 
     def gamma(self, rows):
         """Return the largest gamma for a client that sends these rows."""
         # The largest root of |mean + gamma direction - honest|^2 = bound, over the nearest.
         mean, direction = self.mean[rows].ravel(), self.direction[rows].ravel()
-
         honest = self.honest[:, rows].reshape(len(self.honest), -1)
         gaps = self.squares - 2 * honest @ mean + mean @ mean - self.bound
         slopes, square = (mean - honest) @ direction, direction @ direction
@@ -396,8 +382,8 @@ class LabelFlip(Adversary):
             if len(others) == 0:
                 kept[rows] = True
                 continue
-            draws = key.at(-1).hashed("flipped labels", u * data.n_items + others)
-            new = others[np.argsort(draws, kind="stable")][: rows.stop - rows.start]
+            n = rows.stop - rows.start
+            new = random_items(key, "flipped labels", data.n_items, u, others, n)
             span = slice(rows.start, rows.start + len(new))
             items[span] = new
             kept[span] = True

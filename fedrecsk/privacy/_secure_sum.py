@@ -69,17 +69,7 @@ class Keys(NamedTuple):
 
 
 class Party(ABC):
-    """One side of a secure sum, with its keys.
-
-    Parameters
-    ----------
-    scheme : Encryption
-        Encryption scheme.
-    n_clients : int
-        Largest number of vectors in one sum.
-    key_id : str
-        Name of the keys.
-    """
+    """One side of a secure sum, with its keys, for sums over at most `n_clients` vectors."""
 
     def __init__(self, scheme: Encryption, n_clients: int, key_id: str) -> None:
         self.scheme = scheme
@@ -87,16 +77,7 @@ class Party(ABC):
         self.key_id = key_id
 
     def encrypt(self, values: ArrayLike) -> Ciphertext:
-        """Encrypt one client's vector.
-
-        Parameters
-        ----------
-        values : array-like of shape (n_values,)
-            Finite numbers, converted to float64.
-
-        Returns
-        -------
-        Ciphertext
+        """Encrypt one client's vector of finite numbers, converted to float64.
 
         Raises
         ------
@@ -120,24 +101,13 @@ class Party(ABC):
         return Ciphertext(blocks, len(values), 1, self.key_id)
 
     def sum(self, ciphertexts: Iterable[Ciphertext] | Ciphertext) -> Ciphertext:
-        """Add up encrypted vectors without decrypting them.
-
-        Parameters
-        ----------
-        ciphertexts : iterable of Ciphertext
-            At least one ciphertext. They are read one at a time.
-
-        Returns
-        -------
-        Ciphertext
+        """Add up encrypted vectors, at least one, without decrypting them; read one at a time.
 
         Raises
         ------
         ValueError
             If they were encrypted under other keys, differ in length, or are more than the
             keys allow.
-        TypeError
-            If something in it is not a Ciphertext.
         """
         if isinstance(ciphertexts, Ciphertext):
             ciphertexts = (ciphertexts,)
@@ -169,11 +139,7 @@ class Party(ABC):
         return self.sum((first, second))
 
     def decrypt(self, ciphertext: Ciphertext) -> NDArray[np.float64]:
-        """Decrypt a vector or a sum of vectors.
-
-        Returns
-        -------
-        values : ndarray of shape (n_values,), dtype float64
+        """Decrypt a vector or a sum of vectors: shape (n_values,), dtype float64.
 
         Raises
         ------
@@ -319,19 +285,7 @@ class SecureAggregation(PlainParameters, ABC):
 
     @abstractmethod
     def precision(self, n_clients: int = 1, max_abs: float = 1.0) -> float:
-        """Bound on the absolute error of a decrypted sum.
-
-        Parameters
-        ----------
-        n_clients : int, default=1
-            Number of vectors to add.
-        max_abs : float, default=1.0
-            Size of the largest value in any of them.
-
-        Returns
-        -------
-        float
-        """
+        """Bound on the absolute error of a sum of `n_clients` vectors of values up to `max_abs`."""
 
     @abstractmethod
     def _advice(self, largest, n_clients):
@@ -368,27 +322,12 @@ class Encryption(SecureAggregation):
     def generate_keys(self, n_clients: int = 1) -> Keys:
         """Make new keys from the operating system's random numbers.
 
-        Parameters
-        ----------
-        n_clients : int, default=1
-            Largest number of vectors in one sum. It determines how large values may be.
-
-        Returns
-        -------
-        Keys
+        `n_clients` is the largest number of vectors in one sum. It determines how large values may
+        be.
         """
 
     def load_party(self, content: bytes) -> Party:
-        """Return one side of a secure sum from its bytes.
-
-        Parameters
-        ----------
-        content : bytes
-            From `Party.to_bytes`.
-
-        Returns
-        -------
-        Party
+        """Return one side of a secure sum from the bytes of `Party.to_bytes`.
 
         Raises
         ------
@@ -501,13 +440,6 @@ def secure_sum(keys: Keys, vectors: Iterable[ArrayLike]) -> SecureSum:
     Returns
     -------
     SecureSum
-
-    Raises
-    ------
-    TypeError
-        If `keys` is not a Keys.
-    ValueError
-        If a vector cannot be encrypted, or vectors differ in length.
     """
     if not isinstance(keys, Keys):
         raise TypeError(

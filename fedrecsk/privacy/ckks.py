@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import secrets
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -28,6 +29,7 @@ _BELOW_THE_LINE = 1 - 2.0**-16
 _KIB = 1024
 
 
+@dataclass(eq=False, repr=False)
 class CKKS(Encryption):
     """Secure sums under CKKS through TenSEAL (Cheon et al., ASIACRYPT 2017).
 
@@ -54,11 +56,9 @@ class CKKS(Encryption):
     -----
     Parameters below 128-bit security are always refused, as in TenSEAL.
 
-    Encryption is symmetric, since the clients share the secret key anyway. Its noise is smaller
-    than that of public-key encryption, and the server needs no key, only the parameters.
-
-    Clients upload ciphertexts and download the ciphertext of the sum. Both have the same size,
-    whatever the values are.
+    Encryption is symmetric, since the clients share the secret key anyway; the server needs only
+    the parameters. Clients upload ciphertexts and download the ciphertext of the sum, of the same
+    size, whatever the values are.
 
     The decrypted sum contains the noise of the ciphertexts. Anybody who has both can compute the
     secret key (Li and Micciancio, EUROCRYPT 2021), so the sum must stay with the clients: do not
@@ -80,6 +80,12 @@ class CKKS(Encryption):
     array([ 1.75, -1.  ])
     """
 
+    poly_modulus_degree: int = 4096
+    coeff_mod_bit_sizes: tuple[int, ...] = (54, 55)
+    scale_bits: int = 40
+    _: KW_ONLY
+    audit: int | Literal["all"] = 2
+
     _parameter_constraints: ClassVar[dict] = {
         **Encryption._parameter_constraints,
         "poly_modulus_degree": [Options(Integral, set(_MOST_BITS))],
@@ -87,19 +93,6 @@ class CKKS(Encryption):
         "scale_bits": [Interval(Integral, 1, None, closed="left")],
     }
     _extra = ("tenseal",)
-
-    def __init__(
-        self,
-        poly_modulus_degree: int = 4096,
-        coeff_mod_bit_sizes: tuple[int, ...] = (54, 55),
-        scale_bits: int = 40,
-        *,
-        audit: int | Literal["all"] = 2,
-    ):
-        self.poly_modulus_degree = poly_modulus_degree
-        self.coeff_mod_bit_sizes = coeff_mod_bit_sizes
-        self.scale_bits = scale_bits
-        self.audit = audit
 
     def _check_parameters(self):
         bits = self.coeff_mod_bit_sizes
@@ -159,8 +152,8 @@ class CKKS(Encryption):
     def ciphertext_bytes(self, n_values: int) -> int:
         """Return the bytes of an encrypted vector of `n_values` as it is sent, for ledgers.
 
-        One block is encrypted and measured. SEAL compresses blocks, so their sizes differ by some
-        tens of bytes; each is rounded up to whole KiB, so that counts are reproducible.
+        One block is encrypted, measured, and rounded up to whole KiB, because SEAL compresses
+        blocks, whose sizes differ by some tens of bytes.
         """
         self._validate_params()
         return self._n_blocks(n_values) * _block_bytes(
@@ -173,17 +166,7 @@ class CKKS(Encryption):
         return _key_bytes(self.poly_modulus_degree, tuple(self.coeff_mod_bit_sizes))
 
     def generate_keys(self, n_clients: int = 1) -> Keys:
-        """Make a new secret key for the clients; the server receives only the parameters.
-
-        Parameters
-        ----------
-        n_clients : int, default=1
-            Largest number of vectors in one sum. It determines how large values may be.
-
-        Returns
-        -------
-        Keys
-        """
+        """Make a new secret key for the clients; the server receives only the parameters."""
         self._check_n_clients(n_clients)
         self._validate_params()
         tenseal = self._import("tenseal")
@@ -227,15 +210,17 @@ def _modulus(poly_modulus_degree, coeff_mod_bit_sizes):
 @functools.lru_cache
 def _block_bytes(poly_modulus_degree, coeff_mod_bit_sizes, scale_bits):
     keys = CKKS(poly_modulus_degree, coeff_mod_bit_sizes, scale_bits).generate_keys()
-    measured = keys.clients.encrypt(np.zeros(poly_modulus_degree // 2)).nbytes
-    return -(-measured // _KIB) * _KIB
+    return _in_kib(keys.clients.encrypt(np.zeros(poly_modulus_degree // 2)).nbytes)
 
 
 @functools.lru_cache
 def _key_bytes(poly_modulus_degree, coeff_mod_bit_sizes):
     keys = CKKS(poly_modulus_degree, coeff_mod_bit_sizes).generate_keys()
-    measured = len(keys.clients._key_bytes())
-    # SEAL compresses them like blocks, so they are rounded like blocks.
+    return _in_kib(len(keys.clients._key_bytes()))
+
+
+def _in_kib(measured):
+    """Round up what SEAL has compressed to whole KiB, so that counts are reproducible."""
     return -(-measured // _KIB) * _KIB
 
 

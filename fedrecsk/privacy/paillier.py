@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral
 from typing import ClassVar, Literal
 
@@ -19,6 +20,7 @@ _SLOT_BITS = 64
 _SLOT_BYTES = _SLOT_BITS // 8
 
 
+@dataclass(eq=False, repr=False)
 class Paillier(Encryption):
     """Secure sums under Paillier through phe and gmpy2 (Paillier, EUROCRYPT 1999).
 
@@ -63,6 +65,13 @@ class Paillier(Encryption):
     array([ 1.75, -1.  ])
     """
 
+    key_bits: int = 3072
+    fraction_bits: int = 40
+    _: KW_ONLY
+    packing: bool = True
+    allow_weak: bool = False
+    audit: int | Literal["all"] = 2
+
     _parameter_constraints: ClassVar[dict] = {
         **Encryption._parameter_constraints,
         "key_bits": [Interval(Integral, 128, None, closed="left")],
@@ -71,21 +80,6 @@ class Paillier(Encryption):
         "allow_weak": ["boolean"],
     }
     _extra = ("phe", "gmpy2")
-
-    def __init__(
-        self,
-        key_bits: int = 3072,
-        fraction_bits: int = 40,
-        *,
-        packing: bool = True,
-        allow_weak: bool = False,
-        audit: int | Literal["all"] = 2,
-    ):
-        self.key_bits = key_bits
-        self.fraction_bits = fraction_bits
-        self.packing = packing
-        self.allow_weak = allow_weak
-        self.audit = audit
 
     def _check_parameters(self):
         if self.key_bits % 64:
@@ -107,10 +101,7 @@ class Paillier(Encryption):
         return _largest(n_clients) / 2.0**self.fraction_bits
 
     def precision(self, n_clients: int = 1, max_abs: float = 1.0) -> float:
-        """Bound on the absolute error of a decrypted sum: half a unit for each client.
-
-        The rest is float64's rounding of the values and of the sum.
-        """
+        """Bound on the absolute error of a sum: half a unit for each client, and float64's."""
         self._check_n_clients(n_clients)
         return n_clients * (0.5 / 2.0**self.fraction_bits + max_abs * 2.0**-52)
 
@@ -123,17 +114,7 @@ class Paillier(Encryption):
         return self.key_bits // 8
 
     def generate_keys(self, n_clients: int = 1) -> Keys:
-        """Make a new key pair: the clients receive both keys, the server only the modulus.
-
-        Parameters
-        ----------
-        n_clients : int, default=1
-            Largest number of vectors in one sum. It determines how large values may be.
-
-        Returns
-        -------
-        Keys
-        """
+        """Make a new key pair: the clients receive both keys, the server only the modulus."""
         self._check_n_clients(n_clients)
         self._validate_params()
         phe = self._import("phe.paillier")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -29,6 +30,7 @@ SECURITY_BITS = 40
 CORRECTNESS_BITS = 30
 
 
+@dataclass(eq=False, repr=False)
 class SecAggPlus(SecureAggregation):
     """Secure sums by masks that cancel: SecAgg+ (Bell et al., CCS 2020).
 
@@ -83,6 +85,15 @@ class SecAggPlus(SecureAggregation):
     (100, 31, 35)
     """
 
+    threshold: float | Literal["auto"] = "auto"
+    n_neighbors: int | Literal["auto"] = "auto"
+    _: KW_ONLY
+    max_dropout: float = 1 / 3
+    max_colluding: float = 0.05
+    max_abs: float = 16.0
+    fraction_bits: int = 17
+    audit: int | Literal["all"] = 3
+
     _parameter_constraints: ClassVar[dict] = {
         "threshold": [Interval(Real, 0, 1, closed="right"), StrOptions({"auto"})],
         "n_neighbors": [Interval(Integral, 2, None, closed="left"), StrOptions({"auto"})],
@@ -94,25 +105,6 @@ class SecAggPlus(SecureAggregation):
     }
     _extra = ("cryptography",)
     hides_sums = False
-
-    def __init__(
-        self,
-        threshold: float | Literal["auto"] = "auto",
-        n_neighbors: int | Literal["auto"] = "auto",
-        *,
-        max_dropout: float = 1 / 3,
-        max_colluding: float = 0.05,
-        max_abs: float = 16.0,
-        fraction_bits: int = 17,
-        audit: int | Literal["all"] = 3,
-    ):
-        self.threshold = threshold
-        self.n_neighbors = n_neighbors
-        self.max_dropout = max_dropout
-        self.max_colluding = max_colluding
-        self.max_abs = max_abs
-        self.fraction_bits = fraction_bits
-        self.audit = audit
 
     def _check_parameters(self):
         if self.max_dropout + self.max_colluding >= 1:
