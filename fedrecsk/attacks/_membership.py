@@ -125,10 +125,9 @@ def measure_membership(
     -----
     For every target and model the attacker computes a number: it folds all users' rows
     into the model as those of new users, and takes the mean predicted score of the target's rows
-    or, if the method estimates ratings, their negative mean squared error. For each target, the
-    numbers of the shadow models with and without it have two means and a common variance. The
-    likelihood ratio of these two normal distributions ranks the targets; a target is taken for a
-    member if its ratio is above 1. No threshold is chosen after the fact.
+    or, if the method estimates ratings, their negative mean squared error. The numbers of the
+    shadow models with and without a target are two normal distributions, whose likelihood ratio
+    ranks the targets; it is taken for a member above 1. No threshold is chosen after the fact.
 
     References
     ----------
@@ -151,17 +150,12 @@ def measure_membership(
     _check(estimator, level, n_models)
     data = clone(estimator)._prepared(X, y)
     check_same_data(estimator, data, "measure_membership")
-    users = np.repeat(np.arange(data.n_users), np.diff(data.indptr))
-    rows, values = np.column_stack([users, data.items]), data.values
-    targets = users if level == "user" else np.arange(len(users))
+    targets = data.users if level == "user" else np.arange(len(data.items))
     n_targets = int(targets.max()) + 1
     random = check_random_state(random_state)
     is_member = _halves(n_models, n_targets, random)
-    signals = np.empty((n_models, n_targets))
-    for signal, members in zip(signals, is_member, strict=True):
-        model = _fit(estimator, data, rows, values, members[targets], random)
-        fit = _goodness(model, rows, values, data.n_users)
-        signal[:] = np.bincount(targets, fit, n_targets) / np.bincount(targets)
+    models = (_fit(estimator, data, members[targets], random) for members in is_member)
+    signals = np.stack([_signal(model, data, targets) for model in models])
     ratios = np.stack([_ratios(signals, is_member, model) for model in range(n_models)])
     truth, ratios = is_member.ravel(), ratios.ravel()
     false, true, _ = roc_curve(truth, ratios)
@@ -235,13 +229,6 @@ def measure_forgetting(
     -------
     ForgettingReport
 
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range.
-    TypeError
-        If `estimator` is a class, or has no `forget`.
-
     Examples
     --------
     >>> from fedrecsk import FedEASE
@@ -264,8 +251,6 @@ def measure_forgetting(
     if not 0 < share < 1:
         raise ValueError(f"share={share!r} must be between 0 and 1.")
     data = clone(estimator)._prepared(X, y)
-    users = np.repeat(np.arange(data.n_users), np.diff(data.indptr))
-    rows, values = np.column_stack([users, data.items]), data.values
     random = check_random_state(random_state)
     # Half of the users are in the model under attack, and each is in half of the shadow models.
     is_member = _halves(n_models, data.n_users, random)
@@ -273,13 +258,10 @@ def measure_forgetting(
     forgotten = random.permutation(np.flatnonzero(inside))
     forgotten = forgotten[: max(1, round(share * len(forgotten)))]
 
-    def signal(model):
-        fit = _goodness(copy.copy(model), rows, values, data.n_users)
-        return np.bincount(users, fit) / np.bincount(users)
-
-    shadows = [signal(_fit(estimator, data, rows, values, m[users], random)) for m in is_member]
-    model = _fit(estimator, data, rows, values, inside[users], random)
-    before = signal(model)
+    users = data.users
+    shadows = [_signal(_fit(estimator, data, m[users], random), data, users) for m in is_member]
+    model = _fit(estimator, data, inside[users], random)
+    before = _signal(copy.copy(model), data, users)
     model.forget(forgotten)
     targets, truth = np.r_[forgotten, np.flatnonzero(~inside)], np.zeros(data.n_users, bool)
     truth[forgotten] = True
@@ -288,7 +270,7 @@ def measure_forgetting(
             truth[targets],
             _ratios(np.stack([*shadows, one]), np.vstack([is_member, inside]), -1)[targets],
         )
-        for one in (before, signal(model))
+        for one in (before, _signal(copy.copy(model), data, users))
     ]
     return ForgettingReport(
         method=type(estimator).__name__,
@@ -323,7 +305,7 @@ def _halves(n_models, n_targets, random):
     return np.argsort(np.argsort(draws, axis=0), axis=0) < n_models // 2
 
 
-def _fit(estimator, data, rows, values, members, random):
+def _fit(estimator, data, members, random):
     """Return the estimator fitted on these rows (a mask)."""
     model = clone(estimator)
     parameters = model.get_params()
@@ -332,15 +314,18 @@ def _fit(estimator, data, rows, values, members, random):
         wanted["rating_scale"] = (float(data.values.min()), float(data.values.max()))
     if "random_state" in parameters:
         wanted["random_state"] = int(random.randint(2**31 - 1))
-    return model.set_params(**wanted).fit(rows[members], values[members])
+    rows = np.column_stack([data.users, data.items])
+    return model.set_params(**wanted).fit(rows[members], data.values[members])
 
 
-def _goodness(model, rows, values, n_users):
-    """Return how well each row fits the model, after folding in all users as new ones."""
-    strangers = rows + np.array([n_users, 0])
-    model.fold_in(strangers, values)
-    predicted = model.predict(strangers)
-    return -((values - predicted) ** 2) if estimates_y(model) else predicted
+def _signal(model, data, targets):
+    """Return how well each target's rows fit the model, after folding in all users as new ones."""
+    strangers = np.column_stack([data.users + data.n_users, data.items])
+    model.fold_in(strangers, data.values)
+    fit = model.predict(strangers)
+    if estimates_y(model):
+        fit = -((data.values - fit) ** 2)
+    return np.bincount(targets, fit) / np.bincount(targets)
 
 
 def _ratios(signals, is_member, model):
