@@ -69,15 +69,11 @@ def test_top_k_keeps_the_largest_and_the_first_of_equals(ratio, decimals):
     assert sent.n_coordinates == sent.n_indices == k
     assert sent.nbytes(4) == 8 * k
     assert sent.nbytes(8) == 12 * k
-
-
-def test_top_k_of_papers_size():
-    sent = TopK(1 / 64).compress(rng().normal(size=(3706, 64)).astype(np.float32), None)
-    assert sent.payload_nbytes() == 2 * 3706 * 4
+    assert sent.payload_nbytes() == 8 * k
 
 
 @pytest.mark.parametrize("rank", [1, 2, 5])
-@pytest.mark.parametrize("shape", [(30, 5), (5, 5), (3, 5)])
+@pytest.mark.parametrize("shape", [(30, 5), (5, 5), (3, 5), (9, 1)])
 def test_low_rank_is_the_best_approximation(rank, shape):
     values = rng().normal(size=shape)
     u, s, vt = np.linalg.svd(values, full_matrices=False)
@@ -88,13 +84,6 @@ def test_low_rank_is_the_best_approximation(rank, shape):
     assert sent.n_coordinates == min(factors, whole)
     assert sent.nbytes(4) == 4 * min(factors, whole)
     assert sent.payload_nbytes(4) == 4 * (rank * shape[0] if factors < whole else whole)
-
-
-def test_low_rank_leaves_vectors_as_they_are():
-    values = rng().normal(size=9)
-    sent = LowRank(4).compress(values, None)
-    np.testing.assert_array_equal(sent.values, values)
-    assert sent.nbytes(4) == sent.payload_nbytes(4) == 36
 
 
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
@@ -291,17 +280,6 @@ def test_low_rank_of_a_matrix_of_rank_one(scale):
     np.testing.assert_allclose(first @ basis, matrix, rtol=1e-9)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "float16"])
-def test_rounding_of_blocks_is_unbiased(dtype):
-    change = np.array([[0.1234567, -0.7654321], [1e-3, 1.0]])
-    n = 4000
-    rows = SparseRows.stacked(np.tile(change, (n, 1, 1)), spec=FieldSpec((2, 2)))
-    received = Quantization(dtype)._compress_rows(rows, np.arange(n, dtype=np.uint64), 4).rows
-    step = 1 / 127 if dtype == "int8" else 2.0**-11
-    assert np.all(np.abs(received.sum() / n - change) < 2.5 * step / np.sqrt(n))
-    assert len(np.unique(received.whole()[:20, 0, 0])) == 2
-
-
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
 @every_method
 def test_broken_clients_are_reported_and_leave_the_others_alone(method, broken):
@@ -325,14 +303,6 @@ def test_numbers_that_the_message_cannot_hold_are_reported():
     rows = SparseRows.stacked(1e38 * values, spec=FieldSpec((2, 2)))
     found = Quantization("int8")._compress_rows(rows, seeds_of(rows), 4).rows
     assert found.finite().tolist() == [False, False, True]
-
-
-@pytest.mark.parametrize("scale", [1e-40, 1e-25, 1e25])
-def test_int8_of_blocks_follows_any_scale(scale):
-    rows = make_rows("default", scale=scale)
-    received = Quantization("int8")._compress_rows(rows, seeds_of(rows), 4).rows
-    steps = np.maximum(rows.largest() / 126, 2.0**-149)
-    assert (np.abs(received.whole() - rows.whole()) <= steps[:, None, None]).all()
 
 
 class Noisy(Compressor):

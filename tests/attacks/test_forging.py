@@ -239,30 +239,6 @@ def test_many_clients_are_forged_as_one_at_a_time(attack, naive):
 
 
 @every_attack
-def test_forged_updates_do_not_depend_on_tiles(attack, naive):
-    blocks = make_blocks()
-    view = make_view(blocks, attack, Movable())
-    whole = forge(attack, view, blocks[0])
-    for client, alone in enumerate(blocks[0].sends):
-        if alone:
-            one = forge(attack, view, blocks[0].take(np.arange(6) == client))
-            for name, update in one.upload(0).items():
-                np.testing.assert_array_equal(update.change, whole.upload(client)[name].change)
-
-
-@every_attack
-def test_forged_updates_add_up(attack, naive):
-    blocks = make_blocks()
-    forged = forge(attack, make_view(blocks, attack, Movable()), blocks[0])
-    for name, rows in forged.learned.items():
-        each = sum(forged.take(np.arange(6) == client).fields[name].whole()[0]
-                   for client in np.flatnonzero(forged.accepted))  # fmt: skip
-        total = rows.take(forged.accepted).sum()
-        assert total.dtype == FORMS[name].sum_dtype
-        np.testing.assert_allclose(total, each, rtol=1e-9, atol=1e-9)
-
-
-@every_attack
 def test_numbers_that_are_not_finite_pass(attack, naive):
     names = ["followed", "held", "gram"]
     updates = make_updates(range(4), 0, names)

@@ -370,34 +370,30 @@ def fitted(adversary, method=None, X=X):
     return method.set_params(federation=Federation(adversary=adversary)).fit(X)
 
 
-@pytest.mark.parametrize("attack", [*ATTACKS, Promotion()], ids=repr)
-def test_an_unknown_item_is_named(attack):
+@pytest.mark.parametrize("attack", [PSMU(n_best=3), Promotion()], ids=repr)
+def test_items_that_cannot_be_promoted_are_named(attack):
     with pytest.raises(ValueError, match=r"item=77.*not among the items of X"):
         fitted(clone(attack).set_params(item=77))
     with pytest.raises(ValueError, match=r"needs item=\.\.\."):
         fitted(clone(attack))
-
-
-@pytest.mark.parametrize("attack", [*ATTACKS, Promotion()], ids=repr)
-def test_an_item_that_only_attackers_hold_is_named(attack):
     theirs = X[X[:, 1] == TARGET, 0]
     with pytest.raises(ValueError, match=r"item=.*no honest client holds"):
         fitted(clone(attack).set_params(item=TARGET, clients=theirs))
     # An item of the catalogue that nobody holds.
+    catalogue = LocALS(4, items=[*ITEMS.tolist(), 99], n_rounds=1)
     with pytest.raises(ValueError, match=r"item=99.*no honest client holds"):
-        fitted(
-            clone(attack).set_params(item=99), LocALS(4, items=[*ITEMS.tolist(), 99], n_rounds=1)
-        )
+        fitted(clone(attack).set_params(item=99), catalogue)
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=repr)
-def test_methods_without_rows_of_items_are_named(attack):
+def test_methods_without_rows_of_items_and_wrong_strengths_are_named(attack):
+    attack = clone(attack).set_params(item=TARGET)
     with pytest.raises(ValueError, match=r"moves item vectors.*FedEASE has no such rows"):
-        fitted(clone(attack).set_params(item=TARGET), FedEASE())
+        fitted(attack, FedEASE())
     with pytest.raises(ValueError, match=r"nothing to forge.*LightFR upload nothing"):
-        fitted(
-            clone(attack).set_params(item=TARGET), with_constants(LightFR, _trains_items=False)(8)
-        )
+        fitted(attack, with_constants(LightFR, _trains_items=False)(8))
+    with pytest.raises(ValueError, match="strength"):
+        fitted(attack.set_params(strength=0.0))
 
 
 def test_a_method_without_rows_of_items_takes_promotion_by_data_alone():
@@ -411,12 +407,6 @@ def test_unknown_popular_items_are_named():
         fitted(PipAttack(item=TARGET, popular=[ITEMS[0], 77]))
     with pytest.raises(ValueError, match=r"popular=\[\]\) names no item"):
         fitted(PipAttack(item=TARGET, popular=[]))
-
-
-@pytest.mark.parametrize("attack", ATTACKS, ids=repr)
-def test_strength_must_be_positive(attack):
-    with pytest.raises(ValueError, match="strength"):
-        fitted(clone(attack).set_params(item=TARGET, strength=0.0))
 
 
 @pytest.mark.parametrize("Attack", [PipAttack, PIECK, AHum])

@@ -88,21 +88,6 @@ def test_its_uploads_are_those_that_its_clients_would_send():
             np.testing.assert_array_equal(one[name].change, other[name].change)
 
 
-def test_means_and_deviations_are_those_of_its_clients():
-    (view, *_), _ = watched(LocALS)
-    for name, spec in view.specs.items():
-        whole = np.full((3, *spec.shape), np.nan)
-        for client, upload in enumerate(view.honest):
-            whole[client][upload[name].rows] = upload[name].change
-        sent = ~np.isnan(whole).all(axis=(0, -1))
-        np.testing.assert_allclose(view.mean(name)[sent], np.nanmean(whole[:, sent], axis=0))
-        np.testing.assert_allclose(
-            view.std(name)[sent], np.nanstd(whole[:, sent], axis=0), atol=1e-9
-        )
-        assert not view.mean(name)[~sent].any()
-        assert not view.std(name)[~sent].any()
-
-
 def test_clients_that_do_not_take_part_send_nothing_to_it():
     views, _ = watched(LocALS, n_rounds=12, client_fraction=0.25)
     assert all(view.n_senders == 5 for view in views)

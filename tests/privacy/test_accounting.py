@@ -43,14 +43,6 @@ def test_sums_of_secret_cohorts():
     assert mine < by_rdp
 
 
-def test_first_releases_and_rounds_compose():
-    events = [Event("gaussian", 1.58), Event("gaussian", 1.18, 5)]
-    accountant = pld.PLDAccountant()
-    accountant.compose(dp_accounting.GaussianDpEvent(1.58))
-    accountant.compose(dp_accounting.GaussianDpEvent(1.18), 5)
-    assert epsilon_of(events, DELTA) == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-3)
-
-
 @pytest.mark.parametrize("size", [1, 30_000])
 def test_shares_cost_little_more_than_gaussian_noise(size):
     shares = epsilon_of([Event("skellam", 4.0, 10, size=size)], DELTA)

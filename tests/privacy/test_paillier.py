@@ -1,4 +1,3 @@
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -39,9 +38,6 @@ def test_what_was_made_with_other_keys_is_reported(packing):
     # Whatever the smaller modulus makes is a ciphertext under the larger one.
     others, keys = sorted(made, key=lambda one: one.clients._public.n)
     upload = others.clients.encrypt([1.0, 2.0])
-    for call in (keys.clients.decrypt, keys.server.sum):
-        with pytest.raises(ValueError, match=r"belongs to the keys .* but this side has"):
-            call(upload)
     forged = replace(upload, key_id=keys.clients.key_id)
     with pytest.warns(UserWarning, match=f"keys '{keys.clients.key_id}' decrypt is no sum of"):
         keys.clients.decrypt(keys.server.sum([forged, keys.clients.encrypt([1.0, 2.0])]))
@@ -101,18 +97,6 @@ def test_a_sum_over_many_clients_is_judged_in_more_than_float64():
     assert np.abs(np.sum(vectors, axis=0) - result.values).max() > bound
 
 
-@pytest.mark.parametrize("n_values", [0, 1, 6, 7, 8, 20])
-@pytest.mark.parametrize("packing", [True, False])
-def test_any_length_comes_back(n_values, packing):
-    scheme = small(packing=packing)
-    values = np.arange(n_values) - 3.0
-    keys = scheme.generate_keys()
-    ciphertext = keys.clients.encrypt(values)
-    assert len(ciphertext.blocks) == (-(-n_values // 7) if packing else n_values)
-    assert ciphertext.nbytes == scheme.ciphertext_bytes(n_values)
-    np.testing.assert_array_equal(keys.clients.decrypt(ciphertext), values)
-
-
 def test_phe_agrees_on_what_is_inside(keys):
     ciphertext = keys.clients.encrypt([1.0, -1.0])
     plaintext = keys.clients._private.raw_decrypt(int.from_bytes(ciphertext.blocks[0], "little"))
@@ -125,23 +109,9 @@ def test_only_the_size_of_the_ciphertext_is_visible(keys):
     assert sizes == {2 * 512 // 8}
 
 
-def test_the_server_cannot_decrypt_and_has_no_factors(keys):
-    with pytest.raises(ValueError, match="has no secret key and cannot decrypt"):
-        keys.server.decrypt(keys.clients.encrypt([1.0]))
+def test_the_server_has_no_factors(keys):
     assert keys.server._private is None
     assert not hasattr(keys.server._public, "p")
-
-
-def test_other_keys_are_refused(keys):
-    ciphertext = small().generate_keys(60).clients.encrypt([1.0])
-    with pytest.raises(ValueError, match="belongs to the keys"):
-        keys.clients.decrypt(ciphertext)
-    with pytest.raises(ValueError, match="belongs to the keys"):
-        keys.server.sum([ciphertext])
-
-
-def test_equal_vectors_have_different_ciphertexts(keys):
-    assert keys.clients.encrypt([1.0]).blocks != keys.clients.encrypt([1.0]).blocks
 
 
 def test_a_value_that_may_overflow_is_refused_with_its_cure(keys):
@@ -150,12 +120,6 @@ def test_a_value_that_may_overflow_is_refused_with_its_cure(keys):
     with pytest.raises(ValueError, match=r"size 1e\+06 may overflow.*fraction_bits to at most 37"):
         keys.clients.encrypt([-1e6])
     assert small(fraction_bits=37).max_value(60) > 1e6 > small(fraction_bits=38).max_value(60)
-
-
-def test_more_clients_than_the_slots_have_room_for_are_refused():
-    keys = small().generate_keys(n_clients=2)
-    with pytest.raises(ValueError, match="made for at most 2"):
-        keys.server.sum(keys.clients.encrypt([1.0]) for _ in range(3))
 
 
 @pytest.mark.parametrize(
@@ -186,10 +150,3 @@ def test_real_keys_work():
     total = keys.server.add(keys.clients.encrypt([1.5, -2.0]), keys.clients.encrypt([1.0, 4.0]))
     np.testing.assert_array_equal(keys.clients.decrypt(total), [2.5, 2.0])
     assert keys.server._public.n.bit_length() == 3072
-
-
-@pytest.mark.parametrize("module", ["phe", "gmpy2"])
-def test_a_missing_extra_names_itself(monkeypatch, module):
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=rf"Paillier needs {module}.*fedrecsk\[privacy\]"):
-        Paillier().generate_keys()

@@ -123,7 +123,10 @@ def test_directions_on_a_sphere(dimension, epsilon):
     n, rng, cap = 8000, np.random.default_rng(0), best_cap(dimension, epsilon)
     cosines = np.array([_cosine(cap, dimension, rng) for _ in range(n)])
     n_within = (cosines >= cap.height).sum()
-    chance = np.exp(epsilon) * cap.share / (1 + np.expm1(epsilon) * cap.share)
+    # The densities in the cap and outside it differ by a factor of exp(epsilon).
+    inside, outside = cap.chance / cap.share, (1 - cap.chance) / (1 - cap.share)
+    assert np.log(inside / outside) == pytest.approx(epsilon, rel=1e-6)
+    chance = cap.chance
     assert abs(n_within - n * chance) < MOST * np.sqrt(n * chance * (1 - chance))
     assert abs(cosines.mean() - cap.mean) < MOST * cosines.std() / np.sqrt(n)
     # Elsewhere in the cap and outside it all directions are as likely.

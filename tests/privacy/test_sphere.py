@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from fedrecsk.privacy import SphereMechanism
 from fedrecsk.privacy._sphere import _cap, best_cap
@@ -34,32 +33,6 @@ def test_on_a_circle_no_direction_is_more_likely_than_epsilon_allows(epsilon):
     assert np.log(counts[0] / counts[1]).max() > 0.8 * epsilon
 
 
-@pytest.mark.parametrize("dimension", [2, 3, 17, 30_000])
-@pytest.mark.parametrize("epsilon", [0.01, 1.0, 8.0])
-def test_the_two_densities_differ_by_a_factor_of_exp_epsilon(dimension, epsilon):
-    cap = best_cap(dimension, epsilon)
-    inside, outside = cap.chance / cap.share, (1 - cap.chance) / (1 - cap.share)
-    assert math.log(inside / outside) == pytest.approx(epsilon, rel=1e-6)
-
-
-@pytest.mark.parametrize("dimension", [2, 3, 10])
-def test_the_cap_is_as_large_as_it_says_and_chosen_as_often(dimension):
-    mechanism = SphereMechanism(1.0, 2.0)
-    cap = best_cap(dimension, 2.0)
-    uniform = np.random.default_rng(0).standard_normal((N, dimension))
-    cosines = uniform[:, 0] / np.linalg.norm(uniform, axis=1)
-    assert (cosines >= cap.height).mean() == pytest.approx(cap.share, abs=0.03)
-    upload = np.eye(dimension)[0]
-    answers = drawn(mechanism, upload) * cap.mean
-    assert np.linalg.norm(answers, axis=1) == pytest.approx(1, rel=1e-2)
-    assert (answers[:, 0] >= cap.height).mean() == pytest.approx(cap.chance, abs=0.03)
-    # Within the cap and outside, as a uniform direction.
-    for within in (True, False):
-        ours = answers[:, 0][(answers[:, 0] >= cap.height) == within]
-        theirs = cosines[(cosines >= cap.height) == within]
-        assert stats.ks_2samp(ours, theirs).pvalue > 1e-3
-
-
 @pytest.mark.parametrize("upload", [[0.7, -0.9, 0.2], [0.1, 0.0, 0.0], [0.0, 0.0, 0.0], [3, 4, 0]])
 def test_the_expectation_is_the_clipped_upload(upload):
     answers = drawn(SphereMechanism(2.0, 3.0), upload)
@@ -87,17 +60,6 @@ def test_no_other_cap_is_better(dimension, epsilon):
 def test_a_cap_is_better_than_half_the_sphere():
     assert best_cap(30_000, 10.0).mean > 4 * _cap(30_000, 10.0, 0.0).mean
     assert best_cap(30_000, 0.1).mean > _cap(30_000, 0.1, 0.0).mean
-
-
-@pytest.mark.parametrize("dimension", [2, 1000, 10**6])
-@pytest.mark.parametrize("epsilon", [1e-4, 50.0, 500.0])
-def test_extreme_parameters_stay_finite(dimension, epsilon):
-    cap = best_cap(dimension, epsilon)
-    assert 0 < cap.mean < 1
-    assert 0 < cap.share <= 0.5
-    upload = np.eye(1, min(dimension, 1000)).ravel()
-    answer = SphereMechanism(1.0, epsilon)._draw(upload, 1.0, np.random.default_rng(0))
-    assert np.isfinite(answer).all()
 
 
 def test_noise_std_is_that_of_each_number():
