@@ -92,13 +92,11 @@ def audit_privacy(
 
     The attacker sees all sums that the server publishes and knows the uploads of all clients but
     one, the canary, and how the canary's upload would look: a random direction, as long as the clip
-    allows. It subtracts what it knows and projects the rest onto that direction. This attacker
-    knows far more than one who sees only the final model.
+    allows. It subtracts what it knows and projects the rest onto that direction.
 
-    It runs the protocol once, with its real clipping and noise. Every canary is attacked with the
-    same noise, which is possible because random directions are nearly orthogonal [1]_; uploads
-    must have 100 numbers at least for that. The threshold is chosen on half of the canaries, and
-    the bound is computed from the others [2]_.
+    The protocol runs once, with its real clipping and noise. Every canary is attacked with the same
+    noise, because random directions of at least 100 numbers are nearly orthogonal [1]_. The
+    threshold is chosen on half of the canaries, and the bound is computed from the others [2]_.
 
     Parameters
     ----------
@@ -118,17 +116,11 @@ def audit_privacy(
     -------
     PrivacyAudit
 
-    Raises
-    ------
-    ValueError
-        If the estimator has no central privacy, if its uploads have fewer than 100 numbers, or if
-        a parameter is out of range.
-
     Notes
     -----
-    The sums of the rounds are audited; set-up exchanges use the same code, but are not attacked. A
-    canary takes part as often as the promise allows: in every round, in as many as a client of a
-    rotating cohort, or in each with the probability of a secret cohort.
+    The sums of the rounds are audited, and not set-up exchanges. A canary takes part as often as
+    the promise allows: in every round, in as many as a client of a rotating cohort, or in each with
+    the probability of a secret cohort.
 
     References
     ----------
@@ -176,15 +168,9 @@ def audit_privacy(
     generator = np.random.default_rng(check_random_state(random_state).randint(2**31 - 1))
     inside, outside = _projections(noises, plan, n_canaries, generator)
     bound, advantage = _lower_bound(inside, outside, mechanism.delta, 1 - confidence)
+    name, limit = type(model).__name__, mechanism.delta
     return PrivacyAudit(
-        type(model).__name__,
-        report.epsilon,
-        bound,
-        confidence,
-        mechanism.delta,
-        n_canaries,
-        advantage,
-        longest,
+        name, report.epsilon, bound, confidence, limit, n_canaries, advantage, longest
     )
 
 

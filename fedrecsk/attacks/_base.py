@@ -197,18 +197,16 @@ class ActiveAttack:
 class Adversary(PlainParameters, ABC):
     """Base class: what ``Federation(adversary=...)`` takes.
 
-    An adversary controls some clients for the whole fit. They register, and report their errors
-    on held-out rows, like all other clients; but their uploads, or the data that they train on,
-    are forged. ``compromised_clients_`` of the fitted model has their ids.
+    An adversary controls some clients for the whole fit: their uploads, or the data that they train
+    on, are forged. ``compromised_clients_`` of the fitted model has their ids.
 
     To write your own adversary, implement one method, ``_forged(self, view, upload, generator)``.
     It receives what one client would honestly send, and returns what the client sends instead.
     `upload` is a dict with an ``Update(rows, change)`` for each field: `change` is the difference
     from the upload of a client that has learned nothing. Return the same fields with changes of
     the same shapes. Integer fields are rounded for you; where a number takes one bit, it becomes
-    its sign. Use `generator` for your draws. `view` is a :class:`View`: what the adversary sees in
-    this round, such as the broadcast and all its clients' honest uploads. What is the same for
-    all its clients can be computed once, in ``_plan(self, view)``, whose result is ``view.plan``.
+    its sign. Use `generator` for your draws. `view` is a :class:`View` of the round. What is the
+    same for all clients can be computed once, in ``_plan(self, view)``, as ``view.plan``.
 
     Parameters
     ----------

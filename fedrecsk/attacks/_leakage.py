@@ -176,47 +176,35 @@ def measure_leak(
 
     Notes
     -----
-    How uploads are inverted, method by method:
+    How uploads are inverted:
 
-    - LocALS, LocSGD, GlobSGD: all rows of an upload are multiples of p_u; its length and sign
-      are those that explain the rows best.
-    - LightFR: gradients are exact integers; one residual per item explains all bits, and the
-      rest gives the targets. With ratings, a code and its opposite fit equally well (with
-      mirrored ratings); the server takes the one with the higher ratings.
-    - FedRec: rows of a user are multiples of (1, p_u). Virtual ratings are all equal or scores of
-      some vector, and so linear in the items; real ones are not.
-    - FedMF, CoLR, SCoLR: visited items move along p_u (along B p_u): positives in one direction,
-      sampled negatives, of which there are more, in the other. The server trains a vector on them
-      as the client does, and corrects it by what each upload shows of the real one (a Kalman
-      filter).
+    - LocALS, LocSGD, GlobSGD: all rows are multiples of p_u, whose length and sign are those that
+      explain the rows best. FCF: rows of items that the user does not have are (p . q) p.
+    - ExplicitFCF, FedRec: rows are errors times (1, p). The user's ridge regression gives its bias;
+      virtual ratings are all equal or linear in the items, and real ones are not.
+    - LightFR: gradients are exact integers, and one residual per item explains all bits. With
+      ratings, a code and its opposite fit equally well; that of the higher ratings is taken.
+    - FedMF, CoLR, SCoLR: positives move along p_u (along B p_u), sampled negatives the other way.
+      The server trains a vector on them as the client does, and corrects it by what each upload
+      shows (a Kalman filter).
     - FedNCF, PFedRec, FederatedModule: positives pull the items' rows one way, sampled negatives
       the other; private parameters and ratings are not inverted.
-    - FedFast: the vector itself is uploaded, and separates positives from negatives.
+    - FedFast, SemiDFEGL: the vector itself is uploaded.
     - RFRec, RFRecF: a client changes the vectors of the items that it has rated, and no others. A
-      copy of the client is replayed from guesses of its vector and ratings, until it uploads the
-      same in the first two uploads. A single step of Adam shows signs and, in its last digits only,
-      sizes of the gradient: there the whole ratings are taken whose replay comes closest, and
-      nothing is fitted. Under noise likewise, for rows that stand out.
-    - FedEB: the client's equations have as many known numbers as unknown ones, and are solved
-      for the unknown.
-    - FCF: rows of items that the user does not have are (p . q) p; the others differ.
-    - ExplicitFCF: rows are errors times (1, p), and the user's ridge regression gives its bias
-      (without biases, its length).
+      copy of it is replayed from guesses of its vector and ratings, until the first two uploads are
+      the same. From a single step of Adam, and from noisy uploads, the whole ratings are taken
+      whose replay comes closest.
+    - FedEB: the client's equations have as many known numbers as unknown ones.
     - FedEASE, FedSpectral: the entry of an item with itself is the square of the user's entry for
       it; the user's row is the private vector here.
 
-    How a sum is taken apart:
-
-    - Rows of one client lie along one line, so lines along which several rows of the sum lie are
-      clients, and other rows are combinations of a few lines (LocALS, LocSGD, GlobSGD, FCF,
-      ExplicitFCF, FedMF, CoLR, SCoLR, and the first uploads of RFRec).
-    - FedEASE: the pairs of an item that one client alone has are all its items. They are
-      subtracted, and other items are left with one client.
-    - Each part is a profile of one of the cohort's clients, and the server does not know which: the
-      report assigns profiles to clients so that they fit best. About other clients of the sum
-      the server claims nothing or, if it has isolated none, that they have all its items.
-
-    Sums of other methods are not taken apart; that is no proof that they cannot be.
+    How a sum is taken apart: rows of one client lie along one line, so lines along which several
+    rows of the sum lie are clients, and other rows are combinations of a few lines (LocALS, LocSGD,
+    GlobSGD, FCF, ExplicitFCF, FedMF, CoLR, SCoLR, and the first uploads of RFRec). In FedEASE the
+    pairs of an item that one client alone has are all its items, which are then subtracted. The
+    report assigns these profiles to clients so that they fit best. About other clients of the sum
+    the server claims nothing or, if it has isolated none, that they have all its items. Sums of
+    other methods are not taken apart; that is no proof that they cannot be.
 
     Examples
     --------
@@ -478,10 +466,9 @@ def register_inversion(
         Class of the method. Its subclasses inherit the inversion.
     invert : callable or None
         A function ``(model, exchanges, n_items)`` that returns the `Reconstruction` of a client.
-        `model` is an estimator with the method's hyperparameters that is not fitted. `exchanges`
-        are the client's uploads in the order of rounds; each has the `message` that it answers, a
-        dict of fields, and the `upload`, a dict of :class:`~fedrecsk.aggregation.Update`. None:
-        there is no inversion.
+        `model` is not fitted. `exchanges` are the client's uploads in the order of rounds; each
+        has the `message` that it answers, a dict of fields, and the `upload`, a dict of
+        :class:`~fedrecsk.aggregation.Update`. None: there is no inversion.
     separate : callable or None, default=None
         A function ``(model, exchanges, n_items)`` of the sums of a few clients' uploads that
         returns a list of `Reconstruction`, one for each client that it finds in them. None: sums

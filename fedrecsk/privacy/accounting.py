@@ -121,9 +121,7 @@ def shuffled_epsilon(epsilon: float, n_clients: int, delta: float) -> float:
     - A shuffler that everybody trusts removes everything that tells the senders apart (names,
       addresses, times) and mixes the uploads. Nothing in this package does so.
     - Each of `n_clients` clients sends exactly one upload, with the same mechanism and parameters,
-      which is `epsilon`-differentially private as a whole, with delta 0: that of
-      :class:`SphereMechanism`, or of :class:`LaplaceMechanism` with the sum over all its
-      coordinates. Gaussian noise is not covered.
+      which is `epsilon`-differentially private as a whole, with delta 0 (not Gaussian noise).
     - Clients that drop out hide nobody: count those that surely send.
 
     Several rounds compose: the epsilons add up, and so do the deltas.
@@ -141,12 +139,8 @@ def shuffled_epsilon(epsilon: float, n_clients: int, delta: float) -> float:
     Returns
     -------
     epsilon : float
-        For replacing one client's data, together with `delta`. At most the epsilon given.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range, or the theorem does not hold for these numbers.
+        For replacing one client's data, together with `delta`. At most the epsilon given. A
+        ValueError says where the theorem does not hold.
 
     Notes
     -----

@@ -47,11 +47,9 @@ class Paillier(Encryption):
     Notes
     -----
     A slot of 64 bits holds the sum over clients of value + offset, where the offset is
-    2 ** 63 / n_clients. So no slot is negative or overflows into the next one; the offsets are
-    subtracted after decryption. This bounds the values, see :meth:`max_value`.
-
-    A ciphertext is twice as long as the modulus. phe's own numbers have an exponent in plaintext,
-    which reveals the size of a value; here the exponent is fixed and reveals nothing.
+    2 ** 63 / n_clients, so that no slot is negative or overflows into the next one; see
+    :meth:`max_value`. A ciphertext is twice as long as the modulus. The exponent is fixed; that of
+    phe's own numbers, in plaintext, reveals the size of a value.
 
     Examples
     --------

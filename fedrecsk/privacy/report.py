@@ -185,10 +185,8 @@ def _epsilon(value):
 class PrivacyBudget:
     """Add up what fits to the same clients cost in privacy, searches included.
 
-    Every fit whose results are used costs privacy, also those of a search that only serve to
-    choose parameters. Only the fits are counted. The scores of a search have no noise: do not
-    publish them, and search on data that you may look at, because the choice itself is not
-    covered.
+    Every fit whose results are used costs privacy, also those of a search. Only the fits are
+    counted: the scores of a search have no noise, and the choice itself is not covered.
 
     Parameters
     ----------
@@ -249,38 +247,17 @@ class PrivacyBudget:
         return bool(self._excess(self.report))
 
     def charge(self, fitted: Any) -> Self:
-        """Charge a fit, or all fits of a search.
+        """Charge a fitted federated estimator, an ensemble, a PrivacyReport, or a fitted search.
 
-        Parameters
-        ----------
-        fitted : federated estimator, ensemble, PrivacyReport, GridSearchCV or RandomizedSearchCV
-            Fitted. A search counts every candidate on every fold as it was planned, and the refit.
-
-        Returns
-        -------
-        self : PrivacyBudget
+        A search counts every candidate on every fold as it was planned, and the refit.
         """
         self._reports += _reports(fitted)
         return self
 
     def check(self, estimator: Any, n_clients: int, n_fits: int = 1) -> Self:
-        """Raise if further fits would exceed the budget; charges nothing.
+        """Raise a ValueError if fits of an estimator with `central_dp` would exceed the budget.
 
-        Parameters
-        ----------
-        estimator : federated estimator
-            Not fitted, with `central_dp`.
-        n_clients : int
-        n_fits : int, default=1
-
-        Returns
-        -------
-        self : PrivacyBudget
-
-        Raises
-        ------
-        ValueError
-            If the budget does not suffice.
+        It charges nothing.
         """
         whole = [Interval(Integral, 1, None, closed="left")]
         constraints = {"n_clients": whole, "n_fits": whole}

@@ -66,15 +66,11 @@ class SecAggPlus(SecureAggregation):
 
     Notes
     -----
-    A masked number has b bits, the fewest at which a sum over all clients cannot overflow: 35 for
-    6,040 clients, 39 for 100,000, and 32 in plaintext (float32).
-
-    Keys are X25519, expanded by HKDF-SHA256, and signed by Ed25519; masks are ChaCha20's key
-    stream; shares are Shamir's, over the prime 2 ** 128 + 51, and encrypted by ChaCha20-Poly1305;
-    neighbours confirm the list of survivors to one another by HMAC-SHA256.
-
-    The server draws the graph. A server that places its helpers around a client on purpose, in the
-    place of a random order, is not noticed.
+    A masked number has the fewest bits at which a sum over all clients cannot overflow. Keys are
+    X25519, expanded by HKDF-SHA256, and signed by Ed25519; masks are ChaCha20's key stream; shares
+    are Shamir's, over the prime 2 ** 128 + 51, and encrypted by ChaCha20-Poly1305; neighbours
+    confirm the list of survivors to one another by HMAC-SHA256. The server draws the graph: if it
+    places its helpers around a client on purpose, nobody notices.
 
     Examples
     --------
@@ -115,13 +111,13 @@ class SecAggPlus(SecureAggregation):
         self.plan(FEWEST_CLIENTS)
 
     def plan(self, n_clients: int) -> Plan:
-        """Return neighbours, threshold and bits of a sum over `n_clients`.
+        """Return neighbours, threshold and bits of a sum over `n_clients`, at least three.
 
         Raises
         ------
         ValueError
-            For fewer than three clients; for a `threshold` or `n_neighbors` that does not keep
-            what `max_dropout` and `max_colluding` ask for; if numbers need more than 63 bits.
+            If `threshold` or `n_neighbors` does not keep what `max_dropout` and `max_colluding` ask
+            for, or if numbers need more than 63 bits.
         """
         self._check_n_clients(n_clients)
         if n_clients < FEWEST_CLIENTS:
@@ -173,13 +169,7 @@ class SecAggPlus(SecureAggregation):
     def fixed(
         self, numbers: NDArray[Any], unit: float, *, checks: bool = True
     ) -> NDArray[np.int64]:
-        """Return the nearest integers of numbers in units.
-
-        Raises
-        ------
-        ValueError
-            If `checks`, and a number is too large.
-        """
+        """Return the nearest integers of numbers in units; if `checks`, none may be too large."""
         if unit != 1 or numbers.dtype.kind == "f":
             numbers = np.rint(numbers * (1 / unit))
         if checks and numbers.size:

@@ -13,7 +13,7 @@ from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import TopK
 from fedrecsk.federated import _private
-from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, Paillier, PrivacyReport, SecAggPlus
+from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, Paillier, SecAggPlus
 from fedrecsk.privacy.central_dp import STEPS, clip_updates, noisy_sum, round_updates
 from fedrecsk.protocol.keys import Key
 from fedrecsk.updates import FieldSpec, SparseRows
@@ -145,17 +145,6 @@ def test_the_model_of_a_fit_is_as_noisy_as_announced(toy):
     assert np.std(exact.item_factors_.ravel() - clear) == pytest.approx(std, rel=0.2)
 
 
-def test_a_long_upload_counts_no_more_than_a_short_one(toy):
-    X, y = toy
-    free = quiet(make(None, n_rounds=1), X, y)
-    bound = 1e-3
-    clipped = quiet(make(private(clip=bound, noise_multiplier=0.0), n_rounds=1), X, y)
-    start = quiet(make(private(clip=1e-12, noise_multiplier=0.0), n_rounds=1), X, y)
-    moved = clipped.item_factors_ - start.item_factors_
-    assert 0 < np.linalg.norm(moved) <= bound * (1 + 1e-4)
-    assert np.linalg.norm(free.item_factors_ - start.item_factors_) > 10 * bound
-
-
 def test_the_server_does_not_divide_by_a_secret_number():
     # All uploads but one are lost; the sum is still divided by the expected number of clients.
     seen = {}
@@ -236,14 +225,6 @@ def test_cohorts_count_as_often_as_they_are_used(toy, sampling, uses):
     if sampling == "poisson":
         assert report.events[0].probability == 0.3
         assert report.events[0].count == 6
-        # Knowing the cohort, the same noise would be worth less.
-        assert report.events[0].noise_multiplier < _noise_of(toy, "random")
-
-
-def _noise_of(toy, sampling):
-    federation = private(epsilon=3.0, delta=1e-3, sampling=sampling)
-    model = quiet(make(federation, n_rounds=6, client_fraction=0.3), *toy)
-    return model.privacy_.events[0].noise_multiplier
 
 
 def test_lost_shares_are_counted(toy):
@@ -264,14 +245,6 @@ def test_poisoned_clients_add_no_shares(toy):
     federation = private(noise_multiplier=2.0, delta=1e-3, noise="clients", adversary=SignFlip(0.3))
     attacked = quiet(make(federation), *toy).privacy_
     assert attacked.epsilon > honest.epsilon
-
-
-def test_fits_compose(toy):
-    one = quiet(make(private(noise_multiplier=4.0, delta=1e-3), n_rounds=4), *toy).privacy_
-    both = PrivacyReport.joined([one, one])
-    eight = quiet(make(private(noise_multiplier=4.0, delta=1e-3), n_rounds=8), *toy).privacy_
-    assert one.epsilon < both.epsilon < 2 * one.epsilon
-    assert both.epsilon == pytest.approx(eight.epsilon)
 
 
 def test_warm_starts_add_up(toy):
@@ -414,14 +387,8 @@ def test_different_fits_have_different_noise(noise, change, toy, monkeypatch):
     ("federation", "parameters", "epsilon"),
     [
         ({"sampling": "poisson"}, {"client_fraction": 0.3}, 500.0),
-        ({"sampling": "poisson"}, {"client_fraction": 0.3}, 0.01),
-        ({"sampling": "poisson"}, {"client_fraction": 1e-4}, 1.0),
-        (
-            {"sampling": "random", "dropout": 0.9, "dropout_mode": "offline"},
-            {"client_fraction": 0.05, "n_rounds": 1},
-            1.0,
-        ),
-        ({}, {}, 1e-3),
+        ({"sampling": "poisson"}, {"client_fraction": 1e-4}, 0.01),
+        ({"sampling": "random", "dropout": 0.9}, {"client_fraction": 0.05, "n_rounds": 1}, 1.0),
         ({}, {}, 1e5),
     ],
 )

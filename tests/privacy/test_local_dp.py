@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedrecsk import Federation
 from fedrecsk.privacy import LaplaceMechanism, PrivacyReport
 from fedrecsk.updates import FieldSpec, SparseRows
 from tests.updates.making import updates_of
@@ -17,10 +16,6 @@ def test_summed_noise_is_a_sum_of_laplace_draws(n_clients):
     fast = mechanism.summed_noise(n_clients, (4000,), rng)
     slow = rng.laplace(0, 0.3, (n_clients, 4000)).sum(axis=0)
     assert stats.ks_2samp(fast, slow).pvalue > 1e-3
-
-
-def test_epsilon_is_two_clip_over_scale():
-    assert LaplaceMechanism(clip=0.2, scale=0.04).epsilon == pytest.approx(10)
 
 
 def test_the_report_composes_over_coordinates():
@@ -46,20 +41,6 @@ def test_plaintext_promises_nothing():
     assert PrivacyReport.of(None, np.array([3]), np.array([300])).epsilon == float("inf")
     # Where nothing has been sent, nothing can be learned.
     assert PrivacyReport.of(None, np.array([0]), np.array([0])).epsilon == 0
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"clip": 0.2}, "a clip but no scale"),
-        ({"scale": 0.2}, "'clip' parameter"),
-        ({"clip": -1, "scale": 0.2}, "'clip' parameter"),
-        ({"clip": 1, "scale": 0}, "'scale' parameter"),
-    ],
-)
-def test_bad_parameters_are_named(parameters, message):
-    with pytest.raises(ValueError, match=message):
-        Federation(local_dp=LaplaceMechanism(**parameters))._validate_params()
 
 
 # ---------------------------------------------------------------- noise of single clients

@@ -125,21 +125,6 @@ def test_any_threshold_of_the_shares_is_enough_and_fewer_say_nothing():
         assert combine({**two, 3: third.to_bytes(17)}) == wanted.to_bytes(16)
 
 
-def test_a_masked_vector_is_uniform():
-    plan = PLAN._replace(n_bits=8)
-    vectors = {c: np.zeros(4096, dtype=np.int64) for c in range(N)}
-    ring = make()[1]
-    sign, verify = identities(range(N))
-    clients = {c: MaskingClient(plan, b"sum", c) for c in range(N)}
-    server = MaskingServer(plan, b"sum", ring, 4096)
-    keys = server.route_keys({c: one.advertise(sign[c]) for c, one in clients.items()})
-    shares = server.route_shares({c: one.share(keys[c], verify) for c, one in clients.items()})
-    masked = unpacked(clients[0].mask(vectors[0], shares[0]), 4096, 8)
-    counts = np.bincount(masked.astype(int), minlength=256)
-    # Chi-squared of 255 degrees of freedom: below 360 but for odds of 2e-5.
-    assert ((counts - 16) ** 2 / 16).sum() < 360
-
-
 def test_a_ring_has_each_neighbour_on_both_ends():
     for n, k in ((9, 4), (10, 8), (10, 9), (3, 2), (5, 4)):
         ring = Ring(np.random.default_rng(n).permutation(n), k)
@@ -221,12 +206,13 @@ def test_more_can_be_asked_of_more_neighbours():
 class Sum:
     """One sum up to the masked vectors, by clients that keep to the protocol."""
 
-    def __init__(self, plan=PLAN, *, checks=True):
+    def __init__(self, plan=PLAN, vectors=None, *, checks=True):
         self.plan = plan
         self.vectors, self.ring = make(plan)
+        self.vectors = vectors or self.vectors
         self.sign, self.verify = identities(self.vectors)
         self.clients = {c: MaskingClient(plan, b"one", c, checks=checks) for c in self.vectors}
-        self.server = MaskingServer(plan, b"one", self.ring, N_VALUES)
+        self.server = MaskingServer(plan, b"one", self.ring, len(self.vectors[0]))
         self.keys = {c: one.advertise(self.sign[c]) for c, one in self.clients.items()}
         keys = self.server.route_keys(self.keys)
         self.shares = {c: one.share(keys[c], self.verify) for c, one in self.clients.items()}
@@ -250,6 +236,13 @@ class Sum:
         places = {other: x for x, other in enumerate(self.neighbours[target], start=1)}
         pairs = {places[c]: self.clients[c]._shares[target] for c in colluding}
         return tuple({x: pair[i] for x, pair in pairs.items()} for i in (0, 1))
+
+
+def test_a_masked_vector_is_uniform():
+    one = Sum(PLAN._replace(n_bits=8), {c: np.zeros(4096, dtype=np.int64) for c in range(N)})
+    counts = np.bincount(unpacked(one.masked[0], 4096, 8).astype(int), minlength=256)
+    # Chi-squared of 255 degrees of freedom: below 360 but for odds of 2e-5.
+    assert ((counts - 16) ** 2 / 16).sum() < 360
 
 
 def test_as_many_colluding_neighbours_as_the_threshold_see_an_upload_and_one_fewer_do_not():

@@ -146,6 +146,10 @@ def test_what_is_not_finite_stays_visible(mechanism):
         (SphereMechanism(epsilon=1.0), "'clip' parameter of SphereMechanism"),
         (SphereMechanism(1.0), "'epsilon' parameter of SphereMechanism"),
         (SphereMechanism(1.0, 501), "'epsilon' parameter of SphereMechanism"),
+        (SphereMechanism(1.0, 1e-10), "'epsilon' parameter of SphereMechanism"),
+        (LaplaceMechanism(0.2), "a clip but no scale"),
+        (LaplaceMechanism(scale=0.2), "'clip' parameter of LaplaceMechanism"),
+        (LaplaceMechanism(1.0, 1e-320), "'scale' parameter of LaplaceMechanism"),
     ],
     ids=str,
 )
