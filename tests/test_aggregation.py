@@ -27,7 +27,6 @@ from fedrecsk.datasets import make_interactions
 from fedrecsk.metrics import exposure
 from fedrecsk.privacy import LaplaceMechanism
 from fedrecsk.updates import (
-    ClientUpdates,
     FieldSpec,
     HeldUpdates,
     RoundUpdates,
@@ -36,6 +35,7 @@ from fedrecsk.updates import (
 )
 from tests.conftest import make_toy
 from tests.reference import aggregation as reference
+from tests.updates.making import updates_of
 
 EVERYTHING = slice(None)
 
@@ -168,16 +168,10 @@ def test_row_clipping_equals_the_naive_reference(rounds, multiple):
 
 
 def test_only_fields_with_a_row_for_each_item_are_clipped_by_row(rounds):
-    rng = np.random.default_rng(0)
-    squares = rng.standard_normal((9, 3, 3)) * rng.lognormal(size=(9, 1, 1))
-    uploads = [
-        {"items": Update(EVERYTHING, one), "square": Update(EVERYTHING, square)}
-        for one, square in zip(rounds[0], squares, strict=True)
-    ]
-    shapes = {"items": (8, 3), "square": (3, 3)}
+    wholes, uploads, shapes = two_fields(rounds[0])
+    expected = reference.clipped_at_the_median([one["square"] for one in wholes])
     for aggregator in (RowClipping(), HierarchicalClipping(), PopularityFilter()):
         found = aggregator.combine(uploads, shapes)
-        expected = reference.clipped_at_the_median(list(squares))
         np.testing.assert_allclose(found["square"], expected)
         assert found["items"].shape == (8, 3)
 
@@ -229,14 +223,18 @@ def test_the_popularity_filter_leaves_out_rows_of_many_clients_that_push_alike()
     assert (np.linalg.norm(with_attack[:8], axis=1) > 20).all()
 
 
+def two_fields(changes):
+    """Whole uploads of two fields, as a dict of arrays and as uploads, and the shapes."""
+    rng = np.random.default_rng(0)
+    wholes = [{"items": one, "square": 100 * rng.standard_normal((3, 3))} for one in changes]
+    uploads = [{name: Update(EVERYTHING, x) for name, x in one.items()} for one in wholes]
+    return wholes, uploads, {"items": (8, 3), "square": (3, 3)}
+
+
 @pytest.mark.parametrize("n_iterations", [1, 2, 6])
 def test_the_geometric_median_equals_the_naive_reference(rounds, n_iterations):
-    rng = np.random.default_rng(0)
-    wholes = [
-        {"items": change, "square": 100 * rng.standard_normal((3, 3))} for change in rounds[0]
-    ]
-    uploads = [{name: Update(EVERYTHING, x) for name, x in one.items()} for one in wholes]
-    found = GeometricMedian(n_iterations).combine(uploads, {"items": (8, 3), "square": (3, 3)})
+    wholes, uploads, shapes = two_fields(rounds[0])
+    found = GeometricMedian(n_iterations).combine(uploads, shapes)
     for name, expected in reference.geometric_median(wholes, n_iterations).items():
         np.testing.assert_allclose(found[name], 9 * expected, rtol=1e-9)
 
@@ -262,12 +260,7 @@ def test_an_upload_without_any_change_does_not_hold_the_geometric_median_back(ch
 
 
 def test_fl_trust_equals_the_naive_reference(rounds):
-    rng = np.random.default_rng(0)
-    wholes = [
-        {"items": change, "square": 100 * rng.standard_normal((3, 3))} for change in rounds[0][:8]
-    ]
-    uploads = [{name: Update(EVERYTHING, x) for name, x in one.items()} for one in wholes]
-    shapes = {"items": (8, 3), "square": (3, 3)}
+    wholes, uploads, shapes = two_fields(rounds[0][:8])
     aggregator = FLTrust("c")
     memory = aggregator._start(np.array(list("abcdefgh")))
     found = aggregator._combine(as_round(uploads, shapes), memory)
@@ -381,19 +374,17 @@ def make_block(codes, seed, specs):
     rng, n = np.random.default_rng(seed), len(codes)
     held = [np.sort(rng.choice(N_ITEMS, rng.integers(1, N_ITEMS), replace=False)) for _ in codes]
     indptr = np.concatenate([[0], np.cumsum([len(rows) for rows in held])])
-    rows, everyone, fields = np.concatenate(held), np.ones(n, dtype=bool), {}
+    rows, fields = np.concatenate(held), {}
     for name, spec in specs.items():
         values = rng.standard_normal((len(rows), *spec.shape[1:]))
         if name == "gram":
-            fields[name] = SparseRows.stacked(rng.standard_normal((n, *spec.shape)), spec=spec)
+            fields[name] = SparseRows.stacked(rng.standard_normal((n, *spec.shape)))
             continue
         if spec.is_integer:
             values = as_integers(5 * values, spec)
         default = rng.standard_normal(spec.shape) if name == "followed" else None
-        fields[name] = SparseRows(indptr, rows, values, default=default, spec=spec)
-    masks = {"sends": everyone, "arrives": everyone, "accepted": everyone}
-    sizes = np.zeros((3, n), dtype=int)
-    return ClientUpdates(fields, clients=np.array(codes), specs=specs, sizes=sizes, **masks)
+        fields[name] = SparseRows(indptr, rows, values, default=default)
+    return replace(updates_of(fields, specs), clients=np.array(codes))
 
 
 def make_round(specs=FORMS):

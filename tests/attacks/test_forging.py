@@ -23,13 +23,13 @@ from fedrecsk.attacks import (
 from fedrecsk.data.interactions import encode
 from fedrecsk.protocol.keys import Key
 from fedrecsk.updates import (
-    ClientUpdates,
     FieldSpec,
     SparseRows,
     as_integers,
     client_generator,
 )
 from tests.reference import attacks as reference
+from tests.updates.making import updates_of
 
 N_ITEMS, WIDTH, TARGET, SILENT = 7, 3, 4, 2
 FORMS = {
@@ -71,19 +71,11 @@ def make_updates(clients, seed, names=FORMS):
         if name.startswith("trained"):
             others["columns"] = columns
             values *= np.repeat(columns, n_rows, axis=0)
-        fields[name] = SparseRows(indptr, rows, values, spec=spec, **others)
+        fields[name] = SparseRows(indptr, rows, values, **others)
     if "gram" in fields:
         fields["gram"] = SparseRows.stacked(rng.standard_normal((n, WIDTH, WIDTH)))
-        fields["gram"] = replace(fields["gram"], spec=FORMS["gram"])
-    return ClientUpdates(
-        fields,
-        sends=sends,
-        clients=np.asarray(clients),
-        arrives=sends.copy(),
-        accepted=sends.copy(),
-        specs={name: FORMS[name] for name in names},
-        sizes=(np.ones((3, n))),
-    )
+    updates = updates_of(fields, {name: FORMS[name] for name in names}, sends)
+    return replace(updates, sends=sends.copy(), arrives=sends, clients=np.asarray(clients))
 
 
 def make_view(blocks, adversary=None, method=None):
