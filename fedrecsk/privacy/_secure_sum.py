@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -113,8 +112,7 @@ class Party(ABC):
             ciphertexts = (ciphertexts,)
         totals, n_values, n_clients = [], 0, 0
         for ciphertext in ciphertexts:
-            self._check_key(ciphertext)
-            loaded = [self._load_block(block) for block in ciphertext.blocks]
+            loaded = [self._load_block(*one) for one in self._blocks(ciphertext)]
             if n_clients == 0:
                 totals, n_values = loaded, ciphertext.n_values
             elif ciphertext.n_values != n_values:
@@ -122,7 +120,8 @@ class Party(ABC):
                     f"Cannot add encrypted vectors of {n_values} and {ciphertext.n_values} values."
                 )
             else:
-                totals = [self._add(a, b) for a, b in zip(totals, loaded, strict=True)]
+                for k, one in enumerate(loaded):
+                    totals[k] += one
             n_clients += ciphertext.n_clients
         if n_clients == 0:
             raise ValueError("There is nothing to add: a sum needs at least one ciphertext.")
@@ -148,38 +147,43 @@ class Party(ABC):
             the ciphertext lacks blocks.
         """
         self._check_secret("decrypt")
-        self._check_key(ciphertext)
-        self._check_blocks(ciphertext)
-        width = self.scheme.values_per_block
-        values = np.empty(ciphertext.n_values)
-        for k, block in enumerate(ciphertext.blocks):
-            part = values[k * width : (k + 1) * width]
-            part[:] = self._decrypt_block(block, len(part), ciphertext.n_clients)
-        return values
+        blocks = self._blocks(ciphertext)
+        parts = [self._decrypt_block(*one, ciphertext.n_clients) for one in blocks]
+        return np.concatenate([np.empty(0), *parts])
 
     def check(self, ciphertext: Ciphertext, n_values: int) -> None:
         """Raise if this is not one client's encrypted vector of `n_values` under these keys."""
-        self._check_key(ciphertext)
+        blocks = self._blocks(ciphertext)
         if (ciphertext.n_values, ciphertext.n_clients) != (n_values, 1):
             raise ValueError(
                 f"A ciphertext of {ciphertext.n_clients} clients with {ciphertext.n_values} values "
                 f"came instead of one client's with {n_values}."
             )
-        self._check_blocks(ciphertext)
-        width = self.scheme.values_per_block
-        for number, block in enumerate(ciphertext.blocks):
+        for number, one in enumerate(blocks):
             try:
-                self._check_block(block, min(width, n_values - number * width))
+                self._load_block(*one)
             except (ValueError, RuntimeError) as error:
                 raise ValueError(f"Block {number} of a ciphertext cannot be read.") from error
 
-    def _check_blocks(self, ciphertext):
-        n_values, n_blocks = ciphertext.n_values, self.scheme._n_blocks(ciphertext.n_values)
-        if len(ciphertext.blocks) != n_blocks:
+    def _blocks(self, ciphertext):
+        """Return each block of a ciphertext under these keys, and how many values it has."""
+        if not isinstance(ciphertext, Ciphertext):
+            raise TypeError(
+                f"Expected a Ciphertext, but got {type(ciphertext).__name__}; encrypt the vector "
+                "first (keys.clients.encrypt)."
+            )
+        if ciphertext.key_id != self.key_id:
+            raise ValueError(
+                f"The ciphertext belongs to the keys {ciphertext.key_id!r}, but this side has "
+                f"{self.key_id!r}. Use the two sides of one call of generate_keys."
+            )
+        n_values, width = ciphertext.n_values, self.scheme.values_per_block
+        if len(ciphertext.blocks) != self.scheme._n_blocks(n_values):
             raise ValueError(
                 f"A ciphertext has {len(ciphertext.blocks)} blocks, but {n_values} values take "
-                f"{n_blocks}."
+                f"{self.scheme._n_blocks(n_values)}."
             )
+        return [(one, min(width, n_values - k * width)) for k, one in enumerate(ciphertext.blocks)]
 
     def to_bytes(self) -> bytes:
         """Return this side's keys as bytes, for `Encryption.load_party`.
@@ -194,8 +198,7 @@ class Party(ABC):
             "secret": self.holds_secret_key,
             "sha256": hashlib.sha256(keys).hexdigest(),
         }
-        text = json.dumps(head).encode()
-        return struct.pack("<I", len(text)) + text + keys
+        return json.dumps(head).encode() + b"\n" + keys
 
     @abstractmethod
     def _key_bytes(self) -> bytes:
@@ -213,40 +216,20 @@ class Party(ABC):
                 "clients encrypt and decrypt (keys.clients)."
             )
 
-    def _check_key(self, ciphertext):
-        if not isinstance(ciphertext, Ciphertext):
-            raise TypeError(
-                f"Expected a Ciphertext, but got {type(ciphertext).__name__}; encrypt the vector "
-                "first (keys.clients.encrypt)."
-            )
-        if ciphertext.key_id != self.key_id:
-            raise ValueError(
-                f"The ciphertext belongs to the keys {ciphertext.key_id!r}, but this side has "
-                f"{self.key_id!r}. Use the two sides of one call of generate_keys."
-            )
-
     @abstractmethod
     def _encrypt_block(self, values: np.ndarray) -> bytes:
         """Encrypt at most `values_per_block` values."""
 
     @abstractmethod
-    def _load_block(self, block):
-        """Load a block for `_add`."""
-
-    def _check_block(self, block, n_values):
-        """Raise a ValueError or RuntimeError if a block cannot be added to others."""
-        self._load_block(block)
-
-    @abstractmethod
-    def _add(self, first, second):
-        """Add two loaded blocks; may reuse the first."""
+    def _load_block(self, block: bytes, n_values: int) -> Any:
+        """Load a block to be added to others; raise if it has not so many values."""
 
     @abstractmethod
     def _save_block(self, total) -> bytes:
-        """Serialise the result of `_add`."""
+        """Serialise a sum of loaded blocks."""
 
     @abstractmethod
-    def _decrypt_block(self, block, n_values, n_clients):
+    def _decrypt_block(self, block: bytes, n_values: int, n_clients: int) -> np.ndarray:
         """Decrypt the values of a block."""
 
 
@@ -335,12 +318,12 @@ class Encryption(SecureAggregation):
             If these are no keys, damaged keys, or keys of a scheme with other parameters.
         """
         self._validate_params()
+        text, _, keys = content.partition(b"\n")
         try:
-            (length,) = struct.unpack_from("<I", content)
-            head = json.loads(content[4 : 4 + length])
+            head = json.loads(text)
             scheme, n_clients, key_id = (head[one] for one in ("scheme", "n_clients", "key_id"))
             secret, checksum = head["secret"], head["sha256"]
-        except (struct.error, ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError) as error:
             raise ValueError(
                 "These bytes are no keys of secure sums; make them with generate_keys() and "
                 "Party.to_bytes()."
@@ -351,7 +334,6 @@ class Encryption(SecureAggregation):
                 f"These keys are of {_as_text(scheme)}, and not of {_as_text(own)}; make keys "
                 "with the parameters of the estimator's federation."
             )
-        keys = content[4 + length :]
         if hashlib.sha256(keys).hexdigest() != checksum:
             raise ValueError(
                 f"The keys {key_id!r} are damaged or incomplete and would give random numbers; "

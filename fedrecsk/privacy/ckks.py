@@ -256,20 +256,15 @@ class _CKKSParty(Party):
     def _encrypt_block(self, values):
         return self._tenseal.ckks_vector(self._context, values.tolist()).serialize()
 
-    def _load_block(self, block):
-        return self._tenseal.ckks_vector_from(self._context, block)
-
-    def _check_block(self, block, n_values):
-        loaded = self._load_block(block)
+    def _load_block(self, block, n_values):
+        loaded = self._tenseal.ckks_vector_from(self._context, block)
         scales = [one.scale for one in loaded.ciphertext()]
         if loaded.size() != n_values or scales != [2.0**self.scheme.scale_bits]:
-            raise ValueError(f"It has {loaded.size()} values and the scales {scales}.")
-
-    def _add(self, first, second):
-        return first.add_(second)
+            raise ValueError(f"A block has {loaded.size()} values and the scales {scales}.")
+        return loaded
 
     def _save_block(self, total):
         return total.serialize()
 
     def _decrypt_block(self, block, n_values, n_clients):
-        return self._load_block(block).decrypt()[:n_values]
+        return np.array(self._load_block(block, n_values).decrypt())

@@ -180,16 +180,13 @@ class _PaillierParty(Party):
         plaintext = int.from_bytes(slots.tobytes(), "little")
         return self._to_bytes(self._public.raw_encrypt(plaintext))
 
-    def _load_block(self, block):
+    def _load_block(self, block, n_values):
         ciphertext = int.from_bytes(block, "little")
         is_long = len(block) == 2 * self.scheme.key_bits // 8
         n, nsquare = int(self._public.n), self._public.nsquare
         if not is_long or ciphertext >= nsquare or math.gcd(ciphertext, n) != 1:
             raise ValueError("This is no ciphertext under these keys.")
         return self._number(self._public, ciphertext, exponent=0)
-
-    def _add(self, first, second):
-        return first + second
 
     def _save_block(self, total):
         return self._to_bytes(total.ciphertext(be_secure=False))
