@@ -41,16 +41,6 @@ def test_counts_are_refused(method):
         method.compress(np.ones((3, 3), dtype=np.int64), rng())
 
 
-@pytest.mark.parametrize("method", ALL, ids=str)
-def test_directions(method):
-    readings = {d: clone(method).set_params(direction=d) for d in ("both", "up", "down")}
-    assert [(m.up, m.down) for m in readings.values()] == [
-        (True, True),
-        (True, False),
-        (False, True),
-    ]
-
-
 def naive_top_k(values, k):
     order = sorted(range(values.size), key=lambda i: (-abs(values.flat[i]), i))
     out = np.zeros_like(values)
@@ -155,10 +145,7 @@ def test_a_number_next_to_nothing_does_not_change_how_others_are_rounded(dtype):
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        (TopK(0), "'ratio' parameter"),
         (TopK(1.5), "'ratio' parameter"),
-        (TopK(-0.1), "'ratio' parameter"),
-        (LowRank(0), "'rank' parameter"),
         (LowRank(1.5), "'rank' parameter"),
         (Quantization("int4"), "'dtype' parameter"),
         (TopK(direction="sideways"), "'direction' parameter"),
@@ -221,16 +208,6 @@ def test_a_block_is_compressed_as_its_clients_one_by_one(method, setting):
             row_numbers = 4 * len(change) * (setting == "chosen")
             assert packed.nbytes[client] == sent.nbytes(4) + row_numbers
             assert packed.payload[client] == sent.payload_nbytes(4)
-
-
-@every_method
-def test_a_client_alone_is_compressed_as_in_its_block(method):
-    rows = make_rows("default")
-    packed = method._compress_rows(rows, seeds_of(rows), 4).rows
-    for client in range(rows.n_clients):
-        who = np.arange(rows.n_clients) == client
-        alone = method._compress_rows(rows.take(who), seeds_of(rows)[who], 4).rows
-        np.testing.assert_array_equal(alone.whole()[0], packed.whole()[client])
 
 
 @every_method
