@@ -524,41 +524,32 @@ def masked_sum(
     up, down = dict.fromkeys(vectors, 0), dict.fromkeys(vectors, 0)
     seconds = 0.0
 
-    def step(name, received, gone=(), nbytes=_listed):
-        """Let clients take a step with what they receive, and return the answers that arrive."""
+    def step(name, arguments, gone=(), nbytes=_listed):
+        """Let clients take a step, and return the answers that arrive."""
         nonlocal seconds
-        sent, gone = {}, set(gone)
-        for code, content in received.items():
+        sent = {}
+        for code, own in arguments.items():
+            # What neighbours have sent is counted.
+            down[code] += sum(_listed(one) for one in own if isinstance(one, dict))
             begun = time.thread_time()
-            sent[code] = getattr(clients[code], name)(*content)
+            sent[code] = getattr(clients[code], name)(*own)
             seconds += time.thread_time() - begun
             up[code] += nbytes(sent[code])
-        return {code: one for code, one in sent.items() if code not in gone}
+        return {code: one for code, one in sent.items() if code not in set(gone)}
 
-    def receive(messages):
-        """Count the entries by neighbour that clients receive."""
-        for code, message in messages.items():
-            down[code] += _listed(message)
-        return {code: (message,) for code, message in messages.items()}
-
-    signing = {code: (sign[code],) for code in clients}
-    keys = step("advertise", signing, nbytes=lambda one: one.nbytes)
-    routed = {code: (*own, verify) for code, own in receive(server.route_keys(keys)).items()}
-    shares = step("share", routed, lost.shares)
-    to_mask = {
-        code: (vectors[code], *own) for code, own in receive(server.route_shares(shares)).items()
-    }
-    alive = server.survivors(step("mask", to_mask, lost.vector, len))
-    for code in np.flatnonzero(alive).tolist():
-        down[code] += -(-plan.n_clients // 8)
-    listed = dict.fromkeys(np.flatnonzero(alive).tolist(), (alive,))
-    confirmed = step("confirm", listed, lost.confirmation)
-    answers = step(
-        "unmask",
-        receive(server.route(confirmed)),
-        lost.answer,
-        lambda answer: sum(map(len, answer.values())),
+    keys = step("advertise", {c: (sign[c],) for c in clients}, nbytes=lambda one: one.nbytes)
+    routed = server.route_keys(keys).items()
+    shares = step("share", {c: (own, verify) for c, own in routed}, lost.shares)
+    routed = server.route_shares(shares).items()
+    alive = server.survivors(
+        step("mask", {c: (vectors[c], own) for c, own in routed}, lost.vector, len)
     )
+    left = np.flatnonzero(alive).tolist()
+    for code in left:
+        down[code] += -(-plan.n_clients // 8)
+    confirmed = step("confirm", dict.fromkeys(left, (alive,)), lost.confirmation)
+    routed = {c: (own,) for c, own in server.route(confirmed).items()}
+    answers = step("unmask", routed, lost.answer, lambda one: sum(map(len, one.values())))
     sent = {code: Sent(up[code], down[code]) for code in vectors}
     return server.total(answers), alive, sent, seconds
 
