@@ -2,7 +2,6 @@ import warnings
 
 import numpy as np
 import pytest
-from sklearn.base import clone
 
 from fedrecsk.compression import Compressed, Compressor, LowRank, Quantization, TopK
 from fedrecsk.updates import FieldSpec, SparseRows
