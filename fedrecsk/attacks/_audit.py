@@ -36,11 +36,9 @@ class PrivacyAudit:
         Class of the estimator.
     promised : float
         Epsilon of the fit (`privacy_`), an upper bound.
-    lower_bound : float
-        Estimate of epsilon from below, at the given confidence. If it is above `promised`, the
-        noise is too small.
-    confidence : float
-        Confidence of the lower bound.
+    lower_bound, confidence : float
+        Estimate of epsilon from below, and its confidence. If it is above `promised`, the noise is
+        too small.
     delta : float
     n_canaries : int
         Number of canaries in the sums, and as many outside.
@@ -144,8 +142,7 @@ def audit_privacy(
     True
     """
     model: Any = clone(estimator)
-    federation = model._setting() if hasattr(model, "_setting") else None
-    mechanism = getattr(federation, "central_dp", None)
+    mechanism = model._setting().central_dp if hasattr(model, "_setting") else None
     if mechanism is None:
         raise ValueError(
             f"{type(model).__name__} has no central privacy to audit; set "

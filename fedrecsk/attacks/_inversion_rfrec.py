@@ -255,7 +255,6 @@ class Fit:
     # Independent, because a step follows from the one before by signs, which no descent crosses.
 
     def __init__(self, replay, seen, grid, user, ratings, cap=CAP):
-
         self.replay, self.seen, self.grid, self.cap = replay, seen, grid, cap
         self.user, self.ratings = user, ratings
         self.path: Any = None

@@ -568,14 +568,13 @@ def common_vector(truth):
 
 def common_items(data, own, rates):
     """Return the shares reached by claiming the same items, and ratings, for every client."""
-    everyone = [own_items(data, client, rates) for client in range(data.n_clients)]
-    items = np.concatenate([items for items, _ in everyone])
+    kept = np.ones(len(data.items), dtype=bool) if rates else data.values > 0
+    items, values = data.items[kept], data.values[kept]
     n_holders = np.bincount(items, minlength=data.n_items)
     best = _best_for_all(n_holders, n_holders, data.n_clients)
     shares = score_pairs([(best, None)] * len(own), own, rates=False)
     if not rates:
         return shares
-    values = np.concatenate([values for _, values in everyone if values is not None])
     triples, counts = np.unique(np.column_stack([items, values]), axis=0, return_counts=True)
     # In ascending order, so that the most common rating of an item is written last.
     ascending = np.argsort(counts, kind="stable")

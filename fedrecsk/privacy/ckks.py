@@ -54,15 +54,10 @@ class CKKS(Encryption):
 
     Notes
     -----
-    Parameters below 128-bit security are always refused, as in TenSEAL.
-
-    Encryption is symmetric, since the clients share the secret key anyway; the server needs only
-    the parameters. Clients upload ciphertexts and download the ciphertext of the sum, of the same
-    size, whatever the values are.
-
-    The decrypted sum contains the noise of the ciphertexts. Anybody who has both can compute the
-    secret key (Li and Micciancio, EUROCRYPT 2021), so the sum must stay with the clients: do not
-    send it to the server.
+    Encryption is symmetric, since the clients share the secret key anyway; the server has only the
+    parameters. Those below 128-bit security are refused, as in TenSEAL. Whoever has a decrypted sum
+    and its ciphertexts can compute the secret key (Li and Micciancio, EUROCRYPT 2021), so the sum
+    must stay with the clients. See :doc:`/encryption`.
 
     Examples
     --------
@@ -126,21 +121,17 @@ class CKKS(Encryption):
         return self.poly_modulus_degree // 2
 
     def max_value(self, n_clients: int = 1) -> float:
-        """Return the largest size of a value that may enter a sum over `n_clients`.
-
-        The coefficients of a sum must be at most half the modulus in size, and those of a new
-        encoding at most a quarter, which is SEAL's limit.
-        """
+        """Return the largest size of a value that may enter a sum over `n_clients`."""
+        # Coefficients of a sum are at most half the modulus; of a new encoding, by SEAL, a quarter.
         self._check_n_clients(n_clients)
         self._import("tenseal")
         modulus = _modulus(self.poly_modulus_degree, tuple(self.coeff_mod_bit_sizes))
         return _BELOW_THE_LINE * modulus / 2 ** (self.scale_bits + 1) / max(n_clients, 2)
 
     def precision(self, n_clients: int = 1, max_abs: float = 1.0) -> float:
-        """Bound on the absolute error of a decrypted sum.
+        """Bound on the absolute error of a sum: eight standard deviations, and float64's.
 
-        It is eight standard deviations of the ciphertexts' noise, exceeded with a probability of
-        1e-15 per value, plus the rounding error of the encoding in float64.
+        The noise of the ciphertexts exceeds it with a probability of 1e-15 per value.
         """
         self._check_n_clients(n_clients)
         variance = (_NOISE_VARIANCE + 1 / 12) * n_clients
@@ -150,11 +141,7 @@ class CKKS(Encryption):
         return 8 * deviation + n_clients * max_abs * 2.0**-48
 
     def ciphertext_bytes(self, n_values: int) -> int:
-        """Return the bytes of an encrypted vector of `n_values` as it is sent, for ledgers.
-
-        One block is encrypted, measured, and rounded up to whole KiB, because SEAL compresses
-        blocks, whose sizes differ by some tens of bytes.
-        """
+        """Return the bytes of an encrypted vector of `n_values`, in whole KiB of each block."""
         self._validate_params()
         return self._n_blocks(n_values) * _block_bytes(
             self.poly_modulus_degree, tuple(self.coeff_mod_bit_sizes), self.scale_bits

@@ -34,10 +34,10 @@ CORRECTNESS_BITS = 30
 class SecAggPlus(SecureAggregation):
     """Secure sums by masks that cancel: SecAgg+ (Bell et al., CCS 2020).
 
-    No key is shared by all clients, and nobody makes keys for others. The server learns the sum
-    over the clients whose upload has arrived, and nothing else, as long as fewer than `threshold`
-    of a client's neighbours help it. Numbers are rounded to fixed point and added exactly. Clients
-    may be lost at any time. Needs the extra ``fedrecsk[privacy]``.
+    The server learns the sum over the clients whose upload has arrived, and nothing else, as long
+    as fewer than `threshold` of a client's neighbours help it. Each client makes its own keys.
+    Numbers are rounded to fixed point and added exactly. Clients may be lost at any time. Needs the
+    extra ``fedrecsk[privacy]``.
 
     Parameters
     ----------
@@ -61,8 +61,7 @@ class SecAggPlus(SecureAggregation):
         ``2 ** -fraction_bits``, other real numbers to 2,048 times that.
     audit : int or "all", default=3
         In a simulation, number of clients per sum that really run the protocol among themselves, at
-        least 3; the result must equal the sum of their rounded numbers. The sum over all clients is
-        always that of the rounded numbers, which the protocol would give.
+        least 3; the result must equal the sum of their rounded numbers.
 
     Notes
     -----
