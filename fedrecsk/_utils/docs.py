@@ -361,6 +361,24 @@ ValueError
     As :class:`~fedrecsk.neural.FederatedModule` does.
 ImportError
     If torch is not installed.
+    # ---------------------------------------------------------------------------- metrics
+    "of the first k": """
+Parameters
+----------
+y_true : array-like or sparse matrix of shape (n_users, n_candidates)
+    Candidates with a value above 0 are relevant.
+y_score, k, average
+    As in :func:`ndcg_at_k`.
+
+Returns
+-------
+value : float or ndarray of shape (n_users,), dtype float64
+    In [0, 1].
+
+Raises
+------
+ValueError
+    As in :func:`ndcg_at_k`.
 """,
     # -------------------------------------------------------------------------- splitters
     "n_splits": """

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from sklearn.utils.metadata_routing import MetadataRequest
 
+from fedrecsk._utils.parameters import checked
+from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.metrics._recommender import unwrap
 from fedrecsk.metrics._scorers import RecommenderScorer
 
@@ -46,13 +48,11 @@ def best_within(
 
     Raises
     ------
-    TypeError
-        By `best_within`, if the budget is not a number. By the callable, if its argument is not
-        `cv_results_`.
     ValueError
-        By `best_within`, if the budget is negative or NaN. By the callable, if `metric` or `cost`
-        is not among the scores, if a cost has the wrong sign (cost scorers return negative
-        numbers), or if no candidate is within the budget.
+        By `best_within`, if the budget is not a number of at least 0. By the callable, if its
+        argument is not `cv_results_`, if `metric` or `cost` is not among the scores, if a cost has
+        the wrong sign (cost scorers return negative numbers), or if no candidate is within the
+        budget.
 
     Notes
     -----
@@ -79,10 +79,8 @@ def best_within(
     >>> search.best_params_["n_factors"] < 64
     True
     """
-    if not isinstance(budget, Real) or isinstance(budget, bool):
-        raise TypeError(f"budget must be a number of at least 0, got {budget!r}.")
-    if not budget >= 0:
-        raise ValueError(f"budget must be a number of at least 0, got {budget!r}.")
+    number = Interval(Real, 0, None, closed="left")
+    (budget,) = checked("best_within", {"budget": [number]}, budget=budget)
     return _BestWithin(budget, metric, cost)
 
 
@@ -115,17 +113,12 @@ class _BestWithin:
 
 
 def _means(results, name):
-    if not hasattr(results, "keys"):
-        raise TypeError(
-            f"best_within(...) chooses from the cv_results_ of a search, got {results!r}."
-        )
     key, prefix = f"mean_test_{name}", "mean_test_"
     if key not in results:
-        names = [k.removeprefix(prefix) for k in map(str, results) if k.startswith(prefix)]
-        there = f"it has {', '.join(names)}" if names else "it has none"
+        names = [one.removeprefix(prefix) for one in results if one.startswith(prefix)]
         raise ValueError(
-            f"The search has no score {name!r}; {there}. Name scores as its `scoring` does, "
-            "which must be a dict or a list."
+            f"The search has no score {name!r}; it has {', '.join(names) or 'none'}. Name scores "
+            "as its `scoring` does, which must be a dict or a list."
         )
     values = np.asarray(results[key])
     if values.dtype.kind not in "iuf":

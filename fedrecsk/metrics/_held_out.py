@@ -91,26 +91,20 @@ def hold_out(model, X, y, sample_weight, threshold=None):
             f"No test row is relevant ({needed}), so there is nothing to evaluate; check y, or "
             "change the threshold."
         )
-    user_ids, items = test.user_ids, test.items
-    indptr, rows = test.indptr, slice(None)
-    if not kept.all():
-        rows = np.repeat(kept, np.diff(test.indptr))
-        indptr = np.concatenate([[0], np.cumsum(np.diff(test.indptr)[kept])])
-        user_ids = Ids(user_ids.values[kept], user_ids.name)
+    counts = np.diff(test.indptr)
+    rows = np.repeat(kept, counts)
+    user_ids, own_items = Ids(test.user_ids.values[kept], test.user_ids.name), test.items[rows]
     users = np.full(len(user_ids), -1)
-    if model.user_ids is not None:
-        users = model.user_ids.codes(user_ids.values)
-    own_items = items[rows]
     codes = model.item_ids.codes(test.item_ids.values)
     if model.user_ids is not None:
-        known = model.user_ids, model.item_ids
+        users, known = model.user_ids.codes(user_ids.values), (model.user_ids, model.item_ids)
         check_order(user_ids.values, test.item_ids.values, (users, codes), known)
     warn_if_unknown(model, user_ids.values, users, test.item_ids.values, codes)
     return HeldOut(
         user_ids=user_ids,
         item_ids=test.item_ids,
         users=users,
-        indptr=indptr,
+        indptr=np.concatenate([[0], np.cumsum(counts[kept])]),
         own_items=own_items,
         items=codes[own_items],
         relevant=relevant[rows],
@@ -358,7 +352,7 @@ def group_negatives(model, held_out, users, items):
     n_items = len(held_out.item_ids)
     own = np.repeat(np.arange(held_out.n_users), held_out.n_rows) * n_items + held_out.own_items
     codes = held_out.item_ids.codes(items)
-    tested = (codes >= 0) & _among(rows * n_items + codes, own)
+    tested = (codes >= 0) & np.isin(rows * n_items + codes, own)
     n_codes = len(model.item_ids) + 1
     pairs = np.sort((rows * n_codes + model.item_ids.codes(items) + 1)[~tested])
     rows, codes = np.divmod(pairs[np.diff(pairs, prepend=-1) > 0], n_codes)
@@ -384,11 +378,4 @@ def _n_seen(model, held_out, rows, items):
     known = (users >= 0) & (items >= 0)
     n_items = len(model.item_ids)
     owners, seen_items = model.seen.nonzero()
-    return int(_among((users * n_items + items)[known], owners * n_items + seen_items).sum())
-
-
-def _among(values, others):
-    # np.isin takes a second for a million values, and this none.
-    others = np.sort(others)
-    position = np.minimum(np.searchsorted(others, values), len(others) - 1)
-    return others[position] == values
+    return int(np.isin((users * n_items + items)[known], owners * n_items + seen_items).sum())

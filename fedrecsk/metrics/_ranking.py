@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +16,7 @@ import numpy as np
 from scipy import sparse
 from sklearn.utils import check_array
 
+from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ ranking_kernels: LazyModule = LazyModule("fedrecsk.metrics._ranking_kernels")
 
 # Depth at which all places are exact.
 EVERYWHERE = 2**62
-# Number of steps per call of the kernel, so that a call ends within a second.
-STEPS_PER_CALL = 2**27
+# So many lists of users are compared in one product of sparse matrices.
+LISTS_AT_ONCE = 1000
 
 
 class RankingSpec(NamedTuple):
@@ -216,25 +216,19 @@ def novelty(ranking, k):
 
 def diversity(ranking, k):
     """Return the mean of 1 - cosine over pairs of the first k items; NaN for less than two."""
-    items, owners = np.ascontiguousarray(ranking.lists[:, :k]), ranking.owners
-    n_owners = ranking.n_owners
-    inverse_lengths = np.where(n_owners > 0, 1 / np.sqrt(np.maximum(n_owners, 1)), 0.0)
-    # Always the same types, so that the kernel is compiled only once.
-    indptr, indices = owners.indptr.astype(np.int64), owners.indices.astype(np.int32)
-    weight, cosines = np.zeros(owners.shape[1]), np.empty(len(items))
-    work = np.cumsum(np.where(items >= 0, n_owners[items], 0).sum(axis=1))
-    parts = np.searchsorted(work, np.arange(STEPS_PER_CALL, work[-1], STEPS_PER_CALL))
-    for start, stop in pairwise([0, *parts, len(items)]):
-        ranking_kernels.list_cosines(
-            items[start:stop],
-            indptr,
-            indices,
-            inverse_lengths,
-            weight,
-            cosines[start:stop],
-        )
+    items, n_owners = ranking.lists[:, :k], ranking.n_owners
+    lengths = np.sqrt(np.maximum(n_owners, 1))
+    owners = sparse.diags_array(1 / lengths) @ ranking.owners
     n_found = (items >= 0).sum(axis=1)
-    pairs = n_found * (n_found - 1) / 2
+    pairs, cosines = n_found * (n_found - 1) / 2, np.empty(len(items))
+    for start in range(0, len(items), LISTS_AT_ONCE):
+        batch = slice(start, start + LISTS_AT_ONCE)
+        own = items[batch][items[batch] >= 0]
+        indptr = np.concatenate([[0], np.cumsum(n_found[batch])])
+        shape = len(indptr) - 1, owners.shape[0]
+        sums = sparse.csr_array((np.ones(len(own)), own, indptr), shape) @ owners
+        alone = sparse.csr_array((n_owners[own] > 0, own, indptr), shape).sum(axis=1)
+        cosines[batch] = (sums.multiply(sums).sum(axis=1) - alone) / 2
     return np.divide(pairs - cosines, pairs, out=np.full(len(items), np.nan), where=pairs > 0)
 
 
@@ -348,6 +342,7 @@ def ndcg_at_k(
     return _metric("ndcg", y_true, y_score, k, average)
 
 
+@documented
 def hit_rate_at_k(
     y_true: ArrayLike, y_score: ArrayLike, *, k: int = 10, average: str | None = "macro"
 ) -> float | NDArray[np.float64]:
@@ -355,22 +350,7 @@ def hit_rate_at_k(
 
     With ties it is the expected share over random orders of the tied items.
 
-    Parameters
-    ----------
-    y_true : array-like or sparse matrix of shape (n_users, n_candidates)
-        Candidates with a value above 0 are relevant.
-    y_score, k, average
-        As in :func:`ndcg_at_k`.
-
-    Returns
-    -------
-    hit_rate : float or ndarray of shape (n_users,), dtype float64
-        In [0, 1].
-
-    Raises
-    ------
-    ValueError
-        As in :func:`ndcg_at_k`.
+    {of the first k}
 
     Examples
     --------
@@ -381,6 +361,7 @@ def hit_rate_at_k(
     return _metric("hit_rate", y_true, y_score, k, average)
 
 
+@documented
 def precision_at_k(
     y_true: ArrayLike, y_score: ArrayLike, *, k: int = 10, average: str | None = "macro"
 ) -> float | NDArray[np.float64]:
@@ -389,22 +370,7 @@ def precision_at_k(
     The divisor is k even for users with fewer relevant items. With ties it is the expected
     share over random orders of the tied items.
 
-    Parameters
-    ----------
-    y_true : array-like or sparse matrix of shape (n_users, n_candidates)
-        Candidates with a value above 0 are relevant.
-    y_score, k, average
-        As in :func:`ndcg_at_k`.
-
-    Returns
-    -------
-    precision : float or ndarray of shape (n_users,), dtype float64
-        In [0, 1].
-
-    Raises
-    ------
-    ValueError
-        As in :func:`ndcg_at_k`.
+    {of the first k}
 
     Examples
     --------
@@ -415,6 +381,7 @@ def precision_at_k(
     return _metric("precision", y_true, y_score, k, average)
 
 
+@documented
 def recall_at_k(
     y_true: ArrayLike, y_score: ArrayLike, *, k: int = 10, average: str | None = "macro"
 ) -> float | NDArray[np.float64]:
@@ -423,22 +390,7 @@ def recall_at_k(
     The divisor is the number of relevant items, so a user with more than k of them cannot
     reach 1. With ties it is the expected share over random orders of the tied items.
 
-    Parameters
-    ----------
-    y_true : array-like or sparse matrix of shape (n_users, n_candidates)
-        Candidates with a value above 0 are relevant.
-    y_score, k, average
-        As in :func:`ndcg_at_k`.
-
-    Returns
-    -------
-    recall : float or ndarray of shape (n_users,), dtype float64
-        In [0, 1].
-
-    Raises
-    ------
-    ValueError
-        As in :func:`ndcg_at_k`.
+    {of the first k}
 
     Examples
     --------
@@ -449,6 +401,7 @@ def recall_at_k(
     return _metric("recall", y_true, y_score, k, average)
 
 
+@documented
 def reciprocal_rank_at_k(
     y_true: ArrayLike, y_score: ArrayLike, *, k: int = 10, average: str | None = "macro"
 ) -> float | NDArray[np.float64]:
@@ -456,22 +409,7 @@ def reciprocal_rank_at_k(
 
     With ties it is the expectation over random orders of the tied items.
 
-    Parameters
-    ----------
-    y_true : array-like or sparse matrix of shape (n_users, n_candidates)
-        Candidates with a value above 0 are relevant.
-    y_score, k, average
-        As in :func:`ndcg_at_k`.
-
-    Returns
-    -------
-    reciprocal_rank : float or ndarray of shape (n_users,), dtype float64
-        In [0, 1].
-
-    Raises
-    ------
-    ValueError
-        As in :func:`ndcg_at_k`.
+    {of the first k}
 
     Examples
     --------
@@ -482,6 +420,7 @@ def reciprocal_rank_at_k(
     return _metric("mrr", y_true, y_score, k, average)
 
 
+@documented
 def average_precision_at_k(
     y_true: ArrayLike, y_score: ArrayLike, *, k: int = 10, average: str | None = "macro"
 ) -> float | NDArray[np.float64]:
@@ -491,22 +430,7 @@ def average_precision_at_k(
     of these is divided by k, or by the number of relevant items if that is smaller. With ties it
     is the expectation over random orders of the tied items.
 
-    Parameters
-    ----------
-    y_true : array-like or sparse matrix of shape (n_users, n_candidates)
-        Candidates with a value above 0 are relevant.
-    y_score, k, average
-        As in :func:`ndcg_at_k`.
-
-    Returns
-    -------
-    average_precision : float or ndarray of shape (n_users,), dtype float64
-        In [0, 1].
-
-    Raises
-    ------
-    ValueError
-        As in :func:`ndcg_at_k`.
+    {of the first k}
 
     Examples
     --------

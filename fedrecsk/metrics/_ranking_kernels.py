@@ -85,31 +85,6 @@ def draw(uniform, users, seen_indptr, seen_items, test_indptr, test_items, left,
 
 
 @kernel
-def list_cosines(lists, indptr, owners, inverse_lengths, weight, sums):
-    """Add up, for each list, the cosines of all pairs of its items, as sets of their owners."""
-    # `owners`: users who have each item. `weight`: scratch of zeros, one for each user.
-    for row in range(len(lists)):
-        total = 0.0
-        for place in range(lists.shape[1]):
-            item = lists[row, place]
-            if item < 0:
-                continue
-            shared, own = 0.0, inverse_lengths[item]
-            for j in range(indptr[item], indptr[item + 1]):
-                others = weight[owners[j]]
-                shared += others
-                weight[owners[j]] = others + own
-            total += shared * own
-        sums[row] = total
-        for place in range(lists.shape[1]):
-            item = lists[row, place]
-            if item < 0:
-                continue
-            for j in range(indptr[item], indptr[item + 1]):
-                weight[owners[j]] = 0.0
-
-
-@kernel
 def best(scores, values, columns):
     """Find the columns of each row's largest scores, best first; ties by column order."""
     # What is not finite comes last; `values` is scratch of length k.

@@ -29,7 +29,6 @@ COSTS = {
     "rounds": rounds_scorer,
     "epsilon": epsilon_scorer,
 }
-every_cost = pytest.mark.parametrize("name", COSTS)
 
 
 def costs(model):
@@ -57,37 +56,26 @@ def private():
     )
 
 
-@every_cost
-def test_costs_are_the_models_own_report_with_a_minus(name, toy):
+def test_costs_are_the_models_own_report_with_a_minus(toy):
     X, y = toy
+    piped = make_pipeline("passthrough", private())
     for model in (
         RFRec(n_rounds=3, random_state=0).fit(X, y),
         RFRec(n_rounds=3, client_fraction=0.5, random_state=0).fit(X, y, clients=X[:, 0] % 4),
         private().fit(X, y),
     ):
-        expected = -costs(model)[name]
-        assert COSTS[name](model, X, y) == COSTS[name](model, X) == pytest.approx(expected)
-        if name != "epsilon":
-            assert expected < 0
-    assert COSTS["epsilon"](model, X) > -np.inf
+        for name, expected in costs(model).items():
+            assert COSTS[name](model, X, y) == COSTS[name](model, X) == pytest.approx(-expected)
+            assert expected > 0
+    assert np.isfinite(expected)
+    for outer in (piped, GridSearchCV(piped, {}, cv=2)):
+        outer.fit(X, y)
+        assert {name: -COSTS[name](outer, X, y) for name in COSTS} == costs(model)
+    for name, scorer in COSTS.items():
+        assert scorer(BiasOnly().fit(X, y), X, y) == (-np.inf if name == "epsilon" else 0)
 
 
-@every_cost
-def test_costs_look_through_pipelines_and_searches(name, toy):
-    X, y = toy
-    expected = COSTS[name](private().fit(X, y), X, y)
-    piped = make_pipeline("passthrough", private())
-    for model in (piped, GridSearchCV(piped, {}, cv=2)):
-        assert COSTS[name](model.fit(X, y), X, y) == expected
-
-
-@every_cost
-def test_a_centralised_model_sends_nothing_and_promises_nothing(name, toy):
-    X, y = toy
-    assert COSTS[name](BiasOnly().fit(X, y), X, y) == (-np.inf if name == "epsilon" else 0)
-
-
-@every_cost
+@pytest.mark.parametrize("name", COSTS)
 def test_bad_models_are_named(name, toy):
     X, y = toy
     with pytest.raises(NotFittedError):
@@ -155,14 +143,6 @@ def test_no_candidate_within_the_budget(values, costs, message):
         best_within(25)(results(values, costs))
 
 
-def test_bad_budgets_and_names():
-    for budget in (-1, np.nan):
-        with pytest.raises(ValueError, match="budget must be a number of at least 0"):
-            best_within(budget)
-    with pytest.raises(ValueError, match="no score 'mrr@10'; it has ndcg@10, bytes_up"):
-        best_within(25, metric="mrr@10")(results([0.1], [1]))
-
-
 def test_one_search_answers_the_question(toy):
     X, y = toy
     scoring = {**make_ranking_scorer(["ndcg"], 3), "bytes_up": bytes_up_scorer}
@@ -185,20 +165,20 @@ def test_one_search_answers_the_question(toy):
         tight.fit(X, y)
 
 
+@pytest.mark.parametrize("budget", ["50", None, [1], -1, np.nan])
+def test_a_bad_budget_is_named(budget):
+    with pytest.raises(ValueError, match="'budget' parameter of best_within must be a float in"):
+        best_within(budget)
+
+
 @pytest.mark.parametrize(
-    ("budget", "results", "error", "message"),
+    ("results", "message"),
     [
-        ("50", None, TypeError, "budget must be a number of at least 0, got '50'"),
-        (None, None, TypeError, "budget must be a number"),
-        (True, None, TypeError, "budget must be a number"),
-        ([1], None, TypeError, "budget must be a number"),
-        (float("nan"), None, ValueError, "budget must be a number"),
-        (1, 5, TypeError, r"chooses from the cv_results_ of a search, got 5"),
-        (1, {}, ValueError, "no score 'a'; it has none"),
-        (1, {"mean_test_score": [1.0]}, ValueError, "no score 'a'; it has score. Name scores as"),
-        (1, {"mean_test_a": ["x"]}, ValueError, "'mean_test_a' holds 'x', which is not a number"),
+        ({}, "no score 'a'; it has none"),
+        ({"mean_test_score": [1.0]}, "no score 'a'; it has score. Name scores as"),
+        ({"mean_test_a": ["x"]}, "'mean_test_a' holds 'x', which is not a number"),
     ],
 )
-def test_what_cannot_be_chosen_from_is_named(budget, results, error, message):
-    with pytest.raises(error, match=message):
-        best_within(budget, metric="a")(results)
+def test_what_cannot_be_chosen_from_is_named(results, message):
+    with pytest.raises(ValueError, match=message):
+        best_within(1, metric="a")(results)
