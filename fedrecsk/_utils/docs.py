@@ -381,13 +381,25 @@ ValueError
     As in :func:`ndcg_at_k`.
 """,
     # -------------------------------------------------------------------------- splitters
-    "n_splits": """
+    "folds": """
 n_splits : int, default=5
     Number of folds, at least 2.
+shuffle : bool, default=False
+    Whether to shuffle the rows before they are assigned to the folds.
+random_state : int, RandomState instance or None, default=None
+    Source of the random numbers if `shuffle`. An int gives the same splits in every call.
 """,
-    "seed of the splits random_state": """
+    "random splits": """
+n_splits : int, default=1
+    Number of random splits.
 random_state : int, RandomState instance or None, default=None
     Source of the random numbers. An int gives the same splits in every call.
+""",
+    "column of times": """
+timestamps : int or str, default=2
+    Column of X with the time of each row: its position (2 or more) or, for a DataFrame,
+    its name. The times are numbers, dates, or ISO dates as strings. "row_order": the rows of X
+    are in the order of time.
 """,
     "train_indices_": """
 train_indices_, test_indices_ : ndarray of shape (n_train,) and (n_test,), dtype int64

@@ -81,7 +81,7 @@ class Splitter(TransformerMixin, PlainParameters, ABC):
     def get_n_splits(
         self, X: ArrayLike | None = None, y: ArrayLike | None = None, groups: None = None
     ) -> int:
-        """Return the number of splits, 1 for splitters without `n_splits`.
+        """Return the number of splits.
 
         Parameters
         ----------
@@ -92,6 +92,9 @@ class Splitter(TransformerMixin, PlainParameters, ABC):
         -------
         n_splits : int
         """
+        return self._n_splits()
+
+    def _n_splits(self):
         return getattr(self, "n_splits", 1)
 
     @fit_context(prefer_skip_nested_validation=True)

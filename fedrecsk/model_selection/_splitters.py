@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import datetime
 from abc import abstractmethod
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components, depth_first_order
 from sklearn.utils import check_random_state
 
 from fedrecsk._utils.docs import documented
@@ -30,6 +29,7 @@ SHARE_OR_NUMBER = [
 
 
 @documented
+@dataclass(eq=False, repr=False)
 class LeaveLastOut(Splitter):
     """Hold out the last interactions of each user, the usual "leave one out" of ranking papers.
 
@@ -44,11 +44,9 @@ class LeaveLastOut(Splitter):
     ----------
     n_last : int, default=1
         Number of rows to hold out per user.
-    timestamps : int or str, default=2
-        Column of X with the time of each row: its position (2 or more) or, for a DataFrame,
-        its name. The times are numbers, dates, or ISO dates as strings. "row_order": the rows of
-        X are in the order of time, at least within each user. If two rows of a user have the same
-        time, the one further down in X counts as later.
+    {column of times}
+        At least within each user. If two rows of a user have the same time, the one further down
+        in X counts as later.
 
     Attributes
     ----------
@@ -70,27 +68,21 @@ class LeaveLastOut(Splitter):
     ...     print(train, test)
     [1 2] [0]
 
-    As a transformer, and with y:
+    With y:
 
-    >>> splitter = LeaveLastOut()
-    >>> splitter.fit_transform(X)
-    array([['ann', 'brazil', 1],
-           ['bob', 'clue', 2]], dtype=object)
-    >>> splitter.held_out_
-    array([['ann', 'alien', 3]], dtype=object)
-    >>> X_train, X_test, y_train, y_test = splitter.train_test_split(X, [5, 4, 3])
+    >>> X_train, X_test, y_train, y_test = LeaveLastOut().train_test_split(X, [5, 4, 3])
     >>> y_train, y_test
     ([4, 3], [5])
     """
+
+    n_last: int = 1
+    _: KW_ONLY
+    timestamps: int | str = 2
 
     _parameter_constraints: ClassVar[dict] = {
         "n_last": [Interval(Integral, 1, None, closed="left")],
         "timestamps": _times.CONSTRAINT,
     }
-
-    def __init__(self, n_last: int = 1, *, timestamps: int | str = 2) -> None:
-        self.n_last = n_last
-        self.timestamps = timestamps
 
     def _splits(self, X):
         times = _times.read_times(X, self.timestamps)
@@ -106,6 +98,7 @@ class LeaveLastOut(Splitter):
 
 
 @documented
+@dataclass(eq=False, repr=False)
 class TemporalHoldout(Splitter):
     """Hold out the latest rows, of all or of each user.
 
@@ -134,10 +127,8 @@ class TemporalHoldout(Splitter):
         When the test rows begin, the same time for all users: a time as in X, such as
         "2024-05-01", whose rows are test rows, or, if a float in (0, 1), a quantile of the times
         of the rows.
-    timestamps : int or str, default=2
-        Column of X with the time of each row: its position (2 or more) or, for a DataFrame,
-        its name. The times are numbers, dates, or ISO dates as strings. "row_order": the rows of
-        X are in the order of time (with `per_user`, at least within each user).
+    {column of times}
+        With `per_user`, at least within each user.
 
     Attributes
     ----------
@@ -152,12 +143,10 @@ class TemporalHoldout(Splitter):
 
     Notes
     -----
-    With `validation_size`, `split` gives (training, validation) and leaves out the test rows, so
-    that a search is scored on validation rows. But a search that refits uses all rows that it was
-    given, so do not give it the test rows: see the last example.
+    With `validation_size`, `split` gives (training, validation) and leaves out the test rows. But a
+    search that refits uses all rows that it was given, so do not give it the test rows: see below.
 
-    Only a global cut never uses the future: with `per_user`, training has rows of other users that
-    are later than the test rows.
+    Only a global cut never uses the future: with `per_user`, training has later rows of others.
 
     Examples
     --------
@@ -191,6 +180,13 @@ class TemporalHoldout(Splitter):
     >>> r2 = search.fit(X_seen, y_seen).score(X_test, y_test)
     """
 
+    test_size: float = 0.2
+    _: KW_ONLY
+    validation_size: float | None = None
+    per_user: bool = False
+    cutoff: Any = None
+    timestamps: int | str = 2
+
     _parameter_constraints: ClassVar[dict] = {
         "test_size": SHARE_OR_NUMBER,
         "validation_size": [*SHARE_OR_NUMBER, None],
@@ -198,21 +194,6 @@ class TemporalHoldout(Splitter):
         "cutoff": [str, Real, datetime.date, np.datetime64, None],
         "timestamps": _times.CONSTRAINT,
     }
-
-    def __init__(
-        self,
-        test_size: float = 0.2,
-        *,
-        validation_size: float | None = None,
-        per_user: bool = False,
-        cutoff: Any = None,
-        timestamps: int | str = 2,
-    ) -> None:
-        self.test_size = test_size
-        self.validation_size = validation_size
-        self.per_user = per_user
-        self.cutoff = cutoff
-        self.timestamps = timestamps
 
     def _splits(self, X):
         train, held_out, *_ = self._parts(X).values()
@@ -224,11 +205,10 @@ class TemporalHoldout(Splitter):
                 "cutoff is one time for all users, and per_user=True cuts each user's rows at its "
                 "own; leave one of them out."
             )
-        test_size = 1 if self.cutoff is not None else self.test_size
-        sizes = {"test": test_size, "validation": self.validation_size}
-        sizes = {name: size for name, size in sizes.items() if size is not None}
-        shares = [size for size in sizes.values() if not isinstance(size, Integral)]
-        if sum(shares) >= 1:
+        sizes = {"test": 1 if self.cutoff is not None else self.test_size}
+        if self.validation_size is not None:
+            sizes["validation"] = self.validation_size
+        if sum(size for size in sizes.values() if not isinstance(size, Integral)) >= 1:
             raise ValueError(
                 f"test_size={self.test_size} and validation_size={self.validation_size} leave no "
                 "training rows; together they should be less than 1."
@@ -237,12 +217,9 @@ class TemporalHoldout(Splitter):
         (users, n_users), _ = coded_rows(X)
         groups, n_groups = (users, n_users) if self.per_user else (np.zeros_like(users), 1)
         rows, starts, counts = by_group(groups, n_groups, np.argsort(times, kind="stable"))
-        times = times[rows]
-
-        part = np.zeros(len(rows), dtype=np.int8)
-        position = np.arange(len(rows))
-        ends = starts + counts
-        for number, (name, size) in enumerate(sizes.items(), start=1):
+        times, position = times[rows], np.arange(len(rows))
+        parts, ends = {}, starts + counts
+        for name, size in sizes.items():
             if name == "test" and self.cutoff is not None:
                 cuts = self._cut_at(times)
             else:
@@ -255,16 +232,14 @@ class TemporalHoldout(Splitter):
                     f"different times for training rows before them. Change {name}_size, or give "
                     "more interactions."
                 )
-            part[rows[late]] = number
+            parts[name] = np.sort(rows[late])
             ends = cuts
-        late_parts = reversed(list(enumerate(sizes, start=1)))
-        numbers = {"train": 0} | {name: number for number, name in late_parts}
-        return {name: np.flatnonzero(part == number) for name, number in numbers.items()}
+        parts["train"] = np.sort(rows[position < np.repeat(ends, counts)])
+        return dict(reversed(parts.items()))
 
     def _cut_at(self, times):
         """Return where the test rows begin among sorted times, (1,)."""
-        (time,) = _cutoff_times([self.cutoff], times, "cutoff")
-        cuts = np.searchsorted(times, [time])
+        cuts = np.searchsorted(times, _cutoff_times([self.cutoff], times, "cutoff"))
         if not 0 < cuts[0] < len(times):
             raise ValueError(
                 f"cutoff={self.cutoff!r} leaves no {'test' if cuts[0] else 'training'} rows: the "
@@ -274,6 +249,7 @@ class TemporalHoldout(Splitter):
 
 
 @documented
+@dataclass(eq=False, repr=False)
 class RollingOrigin(Splitter):
     """Train on all rows before a cut-off in time, test on the next period, and move on.
 
@@ -292,10 +268,7 @@ class RollingOrigin(Splitter):
         into periods of about the same number of rows. Floats in (0, 1): quantiles of the times of
         the rows. Otherwise times as in X, such as "2024-05-01": periods begin at them, and their
         rows are test rows. One cut-off makes one split at a date for all users.
-    timestamps : int or str, default=2
-        Column of X with the time of each row: its position (2 or more) or, for a DataFrame,
-        its name. The times are numbers, dates, or ISO dates as strings. "row_order": the rows of
-        X are in the order of time.
+    {column of times}
 
     Attributes
     ----------
@@ -304,12 +277,7 @@ class RollingOrigin(Splitter):
     See Also
     --------
     TemporalHoldout : One cut, by the number of test rows.
-    compare : Its `per_fold` has the metrics of each period.
-
-    Notes
-    -----
-    A test of how a recommender fares from period to period: ``compare(models, X,
-    cv=RollingOrigin())`` fits a model at each cut-off, and ``per_fold`` has a row for each period.
+    compare : With ``cv=RollingOrigin()``, its `per_fold` has a row for each period.
 
     Examples
     --------
@@ -325,27 +293,16 @@ class RollingOrigin(Splitter):
     [0 1 2] [3 4]
     """
 
+    cutoffs: Any = 3
+    _: KW_ONLY
+    timestamps: int | str = 2
+
     _parameter_constraints: ClassVar[dict] = {
         "cutoffs": [Interval(Integral, 1, None, closed="left"), "array-like"],
         "timestamps": _times.CONSTRAINT,
     }
 
-    def __init__(self, cutoffs: Any = 3, *, timestamps: int | str = 2) -> None:
-        self.cutoffs = cutoffs
-        self.timestamps = timestamps
-
-    def get_n_splits(self, X: Any = None, y: Any = None, groups: None = None) -> int:
-        """Return the number of splits, one for each cut-off.
-
-        Parameters
-        ----------
-        X, y, groups
-            Ignored.
-
-        Returns
-        -------
-        n_splits : int
-        """
+    def _n_splits(self):
         return int(self.cutoffs) if isinstance(self.cutoffs, Integral) else len(self.cutoffs)
 
     def _splits(self, X):
@@ -367,8 +324,24 @@ class RollingOrigin(Splitter):
         return iter([(np.flatnonzero(period < n), np.flatnonzero(period == n)) for n in numbers])
 
 
+@dataclass(eq=False, repr=False)
+class RandomHoldout(Splitter):
+    """Base class of splitters that hold out a random share, once or `n_splits` times."""
+
+    test_size: float = 0.2
+    _: KW_ONLY
+    n_splits: int = 1
+    random_state: int | RandomState | None = None
+
+    _parameter_constraints: ClassVar[dict] = {
+        "test_size": SHARE_OR_NUMBER,
+        "n_splits": [Interval(Integral, 1, None, closed="left")],
+        "random_state": ["random_state"],
+    }
+
+
 @documented
-class UserHoldout(Splitter):
+class UserHoldout(RandomHoldout):
     """Hold out a random share of the rows of each user.
 
     What it guarantees:
@@ -382,10 +355,7 @@ class UserHoldout(Splitter):
     test_size : float or int, default=0.2
         Share of each user's rows to hold out, if a float in (0, 1); number of rows per user, if
         an int: users with no more rows than that stay in training.
-    n_splits : int, default=1
-        Number of random splits.
-    random_state : int, RandomState instance or None, default=None
-        Source of the random numbers. An int gives the same splits in every call.
+    {random splits}
 
     Attributes
     ----------
@@ -410,32 +380,14 @@ class UserHoldout(Splitter):
     [['ann', 'a'], ['ann', 'd'], ['bob', 'a']]
     """
 
-    _parameter_constraints: ClassVar[dict] = {
-        "test_size": SHARE_OR_NUMBER,
-        "n_splits": [Interval(Integral, 1, None, closed="left")],
-        "random_state": ["random_state"],
-    }
-
-    def __init__(
-        self,
-        test_size: float = 0.2,
-        *,
-        n_splits: int = 1,
-        random_state: int | RandomState | None = None,
-    ) -> None:
-        self.test_size = test_size
-        self.n_splits = n_splits
-        self.random_state = random_state
-
     def _splits(self, X):
         (users, n_users), _ = coded_rows(X)
         counts = np.bincount(users, minlength=n_users)
         n_test = _n_held_out(self.test_size, counts)
         if not n_test.any():
             raise ValueError(
-                f"test_size={self.test_size} holds out no row, since the most active user has "
-                f"{counts.max()} rows and one must stay in training; change test_size, or give "
-                "more interactions per user."
+                f"test_size={self.test_size} holds out no row, since no user has more than "
+                f"{counts.max()} rows and one must stay in training; change it."
             )
         rng = check_random_state(self.random_state)
         orders = (rng.permutation(len(users)) for _ in range(self.n_splits))
@@ -445,7 +397,8 @@ class UserHoldout(Splitter):
 
 
 @documented
-class ColdItemHoldout(Splitter):
+@dataclass(eq=False, repr=False)
+class ColdItemHoldout(RandomHoldout):
     """Hold out all rows of a random share of the items, as if these were new.
 
     What it guarantees:
@@ -458,10 +411,7 @@ class ColdItemHoldout(Splitter):
     ----------
     test_size : float or int, default=0.1
         Share of the items to hold out, if a float in (0, 1); number of items, if an int.
-    n_splits : int, default=1
-        Number of random splits.
-    random_state : int, RandomState instance or None, default=None
-        Source of the random numbers. An int gives the same splits in every call.
+    {random splits}
 
     Attributes
     ----------
@@ -486,46 +436,26 @@ class ColdItemHoldout(Splitter):
     [['ann', 'c']]
     """
 
-    _parameter_constraints: ClassVar[dict] = {
-        "test_size": SHARE_OR_NUMBER,
-        "n_splits": [Interval(Integral, 1, None, closed="left")],
-        "random_state": ["random_state"],
-    }
-
-    def __init__(
-        self,
-        test_size: float = 0.1,
-        *,
-        n_splits: int = 1,
-        random_state: int | RandomState | None = None,
-    ) -> None:
-        self.test_size = test_size
-        self.n_splits = n_splits
-        self.random_state = random_state
+    test_size: float = 0.1
 
     def _splits(self, X):
-        (users, n_users), (items, n_items) = coded_rows(X)
+        (users, _), (items, n_items) = coded_rows(X)
         n_test = self.test_size
         if not isinstance(n_test, Integral):
             n_test = max(1, int(n_test * n_items + 0.5))
         if n_test >= n_items:
+            raise ValueError(f"test_size={self.test_size} holds out all {n_items} items; lower it.")
+        rng, splits = check_random_state(self.random_state), []
+        for _ in range(self.n_splits):
+            cold = np.isin(items, rng.permutation(n_items)[:n_test])
+            known = np.isin(users, users[~cold])
+            splits.append((np.flatnonzero(~cold), np.flatnonzero(cold & known)))
+        if not all(len(test) for _, test in splits):
             raise ValueError(
-                f"test_size={self.test_size} holds out all {n_items} items, so that nothing is "
-                "left to train on; lower it."
+                "No user of a held-out item has a row of another item, so nothing is known of the "
+                "users to test; change test_size or random_state."
             )
-        rng = check_random_state(self.random_state)
-        chosen = [rng.permutation(n_items)[:n_test] for _ in range(self.n_splits)]
-        masks = [np.isin(items, cold) for cold in chosen]
-        known = [np.bincount(users[~cold], minlength=n_users) > 0 for cold in masks]
-        if not all((cold & known[users]).any() for cold, known in zip(masks, known, strict=True)):
-            raise ValueError(
-                "No user of a held-out item has a row of another item, so nothing would be known "
-                "of the users to test; change test_size or random_state."
-            )
-        return (
-            (np.flatnonzero(~cold), np.flatnonzero(cold & known[users]))
-            for cold, known in zip(masks, known, strict=True)
-        )
+        return iter(splits)
 
 
 def _cutoff_times(cutoffs, times, name):
@@ -574,25 +504,20 @@ def _cut(times, starts, ends, n_late):
     return np.where(n_late > 0, np.where(near, before, np.minimum(after, ends)), ends)
 
 
+@dataclass(eq=False, repr=False)
 class FoldSplitter(Splitter):
     """Base class of splitters with `n_splits` folds; a subclass implements `_folds`."""
+
+    n_splits: int = 5
+    _: KW_ONLY
+    shuffle: bool = False
+    random_state: int | RandomState | None = None
 
     _parameter_constraints: ClassVar[dict] = {
         "n_splits": [Interval(Integral, 2, None, closed="left")],
         "shuffle": ["boolean"],
         "random_state": ["random_state"],
     }
-
-    def __init__(
-        self,
-        n_splits: int = 5,
-        *,
-        shuffle: bool = False,
-        random_state: int | RandomState | None = None,
-    ) -> None:
-        self.n_splits = n_splits
-        self.shuffle = shuffle
-        self.random_state = random_state
 
     @abstractmethod
     def _folds(self, X: Any, order: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -625,12 +550,7 @@ class UserKFold(FoldSplitter):
 
     Parameters
     ----------
-    {n_splits}
-    shuffle : bool, default=False
-        Whether to assign a user's rows to the folds at random. Otherwise they are assigned in
-        turn, in the order of X.
-    random_state : int, RandomState instance or None, default=None
-        Source of the random numbers if `shuffle`. An int gives the same splits in every call.
+    {folds}
 
     Attributes
     ----------
@@ -643,9 +563,8 @@ class UserKFold(FoldSplitter):
 
     Notes
     -----
-    :func:`sklearn.model_selection.cross_val_predict` needs every row to be tested once, so it
-    works if every user has at least two rows. This splits rows, so a repeated (user, item) pair
-    may be both in training and in test.
+    :func:`sklearn.model_selection.cross_val_predict` works if every user has at least two rows.
+    This splits rows, so a repeated (user, item) pair may be both in training and in test.
 
     Examples
     --------
@@ -664,8 +583,7 @@ class UserKFold(FoldSplitter):
         if len(rows) < self.n_splits:
             raise ValueError(
                 f"Only {len(rows)} rows belong to a user with two rows or more, too few for "
-                f"n_splits={self.n_splits} folds; lower n_splits, or give more interactions per "
-                "user."
+                f"n_splits={self.n_splits}; lower it, or give more interactions per user."
             )
         # The turns continue from user to user, so that the folds have equal sizes.
         folds = np.full(len(users), -1)
@@ -688,11 +606,7 @@ class WarmStartKFold(FoldSplitter):
 
     Parameters
     ----------
-    {n_splits}
-    shuffle : bool, default=False
-        Whether to shuffle the rows before they are assigned to the folds.
-    random_state : int, RandomState instance or None, default=None
-        Source of the random numbers if `shuffle`. An int gives the same splits in every call.
+    {folds}
 
     Attributes
     ----------
@@ -705,14 +619,11 @@ class WarmStartKFold(FoldSplitter):
     Notes
     -----
     A user or item is in training in every split if two of its rows are in different folds. So
-    the first two rows of each user are linked, and the first two rows of each item. A row has at
-    most two links, one of each kind, so the linked rows form chains and rings. Assigning them to
-    the folds in turn, along the chains, separates every two linked rows. If the two ends of a
-    ring meet in one fold, the last row moves to the next fold. Splitters that instead reserve one
-    row of each user and item for training never test these rows.
+    the first two rows of each user are linked, and the first two rows of each item, which makes
+    chains and rings of rows. Assigning them to the folds in turn, along the chains, separates every
+    two linked rows. If the two ends of a ring meet in one fold, the last row moves to the next.
 
-    Random folds ignore time. This splits rows, so a repeated (user, item) pair may be both in
-    training and in test.
+    This splits rows, so a repeated (user, item) pair may be both in training and in test.
 
     Examples
     --------
@@ -733,13 +644,12 @@ class WarmStartKFold(FoldSplitter):
         if len(rows) < self.n_splits:
             raise ValueError(
                 f"Only {len(rows)} rows have a user and an item with another row, too few for "
-                f"n_splits={self.n_splits} folds that keep all users and items in training; lower "
-                "n_splits, or keep users and items with more rows "
+                f"n_splits={self.n_splits}; lower it, or drop rare users and items first "
                 "(fedrecsk.preprocessing.filter_k_core)."
             )
-        one, other = np.hstack([_first_two(codes[rows], n_ids) for codes, n_ids in sides])
+        pairs = [_first_two(codes[rows], n_ids) for codes, n_ids in sides]
         folds = np.full(X.shape[0], -1)
-        folds[rows] = _deal(one, other, len(rows), self.n_splits)
+        folds[rows] = _deal(pairs, len(rows), self.n_splits)
         return folds
 
 
@@ -750,50 +660,40 @@ def _first_two(codes, n_groups):
     return np.stack([rows[first], rows[first + 1]])
 
 
-def _deal(one, other, n_rows, n_folds):
-    """Return folds in which linked rows differ; links form chains and even rings."""
-    linked, ends = np.unique(np.concatenate([one, other]), return_inverse=True)
-    one, other = np.split(ends, 2)
-    free = np.ones(n_rows, dtype=bool)
-    free[linked] = False
-    walk = linked[_along_chains(one, other, len(linked))]
-    sequence = np.concatenate([walk, np.flatnonzero(free)])
+def _deal(pairs, n_rows, n_folds):
+    """Return folds in which linked rows differ; `pairs` has the links by users and by items."""
+    partners = np.full((2, n_rows), -1)
+    for partner, (one, other) in zip(partners, pairs, strict=True):
+        partner[one], partner[other] = other, one
     turn = np.empty(n_rows, dtype=np.int64)
-    turn[sequence] = np.arange(n_rows)
+    turn[_along_chains(partners)] = np.arange(n_rows)
     folds = turn % n_folds
     # A ring can close on one fold. Its length is even, so this needs three folds or more, and
     # the next fold is not that of the other neighbour, which is the one before.
-    one, other = linked[one], linked[other]
+    one, other = np.hstack(pairs)
     closing = folds[one] == folds[other]
     last = np.where(turn[one] > turn[other], one, other)[closing]
     folds[last] = (folds[last] + 1) % n_folds
     return folds
 
 
-def _along_chains(one, other, n_nodes):
-    """Return nodes in an order that walks each chain or ring of links from end to end."""
-    if not n_nodes:
-        return np.arange(0)
-    graph = _graph(one, other, n_nodes)
-    n_chains, chain = connected_components(graph, directed=False)
-    is_ring = np.ones(n_chains, dtype=bool)
-    is_ring[chain[_loose_ends(graph)]] = False
-    # Rings are cut and all chains joined into one, because scipy's walk looks at every exit of
-    # a node again whenever it returns there: from a common root it would take quadratic time.
-    in_ring = np.flatnonzero(is_ring[chain[one]])
-    cuts = in_ring[np.unique(chain[one[in_ring]], return_index=True)[1]]
-    one, other = np.delete(one, cuts), np.delete(other, cuts)
-    ends = _loose_ends(_graph(one, other, n_nodes))
-    heads, tails = ends[np.argsort(chain[ends], kind="stable")].reshape(n_chains, 2).T
-    one, other = np.concatenate([one, tails[:-1]]), np.concatenate([other, heads[1:]])
-    return depth_first_order(_graph(one, other, n_nodes), heads[0], return_predecessors=False)
+def _along_chains(partners):
+    """Return rows in an order that walks each chain or ring of links from end to end."""
+    is_linked = (partners >= 0).any(axis=0)
+    partners, seen, sequence = partners.tolist(), set(), []
 
+    def walk(start, side):
+        row, path = partners[side][start], []
+        while row not in (-1, start):
+            path.append(row)
+            side = 1 - side
+            row = partners[side][row]
+        return path, row == start
 
-def _graph(one, other, n_nodes):
-    links = np.concatenate([one, other]), np.concatenate([other, one])
-    return coo_array((np.ones(len(links[0])), links), shape=(n_nodes, n_nodes)).tocsr()
-
-
-def _loose_ends(graph):
-    """Return the nodes with a single link."""
-    return np.flatnonzero(np.diff(graph.indptr) == 1)
+    for start in np.flatnonzero(is_linked).tolist():
+        if start not in seen:
+            before, is_ring = walk(start, 0)
+            chain = [*reversed(before), start, *([] if is_ring else walk(start, 1)[0])]
+            seen.update(chain)
+            sequence += chain if chain[0] < chain[-1] else chain[::-1]
+    return np.concatenate([np.array(sequence, dtype=np.int64), np.flatnonzero(~is_linked)])
