@@ -316,12 +316,6 @@ def test_an_error_of_many_lines_is_told_in_one(method, ratings):
     assert str(warned[0].message).splitlines()[1:] == [line]
 
 
-def test_the_error_of_a_traceback_is_found_even_if_it_is_indented():
-    text = "Traceback (most recent call last):\n  File 'a'\n    f()\nKeyError: 'b'\n  c"
-    assert _compare._raised(text) == "KeyError: 'b' c"
-    assert _compare._raised("Traceback (most recent call last):\n  | a\n  | b") == "| b"
-
-
 def test_means_of_fewer_folds_say_of_how_many(ratings):
     X, y = ratings
     folds = list(GroupKFold(3).split(X, y, groups=X[:, 0]))

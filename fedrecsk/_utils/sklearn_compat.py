@@ -10,6 +10,7 @@ from numbers import Number
 import numpy as np
 from sklearn.base import _fit_context as fit_context
 from sklearn.metrics._scorer import _BaseScorer as BaseScorer
+from sklearn.metrics._scorer import _cached_call as cached_call
 from sklearn.metrics._scorer import _MultimetricScorer as MultimetricScorer
 from sklearn.utils import _safe_indexing as safe_indexing
 from sklearn.utils._param_validation import (
@@ -63,6 +64,7 @@ __all__ = [
     "Options",
     "RealNotInt",
     "StrOptions",
+    "cached_call",
     "check_feature_names",
     "check_sample_weight",
     "fit_context",

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import copy
 import inspect
+import time
 from collections.abc import Iterable, Mapping
-from itertools import dropwhile, pairwise
+from functools import partial
+from itertools import pairwise
 from numbers import Integral
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
 from sklearn import config_context
 from sklearn.base import BaseEstimator, clone
 from sklearn.exceptions import FitFailedWarning, NotFittedError
-from sklearn.metrics import (
-    get_scorer,
-    get_scorer_names,
-    make_scorer,
-)
-from sklearn.model_selection import check_cv, cross_validate
+from sklearn.metrics import get_scorer, get_scorer_names, make_scorer
+from sklearn.model_selection import check_cv
 from sklearn.utils import get_tags
 from sklearn.utils.metadata_routing import get_routing_for_object
 from sklearn.utils.parallel import Parallel, delayed
@@ -29,9 +27,8 @@ from fedrecsk._utils.kernels import seconds_compiling
 from fedrecsk._utils.parameters import suggest
 from fedrecsk._utils.sklearn_compat import (
     BaseScorer,
-    InvalidParameterError,
-    MultimetricScorer,
     StrOptions,
+    cached_call,
     safe_indexing,
     validate_parameter_constraints,
 )
@@ -54,7 +51,6 @@ from fedrecsk.model_selection._splitters import UserKFold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any
 
     from numpy.typing import ArrayLike
 
@@ -210,31 +206,22 @@ def compare(
     scorers = _scorers(scoring, y)
     folds = _folds(cv, X, y)
 
+    users, items = id_columns(as_table(X))
+
     chains = [[one] for one in enumerate(folds)]
     if update != "fit":
         _check_growing(folds, update)
         chains = [list(enumerate(folds))]
 
-    outcomes = cast(
-        "list[list[Outcome]]",
-        Parallel(n_jobs=n_jobs)(
-            delayed(_fit_and_keep_up)(
-                name,
-                chain,
-                estimator,
-                X,
-                y,
-                scorers,
-                metadata,
-                update,
-                raises=error_score == "raise",
-                keep=return_estimator,
-            )
-            for name, estimator in estimators.items()
-            for chain in chains
-        ),
+    data, how = _Data(X, y, metadata, users), {"raises": error_score == "raise"}
+    found = Parallel(n_jobs=n_jobs)(
+        delayed(_fit_and_keep_up)(
+            name, chain, estimator, data, scorers, update, **how, keep=return_estimator
+        )
+        for name, estimator in estimators.items()
+        for chain in chains
     )
-    outcomes = [one for chain in outcomes for one in chain]
+    outcomes = [one for chain in cast("list[list[Outcome]]", found) for one in chain]
     _warn_or_raise(outcomes, asked=() if scoring is None else scorers)
     columns = [*scorers, *TIMES, *COSTS]
     blank = dict.fromkeys(columns, float("nan"))
@@ -246,7 +233,8 @@ def compare(
     fitted = fitted if return_estimator else None
     per_user = [one.per_user for one in outcomes if one.per_user is not None]
     per_user = pd.concat(per_user, ignore_index=True) if per_user else None
-    return Comparison(rows, columns, _shares_unknown(X, folds), fitted, per_user)
+    unknown = {"users": _share_unknown(users, folds), "items": _share_unknown(items, folds)}
+    return Comparison(rows, columns, unknown, fitted, per_user)
 
 
 # -------------------------------------------------------------------------------- arguments
@@ -299,17 +287,13 @@ def _updatable(estimators, update):
 
 def _check_growing(folds, update):
     for number, ((before, _), (now, _)) in enumerate(pairwise(folds), start=1):
-        n_lost = int((~np.isin(_positions(before), _positions(now))).sum())
+        n_lost = int((~np.isin(before, now)).sum())
         if n_lost:
             raise ValueError(
                 f"With update={update!r} a model goes on from fold to fold, but {n_lost} training "
                 f"rows of fold {number - 1} are none of fold {number}; use cv=RollingOrigin(), or "
                 "update='fit'."
             )
-
-
-def _positions(rows):
-    return np.flatnonzero(rows) if rows.dtype == bool else rows
 
 
 def _folds(cv, X, y):
@@ -323,15 +307,11 @@ def _folds(cv, X, y):
                 "cv must give pairs (train, test) of arrays of rows; put a single pair in a list: "
                 "cv=[(train, test)]."
             )
-    folds = [tuple(map(np.asarray, pair)) for pair in check_cv(cv).split(X, y)]
+    n_rows = len(X) if hasattr(X, "__len__") else X.shape[0]
+    folds = [[_positions(rows, n_rows) for rows in pair] for pair in check_cv(cv).split(X, y)]
     if not folds:
         raise ValueError("cv gives no folds; give at least one pair of train and test rows.")
-    n_rows = len(X) if hasattr(X, "__len__") else X.shape[0]
-    for number, fold in enumerate(folds):
-        train, test = (
-            np.flatnonzero(rows) if rows.dtype == bool and len(rows) == n_rows else rows
-            for rows in fold
-        )
+    for number, (train, test) in enumerate(folds):
         for rows, name in ((train, "train"), (test, "test")):
             if len(rows) == 0:
                 raise ValueError(f"Fold {number} of cv has no {name} rows.")
@@ -354,11 +334,14 @@ def _folds(cv, X, y):
     return folds
 
 
-def _shares_unknown(X, folds):
-    """Return the mean shares of the test rows whose users, or items, have no training row."""
-    ids = id_columns(as_table(X))
-    shares = [[np.mean(~np.isin(one[test], one[train])) for one in ids] for train, test in folds]
-    return dict(zip(("users", "items"), np.mean(shares, axis=0).tolist(), strict=True))
+def _positions(rows, n_rows):
+    rows = np.asarray(rows)
+    return np.flatnonzero(rows) if rows.dtype == bool and rows.shape == (n_rows,) else rows
+
+
+def _share_unknown(ids, folds):
+    """Return the mean share of the test rows whose ids have no training row."""
+    return float(np.mean([np.mean(~np.isin(ids[test], ids[train])) for train, test in folds]))
 
 
 def _scorers(scoring, y):
@@ -393,7 +376,7 @@ def _scorer_of(name):
             raise ValueError(f"scoring holds {name!r}, which is neither a name nor callable.")
         return name
     if name in ERRORS:
-        return make_scorer(ERRORS[name])
+        return make_scorer(_RowErrors(name))
     metric, at, k = name.partition("@")
     if metric == "auc":
         if at:
@@ -451,148 +434,142 @@ class Outcome(NamedTuple):
 class _RowErrors:
     """Compute a mean error, and keep the error and weight of each row."""
 
-    def __init__(self, metric):
-        self.metric = metric
+    def __init__(self, name):
+        self.name = name
+        self.errors = None
 
     def __call__(self, y_true, y_pred, sample_weight=None):
         self.errors = np.abs(np.subtract(y_true, y_pred, dtype=float))
         self.weights = np.ones(len(self.errors)) if sample_weight is None else sample_weight
-        return self.metric(y_true, y_pred, sample_weight=sample_weight)
+        return ERRORS[self.name](y_true, y_pred, sample_weight=sample_weight)
 
 
-class _Scores(MultimetricScorer):
-    """Compute all scores of a fitted model; NaN for what fails, with its names in `errors`."""
-
-    def __init__(self, scorers, raise_exc):
-        super().__init__(scorers=scorers, raise_exc=raise_exc)
-        self.errors = {}
-        self.compiled_in_fit = 0.0  # seconds of compilation in this process until fit ended
-
-    def __call__(self, estimator, *args, **kwargs):
-        self.compiled_in_fit = seconds_compiling()
-        scores = super().__call__(_model_of(estimator), *args, **kwargs)
-        # scikit-learn returns the traceback of a failed scorer in place of its score.
-        tracebacks = {name: text for name, text in scores.items() if isinstance(text, str)}
-        for name, text in tracebacks.items():
-            self.errors.setdefault(_raised(text), []).append(name)
-        return scores | dict.fromkeys(tracebacks, float("nan"))
-
-    def _use_cache(self, estimator):
-        # scikit-learn's own check raises if the method of a single scorer is missing.
-        return True
-
-
-def _raised(text):
-    """Return the error at the end of a traceback, in one line."""
-    lines = text.rpartition("Traceback (most recent call last):\n")[2].splitlines()
-    error = list(dropwhile(lambda line: line.startswith(" "), lines)) or lines[-1:]
-    return " ".join(" ".join(error).split())
-
-
-class _KeptUp(BaseEstimator):
-    """Stands for a fitted model in `cross_validate`; its `fit` brings the model up to date."""
-
-    def __init__(self, model, update, is_new):
-        self.model = model
-        self.update = update
-        self.is_new = is_new
-
-    def __sklearn_clone__(self):
-        return self
-
-    def get_metadata_routing(self):
-        return self.model.get_metadata_routing()
-
-    @property
-    def sends(self):
-        return self.update == "partial_fit" and self.is_new.any()
-
-    def fit(self, X, y=None, **params):
-        if self.update == "fold_in":
-            self.model.fold_in(X, y, **params, replace=True)
-        elif self.sends:
-            new = np.flatnonzero(self.is_new)
-            X, y = safe_indexing(X, new), None if y is None else safe_indexing(y, new)
-            params = {name: safe_indexing(values, new) for name, values in params.items()}
-            self.model.partial_fit(X, y, **params)
-        return self
-
-
-def _model_of(estimator):
-    return estimator.model if isinstance(estimator, _KeptUp) else estimator
-
-
-def _fit_and_keep_up(name, chain, estimator, X, y, scorers, metadata, update, *, raises, keep):
+def _fit_and_keep_up(name, chain, estimator, data, scorers, update, *, raises, keep):
     """Fit an estimator in a chain's first fold, bring it up to date in the others; score it."""
     outcomes, before = [], None
-    for fold, rows in chain:
+    for fold, (train, test) in chain:
         if outcomes and not outcomes[-1].fitted:
             outcomes.append(outcomes[-1]._replace(fold=fold))
             continue
-        if outcomes:
-            model = outcomes[-1].estimator
-            is_new = ~np.isin(_positions(rows[0]), _positions(before))
-            estimator = _KeptUp(copy.deepcopy(model) if keep else model, update, is_new)
-        outcomes.append(
-            _fit_and_score(name, fold, estimator, X, y, rows, scorers, metadata, raises=raises)
-        )
-        before = rows[0]
+        new = train if before is None else train[~np.isin(train, before)]
+        try:
+            applicable = _scorers_for(estimator, scorers)
+            of_fit = data.taken_by_fit(estimator)
+            if before is None:
+                model, seconds = _timed(_fit, estimator, of_fit.rows(train))
+            else:
+                model = outcomes[-1].estimator
+                model = copy.deepcopy(model) if keep else model
+                rows = of_fit.rows(train if update == "fold_in" else new)
+                model, seconds = _timed(_update, model, update if len(new) else "none", rows)
+            costs = _costs(model)
+            if before is not None and (update != "partial_fit" or not len(new)):
+                # What the ledger has is of the fit.
+                costs |= dict.fromkeys(costs.keys() - {"epsilon"}, 0.0)
+            values = costs | {"fit_seconds": seconds}
+        except Exception as error:  # an estimator's error goes into its row; `compare` continues
+            if raises:
+                raise
+            outcomes.append(Outcome(name, fold, {}, _told(error)))
+            continue
+        before, X_train = train, safe_indexing(data.X, train)
+        kept = {score: _keeping(scorer, X_train) for score, scorer in applicable.items()}
+        (scores, error), seconds = _timed(_score, model, kept, data, test, raises)
+        per_user = _per_user(data.users[test], kept)
+        if per_user is not None:
+            per_user = per_user.assign(estimator=name, fold=fold)
+        values |= scores | {"score_seconds": seconds}
+        outcomes.append(Outcome(name, fold, values, error, model, per_user))
     return outcomes if keep else [one._replace(estimator=None) for one in outcomes]
 
 
-def _fit_and_score(name, fold, estimator, X, y, rows, scorers, metadata, *, raises):
-    try:
-        X_train = safe_indexing(X, rows[0])
-        scorers = {
-            score: _keeping(score, scorer, X_train)
-            for score, scorer in _scorers_for(_model_of(estimator), scorers).items()
-        }
-        params = None
-        with config_context(**_ROUTING if metadata else {}):
-            if metadata:
-                estimator, params = _asking(estimator, metadata)
-                scorers = _weighing(scorers)
-            scores = _Scores(scorers, raises)
-            # This loads numba, so that its import does not count as part of a fit.
-            before = seconds_compiling()
-            result = cross_validate(
-                estimator,
-                X,
-                y,
-                cv=[rows],
-                scoring=scores,
-                params=params,
-                return_estimator=True,
-                error_score="raise",
+def _told(error):
+    """Return an error in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _timed(function, *arguments):
+    """Return what a function returns, and its seconds without those of compilation."""
+    # The first call loads numba, so that its import does not count.
+    compiled, start = seconds_compiling(), time.perf_counter()
+    found = function(*arguments)
+    seconds = time.perf_counter() - start - (seconds_compiling() - compiled)
+    return found, max(0.0, seconds)
+
+
+def _fit(estimator, rows):
+    with config_context(**_ROUTING if rows[1] else {}):
+        return clone(estimator).fit(*rows[0], **rows[1])
+
+
+def _update(model, update, rows):
+    """Return the model, brought up to date in place."""
+    if update == "fold_in":
+        return model.fold_in(*rows[0], **rows[1], replace=True)
+    return model.partial_fit(*rows[0], **rows[1]) if update == "partial_fit" else model
+
+
+class _Data(NamedTuple):
+    """All rows, and metadata of the fit by name."""
+
+    X: Any
+    y: Any
+    metadata: dict
+    users: np.ndarray
+
+    def rows(self, which):
+        """Return positional arguments, X and perhaps y, and the metadata of some rows."""
+        arrays = [self.X] if self.y is None else [self.X, self.y]
+        metadata = {name: safe_indexing(one, which) for name, one in self.metadata.items()}
+        return [safe_indexing(one, which) for one in arrays], metadata
+
+    def taken_by_fit(self, estimator):
+        """Return the same with the metadata that the estimator's fit takes; weights it must."""
+        wanted = get_routing_for_object(estimator).consumes("fit", self.metadata)
+        if hasattr(estimator, "set_fit_request"):
+            # Only its own requests, even if it passes metadata on to others.
+            asked = estimator._get_metadata_request().fit.requests
+            wanted |= {name for name in self.metadata if name in asked and asked[name] is None}
+        if "sample_weight" in self.metadata and "sample_weight" not in wanted:
+            raise TypeError(
+                f"{type(estimator).__name__}.fit takes no sample_weight; leave out the weights or "
+                "the estimator."
             )
-        (fitted,) = result["estimator"]
-        costs = _costs(fitted)
-    except Exception as error:  # an estimator's error goes into its row; `compare` continues
-        while isinstance(error, InvalidParameterError) and error.__cause__ is not None:
-            # cross_validate replaces the estimator's name by its own.
-            error = error.__cause__
-        if raises:
-            raise error
-        return Outcome(name, fold, {}, " ".join(f"{type(error).__name__}: {error}".split()))
-    values = {score: float(result[f"test_{score}"][0]) for score in scorers}
-    in_fit, after = scores.compiled_in_fit, seconds_compiling()
-    values["fit_seconds"] = max(0.0, result["fit_time"][0] - (in_fit - before))
-    values["score_seconds"] = max(0.0, result["score_time"][0] - (after - in_fit))
-    error = "; ".join(f"{', '.join(of)}: {message}" for message, of in scores.errors.items())
-    per_user = _per_user(id_columns(as_table(safe_indexing(X, rows[1])))[0], scorers)
-    if per_user is not None:
-        per_user = per_user.assign(estimator=name, fold=fold)
-    return Outcome(name, fold, values | costs, error, _model_of(fitted), per_user)
+        return self._replace(metadata={name: self.metadata[name] for name in wanted})
 
 
-def _keeping(score, scorer, X_train):
+def _score(model, scorers, data, test, raises):
+    """Return scores by name, NaN for those that fail, and what failed in one line."""
+    arguments, metadata = data.rows(test)
+    weight = metadata.get("sample_weight")
+    # Predictions and rankings are shared.
+    caller, scores, errors = partial(cached_call, {}), {}, {}
+    for name, scorer in scorers.items():
+        try:
+            if isinstance(scorer, BaseScorer):
+                asked = scorer.get_metadata_routing().score.requests.get("sample_weight")
+                weighs = (
+                    weight is not None and asked is not False and scorer._accept_sample_weight()
+                )
+                weights = {"sample_weight": weight} if weighs else {}
+                score = scorer._score(caller, model, *arguments, **weights)
+            else:
+                score = scorer(model, *arguments)
+            scores[name] = float(score)
+        except Exception as error:
+            if raises:
+                raise
+            scores[name] = float("nan")
+            errors.setdefault(_told(error), []).append(name)
+    return scores, "; ".join(f"{', '.join(of)}: {error}" for error, of in errors.items())
+
+
+def _keeping(scorer, X_train):
     """Return a copy of a scorer that keeps what each user or row has; others as they are."""
     if isinstance(scorer, RankingScorer):
         return scorer.trained_on(X_train)
-    if score in ERRORS and getattr(scorer, "_score_func", None) is ERRORS[score]:
-        scorer = copy.copy(scorer)
-        scorer._score_func = _RowErrors(ERRORS[score])
-    return scorer
+    keeps = isinstance(getattr(scorer, "_score_func", None), _RowErrors)
+    return copy.deepcopy(scorer) if keeps else scorer
 
 
 def _per_user(users, scorers):
@@ -603,8 +580,8 @@ def _per_user(users, scorers):
         kept = getattr(scorer, "_score_func", None)
         if isinstance(scorer, RankingScorer) and scorer.by_user is not None:
             columns[score] = pd.Series(scorer.by_user[1], scorer.by_user[0])
-        elif isinstance(kept, _RowErrors) and hasattr(kept, "errors"):
-            power = POWERS[score]
+        elif isinstance(kept, _RowErrors) and kept.errors is not None:
+            power = POWERS[kept.name]
             n_rows = np.bincount(codes, kept.weights)
             means = np.bincount(codes, kept.weights * kept.errors**power) / n_rows
             columns[score] = pd.Series(means ** (1 / power), known)
@@ -615,47 +592,14 @@ def _per_user(users, scorers):
     return table.rename_axis("user").reset_index()
 
 
-def _asking(estimator, metadata):
-    """Return the estimator, which requests the metadata that its fit takes, and that metadata."""
-    wanted = get_routing_for_object(estimator).consumes("fit", metadata)
-    if hasattr(estimator, "set_fit_request"):
-        # Only its own requests, even if it passes metadata on to others.
-        asked = estimator._get_metadata_request().fit.requests
-        unset = {name for name in metadata if name in asked and asked[name] is None}
-        estimator = clone(estimator).set_fit_request(**dict.fromkeys(unset, True))
-        wanted |= unset
-    if "sample_weight" in metadata and "sample_weight" not in wanted:
-        raise TypeError(
-            f"{type(estimator).__name__}.fit takes no sample_weight; leave out the weights or the "
-            "estimator."
-        )
-    return estimator, {name: metadata[name] for name in wanted}
-
-
-def _weighing(scorers):
-    """Return the scorers; let those that take weights request them, unless they say otherwise."""
-    asking = {}
-    for name, scorer in scorers.items():
-        if _compares_with_y(scorer) and scorer._accept_sample_weight():
-            requests = scorer.get_metadata_routing().score.requests
-            if requests.get("sample_weight") is None:
-                scorer = copy.deepcopy(scorer).set_score_request(sample_weight=True)
-        asking[name] = scorer
-    return asking
-
-
 def _costs(estimator):
     try:
-        _, model = unwrap(_model_of(estimator))
+        _, model = unwrap(estimator)
     except (TypeError, NotFittedError):
         return {}
     if not hasattr(model, "communication_"):
         return {}
-    costs = {name: -scorer(model, None) / unit for name, (scorer, unit) in COSTS.items()}
-    if isinstance(estimator, _KeptUp) and not estimator.sends:
-        # What the ledger has is of the fit.
-        costs |= dict.fromkeys(costs.keys() - {"epsilon"}, 0.0)
-    return costs
+    return {name: -scorer(model, None) / unit for name, (scorer, unit) in COSTS.items()}
 
 
 # ------------------------------------------------------------------------------- results

@@ -55,23 +55,10 @@ HEADINGS = {
     "epsilon": "ε",
 }
 LATEX = str.maketrans(
-    {
-        "\\": r"\textbackslash{}",
-        "{": r"\{",
-        "}": r"\}",
-        "$": r"\$",
-        "&": r"\&",
-        "#": r"\#",
-        "%": r"\%",
-        "_": r"\_",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "<": r"\textless{}",
-        ">": r"\textgreater{}",
-        "ε": r"$\varepsilon$",
-        "↓": r"$\downarrow$",
-        "↑": r"$\uparrow$",
-    }
+    {sign: rf"\{sign}" for sign in "{}$&#%_"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "ε": r"$\varepsilon$"}
+    | {"↓": r"$\downarrow$", "↑": r"$\uparrow$"}
 )
 
 
@@ -191,9 +178,8 @@ class Comparison:
         >>> comparison.against("BiasOnly").columns.tolist()
         ['estimator', 'score', 'difference', 'low', 'high', 'p', 'better']
         """
-        known = self._table["estimator"].unique().tolist()
-        if baseline not in known:
-            raise ValueError(f"No estimator is called {baseline!r}; name one of {known}.")
+        if baseline not in self._names():
+            raise ValueError(f"No estimator is called {baseline!r}; name one of {self._names()}.")
         (n_resamples,) = checked(
             "against",
             {"n_resamples": [Interval(Integral, 1, None, closed="left")]},
@@ -291,18 +277,11 @@ class Comparison:
         \end{tabular}
         """
         columns = self._shown()
-        lines = [
-            rf"\begin{{tabular}}{{l{'r' * len(columns)}}}",
-            r"\toprule",
-            _latex_row(["", *(_heading(*column).translate(LATEX) for column in columns)]),
-            r"\midrule",
-            *(
-                _latex_row([name.translate(LATEX), *map(_in_latex, cells)])
-                for name, cells in self._cells()
-            ),
-            r"\bottomrule",
-            r"\end{tabular}",
-        ]
+        rows = [["", *(_heading(*column).translate(LATEX) for column in columns)]]
+        rows += [[name.translate(LATEX), *map(_in_latex, cells)] for name, cells in self._cells()]
+        head, *body = (" & ".join(row) + r" \\" for row in rows)
+        lines = [rf"\begin{{tabular}}{{l{'r' * len(columns)}}}", r"\toprule", head, r"\midrule"]
+        lines += [*body, r"\bottomrule", r"\end{tabular}"]
         if caption is not None or label is not None:
             lines = [r"\begin{table}", r"\centering", *lines]
             lines += [] if caption is None else [rf"\caption{{{caption}}}"]
@@ -474,10 +453,6 @@ def _heading(column, is_error):
 def _in_html(cell):
     text = cell.plain.replace("inf", "∞")
     return html.Bold(text) if cell.best else text
-
-
-def _latex_row(cells):
-    return " & ".join(cells) + r" \\"
 
 
 def _in_latex(cell):
