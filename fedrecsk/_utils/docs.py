@@ -442,6 +442,47 @@ X : array-like or DataFrame of shape (n_samples, n_features >= 2)
 y : array-like of shape (n_samples,), default=None
     Rating or preference of each row.
 """,
+    "lines": """
+lines_ : list of matplotlib artists
+    One per method that is drawn as a line or as points.
+bands_ : list of matplotlib artists
+    One per line with a standard deviation above 0.
+""",
+    "drawn": """
+Returns
+-------
+display : object
+    Itself, drawn.
+
+Raises
+------
+ImportError
+    If matplotlib is missing.
+""",
+    "drawn from results": """
+Returns
+-------
+display : object
+    It is drawn.
+
+Raises
+------
+ImportError
+    If matplotlib is missing.
+ValueError
+    If a column is missing, no row has the score, or a number is out of range.
+""",
+    "condition": """
+param_name : str
+    Name of the parameter to vary, as in `set_params`.
+param_range : iterable, or dict of str to value
+    Values of the parameter, or a dict of labels to values.
+""",
+    "greater_is_better": """
+greater_is_better : bool, default=None
+    Whether a larger score is better. None: True, except for "rmse" and "mae" if they are not
+    negative.
+""",
     "estimators in reference": """
 reference : float, dict of str to float or estimator, or list of estimators, default=None
     Baselines to draw as dashed horizontal lines: scores by name, or estimators, which are

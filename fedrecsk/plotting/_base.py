@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import cycle, pairwise
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +77,7 @@ def with_style(kwargs, **style):
 
 def check_any(found, name):
     """Raise if there is nothing to draw."""
-    if not found:
+    if not len(found):
         raise ValueError(f"Nothing to draw: no row of the results has {name!r}.")
 
 
@@ -96,16 +96,6 @@ def check_reference(reference):
         if not isinstance(score, Real) or not math.isfinite(score):
             raise ValueError(f"reference {name!r} must be a finite number, got {score!r}.")
     return {str(name): float(score) for name, score in reference.items()}
-
-
-def draw_reference(display, ax):
-    """Draw a display's reference scores as horizontal dashed lines."""
-    display.references_ = []
-    for i, (name, score) in enumerate(check_reference(display.reference).items()):
-        colour = REFERENCE_COLOURS[i % len(REFERENCE_COLOURS)]
-        display.references_.append(
-            draw_level(ax, score, name, color=colour, linestyle=DASHES[i % len(DASHES)], lw=1.5)
-        )
 
 
 def draw_level(ax, score, name, **style):
@@ -150,23 +140,6 @@ def name_ticks(ax, names):
     ax.set_xlim(-0.5, len(names) - 0.5)
 
 
-def finish(display, ax, own, *, x_name, score_name):
-    """Add notes about failures, labels, grid and legend."""
-    for note in getattr(display, "failed", ()):
-        ax.plot([], [], "x", color="0.35", label=note)
-    ax.set_xlabel(_label(x_name), wrap=True)
-    ax.set_ylabel(_label(score_name))
-    ax.grid(True, color="0.5", alpha=0.2, linewidth=0.8)
-    ax.set_axisbelow(True)
-    # matplotlib lists lines before error bars; put the methods first and the Pareto front last.
-    entries = zip(*ax.get_legend_handles_labels(), strict=True)
-    entries = sorted(entries, key=lambda entry: not hasattr(entry[0], "lines"))
-    handles = [handle[0] if hasattr(handle, "lines") else handle for handle, _ in entries]
-    _place_legend(ax, own, handles, [label for _, label in entries])
-    display.ax_, display.figure_ = ax, ax.figure
-    return display
-
-
 def _label(name):
     kind, at, k = name.removeprefix("mean_").partition("@")
     return LABELS.get(kind, kind) + at + k
@@ -196,8 +169,40 @@ def _place_legend(ax, own, handles, labels):
     ax.figure.set_figheight(inches[1] * max(1, 3 * height))
 
 
+class Display:
+    """Base class of displays: what each draws around its own lines and points."""
+
+    score_name: str
+    reference: float | Mapping[str, float] | None
+
+    def _plot(self, found, ax, x_name, **kwargs):
+        """Draw what the subclass draws, then reference lines, notes of failures, labels, legend."""
+        check_any(found, self.score_name)
+        references = check_reference(self.reference)
+        ax, own = axes(f"{type(self).__name__}.plot", ax)
+        self._draw(ax, **kwargs)
+        looks = zip(cycle(REFERENCE_COLOURS), cycle(DASHES), strict=False)
+        self.references_ = [
+            draw_level(ax, score, name, color=colour, linestyle=dashes, lw=1.5)
+            for (name, score), (colour, dashes) in zip(references.items(), looks, strict=False)
+        ]
+        for note in getattr(self, "failed", ()):
+            ax.plot([], [], "x", color="0.35", label=note)
+        ax.set_xlabel(_label(x_name), wrap=True)
+        ax.set_ylabel(_label(self.score_name))
+        ax.grid(True, color="0.5", alpha=0.2, linewidth=0.8)
+        ax.set_axisbelow(True)
+        # matplotlib lists lines before error bars; put the methods first and the front last.
+        entries = zip(*ax.get_legend_handles_labels(), strict=True)
+        entries = sorted(entries, key=lambda entry: not hasattr(entry[0], "lines"))
+        handles = [handle[0] if hasattr(handle, "lines") else handle for handle, _ in entries]
+        _place_legend(ax, own, handles, [label for _, label in entries])
+        self.ax_, self.figure_ = ax, ax.figure
+        return self
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
-class CurvesDisplay:
+class CurvesDisplay(Display):
     """Base class of displays with one line per method, and a band of one standard deviation."""
 
     curves: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]]
@@ -217,24 +222,11 @@ class CurvesDisplay:
             How to draw the lines: parameters of matplotlib's `plot`, or of `errorbar` for points
             side by side.
 
-        Returns
-        -------
-        display : object
-            Itself.
-
-        Raises
-        ------
-        ImportError
-            If matplotlib is missing.
+        {drawn}
         """
-        check_any(self.curves, self.score_name)
-        check_reference(self.reference)
-        ax, own = axes(f"{type(self).__name__}.plot", ax)
-        self._draw(ax, kwargs)
-        draw_reference(self, ax)
-        return finish(self, ax, own, x_name=self.x_name, score_name=self.score_name)
+        return self._plot(self.curves, ax, self.x_name, **kwargs)
 
-    def _draw(self, ax, kwargs):
+    def _draw(self, ax, **kwargs):
         self._draw_lines(ax, self.curves, kwargs)
 
     def _draw_lines(self, ax, curves, kwargs):

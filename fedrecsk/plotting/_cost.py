@@ -13,12 +13,9 @@ from fedrecsk._utils.docs import documented
 from fedrecsk.model_selection._comparison import is_error
 from fedrecsk.plotting._base import (
     DASHES,
-    axes,
+    Display,
     check_any,
-    check_reference,
     draw_level,
-    draw_reference,
-    finish,
     legible,
     make_logarithmic,
     pyplot,
@@ -48,7 +45,7 @@ if TYPE_CHECKING:
 
 @documented
 @dataclass(kw_only=True, eq=False, repr=False)
-class CostDisplay:
+class CostDisplay(Display):
     """Accuracy against communication cost, with the Pareto front.
 
     Each method is a point. The Pareto front joins the methods that are better than every method
@@ -64,9 +61,7 @@ class CostDisplay:
         Standard deviations, drawn as error bars. None: no bars.
     cost_name, score_name : str, default="mb", "score"
         Names of cost and score, which label the axes.
-    greater_is_better : bool, default=None
-        Whether a larger score is better. None: True, except for "rmse" and "mae" if they are not
-        negative.
+    {greater_is_better}
     {failed}
     {reference}
 
@@ -140,24 +135,11 @@ class CostDisplay:
             and receive.
         by : str, default="estimator"
             Column of the methods' names.
-        greater_is_better : bool, default=None
-            Whether a larger score is better. None: True, except for "rmse" and "mae" if they are
-            not negative.
+        {greater_is_better}
         {drawing}
 
-        Returns
-        -------
-        display : CostDisplay
-
-        Raises
-        ------
-        ImportError
-            If matplotlib is missing.
-        ValueError
-            If there is no such column, a cost is infinite or negative, a score infinite, or no
-            row has the score.
+        {drawn from results}
         """
-        check_reference(reference)
         table = as_table(results)
         if cost == "mb" and "mb" not in table:
             table = table.assign(mb=numbers(table, "mb_up") + numbers(table, "mb_down"))
@@ -178,7 +160,7 @@ class CostDisplay:
             raise ValueError(
                 f"{cost!r} is infinite for some methods; draw epsilon by PrivacyDisplay."
             )
-        check_any(len(points), score)
+        check_any(points, score)
         methods = points.groupby("name", sort=False)
         means, stds = pd.DataFrame(methods.mean()), pd.DataFrame(methods.std(ddof=0))
         stds["score"] = errors_over_users(results, score, by, stds["score"])
@@ -220,18 +202,13 @@ class CostDisplay:
         ----------
         estimator : estimator
         {data}
-        param_name : str
-            Name of the parameter to vary, as in `set_params`.
-        param_range : iterable, or dict of str to value
-            Values of the parameter, or a dict of labels to values.
+        {condition}
         score, cost, greater_is_better, ax, **kwargs
             As in :meth:`from_results`.
         {estimators in reference}
         {compare_params}
 
-        Returns
-        -------
-        display : CostDisplay
+        {drawn}
         """
         pyplot("CostDisplay.from_estimator", ax)
         scores = [score, "mb_up" if cost == "mb" else cost]
@@ -288,20 +265,14 @@ class CostDisplay:
         **kwargs
             How to draw the points: parameters of matplotlib's `errorbar`.
 
-        Returns
-        -------
-        display : CostDisplay
-            Itself.
-
-        Raises
-        ------
-        ImportError
-            If matplotlib is missing.
+        {drawn}
         """
-        check_any(self.names, self.score_name)
         on_front = self._front()
-        check_reference(self.reference)
-        ax, own = axes("CostDisplay.plot", ax)
+        return self._plot(
+            self.names, ax, self.cost_name, on_front=on_front, front_kw=front_kw, **kwargs
+        )
+
+    def _draw(self, ax, *, on_front, front_kw, **kwargs):
         costs, scores = np.asarray(self.costs, float), np.asarray(self.scores, float)
         self.points_: list[Any] = []
         self.baselines_: list[Any] = []
@@ -318,7 +289,6 @@ class CostDisplay:
             look |= {"xerr": _bar(self.cost_stds, i), "yerr": _bar(self.score_stds, i)}
             point = ax.errorbar(costs[i], scores[i], **with_style(kwargs, **look))
             self.points_.append(point)
-        draw_reference(self, ax)
         self.front_: Any = None
         if len(on_front) > 1:
             look = {"color": "0.6", "linewidth": 1.5, "zorder": 2, "drawstyle": "steps-post"}
@@ -327,7 +297,6 @@ class CostDisplay:
         positive = costs[np.isfinite(costs)]
         if len(positive) and positive.min() > 0 and positive.max() > 20 * positive.min():
             make_logarithmic(ax)
-        return finish(self, ax, own, x_name=self.cost_name, score_name=self.score_name)
 
 
 def _bar(stds, i):

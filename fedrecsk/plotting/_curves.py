@@ -17,7 +17,6 @@ from fedrecsk.model_selection import Comparison
 from fedrecsk.plotting._base import (
     CurvesDisplay,
     check_any,
-    check_reference,
     draw_level,
     legible,
     make_logarithmic,
@@ -38,14 +37,12 @@ from fedrecsk.plotting._results import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from typing import Self
 
     from matplotlib.axes import Axes
     from numpy.typing import ArrayLike
     from sklearn.base import BaseEstimator
-
-    from fedrecsk.model_selection import Comparison
 
 
 @documented
@@ -70,10 +67,7 @@ class RobustnessDisplay(CurvesDisplay):
     Attributes
     ----------
     {display attributes}
-    lines_ : list of matplotlib Line2D or ErrorbarContainer
-        One per method.
-    bands_ : list of matplotlib artists
-        One per line with a standard deviation above 0.
+    {lines}
     worst_ : dict of (str, float or str) to dict
         For each method and condition, what the attacker has chosen, by column of `over`. Empty
         without `over`.
@@ -141,19 +135,8 @@ class RobustnessDisplay(CurvesDisplay):
             lowest of others.
         {drawing}
 
-        Returns
-        -------
-        display : RobustnessDisplay
-
-        Raises
-        ------
-        ImportError
-            If matplotlib is missing.
-        ValueError
-            If there is no such column, a condition or score is infinite, no row has the score, or
-            `worst` is unknown.
+        {drawn from results}
         """
-        check_reference(reference)
         table = as_table(results)
         if any(value in (np.inf, -np.inf) for value in conditions(table, x)):
             raise ValueError(f"{x!r} is infinite in some rows; leave them out.")
@@ -201,22 +184,11 @@ class RobustnessDisplay(CurvesDisplay):
             "highest" for a scorer of your own that measures an attack's success.
         {comparing}
 
-        Returns
-        -------
-        display : RobustnessDisplay
+        {drawn}
         """
         pyplot("RobustnessDisplay.from_estimator", ax)
-        table, reference = vary(
-            estimator,
-            X,
-            y,
-            param_name,
-            param_range,
-            [score],
-            compare_params,
-            reference,
-            variants=True,
-        )
+        models, what = estimator, ([score], compare_params, reference)
+        table, reference = vary(models, X, y, param_name, param_range, *what, variants=True)
         x = param_name.split("__")[-1]
         table = table.assign(**{x: table[param_name]})
         values = param_range.values() if isinstance(param_range, Mapping) else ()
@@ -225,10 +197,10 @@ class RobustnessDisplay(CurvesDisplay):
             table, x=x, score=score, over=over, worst=worst, reference=reference, ax=ax, **kwargs
         )
 
-    def _draw(self, ax, kwargs):
+    def _draw(self, ax, **kwargs):
         conditions = [value for x, _, _ in self.curves.values() for value in x]
         if all(isinstance(value, Real) for value in conditions):
-            super()._draw(ax, kwargs)
+            super()._draw(ax, **kwargs)
         else:
             self._draw_side_by_side(ax, list(dict.fromkeys(conditions)), kwargs)
 
@@ -265,10 +237,7 @@ class PrivacyDisplay(CurvesDisplay):
     Attributes
     ----------
     {display attributes}
-    lines_ : list of matplotlib Line2D
-        One per method with a finite epsilon.
-    bands_ : list of matplotlib artists
-        One per line with a standard deviation above 0.
+    {lines}
     baselines_ : list of matplotlib Line2D
         One per method that has fits without noise.
 
@@ -326,25 +295,14 @@ class PrivacyDisplay(CurvesDisplay):
             Folds of one setting may differ a little in their epsilon. None: `x`.
         {drawing}
 
-        Returns
-        -------
-        display : PrivacyDisplay
-
-        Raises
-        ------
-        ImportError
-            If matplotlib is missing.
-        ValueError
-            If there is no such column, no row has the score, a score is infinite, or an epsilon is
-            not positive.
+        {drawn from results}
         """
-        check_reference(reference)
         table = as_table(results)
         losses = numbers(table, x)
         if (losses <= 0).any():
             raise ValueError(f"{x!r} must be positive; the axis is logarithmic.")
         known = table[~np.isnan(losses)]
-        check_any(len(known), x)
+        check_any(known, x)
         curves = curves_by_method(known, setting=setting or x, x=x, score=score, by=by)
         failed = failures(table, score, by)
         display = cls(curves=curves, x_name=x, score_name=score, failed=failed, reference=reference)
@@ -380,9 +338,7 @@ class PrivacyDisplay(CurvesDisplay):
         {column score}
         {comparing}
 
-        Returns
-        -------
-        display : PrivacyDisplay
+        {drawn}
         """
         pyplot("PrivacyDisplay.from_estimator", ax)
         table, reference = vary(
@@ -392,7 +348,7 @@ class PrivacyDisplay(CurvesDisplay):
             table, score=score, setting=param_name, reference=reference, ax=ax, **kwargs
         )
 
-    def _draw(self, ax, kwargs):
+    def _draw(self, ax, **kwargs):
         noisy, clear = {}, {}
         for name, (x, mean, std) in self.curves.items():
             x, mean, std = (np.asarray(part, dtype=float) for part in (x, mean, std))
@@ -427,10 +383,7 @@ class ConvergenceDisplay(CurvesDisplay):
     Attributes
     ----------
     {display attributes}
-    lines_ : list of matplotlib Line2D
-        One per method.
-    bands_ : list of matplotlib artists
-        One per method with a standard deviation above 0.
+    {lines}
 
     Notes
     -----
@@ -479,20 +432,11 @@ class ConvergenceDisplay(CurvesDisplay):
             Label of the line. None: the name of the class.
         {drawing}
 
-        Returns
-        -------
-        display : ConvergenceDisplay
-
-        Raises
-        ------
-        ImportError
-            If matplotlib is missing.
+        {drawn from results}
         NotFittedError
             If the estimator is not fitted.
         TypeError
             If it has no `history_`, because it is centralised.
-        ValueError
-            If the history has no such key.
         """
         check_is_fitted(estimator)
         if name is None:
@@ -525,20 +469,10 @@ class ConvergenceDisplay(CurvesDisplay):
             Key of the rows of `history_`, or the name of the numbers.
         {drawing}
 
-        Returns
-        -------
-        display : ConvergenceDisplay
-
-        Raises
-        ------
-        ImportError
-            If matplotlib is missing.
+        {drawn from results}
         TypeError
             If a model has no `history_`, or the results are not a dict by name.
-        ValueError
-            If a history has no such key, nothing is given, or the comparison kept no models.
         """
-        check_reference(reference)
         if isinstance(results, Comparison):
             results = _federated_of(results)
         if not isinstance(results, Mapping):
@@ -555,8 +489,8 @@ class ConvergenceDisplay(CurvesDisplay):
         check_any(curves, score)
         return cls(curves=curves, score_name=score, reference=reference).plot(ax, **kwargs)
 
-    def _draw(self, ax, kwargs):
-        super()._draw(ax, kwargs)
+    def _draw(self, ax, **kwargs):
+        super()._draw(ax, **kwargs)
         if ax.get_xscale() == "linear":
             ax.locator_params(axis="x", integer=True)
 

@@ -106,7 +106,7 @@ def curves_by_method(table, *, setting, x, score, by):
             "score": scores_of(table, score),
         }
     ).dropna(subset="score")
-    check_any(len(points), score)
+    check_any(points, score)
     curves = {}
     for name, own in points.groupby("method", sort=False):
         numeric = all(isinstance(place, Real) for place in own["x"])
@@ -132,21 +132,18 @@ def worst_rows(table, *, x, score, by, over, worst):
     if worst not in ("auto", "lowest", "highest"):
         raise ValueError(f"worst={worst!r} must be 'auto', 'lowest' or 'highest'.")
     highest = worst == "highest" or (worst == "auto" and score in HIGHER_IS_WORSE)
-    scores = scores_of(table, score) * (-1 if highest else 1)
+    scores = pd.Series(scores_of(table, score) * (-1 if highest else 1))
     places = list(zip(map(str, column(table, by)), conditions(table, x), strict=True))
     choices = list(zip(*(conditions(table, name) for name in over), strict=True))
-    groups = {}
-    for place, choice, value in zip(places, choices, scores, strict=True):
-        groups.setdefault(place, {}).setdefault(choice, []).append(value)
-    chosen = {}
-    for place, of_place in groups.items():
-        known = {choice: np.array(values) for choice, values in of_place.items()}
-        means = {c: v[~np.isnan(v)].mean() for c, v in known.items() if not np.isnan(v).all()}
-        chosen[place] = min(means, key=means.__getitem__) if means else next(iter(of_place))
+    keys = [pd.Series(one, index=scores.index) for one in (places, choices)]
+    best = {}
+    for (place, choice), mean in scores.groupby(keys, sort=False).mean().items():
+        if place not in best or np.isnan(best[place][0]) or mean < best[place][0]:
+            best[place] = mean, choice
     # Fits that failed stay, for the note in the legend.
-    kept = [chosen[place] == choice for place, choice in zip(places, choices, strict=True)]
-    found = {place: dict(zip(over, choice, strict=True)) for place, choice in chosen.items()}
-    return table[np.array(kept) | np.isnan(scores)].reset_index(drop=True), found
+    kept = [best[place][1] == choice for place, choice in zip(places, choices, strict=True)]
+    found = {place: dict(zip(over, choice, strict=True)) for place, (_, choice) in best.items()}
+    return table[np.array(kept) | scores.isna().to_numpy()].reset_index(drop=True), found
 
 
 def vary(
