@@ -49,20 +49,27 @@ _DRAWN_BLOCK = 1 << 20  # pairs in a block then: few enough to stay in the proce
 _GROUP = 32  # items that are first drawn as one
 
 
+_COUNT = [Interval(Integral, 1, None, closed="left")]
+_STRENGTH = [Interval(Real, 0, None, closed="left")]
+_SHARED = {
+    "n_users": _COUNT,
+    "n_items": _COUNT,
+    "n_factors": [Interval(Integral, 0, None, closed="left")],
+    "popularity": _STRENGTH,
+    "item_features": [Interval(Integral, 0, None, closed="left")],
+    "timestamps": ["boolean"],
+    "random_state": ["random_state"],
+    "as_frame": ["boolean"],
+}
+
+
 @validate_params(
-    {
-        "n_users": [Interval(Integral, 1, None, closed="left")],
-        "n_items": [Interval(Integral, 1, None, closed="left")],
-        "n_ratings": [Interval(Integral, 1, None, closed="left")],
-        "n_factors": [Interval(Integral, 0, None, closed="left")],
-        "noise": [Interval(Real, 0, None, closed="left")],
-        "popularity": [Interval(Real, 0, None, closed="left")],
-        "min_ratings_per_user": [Interval(Integral, 1, None, closed="left"), None],
+    _SHARED
+    | {
+        "n_ratings": _COUNT,
+        "noise": _STRENGTH,
+        "min_ratings_per_user": [*_COUNT, None],
         "rating_scale": [tuple, list],
-        "item_features": [Interval(Integral, 0, None, closed="left")],
-        "timestamps": ["boolean"],
-        "random_state": ["random_state"],
-        "as_frame": ["boolean"],
     },
     prefer_skip_nested_validation=True,
 )
@@ -93,47 +100,36 @@ def make_ratings(
     ----------
     n_users : int, default=943
         Number of users. Each has at least one rating.
-
     n_items : int, default=1682
         Number of items. Each has at least one rating if `n_ratings >= n_items`.
-
     n_ratings : int, default=100_000
         Number of ratings, all of different (user, item) pairs. At least
         `n_users` and at most `n_users * n_items`.
-
     n_factors : int, default=10
         Number of latent factors of taste, each weaker than the one before. Their total
         strength is the same for any number. 0: only biases and noise.
-
     noise : float, default=0.81
         Standard deviation of the noise, before ratings are cut into stars. For comparison, the
         standard deviation of the ratings is about 1.15 with the defaults.
-
     popularity : float, default=4.7
         Skew of the items' popularity: an item near the top of the ranking is chosen about
         `exp(popularity)` times as often as one near the bottom, and the first few even more
         often. 0: all items are equally popular.
-
     min_ratings_per_user : int, default=None
         Minimum number of ratings of a user. None: a fifth of the mean number, but at least 1
         and at most 20, the minimum in MovieLens.
-
     item_features : int, default=0
         Number of features of the items, which come as a third result if there are any. Column k
         shows factor k (modulo `n_factors`) with the correlation .7, and noise beside it. They
         change nothing else.
-
     rating_scale : tuple of (int, int), default=(1, 5)
         The lowest and the highest rating; ratings are whole numbers.
-
     timestamps : bool, default=True
         Whether `X` has a third column, the time of the rating. Users join over seven
         months and rate in sessions: half a minute between ratings, weeks between
         sessions. The ratings do not depend on the time.
-
     random_state : int, RandomState instance or None, default=None
         Source of all random numbers. An int gives the same ratings in every call.
-
     as_frame : bool, default=False
         Whether to return pandas objects.
 
@@ -209,7 +205,7 @@ def make_ratings(
     columns = {"user": users, "item": items}
     if timestamps:
         gaps = _draw_gaps(rng, n_ratings)
-        arrivals = _draw_arrivals(rng, n_users)
+        arrivals = rng.randint(_ARRIVALS, size=n_users)
         # Random within a user: the order of the rows must not reveal the order in time.
         columns["timestamp"] = _lay_out(users, rng.random_sample(n_ratings), arrivals, gaps)
     X = make_X(columns, as_frame=as_frame)
@@ -218,19 +214,12 @@ def make_ratings(
 
 
 @validate_params(
-    {
-        "n_users": [Interval(Integral, 1, None, closed="left")],
-        "n_items": [Interval(Integral, 1, None, closed="left")],
-        "n_interactions": [Interval(Integral, 1, None, closed="left")],
-        "n_factors": [Interval(Integral, 0, None, closed="left")],
-        "taste": [Interval(Real, 0, None, closed="left")],
-        "popularity": [Interval(Real, 0, None, closed="left")],
-        "drift": [Interval(Real, 0, None, closed="left")],
-        "min_interactions_per_user": [Interval(Integral, 1, None, closed="left"), None],
-        "item_features": [Interval(Integral, 0, None, closed="left")],
-        "timestamps": ["boolean"],
-        "random_state": ["random_state"],
-        "as_frame": ["boolean"],
+    _SHARED
+    | {
+        "n_interactions": _COUNT,
+        "taste": _STRENGTH,
+        "drift": _STRENGTH,
+        "min_interactions_per_user": [*_COUNT, None],
     },
     prefer_skip_nested_validation=True,
 )
@@ -260,60 +249,41 @@ def make_interactions(
     ----------
     n_users : int, default=943
         Number of users. Each has at least one interaction.
-
     n_items : int, default=1682
         Number of items. Each has at least one interaction if
         `n_interactions >= n_items`.
-
     n_interactions : int, default=100_000
         Number of interactions, all of different (user, item) pairs. At least
         `n_users` and at most `n_users * n_items`.
-
     n_factors : int, default=10
         Number of latent factors of taste, each weaker than the one before. Their total
         strength is the same for any number. 0: all users have the same taste.
-
     taste : float, default=1.55
         Strength of taste: an item that a user likes one standard deviation more than
         another is chosen `exp(taste)` times as often. 0: only popularity counts.
-
     popularity : float, default=5.2
-        Skew of the items' popularity: an item near the top of the ranking is chosen about
-        `exp(popularity)` times as often as one near the bottom, and the first few even more
-        often. 0: all items are equally popular.
-
+        As in :func:`make_ratings`.
     drift : float, default=0.0
         How much the items' popularity changes with time. Each item has a trend, a
         standard normal number; its log-popularity changes by `drift` times the trend
         between the first user's arrival and the last user's. Each user takes falling items first
         and rising items last, more strictly for a larger `drift`. Positive values need
         `timestamps=True`.
-
     min_interactions_per_user : int, default=None
         Minimum number of interactions of a user. None: a fifth of the mean number, but at
         least 1 and at most 20, the minimum in MovieLens.
-
     item_features : int, default=0
-        Number of features of the items, which come as a third result if there are any. Column k
-        shows factor k (modulo `n_factors`) with the correlation .7, and noise beside it. They
-        change nothing else.
-
+        As in :func:`make_ratings`; they come as a second result.
     timestamps : bool, default=True
         Whether `X` has a third column, the time. Users join over seven months and come
         in sessions: half a minute between interactions, weeks between sessions.
-
-    random_state : int, RandomState instance or None, default=None
-        Source of all random numbers. An int gives the same interactions in every call.
-
-    as_frame : bool, default=False
-        Whether to return a DataFrame.
+    random_state, as_frame
+        As in :func:`make_ratings`.
 
     Returns
     -------
     X : ndarray of shape (n_interactions, 3) or (n_interactions, 2) and dtype int64, or DataFrame
-        The columns user (0 to `n_users` - 1), item (0 to `n_items` - 1) and, with
-        `timestamps=True`, timestamp (seconds since 1970, UTC). The rows are in
-        random order.
+        As in :func:`make_ratings`.
     features : DataFrame of shape (n_items, item_features), dtype float64
         Only with `item_features`: standard normal numbers; the index has the items' ids.
 
@@ -373,7 +343,7 @@ def make_interactions(
 
     log_popularity = popularity * rng.permutation(_popularity_curve(n_items, _IMPLICIT_STARS))
     user_factors, item_factors = _draw_taste(rng, n_users, n_items, n_factors, taste)
-    arrivals = _draw_arrivals(rng, n_users)
+    arrivals = rng.randint(_ARRIVALS, size=n_users)
     trends = drift * rng.standard_normal(n_items)
     # The drift is an additional factor: the time when a user joins, times the item's trend.
     users, items = _draw_pairs(
@@ -471,19 +441,13 @@ def _draw_pairs(rng, n_per_user, log_popularity, user_factors, item_factors):
     """Return the user and the item of each row; all pairs differ."""
     n_users, n_items = len(user_factors), len(item_factors)
     users = np.repeat(np.arange(n_users), n_per_user)
-    items = _choose_items(rng, n_per_user, log_popularity, user_factors, item_factors)
+    choose = _rank_items if n_users * n_items <= _RANKED_PAIRS else _draw_items
+    items = choose(rng, n_per_user, log_popularity, user_factors, item_factors)
     # After this, the order does not reveal what was chosen first.
     order = rng.permutation(len(users))
     users, items = users[order], items[order]
     _rate_the_unrated(items, n_items)
     return users, items
-
-
-def _choose_items(rng, n_per_user, log_popularity, user_factors, item_factors) -> np.ndarray:
-    """Let each user draw different items; popular items and items to its taste more often."""
-    few = len(n_per_user) * len(log_popularity) <= _RANKED_PAIRS
-    choose = _rank_items if few else _draw_items
-    return choose(rng, n_per_user, log_popularity, user_factors, item_factors)
 
 
 def _rank_items(rng, n_per_user, log_popularity, user_factors, item_factors):
@@ -582,11 +546,6 @@ def _add_products(totals, users, items, user_factors, item_factors) -> None:
         totals[block] += np.einsum(
             "ij,ij->i", user_factors[users[block]], item_factors[items[block]]
         )
-
-
-def _draw_arrivals(rng, n_users: int) -> np.ndarray:
-    """Draw when each user joins, in seconds after the earliest time."""
-    return rng.randint(_ARRIVALS, size=n_users)
 
 
 def _draw_gaps(rng, n: int) -> np.ndarray:

@@ -205,7 +205,7 @@ def test_users_choose_what_they_like():
     rng = np.random.RandomState(0)
     user_factors, item_factors = generate._draw_taste(rng, 100, 200, 5)
     n_per_user = np.full(100, 20)
-    items = generate._choose_items(rng, n_per_user, np.zeros(200), user_factors, item_factors)
+    items = generate._rank_items(rng, n_per_user, np.zeros(200), user_factors, item_factors)
     users = np.repeat(np.arange(100), n_per_user)
     taste = user_factors @ item_factors.T
     assert taste[users, items].mean() > taste.mean() + 0.1
