@@ -88,7 +88,8 @@ def fetch_movielens(
     Returns
     -------
     data : :class:`~sklearn.utils.Bunch`
-        Dictionary-like object, with the attributes:
+        Dictionary-like object, with these attributes; with ``return_X_y=True``, the tuple of
+        the first two:
 
         data : ndarray of shape (n_samples, 3) and dtype int64, or DataFrame
             The columns user, item and timestamp (seconds since 1970, UTC), in
@@ -107,9 +108,6 @@ def fetch_movielens(
             With ``features=True``: age, gender, occupation and zip code; "1m" has classes of age
             and codes of occupations, and the later sets have no users (None).
         {fetched}
-
-    (data, target) : tuple if `return_X_y` is True
-        The two attributes above.
 
     Raises
     ------
@@ -208,7 +206,8 @@ def fetch_kuairec(
     Returns
     -------
     data : :class:`~sklearn.utils.Bunch`
-        Dictionary-like object, with the attributes:
+        Dictionary-like object, with these attributes; with ``return_X_y=True``, the tuple of
+        the first two:
 
         data : ndarray of shape (n_samples, 3) or (n_samples, 2) and dtype int64, or DataFrame
             The columns user, item and, for "big", timestamp (milliseconds since 1970,
@@ -216,9 +215,6 @@ def fetch_kuairec(
         target : ndarray of shape (n_samples,) and dtype float64, or Series
             The watch ratios: 0 to several hundred, half of them below about 0.75.
         {fetched}
-
-    (data, target) : tuple if `return_X_y` is True
-        The two attributes above.
 
     Raises
     ------
@@ -259,13 +255,6 @@ def fetch_kuairec(
     >>> X, y = fetch_kuairec("small", return_X_y=True)  # doctest: +SKIP
     >>> X.shape  # doctest: +SKIP
     (4676570, 2)
-
-    Without a copy, and without permission to download one:
-
-    >>> fetch_kuairec(data_home="nowhere", download_if_missing=False)
-    Traceback (most recent call last):
-        ...
-    FileNotFoundError: KuaiRec's big matrix was not found and download_if_missing is False...
     """
     download = download_if_missing, n_retries, delay, timeout
     return _fetch(f"kuairec-{variant}", data_home, download, as_frame, return_X_y)
@@ -304,16 +293,14 @@ def fetch_filmtrust(
     Returns
     -------
     data : :class:`~sklearn.utils.Bunch`
-        Dictionary-like object, with the attributes:
+        Dictionary-like object, with these attributes; with ``return_X_y=True``, the tuple of
+        the first two:
 
         data : ndarray of shape (35497, 2) and dtype int64, or DataFrame
             The columns user and item, in the file's order. Three pairs occur twice.
         target : ndarray of shape (35497,) and dtype float64, or Series
             The stars.
         {fetched}
-
-    (data, target) : tuple if `return_X_y` is True
-        The two attributes above.
 
     Raises
     ------
@@ -345,13 +332,6 @@ def fetch_filmtrust(
     >>> X, y = fetch_filmtrust(return_X_y=True)  # doctest: +SKIP
     >>> X.shape  # doctest: +SKIP
     (35497, 2)
-
-    Without a copy, and without permission to download one:
-
-    >>> fetch_filmtrust(data_home="nowhere", download_if_missing=False)
-    Traceback (most recent call last):
-        ...
-    FileNotFoundError: FilmTrust was not found and download_if_missing is False...
     """
     download = download_if_missing, n_retries, delay, timeout
     return _fetch("filmtrust", data_home, download, as_frame, return_X_y)
@@ -390,7 +370,8 @@ def fetch_lastfm(
     Returns
     -------
     data : :class:`~sklearn.utils.Bunch`
-        Dictionary-like object, with the attributes:
+        Dictionary-like object, with these attributes; with ``return_X_y=True``, the tuple of
+        the first two:
 
         data : ndarray of shape (92834, 2) and dtype int64, or DataFrame
             The columns user and item, in the file's order.
@@ -398,9 +379,6 @@ def fetch_lastfm(
             The play counts. They are heavily skewed: pass `y=None` to fit, or
             `numpy.log1p(y)` for a model that uses y as a confidence.
         {fetched}
-
-    (data, target) : tuple if `return_X_y` is True
-        The two attributes above.
 
     Raises
     ------
@@ -429,13 +407,6 @@ def fetch_lastfm(
     >>> X, y = fetch_lastfm(return_X_y=True)  # doctest: +SKIP
     >>> X.shape  # doctest: +SKIP
     (92834, 2)
-
-    Without a copy, and without permission to download one:
-
-    >>> fetch_lastfm(data_home="nowhere", download_if_missing=False)
-    Traceback (most recent call last):
-        ...
-    FileNotFoundError: Last.fm 2K was not found and download_if_missing is False...
     """
     download = download_if_missing, n_retries, delay, timeout
     return _fetch("lastfm", data_home, download, as_frame, return_X_y)
@@ -474,9 +445,15 @@ def get_data_home(data_home: str | os.PathLike[str] | None = None) -> str:
     ...     os.path.isdir(path)
     True
     """
-    path = _resolved(data_home)
-    _create(path)
-    return str(path)
+    home = _resolved(data_home)
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            f"data_home {home} cannot be created ({error.strerror}). Pass data_home=..., or set "
+            "the environment variable FEDRECSK_DATA, to a folder where you may write."
+        ) from error
+    return str(home)
 
 
 @validate_params(_HOME, prefer_skip_nested_validation=True)
@@ -530,17 +507,6 @@ def _resolved(data_home: str | os.PathLike[str] | None) -> Path:
     return home
 
 
-def _create(home: Path) -> None:
-    """Create the data folder if it is not there, or say why that is impossible."""
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(
-            f"data_home {home} cannot be created ({error.strerror}). Pass data_home=..., or set "
-            "the environment variable FEDRECSK_DATA, to a folder where you may write."
-        ) from error
-
-
 def _fetch(
     name: str,
     data_home: str | os.PathLike[str] | None,
@@ -590,7 +556,7 @@ def _what_to_do(spec: Published, home: Path) -> str:
 
 def _download(spec: Published, home: Path, n_retries: int, delay: float, timeout: float) -> Path:
     """Download the archive into `home` and return its path."""
-    _create(home)
+    get_data_home(home)
     headers = {"User-Agent": f"fedrecsk/{__version__}"}
     downloader = pooch.HTTPDownloader(timeout=timeout, headers=headers, chunk_size=2**16)
     for attempt in range(n_retries + 1):
@@ -687,7 +653,8 @@ def _check_content(
         raise ValueError(wrong + "it must have whole-numbered users and items, and ratings.")
     ratings = fields["rating"]
     counts = len(np.unique(fields["user"])), len(np.unique(fields["item"])), len(ratings)
-    if spec.counts is not None and not spec.has_counts(counts):
+    known = spec.counts or counts
+    if not all(want in (None, got) for want, got in zip(known, counts, strict=True)):
         raise ValueError(
             wrong + f"it has (users, items, {spec.what}) = {counts} instead of {spec.counts}. "
             "Replace it by the original, or read your own file with load_ratings."

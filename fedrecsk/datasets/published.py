@@ -67,11 +67,6 @@ class Published:
         """Return the name of the file with the SHA-256 of a first download, where none is known."""
         return f"{self.archive}.sha256"
 
-    def has_counts(self, counts: tuple[int, int, int]) -> bool:
-        """Return whether the data have the numbers of users, items and rows that are known."""
-        known = self.counts or ()
-        return all(want in (None, got) for want, got in zip(known, counts, strict=False))
-
     def local_copies(self, home: Path) -> list[Path]:
         """List where a copy may be; the originals first, because they have timestamps."""
         names = (self.unpacked, self.archive, *self.tables)
@@ -95,6 +90,7 @@ def _movielens(title: str, archive: str, member: str, **more) -> Published:
 
 
 def _kuairec(title: str, member: str, timestamp: str | None, **more) -> Published:
+    columns = {"user": "user_id", "item": "video_id", "rating": "watch_ratio"}
     return Published(
         title,
         "https://zenodo.org/records/18164998/files/KuaiRec.zip",
@@ -103,12 +99,7 @@ def _kuairec(title: str, member: str, timestamp: str | None, **more) -> Publishe
         licence=_KUAIREC_LICENCE,
         checksum="md5:261550d472c48eff4990fb13c0e5bcf7",
         header=True,
-        columns={
-            "user": "user_id",
-            "item": "video_id",
-            "rating": "watch_ratio",
-            "timestamp": timestamp,
-        },
+        columns=columns | {"timestamp": timestamp},
         what="watch ratios",
         items="videos",
         **more,
