@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import re
-import shutil
 import sys
 import tempfile
 import time
@@ -78,7 +77,7 @@ def run(options: argparse.Namespace) -> None:
         others.append(RFRec)
     models = [_with_seed(other, options) for other in others if other is not options.method]
     metrics = ("RMSE", "MAE") if ratings else (f"precision@{K}", f"NDCG@{K}", f"hit rate@{K}")
-    table = Table(("", "", *metrics, "kB up/client", "seconds"))
+    table = [("", "", *metrics, "kB up/client", "seconds")]
     for one in [*models, model]:
         start = time.perf_counter()
         with progress(one):
@@ -88,8 +87,10 @@ def run(options: argparse.Namespace) -> None:
         ledger = getattr(one, "communication_", None)
         sent = "" if ledger is None else f"{ledger.bytes_up / len(ledger.client_ids) / 1000:,.1f}"
         scores = [f"{score:.4f}" for score in _score(one, rows, test, ratings)]
-        table.add(type(one).__name__, kind, *scores, sent, f"{seconds:.1f}")
-    table.end()
+        table.append((type(one).__name__, kind, *scores, sent, f"{seconds:.1f}"))
+    widths = [-15, -12, *(max(9, len(name) + 2) for name in table[0][2:])]
+    lines = ["".join(f"%{w}s" % c for c, w in zip(row, widths, strict=True)) for row in table]
+    print("", lines[0], "-" * sum(map(abs, widths)), *lines[1:], "", sep="\n")
     _print_recommendations(model, rows.X[train])
     if hasattr(model, "communication_"):
         _print_communication(model.communication_)
@@ -108,16 +109,14 @@ def _rows(options: argparse.Namespace, ratings: bool) -> Rows:
     except (OSError, ValueError) as error:
         options.error(f"--data {options.data}: {error}")
         raise
+    problem = None
     if ratings and rows.y is None:
-        options.error(
-            f"--data {options.data} has no ratings; take a ranking method, such as --method LocALS"
-        )
-    if len(rows.X) < FEWEST_ROWS:
+        problem = "no ratings; take a ranking method, such as --method LocALS"
+    elif len(rows.X) < FEWEST_ROWS:
         what = "with a rating" if ratings else "that count"
-        options.error(
-            f"--data {options.data} has too few rows {what}: {len(rows.X)}; {FEWEST_ROWS} are "
-            "needed"
-        )
+        problem = f"too few rows {what}: {len(rows.X)}; {FEWEST_ROWS} are needed"
+    if problem:
+        options.error(f"--data {options.data} has {problem}")
     return rows
 
 
@@ -163,12 +162,7 @@ def _file(data: str) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, path.name if data != "-" else "stdin")
-        with copy.open("wb") as target:
-            if data == "-":
-                shutil.copyfileobj(sys.stdin.buffer, target)
-            else:
-                with path.open("rb") as source:
-                    shutil.copyfileobj(source, target)
+        copy.write_bytes(sys.stdin.buffer.read() if data == "-" else path.read_bytes())
         yield copy
 
 
@@ -227,33 +221,6 @@ def _score(model: Any, rows: Rows, test: np.ndarray, ratings: bool) -> list[floa
 
 
 # ---------------------------------------------------------------------------------- output
-
-
-class Table:
-    """Two columns of words, then numbers; printed at the end where there are progress bars."""
-
-    def __init__(self, columns: tuple[str, ...]) -> None:
-        self._widths = [-15, -12, *(max(9, len(name) + 2) for name in columns[2:])]
-        self._waits = shows_progress()
-        self._lines: list[str] = []
-        self._print("")
-        self.add(*columns)
-        self._print("-" * sum(map(abs, self._widths)))
-
-    def add(self, *cells: str) -> None:
-        """Add a row."""
-        self._print("".join(f"%{w}s" % one for one, w in zip(cells, self._widths, strict=True)))
-
-    def end(self) -> None:
-        """Finish the table."""
-        self._waits = False
-        self._print("\n".join([*self._lines, ""]))
-
-    def _print(self, line: str) -> None:
-        if self._waits:
-            self._lines.append(line)
-        else:
-            print(line, flush=True)
 
 
 @contextmanager
@@ -319,21 +286,21 @@ def _print_privacy(report: Any) -> None:
     uploads = f"{report.n_uploads:,} upload{'s' * (report.n_uploads != 1)}"
     if report.mechanism == "none":
         print(f"{sees}. Without noise, epsilon is infinite.")
-    elif report.is_central:
-        print(
+        return
+    if report.is_central:
+        epsilon = (
             f"{sees}, and adds noise before it publishes the model. Epsilon is "
             f"{_plain(report.epsilon)} for all the data of one client, with delta "
-            f"{report.delta:g}, over {uploads}, if the catalogue and the scale, here taken from "
-            "the data, are public."
+            f"{report.delta:g}, over {uploads}"
         )
     else:
-        print(
+        epsilon = (
             f"{sees}, with {report.mechanism.title()} noise. Epsilon is "
             f"{_plain(report.epsilon_per_coordinate)} for one coordinate of one upload, and "
             f"{_plain(report.epsilon)} in total: {report.n_coordinates:,} coordinates in "
-            f"{uploads} per client, if the catalogue and the scale, here taken from the data, are "
-            "public."
+            f"{uploads} per client"
         )
+    print(f"{epsilon}, if the catalogue and the scale, here taken from the data, are public.")
 
 
 def _plain(number: float) -> str:

@@ -143,12 +143,6 @@ _SEED = _checked(int, lambda n: 0 <= n < 2**32, f"is not a number from 0 to {2**
 # ----------------------------------------------------------------------------------- parse
 
 
-def program() -> str:
-    """Return how the command line was called."""
-    is_module = Path(sys.argv[0]).name == "__main__.py"
-    return "python -m fedrecsk" if is_module else "fedrecsk"
-
-
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Parse and check the arguments; errors end the program.
 
@@ -167,11 +161,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         default = "FedEB" if options.scale is None else "RFRec"
         options.method = getattr(fedrecsk, default if options.epsilon is None else "PrivFedEB")
     name = options.method.__name__
-    if options.scale is not None and name == "FedEB":
-        parser.error("--method FedEB has no local differential privacy; take RFRec or RFRecF")
-    if options.epsilon is not None and name == "FedEB":
-        parser.error("--method FedEB has no central differential privacy; take PrivFedEB")
-    for option in ("scale", "epsilon"):
+    for option, kind, others in (
+        ("scale", "local", "RFRec or RFRecF"),
+        ("epsilon", "central", "PrivFedEB"),
+    ):
+        if getattr(options, option) is not None and name == "FedEB":
+            parser.error(f"--method FedEB has no {kind} differential privacy; take {others}")
         if getattr(options, option) is not None and not is_federated(options.method):
             parser.error(f"--method {name} is centralised, so --{option} has no clients")
     if options.threshold is not None and predicts_ratings(options.method):
@@ -209,8 +204,9 @@ def _parameters(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
 
 
 def _parser() -> argparse.ArgumentParser:
+    is_module = Path(sys.argv[0]).name == "__main__.py"
     parser = argparse.ArgumentParser(
-        prog=program(),
+        prog="python -m fedrecsk" if is_module else "fedrecsk",
         usage="%(prog)s [options]",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
@@ -221,73 +217,38 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="list all methods and exit")
 
     data = parser.add_argument_group("data")
-    data.add_argument(
-        "--data",
-        default="generated",
-        metavar="DATA",
-        help=f"generated (default); {', '.join(PUBLISHED)} (downloaded once); a file of "
-        "ratings; or - for standard input",
-    )
-    data.add_argument(
-        "--columns",
-        type=_columns,
-        metavar="NAMES",
-        help="which column of a file is what, by name, or by number from 0 without a header: "
-        "user=who,item=what,rating=stars,timestamp=date",
-    )
+    known = f"generated (default); {', '.join(PUBLISHED)} (downloaded once)"
+    known += "; a file of ratings; or - for standard input"
+    data.add_argument("--data", default="generated", metavar="DATA", help=known)
+    roles = "which column of a file is what, by name, or by number from 0 without a header: "
+    roles += "user=who,item=what,rating=stars,timestamp=date"
+    data.add_argument("--columns", type=_columns, metavar="NAMES", help=roles)
     data.add_argument("--data-home", metavar="FOLDER", help="folder for downloads and copies")
-    data.add_argument(
-        "--threshold",
-        type=_FINITE,
-        metavar="RATING",
-        help="ranking methods: lowest rating that counts as a positive (default: all do)",
-    )
+    least = "ranking methods: lowest rating that counts as a positive (default: all do)"
+    data.add_argument("--threshold", type=_FINITE, metavar="RATING", help=least)
 
     method = parser.add_argument_group("method")
-    method.add_argument(
-        "--method",
-        type=_method,
-        metavar="NAME",
-        help="any of --list (default: FedEB with a tenth of the clients per round; PrivFedEB with "
-        "--epsilon; RFRec with --scale)",
-    )
-    method.add_argument(
-        "--rounds", type=_ROUNDS, metavar="N", help="rounds or epochs (default: the method's)"
-    )
-    method.add_argument(
-        "--set",
-        type=_assignment,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a parameter of the method; may be repeated",
-    )
+    default = "any of --list (default: FedEB with a tenth of the clients per round; PrivFedEB with "
+    default += "--epsilon; RFRec with --scale)"
+    method.add_argument("--method", type=_method, metavar="NAME", help=default)
+    steps = "rounds or epochs (default: the method's)"
+    method.add_argument("--rounds", type=_ROUNDS, metavar="N", help=steps)
+    several = {"action": "append", "default": [], "metavar": "NAME=VALUE"}
+    value = "a parameter of the method; may be repeated"
+    method.add_argument("--set", type=_assignment, **several, help=value)
 
     privacy = parser.add_argument_group("differential privacy")
     noise = privacy.add_mutually_exclusive_group()
-    noise.add_argument(
-        "--epsilon",
-        type=_POSITIVE,
-        help="noise on the sums of uploads, for whole users at this total epsilon, with delta "
-        "1e-5 (default: none); generated data then have more users",
-    )
-    noise.add_argument(
-        "--scale",
-        type=_POSITIVE,
-        help="Laplace noise of this scale by each client, on all that it sends (default: none)",
-    )
-    privacy.add_argument(
-        "--clip",
-        type=_POSITIVE,
-        help="bound on an upload's norm with --epsilon (default: 1), on each coordinate with "
-        "--scale (default: 5 times the scale)",
-    )
+    central = "noise on the sums of uploads, for whole users at this total epsilon, with delta "
+    central += "1e-5 (default: none); generated data then have more users"
+    noise.add_argument("--epsilon", type=_POSITIVE, help=central)
+    local = "Laplace noise of this scale by each client, on all that it sends (default: none)"
+    noise.add_argument("--scale", type=_POSITIVE, help=local)
+    bound = "bound on an upload's norm with --epsilon (default: 1), on each coordinate with --scale"
+    privacy.add_argument("--clip", type=_POSITIVE, help=f"{bound} (default: 5 times the scale)")
 
     run = parser.add_argument_group("run")
-    run.add_argument(
-        "--n-jobs", type=_THREADS, default=-1, metavar="N", help="threads (default: all cores)"
-    )
-    run.add_argument(
-        "--seed", type=_SEED, default=0, metavar="N", help="of the split and of the method (0)"
-    )
+    threads, seed = "threads (default: all cores)", "of the split and of the method (0)"
+    run.add_argument("--n-jobs", type=_THREADS, default=-1, metavar="N", help=threads)
+    run.add_argument("--seed", type=_SEED, default=0, metavar="N", help=seed)
     return parser
