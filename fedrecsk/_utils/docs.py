@@ -417,6 +417,27 @@ n_features_in_ : int
 feature_names_in_ : ndarray of shape (n_features_in_,)
     Names of the columns, if they are strings.
 """,
+    # ---------------------------------------------------------------------------- filters
+    "rows to filter": """
+X : array-like or DataFrame of shape (n_samples, n_features >= 2)
+    Column 0 is the user's id, column 1 the item's.
+y, clients, sample_weight : array-like of shape (n_samples,), default=None
+    Other arrays with one entry per row. Rows of weight zero count as absent, as in fit.
+""",
+    "rows kept": """
+Returns
+-------
+X, y, clients, sample_weight
+    The arrays that were given, in this order and of the type given, with the rows that are
+    kept, in their order; X alone if nothing else was given.
+
+Raises
+------
+ValueError
+    If no row would be kept, lengths differ, or ids are invalid.
+TypeError
+    If an id is neither a string nor a number.
+""",
     # --------------------------------------------------------------------------- displays
     "failed": """
 failed : list of str, default=()

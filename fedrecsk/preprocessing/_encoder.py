@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from sklearn.utils import Tags
 
 
+@dataclass(eq=False, repr=False)
 class IdEncoder(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     """Encode the ids of users and items as 0, 1, ... n - 1.
 
@@ -56,12 +58,12 @@ class IdEncoder(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     array([['ann', 70]], dtype=object)
     """
 
+    _: KW_ONLY
+    handle_unknown: str = "use_encoded_value"
+
     _parameter_constraints: ClassVar[dict] = {
         "handle_unknown": [StrOptions({"error", "use_encoded_value"})]
     }
-
-    def __init__(self, *, handle_unknown: str = "use_encoded_value") -> None:
-        self.handle_unknown = handle_unknown
 
     @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: ArrayLike, y: None = None) -> Self:

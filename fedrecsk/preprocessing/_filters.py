@@ -9,6 +9,7 @@ import numpy as np
 from sklearn.utils import column_or_1d
 from sklearn.utils.validation import check_consistent_length
 
+from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import (
     Interval,
     check_sample_weight,
@@ -28,6 +29,7 @@ _DATA = {
 }
 
 
+@documented
 @validate_params(
     _DATA | {"k": [Interval(Integral, 1, None, closed="left")]},
     prefer_skip_nested_validation=True,
@@ -47,25 +49,11 @@ def filter_k_core(
 
     Parameters
     ----------
-    X : array-like or DataFrame of shape (n_samples, n_features >= 2)
-        Column 0 is the user's id, column 1 the item's.
-    y, clients, sample_weight : array-like of shape (n_samples,), default=None
-        Other arrays with one entry per row. Rows of weight zero count as absent, as in fit.
+    {rows to filter}
     k : int, default=5
         Minimum number of rows of a user and of an item. Repeated (user, item) rows all count.
 
-    Returns
-    -------
-    X, y, clients, sample_weight
-        The arrays that were given, in this order and of the type given, with the rows that are
-        kept, in their order; X alone if nothing else was given.
-
-    Raises
-    ------
-    ValueError
-        If no row would be kept, lengths differ, or ids are invalid.
-    TypeError
-        If an id is neither a string nor a number.
+    {rows kept}
 
     See Also
     --------
@@ -101,12 +89,10 @@ def filter_k_core(
     )
 
 
+@documented
 @validate_params(
     _DATA
-    | {
-        "min_user": [Interval(Integral, 0, None, closed="left")],
-        "min_item": [Interval(Integral, 0, None, closed="left")],
-    },
+    | {name: [Interval(Integral, 0, None, closed="left")] for name in ("min_user", "min_item")},
     prefer_skip_nested_validation=True,
 )
 def filter_min_ratings(
@@ -126,27 +112,13 @@ def filter_min_ratings(
 
     Parameters
     ----------
-    X : array-like or DataFrame of shape (n_samples, n_features >= 2)
-        Column 0 is the user's id, column 1 the item's.
-    y, clients, sample_weight : array-like of shape (n_samples,), default=None
-        Other arrays with one entry per row. Rows of weight zero count as absent, as in fit.
+    {rows to filter}
     min_user : int, default=20
         Minimum number of rows of a user. MovieLens was published with 20.
     min_item : int, default=0
         Minimum number of rows of an item.
 
-    Returns
-    -------
-    X, y, clients, sample_weight
-        The arrays that were given, in this order and of the type given, with the rows that are
-        kept, in their order; X alone if nothing else was given.
-
-    Raises
-    ------
-    ValueError
-        If no row would be kept, lengths differ, or ids are invalid.
-    TypeError
-        If an id is neither a string nor a number.
+    {rows kept}
 
     Examples
     --------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -68,6 +69,7 @@ def binarize(y: ArrayLike, *, threshold: float = 4.0) -> NDArray[np.float64]:
     return preferred.astype(np.float64)
 
 
+@dataclass(eq=False, repr=False)
 class RatingScaler(OneToOneFeatureMixin, TransformerMixin, PlainParameters):
     """Map ratings linearly to another scale, and predictions back.
 
@@ -111,22 +113,16 @@ class RatingScaler(OneToOneFeatureMixin, TransformerMixin, PlainParameters):
     array([3.42])
     """
 
+    rating_range: tuple[float, float] | None = None
+    _: KW_ONLY
+    feature_range: tuple[float, float] = (0, 1)
+    clip: bool = True
+
     _parameter_constraints: ClassVar[dict] = {
         "rating_range": [tuple, None],
         "feature_range": [tuple],
         "clip": ["boolean"],
     }
-
-    def __init__(
-        self,
-        rating_range: tuple[float, float] | None = None,
-        *,
-        feature_range: tuple[float, float] = (0, 1),
-        clip: bool = True,
-    ) -> None:
-        self.rating_range = rating_range
-        self.feature_range = feature_range
-        self.clip = clip
 
     @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: ArrayLike, y: None = None) -> Self:
