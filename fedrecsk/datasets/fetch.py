@@ -180,14 +180,8 @@ def fetch_kuairec(
 ) -> Bunch | tuple[Any, Any]:
     """Load KuaiRec 2.0, downloading it if there is no copy yet.
 
-    =================   ===============   ===============
-    variant             "big"             "small"
-    users               7,176             1,411
-    items               10,728 videos     3,327 videos
-    views               12,530,806        4,676,570
-    pairs seen          13.4 %            99.6 %
-    timestamps          all               none
-    =================   ===============   ===============
+    "big" has 12,530,806 views of 10,728 videos by 7,176 users (13.4 % of the pairs), with times;
+    "small" 4,676,570 views of 3,327 videos by 1,411 users (99.6 %), without.
 
     The target of a view is its watch ratio, the time watched divided by the video's length: more
     than 1 if it was watched again. The archive (432 MB, both variants) is kept in
@@ -274,14 +268,7 @@ def fetch_filmtrust(
 ) -> Bunch | tuple[Any, Any]:
     """Load FilmTrust, downloading it if there is no copy yet.
 
-    =================   =================
-    users               1,508
-    items               2,071 films
-    ratings             35,497
-    stars               0.5, 1, ... 4
-    timestamps          none
-    =================   =================
-
+    35,497 ratings (0.5, 1, ... 4 stars) of 2,071 films by 1,508 users, without timestamps.
     The ratings were crawled from the film site FilmTrust in June 2011. The archive is
     kept in `data_home` and downloaded only if `data_home` has no copy:
     `filmtrust/ratings.txt` or `filmtrust.zip`. Nothing is written when a copy is found.
@@ -351,13 +338,7 @@ def fetch_lastfm(
 ) -> Bunch | tuple[Any, Any]:
     """Load Last.fm 2K (HetRec 2011), downloading it if there is no copy yet.
 
-    =================   =================
-    users               1,892
-    items               17,632 artists
-    listening counts    92,834
-    timestamps          none
-    =================   =================
-
+    92,834 play counts of 17,632 artists by 1,892 users, without timestamps.
     How often users of the music site Last.fm listened to their favourite artists, at most 50 per
     user: implicit feedback. The archive is kept in `data_home` and downloaded only if `data_home`
     has no copy: `hetrec2011-lastfm-2k/user_artists.dat` or `hetrec2011-lastfm-2k.zip`. Nothing

@@ -10,6 +10,7 @@ import io
 import lzma
 import os
 import re
+import textwrap
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -36,10 +37,6 @@ _COMMENT_SIGNS = ("#", "%", "//", "sep=")
 _WHOLE_NUMBER = re.compile(r"0|-?[1-9]\d{0,17}", re.ASCII)
 # Tables of interactions have a few columns, matrices of users by items have hundreds.
 _WIDE = 15
-_MATRIX = (
-    " If it is a matrix of users by items, with one column per item, turn it into one row per "
-    "rating first, for example with pandas.DataFrame.stack."
-)
 _COMPRESSED = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile)
 _MARKS = {
@@ -368,12 +365,10 @@ def _unpacked(raw: Any, name: str) -> Iterator[Any]:
     with zipfile.ZipFile(raw) as archive:
         names = [one for one in archive.namelist() if not one.startswith("__MACOSX/")]
         names = [one for one in names if not one.endswith("/")]
-        if "[Content_Types].xml" in names:
-            raise ValueError(f"{name} is an Excel workbook; save it as CSV first.")
         if len(names) != 1:
             raise ValueError(
                 f"{name} is a zip archive of {len(names)} files ({', '.join(names[:5])}...); "
-                "unpack it and pass the path of one of them."
+                "unpack it and pass one of them, or save a workbook as CSV."
             )
         try:
             member = archive.open(names[0])
@@ -395,8 +390,6 @@ def _first_lines(text: TextFile) -> tuple[TextFile, list[tuple[int, str]]]:
     with text.open() as handle:
         data = handle.read(_HEAD)
         is_all = len(data) < _HEAD
-        if data[257:262] == b"ustar":
-            raise ValueError(f"{text.name} is a tar archive; unpack it and pass one of its files.")
         marked = [encoding for mark, encoding in _MARKS.items() if data.startswith(mark)]
         if marked and codecs.lookup(text.encoding).name == "utf-8":
             text = replace(text, encoding=marked[0])
@@ -404,9 +397,8 @@ def _first_lines(text: TextFile) -> tuple[TextFile, list[tuple[int, str]]]:
         head = decoder.decode(data, final=is_all).removeprefix("\ufeff")
     if "\0" in head:
         raise ValueError(
-            f"{text.name} has NUL characters, so it is damaged, or a binary file (read it with "
-            "pandas.read_excel, read_parquet or the like, and save it with to_csv), or text in "
-            "UTF-16: then pass encoding='utf-16-le'."
+            f"{text.name} has NUL characters, so it is a binary file or an archive (unpack it, or "
+            "read it with pandas.read_parquet or the like), or UTF-16: pass encoding='utf-16-le'."
         )
     lines = list(text.lines(io.StringIO(head, newline=None)))
     if lines and not is_all and not lines[-1][1].endswith("\n"):
@@ -419,9 +411,8 @@ def _first_lines(text: TextFile) -> tuple[TextFile, list[tuple[int, str]]]:
     first = lines[0][1].lstrip().lower()
     if first.startswith(("{", "[[", "[{", "<!doctype", "<html", "<?xml")):
         raise ValueError(
-            f"{text.name} is JSON, XML or a web page, not a table: it begins with "
-            f"{_shortened(first)}. Read JSON with pandas.read_json and save it with to_csv. A "
-            "download may have given a page with an error; fetch the file again."
+            f"{text.name} is JSON, XML or a web page (an error of a download?), not a table; read "
+            "JSON with pandas.read_json, and save it with to_csv."
         )
     return text, lines[:20]
 
@@ -437,7 +428,7 @@ def _split(
     found = next(iter(even + fitting), None)
     if sep is None and found is not None:
         return found, rows[found]
-    first = f"its first line {_shortened(lines[0][1])}"
+    first = f"its first line {textwrap.shorten(lines[0][1], 60, placeholder='...')!r}"
     if sep is None:
         raise ValueError(
             f"{text.name}: no separator found in {first}. Each line needs a user and an item; pass "
@@ -593,8 +584,8 @@ def _assign_roles(
             free = next((place for place in range(width) if place not in found.values()), 0)
             raise ValueError(
                 f"{source}: no column found for the {role}; it has {seen}. Say which it is, for "
-                f"example columns={{{role!r}: {names[free] if names else free!r}}}."
-                f"{_MATRIX if width > _WIDE else ''}"
+                f"example columns={{{role!r}: {names[free] if names else free!r}}}. Of a matrix of "
+                "users by items, make one row per rating, for example with DataFrame.stack."
             )
     if len(set(found.values())) < len(found):
         raise ValueError(f"{source}: columns gives one column two roles: {found}.")
@@ -643,8 +634,3 @@ def _listed(names: list[str] | list[int]) -> str:
     """List names or positions for a message: all of them, or the first ten of many."""
     shown = ", ".join(map(repr, names[:10]))
     return shown if len(names) <= 10 else f"{shown} and {len(names) - 10} more"
-
-
-def _shortened(line: str) -> str:
-    line = line.rstrip()
-    return repr(line if len(line) <= 60 else line[:57] + "...")

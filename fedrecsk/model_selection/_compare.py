@@ -169,13 +169,9 @@ def compare(
     require y. Ranking scores apply to all models; rating models rank by their predictions.
 
     **Models of other packages** need `get_params`, ``fit(X, y)`` and ``predict(X)``: a subclass of
-    :class:`sklearn.base.BaseEstimator` with two methods will do. To rank, `predict` is called with
-    every item of the fold's training rows, as rows of two columns, (user, item), in a DataFrame if
-    X is one; larger is better. A model that checks the number of columns therefore needs an X of
-    two columns. What users have seen is taken from the training rows. A model with the attributes
-    `item_ids_`, `user_ids_` and `interactions_`, a sparse matrix of shape (n_users, n_items), is
-    ranked by these instead. A model without `predict` cannot be ranked, even if it makes lists of
-    recommendations.
+    :class:`sklearn.base.BaseEstimator` with two methods will do. They are ranked by `predict` over
+    the items of the fold's training rows, without those that users have there: see the notes of
+    :func:`fedrecsk.metrics.evaluate_ranking`.
 
     To hold out whole users, pass ``cv=list(GroupKFold().split(X, y, groups=X[:, 0]))``.
 
