@@ -15,14 +15,12 @@ from sklearn.experimental import enable_halving_search_cv  # noqa: F401
 from sklearn.model_selection import (
     GridSearchCV,
     HalvingGridSearchCV,
-    cross_val_predict,
-    cross_validate,
 )
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils import estimator_checks
 
-from fedrecsk import BiasOnly, Popularity, RFRec
+from fedrecsk import BiasOnly, RFRec
 from fedrecsk.model_selection import (
     ColdItemHoldout,
     LeaveLastOut,
@@ -46,6 +44,7 @@ SPLITTERS = [
     TemporalHoldout(0.2, validation_size=0.2, per_user=True),
 ]
 ORDER = ("train", "validation", "test")
+DATE = datetime.datetime(2020, 1, 1)
 CLASSES = [LeaveLastOut, UserHoldout, UserKFold, WarmStartKFold, TemporalHoldout]
 
 every_splitter = pytest.mark.parametrize("splitter", SPLITTERS, ids=repr)
@@ -86,10 +85,6 @@ def splits_or_reason(splitter, X):
 def assert_partition(X, *parts):
     assert all(len(part) and (np.diff(part) > 0).all() for part in parts)
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(X)))
-
-
-def assert_known(ids, train, test):
-    assert set(ids[test]) <= set(ids[train])
 
 
 # --------------------------------------------------------------------------- guarantees
@@ -170,6 +165,13 @@ def test_user_kfold_tests_each_row_once_and_spreads_users(X, n_splits, seed):
         for rows in users.values():
             if len(rows) > 1:
                 assert np.ptp([np.isin(rows, test).sum() for test in tests]) <= 1
+
+
+def test_every_row_of_movielens_but_the_only_ones_of_a_film_is_tested(ml100k):
+    X, _ = ml100k
+    tests = [test for _, test in WarmStartKFold(5, shuffle=True, random_state=0).split(X)]
+    assert sum(map(len, tests)) == 100_000 - 141
+    assert np.ptp(list(map(len, tests))) <= 1
 
 
 @given(TABLES, st.integers(2, 5), SEEDS)
@@ -278,20 +280,6 @@ def parts_or_reason(splitter, X):
     }, None
 
 
-def test_equal_times_are_not_parted():
-    X = [["ann", "a", 1], ["bob", "b", 2], ["ann", "c", 2], ["bob", "d", 2], ["ann", "e", 3]]
-    [(train, test)] = TemporalHoldout(2).split(X)
-    assert (train.tolist(), test.tolist()) == ([0, 1, 2, 3], [4])
-    [(train, test)] = TemporalHoldout(3).split(X)
-    assert (train.tolist(), test.tolist()) == ([0], [1, 2, 3, 4])
-
-
-def test_users_of_one_time_stay_in_training():
-    X = [["ann", "a", 5], ["ann", "b", 5], ["bob", "c", 1], ["bob", "d", 2]]
-    [(train, test)] = TemporalHoldout(0.5, per_user=True).split(X)
-    assert (train.tolist(), test.tolist()) == ([0, 1, 2], [3])
-
-
 def test_of_equal_times_the_later_row_is_the_last():
     X = [["ann", "a", 1], ["ann", "b", 1], ["bob", "c", 0]]
     [(_, test)] = LeaveLastOut().split(X)
@@ -379,6 +367,7 @@ def test_times_are_numbers_or_dates():
             "are strings, and 'soon' is not an ISO.*pandas.to_datetime",
         ),
         ([1j, 2j, 3j], "neither numbers nor dates; the first is .*1j"),
+        ([DATE, DATE.replace(tzinfo=datetime.UTC), DATE], "neither numbers nor dates"),
     ],
 )
 def test_bad_times_are_named(Class, column, message):
@@ -387,12 +376,6 @@ def test_bad_times_are_named(Class, column, message):
         Class().split(X)
     with pytest.raises(ValueError, match=message):
         Class().split(X.to_numpy(dtype=object))
-
-
-def test_mixed_time_zones_are_an_error():
-    dates = [datetime.datetime(2020, 1, 1), datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)]
-    with pytest.raises(ValueError, match="neither numbers nor dates"):
-        LeaveLastOut().split([[1, 1, dates[0]], [1, 2, dates[1]]])
 
 
 @pytest.mark.parametrize("Class", [LeaveLastOut, TemporalHoldout])
@@ -427,14 +410,6 @@ def test_a_missing_column_of_times_is_named(Class, timed):
 def test_bad_input_is_named_before_the_first_split(splitter, timed, change, error, message):
     with pytest.raises(error, match=message):
         splitter.split(change(timed[0]))
-
-
-@some_splitters
-def test_lengths_must_agree(splitter, timed):
-    X, y = timed
-    for call in (splitter.split, clone(splitter).fit, splitter.train_test_split):
-        with pytest.raises(ValueError, match="inconsistent numbers of samples"):
-            call(X, y[:-1])
 
 
 @pytest.mark.parametrize(
@@ -512,11 +487,9 @@ def test_random_state_is_scikit_learns(Class, parameters, timed):
     assert tests(Class(random_state=5, **parameters)) != tests(Class(random_state=6, **parameters))
     stateful = Class(random_state=np.random.RandomState(0), **parameters)
     assert tests(stateful) != tests(stateful)
-
-
-def test_repeated_holdouts_differ(timed):
-    first, second = (test.tolist() for _, test in UserHoldout(n_splits=2).split(timed[0]))
-    assert first != second
+    if Class is UserHoldout:
+        first, second = tests(UserHoldout(n_splits=2))
+        assert first != second
 
 
 def test_user_holdout_draws_every_row_alike():
@@ -526,36 +499,6 @@ def test_user_holdout_draws_every_row_alike():
 
 
 # ------------------------------------------------------------------------------ real data
-
-
-@every_splitter
-def test_movielens(splitter, ml100k):
-    X, _ = ml100k
-    for train, test in splitter.split(X):
-        assert len(np.intersect1d(train, test)) == 0
-        if not isinstance(splitter, TemporalHoldout) or splitter.per_user:
-            assert_known(X[:, 0], train, test)
-        if isinstance(splitter, WarmStartKFold):
-            assert_known(X[:, 1], train, test)
-
-
-def test_movielens_in_parts(ml100k):
-    X, _ = ml100k
-    splitter = TemporalHoldout(0.1, validation_size=0.1, per_user=True).fit(X)
-    parts = (splitter.train_indices_, splitter.validation_indices_, splitter.test_indices_)
-    assert_partition(X, *parts)
-    assert [len(part) / len(X) for part in parts] == pytest.approx([0.8, 0.1, 0.1], abs=0.005)
-    assert len(LeaveLastOut().fit(X).test_indices_) == 943
-    # 141 films have a single rating; every other row is tested.
-    tests = [test for _, test in WarmStartKFold(5, shuffle=True, random_state=0).split(X)]
-    assert sum(map(len, tests)) == 100_000 - 141
-    assert np.ptp(list(map(len, tests))) <= 1
-
-
-def test_no_temporal_split_is_pretended(ml1m):
-    for splitter in (LeaveLastOut(), TemporalHoldout()):
-        with pytest.raises(ValueError, match="X has no timestamps"):
-            splitter.split(ml1m[0])
 
 
 # --------------------------------------------------------------------------- transformer
@@ -604,16 +547,6 @@ def test_a_new_fit_forgets_the_validation_part(timed):
     assert not hasattr(splitter, "validation_indices_")
 
 
-def test_a_failed_fit_loses_nothing(timed):
-    X, _ = timed
-    splitter = LeaveLastOut().fit(X)
-    before = splitter.test_indices_
-    with pytest.raises(ValueError, match="no timestamps"):
-        splitter.fit(X[:, :2])
-    assert splitter.test_indices_ is before
-    assert splitter.n_features_in_ == 3
-
-
 # ------------------------------------------------------------- scikit-learn's machinery
 
 
@@ -656,7 +589,7 @@ def test_parameters_copies_and_repr(splitter, timed):
 @some_splitters
 def test_grid_searches_take_splitters(splitter, timed):
     X, y = timed
-    model, grid = BiasOnly(), {"reg_user": [1.0, 10.0]}
+    model, grid = make_pipeline(FunctionTransformer(), BiasOnly()), {"biasonly__reg_user": [1, 9]}
     frame = pd.DataFrame({"u": X[:, 0].astype(str), "i": X[:, 1], "t": X[:, 2]})
     scoring = "neg_mean_squared_error"
     scores = []
@@ -668,27 +601,13 @@ def test_grid_searches_take_splitters(splitter, timed):
     assert np.isfinite(scores).all()
     assert scores[0] == pytest.approx(scores[1])
     assert scores[0] == pytest.approx(scores[2])
-
-
-@some_splitters
-def test_cross_validation_in_a_pipeline(splitter, timed):
-    X, y = timed
-    pipeline = make_pipeline(FunctionTransformer(), BiasOnly())
-    inside = cross_validate(pipeline, X, y, cv=splitter, scoring="neg_mean_squared_error")
-    bare = cross_validate(BiasOnly(), X, y, cv=splitter, scoring="neg_mean_squared_error")
-    assert len(inside["test_score"]) == splitter.get_n_splits(X, y)
-    np.testing.assert_array_equal(inside["test_score"], bare["test_score"])
-    implicit = cross_validate(Popularity(), X, cv=splitter, error_score="raise")
-    assert np.isfinite(implicit["test_score"]).all()
-
-
-@some_splitters
-def test_metadata_is_routed_past_splitters(splitter, timed):
-    X, y = timed
     with config_context(enable_metadata_routing=True):
         search = GridSearchCV(BiasOnly(), {}, cv=splitter, error_score="raise")
         search.fit(X, y, clients=X[:, 0] % 3, sample_weight=np.ones(len(y)))
     assert not splitter.get_metadata_routing().split.requests
+    for call in (splitter.split, clone(splitter).fit, splitter.train_test_split):
+        with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+            call(X, y[:-1])
 
 
 def test_halving_takes_splitters_that_repeat_themselves(timed):
@@ -701,10 +620,3 @@ def test_halving_takes_splitters_that_repeat_themselves(timed):
     search = HalvingGridSearchCV(RFRec(), {"n_factors": [2, 3]}, cv=UserHoldout(), **parameters)
     with pytest.raises(ValueError, match="must yield consistent folds"):
         search.fit(*timed)
-
-
-def test_out_of_fold_predictions_where_every_row_is_tested(timed):
-    X, y = timed
-    assert cross_val_predict(BiasOnly(), X, y, cv=UserKFold(3)).shape == y.shape
-    with pytest.raises(ValueError, match="only works for partitions"):
-        cross_val_predict(BiasOnly(), X, y, cv=LeaveLastOut())
