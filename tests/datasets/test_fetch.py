@@ -266,6 +266,9 @@ def test_unpacked_original(name, small, no_download, tmp_path):
     for words in case.words:
         assert words in bunch.DESCR
     assert snapshot(tmp_path) == before
+    bunch = case.fetcher(data_home=tmp_path, as_frame=True)
+    assert list(bunch.frame.columns) == [*bunch.feature_names, "rating"]
+    check(case, bunch.data.to_numpy(), bunch.target.to_numpy())
 
 
 def test_one_archive_serves_both_matrices(small, monkeypatch, tmp_path):
@@ -281,7 +284,7 @@ def test_one_archive_serves_both_matrices(small, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["ratings.csv", "ratings.csv.gz"])
-def test_table_without_timestamps_gets_none_invented(name, small, no_download, tmp_path):
+def test_a_table_gets_no_timestamps_invented(name, small, no_download, tmp_path, monkeypatch):
     case = CASES["movielens-1m"]
     rows = [(u, i, y) for (u, i, _), y in zip(case.X, case.y, strict=True)]
     table = "user,item,rating\n" + "".join(f"{u},{i},{y}\n" for u, i, y in rows)
@@ -291,27 +294,10 @@ def test_table_without_timestamps_gets_none_invented(name, small, no_download, t
     assert_array_equal(bunch.data, [row[:2] for row in rows])
     assert bunch.feature_names == ["user", "item"]
     assert "without timestamps" in bunch.DESCR
-
-
-def test_original_beats_table(small, no_download, tmp_path):
-    put(tmp_path, "ml-1m/ratings.csv", "user,item,rating\n")
+    # The original is better, and may be where the environment says.
     put(tmp_path, "ml-1m.zip", archive("movielens-1m"))
-    check(CASES["movielens-1m"], *fetch_movielens("1m", data_home=tmp_path, return_X_y=True))
-
-
-def test_data_home_from_the_environment(small, no_download, tmp_path, monkeypatch):
-    put(tmp_path, "ml-100k.zip", archive("movielens-100k"))
     monkeypatch.setenv("FEDRECSK_DATA", str(tmp_path))
-    check(CASES["movielens-100k"], *fetch_movielens(return_X_y=True))
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_as_frame(name, small, no_download, tmp_path):
-    case = CASES[name]
-    put(tmp_path, case.archive, archive(name))
-    bunch = case.fetcher(data_home=tmp_path, as_frame=True)
-    assert list(bunch.frame.columns) == [*bunch.feature_names, "rating"]
-    check(case, bunch.data.to_numpy(), bunch.target.to_numpy())
+    check(case, *fetch_movielens("1m", return_X_y=True))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -354,12 +340,9 @@ def test_an_archive_without_the_ratings(no_download, tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("movielens-100k", r"ratings\) = \(3, 2, 4\) instead of \(943, 1682, 100000\)"),
         ("movielens-1m", r"ratings\) = \(3, 2, 4\) instead of \(6040, 3706, 1000209\)"),
         ("movielens-32m", r"ratings\) = \(3, 2, 4\) instead of \(200948, None, 32000204\)"),
         ("movielens-latest-small", "4 ratings, not 50000 to 200000"),
-        ("filmtrust", r"ratings\) = \(3, 2, 4\) instead of \(1508, 2071, 35497\)"),
-        ("kuairec-big", r"watch ratios\) = \(3, 2, 4\) instead of \(7176, 10728, 12530806\)"),
         ("kuairec-small", r"watch ratios\) = \(3, 2, 4\) instead of \(1411, 3327, 4676570\)"),
     ],
 )
@@ -409,12 +392,12 @@ def test_impossible_values_are_refused(name, old, new, message, small, tmp_path)
 def test_bad_parameters(fetcher, bad, no_download):
     with pytest.raises(ValueError, match=next(iter(bad))):
         fetcher(**bad)
-
-
-@pytest.mark.parametrize("fetcher", [fetch_movielens, fetch_kuairec])
-def test_unknown_variant(fetcher, no_download):
-    with pytest.raises(ValueError, match="variant"):
-        fetcher("2m")
+    for function in (get_data_home, clear_data_home):
+        with pytest.raises(ValueError, match="data_home"):
+            function(3)
+    if fetcher in (fetch_movielens, fetch_kuairec):
+        with pytest.raises(ValueError, match="variant"):
+            fetcher("2m")
 
 
 @pytest.fixture
@@ -513,15 +496,6 @@ def test_a_data_home_that_is_a_file(tmp_path):
             function(path / "below")
 
 
-def test_a_data_home_that_is_not_writable(tmp_path, monkeypatch):
-    def refuse(*args, **kwargs):
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr("tempfile.NamedTemporaryFile", refuse)
-    with pytest.raises(OSError, match=r"(?s)Permission denied.*FEDRECSK_DATA"):
-        fetch_movielens("100k", data_home=tmp_path)
-
-
 def test_argument_beats_variable_beats_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     monkeypatch.delenv("FEDRECSK_DATA", raising=False)
@@ -546,35 +520,15 @@ def test_clear_deletes_archives_and_nothing_else(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize("function", [get_data_home, clear_data_home])
-def test_data_home_must_be_a_path(function):
-    with pytest.raises(ValueError, match="data_home"):
-        function(3)
-
-
 @pytest.mark.parametrize(
-    ("name", "mean"),
-    [
-        ("movielens-100k", 3.52986),
-        ("movielens-1m", 3.581564),
-        ("filmtrust", None),
-        ("kuairec-small", None),
-        ("kuairec-big", None),
-    ],
+    ("name", "mean"), [("movielens-100k", 3.52986), ("movielens-1m", 3.581564)]
 )
 def test_the_real_thing(name, mean, real_data, no_download):
-    spec = PUBLISHED[name]
-    if not any(path.is_file() for path in spec.local_copies(real_data)):
-        pytest.skip(f"{real_data} has no copy of {spec.title}")
     before = snapshot(real_data)
     bunch = CASES[name].fetcher(data_home=real_data)
-    n_users, n_items, n_rows = spec.counts
-    assert len(bunch.data) == len(bunch.target) == n_rows
-    assert len(np.unique(bunch.data[:, 0])) == n_users
-    assert len(np.unique(bunch.data[:, 1])) == n_items
-    assert bunch.data.shape[1] == len(bunch.feature_names)
-    if mean is not None:
-        assert bunch.target.mean() == pytest.approx(mean, abs=1e-5)
+    users, items = np.transpose(bunch.data)[:2]
+    assert (len(np.unique(users)), len(np.unique(items)), len(users)) == PUBLISHED[name].counts
+    assert bunch.target.mean() == pytest.approx(mean, abs=1e-5)
     if name == "movielens-100k":
         assert (bunch.data[:, 2].min(), bunch.data[:, 2].max()) == (874724710, 893286638)
     assert snapshot(real_data) == before

@@ -63,14 +63,8 @@ def test_separator_and_header_are_recognised(write, sep, header):
     assert_array_equal(bunch.target, [4.5, 2])
     assert bunch.feature_names == ["user", "item", "timestamp"]
     assert bunch.frame is None
-
-
-def test_bunch_says_what_was_read(write):
-    path = write("uid,movieId,score\n1,2,3\n")
-    bunch = load_ratings(path)
     assert bunch.filename == str(path)
-    for part in (str(path), "'uid'", "'movieId'", "'score'"):
-        assert part in bunch.DESCR
+    assert all(part in bunch.DESCR for part in (str(path), "user from ", "rating from "))
 
 
 @pytest.mark.parametrize(
@@ -110,32 +104,20 @@ def test_columns_by_name_position_and_none(write):
     assert bunch.target is None
 
 
-def test_columns_by_position_without_header(write):
+def test_columns_by_position_and_a_header_that_is_told(write):
     path = write("4.5,7,31\n3,7,2\n")
-    X, y = load_ratings(path, columns={"user": 1, "item": 2, "rating": 0}, return_X_y=True)
+    columns = {"user": 1, "item": 2, "rating": 0}
+    X, y = load_ratings(path, columns=columns, return_X_y=True)
     assert_array_equal(X, [[7, 31], [7, 2]])
     assert_array_equal(y, [4.5, 3])
-
-
-def test_header_can_be_told(write):
-    path = write("a,b,5\nc,d,4\n")
-    assert len(load_ratings(path, header=False).data) == 2
-    X, y = load_ratings(
-        write("1,2,3\n4,5,6\n"),
-        header=True,
-        columns={"user": "1", "item": "2", "rating": "3"},
-        return_X_y=True,
-    )
-    assert_array_equal(X, [[4, 5]])
-    assert_array_equal(y, [6])
-
-
-def test_string_ids_without_header(write):
-    path = write("ann,heat,5\nbob,up,4\n")
-    X, y = load_ratings(path, return_X_y=True)
-    assert X.dtype == object
-    assert rows_of(X) == [["ann", "heat"], ["bob", "up"]]
-    assert_array_equal(y, [5, 4])
+    names = {"user": "7", "item": "31", "rating": "4.5"}
+    assert_array_equal(load_ratings(path, header=True, columns=names).data, [[7, 2]])
+    assert load_ratings(write("a,b,5\nc,d,4\n"), header=False).data.tolist() == [
+        ["a", "b"],
+        ["c", "d"],
+    ]
+    twice = write("user,item,user,rating\n1,2,3,4\n")
+    assert_array_equal(load_ratings(twice, columns={"user": 2}).data, [[3, 2]])
 
 
 def test_no_rating_column_is_implicit_feedback(write):
@@ -207,13 +189,6 @@ def test_dialects(write, content):
     assert_array_equal(y, [3])
 
 
-def test_encoding(write):
-    path = write("user;item;rating\nJosé;1;3\n".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"ratings\.txt is not utf-8 text.*latin-1"):
-        load_ratings(path)
-    assert load_ratings(path, encoding="latin-1").data[0, 0] == "José"
-
-
 def test_as_frame(write):
     path = write("user,item,rating\nann,2,3\nbob,3,4\n")
     bunch = load_ratings(path, as_frame=True)
@@ -259,12 +234,6 @@ def test_bad_files_name_the_line_and_the_cure(write, content, message):
     assert "ratings.txt" in str(error.value)
 
 
-def test_the_line_is_right_beyond_the_first_chunk(write, monkeypatch):
-    monkeypatch.setattr(readers, "_CHUNK", 3)
-    with pytest.raises(ValueError, match="line 9: the rating 'x'"):
-        load_ratings(write("1,2,3\n" * 8 + "1,2,x\n"))
-
-
 @pytest.mark.parametrize(
     ("columns", "error", "message"),
     [
@@ -281,18 +250,20 @@ def test_the_line_is_right_beyond_the_first_chunk(write, monkeypatch):
 def test_bad_columns(write, columns, error, message):
     with pytest.raises(error, match=message):
         load_ratings(write("uid,iid,rating\n1,2,3\n"), columns=columns)
-
-
-def test_names_need_a_header(write):
     with pytest.raises(ValueError, match=r"no header.*position"):
         load_ratings(write("1,2,3\n"), columns={"user": "uid"}, header=False)
 
 
-def test_missing_file_and_folder(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nothing\.csv does not exist"):
-        load_ratings(tmp_path / "nothing.csv")
-    with pytest.raises(FileNotFoundError, match="is a folder"):
-        load_ratings(tmp_path)
+def test_what_is_no_file_is_named(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path, message in (
+        (tmp_path / "nothing.csv", r"nothing\.csv does not exist"),
+        (pipe, "is a folder, a pipe or a device"),
+        ("https://example.com/ratings.csv", "is an address.*urlretrieve"),
+    ):
+        with pytest.raises(FileNotFoundError, match=message):
+            load_ratings(path)
 
 
 @pytest.mark.parametrize("bad", [{"sep": ""}, {"sep": 1}, {"header": "maybe"}, {"columns": ["u"]}])
@@ -329,16 +300,6 @@ def test_what_is_written_is_read(tmp_path_factory, rows, sep):
         same_written = [str(a) == str(b) for a in written for b in written]
         same_read = [a == b for a in X[:, column] for b in X[:, column]]
         assert same_read == same_written
-
-
-def test_movielens_1m_table(real_data):
-    path = real_data / "ml-1m" / "ratings.csv.gz"
-    if not path.is_file():
-        pytest.skip(f"no {path}")
-    X, y = load_ratings(path, return_X_y=True)
-    assert len(X) == len(y) == 1_000_209
-    assert X.dtype == np.int64
-    assert abs(y.mean() - 3.5816) < 1e-4
 
 
 # ------------------------------------------------------------------- files that people have
@@ -423,24 +384,6 @@ def test_named_with_a_cure(write, content, options, message):
     assert len(str(error.value)) < 600
 
 
-def test_a_name_twice_is_settled_by_position(write):
-    path = write("user,item,user,rating\n1,2,3,4\n")
-    X = load_ratings(path, columns={"user": 2}).data
-    assert_array_equal(X, [[3, 2]])
-
-
-def test_an_address_is_named():
-    with pytest.raises(FileNotFoundError, match=r"is an address.*urlretrieve"):
-        load_ratings("https://example.com/ratings.csv")
-
-
-def test_a_pipe_is_named(tmp_path):
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    with pytest.raises(FileNotFoundError, match="is a folder, a pipe or a device"):
-        load_ratings(pipe)
-
-
 @pytest.mark.parametrize(
     ("texts", "seconds"),
     [
@@ -466,7 +409,8 @@ def test_other_dates_stay_text(write, text):
     assert X[1, 2] == text
 
 
-def test_lines_are_counted_with_blank_ones_and_comments(write):
+def test_lines_are_counted_with_blank_ones_and_comments(write, monkeypatch):
+    monkeypatch.setattr(readers, "_CHUNK", 1)
     path = write("#\nuser,item,rating\n\n1,2,3\n#\n\n1,2,x\n")
     with pytest.raises(ValueError, match="line 7: the rating 'x'"):
         load_ratings(path, comment="#")
