@@ -72,11 +72,19 @@ def test_local_privacy_and_a_file(ratings, capsys):
     out = capsys.readouterr().out
     assert "with Laplace noise. Epsilon is 10 for one coordinate of one upload" in out
     assert "and 12,000 in total: 1,200 coordinates in 5 uploads" in out
-
-
-def test_local_privacy_of_a_method_that_sends_to_holders_by_default(ratings, capsys):
+    # It sends to holders by default.
     main(["--data", ratings, "--rounds", "2", "--scale", "0.04", "--method", "RFRecF"])
     assert "RFRecF         federated" in capsys.readouterr().out
+
+
+def test_ranking_methods_on_implicit_feedback_and_above_a_threshold(ratings, implicit, capsys):
+    few = ["--method", "LocALS", "--rounds", "2", "--set", "n_factors=4"]
+    main(["--data", implicit, *few])
+    shown = "270 interactions of 12 items by 30 users; 20 % of each user's rows"
+    assert shown in capsys.readouterr().out
+    main(["--data", ratings, *few, "--threshold", "4"])
+    n_kept = sum(rating >= 4 for *_, rating in ROWS)
+    assert f"{n_kept} interactions" in capsys.readouterr().out
 
 
 # Of every kind: federated or not, ratings or rankings, with rounds, epochs or neither.
@@ -98,19 +106,6 @@ def test_methods_of_every_kind(name, ratings, capsys):
     assert ("Communication: " in out) == ("federation" in known)
 
 
-def test_a_ranking_method_on_implicit_feedback(implicit, capsys):
-    main(["--data", implicit, "--method", "LocALS", "--rounds", "2", "--set", "n_factors=4"])
-    assert "270 interactions of 12 items by 30 users; 20 % of each user's rows" in (
-        capsys.readouterr().out
-    )
-
-
-def test_a_threshold_makes_ratings_implicit(ratings, capsys):
-    main(["--data", ratings, "--method", "LocALS", "--rounds", "2", "--threshold", "4"])
-    n_kept = sum(rating >= 4 for *_, rating in ROWS)
-    assert f"{n_kept} interactions" in capsys.readouterr().out
-
-
 def test_list_and_version(capsys):
     main(["--list"])
     out = capsys.readouterr().out
@@ -120,9 +115,6 @@ def test_list_and_version(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
     assert capsys.readouterr().out == f"fedrecsk {fedrecsk.__version__}\n"
-
-
-def test_help_shows_groups_and_examples(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     out = capsys.readouterr().out
@@ -202,11 +194,14 @@ def test_the_console_script_is_there():
         (["--columns", "user=a,user=b"], "'user=b': the user has a column already"),
         (["--columns", "users=a"], "'users=a' is none of user=..., item=..."),
         (["--columns", "user=a,item=b"], "--columns is for a file of yours"),
+        (["--data", "{few}"], "too few rows with a rating: 1; 10 are needed"),
     ],
 )
-def test_wrong_arguments_are_named(arguments, message, ratings, implicit, capsys):
+def test_wrong_arguments_are_named(arguments, message, ratings, implicit, tmp_path, capsys):
+    files = {"ratings": ratings, "implicit": implicit, "few": tmp_path / "few.csv"}
+    files["few"].write_text("user,item,rating\n1,2,3\n")
     with pytest.raises(SystemExit, match="2"):
-        main([one.format(ratings=ratings, implicit=implicit) for one in arguments])
+        main([one.format(**files) for one in arguments])
     assert message in capsys.readouterr().err
 
 
@@ -219,14 +214,6 @@ def test_columns_of_a_file(tmp_path, capsys):
     columns = "user=klant,item=artikel,rating=cijfer"
     main(["--data", str(path), "--columns", columns, "--method", "BiasOnly"])
     assert "270 ratings of 12 items by 30 users" in capsys.readouterr().out
-
-
-def test_too_few_rows(tmp_path, capsys):
-    path = tmp_path / "few.csv"
-    path.write_text("user,item,rating\n1,2,3\n")
-    with pytest.raises(SystemExit):
-        main(["--data", str(path)])
-    assert "too few rows with a rating: 1; 10 are needed" in capsys.readouterr().err
 
 
 def test_warnings_are_notes(tmp_path, capsys):

@@ -10,7 +10,6 @@ from sklearn.model_selection import GridSearchCV
 
 from fedrecsk import (
     EASE,
-    BiasedMF,
     BiasOnly,
     FedEASE,
     FedEB,
@@ -157,14 +156,6 @@ def test_newcomers_are_folded_into_a_copy_only(toy):
     assert model.named_estimators_["als"] is model.estimators_[1]
 
 
-def test_ids_of_two_kinds_reach_the_parts(toy):
-    X, y = toy
-    mixed = [[str(user), item] for user, item in X.tolist()]
-    np.testing.assert_allclose(
-        ranking().fit(mixed, y).predict(mixed), ranking().fit(X, y).predict(X), atol=1e-9
-    )
-
-
 # ----------------------------------------------------------------------- the parts' params
 
 
@@ -200,6 +191,15 @@ def test_parameters_of_parts_are_the_ensembles(toy):
         (RankingEnsemble([("a", EASE(-1.0))]), ValueError, "'reg' parameter of EASE"),
         (
             RankingEnsemble(
+                [("a", FedSpectral(4, federation=Federation(central_dp=CentralDP(epsilon=3.0))))],
+                weights="search",
+                items=range(40),
+            ),
+            ValueError,
+            "the privacy of 'a' does not cover that choice",
+        ),
+        (
+            RankingEnsemble(
                 [("a", LocALS(federation=Federation(local_dp=LaplaceMechanism(1, 1))))]
             ),
             ValueError,
@@ -231,6 +231,11 @@ def test_costs_of_federated_parts_are_added_up(toy):
     assert with_own.privacy_.n_uploads == ease.privacy_.n_uploads + als.privacy_.n_uploads
     assert with_own.privacy_.server_sees == "exact sums"
     assert not hasattr(RankingEnsemble([("a", EASE())]).fit(*toy), "communication_")
+    assert epsilon_scorer(model, *toy) == -np.inf
+    twice, entries = searched().fit(*toy), model.communication_.entries
+    assert twice.n_rounds_ == 2 * model.n_rounds_
+    assert twice.communication_.entries[-len(entries) :] == entries
+    assert model.communication_.bytes_up < twice.communication_.bytes_up
 
 
 def test_privacy_is_composed(toy):
@@ -247,23 +252,7 @@ def test_privacy_is_composed(toy):
     assert np.isinf(bare.privacy_.epsilon)
 
 
-def test_a_search_costs_twice(toy):
-    once, twice = ranking().fit(*toy), searched().fit(*toy)
-    assert twice.n_rounds_ == 2 * once.n_rounds_
-    entries = once.communication_.entries
-    assert twice.communication_.entries[-len(entries) :] == entries
-    assert once.communication_.bytes_up < twice.communication_.bytes_up
-
-
 # ---------------------------------------------------------------------------- the search
-
-
-def test_candidates_are_all_tenths_that_add_up_to_one():
-    weights = _ensemble.candidate_weights(3)
-    assert len(weights) == 66 == len(np.unique(weights, axis=0))
-    np.testing.assert_allclose(weights.sum(axis=1), 1)
-    assert _ensemble.candidate_weights(1).tolist() == [[1.0]]
-    assert len(_ensemble.candidate_weights(2)) == 11
 
 
 def test_a_liked_row_of_each_user_that_has_two_is_held_out():
@@ -286,6 +275,8 @@ def test_scores_are_those_of_a_model_fitted_without_the_held_out_rows(n_negative
     X, y = make_toy(40, 15, density=0.4, seed=5)
     model = searched(n_negatives=n_negatives, items=np.unique(X[:, 1])).fit(X, y)
     found = model.search_results_
+    assert len(found["weights"]) == 66 == len(np.unique(found["weights"], axis=0))
+    np.testing.assert_allclose(found["weights"].sum(axis=1), 1)
     assert model.weights_ == pytest.approx(found["weights"][found["score"].argmax()])
     data = encode(X, y)
     mask = _ensemble.held_out(data, np.random.RandomState(0))
@@ -311,24 +302,6 @@ def test_the_search_prefers_what_ranks_well():
     assert model.weights_[1] >= 0.7
 
 
-def test_the_search_is_repeatable(toy):
-    one, other = searched().fit(*toy), searched().fit(*toy)
-    np.testing.assert_array_equal(one.search_results_["score"], other.search_results_["score"])
-    np.testing.assert_array_equal(one.predict(toy[0]), other.predict(toy[0]))
-
-
-def test_means_of_seeds_are_better_than_one():
-    X, y = make_toy(120, 40, density=0.5, seed=0)
-    y = np.clip(3 + np.sin(X[:, 0] + X[:, 1]) + np.random.default_rng(0).normal(size=len(y)), 1, 5)
-    train = np.random.default_rng(1).random(len(y)) < 0.8
-    parts = [(f"seed{s}", BiasedMF(8, reg=0.01, random_state=s)) for s in range(4)]
-    model = RatingEnsemble(parts).fit(X[train], y[train])
-    fits = [model, *model.estimators_]
-    held_out = X[~train], y[~train]
-    errors = [np.mean((m.predict(held_out[0]) - held_out[1]) ** 2) for m in fits]
-    assert errors[0] < np.mean(errors[1:]) - 0.005
-
-
 def test_standard_deviations_are_those_of_the_mixture(toy):
     X, y = toy
     parts = [(f"run {k}", FedEB(3, n_rounds=5, random_state=k)) for k in range(3)]
@@ -346,18 +319,3 @@ def test_parts_take_the_tables_that_the_ensemble_takes(toy):
     table = np.column_stack([X, np.arange(len(X))])
     model = RatingEnsemble([("a", BiasOnly())]).fit(table, y)
     np.testing.assert_array_equal(model.estimators_[0].predict(table), model.predict(table))
-
-
-def test_costs_of_a_mixed_ensemble(toy):
-    """Centralised parts see everything, so nothing is promised."""
-    X, y = toy
-    model = RatingEnsemble([("a", RFRec(3, n_rounds=2)), ("b", BiasOnly())]).fit(X, y)
-    assert epsilon_scorer(model, X, y) == -np.inf
-
-
-def test_weights_are_not_searched_over_private_parts():
-    federation = Federation(central_dp=CentralDP(epsilon=3.0))
-    part = FedSpectral(4, federation=federation)
-    model = RankingEnsemble([("a", part), ("b", EASE())], weights="search", items=range(40))
-    with pytest.raises(ValueError, match="the privacy of 'a' does not cover that choice"):
-        model.fit([[1, 2], [2, 3]])

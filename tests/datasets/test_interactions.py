@@ -78,12 +78,6 @@ def test_any_size(size, n_factors, taste, popularity, drift, timestamps, seed):
         assert X[:, 2].min() >= FIRST_SECOND
 
 
-def test_timestamps_change_nothing_else():
-    X = make_interactions(30, 40, 300, random_state=7)
-    without = make_interactions(30, 40, 300, timestamps=False, random_state=7)
-    assert_array_equal(X[:, :2], without)
-
-
 def test_default_resembles_movielens_100k():
     # On the right of each: what MovieLens-100k has.
     # Users are as active as in make_ratings.
@@ -141,12 +135,6 @@ def test_taste_is_what_a_factor_model_gains_by():
         popular, als = precision_at_10(X, test)
         gains.append(als - popular)
     assert gains[0] < 0 < gains[1] - 0.03 < gains[2] - 0.1
-
-
-def test_without_factors_there_is_no_taste():
-    X = make_interactions(300, 400, 20_000, n_factors=0, random_state=0)
-    popular, als = precision_at_10(X, last_fifth(X, np.random.RandomState(0).random(len(X))))
-    assert als < popular
 
 
 @pytest.mark.parametrize(
