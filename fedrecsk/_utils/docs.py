@@ -569,6 +569,9 @@ DESCR : str
 OSError
     If there is no copy and the download is not allowed or fails, or if `data_home` is a file
     or not writable. The message lists the places where a copy was looked for, and what to do.
+ValueError
+    If a file is not the published one: the checksum of the archive, the numbers of users, items
+    and rows, and the scale of stars are checked.
 """,
 }
 

@@ -112,14 +112,11 @@ def fetch_movielens(
     Raises
     ------
     {fetching errors}
+        "latest-small" changes now and then: its columns, its scale of stars and its rough size are
+        checked, and the SHA-256 of the first download is recorded beside the archive and checked
+        from then on. Also with ``features=True`` and ``return_X_y=True``.
     FileNotFoundError
         With ``features=True``, if a copy has no films beside its ratings.
-    ValueError
-        With ``features=True`` and ``return_X_y=True``, as the tuple has no place for them.
-        If a file is not the one that GroupLens published: the SHA-256 of the archive is
-        checked, and users, items and ratings are counted. "latest-small" changes now and
-        then: its columns, its scale of stars and its rough size are checked, and the SHA-256
-        of the first download is recorded beside the archive and checked from then on.
 
     See Also
     --------
@@ -213,10 +210,8 @@ def fetch_kuairec(
     Raises
     ------
     {fetching errors}
-    ValueError
-        If a file is not the published one: the MD5 of the archive and the numbers of
-        users, items and views are checked. The SHA-256 of the first download is recorded
-        beside the archive and checked from then on.
+        Of the archive, an MD5 is published. The SHA-256 of the first download is recorded beside
+        it and checked from then on.
 
     See Also
     --------
@@ -292,9 +287,6 @@ def fetch_filmtrust(
     Raises
     ------
     {fetching errors}
-    ValueError
-        If a file is not the published one: the SHA-256 of the archive, the numbers of
-        users, items and ratings, and the scale of stars are checked.
 
     See Also
     --------
@@ -364,9 +356,6 @@ def fetch_lastfm(
     Raises
     ------
     {fetching errors}
-    ValueError
-        If a file is not the published one: the SHA-256 of the archive, the numbers of
-        users, items and rows are checked.
 
     See Also
     --------

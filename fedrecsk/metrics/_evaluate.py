@@ -152,13 +152,10 @@ def evaluate_ranking(
     Notes
     -----
     A model of another package is ranked by ``predict(X)``, called with all candidates as rows of
-    two columns, (user, item), in a DataFrame if it was fitted to one. So fit it to two columns.
-    The model must also make known its catalogue and what its users have seen, in one of two ways:
-
-    - Pass `X_train`. A Pipeline is then ranked as a whole, with the ids before its first step.
-    - Give it the attributes `item_ids_`, `user_ids_` and `interactions_` (a sparse matrix of shape
-      (n_users, n_items)). It can then be scored inside a search too. If it has `item_ids_` only,
-      pass ``exclude_seen=False`` or `negatives`.
+    two columns, (user, item), in a DataFrame if it was fitted to one. Pass `X_train`, or give the
+    model the attributes `item_ids_`, `user_ids_` and `interactions_` (a sparse matrix of shape
+    (n_users, n_items)), with which it can be scored inside a search too. With `item_ids_` only,
+    pass ``exclude_seen=False`` or `negatives`.
 
     Examples
     --------
@@ -169,10 +166,8 @@ def evaluate_ranking(
     >>> evaluate_ranking(model, [["ann", "clue"], ["zoe", "brazil"]], k=[1, 2])
     {'ndcg@1': 0.5, 'ndcg@2': 0.657..., 'hit_rate@1': 0.5, 'hit_rate@2': 0.75}
     """
-    names, cutoffs = check_metrics(metrics), check_cutoffs(k)
     protocol = Protocol(n_negatives, negatives, exclude_seen, threshold, random_state, X_train)
-    protocol.check(names, cutoffs)
-    spec = RankingSpec.of(names, cutoffs)
+    names, cutoffs, spec = protocol.plan(metrics, k)
     ranking = protocol.rank(estimator, X, y, sample_weight, spec=spec, warn_of_seen=True)
     return {key_of(m, k): value(m, ranking, k) for m in names for k in cutoffs}
 
@@ -292,16 +287,19 @@ class Protocol:
             id(self.X_train),
         )
 
-    def check(self, metrics: Sequence[str], cutoffs: Sequence[int]) -> None:
-        """Raise if metrics make no sense under this protocol."""
-        of_lists = [metric for metric in metrics if metric in OF_LISTS]
+    def plan(self, metrics: Any, k: Any, name: str = "metrics") -> tuple[list, list, RankingSpec]:
+        """Return names, cutoffs and what they need; raise if they make no sense here."""
+        names, cutoffs = check_metrics(metrics, name), check_cutoffs(k)
+        of_lists = [metric for metric in names if metric in OF_LISTS]
         if of_lists and (self.n_negatives is not None or self.negatives is not None):
             raise ValueError(
                 f"{of_lists[0]!r} is about lists from the whole catalogue and has no meaning "
                 "among negatives; leave out n_negatives and negatives."
             )
-        if "diversity" in metrics and min(cutoffs) < 2:
+        if "diversity" in names and min(cutoffs) < 2:
             raise ValueError("'diversity' is about pairs of items; take k of at least 2.")
+        cutoff = max(cutoffs) if {*names} != {"auc"} else 1
+        return names, cutoffs, RankingSpec(cutoff, "auc" in names, cutoff if of_lists else 0)
 
     def rank(
         self,
@@ -326,7 +324,7 @@ class Protocol:
         held_out = hold_out(model, X, y, sample_weight, self.threshold)
         if warn_of_seen:
             warn_if_seen(model, held_out)
-        self._check_depth(spec.cutoff, len(model.item_ids), "items of the catalogue")
+        _check_depth(spec.cutoff, len(model.item_ids), "items of the catalogue")
         if self.n_negatives is not None or spec.n_listed or (given is None and self.exclude_seen):
             _check_seen_is_known(model, recommender)
         if given is None and self.n_negatives is None:
@@ -337,13 +335,13 @@ class Protocol:
             negatives = group_negatives(model, held_out, *given)
         n_candidates = np.diff(negatives[0]) + held_out.n_rows
         user = held_out.user_ids.values[n_candidates.argmin()]
-        self._check_depth(spec.cutoff, n_candidates.min(), f"candidates of user {user!s}")
+        _check_depth(spec.cutoff, n_candidates.min(), f"candidates of user {user!s}")
         return rank(model, held_out, spec, negatives=negatives)
 
-    @staticmethod
-    def _check_depth(k, n_candidates, what):
-        if k > n_candidates:
-            raise ValueError(f"k={k} is more than the {n_candidates} {what}; lower k.")
+
+def _check_depth(k, n_candidates, what):
+    if k > n_candidates:
+        raise ValueError(f"k={k} is more than the {n_candidates} {what}; lower k.")
 
 
 def _check_seen_is_known(model, recommender):

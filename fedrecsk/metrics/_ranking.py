@@ -6,7 +6,7 @@ its expectation over these orders, found without drawing any.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
@@ -36,14 +36,6 @@ class RankingSpec(NamedTuple):
     cutoff: int = 1  # largest of the metrics
     whole: bool = False  # whether all places must be exact, as for AUC
     n_listed: int = 0  # length of the lists, 0 for none
-
-    @classmethod
-    def of(cls, metrics: Sequence[str], cutoffs: Sequence[int]) -> RankingSpec:
-        """Return what these metrics need at these cutoffs."""
-        k = max(cutoffs)
-        with_cutoff = any(metric != "auc" for metric in metrics)
-        of_lists = any(metric in OF_LISTS for metric in metrics)
-        return cls(k if with_cutoff else 1, "auc" in metrics, k if of_lists else 0)
 
     @property
     def depth(self) -> int:

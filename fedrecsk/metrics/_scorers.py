@@ -11,14 +11,7 @@ from sklearn.utils.metadata_routing import MetadataRequest
 
 from fedrecsk._utils.sklearn_compat import BaseScorer, MultimetricScorer
 from fedrecsk.metrics._evaluate import Protocol
-from fedrecsk.metrics._ranking import (
-    METRICS,
-    RankingSpec,
-    check_cutoffs,
-    check_metrics,
-    key_of,
-    value,
-)
+from fedrecsk.metrics._ranking import METRICS, RankingSpec, key_of, value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, KeysView, Mapping, Sequence
@@ -92,10 +85,8 @@ def make_ranking_scorer(
     >>> sorted(scores)
     ['fit_time', 'score_time', 'test_bytes_up', 'test_hit_rate@10', 'test_ndcg@10']
     """
-    metrics, cutoffs = check_metrics(metric, "metric"), check_cutoffs(k)
     protocol = Protocol(n_negatives, negatives, exclude_seen, threshold, random_state)
-    protocol.check(metrics, cutoffs)
-    spec = RankingSpec.of(metrics, cutoffs)
+    metrics, cutoffs, spec = protocol.plan(metric, k, "metric")
     if isinstance(metric, str) and np.ndim(k) == 0:
         return RankingScorer(metric, cutoffs[0], protocol, spec)
     return RankingScorers(
