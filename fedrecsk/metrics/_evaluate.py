@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from fedrecsk._utils.parameters import suggest
 from fedrecsk._utils.sklearn_compat import (
     Interval,
+    StrOptions,
     check_feature_names,
+    safe_indexing,
     validate_parameter_constraints,
 )
 from fedrecsk._utils.user_warnings import warn
-from fedrecsk.data.interactions import id_array
+from fedrecsk.data.interactions import id_array, id_columns
 from fedrecsk.metrics._held_out import (
     check_rows,
     draw_negatives,
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 
     from fedrecsk.metrics._ranking import Ranking
 
+WHICH = StrOptions({"all", "known", "new"})
+
 
 @suggest
 def evaluate_ranking(
@@ -56,6 +60,8 @@ def evaluate_ranking(
     negatives: ArrayLike | Mapping[Any, ArrayLike] | None = None,
     exclude_seen: bool = True,
     threshold: float | None = None,
+    items: Literal["all", "known", "new"] = "all",
+    users: Literal["all", "known", "new"] = "all",
     random_state: int | np.random.RandomState | None = None,
     sample_weight: ArrayLike | None = None,
     X_train: ArrayLike | None = None,
@@ -114,6 +120,12 @@ def evaluate_ranking(
     threshold : float, default=None
         The least y of a relevant row, as in :func:`~fedrecsk.preprocessing.to_implicit`: 4 makes
         fours and fives of a scale of 1 to 5 stars relevant. None: all y above 0 are.
+    items : {"all", "known", "new"}, default="all"
+        "known": only items that some user has in fit are tested and ranked. "new": only the others,
+        which a model knows by its catalogue `items`, by `item_features` or by `add_items`. Not
+        among negatives.
+    users : {"all", "known", "new"}, default="all"
+        "known": only users with rows in fit are tested. "new": only the others.
     random_state : int, RandomState instance or None, default=None
         Seed for drawing negatives. With an int, the same X and the same training rows give the
         same negatives, whatever the order of the rows.
@@ -166,7 +178,9 @@ def evaluate_ranking(
     >>> evaluate_ranking(model, [["ann", "clue"], ["zoe", "brazil"]], k=[1, 2])
     {'ndcg@1': 0.5, 'ndcg@2': 0.657..., 'hit_rate@1': 0.5, 'hit_rate@2': 0.75}
     """
-    protocol = Protocol(n_negatives, negatives, exclude_seen, threshold, random_state, X_train)
+    protocol = Protocol(
+        n_negatives, negatives, exclude_seen, threshold, random_state, items, users, X_train
+    )
     names, cutoffs, spec = protocol.plan(metrics, k)
     ranking = protocol.rank(estimator, X, y, sample_weight, spec=spec, warn_of_seen=True)
     return {key_of(m, k): value(m, ranking, k) for m in names for k in cutoffs}
@@ -258,6 +272,8 @@ class Protocol:
     exclude_seen: bool = True
     threshold: float | None = None
     random_state: object = None
+    items: str = "all"
+    users: str = "all"
     X_train: object = None
 
     def __post_init__(self) -> None:
@@ -267,12 +283,18 @@ class Protocol:
                 "exclude_seen": ["boolean"],
                 "threshold": [Interval(Real, None, None, closed="neither"), None],
                 "random_state": ["random_state"],
+                "items": [WHICH],
+                "users": [WHICH],
             },
             vars(self),
             caller_name="evaluate_ranking",
         )
         if self.n_negatives is not None and self.negatives is not None:
             raise ValueError("n_negatives draws negatives and negatives gives them; pass only one.")
+        if self.items != "all" and (self.n_negatives is not None or self.negatives is not None):
+            raise ValueError(
+                f"items={self.items!r} ranks all these items; leave out n_negatives and negatives."
+            )
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -283,6 +305,8 @@ class Protocol:
             id(self.negatives),
             self.exclude_seen,
             self.threshold,
+            self.items,
+            self.users,
             state if state is None or isinstance(state, Integral) else id(state),
             id(self.X_train),
         )
@@ -321,14 +345,24 @@ class Protocol:
             X = transformer.transform(X)
         if hasattr(X, "columns") and hasattr(recommender, "feature_names_in_"):
             check_feature_names(recommender, X, reset=False)
-        held_out = hold_out(model, X, y, sample_weight, self.threshold)
+        ranked = None
+        if self.items != "all" or self.users != "all":
+            _check_seen_is_known(model, recommender)
+            ranked, rows = self._group(model, X)
+            X, y, sample_weight = (
+                None if one is None else safe_indexing(one, rows) for one in (X, y, sample_weight)
+            )
+        groups = {"user": self.users, "item": self.items}
+        strangers = [role for role, which in groups.items() if which == "new"]
+        held_out = hold_out(model, X, y, sample_weight, self.threshold, strangers)
         if warn_of_seen:
             warn_if_seen(model, held_out)
-        _check_depth(spec.cutoff, len(model.item_ids), "items of the catalogue")
+        n_ranked = len(model.item_ids) if ranked is None else int(ranked.sum())
+        _check_depth(spec.cutoff, n_ranked, "items of the catalogue")
         if self.n_negatives is not None or spec.n_listed or (given is None and self.exclude_seen):
             _check_seen_is_known(model, recommender)
         if given is None and self.n_negatives is None:
-            return rank(model, held_out, spec, exclude_seen=self.exclude_seen)
+            return rank(model, held_out, spec, exclude_seen=self.exclude_seen, ranked=ranked)
         if given is None:
             negatives = draw_negatives(model, held_out, self.n_negatives, self.random_state)
         else:
@@ -337,6 +371,20 @@ class Protocol:
         user = held_out.user_ids.values[n_candidates.argmin()]
         _check_depth(spec.cutoff, n_candidates.min(), f"candidates of user {user!s}")
         return rank(model, held_out, spec, negatives=negatives)
+
+    def _group(self, model, X):
+        """Return which items of the catalogue are ranked, and the rows of X that are tested."""
+        n_items = len(model.item_ids)
+        counts = np.diff(model.seen.indptr), np.bincount(model.seen.indices, minlength=n_items)
+        known = model.user_ids.values[counts[0] > 0], model.item_ids.values[counts[1] > 0]
+        rows = np.ones(len(id_columns(X)[0]), dtype=bool)
+        for which, ids, own in zip((self.users, self.items), id_columns(X), known, strict=True):
+            if which != "all":
+                rows &= np.isin(ids, own) == (which == "known")
+        if not rows.any():
+            raise ValueError(f"No test row is of users={self.users!r} and items={self.items!r}.")
+        ranked = None if self.items == "all" else (counts[1] > 0) == (self.items == "known")
+        return ranked, np.flatnonzero(rows)
 
 
 def _check_depth(k, n_candidates, what):

@@ -22,6 +22,7 @@ from fedrecsk.data.interactions import Ids, as_table, encode, id_array, id_colum
 from fedrecsk.metrics._ranking import Ranking
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from numpy.typing import NDArray
@@ -80,7 +81,7 @@ def check_rows(X, y=None, sample_weight=None):
     return table, y, sample_weight
 
 
-def hold_out(model, X, y, sample_weight, threshold=None):
+def hold_out(model, X, y, sample_weight, threshold=None, strangers=()):
     """Encode test rows for `model`; raise if none is relevant or the columns are swapped."""
     test = encode(X, y, sample_weight=sample_weight)
     relevant = test.values > 0 if threshold is None else test.values >= threshold
@@ -99,7 +100,7 @@ def hold_out(model, X, y, sample_weight, threshold=None):
     if model.user_ids is not None:
         users, known = model.user_ids.codes(user_ids.values), (model.user_ids, model.item_ids)
         check_order(user_ids.values, test.item_ids.values, (users, codes), known)
-    warn_if_unknown(model, user_ids.values, users, test.item_ids.values, codes)
+    warn_if_unknown(model, user_ids.values, users, test.item_ids.values, codes, strangers)
     return HeldOut(
         user_ids=user_ids,
         item_ids=test.item_ids,
@@ -113,16 +114,16 @@ def hold_out(model, X, y, sample_weight, threshold=None):
 
 
 def warn_if_unknown(
-    model: Any, user_ids: np.ndarray, users: np.ndarray, item_ids: np.ndarray, items: np.ndarray
+    model: Any, user_ids: Any, users: Any, item_ids: Any, items: Any, strangers: Sequence[str] = ()
 ) -> None:
-    """Warn if the model knows hardly any test user or test item; codes are -1 for unknown."""
+    """Warn if the model knows hardly any test user or test item, unless they are `strangers`."""
     if model.user_ids is None:
         return
     for role, known, asked, codes, effect in (
         ("user", model.user_ids, user_ids, users, "the rest are treated as one unknown user"),
         ("item", model.item_ids, item_ids, items, "the rest have the same score"),
     ):
-        if are_known(codes):
+        if are_known(codes) or role in strangers:
             continue
         n_known, n_asked = (len(np.unique(one)) for one in (asked[codes >= 0], asked))
         warn(
@@ -158,8 +159,8 @@ def warn_if_seen(model, held_out):
 # ----------------------------------------------------------------------------- ranking
 
 
-def rank(model, held_out, spec, *, negatives=None, exclude_seen=True):
-    """Rank each user's rows among the catalogue, or among negatives (indptr, item codes)."""
+def rank(model, held_out, spec, *, negatives=None, exclude_seen=True, ranked=None):
+    """Rank each user's rows among the catalogue, `ranked` items, or negatives (indptr, codes)."""
     n_users, n_items = held_out.n_users, len(model.item_ids)
     if negatives is None:
         n_candidates = np.full(n_users, n_items)
@@ -176,6 +177,8 @@ def rank(model, held_out, spec, *, negatives=None, exclude_seen=True):
             board = model.board(held_out.users[batch], held_out.user_ids.values[batch])
             if exclude_seen and model.seen is not None:
                 _hide_seen(board, held_out.users[batch], model.seen, indptr, held_out.items[rows])
+            if ranked is not None:
+                board[:, ~ranked] = -np.inf
             if spec.n_listed:
                 best = top_k(board, spec.n_listed)
                 found = np.isfinite(np.take_along_axis(board, best, axis=1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from sklearn.utils.metadata_routing import MetadataRequest
@@ -27,6 +27,8 @@ def make_ranking_scorer(
     negatives: ArrayLike | Mapping[Any, ArrayLike] | None = None,
     exclude_seen: bool = True,
     threshold: float | None = None,
+    items: Literal["all", "known", "new"] = "all",
+    users: Literal["all", "known", "new"] = "all",
     random_state: int | np.random.RandomState | None = None,
 ) -> RankingScorer | RankingScorers:
     """Make a scorer for scikit-learn's model selection from ranking metrics.
@@ -38,7 +40,7 @@ def make_ranking_scorer(
         "diversity"; see :func:`evaluate_ranking`.
     k : int or sequence of int, default=10
         Cutoffs.
-    n_negatives, negatives, exclude_seen, threshold
+    n_negatives, negatives, exclude_seen, threshold, items, users
         As in :func:`evaluate_ranking`.
     random_state : int, RandomState instance or None, default=None
         As in :func:`evaluate_ranking`. Pass an int, so that all candidates of a search are
@@ -85,7 +87,7 @@ def make_ranking_scorer(
     >>> sorted(scores)
     ['fit_time', 'score_time', 'test_bytes_up', 'test_hit_rate@10', 'test_ndcg@10']
     """
-    protocol = Protocol(n_negatives, negatives, exclude_seen, threshold, random_state)
+    protocol = Protocol(n_negatives, negatives, exclude_seen, threshold, random_state, items, users)
     metrics, cutoffs, spec = protocol.plan(metric, k, "metric")
     if isinstance(metric, str) and np.ndim(k) == 0:
         return RankingScorer(metric, cutoffs[0], protocol, spec)

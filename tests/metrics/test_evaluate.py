@@ -16,7 +16,7 @@ from sklearn.metrics import r2_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
-from fedrecsk import BiasOnly, Popularity
+from fedrecsk import BiasOnly, Popularity, RandomRecommender
 from fedrecsk.base._kinds import ROWS_LOOKED_AT
 from fedrecsk.metrics import (
     _evaluate,
@@ -148,6 +148,46 @@ def test_lists_have_no_meaning_among_negatives(toy):
         )
         assert told == whole
     assert evaluate_ranking(forgetful, test, k=4, exclude_seen=False)["hit_rate@4"] == 1
+
+
+WHICH = st.sampled_from(["all", "known", "new"])
+
+
+@given(case=splits(), items=WHICH, users=WHICH)
+def test_new_and_known_items_and_users(case, items, users):
+    train, test, y = case
+    catalogue = np.arange(8)
+    model = RandomRecommender(items=catalogue, random_state=0).fit(train)
+
+    def chosen(ids, of_fit, which):
+        return (np.isin(ids, of_fit) == (which == "known")) | (which == "all")
+
+    rows = chosen(test[:, 0], train[:, 0], users) & chosen(test[:, 1], train[:, 1], items)
+    options = {"items": items, "users": users, "k": 1}
+    if not (y[rows] > 0).any():
+        with pytest.raises(ValueError, match=r"No test row is"):
+            evaluate_ranking(model, test, y, **options)
+        return
+    expected = reference.evaluate(
+        "recall",
+        1,
+        lambda user, item: model.predict([[user, item]])[0],
+        set(catalogue[chosen(catalogue, train[:, 1], items)].tolist()),
+        test[rows],
+        y[rows],
+        seen=set(map(tuple, train.tolist())),
+    )
+    found = make_ranking_scorer("recall", **options)(model, test, y)
+    assert found == pytest.approx(expected)
+
+
+@pytest.mark.filterwarnings("error")
+def test_new_items_that_nothing_tells_apart_are_ranked_by_chance_among_themselves(toy):
+    X, y = toy
+    model = BiasOnly(items=[*np.unique(X[:, 1]), 1, 2, 3, 4]).fit(X, y)
+    test = [[-1, 1], [X[0, 0], 2], [X[0, 0], 3], [X[0, 0], X[0, 1]]]
+    found = evaluate_ranking(model, test, items="new", metrics="precision", k=3)
+    assert found["precision@3"] == pytest.approx((1 / 4 + 2 / 4) / 2)
 
 
 @pytest.mark.filterwarnings("ignore:.*given negatives are not negatives")
@@ -331,6 +371,9 @@ TRAIN = np.array([[1, 10], [1, 11], [2, 10], [2, 12], [3, 13]])
         ({"n_negatives": 2}, "n_negatives=2, but user 1 has only 1 items"),
         ({"n_negatives": 1, "negatives": {1: [10]}}, "pass only one"),
         ({"negatives": {2: [11]}}, "User 1 is in X but has no negatives"),
+        ({"items": "old"}, "'items' parameter of evaluate_ranking"),
+        ({"items": "new"}, "No test row is of users='all' and items='new'"),
+        ({"items": "known", "n_negatives": 1}, "ranks all these items; leave out n_negatives"),
         ({"negatives": {}}, "negatives"),
         ({"negatives": [1, 2]}, "a mapping from user to items, or a table"),
         ({"negatives": {"ann": [10]}}, "numbers in fit and are strings here"),
