@@ -6,8 +6,6 @@ they are: `@pytest.mark.full`, or `@pytest.mark.sampled` for one case in STEP, a
 with naive references in all settings.
 """
 
-from functools import partial
-
 from sklearn.base import BaseEstimator
 
 # A test over more estimators than this is of what they share, so that representatives suffice.
@@ -21,8 +19,6 @@ ON_EVERY_ESTIMATOR = (
     "tests/test_contract.py::test_every_federated_method_in_short",
     "tests/federated/test_loss_curves.py",
 )
-# scikit-learn's checks of a constructor; the short form has those of a fit.
-CHECKS_OF_A_CLASS = {"check_no_attributes_set_in_init", "check_parameters_default_constructible"}
 # Each of these files is of one method or one family of methods: fast ones, and the others.
 OF_METHODS = ("tests/centralized/", "tests/federated/", "tests/neural/")
 FAST_METHODS = (
@@ -64,14 +60,10 @@ def _representative(name, cases):
         cases = [
             case
             for case, estimators in zip(cases, of_each, strict=True)
-            if estimators & REPRESENTATIVES or _is_of_the_class(case)
+            if estimators & REPRESENTATIVES
         ]
     sampled = "naive_reference" in name or any(case.get_closest_marker("sampled") for case in cases)
     return cases[::STEP] if sampled else cases
-
-
-def _parameters(case):
-    return case.callspec.params.values() if hasattr(case, "callspec") else ()
 
 
 def _estimators(case):
@@ -79,7 +71,7 @@ def _estimators(case):
     from tests.listed import THINGS
 
     names = set()
-    for value in _parameters(case):
+    for value in case.callspec.params.values() if hasattr(case, "callspec") else ():
         if isinstance(value, str):
             name = value
         else:
@@ -87,11 +79,3 @@ def _estimators(case):
         if isinstance(THINGS.get(name), type) and issubclass(THINGS[name], BaseEstimator):
             names.add(name)
     return names
-
-
-def _is_of_the_class(case):
-    """Return whether the case is one of scikit-learn's `CHECKS_OF_A_CLASS`."""
-    return any(
-        isinstance(value, partial) and value.func.__name__ in CHECKS_OF_A_CLASS
-        for value in _parameters(case)
-    )

@@ -7,7 +7,7 @@ from scipy import sparse
 from fedrecsk import EASE, BiasOnly, FedEASE, ImplicitALS, LocALS, Popularity
 from fedrecsk.base import RankingMixin
 from fedrecsk.ensemble import RankingEnsemble
-from tests.test_contract import every_estimator, make
+from tests.test_contract import make, one_of_each_kind
 
 N_USERS, N_ITEMS = 15, 11
 
@@ -32,7 +32,7 @@ def as_rows(matrix):
     return np.column_stack([users, items]), np.sign(counts), np.abs(counts)
 
 
-@every_estimator
+@one_of_each_kind
 def test_a_matrix_is_its_rows(Estimator):
     model, matrix = make(Estimator), make_matrix()
     if not issubclass(Estimator, RankingMixin) or model.__sklearn_tags__().target_tags.required:

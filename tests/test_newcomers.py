@@ -19,7 +19,7 @@ from tests.test_contract import (
     federated_representatives,
     fitted_arrays,
     make,
-    representatives,
+    one_of_each_kind,
 )
 
 
@@ -45,30 +45,30 @@ def halves(X, y, users):
 # ------------------------------------------------------------------------- short lists
 
 
-@representatives
-@pytest.mark.parametrize("n", [3, 9, 10**9])
-def test_short_lists_hold_what_is_left(Estimator, toy, n, monkeypatch):
+@one_of_each_kind
+def test_short_lists_hold_what_is_left(Estimator, toy, monkeypatch):
     X, y = toy
     model = make(Estimator).fit(X, y)
-    users = [*model.user_ids_, -1]
-    items, scores = model.recommend(users, n)
-    assert items.shape == scores.shape == (13, min(n, model.n_items_))
-    seen = own_items(X)
-    for user, its, values in zip(users, items, scores, strict=True):
-        left = np.array([i for i in model.item_ids_ if i not in seen.get(user, ())])
-        predicted = model.predict([[user, item] for item in left])
-        n_left = min(n, len(left))
-        assert values[:n_left] == pytest.approx(np.sort(predicted)[::-1][:n_left], abs=1e-6)
-        assert len(set(its[:n_left]) & set(left)) == n_left
-        assert (its[n_left:] == -1).all()
-        assert (values[n_left:] == -np.inf).all()
+    users, seen = [*model.user_ids_, -1], own_items(X)
+    found = {n: model.recommend(users, n) for n in (3, 9, 10**9)}
+    for n, (items, scores) in found.items():
+        assert items.shape == scores.shape == (13, min(n, model.n_items_))
+        for user, its, values in zip(users, items, scores, strict=True):
+            left = np.array([i for i in model.item_ids_ if i not in seen.get(user, ())])
+            predicted = model.predict([[user, item] for item in left])
+            n_left = min(n, len(left))
+            assert values[:n_left] == pytest.approx(np.sort(predicted)[::-1][:n_left], abs=1e-6)
+            assert len(set(its[:n_left]) & set(left)) == n_left
+            assert (its[n_left:] == -1).all()
+            assert (values[n_left:] == -np.inf).all()
     monkeypatch.setattr(base._linear, "SCORES_PER_BATCH", 20)
-    in_batches = model.recommend(users, n)
-    np.testing.assert_array_equal(in_batches[0], items)
-    assert in_batches[1] == pytest.approx(scores, abs=1e-6)
+    for n, (items, scores) in found.items():
+        in_batches = model.recommend(users, n)
+        np.testing.assert_array_equal(in_batches[0], items)
+        assert in_batches[1] == pytest.approx(scores, abs=1e-6)
 
 
-@representatives
+@one_of_each_kind
 def test_few_candidates_make_short_lists(Estimator, toy):
     X, y = toy
     model = make(Estimator).fit(X, y)
@@ -123,13 +123,11 @@ def test_the_filler_has_the_type_of_the_ids(ids, missing):
 
 
 @every_estimator
-@pytest.mark.parametrize("silos", [False, True])
-def test_a_replaced_user_is_as_if_new(Estimator, silos):
+def test_a_replaced_user_is_as_if_new(Estimator):
     X, y = make_toy(14, 10)
     changed = np.unique(X[:, 0])[[1, 6, 12]]
     kept, rows, ratings = halves(X, y, changed)
-    clients = X[kept, 0] % 3 if silos else None
-    model = make(Estimator).fit(X[kept], y[kept], clients=clients)
+    model = make(Estimator).fit(X[kept], y[kept], clients=X[kept, 0] % 3)
     twin = copy.copy(model).fold_in(rows + np.array([5000, 0]), ratings)
     before = copy.deepcopy(fitted_arrays(model))
     assert model.fold_in(rows, ratings, replace=True) is model
@@ -170,35 +168,26 @@ def test_new_and_known_users_may_come_together(Estimator):
     assert left == [everything - expected[user] for user in model.user_ids_]
 
 
-@representatives
-def test_old_rows_are_forgotten(Estimator, toy):
+@one_of_each_kind
+def test_users_are_served_from_what_they_bring(Estimator, toy):
     X, y = toy
-    model = make(Estimator).fit(X, y)
-    user, everything = X[0, 0], set(model.item_ids_.tolist())
-    before = never_seen(model, model.user_ids_)
-    model.fold_in([[user, 1006]], [4.0], replace=True)
-    after = never_seen(model, model.user_ids_)
-    code = model.user_ids_.tolist().index(user)
-    assert after[code] == everything - {1006}
-    assert [*after[:code], *after[code + 1 :]] == [*before[:code], *before[code + 1 :]]
-
-
-@representatives
-def test_known_users_are_served_from_what_they_bring(Estimator, toy):
-    X, y = toy
-    users = np.unique(X[:, 0])[[3, 8]]
+    known, new = users = np.unique(X[:, 0])[[3, 8]]
     kept, rows, ratings = halves(X, y, users)
+    kept = kept[X[kept, 0] != new]
     model = make(Estimator).fit(X[kept], y[kept])
     before = model.predict(X), never_seen(model, model.user_ids_)
     served = model.recommend(users, 3, interactions=(rows, ratings))
+    assert new not in model.user_ids_
     np.testing.assert_array_equal(model.predict(X), before[0])
     assert never_seen(model, model.user_ids_) == before[1]
     model.fold_in(rows, ratings, replace=True)
+    assert model.n_users_ == len(model.user_ids_) == 12
     for one, other in zip(model.recommend(users, 3), served, strict=True):
         np.testing.assert_array_equal(one, other)
+    assert not set(served[0][0]) & set(rows[rows[:, 0] == known, 1])
 
 
-@every_estimator
+@one_of_each_kind
 def test_clients_of_folded_in_users_are_of_no_effect(Estimator):
     X, y = make_toy(14, 10)
     new = np.isin(X[:, 0], np.unique(X[:, 0])[:4])
@@ -269,7 +258,7 @@ def test_items_can_be_added_after_users_are_replaced():
 # ----------------------------------------------------------------------- who is refused
 
 
-@representatives
+@one_of_each_kind
 def test_who_cannot_be_folded_in_is_named(Estimator, toy):
     X, y = toy
     model = make(Estimator).fit(X, y)
@@ -296,7 +285,7 @@ def test_who_cannot_be_folded_in_is_named(Estimator, toy):
     assert model.n_users_ == 12
 
 
-@representatives
+@one_of_each_kind
 def test_who_has_no_known_item_stays_unknown_in_company(Estimator, toy):
     X, y = toy
     model = make(Estimator).fit(X, y)
@@ -325,6 +314,7 @@ def test_models_that_cannot_tell_items_apart_for_strangers_say_so(name, toy):
 RANKED_FOR_STRANGERS = ["EASE", "FedEASE", "FedSpectral", "LocALS", "LocSGD", "GlobSGD", "FCF"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [*RANKED_FOR_STRANGERS, "ImplicitALS"])
 def test_strangers_are_ranked_about_as_by_popularity(name):
     X = make_ratings(n_users=300, n_items=60, n_ratings=6000, random_state=0)[0][:, :2]
