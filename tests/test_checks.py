@@ -11,7 +11,7 @@ from fedrecsk import FCF, ExplicitFCF, FedRec, ImplicitLMF, LightFR, Popularity
 from fedrecsk.datasets import make_interactions, make_ratings
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.preprocessing import RatingScaler
-from tests.listed import REPRESENTATIVES, THINGS
+from tests.listed import THINGS
 
 FAST = {"n_rounds": 10, "n_epochs": 10, "n_samples": 10, "n_burn_in": 5}
 # Not the ensembles, which hand on what they are given.
@@ -19,7 +19,6 @@ NAMES = [name for name, thing in THINGS.items() if hasattr(thing, "_fit")]
 SINGLE = [name for name in NAMES if "estimators" not in THINGS[name]().get_params()]
 
 every_estimator = pytest.mark.parametrize("name", SINGLE)
-representatives = pytest.mark.parametrize("name", sorted(REPRESENTATIVES))
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +40,6 @@ def with_one(values, number):
     changed = np.array(values, dtype=float)
     changed[3] = number
     return changed
-
-
-@representatives
-def test_ratings_that_overflow_are_named(name, ratings):
-    X, y = ratings
-    with pytest.raises(ValueError, match=r"y is .* in row 3.* divide y by a constant"):
-        make(name).fit(X, with_one(y, -1e16))
 
 
 @pytest.mark.parametrize("name", ["BiasOnly", "Popularity"])
@@ -73,9 +65,11 @@ def test_huge_ratings_are_named_without_a_warning_before(name, ratings):
             RatingScaler().fit(huge.reshape(-1, 1))
 
 
-@representatives
-def test_weights_that_overflow_are_named(name, ratings):
+@pytest.mark.parametrize("name", ["RFRec", "EASE"])
+def test_ratings_and_weights_that_overflow_are_named(name, ratings):
     X, y = ratings
+    with pytest.raises(ValueError, match=r"y is .* in row 3.* divide y by a constant"):
+        make(name).fit(X, with_one(y, -1e16))
     with pytest.raises(ValueError, match=r"sample_weight is .* divide sample_weight by its mean"):
         make(name).fit(X, y, sample_weight=with_one(np.ones(len(y)), 1e20))
     with pytest.raises(ValueError, match="Input sample_weight contains"):
@@ -84,28 +78,21 @@ def test_weights_that_overflow_are_named(name, ratings):
         make(name).fit(X, y, sample_weight=with_one(y, -1.0))
 
 
-def real_parameters():
-    """(estimator, parameter) for each parameter that may be any positive real number."""
-    for name in SINGLE:
-        model = THINGS[name]()
-        for parameter, value in model.get_params(deep=False).items():
-            bounds = [c for c in model._parameter_constraints[parameter] if hasattr(c, "right")]
-            if isinstance(value, float) and any(c.right is None for c in bounds):
-                yield name, parameter
-
-
-@pytest.mark.parametrize(("name", "parameter"), list(real_parameters()))
-def test_parameters_that_overflow_are_named(name, parameter, ratings):
-    X, y = ratings
-    for number in (np.inf, np.nan):
-        with pytest.raises(ValueError, match=f"'{parameter}' parameter"):
-            make(name, **{parameter: number}).fit(X, y)
-    model = make(name, **{parameter: 1e20})
-    if parameter in ("tol", "epsilon"):
-        assert np.isfinite(model.fit(X, y).predict(X)).all()
-        return
-    with pytest.raises(ValueError, match=rf"{parameter}=1e\+20 of {name} is too large"):
-        model.fit(X, y)
+@every_estimator
+def test_parameters_that_overflow_are_named(name, ratings):
+    for parameter, value in THINGS[name]().get_params(deep=False).items():
+        bounds = [c for c in THINGS[name]._parameter_constraints[parameter] if hasattr(c, "right")]
+        if not isinstance(value, float) or all(c.right is not None for c in bounds):
+            continue
+        for number in (np.inf, np.nan):
+            with pytest.raises(ValueError, match=f"'{parameter}' parameter"):
+                make(name, **{parameter: number}).fit(*ratings)
+        model = make(name, **{parameter: 1e20})
+        if parameter in ("tol", "epsilon"):
+            assert np.isfinite(model.fit(*ratings).predict(ratings[0])).all()
+        else:
+            with pytest.raises(ValueError, match=rf"{parameter}=1e\+20 of {name} is too large"):
+                model.fit(*ratings)
 
 
 CULPRITS = [

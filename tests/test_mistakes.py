@@ -22,21 +22,12 @@ WITH_NAN = np.where(MATRIX == 0, np.nan, MATRIX)
 FRAME = pd.DataFrame(X, columns=["user", "item", "timestamp"])
 
 
-@pytest.mark.parametrize(
-    "matrix", [MATRIX, MATRIX > 0, MATRIX.astype(int), MATRIX.tolist(), pd.DataFrame(MATRIX)]
-)
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda matrix: Popularity().fit(matrix),
-        lambda matrix: list(UserKFold(3).split(matrix)),
-        lambda matrix: filter_k_core(matrix, k=1),
-        lambda matrix: IdEncoder().fit(matrix),
-    ],
-)
-def test_a_matrix_of_users_by_items(matrix, use):
-    with pytest.warns(UserWarning, match=r"looks like a matrix of users by items: 40 col.*nonzero"):
-        use(matrix)
+def test_a_matrix_of_users_by_items():
+    readers = (Popularity().fit, UserKFold(3).fit, IdEncoder().fit, lambda M: filter_k_core(M, k=1))
+    for matrix in (MATRIX, MATRIX > 0, MATRIX.astype(int), MATRIX.tolist(), pd.DataFrame(MATRIX)):
+        for read in readers:
+            with pytest.warns(UserWarning, match="matrix of users by items: 40 col.*nonzero"):
+                read(matrix)
 
 
 def test_a_matrix_with_nan_for_no_rating():
@@ -192,11 +183,11 @@ STEPS = [TemporalHoldout(), TemporalHoldout(per_user=True), LeaveLastOut()]
 
 
 @pytest.mark.parametrize("splitter", STEPS)
-@pytest.mark.parametrize("values", [y, y / 2, y.astype(int), y - 1, y > 3])
-def test_ratings_as_timestamps(splitter, values):
-    table = np.column_stack([X[:, :2], values])
-    with pytest.warns(UserWarning, match=r"timestamps \(column 2 of X\).*Are they ratings\?"):
-        splitter.fit(table)
+def test_ratings_as_timestamps(splitter):
+    for values in (y, y / 2, y.astype(int), y - 1, y > 3):
+        table = np.column_stack([X[:, :2], values])
+        with pytest.warns(UserWarning, match=r"timestamps \(column 2 of X\).*Are they ratings\?"):
+            splitter.fit(table)
 
 
 def test_a_column_of_ratings_by_name():

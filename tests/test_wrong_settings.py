@@ -39,15 +39,13 @@ def fit(Estimator=RFRec, **setting):
 
 
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=str)
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_compressors_name_numbers_that_are_not_finite(compressor, bad):
-    values = np.ones((6, 4))
-    values[1, 2] = bad
-    name = type(compressor).__name__
-    with pytest.raises(
-        ValueError, match=rf"{name} compresses finite .* {bad} at position \(1, 2\)"
-    ):
-        compressor.compress(values, rng())
+def test_compressors_name_numbers_that_are_not_finite(compressor):
+    values, name = np.ones((6, 4)), type(compressor).__name__
+    for bad in (np.nan, np.inf, -np.inf):
+        values[1, 2] = bad
+        message = rf"{name} compresses finite .* {bad} at position \(1, 2\)"
+        with pytest.raises(ValueError, match=message):
+            compressor.compress(values, rng())
 
 
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=str)
@@ -88,15 +86,11 @@ def test_numbers_of_a_leak_measurement_are_named(wrong):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: type(scheme).__name__)
-@pytest.mark.parametrize("n_clients", [0, -1, 1.5, "x", None, np.nan, 2**70])
-def test_numbers_of_clients_of_a_secure_sum_are_named(scheme, n_clients):
-    for call in (scheme.generate_keys, scheme.max_value, scheme.precision):
-        with pytest.raises(ValueError, match=r"n_clients=.* must be a whole number from 1 to 2147"):
-            call(n_clients)
-
-
-@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: type(scheme).__name__)
-def test_what_is_no_ciphertext_is_named(scheme):
+def test_wrong_calls_of_a_secure_sum_are_named(scheme):
+    for n_clients in (0, -1, 1.5, "x", None, np.nan, 2**70):
+        for call in (scheme.generate_keys, scheme.max_value, scheme.precision):
+            with pytest.raises(ValueError, match=r"n_clients=.* must be a whole number from 1 to"):
+                call(n_clients)
     keys = scheme.generate_keys()
     for wrong in ("x", None, [1.0]):
         with pytest.raises(TypeError, match=r"Expected a Ciphertext.*keys\.clients\.encrypt"):
@@ -178,7 +172,6 @@ def test_numbers_that_do_not_fit_into_float16_are_named():
         model.fit(X, 1e7 * y)
 
 
-@pytest.mark.parametrize("value", [-1, np.nan, "x"])
 @pytest.mark.parametrize(
     ("name", "setting"),
     [
@@ -190,18 +183,19 @@ def test_numbers_that_do_not_fit_into_float16_are_named():
         ),
         ("'fraction' parameter of SignFlip", lambda v: {"adversary": SignFlip(v)}),
         ("'max_norm' parameter of NormClipping", lambda v: {"aggregator": NormClipping(v)}),
-        ("'trim' parameter of TrimmedMean", lambda v: {"aggregator": TrimmedMean(v or -1)}),
-        ("'trim' parameter of TrimmedMean", lambda v: {"aggregator": TrimmedMean(0.5)}),
-        ("'n_attackers' parameter of Krum", lambda v: {"aggregator": Krum(v or -1)}),
+        ("'trim' parameter of TrimmedMean", lambda v: {"aggregator": TrimmedMean(v)}),
+        ("'trim' parameter of TrimmedMean", lambda _: {"aggregator": TrimmedMean(0.5)}),
+        ("'n_attackers' parameter of Krum", lambda v: {"aggregator": Krum(v)}),
         ("'clip' parameter of Laplace", lambda v: {"local_dp": LaplaceMechanism(v, 0.1)}),
-        ("'scale' parameter of Laplace", lambda v: {"local_dp": LaplaceMechanism(0.5, v or -1)}),
+        ("'scale' parameter of Laplace", lambda v: {"local_dp": LaplaceMechanism(0.5, v)}),
         ("'ratio' parameter of TopK", lambda v: {"compression": TopK(v)}),
         ("'rank' parameter of LowRank", lambda v: {"compression": LowRank(v)}),
     ],
 )
-def test_parameters_out_of_range_are_named_before_anything_is_done(name, setting, value):
-    with pytest.raises(ValueError, match=name):
-        fit(**setting(value))
+def test_parameters_out_of_range_are_named_before_anything_is_done(name, setting):
+    for value in (-1, np.nan, "x"):
+        with pytest.raises(ValueError, match=name):
+            fit(**setting(value))
 
 
 @pytest.mark.parametrize("huge", [LaplaceMechanism(1e300, 0.1), LaplaceMechanism(0.5, 1e300)])
