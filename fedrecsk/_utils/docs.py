@@ -361,6 +361,7 @@ ValueError
     As :class:`~fedrecsk.neural.FederatedModule` does.
 ImportError
     If torch is not installed.
+""",
     # ---------------------------------------------------------------------------- metrics
     "of the first k": """
 Parameters
