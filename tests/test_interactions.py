@@ -106,6 +106,9 @@ def test_take_keeps_the_catalogue():
         ([-1, 2**63], "O"),
         (["12345678901234567890", "12345678901234567891"], "U"),
         ([12345678901234567890, 12345678901234567891], "u"),
+        (pd.Series(["b", "a", "b"], dtype="category"), "U"),
+        (pd.Series(["b", "a", "b"], dtype="str"), "U"),
+        (pd.Series([7, 3, 7], dtype="Int64"), "i"),
     ],
 )
 def test_ids_of_any_kind_find_themselves(ids, kind):
@@ -113,11 +116,10 @@ def test_ids_of_any_kind_find_themselves(ids, kind):
     assert array.dtype.kind == kind
     known = Ids(np.unique(array), "user ids")
     assert known.values[known.codes(array)].tolist() == list(ids)
-
-
-def test_ids_without_order_find_themselves():
-    known = Ids(np.array([7, 3, 5]), "user ids")
-    assert known.codes(np.array([5, 7, 4, 3])).tolist() == [2, 0, -1, 1]
+    values, codes = coded_ids(ids, "user ids")
+    assert values.dtype == known.values.dtype
+    assert_array_equal(values, known.values)
+    assert values[codes].tolist() == list(ids)
 
 
 def test_numbers_match_across_types_and_only_exactly():
@@ -157,11 +159,19 @@ def test_each_column_keeps_its_type():
         (["a\0", "a"], ValueError, "NUL characters"),
         ([[1, 2]], ValueError, "one-dimensional"),
         ([2.0**53, 1.5], ValueError, r"floats of 2\*\*53 or more"),
+        (pd.Series([[1], [2]]), TypeError, "must be a string or a number"),
+        (pd.Series([1, None], dtype="Int64"), ValueError, "NaN or infinity|missing values"),
+        *(
+            (pd.Series(["ann", missing, "ann"], dtype=dtype), ValueError, "user ids contain")
+            for missing in (None, np.nan)
+            for dtype in ("str", "category", object)
+        ),
     ],
 )
 def test_bad_ids_are_named(ids, error, message):
-    with pytest.raises(error, match=message):
-        id_array(ids, "user ids")
+    for read in (id_array, coded_ids):
+        with pytest.raises(error, match=message):
+            read(ids, "user ids")
 
 
 def test_a_user_on_two_clients_is_named():
@@ -172,19 +182,6 @@ def test_a_user_on_two_clients_is_named():
 def test_other_kind_of_id_than_in_fit_is_an_error():
     with pytest.raises(ValueError, match="item ids were strings in fit and are numbers here"):
         Ids(np.array(["1", "2"]), "item ids").codes(np.array([1, 2]))
-
-
-@given(
-    st.lists(st.integers(-(2**62), 2**62), min_size=1)
-    | st.lists(st.integers(-30, 30), min_size=1)
-    | st.lists(st.integers(250, 255).map(np.uint8), min_size=1)
-)
-def test_unique_codes_are_numpys(ids):
-    values, codes = unique_codes(np.array(ids))
-    expected_values, expected_codes = np.unique(np.array(ids), return_inverse=True)
-    assert values.dtype == expected_values.dtype
-    assert values.tolist() == expected_values.tolist()
-    assert codes.tolist() == expected_codes.tolist()
 
 
 @given(
@@ -225,6 +222,8 @@ def test_ids_are_named_in_order_and_a_few_at_most():
 
 
 LONG_IDS = st.one_of(
+    st.lists(st.integers(-128, 127), min_size=1).map(lambda ids: np.array(ids, dtype=np.int8)),
+    st.lists(st.integers(250, 255), min_size=1).map(lambda ids: np.array(ids, dtype=np.uint8)),
     st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1).map(np.array),
     st.lists(st.integers(0, 2**64 - 1), min_size=1).map(lambda ids: np.array(ids, dtype="u8")),
     st.lists(st.floats(-1e15, 1e15), min_size=1).map(np.array),
@@ -236,7 +235,7 @@ LONG_IDS = st.one_of(
 
 
 @given(LONG_IDS)
-def test_long_columns_are_numbered_as_short_ones_are(ids):
+def test_distinct_ids_and_their_codes_are_numpys(ids):
     expected_values, expected = np.unique(ids, return_inverse=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interactions, "_MANY_IDS", 1)
@@ -263,66 +262,3 @@ def test_floats_that_stand_for_several_integers_are_refused(dtype, limit):
     X = np.column_stack([above, above])
     with pytest.raises(ValueError, match=r"user ids \(column 0 of X\) are floats"):
         encode(X)
-
-
-@pytest.mark.parametrize(
-    ("ids", "message"),
-    [
-        ([[1, 2], [3, 4]], "one-dimensional"),
-        (pd.Series([[1], [2]]), "must be a string or a number"),
-        (np.array([1, "1"], dtype=object), "mix strings and numbers"),
-        (pd.Series(pd.to_datetime(["2024-05-01"])), "must be a string or a number"),
-        (np.array([1.0, np.inf]), "NaN or infinity"),
-        (np.array([1.0, np.nan]), "NaN or infinity"),
-        (pd.Series([1, None], dtype="Int64"), "NaN or infinity|missing values"),
-    ],
-)
-def test_bad_columns_are_named(ids, message):
-    with pytest.raises((TypeError, ValueError), match=f"user ids.*({message})"):
-        coded_ids(ids, "user ids")
-
-
-def _columns_of_strings(names, codes):
-    return {
-        "numpy": names.astype(str)[codes],
-        "objects": names[codes],
-        "pandas": pd.Series(names[codes], dtype="str"),
-        "categories": pd.Series(pd.Categorical.from_codes(codes, names)),
-    }
-
-
-def test_strings_in_whatever_column_have_the_same_codes(monkeypatch):
-    monkeypatch.setattr(interactions, "_MANY_IDS", 100)
-    names = np.array([f"name {k * 7 % 50}" for k in range(50)], dtype=object)
-    codes = np.random.RandomState(0).randint(1, 50, size=1000)
-    expected = np.unique(names.astype(str)[codes], return_inverse=True)
-    for ids in _columns_of_strings(names, codes).values():
-        values, found = coded_ids(ids, "user ids")
-        assert values.dtype == expected[0].dtype
-        assert_array_equal(values, expected[0])
-        assert_array_equal(found, expected[1])
-
-
-@pytest.mark.parametrize("missing", [None, np.nan])
-@pytest.mark.parametrize("dtype", ["str", "category", object])
-def test_a_missing_string_among_many_is_an_error(monkeypatch, missing, dtype):
-    monkeypatch.setattr(interactions, "_MANY_IDS", 2)
-    column = pd.Series(["ann", "bob", missing, "ann"], dtype=dtype)
-    with pytest.raises((ValueError, TypeError), match="user ids"):
-        coded_ids(column, "user ids")
-
-
-def test_whole_numbers_of_a_nullable_column():
-    values, codes = coded_ids(pd.Series([7, 3, 7], dtype="Int64"), "user ids")
-    assert values.dtype == np.int64
-    assert values.tolist() == [3, 7]
-    assert codes.tolist() == [1, 0, 1]
-
-
-@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.uint8, np.uint16])
-def test_ids_of_narrow_types_are_told_apart_over_their_whole_range(dtype):
-    limits = np.iinfo(dtype)
-    values = np.unique(np.linspace(limits.min, limits.max, 200).astype(dtype))
-    ids = Ids(values, "items")
-    np.testing.assert_array_equal(ids.codes(values), np.arange(len(values)))
-    np.testing.assert_array_equal(unique_codes(values[::-1])[1], np.arange(len(values))[::-1])
