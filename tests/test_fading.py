@@ -144,33 +144,22 @@ def with_half_lives(model, **parameters):
 
 
 @every_model
-def test_the_order_of_rows_does_not_matter(model):
-    X, y, _ = timed()
-    order = np.random.default_rng(5).permutation(len(X))
-    one = with_half_lives(model).fit(X, y)
-    other = with_half_lives(model).fit(X[order], y[order])
-    np.testing.assert_array_equal(one.predict(X), other.predict(X))
-
-
-@every_model
 def test_only_the_order_in_time_counts(model):
     X, y, _ = timed()
+    predicted = with_half_lives(model).fit(X, y).predict(X)
+    order = np.random.default_rng(5).permutation(len(X))
+    shuffled = with_half_lives(model).fit(X[order], y[order])
+    np.testing.assert_array_equal(shuffled.predict(X), predicted)
     later = X.copy()
     later[:, 2] = later[:, 2] ** 3
-    one, other = (with_half_lives(model).fit(table, y) for table in (X, later))
-    np.testing.assert_array_equal(one.predict(X), other.predict(X))
-
-
-@every_model
-def test_without_half_lives_or_timestamps_time_is_not_read(model):
-    X, y, _ = timed()
+    np.testing.assert_array_equal(with_half_lives(model).fit(later, y).predict(X), predicted)
+    # Without half-lives or timestamps, time is not read.
     plain = clone(model).fit(X[:, :2], y).predict(X[:, :2])
     spoiled = X.astype(object)
     spoiled[:, 2] = "some day"
-    np.testing.assert_array_equal(clone(model).fit(spoiled, y).predict(spoiled), plain)
-    unused = with_half_lives(model, timestamps=None)
-    np.testing.assert_array_equal(unused.fit(spoiled, y).predict(spoiled), plain)
-    assert not np.allclose(with_half_lives(model).fit(X, y).predict(X), plain)
+    for unused in (clone(model), with_half_lives(model, timestamps=None)):
+        np.testing.assert_array_equal(unused.fit(spoiled, y).predict(spoiled), plain)
+    assert not np.allclose(predicted, plain)
 
 
 @every_model
@@ -223,13 +212,14 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("timestamps", [2, "when"])
-def test_times_of_every_kind(kind, timestamps):
+def test_times_of_every_kind(kind):
     X, y, _ = timed()
     frame = pd.DataFrame({"user": X[:, 0], "item": X[:, 1], "when": KINDS[kind](X[:, 2] - 100)})
-    model = FedEASE(3.0, history_half_life=2.0, timestamps=timestamps)
-    expected = with_half_lives(model, pair_half_life=None, timestamps=2).fit(X, y).predict(X)
-    np.testing.assert_array_equal(model.fit(frame, y).predict(frame), expected)
+    model = FedEASE(3.0, history_half_life=2.0)
+    expected = clone(model).fit(X, y).predict(X)
+    for timestamps in (2, "when"):
+        model.set_params(timestamps=timestamps).fit(frame, y)
+        np.testing.assert_array_equal(model.predict(frame), expected)
     frame.loc[::5, "when"] = None
     assert np.isfinite(model.fit(frame, y).predict(frame)).all()
 
@@ -266,33 +256,24 @@ def test_fold_in_and_recommend_know_what_came_last(model):
     assert not np.allclose(*lists)
 
 
+DP = Federation(central_dp=CentralDP(noise_multiplier=0.1, clip=1.5))
+
+
 @every_federated_sum
-@pytest.mark.parametrize("setting", [{}, {"upload": "all"}, {"client_fraction": 0.5}], ids=str)
-def test_the_ledger_is_that_of_a_fit_without_time(model, setting):
+@pytest.mark.parametrize(
+    "setting", [{}, {"upload": "all"}, {"client_fraction": 0.5}, {"federation": DP}], ids=str
+)
+def test_ledger_and_privacy_are_those_of_a_fit_without_time(model, setting):
     X, y, _ = timed()
-    plain = clone(model).set_params(**setting, random_state=0).fit(X, y)
-    faded = with_half_lives(model, **setting).set_params(**setting, random_state=0).fit(X, y)
+    setting = {"items": np.unique(X[:, 1]), "random_state": 0} | setting
+    plain = clone(model).set_params(**setting).fit(X, y)
+    faded = with_half_lives(model).set_params(**setting).fit(X, y)
     assert faded.communication_ == plain.communication_
     assert faded.privacy_ == plain.privacy_
     assert faded.history_ == plain.history_ or np.isnan(plain.loss_curve_).all()
 
 
-@every_federated_sum
-def test_central_privacy_is_that_of_a_fit_without_time(model):
-    X, y, _ = timed()
-    dp = Federation(central_dp=CentralDP(noise_multiplier=0.1, clip=1.5))
-    catalogue = np.unique(X[:, 1])
-    fits = [
-        one.set_params(items=catalogue, federation=dp, random_state=0).fit(X, y)
-        for one in (clone(model), with_half_lives(model))
-    ]
-    assert fits[0].privacy_ == fits[1].privacy_
-    assert fits[0].communication_ == fits[1].communication_
-
-
-@pytest.mark.parametrize(
-    "model", FEDERATED_SUMS + FACTORS[:1], ids=lambda model: type(model).__name__
-)
+@pytest.mark.parametrize("model", [SUMS[2], FACTORS[0]], ids=lambda model: type(model).__name__)
 def test_devices_equal_a_simulated_fit(model, tmp_path):
     X, y, _ = timed()
     model = with_half_lives(model).set_params(items=np.unique(X[:, 1]))
@@ -359,13 +340,18 @@ def test_promoted_items_come_last():
     ],
     ids=str,
 )
-@pytest.mark.parametrize("model", [SUMS[0], SUMS[2], FACTORS[4]], ids=lambda m: type(m).__name__)
-def test_bad_input_is_named_before_any_work(model, parameters, column, message, monkeypatch):
+def test_bad_input_is_named_before_any_work(parameters, column, message, monkeypatch):
     X, y, _ = timed()
     X = X.astype(object)
     X[:, 2] = column
-    monkeypatch.setattr(type(model), "_fit", None)
-    with pytest.raises(ValueError, match=message):
-        with_half_lives(model).set_params(**parameters).fit(X, y)
+    for model in (SUMS[0], SUMS[2], FACTORS[4]):
+        monkeypatch.setattr(type(model), "_fit", None)
+        with pytest.raises(ValueError, match=message):
+            with_half_lives(model).set_params(**parameters).fit(X, y)
+
+
+def test_a_missing_column_of_times_is_named():
+    X, y, _ = timed()
+    model = SUMS[2]
     with pytest.raises(ValueError, match="X has no timestamps: timestamps=2, but X has 2 columns"):
         with_half_lives(model).fit(X[:, :2], y)
