@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from numbers import Integral
 from typing import TYPE_CHECKING, Literal, overload
 
@@ -10,10 +9,9 @@ import numpy as np
 import pandas as pd
 from sklearn.utils.validation import check_is_fitted
 
-from fedrecsk._utils.parameters import suggest
-from fedrecsk._utils.sklearn_compat import Interval, validate_parameter_constraints
+from fedrecsk._utils.parameters import checked, suggest
+from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base._item_weights import history_of
-from fedrecsk.base._recommend import check_frames
 from fedrecsk.data.interactions import id_array, missing_id
 from fedrecsk.portable import History
 
@@ -155,10 +153,8 @@ class Explains:
         2   everybody                       0.0
         """
         check_is_fitted(self)
-        check_frames(as_frame, "explain")
-        validate_parameter_constraints(
-            {"n": [Interval(Integral, 1, None, closed="left")]}, {"n": n}, caller_name="explain"
-        )
+        kinds = {"n": [Interval(Integral, 1, None, closed="left")], "as_frame": ["boolean"]}
+        checked("explain", kinds, n=n, as_frame=as_frame)
         (wanted,) = self._items.codes(_one(item, "item"))
         rule = self._rule_of(int(wanted))
         if wanted < 0:
@@ -198,10 +194,7 @@ class Explains:
                     "rows. Pass them as interactions=X, or (X, y) for a model of ratings."
                 )
             return self, code, rows
-        pair = interactions if isinstance(interactions, tuple) else (interactions, None)
-        if len(pair) != 2:
-            raise ValueError(f"interactions must be X or (X, y), got a tuple of {len(pair)}.")
-        served = copy.copy(self).fold_in(*pair, replace=True)
+        served, pair = self._with_users_of(interactions)
         data = self._read(*pair, reset=False, item_ids=self._items)
         (row,) = data.user_ids.codes(user)
         if row < 0:

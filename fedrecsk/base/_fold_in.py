@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import sparse
 from sklearn.utils.validation import check_is_fitted
 
-from fedrecsk._utils.parameters import suggest
-from fedrecsk._utils.sklearn_compat import validate_parameter_constraints
+from fedrecsk._utils.parameters import checked, suggest
 from fedrecsk.cluster import _frames
 from fedrecsk.data.interactions import id_columns, named
 
@@ -76,9 +76,7 @@ class FoldIn:
         [False, True]
         """
         check_is_fitted(self)
-        validate_parameter_constraints(
-            {"replace": ["boolean"]}, {"replace": replace}, caller_name="fold_in"
-        )
+        checked("fold_in", {"replace": ["boolean"]}, replace=replace)
         self._require_y(y)
         if _frames.is_frame(X):
             others = {"clients": clients, "sample_weight": sample_weight}
@@ -119,6 +117,13 @@ class FoldIn:
         self.user_ids_: NDArray[Any] = self._users.values.copy()
         self.n_users_: int = len(self.user_ids_)
         return self
+
+    def _with_users_of(self: Any, interactions):
+        """Return a copy that has folded in `interactions`, which are X or (X, y), and (X, y)."""
+        pair = interactions if isinstance(interactions, tuple) else (interactions, None)
+        if len(pair) != 2:
+            raise ValueError(f"interactions must be X or (X, y), got a tuple of {len(pair)}.")
+        return copy.copy(self).fold_in(*pair, replace=True), pair
 
 
 def _placed(rows, places, old) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from numbers import Integral
 from typing import TYPE_CHECKING, Literal, overload
 
@@ -13,8 +12,8 @@ from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk import metrics
 from fedrecsk._utils import memory
-from fedrecsk._utils.parameters import suggest
-from fedrecsk._utils.sklearn_compat import Interval, safe_indexing, validate_parameter_constraints
+from fedrecsk._utils.parameters import checked, suggest
+from fedrecsk._utils.sklearn_compat import Interval, safe_indexing
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.base._fold_in import _runs
 from fedrecsk.base._linear import _batches
@@ -30,13 +29,6 @@ if TYPE_CHECKING:
 
 # Lists that take more bytes than this are checked against the available memory.
 UNCHECKED_BYTES = 2**28
-
-
-def check_frames(as_frame, caller):
-    """Raise if `as_frame` is not a boolean."""
-    validate_parameter_constraints(
-        {"as_frame": ["boolean"]}, {"as_frame": as_frame}, caller_name=caller
-    )
 
 
 def require_room(n_rows, n_columns, itemsize, what, hint):
@@ -170,39 +162,30 @@ class Recommends:
         2  zoe  jam    0.5     2
         """
         check_is_fitted(self)
-        check_frames(as_frame, "recommend")
-        if _frames.is_frame(users):
-            return _frames.on_workers(
-                self,
-                "recommend",
-                users,
-                n_recommendations=n_recommendations,
-                exclude_seen=exclude_seen,
-                candidates=candidates,
-                interactions=interactions,
-                exclude_interactions=exclude_interactions,
-            )
-        if interactions is not None:
-            pair = interactions if isinstance(interactions, tuple) else (interactions, None)
-            if len(pair) != 2:
-                raise ValueError(f"interactions must be X or (X, y), got a tuple of {len(pair)}.")
-            served = copy.copy(self).fold_in(*pair, replace=True)
-            return served.recommend(
-                users,
-                n_recommendations,
-                exclude_seen=exclude_seen,
-                candidates=candidates,
-                exclude_interactions=exclude_interactions,
-                as_frame=as_frame,
-            )
-        validate_parameter_constraints(
+        checked(
+            "recommend",
             {
                 "n_recommendations": [Interval(Integral, 1, None, closed="left")],
                 "exclude_seen": ["boolean"],
+                "as_frame": ["boolean"],
             },
-            {"n_recommendations": n_recommendations, "exclude_seen": exclude_seen},
-            caller_name="recommend",
+            n_recommendations=n_recommendations,
+            exclude_seen=exclude_seen,
+            as_frame=as_frame,
         )
+        options = {
+            "n_recommendations": n_recommendations,
+            "exclude_seen": exclude_seen,
+            "candidates": candidates,
+            "exclude_interactions": exclude_interactions,
+        }
+        if _frames.is_frame(users):
+            return _frames.on_workers(
+                self, "recommend", users, interactions=interactions, **options
+            )
+        if interactions is not None:
+            served, _ = self._with_users_of(interactions)
+            return served.recommend(users, **options, as_frame=as_frame)
         if np.ndim(users) == 2:
             users = safe_indexing(as_table(users), 0, axis=1)
         users = id_array(users, "users")

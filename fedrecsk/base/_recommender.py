@@ -15,12 +15,11 @@ from scipy import sparse
 from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, validate_data
 
 from fedrecsk._utils import memory
-from fedrecsk._utils.parameters import PlainParameters, suggest
+from fedrecsk._utils.parameters import PlainParameters, checked, suggest
 from fedrecsk._utils.sklearn_compat import (
     CallbackSupportMixin,
     check_sample_weight,
     fit_context,
-    validate_parameter_constraints,
 )
 from fedrecsk.base._explain import Explains
 from fedrecsk.base._export import Exports
@@ -450,9 +449,7 @@ class Recommender(
             With ``return_std=True``, if the model has no standard deviations.
         """
         check_is_fitted(self)
-        validate_parameter_constraints(
-            {"return_std": ["boolean"]}, {"return_std": return_std}, caller_name="predict"
-        )
+        checked("predict", {"return_std": ["boolean"]}, return_std=return_std)
         if _frames.is_frame(X):
             return _frames.on_workers(self, "predict", X, return_std=return_std)
         X, _ = self._checked(X)

@@ -10,10 +10,10 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk import metrics
-from fedrecsk._utils.parameters import suggest
-from fedrecsk._utils.sklearn_compat import Interval, validate_parameter_constraints
+from fedrecsk._utils.parameters import checked, suggest
+from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base._linear import _batches
-from fedrecsk.base._recommend import check_frames, require_room, tidy
+from fedrecsk.base._recommend import require_room, tidy
 from fedrecsk.data.interactions import id_array, named
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
     from pandas import DataFrame
+
+
+KINDS = {"n": [Interval(Integral, 1, None, closed="left")], "as_frame": ["boolean"]}
 
 
 def _knows_items(model):
@@ -123,7 +126,7 @@ class Similarity:
         ([['aliens'], ['emma']], [[0.61], [0.44]])
         """
         check_is_fitted(self)
-        _check_request(n, as_frame, "similar_items")
+        checked("similar_items", KINDS, n=n, as_frame=as_frame)
         items, codes = _known(self._items, items, "item", "leave unknown items out")
         found = _nearest(self._item_likeness(), codes, n, self._items, "items")
         return tidy(items, *found, ("item", "similar_item")) if as_frame else found
@@ -177,7 +180,7 @@ class Similarity:
         [['bob']]
         """
         check_is_fitted(self)
-        _check_request(n, as_frame, "similar_users")
+        checked("similar_users", KINDS, n=n, as_frame=as_frame)
         users, codes = _known(self._users, users, "user", "add new users by fold_in")
         likeness = _cosines(self._compared("user_factors_"), self._users, "user")
         found = _nearest(likeness, codes, n, self._users, "users")
@@ -196,12 +199,6 @@ class Similarity:
         return vectors
 
 
-def _check_request(n, as_frame, caller):
-    constraints = {"n": [Interval(Integral, 1, None, closed="left")]}
-    validate_parameter_constraints(constraints, {"n": n}, caller_name=caller)
-    check_frames(as_frame, caller)
-
-
 def _known(ids, asked, role, hint):
     """Return the given ids as an array, and their codes."""
     asked = id_array(asked, f"{role}s")
@@ -217,8 +214,8 @@ def _cosines(vectors, ids, role):
     vectors = np.asarray(vectors)
     # Twice, so that squares of very large or very small numbers do not become infinite or 0.
     unit = vectors if vectors.dtype.kind == "f" else vectors.astype(np.float32)
-    for size in (lambda rows: np.abs(rows).max(axis=1, initial=0), _lengths):
-        sizes = size(unit)
+    for order in (np.inf, 2):
+        sizes = np.linalg.norm(unit, ord=order, axis=1)
         if not np.isfinite(sizes).all():
             raise ValueError(
                 f"The vector of {named(role, ids.values[~np.isfinite(sizes)])} is not finite, so "
@@ -230,10 +227,6 @@ def _cosines(vectors, ids, role):
         return np.clip(unit[codes] @ unit.T, -1, 1)
 
     return likeness
-
-
-def _lengths(rows):
-    return np.sqrt(np.einsum("ij,ij->i", rows, rows))
 
 
 def _nearest(likeness, codes, n, ids, what):
