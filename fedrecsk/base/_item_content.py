@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk.base._item_prior import ItemPrior
 from fedrecsk.data import item_features as reading
-from fedrecsk.data.interactions import as_table, id_columns, named
+from fedrecsk.data.interactions import named
 
 if TYPE_CHECKING:
     from typing import Any, Self
@@ -158,32 +158,6 @@ class ItemContent:
         super()._check_before_fit()  # pyright: ignore[reportAttributeAccessIssue]
         if self.item_features is not None:
             reading.aligned(self.item_features, self.items, bounded=self._bounds_features)
-
-    def _read(
-        self: Any,
-        X,
-        y=None,
-        clients=None,
-        sample_weight=None,
-        *,
-        reset=True,
-        item_ids=None,
-        **options,
-    ):
-        if reset and self.items is None and self.item_features is not None and item_ids is not None:
-            self._check_items_have_features(X, sample_weight, item_ids)
-        options |= {"reset": reset, "item_ids": item_ids}
-        return super()._read(X, y, clients, sample_weight, **options)  # pyright: ignore[reportAttributeAccessIssue]
-
-    def _check_items_have_features(self, X, sample_weight, catalogue):
-        """Raise for items of X that the index of `item_features` lacks; X is checked later."""
-        X = as_table(X)
-        if np.ndim(X) != 2 or np.shape(X)[1] < 2 or not len(X):
-            return
-        items = id_columns(X)[1]
-        if sample_weight is not None and np.shape(sample_weight) == items.shape:
-            items = items[np.asarray(sample_weight) > 0]
-        reading.check_covered(items, catalogue)
 
 
 @dataclass(eq=False, repr=False)

@@ -12,15 +12,7 @@ import numpy as np
 from fedrecsk._utils.user_warnings import warn
 
 if TYPE_CHECKING:
-    from typing import Protocol
-
-    class Ids(Protocol):
-        """What this module needs of :class:`fedrecsk.data.interactions.Ids`."""
-
-        values: np.ndarray
-
-        def codes(self, ids: np.ndarray) -> np.ndarray: ...
-
+    from fedrecsk.data.interactions import Ids
 
 # In order of preference, as `plain_name` gives them.
 USUAL_NAMES = {

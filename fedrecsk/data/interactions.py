@@ -193,10 +193,14 @@ def named(role: str, ids: NDArray[Any]) -> str:
 
 @dataclass(frozen=True)
 class Ids:
-    """Distinct known ids in the order of their codes; `name` says in errors what they are."""
+    """Distinct known ids in the order of their codes.
+
+    In errors, `name` says what they are, and `source` where a catalogue comes from.
+    """
 
     values: NDArray[Any]
     name: str
+    source: str = "`items`"
 
     def __len__(self) -> int:
         return len(self.values)
@@ -211,8 +215,8 @@ class Ids:
 
     def _found(self, ids):
         known, asked = self.values, ids
-        if (known.dtype.kind == "U") != (asked.dtype.kind == "U"):
-            fitted, given = ("strings", "numbers")[:: 1 if known.dtype.kind == "U" else -1]
+        if _are_strings(known) != _are_strings(asked):
+            fitted, given = ("strings", "numbers")[:: 1 if _are_strings(known) else -1]
             raise ValueError(
                 f"{self.name} were {fitted} in fit and are {given} here; "
                 "convert them to the type that fit saw."
@@ -221,7 +225,8 @@ class Ids:
             known, asked = known.astype(object), asked.astype(object)
         elif known.dtype.kind != "U":
             asked = asked.astype(known.dtype)
-        order = None if _is_sorted(known) else np.argsort(known, kind="stable")
+        is_sorted = np.all(known[:-1] <= known[1:])
+        order = None if is_sorted else np.argsort(known, kind="stable")
         position = np.searchsorted(known, asked, sorter=order)
         position = np.minimum(position, len(known) - 1)
         codes = position if order is None else order[position]
@@ -281,10 +286,6 @@ def coded_ids(ids: Any, name: str) -> tuple[NDArray[Any], NDArray[np.int32]]:
         values = np.asarray(ids)[codes < 0]  # missing, which is an error
     values, ranks = np.unique(id_array(values, name), return_inverse=True)
     return values, ranks.astype(np.int32)[codes]
-
-
-def _is_sorted(values):
-    return bool(np.all(values[:-1] <= values[1:]))
 
 
 @dataclass(frozen=True)
@@ -378,16 +379,18 @@ def encode(
     times: NDArray[np.float64] | None = None,
 ) -> Interactions:
     """Encode rows client by client, drop those of weight 0, and merge those of equal pairs."""
-
     warn_about_columns(X)
-    users, items = _coded_columns(X)
-    for column, (role, (values, _)) in enumerate(zip(ROLES, (users, items), strict=True)):
+    coded = []
+    for column, role in enumerate(ROLES):
         name = f"{role} ids (column {column} of X)"
+        values, codes = coded_ids(safe_indexing(X, column, axis=1), name)
+        coded.append((values, codes))
         warn_about_fractions(values, name)
         warn_about_times(values, name)
         warn_about_missing(values, name)
         if values.dtype.kind == "U" and "" in values[:1]:
             raise ValueError(f"{name} contain empty strings, which stand for no id; {NO_ID}")
+    users, items = coded
     if clients is not None:
         clients = coded_ids(clients, "clients")
         check_consistent_length(users[1], clients[1])
@@ -428,20 +431,12 @@ def encode(
         user_ids=Ids(user_values[order], "user ids"),
         item_ids=item_ids,
         client_ids=client_values[kept_clients],
-        client_indptr=_indptr(users_per_client),
+        client_indptr=np.concatenate([[0], np.cumsum(users_per_client)]).astype(np.int64),
         indptr=indptr,
         items=items,
         values=values,
         weights=weights,
         times=times,
-    )
-
-
-def _coded_columns(X):
-    """Distinct users and their codes, and the same of items."""
-    return tuple(
-        coded_ids(safe_indexing(X, column, axis=1), f"{role} ids (column {column} of X)")
-        for column, role in enumerate(ROLES)
     )
 
 
@@ -469,15 +464,18 @@ def _check_items(users, items, item_ids):
             " All users of X are in `items`, though: are the columns swapped? The user's id "
             "belongs in column 0 and the item's id in column 1."
         )
-    if _are_strings(items) != _are_strings(item_ids.values):
-        theirs, ours = (
-            "strings" if _are_strings(ids) else "numbers" for ids in (items, item_ids.values)
-        )
+    theirs, ours = ("strings" if _are_strings(one) else "numbers" for one in (items, item_ids))
+    if theirs != ours:
         raise ValueError(
-            f"The item ids of X are {theirs} and those of `items` are {ours}; convert one of them "
-            f"to the type of the other.{hint}"
+            f"The item ids of X are {theirs} and those of {item_ids.source} are {ours}; convert "
+            f"one of them to the type of the other.{hint}"
         )
     missing = np.unique(items[item_ids.codes(items) < 0])
+    if len(missing) and item_ids.source != Ids.source:
+        raise ValueError(
+            f"item_features has no row for {named('item', missing)} of X; add what is missing to "
+            "its index (a row of zeros if nothing is known), or leave these rows of X out."
+        )
     if len(missing):
         raise ValueError(
             f"X has {named('item', missing)} that {'is' if len(missing) == 1 else 'are'} not in "
@@ -487,14 +485,13 @@ def _check_items(users, items, item_ids):
 
 
 def _are_strings(ids):
-    return ids.dtype.kind == "U"
+    return getattr(ids, "values", ids).dtype.kind == "U"
 
 
 def _share_known(ids, item_ids):
     """Return the share of ids that are in the catalogue, 0 if they are of another type."""
-    if _are_strings(ids) != _are_strings(item_ids.values):
-        return 0.0
-    return np.mean(item_ids.codes(ids) >= 0)
+    same = _are_strings(ids) == _are_strings(item_ids)
+    return np.mean(item_ids.codes(ids) >= 0) if same else 0.0
 
 
 def _one_client_each(user_values, user_codes, client_values, client_codes):
@@ -553,10 +550,6 @@ def _by_user_and_item(users, items, shape) -> tuple[np.ndarray, np.ndarray, np.n
     both = sparse.csr_array((by_user.indices, by_user.data, by_user.indptr), shape=shape)
     both.sort_indices()
     return both.data, both.indices.astype(np.int32, copy=False), both.indptr.astype(np.int64)
-
-
-def _indptr(counts):
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 def coded_rows(X: Any) -> Any:

@@ -10,12 +10,10 @@ import numpy as np
 from scipy import sparse
 from sklearn.utils import check_array
 
-from fedrecsk.data.interactions import catalogue_ids, id_array, named
+from fedrecsk.data.interactions import Ids, catalogue_ids, id_array, named
 
 if TYPE_CHECKING:
     from typing import Any
-
-    from fedrecsk.data.interactions import Ids
 
 
 def has_ids(features: Any) -> bool:
@@ -32,7 +30,7 @@ def catalogue_of(features: Any) -> Ids:
             f"item_features has {named('item', values[counts > 1])} more than once in its index; "
             "give each item one row."
         )
-    return catalogue_ids(ids)
+    return Ids(values, "item ids", "the index of item_features")
 
 
 def aligned(features: Any, items: Any, *, bounded: bool = False) -> Any:
@@ -47,11 +45,14 @@ def aligned(features: Any, items: Any, *, bounded: bool = False) -> Any:
         if items is not None:
             _check_same(ids, catalogue_ids(items))
         features = features.iloc[order]
-        kinds = {str(kind) for kind in features.dtypes}
+        columns, kinds = features.columns, [str(kind) for kind in features.dtypes]
         if kinds and all(kind.startswith("Sparse") for kind in kinds):
-            return _checked(features.sparse.to_coo(), ids, features.columns, bounded)
-        _check_columns(features)
-        return _checked(features, ids, features.columns, bounded)
+            features = features.sparse.to_coo()
+        else:
+            _check_columns(features)
+        rows = _matrix(features)
+        _check_values(rows, ids, columns, bounded)
+        return rows
     if items is None:
         raise ValueError(
             "item_features has no ids, so its rows cannot be matched with items. Pass items= with "
@@ -106,30 +107,6 @@ def fingerprint(features: Any) -> str:
     for part in parts:
         digest.update(np.ascontiguousarray(part).tobytes())
     return digest.hexdigest()
-
-
-def check_covered(items: Any, catalogue: Ids) -> None:
-    """Raise if item ids of X have no row in `item_features`, whose index is the catalogue."""
-    if (items.dtype.kind == "U") != (catalogue.values.dtype.kind == "U"):
-        kinds = [
-            "strings" if ids.dtype.kind == "U" else "numbers" for ids in (items, catalogue.values)
-        ]
-        raise ValueError(
-            f"The item ids of X are {kinds[0]} and those in the index of item_features are "
-            f"{kinds[1]}; convert one of them to the type of the other."
-        )
-    missing = np.unique(items[catalogue.codes(items) < 0])
-    if len(missing):
-        raise ValueError(
-            f"item_features has no row for {named('item', missing)} of X; add what is missing to "
-            "its index (a row of zeros if nothing is known), or leave these rows of X out."
-        )
-
-
-def _checked(features, ids, columns, bounded):
-    rows = _matrix(features)
-    _check_values(rows, ids, columns, bounded)
-    return rows
 
 
 def _matrix(features):
