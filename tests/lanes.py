@@ -1,9 +1,9 @@
 """Which tests are `full`: left out of `python -m pytest`, and run by `-m "full or not full"`.
 
 The fast lane has what methods share, where it is; every estimator's golden predictions and short
-contract; and all tests of a few methods, which stand for the others. Other tests are marked where
-they are: `@pytest.mark.full`, or `@pytest.mark.sampled` for one case in STEP, as of comparisons
-with naive references in all settings.
+contract; and the tests of a few methods, which stand for the others; of many cases of one function,
+some. Other tests are marked where they are: `@pytest.mark.full`, or `@pytest.mark.sampled` for one
+case in STEP, as of comparisons with naive references in all settings.
 """
 
 from sklearn.base import BaseEstimator
@@ -35,6 +35,8 @@ REAL_DATA = {"ml100k", "ml1m"}
 SLOW = ("tests/deployment/", "tests/test_kernels.py", "fedrecsk/")
 FAST_DEPLOYMENT = "tests/deployment/test_fit.py"
 STEP = 7
+# Of a function with more cases than MANY, the fast lane has one in three.
+MANY, ONE_IN = 12, 3
 
 
 def full(items):
@@ -55,15 +57,20 @@ def _representative(name, cases):
     # Its import takes long, and must wait for tests/conftest.py.
     from tests.listed import REPRESENTATIVES
 
+    if name.startswith(ON_EVERY_ESTIMATOR):
+        # Names of golden predictions are "RFRec" or "RFRec, setting".
+        of_settings = [case for case in cases if ", " in case.name]
+        return [case for case in cases if case not in of_settings] + of_settings[::STEP]
     of_each = [_estimators(case) for case in cases]
-    if len(set().union(*of_each)) > FEW and not name.startswith(ON_EVERY_ESTIMATOR):
+    if len(set().union(*of_each)) > FEW:
         cases = [
             case
             for case, estimators in zip(cases, of_each, strict=True)
             if estimators & REPRESENTATIVES
         ]
     sampled = "naive_reference" in name or any(case.get_closest_marker("sampled") for case in cases)
-    return cases[::STEP] if sampled else cases
+    step = STEP if sampled else ONE_IN if len(cases) > MANY else 1
+    return cases[::step]
 
 
 def _estimators(case):
