@@ -5,12 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedrecsk import BiasOnly, Federation
+from fedrecsk import Federation
 from fedrecsk.compression import TopK
-from fedrecsk.datasets import make_ratings
 from fedrecsk.privacy import LaplaceMechanism, Paillier
 from fedrecsk.protocol.keys import Key
-from tests.conftest import fits_in_blocks, make_toy, rmse, split
+from tests.conftest import fits_in_blocks, make_toy
 from tests.test_testing import Ridge
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("*.py"))
@@ -96,13 +95,6 @@ def test_the_worked_method_sends_what_the_page_says():
     assert ledger.bytes_up == 12 * (4 * (2 + 9) + 5 * matrix)
     catalogue = 8 * 9
     assert ledger.bytes_down == 12 * (catalogue + 4 + 6 * matrix)
-
-
-def test_the_worked_method_beats_biases():
-    X, y = make_ratings(n_users=600, n_items=300, n_ratings=40_000, random_state=1)
-    X_train, y_train, X_test, y_test = split(X, y, seed=0)
-    model = Ridge(n_rounds=15, random_state=0).fit(X_train, y_train)
-    assert rmse(model, X_test, y_test) < rmse(BiasOnly().fit(X_train, y_train), X_test, y_test)
 
 
 def test_the_worked_method_runs_in_other_settings():

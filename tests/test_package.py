@@ -5,11 +5,9 @@ from importlib.metadata import requires
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 import pytest
 import sklearn
 from packaging.requirements import Requirement
-from scipy import sparse
 
 import fedrecsk
 from fedrecsk import BiasOnly
@@ -45,12 +43,6 @@ def test_import_alone_imports_nothing_else():
 
 def test_everything_public_is_there():
     assert all(hasattr(fedrecsk, name) for name in fedrecsk.__all__)
-
-
-def test_a_matrix_is_told_from_a_table():
-    matrix = sparse.csr_array(np.eye(3))
-    with pytest.raises(TypeError, match=r"one row per interaction.*tocoo"):
-        BiasOnly().fit(matrix, np.ones(3))
 
 
 CITATION = Path(__file__).parents[1] / "CITATION.cff"

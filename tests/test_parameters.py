@@ -9,14 +9,11 @@ from sklearn.base import BaseEstimator, clone
 
 import fedrecsk
 from fedrecsk import (
-    DCF,
     BiasOnly,
     Federation,
     FedMF,
     LocALS,
     Popularity,
-    RFRec,
-    SVDpp,
     aggregation,
     attacks,
     compression,
@@ -25,8 +22,6 @@ from fedrecsk import (
     privacy,
 )
 from fedrecsk._utils.parameters import PlainParameters
-from fedrecsk.attacks import SignFlip
-from fedrecsk.compression import LowRank, TopK
 from fedrecsk.datasets import make_interactions, make_ratings
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.model_selection import UserHoldout
@@ -78,48 +73,6 @@ def test_numbers_become_plain(given, kept):
 def test_what_holds_no_number_stays_the_same_object():
     for value in ((1, 5.0), ("a", None), [np.int8(1)], np.arange(3)):
         assert FedMF(items=value).items is value
-
-
-@pytest.mark.parametrize(
-    ("Estimator", "parameters"),
-    [
-        (RFRec, {"n_factors": np.int8(20), "n_rounds": np.int8(3)}),
-        (LocALS, {"n_factors": np.int8(20), "n_rounds": np.uint8(3), "reg_user": np.float16(0.5)}),
-        (
-            FedMF,
-            {"n_factors": np.int8(20), "client_fraction": np.float16(1)},
-        ),
-        (SVDpp, {"n_factors": np.int8(20), "n_epochs": np.int8(3)}),
-        (DCF, {"n_bits": np.uint8(64)}),
-    ],
-)
-def test_small_types_give_the_model_of_plain_numbers(Estimator, parameters):
-    X, y = make_toy()
-    usual = {name: value.item() for name, value in parameters.items()}
-    models = [Estimator(random_state=0, **given).fit(X, y) for given in (parameters, usual)]
-    np.testing.assert_array_equal(*(model.predict(X) for model in models))
-
-
-@pytest.mark.parametrize(
-    ("part", "usual"),
-    [
-        ({"compression": LowRank(np.int8(1))}, {"compression": LowRank(1)}),
-        ({"compression": TopK(np.float16(0.25))}, {"compression": TopK(0.25)}),
-        ({"dropout": np.float16(0.5)}, {"dropout": 0.5}),
-        (
-            {"adversary": SignFlip(np.float16(0.5), strength=np.float16(300))},
-            {"adversary": SignFlip(0.5, strength=300.0)},
-        ),
-    ],
-    ids=str,
-)
-def test_small_types_of_a_federation(part, usual):
-    X, y = make_toy(20, 200)
-    models = [
-        RFRec(n_rounds=2, random_state=0, federation=Federation(**given)).fit(X, y)
-        for given in (part, usual)
-    ]
-    np.testing.assert_array_equal(*(model.predict(X) for model in models))
 
 
 def test_small_types_of_splitters_and_generators():

@@ -82,32 +82,6 @@ def test_what_does_not_fit_is_refused_before_work(name, sizes, like_movielens_10
         model.fit(*like_movielens_100k)
 
 
-# By hand, for 60 users, 90 items, 900 ratings and vectors of length 8: sums in float64, the rest in
-# float32; in each round, all users' vectors before and after it.
-LEAST = {
-    "RFRec": 90 * 9 * (8 + 4) + 2 * 4 * 60 * 8 + 4 * 900 * 9,
-    "LocALS": 90 * 8 * (8 + 4) + 8 * 8 * 8 + 2 * 4 * 60 * 8,
-    "FedMF": 90 * 8 * (8 + 8 + 4) + 8 * 90,
-    "FedEB": 90 * (9 + 8) * (8 + 4) + 4 * 8 + 2 * 4 * 60 * 8 + 4 * 60 * 9 * 9,
-    "SVDpp": 4 * 8 * (60 + 2 * 90),
-    "ImplicitALS": 4 * 8 * (60 + 90),
-    "BayesianSVDpp": 8 * 8 * (60 + 2 * 90),
-}
-
-
-@pytest.mark.parametrize("name", LEAST)
-def test_what_a_fit_is_refused_for_is_counted_to_the_byte(name, small, monkeypatch):
-    model = THINGS[name](8)
-    data = model._prepared(*small)
-    for missing in (0, 1):
-        monkeypatch.setattr(memory, "available", lambda missing=missing: LEAST[name] - missing)
-        if not missing:
-            model._require_memory(data)
-            continue
-        with pytest.raises(ValueError, match="for 60 users, 90 items and 900 ratings, take about"):
-            model._require_memory(data)
-
-
 OFFLINE = Federation(dropout=0.1, dropout_mode="offline")
 LIMITS = {
     # A vector and its two moments for each pair of client and item, and a copy to predict with.
