@@ -16,7 +16,6 @@ from fedrecsk.data.interactions import (
     id_array,
     id_columns,
     named,
-    unique_codes,
 )
 
 ROWS = st.lists(
@@ -239,7 +238,7 @@ def test_distinct_ids_and_their_codes_are_numpys(ids):
     expected_values, expected = np.unique(ids, return_inverse=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interactions, "_MANY_IDS", 1)
-        values, codes = unique_codes(ids)
+        values, codes = coded_ids(ids, "ids")
         assert_array_equal(Ids(values[::2], "ids").codes(ids), np.where(codes % 2, -1, codes // 2))
     assert values.dtype == expected_values.dtype
     assert_array_equal(values, expected_values)

@@ -210,7 +210,7 @@ class Ids:
         if not len(self.values):
             # A model without users knows nobody, and will take any type of ids.
             return np.full(len(ids), -1, dtype=np.int64)
-        values, codes = unique_codes(ids)
+        codes, values = factorized(ids)
         return self._found(values)[codes]
 
     def _found(self, ids):
@@ -241,13 +241,6 @@ class Ids:
                 alike = ids.astype(self.values.dtype)
             ids = alike if np.array_equal(alike, ids) else ids
         return Ids(np.concatenate([self.values, ids]), self.name)
-
-
-def unique_codes(ids: Any) -> tuple[NDArray[Any], NDArray[np.int32]]:
-    """Return sorted distinct ids, and the position of each id among them."""
-    codes, values = factorized(ids)
-    values, ranks = np.unique(values, return_inverse=True)
-    return values, ranks.astype(np.int32)[codes]
 
 
 def factorized(ids: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
@@ -281,7 +274,7 @@ def coded_ids(ids: Any, name: str) -> tuple[NDArray[Any], NDArray[np.int32]]:
         codes, values = factorized(ids)
     except (TypeError, ValueError):
         # Lists or tables: the error of the other function says what is wrong.
-        return unique_codes(id_array(ids, name))
+        codes, values = factorized(id_array(ids, name))
     if len(codes) and codes.min() < 0:
         values = np.asarray(ids)[codes < 0]  # missing, which is an error
     values, ranks = np.unique(id_array(values, name), return_inverse=True)
