@@ -44,18 +44,6 @@ class Diverged(ValueError):
         self.what = what
 
 
-def check_numbers(name: str, values: NDArray | None, hint: str) -> None:
-    """Raise if a number is larger than LARGEST; `hint` names the cure."""
-    if values is None:
-        return
-    if largest(values) > LARGEST:
-        row = int(np.abs(values).argmax())
-        raise ValueError(
-            f"{name} is {values[row]:.3g} in row {row}, and numbers beyond {LARGEST:g} overflow in "
-            f"single precision; {hint}."
-        )
-
-
 def largest(values: NDArray) -> float:
     """Return the largest absolute value, 0 of none, without a copy of what may be many rows."""
     return max(float(values.max(initial=0)), -float(values.min(initial=0)))
@@ -63,8 +51,16 @@ def largest(values: NDArray) -> float:
 
 def check_rows(y: NDArray | None, sample_weight: NDArray | None) -> None:
     """Raise if a rating or a weight is too large for single precision."""
-    check_numbers("y", y, "correct that row, or divide y by a constant")
-    check_numbers("sample_weight", sample_weight, "divide sample_weight by its mean")
+    for name, values, hint in (
+        ("y", y, "correct that row, or divide y by a constant"),
+        ("sample_weight", sample_weight, "divide sample_weight by its mean"),
+    ):
+        if values is not None and largest(values) > LARGEST:
+            row = int(np.abs(values).argmax())
+            raise ValueError(
+                f"{name} is {values[row]:.3g} in row {row}, and numbers beyond {LARGEST:g} "
+                f"overflow in single precision; {hint}."
+            )
 
 
 def check_parameters(estimator: Any) -> None:
@@ -80,21 +76,17 @@ def check_parameters(estimator: Any) -> None:
 def check_fitted(estimator: Any, data: Any, attributes: Mapping) -> None:
     """Raise if the model is not finite; warn if a score or the loss is absurdly large."""
     arrays = _finite(estimator, data, attributes)
-    largest, scale = _largest_score(data, arrays), _scale(estimator, data)
-    if largest > ABSURD * scale:
-        warn(
-            f"{type(estimator).__name__} has exploded: scores of training rows reach "
-            f"{largest:.3g}, but about {scale:.3g} is expected. {hint(estimator, data)}",
-        )
-        return
+    score, scale = _largest_score(data, arrays), _scale(estimator, data)
     losses = attributes.get("loss_curve_") or [0.0]
     loss = losses[attributes.get("best_round_", -1)]
     # Not scale**2, which raises an error where this is infinite.
-    if loss > ABSURD * scale * scale:
-        warn(
-            f"{type(estimator).__name__} has exploded: its training loss is {loss:.3g}. "
-            f"{hint(estimator, data)}",
-        )
+    if score > ABSURD * scale:
+        what = f"scores of training rows reach {score:.3g}, but about {scale:.3g} is expected"
+    elif loss > ABSURD * scale * scale:
+        what = f"its training loss is {loss:.3g}"
+    else:
+        return
+    warn(f"{type(estimator).__name__} has exploded: {what}. {hint(estimator, data)}")
 
 
 def check_items(estimator: Any, data: Any, attributes: Mapping) -> None:
@@ -182,7 +174,7 @@ def _largest_score(data, arrays):
         return 0.0
     rows = np.arange(0, len(data.items), 1 + len(data.items) // SAMPLE)
     owners = np.searchsorted(data.indptr, rows, side="right") - 1
-    largest = 0.0
+    highest = 0.0
     for start in range(0, len(rows), AT_ONCE):
         part = slice(start, start + AT_ONCE)
         who, what = owners[part], data.items[rows[part]]
@@ -191,8 +183,8 @@ def _largest_score(data, arrays):
         for bias, codes in (("user_bias_", who), ("item_bias_", what)):
             if bias in arrays:
                 scores += arrays[bias][codes]
-        largest = max(largest, float(np.abs(scores).max()))
-    return largest
+        highest = max(highest, float(np.abs(scores).max()))
+    return highest
 
 
 def _scale(estimator, data):
@@ -204,7 +196,6 @@ def _scale(estimator, data):
 
 def estimates_y(estimator):
     """Return whether scores estimate y: federated methods say so, other models if they rate."""
-
     required = estimator.__sklearn_tags__().target_tags.required
     return getattr(estimator, "_sees_ratings", required)
 

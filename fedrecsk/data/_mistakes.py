@@ -175,32 +175,20 @@ def _are_times(values):
     )
 
 
-def warn_about_times(ids: np.ndarray, name: str) -> None:
-    """Warn if distinct ids are Unix times."""
+def warn_about_ids(ids: np.ndarray, name: str) -> None:
+    """Warn if distinct ids are times or fractions, or strings of missing values."""
     if _are_times(ids):
         warn(
             f"{name} look like Unix times, such as {ids[0]!s}. Column 0 of X should be the user's "
             "id and column 1 the item's id; times belong into column 2."
         )
-
-
-def warn_about_fractions(ids: np.ndarray, name: str) -> None:
-    """Warn if distinct ids have fractions, which ratings have and ids do not."""
-    if ids.dtype.kind != "f":
-        return
-    fractions = ids != np.trunc(ids)
+    fractions = ids != np.trunc(ids) if ids.dtype.kind == "f" else np.zeros(1, dtype=bool)
     if fractions.any():
         warn(
             f"{name} have fractions, such as {ids[fractions.argmax()]!s}. Are they ratings or "
             "features? Column 0 of X should be the user's id and column 1 the item's id."
         )
-
-
-def warn_about_missing(ids: np.ndarray, name: str) -> None:
-    """Warn about strings that missing values become when they are converted to strings."""
-    if ids.dtype.kind != "U":
-        return
-    found = [text for text in _MISSING if (ids == text).any()]
+    found = [text for text in _MISSING if ids.dtype.kind == "U" and (ids == text).any()]
     if found:
         warn(
             f"{name} include {found[0]!r}, into which .astype(str) turns a missing value. It "

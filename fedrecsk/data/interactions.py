@@ -16,12 +16,7 @@ from scipy import sparse
 from sklearn.utils.validation import check_consistent_length
 
 from fedrecsk._utils.sklearn_compat import safe_indexing
-from fedrecsk.data._mistakes import (
-    warn_about_columns,
-    warn_about_fractions,
-    warn_about_missing,
-    warn_about_times,
-)
+from fedrecsk.data._mistakes import warn_about_columns, warn_about_ids
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -378,9 +373,7 @@ def encode(
         name = f"{role} ids (column {column} of X)"
         values, codes = coded_ids(safe_indexing(X, column, axis=1), name)
         coded.append((values, codes))
-        warn_about_fractions(values, name)
-        warn_about_times(values, name)
-        warn_about_missing(values, name)
+        warn_about_ids(values, name)
         if values.dtype.kind == "U" and "" in values[:1]:
             raise ValueError(f"{name} contain empty strings, which stand for no id; {NO_ID}")
     users, items = coded
