@@ -101,7 +101,7 @@ def factor(matrix):
     """Return U with U'U = matrix, of which the upper triangle is read; NaN if there is none."""
     try:
         return np.linalg.cholesky(matrix.T).T
-    except Exception:  # numba knows no narrower one; not positive definite, or not finite
+    except Exception:  # LinAlgError, which numba cannot name: not positive definite or finite
         return np.full_like(matrix, np.nan)
 
 
