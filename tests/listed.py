@@ -33,15 +33,15 @@ def tolerance(Estimator, otherwise=1e-9):
     return 1e-5 if is_neural(Estimator) else otherwise
 
 
-def cases(estimators, settings, step, also=()):
+def cases(estimators, settings, step, also=(), often=1):
     """Return parameters for pytest: pairs of estimators and settings.
 
-    Representatives, and those of the names `also`, come in all settings; others in every `step`-th,
-    each beginning at another, so that all settings have several estimators.
+    Representatives, and those of the names `also`, come in every `often`-th setting; others in
+    every `step`-th, each beginning at another, so that all settings have several estimators.
     """
     return [
         pytest.param(Estimator, setting, id=f"{Estimator.__name__}-{setting}")
         for first, Estimator in enumerate(estimators)
         for place, setting in enumerate(settings, start=first)
-        if Estimator.__name__ in {*REPRESENTATIVES, *also} or place % step == 0
+        if place % (often if Estimator.__name__ in {*REPRESENTATIVES, *also} else step) == 0
     ]
