@@ -34,12 +34,19 @@ METHODS = pytest.mark.parametrize(
 
 
 def opened(estimator, **settings):
-    """A server in its first round, its clients in one block, and the message."""
+    """A server in its first round, its clients in one block, the turn and the message."""
     run = Run.new(clone(estimator).set_params(random_state=0, **settings), encode(*make_toy()))
     Loop(run, Parallel(require="sharedmem", return_as="generator")).set_up()
     turn, message = run.server.open_round()
     (clients,) = run.clients
     return run.server, clients, turn, run.server.method._decode_broadcast(message, Key(0))
+
+
+def validating():
+    """Clients of RFRec, the turn, the message of round 0, and the same to be validated."""
+    early = {"early_stopping": True, "validation_fraction": 0.4}
+    _, clients, turn, message = opened(RFRec(3), **early)
+    return clients, turn, message, type(message)(**clients._announcement, **message)
 
 
 def summed(server, updates):
@@ -115,25 +122,24 @@ class Wrong(RFRec):
         return state, ClientUpdates(self.spoil(updates.fields)), loss
 
 
-@pytest.mark.parametrize("setting", [None, Federation(aggregator=NormClipping())], ids=str)
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
         (lambda f: {"items": f["item_vectors"]}, "uploads the fields .'items'., but its"),
         (lambda f: f | {"more": f["item_vectors"]}, "declares .'item_vectors'.; make them"),
+        (
+            lambda f: {"item_vectors": f["item_vectors"][1:]},
+            r"shape \(8, 4\), but its FieldSpec says \(9, 4\)",
+        ),
     ],
-    ids=["another name", "one more"],
+    ids=["another name", "one more", "another shape"],
 )
-def test_a_method_that_uploads_other_fields_than_it_declares_is_told(setting, spoil, message):
+def test_a_method_that_uploads_something_else_than_it_declares_is_told(spoil, message):
     Wrong.spoil = staticmethod(spoil)
-    with pytest.raises(ValueError, match=message):
-        Wrong(3, n_rounds=1, federation=setting).fit(*make_toy())
-
-
-def test_a_method_that_uploads_another_shape_than_it_declares_is_told():
-    Wrong.spoil = staticmethod(lambda f: {"item_vectors": f["item_vectors"][1:]})
-    with pytest.raises(ValueError, match=r"shape \(8, 4\), but its FieldSpec says \(9, 4\)"):
-        Wrong(3, n_rounds=1).fit(*make_toy())
+    settings = (None,) if "shape" in message else (None, Federation(aggregator=NormClipping()))
+    for setting in settings:
+        with pytest.raises(ValueError, match=message):
+            Wrong(3, n_rounds=1, federation=setting).fit(*make_toy())
 
 
 class Counts(RFRec):
@@ -168,29 +174,24 @@ def test_a_deployed_clients_answer_before_the_rounds_has_its_noise_too(separate)
         assert answer.fields["n"].tolist() == [1, 1]
 
 
-def test_a_client_whose_validation_error_is_not_finite_spoils_nobody_elses():
-    _, clients, turn, message = opened(RFRec(3), early_stopping=True, validation_fraction=0.4)
-    clients.receive(0, message, turn)
-    clients.update(0)
-    announced = type(message)(**clients._announcement, **message)
-    plain = clients.validate(1, announced)
+def test_validation_errors_that_are_lost_or_not_finite_are_not_in_the_sum():
+    clients, turn, _, announced = validating()
+
+    def asked(delivers=True):
+        answer = clients.validate(1, announced, turn._replace(delivers=turn.delivers & delivers))
+        return answer.accepted.tolist(), answer.fields["validation_loss"]
+
+    some = np.arange(12) < 5
+    (everyone, whole), (here, ours), (there, theirs) = asked(), asked(some), asked(~some)
+    assert (all(everyone), here, there) == (True, some.tolist(), (~some).tolist())
+    assert (np.minimum(ours, theirs) > 0).all()
+    np.testing.assert_allclose(ours + theirs, whole)
     rows = np.diff(clients.held_out.indptr)
     broken = np.flatnonzero(rows)[0]
     clients.held_out.values[clients.held_out.indptr[broken]] = np.nan
-    spoilt = clients.validate(1, announced)
-    assert spoilt.accepted.tolist() == (np.arange(12) != broken).tolist()
-    assert plain.fields["validation_loss"][1] - spoilt.fields["validation_loss"][1] == rows[broken]
-
-
-def test_answers_that_are_lost_are_not_in_the_sums():
-    _, clients, turn, message = opened(RFRec(3), early_stopping=True, validation_fraction=0.4)
-    announced = type(message)(**clients._announcement, **message)
-    whole, some = clients.validate(1, announced), np.arange(12) < 5
-    parts = [clients.validate(1, announced, turn._replace(delivers=d)) for d in (some, ~some)]
-    assert [one.accepted.sum() for one in parts] == [5, 7]
-    sums = [one.fields["validation_loss"] for one in parts]
-    assert all((one > 0).all() and (one < whole.fields["validation_loss"]).all() for one in sums)
-    np.testing.assert_allclose(sum(sums), whole.fields["validation_loss"])
+    accepted, others = asked()
+    assert accepted == (np.arange(12) != broken).tolist()
+    assert whole[1] - others[1] == rows[broken]
 
 
 def test_under_local_noise_nobody_says_how_many_items_it_holds():
@@ -214,8 +215,7 @@ def test_without_validation_rows_there_is_nothing_to_validate_and_no_best_model(
 
 
 def test_clients_keep_what_they_had_under_the_best_model():
-    _, clients, turn, message = opened(RFRec(3), early_stopping=True, validation_fraction=0.4)
-    best = type(message)(**clients._announcement, **message)
+    clients, turn, message, best = validating()
     clients.receive(0, message, turn)
     clients.update(0)
     measured, asked = clients.fitted(best, 1)["user_factors_"], np.arange(12) < 7
@@ -235,25 +235,20 @@ def test_clients_keep_what_they_had_under_the_best_model():
 # ----------------------------------------------------------------- who joins late, and who never
 
 
-def never_and_late(model, n_clients=12):
-    """Clients that took part in no round, and those that did so only in the last one."""
-    key = Key(int(np.random.RandomState(model.random_state).randint(2**31 - 1)))
+def seeded(model, n_clients=12):
+    """The model with a seed for which some clients come in the last round only, and some never."""
     setting = model.federation or Federation()
-    active = np.stack(
-        [
-            participation.draw(n_clients, model.client_fraction, setting, key.at(t)).active
+    for seed in range(50):
+        key = Key(int(np.random.RandomState(seed).randint(2**31 - 1)))
+        turns = [
+            participation.draw(n_clients, model.client_fraction, setting, key.at(t))
             for t in range(model.n_rounds)
         ]
-    )
-    return ~active.any(axis=0), active[-1] & ~active[:-1].any(axis=0)
-
-
-def seeded(model):
-    """The model with a seed for which somebody comes late, and somebody never."""
-    for seed in range(50):
-        never, late = never_and_late(model.set_params(random_state=seed))
+        *before, last = (turn.active for turn in turns)
+        never = ~np.any([*before, last], axis=0)
+        late = last & ~np.any(before, axis=0)
         if never.any() and late.any():
-            return model, never, late
+            return model.set_params(random_state=seed), never, late
     raise AssertionError("no such seed")
 
 
@@ -278,14 +273,10 @@ def test_clients_that_come_late_or_never_are_served(estimator, cohorts):
     assert len(np.unique(served, axis=0)) == len(served)
 
 
-@pytest.mark.parametrize(
-    "estimator",
-    [RFRec(3), RFRec(3, aggregation="holders"), LocALS(3, reg_user=1.0)],
-    ids=repr,
-)
-def test_a_client_that_never_took_part_has_what_a_newcomer_gets(estimator):
+@pytest.mark.parametrize("aggregation", ["clients", "holders"])
+def test_a_client_that_never_took_part_has_what_a_newcomer_gets(aggregation):
     X, y = make_toy()
-    model, never, _ = seeded(clone(estimator).set_params(**COHORTS[0]))
+    model, never, _ = seeded(RFRec(3, aggregation=aggregation, **COHORTS[0]))
     model.fit(X, y)
     users = model.user_ids_[never]
     theirs = np.isin(X[:, 0], users)

@@ -26,7 +26,7 @@ from fedrecsk.compression import Compressed, LowRank, Quantization, TopK
 from fedrecsk.federated import _round_loop
 from fedrecsk.federated._round_loop import Run
 from fedrecsk.privacy import CentralDP, LaplaceMechanism
-from fedrecsk.protocol import ClientMessage, Dense, Device, FieldSpec, Message, Numbers, Server
+from fedrecsk.protocol import ClientMessage, Device, FieldSpec, Numbers, Server
 from fedrecsk.protocol.keys import Key
 from tests.conftest import make_toy
 
@@ -44,34 +44,47 @@ def make(Estimator, **parameters):
     return estimator.set_params(items=CATALOGUE, **small | rates | parameters)
 
 
-def deployed(method, X, y, seed, secret=None):
-    """Each silo's fitted model, and the server; everybody is pickled between the rounds."""
-    key = Key(seed)
-    server = Server.of(method, key, secret=secret)
-    silos = np.unique(X[:, 0] % 4)
-    devices = [
-        Device(method, X[mine], y[mine], client_id=silo, private=key)
-        for silo in silos
-        for mine in [X[:, 0] % 4 == silo]
-    ]
-    for device, place in zip(
-        devices, server.register([d.register() for d in devices]), strict=True
-    ):
+def entered(server, devices, *, late=False):
+    """The devices' uploads before the rounds, for which they are registered."""
+    registrations = [one.register() for one in devices]
+    places = server.admit(registrations) if late else server.register(registrations)
+    for device, place in zip(devices, places, strict=True):
         device.place(place)
+    steps = []
     for step in range(server.n_setups):
-        message = server.setup_message(step)
-        answers = [device.setup(step, message) for device in devices]
-        server.close_setup(step, [upload for answer in answers for upload in answer])
-    announcement = server.send_announcement()
+        message = server.setup_message(step, late=late)
+        steps.append([one for device in devices for one in device.setup(step, message)])
+        server.close_setup(step, steps[-1], late=late)
+    announcement = server.send_announcement(late=late)
     for device in devices:
         device.announce(announcement)
-    for round in range(method.n_rounds):
-        _, message = server.open_round()
-        uploads = []
-        for device in devices:
-            device.receive(round, message)
-            uploads += device.update(round)[0]
-        server.close_round(uploads)
+    return steps
+
+
+def updated(server, devices):
+    """The uploads of these devices in a new round."""
+    _, message = server.open_round()
+    for device in devices:
+        device.receive(server.round, message)
+    return [one for device in devices for one in device.update(server.round)[0]]
+
+
+def devices_of(method, X, y, key, clients=None):
+    """A device for each client; by default, for each user."""
+    clients = X[:, 0] if clients is None else clients
+    return [
+        Device(method, X[clients == one], y[clients == one], client_id=one, private=key)
+        for one in np.unique(clients)
+    ]
+
+
+def deployed(method, X, y, seed, secret=None):
+    """Each silo's fitted model, and the server; everybody is pickled between the rounds."""
+    server = Server.of(method, Key(seed), secret=secret)
+    devices = devices_of(method, X, y, Key(seed), X[:, 0] % 4)
+    entered(server, devices)
+    for _ in range(method.n_rounds):
+        server.close_round(updated(server, devices))
         server, devices = pickle.loads(pickle.dumps((server, devices)))
     final = server.send_final()
     return [device.fitted(final, server.round) for device in devices], server
@@ -114,8 +127,7 @@ def test_devices_adapt_the_clip_and_add_shares_of_the_noise(Estimator, mechanism
     monkeypatch.setattr(Federation, "draws_each", True)
     X, y = make_toy()
     central = CentralDP(clip=0.5, noise_multiplier=0.1, **mechanism)
-    rates = "rating_scale" in Estimator().get_params(deep=False)
-    scale = {"rating_scale": (1, 5)} if rates else {}
+    scale = {} if Estimator is FedMF else {"rating_scale": (1, 5)}
     method = make(Estimator, federation=Federation(central_dp=central), **scale)
     seed = int(np.random.RandomState(0).randint(2**31 - 1))
     method.set_params(random_state=0)
@@ -132,15 +144,16 @@ def test_devices_adapt_the_clip_and_add_shares_of_the_noise(Estimator, mechanism
 
 
 @pytest.mark.filterwarnings("ignore:CentralDP.delta=")
-@pytest.mark.parametrize("bit", [None, np.array([1]), np.array([True, True]), True])
-def test_a_device_must_say_in_one_bit_whether_it_was_clipped(bit):
-    X, y = make_toy()
+def test_a_device_must_say_in_one_bit_whether_it_was_clipped():
     central = CentralDP(clip=0.5, noise_multiplier=0.1, quantile=0.5)
-    server, _, uploads = first_round(make(RFRec, federation=Federation(central_dp=central)), X, y)
-    extras = {} if bit is None else {"privacy_terms": bit}
-    server.close_round([replace(uploads[0], extras=extras), *uploads[1:]])
+    method = make(RFRec, federation=Federation(central_dp=central))
+    server, _, uploads = first_round(method, *make_toy())
+    no_bits = {}, *({"privacy_terms": bit} for bit in (np.array([1]), np.array([True, True]), True))
+    for place, extras in enumerate(no_bits):
+        uploads[place] = replace(uploads[place], extras=extras)
+    server.close_round(uploads)
     entry = server.ledger.entries[-1]
-    assert (entry["rejected"], entry["messages_up"]) == (1, len(uploads) - 1)
+    assert (entry["rejected"], entry["messages_up"]) == (4, len(uploads) - 4)
 
 
 def test_what_a_device_cannot_know_must_be_given():
@@ -153,33 +166,17 @@ def test_what_a_device_cannot_know_must_be_given():
         )
 
 
-def one_round(method, X, y, seed=1):
+def one_round(method, X, y):
     """The devices after their first update, and the uploads of each step."""
-    steps = []
-    _, devices, uploads = first_round(method, X, y, seed, steps)
-    return devices, [*steps, uploads]
+    server, devices = Server.of(method, Key(1)), devices_of(method, X, y, Key(1))
+    return devices, [*entered(server, devices), updated(server, devices)]
 
 
-def first_round(method, X, y, seed=1, steps=None):
-    """The server with its first round open, the devices, and their uploads."""
-    steps = [] if steps is None else steps
-    server, devices = Server.of(method, Key(seed)), []
-    for user in np.unique(X[:, 0]):
-        mine = X[:, 0] == user
-        devices.append(Device(method, X[mine], y[mine], client_id=user, private=Key(seed)))
-    places = server.register([device.register() for device in devices])
-    for device, place in zip(devices, places, strict=True):
-        device.place(place)
-    for step in range(server.n_setups):
-        message = server.setup_message(step)
-        steps.append([one for device in devices for one in device.setup(step, message)])
-        server.close_setup(step, steps[-1])
-    announcement = server.send_announcement()
-    _, message = server.open_round()
-    for device in devices:
-        device.announce(announcement)
-        device.receive(0, message)
-    return server, devices, [one for device in devices for one in device.update(0)[0]]
+def first_round(method, X, y):
+    """The server with its first round open, the devices of all users, and their uploads."""
+    server, devices = Server.of(method, Key(1)), devices_of(method, X, y, Key(1))
+    entered(server, devices)
+    return server, devices, updated(server, devices)
 
 
 class ToldOtherwise(LocALS):
@@ -225,7 +222,10 @@ CASES = [
     (Estimator, {"federation": federation})
     for Estimator in (RFRec, RFRecF, LocALS, FedMF, LightFR)
     for federation in (Federation(), Federation(aggregator=NormClipping()))
-] + [(RFRec, {"federation": Federation(local_dp=LAPLACE)})]
+] + [
+    (RFRec, {"federation": Federation(local_dp=LAPLACE)}),
+    (RFRec, {"federation": Federation(compression=Quantization("float16", direction="down"))}),
+]
 
 
 @pytest.mark.parametrize(("Estimator", "parameters"), CASES)
@@ -313,39 +313,13 @@ def test_a_server_restored_at_any_point_goes_on_as_before():
             if sleeps:
                 server, devices = pickle.loads(pickle.dumps((server, devices)))
             if round:
-                _, message = server.open_round()
+                uploads = updated(server, devices)
                 if sleeps:
                     server = pickle.loads(pickle.dumps(server))
-                for device in devices:
-                    device.receive(round, message)
-                uploads = [one for device in devices for one in device.update(round)[0]]
             server.close_round(uploads)
         states.append((server.state["item_vectors"], server.ledger, server.history[-1]["bytes_up"]))
     np.testing.assert_array_equal(states[0][0], states[1][0])
     assert states[0][1:] == states[1][1:]
-
-
-def test_a_device_that_has_diverged_says_so():
-    (device, *_), _ = one_round(make(RFRec), *make_toy())
-    items = device.group.common["shared"]
-    device.receive(1, Message(item_vectors=Dense(items)))
-    device.state["users"].now[:] = np.nan
-    (upload,), _ = device.update(1)
-    assert np.isnan(upload.fields["item_vectors"].values).all()
-
-
-def test_what_devices_do_not_do_is_refused_on_both_sides():
-    X, _ = make_toy()
-    method = make(LocALS, federation=Federation(adversary=SignFlip(0.1)))
-    for build in (Server.of, lambda method: Device(method, X, client_id=1)):
-        with pytest.raises(ValueError, match=r"set federation\.adversary=None, or call fit"):
-            build(method)
-
-
-def test_what_devices_receive_may_be_compressed():
-    down = Federation(compression=Quantization("float16", direction="down"))
-    _, (*_, uploads) = one_round(make(RFRec, federation=down), *make_toy())
-    assert len(uploads) == 12
 
 
 def flipped(extra):
@@ -386,17 +360,14 @@ def test_malformed_compressed_uploads_are_rejected(compressor, broken):
     assert np.isfinite(server.state["item_vectors"]).all()
 
 
-@pytest.mark.parametrize("compressor", [TopK(0.3), Quantization("int8"), LowRank(1)], ids=str)
-def test_a_diverged_device_says_so_in_compressed_uploads(compressor):
-    X, y = make_toy()
-    federation = Federation(compression=clone(compressor).set_params(direction="up"))
-    server, devices, uploads = first_round(make(RFRec, federation=federation), X, y)
+@pytest.mark.parametrize("compressor", [None, TopK(0.3), Quantization("int8"), LowRank(1)], ids=str)
+def test_a_device_that_has_diverged_says_so(compressor):
+    compressor = compressor and clone(compressor).set_params(direction="up")
+    method = make(RFRec, federation=Federation(compression=compressor))
+    server, devices, uploads = first_round(method, *make_toy())
     server.close_round(uploads)
-    _, message = server.open_round()
-    for device in devices:
-        device.receive(1, message)
     devices[0].state["users"].now[:] = np.nan
-    server.close_round([one for device in devices for one in device.update(1)[0]])
+    server.close_round(updated(server, devices))
     assert server.ledger.entries[-1]["rejected"] == 1
 
 
@@ -415,6 +386,7 @@ class Halves(TopK):
             {"compression": TopK(0.3), "dropout": 0.1, "dropout_mode": "stale"},
             "would start from an older one",
         ),
+        ({"adversary": SignFlip(0.1)}, r"set federation\.adversary=None, or call fit"),
     ],
 )
 def test_federations_that_devices_refuse(parts, message):
@@ -429,39 +401,14 @@ def joined_late(method, X, y, n_rounds, *, late):
 
     Without `late` it is registered from the beginning, and offline until then.
     """
-    server, key = Server.of(method, Key(3)), Key(3)
-    users = np.unique(X[:, 0])
-    devices = [
-        Device(method, X[mine], y[mine], client_id=int(user), private=key)
-        for user in users
-        for mine in [X[:, 0] == user]
-    ]
-    first = devices[:-1] if late else devices
-    enter(first, server.register([one.register() for one in first]), server)
+    server, devices = Server.of(method, Key(3)), devices_of(method, X, y, Key(3))
+    entered(server, devices[:-1] if late else devices)
     for round in range(n_rounds):
         if round == 2 and late:
             server = pickle.loads(pickle.dumps(server))
-            enter(devices[-1:], server.admit([devices[-1].register()]), server, late=True)
-        _, message = server.open_round()
-        uploads = []
-        for device in devices if round >= 2 else devices[:-1]:
-            device.receive(round, message)
-            uploads += device.update(round)[0]
-        server.close_round(uploads)
+            entered(server, devices[-1:], late=True)
+        server.close_round(updated(server, devices if round >= 2 else devices[:-1]))
     return server, devices
-
-
-def enter(devices, places, server, **late):
-    """Place the devices, and go through the set-up with them."""
-    for device, place in zip(devices, places, strict=True):
-        device.place(place)
-    for step in range(server.n_setups):
-        message = server.setup_message(step, **late)
-        answers = [one for device in devices for one in device.setup(step, message)]
-        server.close_setup(step, answers, **late)
-    announcement = server.send_announcement(**late)
-    for device in devices:
-        device.announce(announcement)
 
 
 LATE = [
@@ -479,13 +426,8 @@ LATE = [
 def test_a_client_may_join_late(Estimator, parameters):
     X, y = make_toy()
     # Nobody else has the last item.
-    last = X[:, 0].max()
-    X = X[(X[:, 0] != last) | (np.arange(len(X)) % 2 == 0)]
-    y = y[: len(X)]
-    X, y = np.vstack([X, [last, CATALOGUE[-1]]]), np.append(y, 5.0)
-    kept = (X[:, 1] != CATALOGUE[-1]) | (X[:, 0] == last)
-    X, unique = np.unique(X[kept], axis=0, return_index=True)
-    y = y[kept][unique]
+    others = X[:, 1] != CATALOGUE[-1]
+    X, y = np.vstack([X[others], [X[:, 0].max(), CATALOGUE[-1]]]), np.append(y[others], 5.0)
     method = make(Estimator, **parameters)
     server, devices = joined_late(method, X, y, 4, late=True)
     n_clients = len(devices)
@@ -553,15 +495,9 @@ def test_who_cannot_join_late():
 )
 def test_what_no_client_can_join_late(Estimator, parameters, message):
     X, y = make_toy()
-    method = make(Estimator, **parameters)
+    method, mine = make(Estimator, **parameters), X[:, 0] == X[0, 0]
+    own = clone(method).set_params(**{"local_rank": 1} if Estimator is SCoLR else {})
     server = Server.of(method, Key(3))
-    mine = X[:, 0] == X[0, 0]
-    device = Device(
-        clone(method).set_params(**{"local_rank": 1} if Estimator is SCoLR else {}),
-        X[mine],
-        y[mine],
-        client_id=1,
-    )
-    enter([device], server.register([device.register()]), server)
+    entered(server, [Device(own, X[mine], y[mine], client_id=1)])
     with pytest.raises(ValueError, match=message):
         server.admit([Device(make(LocALS), X, client_id=2).register()])
