@@ -23,6 +23,7 @@ from fedrecsk.protocol import Device, Server
 from fedrecsk.protocol.encryption import EncryptedSums
 from fedrecsk.protocol.keys import Key
 from tests.conftest import make_toy
+from tests.protocol.test_device import entered
 from tests.test_contract import every_federated
 
 pytestmark = pytest.mark.sampled
@@ -51,24 +52,13 @@ class Fit:
 
     def __init__(self, estimator, seed):
         self.estimator = estimator
-        scheme = estimator.federation.secure_aggregation
-        self.keys = scheme.generate_keys(n_clients=3)
+        self.keys = estimator.federation.secure_aggregation.generate_keys(n_clients=3)
         self.server = Server.of(estimator, Key(seed), party=self.keys.server)
+        given = {"party": self.keys.clients, "private": Key(seed)}
         self.devices = [
-            Device(
-                estimator,
-                X[k == SILOS],
-                Y[k == SILOS],
-                client_id=k,
-                party=self.keys.clients,
-                private=Key(seed),
-            )
-            for k in range(3)
+            Device(estimator, X[k == SILOS], Y[k == SILOS], client_id=k, **given) for k in range(3)
         ]
         self.sent = []
-        registrations = [one.register() for one in self.devices]
-        for one, place in zip(self.devices, self.server.register(registrations), strict=True):
-            one.place(place)
 
     def stored(self):
         """Store both sides and load them again."""
@@ -78,15 +68,8 @@ class Fit:
             one.party = self.keys.clients
 
     def set_up(self):
-        for step in range(self.server.n_setups):
-            message = self.server.setup_message(step)
-            uploads = [one for device in self.devices for one in device.setup(step, message)]
-            self.sent += uploads
-            self.server.close_setup(step, uploads)
-            self.stored()
-        message = self.server.send_announcement()
-        for device in self.devices:
-            device.announce(message)
+        self.sent += [one for step in entered(self.server, self.devices) for one in step]
+        self.stored()
         return self
 
     def updates(self, silent=()):
@@ -223,23 +206,18 @@ def test_the_server_has_no_keys_and_no_numbers_of_clients(scheme):
     views = []
     for sign in (1, -1):
         fit = Fit(estimator, 1)
-        for device, k in zip(fit.devices, range(3), strict=True):
-            device.data.values[:] = 3 + sign * (device.data.values - 3)
-            device.block.values[:] = 3 + sign * (device.block.values - 3)
-            assert len(device.data.values) == (k == SILOS).sum()
+        for device in fit.devices:
+            for values in (device.data.values, device.block.values):
+                values[:] = 3 + sign * (values - 3)
         models = fit.run()
-        stored = pickle.dumps(fit.server)
+        stored, public = pickle.dumps(fit.server), fit.keys.server.to_bytes()
         secret = fit.keys.clients.to_bytes()
-        size = scheme.key_nbytes()
-        for start in range(len(secret) - size, len(secret) - 32, 997):
-            assert (
-                secret[start : start + 32] not in stored
-                or secret[start : start + 32] in fit.keys.server.to_bytes()
-            )
-        for model in models:
-            for row in model.item_factors_:
-                assert row.tobytes() not in stored
-                assert row.astype(np.float32).tobytes() not in stored
+        for start in range(len(secret) - scheme.key_nbytes(), len(secret) - 32, 997):
+            piece = secret[start : start + 32]
+            assert piece not in stored or piece in public
+        for row in np.concatenate([model.item_factors_ for model in models]):
+            assert row.tobytes() not in stored
+            assert row.astype(np.float32).tobytes() not in stored
         sent = [(one.phase, one.round, one.client, one.encrypted.n_values) for one in fit.sent]
         seen = [
             (one.phase, one.round, one.clients.tolist()) for one in fit.server.totals.message.sums
@@ -248,15 +226,21 @@ def test_the_server_has_no_keys_and_no_numbers_of_clients(scheme):
     assert views[0] == views[1]
 
 
-def test_the_server_refuses_the_clients_keys_and_clients_the_servers():
+def test_keys_that_are_of_the_other_side_or_missing_or_too_few_are_named():
     estimator = secure(FedMF(3, **SMALL), PAILLIER)
-    keys = PAILLIER.generate_keys(3)
+    keys = PAILLIER.generate_keys(2)
     with pytest.raises(ValueError, match=r"These are the clients' keys.*keys\.server"):
         Server.of(estimator, party=keys.clients)
     with pytest.raises(ValueError, match=r"clients' side of the keys.*keys\.clients"):
         Device(estimator, X, Y, client_id=1, party=keys.server)
-    device = Device(estimator, X, Y, client_id=1, party=keys.clients)
-    assert pickle.loads(pickle.dumps(device)).party is None
+    with pytest.raises(ValueError, match=r"has secure_aggregation; .* party=keys\.server"):
+        Server.of(estimator)
+    with pytest.raises(ValueError, match=r"has secure_aggregation; .* party=keys\.clients"):
+        Device(estimator, X, Y, client_id=1)
+    devices = [Device(estimator, X, Y, client_id=k, party=keys.clients) for k in range(3)]
+    with pytest.raises(ValueError, match=r"3 clients.*at most 2.*n_clients=3"):
+        Server.of(estimator, party=keys.server).register([one.register() for one in devices])
+    assert pickle.loads(pickle.dumps(devices[0])).party is None
 
 
 # ---------------------------------------------------------------------------- wrong input
@@ -300,8 +284,7 @@ def test_numbers_in_plaintext_are_rejected_and_ciphertexts_do_not_reach_plain_se
     estimator = secure(FedMF(3, client_fraction=1.0, **SMALL), PAILLIER)
     fit = Fit(estimator, 1).set_up()
     uploads = fit.updates()
-    plain = replace(uploads[0], encrypted=None)
-    fit.server.close_round([plain, *uploads[1:]])
+    fit.server.close_round([replace(uploads[0], encrypted=None), *uploads[1:]])
     assert fit.server.ledger.entries[-1]["rejected"] == 1
     server = Server.of(estimator.set_params(federation=None))
     server.register([one.register() for one in fit.devices])
@@ -337,29 +320,8 @@ def test_what_devices_cannot_do_is_named(change, message):
         Server.of(estimator, party=keys.server)
     with pytest.raises(ValueError, match=message):
         Device(estimator, X, Y, client_id=1, party=keys.clients)
-
-
-def test_chosen_cohorts_are_refused():
-    estimator = secure(FedFast(3, **SMALL), PAILLIER)
     with pytest.raises(ValueError, match=r"chooses its cohorts|secure_aggregation"):
-        Server.of(estimator, party=PAILLIER.generate_keys(3).server)
-
-
-def test_missing_keys_are_named():
-    estimator = secure(FedMF(3, **SMALL), PAILLIER)
-    with pytest.raises(ValueError, match=r"has secure_aggregation; .* party=keys\.server"):
-        Server.of(estimator)
-    with pytest.raises(ValueError, match=r"has secure_aggregation; .* party=keys\.clients"):
-        Device(estimator, X, Y, client_id=1)
-
-
-def test_more_clients_than_the_keys_are_for():
-    estimator = secure(FedMF(3, **SMALL), PAILLIER)
-    keys = PAILLIER.generate_keys(2)
-    server = Server.of(estimator, party=keys.server)
-    devices = [Device(estimator, X, Y, client_id=k, party=keys.clients) for k in range(3)]
-    with pytest.raises(ValueError, match=r"3 clients.*at most 2.*n_clients=3"):
-        server.register([one.register() for one in devices])
+        Server.of(secure(FedFast(3, **SMALL), PAILLIER), party=keys.server)
 
 
 @pytest.mark.parametrize("part", ["local_dp", "central_dp"])
