@@ -31,35 +31,26 @@ def test_entries_and_clients_add_up_to_the_same():
     assert [e["messages_down"] for e in ledger.entries] == [0, 2, 1]
 
 
+def readings(ledger):
+    """The bytes down of the last entry, by way of counting."""
+    return [ledger.entries[-1][f"bytes_down{x}"] for x in ("", "_whole", "_missed", "_latest")]
+
+
 def test_a_client_receives_the_smaller_of_the_whole_and_what_it_has_missed():
     ledger = Ledger(np.arange(2))
     ledger.open("round", 0)
     ledger.down(np.arange(2), np.array([40, 40]), np.array([12, 90]), np.array([12, 12]))
-    (entry,) = ledger.entries
-    readings = [entry[f"bytes_down{x}"] for x in ("", "_whole", "_missed", "_latest")]
-    assert readings == [52, 80, 102, 24]
+    assert readings(ledger) == [52, 80, 102, 24]
     assert ledger.client_bytes_down.tolist() == [12, 40]
-
-
-def test_what_is_counted_in_one_way_only_is_counted_alike_in_all():
-    ledger = Ledger(np.arange(2))
+    # What comes with the same message, and what has one way of counting, counts alike in all.
+    ledger.more_down(np.array([1, 0]), np.array([5, 7]))
+    assert readings(ledger) == [64, 92, 114, 36]
+    assert ledger.client_bytes_down.tolist() == [19, 45]
+    assert ledger.entries[-1]["messages_down"] == 2
     ledger.open("catalogue")
     ledger.down(np.arange(2), np.full(2, 7))
-    (entry,) = ledger.entries
-    assert {entry[f"bytes_down{x}"] for x in ("", "_whole", "_missed", "_latest")} == {14}
-    assert entry["payload_down"] == 0
-
-
-def test_what_comes_with_the_last_message_is_counted_alike_in_all_ways_too():
-    ledger = ledger_of_two_rounds()
-    before = copy.deepcopy(ledger)
-    ledger.more_down(np.array([2, 0]), np.array([5, 7]))
-    assert (ledger.client_bytes_down - before.client_bytes_down).tolist() == [7, 0, 5]
-    last, was = ledger.entries[-1], before.entries[-1]
-    for name in ("bytes_down", "bytes_down_whole", "bytes_down_missed", "bytes_down_latest"):
-        assert last[name] - was[name] == 12
-    # It is the same message.
-    assert (last["messages_down"], last["payload_down"]) == (was["messages_down"], 250)
+    assert readings(ledger) == [14] * 4
+    assert ledger.entries[-1]["payload_down"] == 0
 
 
 def test_ledgers_of_several_fits_join_into_one():

@@ -6,18 +6,18 @@ from fedrecsk.protocol import Ledger
 from fedrecsk.protocol.network_time import PROFILES, NetworkProfile, estimate_training_time
 
 
-def ledger_of(n_rounds, nbytes, n_clients=60, participants=60, received=60):
+def ledger_of(n_rounds, nbytes, n_clients=60):
     """Equal rounds, each client sending and receiving `nbytes`, after a set-up."""
-    ledger = Ledger(np.arange(n_clients))
+    ledger, everyone = Ledger(np.arange(n_clients)), np.arange(n_clients)
     ledger.open("setup")
-    ledger.up(np.arange(n_clients), np.full(n_clients, 1000))
+    ledger.up(everyone, np.full(n_clients, 1000))
     for k in range(n_rounds):
         ledger.open("round", k)
-        ledger.down(np.arange(received), np.full(received, nbytes))
-        ledger.up(np.arange(participants), np.full(participants, nbytes))
-        ledger.count(participants=participants)
+        ledger.down(everyone, np.full(n_clients, nbytes))
+        ledger.up(everyone, np.full(n_clients, nbytes))
+        ledger.count(participants=n_clients)
     ledger.open("final", n_rounds)
-    ledger.down(np.arange(n_clients), np.full(n_clients, nbytes))
+    ledger.down(everyone, np.full(n_clients, nbytes))
     return ledger
 
 
@@ -39,25 +39,6 @@ def test_all_phases_count_unless_told_otherwise():
     assert difference == pytest.approx(extra)
     np.testing.assert_allclose(everything.round_seconds, 10 + 16 / 3)
     np.testing.assert_allclose(rounds.round_seconds, 10 + 16 / 3)
-
-
-def test_one_client_counts_and_not_all_of_them():
-    few = estimate_training_time(ledger_of(2, 10**6, participants=5, received=7))
-    many = estimate_training_time(ledger_of(2, 10**6))
-    assert few.seconds == pytest.approx(many.seconds)
-
-
-def test_computation_is_slowed_down_and_begins_late():
-    time = estimate_training_time(ledger_of(4, 0), "paper", client_seconds=2, server_seconds=3)
-    assert time.computation_seconds == 4 * (7 * 2 + 10 + 3)
-    assert time.minutes == pytest.approx(time.seconds / 60)
-
-
-def test_rounds_without_participants_take_no_work():
-    ledger = ledger_of(2, 100)
-    ledger.open("round", 2)
-    time = estimate_training_time(ledger, NetworkProfile(1, 1))
-    np.testing.assert_allclose(time.round_seconds, [210, 210, 0])
 
 
 def test_other_columns_can_be_read():
@@ -103,34 +84,6 @@ def test_the_profiles_are_ordered():
     assert set(PROFILES) == set(names)
 
 
-@pytest.mark.parametrize("name", ["download", "upload"])
-@pytest.mark.parametrize("value", [0, -1, float("nan"), "1", None])
-def test_speeds_must_be_positive(name, value):
-    with pytest.raises(ValueError, match=f"The '{name}' parameter of NetworkProfile must be a"):
-        NetworkProfile(**{name: value})
-
-
-@pytest.mark.parametrize("name", ["slowdown", "overhead"])
-@pytest.mark.parametrize("value", [-1, float("inf"), "1", None])
-def test_work_must_not_be_negative(name, value):
-    with pytest.raises(ValueError, match=f"The '{name}' parameter of NetworkProfile must be a"):
-        NetworkProfile(**{name: value})
-
-
-@pytest.mark.parametrize("name", ["client_seconds", "server_seconds"])
-@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "1"])
-def test_measured_seconds_must_not_be_negative(name, value):
-    with pytest.raises(ValueError, match=f"'{name}' parameter of estimate_training_time must be"):
-        estimate_training_time(ledger_of(1, 1), **{name: value})
-
-
-def test_an_unknown_profile_is_named():
-    with pytest.raises(ValueError, match=r"profile=\['4g'\] is unknown"):
-        estimate_training_time(ledger_of(1, 1), ["4g"])
-    with pytest.raises(ValueError, match=r"profile='5g' is unknown.*'4g', 'broadband'"):
-        estimate_training_time(ledger_of(1, 1), "5g")
-
-
 def test_the_errors_that_end_a_fit_cost_what_one_client_sends(toy):
     model = RFRec(
         3, n_rounds=50, early_stopping=True, n_iter_no_change=1, tol=10.0, random_state=0
@@ -144,6 +97,35 @@ def test_the_errors_that_end_a_fit_cost_what_one_client_sends(toy):
     assert time.communication_seconds == pytest.approx(8, abs=1e-3)
 
 
-def test_a_model_without_a_ledger_is_named(toy):
+def test_work_is_slowed_down_and_begins_late_if_anybody_takes_part():
+    ledger = ledger_of(4, 0)
+    ledger.open("round", 4)
+    time = estimate_training_time(ledger, "paper", client_seconds=2, server_seconds=3)
+    assert time.computation_seconds == 4 * (7 * 2 + 10 + 3)
+    assert time.minutes == pytest.approx(time.seconds / 60)
+    assert time.round_seconds[-1] == 0
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+def test_wrong_numbers_are_named():
+    speeds, costs = (0, -1, NAN, "1", None), (-1, INF, "1", None)
+    wrong = {"download": speeds, "upload": speeds, "slowdown": costs, "overhead": costs}
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(ValueError, match=f"The '{name}' parameter of NetworkProfile must"):
+                NetworkProfile(**{name: value})
+    for name in ("client_seconds", "server_seconds"):
+        for value in (-1, NAN, INF, "1"):
+            with pytest.raises(ValueError, match=f"'{name}' parameter of estimate_training_time"):
+                estimate_training_time(ledger_of(1, 1), **{name: value})
+
+
+def test_an_unknown_profile_and_a_model_without_a_ledger_are_named(toy):
+    with pytest.raises(ValueError, match=r"profile=\['4g'\] is unknown"):
+        estimate_training_time(ledger_of(1, 1), ["4g"])
+    with pytest.raises(ValueError, match=r"profile='5g' is unknown.*'4g', 'broadband'"):
+        estimate_training_time(ledger_of(1, 1), "5g")
     with pytest.raises(TypeError, match="Popularity has no communication_"):
         estimate_training_time(Popularity().fit(toy[0]))

@@ -13,7 +13,6 @@ from fedrecsk.protocol.participation import (
     n_rotating,
     smallest_cohort,
 )
-from tests.conftest import make_toy
 
 FEDERATIONS = st.builds(
     Federation,
@@ -26,24 +25,15 @@ FRACTIONS = st.floats(0.01, 1.0)
 
 @given(FEDERATIONS, FRACTIONS, st.integers(1, 40), st.integers(0, 30))
 def test_masks_agree_with_each_other(federation, fraction, n_clients, round):
-    turn = draw(n_clients, fraction, federation, Key(0, round))
-    receives, active, delivers, dropped = turn
-    assert not (delivers & ~active).any()
-    assert not (delivers & dropped).any()
+    receives, active, delivers, dropped = draw(n_clients, fraction, federation, Key(0, round))
+    mode = federation.dropout_mode
+    assert active.any() or (federation.dropout and mode == "offline")
+    np.testing.assert_array_equal(delivers, active & ~dropped)
+    np.testing.assert_array_equal(receives, delivers if mode == "stale" else active)
     if federation.dropout == 0:
         assert not dropped.any()
-        assert np.array_equal(receives, delivers)
-        assert active.any()
-    match federation.dropout_mode:
-        case "upload":
-            assert np.array_equal(receives, active)
-            assert np.array_equal(active, delivers | dropped)
-        case "stale":
-            assert np.array_equal(receives, delivers)
-            assert np.array_equal(active, delivers | dropped)
-        case "offline":
-            assert np.array_equal(receives, active)
-            assert np.array_equal(active, delivers)
+    elif mode != "offline":
+        np.testing.assert_array_equal(active, delivers | dropped)
 
 
 @given(FEDERATIONS, FRACTIONS, st.integers(1, 25))
@@ -68,8 +58,8 @@ def test_clients_of_equal_history_share_one_group(setting):
 @pytest.mark.parametrize("n_clients", [1, 7, 100])
 def test_rotation_reaches_everybody_once_a_turn(n_clients):
     federation = Federation(sampling="rotating")
-    n_cohorts = min(n_clients, 10)
-    visits = sum(draw(n_clients, 0.1, federation, Key(2, t)).active * 1 for t in range(n_cohorts))
+    rounds = range(min(n_clients, 10))
+    visits = sum(draw(n_clients, 0.1, federation, Key(2, t)).active * 1 for t in rounds)
     assert visits.tolist() == [1] * n_clients
 
 
@@ -87,7 +77,9 @@ def test_rotation_reaches_everybody_once_a_turn(n_clients):
 )
 def test_sizes_are_rounded_to_the_nearest_number(n_clients, fraction, size, n_cohorts):
     assert cohort_size(n_clients, fraction) == size
-    assert draw(n_clients, fraction, Federation(), Key(0)).active.sum() == size
+    cohorts = [draw(n_clients, fraction, Federation(), Key(0, t)).active for t in range(9)]
+    assert {cohort.sum() for cohort in cohorts} == {size}
+    assert len({cohort.tobytes() for cohort in cohorts}) > 1
     assert n_rotating(n_clients, fraction) == n_cohorts
 
 
@@ -102,39 +94,9 @@ def test_no_cohort_is_smaller_than_the_smallest(sampling, fraction, n_clients):
         assert max(sizes) - min(sizes) <= 1
 
 
-def test_a_random_cohort_has_its_size_and_changes():
-    first, second = (draw(200, 0.1, Federation(), Key(2, t)).active for t in (0, 1))
-    assert first.sum() == second.sum() == 20
-    assert not np.array_equal(first, second)
-
-
 def test_dropout_has_its_rate():
     turns = [draw(500, 1.0, Federation(dropout=0.3), Key(2, t)) for t in range(40)]
     assert np.mean([turn.dropped.mean() for turn in turns]) == pytest.approx(0.3, abs=0.02)
-
-
-@given(FEDERATIONS, FRACTIONS, st.integers(2, 40))
-def test_a_part_of_the_clients_has_its_part_of_the_masks(federation, fraction, n_clients):
-    turn = draw(n_clients, fraction, federation, Key(1, 3))
-    clients = np.random.default_rng(0).permutation(n_clients)[: n_clients // 2]
-    for mask, ours in zip(turn, turn.of(clients), strict=True):
-        assert ours.tolist() == [bool(mask[c]) for c in clients]
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize("sampling", ["random", "rotating"])
-@pytest.mark.parametrize("method", [FedEB, FedRec, PrivFedEB])
-def test_a_cohort_is_one_client_at_least(method, sampling):
-    # Otherwise there would be millions of rounds.
-    X, y = make_toy(12, 9, seed=1)
-    federation = Federation(sampling=sampling)
-    fits = [
-        method(3, client_fraction=share, federation=federation, random_state=0).fit(X, y)
-        for share in (1e-9, 1e-3, 1 / 12)
-    ]
-    assert len({one.n_rounds_ for one in fits}) == 1
-    for one in fits[:2]:
-        np.testing.assert_array_equal(one.predict(X), fits[-1].predict(X))
 
 
 @pytest.mark.parametrize(("method", "rounds"), [(FedEB, 775), (FedRec, 1800), (PrivFedEB, 155)])

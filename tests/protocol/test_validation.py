@@ -1,19 +1,12 @@
 """One number that is wrong, wherever it is in an upload."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
-from fedrecsk import Federation
-from fedrecsk.data.interactions import encode
-from fedrecsk.protocol.blocks import of_clients
 from fedrecsk.protocol.client_message import ClientMessage, Numbers, are_numbers, unpacked
-from fedrecsk.protocol.outgoing import completed
-from fedrecsk.protocol.participation import RoundMasks
-from fedrecsk.updates import ClientUpdates, FieldSpec
+from fedrecsk.updates import FieldSpec
 
-BROKEN = pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+BROKEN = np.nan, np.inf, -np.inf
 LARGEST = 1e15
 SHAPES = pytest.mark.parametrize("shape", [(4,), (4, 3), (4, 3, 2)])
 
@@ -26,13 +19,13 @@ def everywhere(values, number):
         yield copy
 
 
-@BROKEN
 @SHAPES
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_a_sum_with_one_number_that_is_not_finite_is_none(shape, dtype, broken):
+def test_a_sum_with_one_number_that_is_not_finite_is_none(shape, dtype):
     spec, values = FieldSpec(shape), np.ones(shape, dtype)
     assert are_numbers(values, spec, shape)
-    assert not any(are_numbers(copy, spec, shape) for copy in everywhere(values, broken))
+    for broken in BROKEN:
+        assert not any(are_numbers(copy, spec, shape) for copy in everywhere(values, broken))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +73,7 @@ def test_an_upload_with_one_wrong_number_is_rejected(kind, hold):
 
     values = np.ones((4, 3))
     assert accepts(values)
-    for number in (np.nan, np.inf, -np.inf):
+    for number in BROKEN:
         assert not any(accepts(copy) for copy in everywhere(values, number))
     for number in (LARGEST, -LARGEST):
         assert all(accepts(copy) for copy in everywhere(values, number))
@@ -93,16 +86,3 @@ def test_before_the_rounds_clients_name_as_many_items_as_they_have_registered():
         numbers = Numbers(np.ones(n_rows, dtype=np.uint8), np.arange(n_rows))
         one = unpacked(ClientMessage("setup", 0, 0, {"x": numbers}), specs, 4, hold=True)
         assert one.accepted.tolist() == [n_rows == 4]
-
-
-@BROKEN
-@SHAPES
-def test_a_simulated_sum_with_one_number_that_is_not_finite_is_left_out(shape, broken):
-    block = of_clients(encode(np.stack([np.arange(3), np.zeros(3)], axis=1)), np.arange(3))
-    clients = SimpleNamespace(method=None, block=block, federation=Federation())
-    turn = RoundMasks(*np.ones((2, 3), dtype=bool), False)
-    for copy in everywhere(np.ones(shape), broken):
-        updates = ClientUpdates({"x": copy})
-        specs = {"x": FieldSpec(shape)}
-        one = completed(clients, updates, ("round", 0), specs, turn, single=False)
-        assert (one.n_accepted, one.fields) == (0, {})
