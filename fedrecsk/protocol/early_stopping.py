@@ -20,29 +20,10 @@ if TYPE_CHECKING:
 def hold_out(
     data: Interactions, fraction: float, key: Key, codes: NDArray[np.int64] | None = None
 ) -> tuple[Interactions, Interactions]:
-    """Let every client hold out some of its rows.
+    """Hold out a share of each user's rows, but never all; return training and held-out rows.
 
-    Each user keeps at least one row for training. Which rows are held out depends only on the
-    user's rows, its code and the key.
-
-    Parameters
-    ----------
-    data : Interactions
-    fraction : float in (0, 1)
-        Share of each user's rows, rounded up or down at random.
-    key : Key
-    codes : ndarray of shape (n_users,) or None
-        The users' codes in the fit, if `data` has a part of its users.
-
-    Returns
-    -------
-    training, held_out : Interactions
-        Both with the users, items and clients of `data`.
-
-    Raises
-    ------
-    ValueError
-        If no row can be held out.
+    Which ones depends only on the user's rows, its code (of `codes`, if `data` has some of the
+    users only) and the key.
     """
     lengths = np.diff(data.indptr)
     users = data.users
@@ -65,16 +46,7 @@ def hold_out(
 
 
 class HeldOut(NamedTuple):
-    """Held-out rows of a block's users, which are numbered within the block.
-
-    Attributes
-    ----------
-    users, items : ndarray of shape (n_ratings,)
-    values, weights : ndarray of shape (n_ratings,)
-    n_users, n_items : int
-    ranks : ndarray of shape (n_ratings,)
-        Position of each row among the rows of its user.
-    """
+    """Held-out rows of a block's users; `ranks` are their positions among the user's rows."""
 
     users: np.ndarray
     items: np.ndarray
@@ -99,23 +71,10 @@ class HeldOut(NamedTuple):
 class EarlyStopping:
     """The record of validation losses, at the server or of a centralised model.
 
-    Parameters
-    ----------
-    tol : float
-        Smallest decrease of the loss that counts as an improvement.
-    patience : int
-        Number of passes without improvement that end the fit.
-    n_cohorts : int
-        Number of rounds per pass, in which every client is reached about once. Each cohort has its
-        own held-out rows, so models are judged by the mean over a pass.
-
-    Attributes
-    ----------
-    message : Message, dict or None
-        The best round's model, with the announcement; of a centralised model its parameters.
-    best_loss : float
-    best_round : int
-    stopped : bool
+    `patience` passes without an improvement by more than `tol` end the fit. In the `n_cohorts`
+    rounds of a pass every client is reached about once. Each cohort has its own held-out rows, so
+    models are judged by the mean over a pass. `message` is the best round's model, with the
+    announcement; of a centralised model its parameters.
     """
 
     tol: float
@@ -143,20 +102,10 @@ class EarlyStopping:
         by_everybody: bool = True,
         is_last: bool = False,
     ) -> bool:
-        """Record the loss of a round's model; returns whether it is the best so far.
+        """Record the loss of a round's model; return whether it is the best so far.
 
-        Parameters
-        ----------
-        loss : float
-            NaN if no client has measured it.
-        round : int
-        message : callable
-            Returns the model's message.
-        by_everybody : bool, default=True
-            Whether all clients measured it, and not only a cohort.
-        is_last : bool, default=False
-            Whether this is the last round. A fit with fewer rounds than a pass is measured by the
-            rounds that it has.
+        The loss is NaN if no client has measured it. With fewer rounds than a pass, the last round
+        is judged by all that there are.
         """
         if np.isnan(loss):
             return False

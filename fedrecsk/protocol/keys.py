@@ -21,15 +21,7 @@ _MASK = 0xFFFFFFFFFFFFFFFF
 
 
 class Key(NamedTuple):
-    """Address of a draw within a fit.
-
-    Parameters
-    ----------
-    seed : int
-        The fit's seed.
-    round : int
-        The round; -1 before the first.
-    """
+    """Address of a draw within a fit: its seed, and the round; -1 before the first."""
 
     seed: int
     round: int = -1
@@ -67,14 +59,9 @@ def setup_round(step: int) -> int:
 class Keys(NamedTuple):
     """The two keys of a client.
 
-    Attributes
-    ----------
-    shared : Key
-        For draws that clients and server must share, such as a coin or random directions.
-    private : Key
-        For draws that must stay private: users' vectors, negatives, noise, held-out rows. In a
-        simulation both keys come from `random_state`. In a deployment, the private key comes
-        from the operating system.
+    `shared` is for draws that clients and server share, such as a coin or random directions;
+    `private` for users' vectors, negatives, noise, held-out rows. In a simulation both come from
+    `random_state`. In a deployment, the private key comes from the operating system.
     """
 
     shared: Key

@@ -28,6 +28,14 @@ PHASES = {
     "final": "Final model",
     "best": "Best model",
 }
+# What an entry counts, and what is counted for each client.
+COUNTS = (
+    *("participants", "messages_down", "messages_up", "dropped", "rejected"),
+    *("bytes_down", "bytes_up", "bytes_down_whole", "bytes_down_missed", "bytes_down_latest"),
+    *("payload_down", "payload_up", "encrypted"),
+    *("messages_device_to_device", "bytes_device_to_device", "largest_down", "largest_up"),
+)
+PER_CLIENT = ("client_bytes_down", "client_bytes_up", "client_bytes_device_to_device")
 
 
 class Ledger:
@@ -76,56 +84,24 @@ class Ledger:
 
     @classmethod
     def joined(cls, ledgers: Sequence[Ledger]) -> Self:
-        """Join the ledgers of several fits with the same clients, one after the other.
-
-        Parameters
-        ----------
-        ledgers : list of Ledger
-
-        Returns
-        -------
-        ledger : Ledger
-        """
+        """Join the ledgers of several fits with the same clients, one after the other."""
         whole = cls(ledgers[0].client_ids)
         for ledger in ledgers:
             whole.entries += copy.deepcopy(ledger.entries)
             whole._seconds += ledger._seconds
-            whole.client_bytes_down += ledger.client_bytes_down
-            whole.client_bytes_up += ledger.client_bytes_up
-            whole.client_bytes_device_to_device += ledger.client_bytes_device_to_device
+            for name in PER_CLIENT:
+                getattr(whole, name)[:] += getattr(ledger, name)
         return whole
 
     def admit(self, client_ids: np.ndarray) -> None:
         """Add clients that join late, after the others."""
         self.client_ids = np.concatenate([self.client_ids, client_ids])
-        for name in ("client_bytes_down", "client_bytes_up", "client_bytes_device_to_device"):
+        for name in PER_CLIENT:
             setattr(self, name, np.pad(getattr(self, name), (0, len(client_ids))))
 
     def open(self, phase: str, round: int = -1) -> None:
         """Begin an entry, to which all following counts belong."""
-        self.entries.append(
-            {
-                "phase": phase,
-                "round": round,
-                "participants": 0,
-                "messages_down": 0,
-                "messages_up": 0,
-                "dropped": 0,
-                "rejected": 0,
-                "bytes_down": 0,
-                "bytes_up": 0,
-                "bytes_down_whole": 0,
-                "bytes_down_missed": 0,
-                "bytes_down_latest": 0,
-                "payload_down": 0,
-                "payload_up": 0,
-                "encrypted": 0,
-                "messages_device_to_device": 0,
-                "bytes_device_to_device": 0,
-                "largest_down": 0,
-                "largest_up": 0,
-            }
-        )
+        self.entries.append({"phase": phase, "round": round} | dict.fromkeys(COUNTS, 0))
 
     def take_over(self, ledger: Ledger, first: Ledger) -> None:
         """Add what `ledger` has counted in its last entry, since its copy `first`, as taken back.
@@ -134,7 +110,7 @@ class Ledger:
         """
         self.entries.append(ledger.entries[-1] | {"phase": "taken back", "round": -1})
         _, here, there = np.intersect1d(self.client_ids, ledger.client_ids, return_indices=True)
-        for name in ("client_bytes_down", "client_bytes_up"):
+        for name in PER_CLIENT[:2]:
             new = getattr(ledger, name) - getattr(first, name)
             getattr(self, name)[here] += new[there]
 
@@ -229,11 +205,9 @@ class Ledger:
         return (
             isinstance(other, Ledger)
             and self.entries == other.entries
-            and np.array_equal(self.client_ids, other.client_ids)
-            and np.array_equal(self.client_bytes_down, other.client_bytes_down)
-            and np.array_equal(self.client_bytes_up, other.client_bytes_up)
-            and np.array_equal(
-                self.client_bytes_device_to_device, other.client_bytes_device_to_device
+            and all(
+                np.array_equal(getattr(self, name), getattr(other, name))
+                for name in ("client_ids", *PER_CLIENT)
             )
         )
 
@@ -251,16 +225,19 @@ class Ledger:
 
     def _repr_html_(self) -> str:
         n_clients = len(self.client_ids)
-        head = ["", "Messages up", "Messages down", "Up", "Down", "Up per client"]
-        head.append("Down per client")
         between = self.bytes_device_to_device > 0
-        head += ["Device to device"] * between
-        rows = []
-        phases: list[str] = list(dict.fromkeys(entry["phase"] for entry in self.entries))
-        for phase in phases:
-            own = [entry for entry in self.entries if entry["phase"] == phase]
-            name = PHASES.get(phase, phase) + (f" ({len(own)})" if len(own) > 1 else "")
-            rows.append([name, *_sums(own, n_clients, between)])
+        head = ["", "Messages up", "Messages down", "Up", "Down", "Up per client"]
+        head += ["Down per client", *["Device to device"] * between]
+        phases: dict[str, list] = {}
+        for entry in self.entries:
+            phases.setdefault(entry["phase"], []).append(entry)
+        rows = [
+            [
+                PHASES.get(phase, phase) + (f" ({len(own)})" if len(own) > 1 else ""),
+                *_sums(own, n_clients, between),
+            ]
+            for phase, own in phases.items()
+        ]
         rows.append(["Total", *_sums(self.entries, n_clients, between)])
         notes = []
         for name, what in (("dropped", "lost or not sent"), ("rejected", "rejected")):

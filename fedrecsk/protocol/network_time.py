@@ -183,7 +183,13 @@ def estimate_training_time(
     >>> estimate_training_time(model, "paper", client_seconds=1.2)
     TrainingTime(1.53 minutes: 0.000283 on the network and 1.53 of work, 5 rounds)
     """
-    profile = _checked(profile)
+    if not isinstance(profile, NetworkProfile):
+        if not isinstance(profile, str) or profile not in PROFILES:
+            raise ValueError(
+                f"profile={profile!r} is unknown; use a NetworkProfile or one of "
+                f"{sorted(PROFILES)}."
+            )
+        profile = PROFILES[profile]
     ledger = getattr(model, "communication_", model)
     if not isinstance(ledger, Ledger):
         raise TypeError(
@@ -199,36 +205,18 @@ def estimate_training_time(
             )
     if client_seconds is None:
         client_seconds = ledger.client_seconds
-    communication = np.array(
-        [
-            profile.communication_seconds(*_bytes_of_one(entry, len(ledger.client_ids), down, up))
-            for entry in entries
-        ]
-    )
-    computation = np.array(
-        [
-            profile.computation_seconds(client_seconds, server_seconds)
-            if entry["participants"] > 0
-            else 0.0
-            for entry in entries
-        ]
-    )
+    communication, computation = np.zeros((2, len(entries)))
+    for k, entry in enumerate(entries):
+        sizes = _bytes_of_one(entry, len(ledger.client_ids), down, up)
+        communication[k] = profile.communication_seconds(*sizes)
+        if entry["participants"] > 0:
+            computation[k] = profile.computation_seconds(client_seconds, server_seconds)
     rounds = np.array([entry["phase"] == "round" for entry in entries], dtype=bool)
     return TrainingTime(
         communication_seconds=float(communication.sum()),
         computation_seconds=float(computation.sum()),
         round_seconds=(communication + computation)[rounds],
     )
-
-
-def _checked(profile):
-    if isinstance(profile, NetworkProfile):
-        return profile
-    if not isinstance(profile, str) or profile not in PROFILES:
-        raise ValueError(
-            f"profile={profile!r} is unknown; use a NetworkProfile or one of {sorted(PROFILES)}."
-        )
-    return PROFILES[profile]
 
 
 def _bytes_of_one(entry, n_clients, down, up):

@@ -68,24 +68,7 @@ def draw(
     *,
     prefers_rotation: bool = False,
 ) -> Participation:
-    """Draw one round's participation.
-
-    Parameters
-    ----------
-    n_clients : int
-    client_fraction : float in (0, 1]
-        Share of the clients in a round's cohort.
-    federation : Federation
-        Its `sampling`, `dropout` and `dropout_mode` are used.
-    key : Key
-        The key of the round.
-    prefers_rotation : bool, default=False
-        Whether ``sampling="auto"`` means "rotating" for the method.
-
-    Returns
-    -------
-    Participation
-    """
+    """Draw the participation of a key's round; `prefers_rotation` is what "auto" means."""
     if client_fraction == 1:
         cohort = np.ones(n_clients, dtype=bool)
     elif is_rotating(federation, prefers_rotation):
@@ -145,7 +128,7 @@ def n_rotating(n_clients: int, client_fraction: float) -> int:
 
 
 def rotation(n_clients: int, client_fraction: float, key: Key) -> np.ndarray:
-    """Cohort number of each client: a shuffled list cut into about 1 / client_fraction parts."""
+    """Return each client's cohort: a shuffled list cut into about 1 / client_fraction parts."""
     return _rotation(n_clients, client_fraction, key.at(-1))
 
 
@@ -177,13 +160,7 @@ def histories(
     *,
     prefers_rotation: bool = False,
 ) -> NDArray[np.int64]:
-    """Group clients that receive, update in and miss the same rounds.
-
-    Returns
-    -------
-    groups : ndarray of shape (n_clients,), dtype int64
-        Equal numbers mean equal histories. Lost uploads do not matter.
-    """
+    """Number groups of clients that receive, update in and miss the same rounds, (n_clients,)."""
     alike = federation.dropout == 0 or federation.dropout_mode == "upload"
     if alike and client_fraction == 1:
         return np.zeros(n_clients, dtype=np.int64)

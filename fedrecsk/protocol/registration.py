@@ -17,15 +17,8 @@ if TYPE_CHECKING:
 class Catalogue(NamedTuple):
     """What the server knows before the first upload.
 
-    Attributes
-    ----------
-    n_items : int
-        Number of items in the catalogue.
-    n_clients : int
-        Number of registered clients.
-    rating_range : tuple of float
-        Lowest and highest rating. The simulator takes them from y; in a deployment the estimator
-        needs `rating_scale`.
+    The simulator takes the lowest and the highest rating from y; in a deployment the estimator
+    needs `rating_scale`.
     """
 
     n_items: int
@@ -34,15 +27,10 @@ class Catalogue(NamedTuple):
 
 
 class Registration(NamedTuple):
-    """What the server must know about clients before anything else.
+    """What the server must know about clients before anything else, in arrays (n_clients,).
 
-    Attributes
-    ----------
-    client_ids : ndarray of shape (n_clients,)
-    n_users : ndarray of shape (n_clients,)
-    n_held : ndarray of shape (n_clients,)
-        Number of items that each client holds. The server uses it only if clients also say which
-        items these are. 0 under local differential privacy.
+    How many items each of them holds counts only if clients also say which items these are. 0 under
+    local differential privacy.
     """
 
     client_ids: np.ndarray
@@ -51,18 +39,9 @@ class Registration(NamedTuple):
 
 
 class ClientCodes(NamedTuple):
-    """Codes that the server assigns to registered clients.
+    """Codes that the server assigns to clients and to the first user of each.
 
-    Attributes
-    ----------
-    clients : ndarray of shape (n_clients,)
-        Codes of the clients.
-    first_users : ndarray of shape (n_clients,)
-        Code of each client's first user.
-    shared : Key
-        Key of the draws that clients and server share.
-    n_clients : int
-        Number of clients that have registered so far.
+    Draws that clients and server share have the key `shared`. `n_clients` have registered so far.
     """
 
     clients: np.ndarray
