@@ -32,15 +32,8 @@ COUNT_STEPS = 2**20
 class Exchange(NamedTuple):
     """What one kind of exchange with the clients releases.
 
-    Attributes
-    ----------
-    clip : float
-        Largest L2 norm of an upload.
-    noise_multiplier : float
-    n_clients : int
-        Clients that are expected to send: a public number, by which the server divides.
-    n_shares : int
-        Clients whose shares of the noise make up the whole, if clients add it.
+    Uploads have an L2 norm of at most `clip`; `n_clients` are expected to send, a public number by
+    which the server divides; `n_shares` shares make up the noise, if clients add it.
     """
 
     clip: float
@@ -52,21 +45,8 @@ class Exchange(NamedTuple):
 class CentralNoise:
     """The sums that a server releases under central differential privacy.
 
-    Parameters
-    ----------
-    method : FederatedRecommender
-    federation : Federation
-    n_clients : int
-    shared : Key
-        By which cohorts are drawn.
-    secret : Key or None
-        Of the server's noise, which no client may know. None: each draw comes afresh from the
-        operating system.
-
-    Raises
-    ------
-    ValueError
-        If the noise multiplier spends more than the epsilon.
+    Cohorts are drawn by the key `shared`, and the server's noise by `secret`, which no client may
+    know; None: each draw comes afresh from the operating system.
     """
 
     def __init__(
@@ -76,26 +56,26 @@ class CentralNoise:
         self.secret = secret
         self.plan: Plan = Plan.of(method, federation, n_clients, shared)
         self.sizes: dict[str, int] = sizes_of_uploads(method, len(method.items))
-        assert federation.central_dp is not None
-        self.mechanism: CentralDP = federation.central_dp
-        mechanism = self.mechanism
+        mechanism = federation.central_dp
+        assert mechanism is not None
+        self.mechanism: CentralDP = mechanism
+        self.by_clients: bool = mechanism.noise == "clients"
+        # Whether the clip changes from round to round.
+        self.adapts: bool = mechanism.quantile is not None
+        # Whether noise is published even if no client has sent anything, which is secret.
+        self.always: bool = self.plan.probability < 1
         setup_noise, noise = noise_multipliers(mechanism, self.plan, self.sizes)
-        arrive = 1 - federation.dropout
         cohort = self.plan.cohort
         # A client's own share hides nothing from it.
         n_others = answers_in_rounds(federation, self.plan, method.client_fraction) - 1
+        n_expected = max(1, round((1 - federation.dropout) * cohort))
         self._setup: Exchange = Exchange(
             mechanism._bound_of_setup, setup_noise, n_clients, max(1, n_clients - 1)
         )
-        self._round: Exchange = Exchange(
-            mechanism.clip,
-            noise,
-            max(1, round(arrive * cohort)),
-            max(1, n_others),
-        )
+        self._round: Exchange = Exchange(mechanism.clip, noise, n_expected, max(1, n_others))
         # Of the noise on the count of short uploads, for the adaptive clip.
         self._count_std: float = NOISE_ON_COUNT * cohort
-        if mechanism.quantile is not None and noise >= 2 * self._count_std:
+        if self.adapts and noise >= 2 * self._count_std:
             more = "raise client_fraction" if method.client_fraction < 1 else "find more clients"
             raise ValueError(
                 f"CentralDP(quantile={mechanism.quantile}) counts the short uploads of a cohort, "
@@ -116,33 +96,18 @@ class CentralNoise:
         """Number of clients that are expected to send in a round."""
         return self._round.n_clients
 
-    @property
-    def always(self) -> bool:
-        """Whether noise is published even if no client has sent anything, which is secret."""
-        return self.plan.probability < 1
-
     def secret_of(self, key: Key) -> Key:
         """Return the key of what the server draws in an exchange."""
         secret = Key(secrets.randbits(63)) if self.secret is None else self.secret
         return secret.at(key.round)
-
-    @property
-    def adapts(self) -> bool:
-        """Whether the clip changes from round to round."""
-        return self.mechanism.quantile is not None
 
     def exchange(self, key: Key) -> Exchange:
         """Return the Exchange of a key's round."""
         return self._setup if key.round < 0 else self._round
 
     def terms(self, key: Key) -> Message:
-        """Return what the server tells clients with the message of an exchange.
-
-        The clip, and the variance of each client's share of the noise, in squared steps of the
-        grid; 0 if the server adds the noise.
-        """
-        by_clients = self.mechanism.noise == "clients"
-        variance = self.variance_of_share(key) if by_clients else 0.0
+        """Return the clip and the variance of a client's share of the noise, for the clients."""
+        variance = self.variance_of_share(key) if self.by_clients else 0.0
         return Message(**{TERMS: Dense(np.array([self.exchange(key).clip, variance]))})
 
     def variance_of_share(self, key: Key) -> float:
@@ -152,13 +117,9 @@ class CentralNoise:
             one.noise_multiplier, max(self.sizes.values()), one.n_shares
         )
 
-    def size(self, key: Key) -> int:
-        """Return how many numbers an upload has."""
-        return self.sizes["setup" if key.round < 0 else "round"]
-
     def steps(self, specs: dict[str, FieldSpec], key: Key) -> dict[str, float]:
         """Return the grid to which clients round each field before they add noise."""
-        if self.mechanism.noise == "server":
+        if not self.by_clients:
             return {}
         return central_dp.steps_of(self.mechanism, self.exchange(key).clip, specs)
 
@@ -172,20 +133,8 @@ class CentralNoise:
     ) -> Upload:
         """Add what noise is missing to the sums of clipped uploads.
 
-        Parameters
-        ----------
-        totals : dict of {str: ndarray}
-        specs : dict of {str: FieldSpec}
-        key : Key
-            The shared key of the exchange.
-        counts : Counts
-        centers : dict of {str: ndarray}
-            What a client without any change sends, which is public; 0 for other fields.
-
-        Returns
-        -------
-        upload : Upload
-            Noisy sums, and the expected number of clients.
+        `key` is the shared key of the exchange, and `centers` are what a client without any change
+        sends, which is public; 0 for other fields. The upload is of the expected number of clients.
         """
         n_clients, noisy = self.exchange(key).n_clients, {}
         for name, spec in specs.items():
@@ -202,11 +151,14 @@ class CentralNoise:
     def _noisy(self, name, sums, key, counts):
         """Return one field's sum with its noise, and the noise's standard deviation."""
         generator = self.secret_of(key).generator(f"noise on the sum of {name}")
-        mechanism, one, size = self.mechanism, self.exchange(key), self.size(key)
-        weight = (mechanism.field_weights or {}).get(name, 1.0)
-        if mechanism.noise == "server":
-            noise = self._noise_on_uploads(one.noise_multiplier, key)
-            return central_dp.noisy_sum(sums, one.clip / weight, noise, size, generator)
+        one, is_setup = self.exchange(key), key.round < 0
+        if not self.by_clients:
+            noise, size = one.noise_multiplier, self.sizes["setup" if is_setup else "round"]
+            if self.adapts and not is_setup and noise:
+                # The count of short uploads spends some of it.
+                noise = (noise**-2 - (2 * self._count_std) ** -2) ** -0.5
+            clip = one.clip / (self.mechanism.field_weights or {}).get(name, 1.0)
+            return central_dp.noisy_sum(sums, clip, noise, size, generator)
         variance, step = self.variance_of_share(key), self.steps({name: None}, key)[name]
         if counts.n_without_share:
             missing = counts.n_without_share * variance
@@ -214,13 +166,8 @@ class CentralNoise:
         # Without the last digits of adding up multiples of the step.
         return step * np.rint(sums / step), step * np.sqrt(counts.n_shares * variance)
 
-    def _noise_on_uploads(self, noise_multiplier, key):
-        """Return the uploads' noise multiplier, if the count of short ones spends some of it."""
-        if not self.adapts or key.round < 0 or noise_multiplier == 0:
-            return noise_multiplier
-        return (noise_multiplier**-2 - (2 * self._count_std) ** -2) ** -0.5
-
     def _adapt(self, excess, key):
+        """Change the clip by the noisy count of short uploads."""
         generator = self.secret_of(key).generator("noise on the count of short uploads")
         # Half a client more or less: what counts is short uploads less half of all.
         noise = np.rint(COUNT_STEPS * self._count_std * generator.normal()) / COUNT_STEPS
@@ -233,13 +180,11 @@ class CentralNoise:
         """Charge the clients (codes) that have sent something in an exchange."""
         one = self.exchange(key)
         noise = one.noise_multiplier
-        if self.mechanism.noise == "clients":
+        if self.by_clients:
             # A client knows its own share.
             noise *= np.sqrt(max(0, counts.n_shares - 1) / one.n_shares)
-        if key.round < 0:
-            self._n_setups += 1
-        else:
-            self._n_rounds += 1
+        self._n_setups += key.round < 0
+        self._n_rounds += key.round >= 0
         if senders:
             self._least = min(self._least, float(noise))
         for codes in senders:
@@ -262,20 +207,17 @@ class CentralNoise:
 
     def report(self, n_coordinates: int, server_sees: str) -> PrivacyReport:
         """Report what the releases so far guarantee."""
-        by_clients = self.mechanism.noise == "clients"
-        kind = "skellam" if by_clients else "gaussian"
+        kind = "skellam" if self.by_clients else "gaussian"
         worst, size = int(np.argmax(self._spent)), max(self.sizes.values())
-        uses = int(self._uses[worst])
-        if self.plan.probability < 1:
+        uses, probability = int(self._uses[worst]), self.plan.probability
+        if self.always:
             setup = Event(kind, self._setup.noise_multiplier, self._n_setups)
-            rounds = Event(
-                kind, self._round.noise_multiplier, self._n_rounds, self.plan.probability
-            )
+            rounds = Event(kind, self._round.noise_multiplier, self._n_rounds, probability)
             events = [event for event in (setup, rounds) if event.count]
         else:
             spent = self._spent[worst]
             noise = 0.0 if np.isinf(spent) else float(np.sqrt(uses / spent)) if uses else 0.0
-            events = [Event(kind, noise, uses, size=size if by_clients else 1)] if uses else []
+            events = [Event(kind, noise, uses, size=size if self.by_clients else 1)] if uses else []
         one = [
             event._replace(noise_multiplier=min(self._least, event.noise_multiplier))
             for event in events
@@ -284,24 +226,20 @@ class CentralNoise:
         return self._report(events, one, uses, n_coordinates, server_sees)
 
     def _report(self, events, single, n_uploads, n_coordinates, server_sees):
-        mechanism = self.mechanism
-        by_clients = mechanism.noise == "clients"
-        is_secure = self.federation.secure_aggregation is not None
-        epsilon = epsilon_of(events, mechanism.delta)
-        each = [epsilon_of([one._replace(count=1)], mechanism.delta) for one in single]
+        delta = self.mechanism.delta
+        trusts_nobody = self.by_clients and self.federation.secure_aggregation is not None
+        each = [epsilon_of([one._replace(count=1)], delta) for one in single]
         return PrivacyReport(
-            mechanism="distributed noise" if by_clients else "central noise",
+            mechanism="distributed noise" if self.by_clients else "central noise",
             epsilon_per_coordinate=max(each, default=0.0),
             n_uploads=n_uploads,
             n_coordinates=n_coordinates,
-            epsilon=epsilon,
+            epsilon=epsilon_of(events, delta),
             server_sees=server_sees,
-            delta=mechanism.delta,
+            delta=delta,
             neighbours="one client more or less",
             sampling=sampling_of(self.federation, self.plan),
-            trust="nobody, if no client helps the server"
-            if by_clients and is_secure
-            else "the server",
+            trust="nobody, if no client helps the server" if trusts_nobody else "the server",
             events=tuple(events),
         )
 
@@ -318,26 +256,13 @@ def warn_of_delta(mechanism: CentralDP | LocalMechanism, n_clients: int) -> None
         )
 
 
-# Least number of clients in a cohort that adds the noise itself.
-FEWEST_SHARES = 2
-
-
 class Plan(NamedTuple):
     """How often a client will take part, as far as is known before the first round.
 
-    Attributes
-    ----------
-    n_clients : int
-    n_setups : int
-        Exchanges before the rounds, with all clients.
-    n_rounds : int
-    uses : float
-        Rounds that the most frequent client takes part in, or, if it joins in secret, that any
-        client can expect to.
-    probability : float
-        Probability of joining a round in secret; 1 where this does not count.
-    cohort : float
-        Expected number of clients in a cohort.
+    In the `n_setups` exchanges before the rounds are all clients. `uses` is the number of rounds
+    that the most frequent client takes part in, or, if it joins in secret, that any client can
+    expect to; `probability` is that of joining a round in secret, 1 where this does not count;
+    `cohort` is the expected number of clients in one.
     """
 
     n_clients: int
@@ -355,8 +280,7 @@ class Plan(NamedTuple):
         by_server = mechanism is not None and mechanism.noise == "server"
         cohort, probability, uses = fraction * n_clients, 1.0, n_rounds
         if fraction < 1:
-            rotates = participation.is_rotating(federation, method._prefers_rotation)
-            if rotates:
+            if participation.is_rotating(federation, method._prefers_rotation):
                 n_cohorts = participation.n_rotating(n_clients, fraction)
                 cohort, uses = n_clients / n_cohorts, -(-n_rounds // n_cohorts)
             elif federation.sampling == "poisson" and by_server:
@@ -385,22 +309,16 @@ def _size(specs):
 
 
 def answers_in_rounds(federation: Federation, plan: Plan, client_fraction: float) -> int:
-    """Return how many clients answer in a round, nearly always.
-
-    Raises
-    ------
-    ValueError
-        If a client would be hidden by nobody's share of the noise but its own.
-    """
+    """Return how many clients answer in a round, nearly always; raise if they hide nobody."""
     arrive = 1 - federation.dropout
     if federation.sampling == "poisson" and client_fraction < 1:
         n_answers = central_dp.nearly_always(plan.n_clients, arrive * client_fraction)
     else:
         n_answers = central_dp.nearly_always(int(plan.cohort), arrive)
     mechanism = federation.central_dp
-    if mechanism is not None and mechanism.noise == "clients" and n_answers < FEWEST_SHARES:
+    if mechanism is not None and mechanism.noise == "clients" and n_answers < 2:
         raise ValueError(
-            f'CentralDP(noise="clients") needs {FEWEST_SHARES} clients in every cohort that nearly '
+            'CentralDP(noise="clients") needs 2 clients in every cohort that nearly '
             "always answer, because a client knows its own share of the noise; raise "
             'client_fraction, lower dropout, or use noise="server".'
         )
@@ -410,13 +328,22 @@ def answers_in_rounds(federation: Federation, plan: Plan, client_fraction: float
 def noise_multipliers(
     mechanism: CentralDP, plan: Plan, sizes: dict[str, int]
 ) -> tuple[float, float]:
-    """Noise multipliers of set-up exchanges and of rounds."""
+    """Return the noise multipliers of set-up exchanges and of rounds."""
     events, factor = planned_events(mechanism, plan, sizes)
-    if mechanism.noise_multiplier is None:
-        noise = noise_for(events, mechanism.epsilon, mechanism.delta)
-    else:
-        noise = mechanism.noise_multiplier
-        _check_limit(mechanism, events, plan)
+    noise, limit, delta = mechanism.noise_multiplier, mechanism.epsilon, mechanism.delta
+    if noise is None:
+        noise = noise_for(events, limit, delta)
+    elif limit is not None:
+        scaled = [one._replace(noise_multiplier=noise * one.noise_multiplier) for one in events]
+        spent = epsilon_of(scaled, delta)
+        if not spent <= limit:
+            enough = noise_for(events, limit, delta)
+            raise ValueError(
+                f"CentralDP(noise_multiplier={noise:g}) spends epsilon {spent:.4g} in "
+                f"{plan.n_rounds} rounds, more than the limit epsilon={limit:g}; set "
+                f"noise_multiplier to {enough:.4g} or leave it out, lower n_rounds, or raise the "
+                "limit."
+            )
     return factor * noise, noise
 
 
@@ -434,22 +361,6 @@ def planned_events(
     events = [Event(kind, factor, plan.n_setups, size=size)] if plan.n_setups else []
     events.append(Event(kind, 1.0, count, plan.probability, size))
     return tuple(events), float(factor)
-
-
-def _check_limit(mechanism, events, plan):
-    if mechanism.epsilon is None:
-        return
-    noise = mechanism.noise_multiplier
-    scaled = [one._replace(noise_multiplier=noise * one.noise_multiplier) for one in events]
-    spent = epsilon_of(scaled, mechanism.delta)
-    if spent <= mechanism.epsilon:
-        return
-    enough = noise_for(events, mechanism.epsilon, mechanism.delta)
-    raise ValueError(
-        f"CentralDP(noise_multiplier={noise:g}) spends epsilon {spent:.4g} in {plan.n_rounds} "
-        f"rounds, more than the limit epsilon={mechanism.epsilon:g}; set noise_multiplier to "
-        f"{enough:.4g} or leave it out, lower n_rounds, or raise the limit."
-    )
 
 
 def sampling_of(federation: Federation, plan: Plan) -> str:

@@ -19,18 +19,7 @@ if TYPE_CHECKING:
 
 
 class EncryptedSum(NamedTuple):
-    """An exchange that has ended, as the server reports it to all clients.
-
-    Attributes
-    ----------
-    phase : {"setup", "round"}
-    round : int
-        The round, or the step of the set-up.
-    clients : ndarray of shape (n_senders,)
-        Codes of the clients in the sum, ascending.
-    total : Ciphertext or None
-        The sum of their uploads. None: no upload arrived.
-    """
+    """An exchange that has ended: the sum of the uploads of `clients` (codes), None if of none."""
 
     phase: str
     round: int
@@ -39,26 +28,13 @@ class EncryptedSum(NamedTuple):
 
 
 class EncryptedSums(NamedTuple):
-    """What a server under secure sums sends in the place of a model.
-
-    Attributes
-    ----------
-    first : int
-        Number of the first sum among all exchanges of the fit.
-    sums : tuple of EncryptedSum
-    """
+    """What a server that only adds sends in the place of a model: its sums from number `first`."""
 
     first: int
     sums: tuple[EncryptedSum, ...]
 
     def since(self, n_taken: int) -> EncryptedSums:
-        """Return the sums that a client lacks that has taken `n_taken` of them.
-
-        Raises
-        ------
-        ValueError
-            If some of them have been deleted.
-        """
+        """Return the sums that a client lacks that has taken `n_taken` of them."""
         if n_taken < self.first:
             raise ValueError(
                 f"Sums {n_taken} to {self.first - 1} were deleted with forget(), so this client "
@@ -68,13 +44,7 @@ class EncryptedSums(NamedTuple):
 
 
 class EncryptedTotals:
-    """Adds ciphertexts for a server, and keeps the sums for the clients.
-
-    Parameters
-    ----------
-    party : Party
-        The server's side of the keys, which cannot decrypt.
-    """
+    """Adds ciphertexts for a server, which cannot decrypt, and keeps the sums for the clients."""
 
     def __init__(self, party: Party) -> None:
         self.party: Party = party
@@ -148,24 +118,18 @@ class EncryptionReport:
 
 
 class SecureChannel:
-    """Encrypts the uploads of a fit.
-
-    Parameters
-    ----------
-    scheme : SecureAggregation
-    """
+    """Encrypts the uploads of a fit by a SecureAggregation."""
 
     def __init__(self, scheme: Any) -> None:
         self.scheme = scheme
         self._keys = None
-        self._n_keys = 0
         self._nbytes = {}
         self._sums = []
         self._precision = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
         # Secret keys are neither pickled nor copied. A copy makes new ones when needed.
-        return vars(self) | {"_keys": None, "_n_keys": 0}
+        return vars(self) | {"_keys": None}
 
     @property
     def key_nbytes(self) -> int:
@@ -193,26 +157,10 @@ class SecureChannel:
     def sum(self, vectors: list[np.ndarray], n_clients: int) -> NDArray[np.float64]:
         """Add up clients' vectors under encryption, and check the result.
 
-        Parameters
-        ----------
-        vectors : list of ndarray of shape (n_values,)
-        n_clients : int
-            Number of clients in the round's sum, encrypted or not; the sum must not overflow.
-
-        Returns
-        -------
-        total : ndarray of shape (n_values,), dtype float64
-
-        Raises
-        ------
-        ValueError
-            If a value is too large for the scheme.
-        RuntimeError
-            If the error of the decrypted sum is larger than the scheme allows.
+        `n_clients`, encrypted or not, are in the round's sum, which must not overflow.
         """
-        if n_clients > self._n_keys:
+        if self._keys is None or n_clients > self._keys.server.n_clients:
             self._keys = self.scheme.generate_keys(n_clients=n_clients)
-            self._n_keys = n_clients
         result = secure_sum(self._keys, vectors)
         largest = max(float(np.max(np.abs(vector), initial=0.0)) for vector in vectors)
         precision = self.scheme.precision(len(vectors), largest)

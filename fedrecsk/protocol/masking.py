@@ -71,14 +71,7 @@ class MaskingReport:
 
 
 class MaskedChannel:
-    """Adds up the uploads of a fit as masked integers.
-
-    Parameters
-    ----------
-    scheme : SecAggPlus
-    n_clients : int
-        Clients in the largest cohort.
-    """
+    """Adds up the uploads of a fit, whose largest cohort has `n_clients`, as masked integers."""
 
     def __init__(self, scheme: SecAggPlus, n_clients: int) -> None:
         self.scheme = scheme
@@ -97,16 +90,7 @@ class MaskedChannel:
         key: Key,
         ledger: Ledger,
     ) -> bool:
-        """Count the messages of a sum, and return whether it can be unmasked.
-
-        Parameters
-        ----------
-        senders, arrived : ndarray
-            Codes of the clients that send masked vectors, and of those whose vector arrives.
-        n_values : int
-        key : Key
-        ledger : Ledger
-        """
+        """Count the messages of a sum over `senders` (codes); return whether it can be unmasked."""
         self._n_sums += 1
         if len(senders) >= FEWEST_CLIENTS:
             plan, ring = self.ring_of(senders, key)
@@ -126,52 +110,31 @@ class MaskedChannel:
 
     def ring_of(self, clients: NDArray[np.int64], key: Key) -> tuple[Plan, Ring]:
         """Return the plan of a sum over these clients (codes), and their ring."""
-        plan = self._plan_for(len(clients))
-        order = key.generator("ring of neighbours").permutation(np.sort(clients))
-        return plan, Ring(order, plan.n_neighbors)
-
-    def _plan_for(self, n_clients):
-        """Return the plan of a sum over `n_clients`."""
-        plan = self.plan
+        n_clients, plan = len(clients), self.plan
         if n_clients > plan.n_clients:
             # In steps of a tenth, because a plan takes a moment.
-            plan = self.scheme.plan(
-                max(FEWEST_CLIENTS, math.ceil(1.1 ** math.ceil(math.log(n_clients, 1.1))))
-            )
-        others = n_clients - 1
-        if plan.n_neighbors > others:
+            size = math.ceil(1.1 ** math.ceil(math.log(n_clients, 1.1)))
+            plan = self.scheme.plan(max(FEWEST_CLIENTS, size))
+        if plan.n_neighbors > n_clients - 1:
             # Clients that have not come make the ring smaller, not the share that must answer.
-            threshold = max(2, math.ceil(plan.threshold * others / plan.n_neighbors))
-            plan = plan._replace(n_neighbors=others, threshold=threshold)
-        return plan._replace(n_clients=n_clients)
+            threshold = math.ceil(plan.threshold * (n_clients - 1) / plan.n_neighbors)
+            plan = plan._replace(n_neighbors=n_clients - 1, threshold=max(2, threshold))
+        order = key.generator("ring of neighbours").permutation(np.sort(clients))
+        return plan._replace(n_clients=n_clients), Ring(order, plan.n_neighbors)
 
     def sum(
         self, updates: RoundUpdates, specs: dict[str, FieldSpec], steps: dict[str, float], key: Key
     ) -> dict[str, np.ndarray]:
         """Add up all clients' numbers, each rounded to fixed point, and run the protocol for some.
 
-        Parameters
-        ----------
-        updates : RoundUpdates
-        specs : dict of {str: FieldSpec}
-        steps : dict of {str: float}
-            The grid of fields that clients have rounded already, to add their noise.
-        key : Key
-
-        Raises
-        ------
-        ValueError
-            If a number is too large.
-        RuntimeError
-            If the protocol gives another sum.
+        `steps` is the grid of fields that clients have rounded already, to add their noise.
         """
         units = units_of(self.scheme, specs, steps)
         sums = {}
         for _, tile in updates:
             for name, rows in tile.fields.items():
                 # Noise may be large in one client: only the sum must fit.
-                checks = name not in steps
-                add_sums(sums, {name: self._fixed_sum(rows, units[name], checks)})
+                add_sums(sums, {name: self._fixed_sum(rows, units[name], name not in steps)})
         self._audit(updates, units, sums, key)
         return {name: _as_field(sums[name], units[name], spec) for name, spec in specs.items()}
 
@@ -190,8 +153,9 @@ class MaskedChannel:
         if rows.factors is not None:
             rows = rows.written_out()
         shape = (rows.spec.shape[0], rows.spec.width)
-        center = np.zeros(shape) if rows.center is None else rows.center.reshape(shape)
-        center = center.astype(np.float64)
+        center = np.zeros(shape)
+        if rows.center is not None:
+            center += rows.center.reshape(shape)
         own = rows.matrix if rows.matrix.dtype.kind == "f" else rows.matrix.astype(np.float64)
         total, counts = np.zeros(shape, dtype=np.int64), np.zeros(shape[0], dtype=np.int64)
         largest = masking_kernels.add_fixed(rows.rows, own, center, 1 / unit, total, counts)
