@@ -15,16 +15,7 @@ if TYPE_CHECKING:
 
 
 def bare(estimator: Any) -> Any:
-    """Check an estimator's parameters and return a copy for one side of a deployment.
-
-    Parameters
-    ----------
-    estimator : federated estimator
-
-    Returns
-    -------
-    method : estimator
-    """
+    """Check an estimator's parameters and return a copy for one side of a deployment."""
     method = clone(estimator).set_params(random_state=None).set_callbacks()
     method._validate_params()
     method._check_before_fit()
@@ -33,18 +24,13 @@ def bare(estimator: Any) -> Any:
             f"{type(method).__name__} needs the catalogue, because it does not see "
             "the data of all clients; set items= to the ids of all items on offer."
         )
-    method._check_on_devices(method._setting())
+    federation = method._setting()
+    method._check_on_devices(federation)
     if method._n_exchanges:
         raise ValueError(
             f"A Device does not talk to other devices yet, as {type(method).__name__} needs, which "
             "only the simulator does; call fit."
         )
-    _check_parts(method, method._setting())
-    return method
-
-
-def _check_parts(method, federation):
-    """Raise if a federation has parts that do not suit the method, or only the simulator."""
     _check_compression(federation)
     if federation.aggregator is not None:
         federation.aggregator._check_specs(method._upload_specs(len(method.items)))
@@ -53,19 +39,11 @@ def _check_parts(method, federation):
             "A Device does not attack, which only the simulator does; set "
             "federation.adversary=None, or call fit."
         )
+    return method
 
 
 def check_keys(method: Any, party: Party | None, side: Literal["server", "clients"]) -> None:
-    """Raise unless a side has its keys, if its uploads are to be encrypted, and no others.
-
-    Parameters
-    ----------
-    method : estimator
-        From `bare`.
-    party : Party or None
-        The keys.
-    side : {"server", "clients"}
-    """
+    """Raise unless a side of a `bare` method has its keys, if it encrypts, and no others."""
     encrypts = method._setting().encrypts
     if encrypts:
         check_secure(method)

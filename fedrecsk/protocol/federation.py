@@ -66,11 +66,9 @@ class Federation(PlainParameters):
         Compression of matrices of real numbers by Top-K, low rank or quantisation; see
         :mod:`fedrecsk.compression`. Each client compresses its upload of a round. The server
         compresses the difference between its model and the model that clients have, so that what
-        is left out of one message is sent in a later one. It assumes that clients follow every
-        round; for early stopping they receive the full model. Fields whose rows are sent only to
-        the clients that hold the items are compressed in uploads only. SCoLR's uploads, some
-        columns of a matrix, are not compressed. LightFR, which sends binary codes, raises
-        an error.
+        is left out of one message is sent in a later one; clients must follow every round. Fields
+        whose rows are sent only to the clients that hold the items are compressed in uploads only,
+        and SCoLR's uploads not at all. LightFR, which sends binary codes, raises an error.
     secure_aggregation : SecureAggregation or None, default=None
         Sums without single uploads. :class:`fedrecsk.privacy.SecAggPlus`: clients mask their
         uploads, and the server sees only the sum. :class:`fedrecsk.privacy.CKKS`,
@@ -143,18 +141,6 @@ class Federation(PlainParameters):
         return super().set_params(**params)
 
     def _validate_params(self):
-        self._check_kinds()
-        super()._validate_params()
-        if self.secure_aggregation is not None:
-            self._check_secure_sums()
-        if self.central_dp is not None:
-            self._check_central_dp(self.central_dp)
-        for part in self._parts:
-            if part is not None:
-                part._validate_params()
-
-    def _check_kinds(self):
-        """Raise if a part is a name or a class instead of an object, and say what to pass."""
         for name, example in _EXAMPLES.items():
             part, kind = getattr(self, name), self._parameter_constraints[name][0]
             if part is not None and not isinstance(part, kind):
@@ -163,6 +149,13 @@ class Federation(PlainParameters):
                     f"Federation({name}={shown}): the parameter takes an object, such as "
                     f"{example}, or None."
                 )
+        super()._validate_params()
+        for applies, message in self._conflicts():
+            if applies:
+                raise ValueError(message)
+        for part in (getattr(self, name) for name in _EXAMPLES):
+            if part is not None:
+                part._validate_params()
 
     def _suspect(self):
         """Return a sentence about the part that may have made the clients diverge, or None."""
@@ -185,59 +178,49 @@ class Federation(PlainParameters):
             'Quantization("int8").'
         )
 
-    def _check_secure_sums(self):
-        if self.aggregator is not None:
-            raise ValueError(
+    def _conflicts(self):
+        """Yield whether two parts do not go together, and why."""
+        aggregator, compressor = type(self.aggregator).__name__, type(self.compression).__name__
+        if self.secure_aggregation is not None:
+            yield (
+                self.aggregator is not None,
                 "secure_aggregation shows the server only sums, but "
-                f"{type(self.aggregator).__name__} looks at single uploads; set aggregator=None, "
-                "or secure_aggregation=None."
+                f"{aggregator} looks at single uploads; set aggregator=None, "
+                "or secure_aggregation=None.",
             )
-        if self.compression is not None:
-            raise ValueError(
-                f"Secure uploads can only be added, but uploads compressed by "
-                f"{type(self.compression).__name__} cannot be; set compression=None with "
-                "secure_aggregation. CoLR is a method with small uploads that can be added."
+            yield (
+                self.compression is not None,
+                f"Secure uploads can only be added, but uploads compressed by {compressor} cannot "
+                "be; set compression=None with secure_aggregation. CoLR is a method with small "
+                "uploads that can be added.",
             )
-
-    def _check_central_dp(self, mechanism):
-        if self.local_dp is not None:
-            raise ValueError(
-                "Federation has both central_dp and local_dp, which would add noise twice. If "
-                "clients trust the server, set local_dp=None; otherwise set central_dp=None."
-            )
-        if self.aggregator is not None:
-            raise ValueError(
-                "central_dp adds noise to a sum of clipped uploads, but "
-                f"{type(self.aggregator).__name__} combines them in another way, to which that "
-                "noise does not fit; set aggregator=None. Clipping alone bounds what one client "
-                "can do."
-            )
-        if self.compression is not None and self.compression.up:
-            raise ValueError(
-                f"central_dp needs each client's upload at full precision, to bound its norm, but "
-                f"{type(self.compression).__name__} compresses uploads; set compression=None."
-            )
-        if self.encrypts and mechanism.noise == "server":
-            raise ValueError(
-                "Under encryption the server sees no sum to which it could add noise; set "
-                'CentralDP(noise="clients"), by which clients add it in shares.'
-            )
-        if self.dropout > 0 and self.dropout_mode == "stale" and mechanism.quantile:
-            raise ValueError(
-                "CentralDP with a quantile announces a new clip in each round, which clients that "
-                'are offline do not receive; set dropout_mode="upload" or "offline", or '
-                "quantile=None."
-            )
-
-    @property
-    def _parts(self):
-        return (
-            self.central_dp,
-            self.local_dp,
-            self.compression,
-            self.secure_aggregation,
-            self.aggregator,
-            self.adversary,
+        if self.central_dp is None:
+            return
+        yield (
+            self.local_dp is not None,
+            "Federation has both central_dp and local_dp, which would add noise twice. If "
+            "clients trust the server, set local_dp=None; otherwise set central_dp=None.",
+        )
+        yield (
+            self.aggregator is not None,
+            f"central_dp adds noise to a sum of clipped uploads, but {aggregator} combines them in "
+            "another way, to which that noise does not fit; set aggregator=None. Clipping alone "
+            "bounds what one client can do.",
+        )
+        yield (
+            self.compression is not None and self.compression.up,
+            "central_dp needs each client's upload at full precision, to bound its norm, but "
+            f"{compressor} compresses uploads; set compression=None.",
+        )
+        yield (
+            self.encrypts and self.central_dp.noise == "server",
+            "Under encryption the server sees no sum to which it could add noise; set "
+            'CentralDP(noise="clients"), by which clients add it in shares.',
+        )
+        yield (
+            self.dropout > 0 and self.dropout_mode == "stale" and self.central_dp.quantile,
+            "CentralDP with a quantile announces a new clip in each round, which clients that "
+            'are offline do not receive; set dropout_mode="upload" or "offline", or quantile=None.',
         )
 
     @property
@@ -254,15 +237,9 @@ class Federation(PlainParameters):
     def looks_at_uploads(self) -> bool:
         """Whether single uploads are examined before they are added up."""
         compresses = self.compression is not None and self.compression.up
-        noisy = self.central_dp is not None or self._noises_uploads
-        return self.holds_uploads or compresses or noisy
-
-    @property
-    def _noises_uploads(self):
-        """Whether local noise is added to single uploads, or needs their norms."""
-        if self.local_dp is None:
-            return False
-        return self.draws_each or self.local_dp.protects_uploads
+        # Local noise is added to single uploads, or needs their norms.
+        local = self.local_dp is not None and (self.draws_each or self.local_dp.protects_uploads)
+        return self.holds_uploads or compresses or local or self.central_dp is not None
 
     @property
     def holds_uploads(self) -> bool:
