@@ -25,6 +25,9 @@ def last(downlink):
     return [entry[f"bytes_down{x}"] for x in ("", "_whole", "_missed", "_latest")]
 
 
+WHOLE, DELTA = Message(x=Dense(np.ones(10))), Message(x=Dense(np.ones(3)))
+
+
 @pytest.mark.parametrize(("wire_dtype", "itemsize"), [("float32", 4), ("float64", 8)])
 def test_bytes_follow_the_wire_dtype_and_the_fields_own(wire_dtype, itemsize):
     downlink = make(Federation(wire_dtype=wire_dtype))
@@ -58,15 +61,14 @@ def test_rows_cost_those_who_receive_them_their_own_items():
 
 def test_updates_cost_what_each_client_missed_or_the_whole_model_if_that_is_less():
     downlink = make()
-    whole, delta = Message(x=Dense(np.ones(10))), Message(x=Dense(np.ones(3)))
     first, late = np.arange(N_CLIENTS) < 4, np.arange(N_CLIENTS) == 0
     readings = []
-    for receives, new in [(first, None), (late, delta), (~first, delta), (first, delta)]:
+    for receives, new in [(first, None), (late, DELTA), (~first, DELTA), (first, DELTA)]:
         downlink.ledger.open("round")
-        downlink.send(whole, receives, new)
+        downlink.send(WHOLE, receives, new)
         readings.append(last(downlink))
     downlink.ledger.open("round")
-    downlink.send(whole, late, delta)
+    downlink.send(WHOLE, late, DELTA)
     assert [*readings, last(downlink)] == [
         [4 * 40, 4 * 40, 4 * 40, 4 * 40],
         [12, 40, 12, 12],
@@ -80,11 +82,10 @@ def test_updates_cost_what_each_client_missed_or_the_whole_model_if_that_is_less
 
 def test_after_a_whole_model_only_the_whole_will_do_for_those_who_missed_it():
     downlink = make()
-    whole, delta = Message(x=Dense(np.ones(10))), Message(x=Dense(np.ones(3)))
-    downlink.send(whole, EVERYONE)
-    downlink.send(whole, np.arange(N_CLIENTS) == 0)
+    downlink.send(WHOLE, EVERYONE)
+    downlink.send(WHOLE, np.arange(N_CLIENTS) == 0)
     downlink.ledger.open("round")
-    downlink.send(whole, EVERYONE, delta)
+    downlink.send(WHOLE, EVERYONE, DELTA)
     assert last(downlink) == [12 + 6 * 40, 7 * 40, 12 + 6 * 40, 7 * 12]
 
 

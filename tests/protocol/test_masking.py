@@ -14,13 +14,15 @@ from fedrecsk.protocol import Device, FieldSpec, Ledger, Server
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.masking import MaskedChannel
 from fedrecsk.protocol.uplink import as_vector
-from fedrecsk.updates import ClientUpdates, HeldUpdates, RoundUpdates, SparseRows
+from fedrecsk.updates import HeldUpdates, RoundUpdates, SparseRows
 from tests.conftest import make_toy
+from tests.updates.making import updates_of
 
 pytest.importorskip("cryptography", reason="needs fedrecsk[privacy]")
 
 X, Y = make_toy()
 SMALL = {"n_factors": 3, "n_rounds": 3, "random_state": 0}
+PUBLIC = {"items": np.unique(X[:, 1]), "rating_scale": (1, 5)}
 
 
 def masked(estimator, scheme=None, **setting):
@@ -37,9 +39,8 @@ def updates(n_clients=5, seed=0):
     rng = np.random.default_rng(seed)
     specs = {"x": FieldSpec((4, 2)), "n": FieldSpec((4,), dtype="uint8", learned=False)}
     specs["loss"] = FieldSpec((1,), learned=False)
-    sizes = rng.integers(0, 4, n_clients)
-    rows = [np.sort(rng.permutation(4)[:size]) for size in sizes]
-    indptr, rows = np.concatenate([[0], np.cumsum(sizes)]), np.concatenate(rows)
+    rows = [np.sort(rng.permutation(4)[:size]) for size in rng.integers(0, 4, n_clients)]
+    indptr, rows = np.cumsum([0, *map(len, rows)]), np.concatenate(rows)
     x = SparseRows(
         indptr,
         rows,
@@ -47,30 +48,20 @@ def updates(n_clients=5, seed=0):
         default=rng.normal(size=(4, 2)),
         center=rng.normal(size=(4, 2)),
         factors=rng.uniform(0.5, 1, n_clients),
-        spec=specs["x"],
     )
-    n = SparseRows.stacked(rng.integers(0, 9, (n_clients, 4)).astype(np.uint8), spec=specs["n"])
-    loss = SparseRows.stacked(rng.uniform(0, 900, (n_clients, 1)), spec=specs["loss"])
-    everyone = np.ones(n_clients, dtype=bool)
-    one = ClientUpdates(
-        {"x": x, "n": n, "loss": loss},
-        clients=np.arange(10, 10 + n_clients),
-        sends=everyone,
-        arrives=everyone,
-        accepted=everyone,
-        specs=specs,
-        sizes=np.zeros((3, n_clients), dtype=int),
-    )
-    return RoundUpdates([HeldUpdates(one, [], everyone)]), specs
+    n = SparseRows.stacked(rng.integers(0, 9, (n_clients, 4)).astype(np.uint8))
+    loss = SparseRows.stacked(rng.uniform(0, 900, (n_clients, 1)))
+    one = updates_of({"x": x, "n": n, "loss": loss}, specs)
+    return RoundUpdates([HeldUpdates(one, [], one.accepted)]), specs
 
 
 @pytest.mark.parametrize("audit", [3, "all"])
 def test_a_sum_is_that_of_the_clients_rounded_numbers(audit):
     scheme = SecAggPlus(fraction_bits=13, audit=audit)
     single, specs = updates()
-    channel, ledger = MaskedChannel(scheme, 5), Ledger(np.arange(20))
+    channel, codes = MaskedChannel(scheme, 5), np.arange(5)
+    ledger = Ledger(codes)
     ledger.open("round", 0)
-    codes = np.arange(10, 15)
     assert channel.open(codes, codes, 13, Key(0, 0), ledger)
     sums = channel.sum(single, specs, {}, Key(0, 0))
     units = [2.0**-13] * 8 + [1] * 4 + [2.0**-2]
@@ -170,10 +161,9 @@ def test_too_many_lost_clients_lose_the_round_and_no_more(mode, dropout):
 @pytest.mark.parametrize("name", ["RFRec", "PrivFedEB"])
 def test_noise_of_the_clients_goes_through_exactly(name, monkeypatch):
     monkeypatch.setattr(Federation, "draws_each", True)
-    public = {"items": np.unique(X[:, 1]), "rating_scale": (1, 5)}
     # One secret for both, which else depends on the federation.
     monkeypatch.setattr("fedrecsk.federated._round_loop._secret", lambda *given: Key(7))
-    estimator = clone(METHODS[name]).set_params(**public)
+    estimator = clone(METHODS[name]).set_params(**PUBLIC)
     plain = clone(estimator).set_params(federation=Federation(central_dp=SHARES)).fit(X, Y)
     secure = masked(estimator, SecAggPlus(audit="all"), central_dp=SHARES).fit(X, Y)
     assert secure.predict(X).tolist() == plain.predict(X).tolist()
@@ -182,19 +172,22 @@ def test_noise_of_the_clients_goes_through_exactly(name, monkeypatch):
     assert secure.privacy_.trust.startswith("nobody")
 
 
-def test_noise_of_the_server_and_of_single_clients_goes_with_masks(monkeypatch):
-    monkeypatch.setattr("fedrecsk.federated._round_loop._secret", lambda *given: Key(7))
-    public = {"items": np.unique(X[:, 1]), "rating_scale": (1, 5)}
-    for setting in (
+@pytest.mark.parametrize(
+    "setting",
+    [
         {"central_dp": CentralDP(clip=1.0, noise_multiplier=1.0, epsilon=None)},
         {"local_dp": LaplaceMechanism(clip=0.2, scale=0.1)},
         {"adversary": SignFlip(0.2)},
-    ):
-        few, whole = (
-            masked(RFRec(**SMALL, **public), SecAggPlus(audit=audit), **setting).fit(X, Y)
-            for audit in (3, "all")
-        )
-        assert few.predict(X).tolist() == whole.predict(X).tolist()
+    ],
+    ids=["server", "clients", "attack"],
+)
+def test_noise_of_the_server_and_of_single_clients_goes_with_masks(setting, monkeypatch):
+    monkeypatch.setattr("fedrecsk.federated._round_loop._secret", lambda *given: Key(7))
+    few, whole = (
+        masked(RFRec(**SMALL, **PUBLIC), SecAggPlus(audit=audit), **setting).fit(X, Y).predict(X)
+        for audit in (3, "all")
+    )
+    assert few.tolist() == whole.tolist()
 
 
 def test_validation_losses_are_masked_too():
