@@ -29,98 +29,57 @@ class Ratings(NamedTuple):
 
 
 class Model(NamedTuple):
-    """What a client has received.
+    """What a client has received."""
 
-    Attributes
-    ----------
-    items : (n_items, d + 1), b_i and q_i
-    implicit : (n_items, d), y_i; (n_items, 0) if there is no implicit part
-    n_ratings : (n_items,), total weight of each item's ratings; (0,) if items have no variances
-    reg : (d + 1,), precision of items given their prior (R)
-    prior : (d + 1,), precision of users given theirs (the diagonal of Lambda)
-    alpha : precision of a rating, of a typical user
-    nu : how many ratings the prior of a user's precision is worth; 0 if all users have alpha
-    uncertain : whether users have variances (bool); points otherwise
-    """
-
-    items: np.ndarray
-    implicit: np.ndarray
+    items: np.ndarray  # (n_items, d + 1), b_i and q_i
+    implicit: np.ndarray  # (n_items, d), y_i; (n_items, 0) if there is no implicit part
+    # (n_items,), total weight of each item's ratings; (0,) if items have no variances
     n_ratings: np.ndarray
-    reg: np.ndarray
-    prior: np.ndarray
-    alpha: float
+    reg: np.ndarray  # (d + 1,), precision of items given their prior (R)
+    prior: np.ndarray  # (d + 1,), precision of users given theirs (the diagonal of Lambda)
+    alpha: float  # precision of a rating, of a typical user
+    # how many ratings the prior of a user's precision is worth; 0 if all users have alpha
     nu: float
-    uncertain: bool
+    uncertain: bool  # whether users have variances (bool); points otherwise
 
 
 class Workspace(NamedTuple):
-    """Scratch arrays, with padded rows of at least d + 2 columns.
+    """Scratch arrays, with padded rows of at least d + 2 columns."""
 
-    Attributes
-    ----------
-    rows : (longest, wide), the x_i and in column d + 1 ``y - x_i . phi``
-    products : (longest, wide), first the rows times alpha w, then the products of
-        :func:`multiply`
-    matrix : (wide, wide), S in the first d + 1 columns and phi in the next
-    column : (wide,)
-    center : (d,) if there is an implicit part, else (0,): m_u
-    variance : (d + 1,), sum of w V_i
-    items, implicit : (most, d + 1) and (most, d), what a client sends of its own items
-    scales : (4,) float64
-    """
-
-    rows: np.ndarray
+    rows: np.ndarray  # (longest, wide), the x_i and in column d + 1 ``y - x_i . phi``
+    # (longest, wide), first the rows times alpha w, then the products of :func:`multiply`
     products: np.ndarray
-    matrix: np.ndarray
-    column: np.ndarray
-    center: np.ndarray
-    variance: np.ndarray
+    matrix: np.ndarray  # (wide, wide), S in the first d + 1 columns and phi in the next
+    column: np.ndarray  # (wide,)
+    center: np.ndarray  # (d,) if there is an implicit part, else (0,): m_u
+    variance: np.ndarray  # (d + 1,), sum of w V_i
+    # items, implicit: (most, d + 1) and (most, d), what a client sends of its own items
     items: np.ndarray
     implicit: np.ndarray
-    scales: np.ndarray
+    scales: np.ndarray  # (4,) float64
 
 
 class Uploads(NamedTuple):
-    """Where uploads go.
+    """Where uploads go."""
 
-    Attributes
-    ----------
-    senders : (n_clients,) bool
-        Of the active clients, those whose uploads are wanted.
-    items, implicit : (n, d + 1) and (n, d)
-        What a client sends of its own row k is added to row ``slots[k]``: item numbers make sums by
-        item, and 0, 1, 2, ... keep clients apart.
-    slots : (n_rows,)
-    scales : (n, 4)
-        Client c's are added to row ``c % n``.
-    is_finite : (n_clients,) bool
-        Becomes False for senders whose upload is not finite.
-    keeps_broken : bool
-        Whether such an upload is written all the same.
-    """
-
-    senders: np.ndarray
+    senders: np.ndarray  # (n_clients,) bool. Of the active clients, those whose uploads are wanted.
+    # items, implicit: (n, d + 1) and (n, d). What a client sends of its own row k is added to
+    # row ``slots[k]``: item numbers make sums by item, and 0, 1, 2, ... keep clients apart.
     items: np.ndarray
     implicit: np.ndarray
-    slots: np.ndarray
-    scales: np.ndarray
+    slots: np.ndarray  # (n_rows,)
+    scales: np.ndarray  # (n, 4). Client c's are added to row ``c % n``.
+    # (n_clients,) bool. Becomes False for senders whose upload is not finite.
     is_finite: np.ndarray
-    keeps_broken: bool
+    keeps_broken: bool  # Whether such an upload is written all the same.
 
 
 class Posterior(NamedTuple):
-    """Users' posteriors.
+    """Users' posteriors."""
 
-    Attributes
-    ----------
-    users : (n_users, d + 1), phi
-    precisions : (n_users,), alpha_u; or (0,), if it is not wanted
-    covariances : (n_users, d + 1, d + 1), S; or (0, d + 1, d + 1)
-    """
-
-    users: np.ndarray
-    precisions: np.ndarray
-    covariances: np.ndarray
+    users: np.ndarray  # (n_users, d + 1), phi
+    precisions: np.ndarray  # (n_users,), alpha_u; or (0,), if it is not wanted
+    covariances: np.ndarray  # (n_users, d + 1, d + 1), S; or (0, d + 1, d + 1)
 
 
 def workspace(layout, model):
@@ -190,12 +149,7 @@ def update(layout, ratings, active, model, work, posterior, out):
 def infer(start, stop, layout, ratings, model, work):
     """Infer the posterior of the user with these ratings, and leave it in `work`.
 
-    Returns
-    -------
-    alpha_u : the user's precision of a rating
-    spread : expected sum of squared errors (E)
-    squares : sum of w (y - x_i.phi)^2
-    weight : sum of w
+    Returns alpha_u, E, and the sums of w (y - x_i.phi)^2 and of w.
     """
     rows, products, matrix, column = work.rows, work.products, work.matrix, work.column
     center, variance, items, prior = work.center, work.variance, model.items, model.prior
@@ -359,18 +313,7 @@ def variances(users, items, user_factors, covariances, noise, item_factors, item
 
 @kernel
 def ascend(values, sums, scale, reg, center, first, second, step, debias):
-    """Take one step of Adam upwards, in place, along ``scale sums - reg (values - center)``.
-
-    Parameters
-    ----------
-    values, first, second : (n, width), replaced
-    sums : (n, width), float64
-    scale : float
-    reg : (width,)
-    center : (n, width)
-    step : float, the learning rate over ``1 - BETA_1^t``
-    debias : float, ``1 - BETA_2^t``
-    """
+    """Take one step of Adam upwards, in place, along ``scale sums - reg (values - center)``."""
     real = values.dtype.type
     for i in range(values.shape[0]):
         for k in range(values.shape[1]):

@@ -52,10 +52,7 @@ class Feedback(NamedTuple):
 
 
 class Cohort(NamedTuple):
-    """Of each client: whether it visits, whether its upload arrives, and the seed of its visit.
-
-    `is_finite` is written: whether all that a client has trained is finite.
-    """
+    """Who visits, whose upload arrives, seeds of the visits; `is_finite` is written."""
 
     active: np.ndarray
     delivers: np.ndarray
@@ -64,70 +61,47 @@ class Cohort(NamedTuple):
 
 
 class Config(NamedTuple):
-    """How clients train.
-
-    Attributes
-    ----------
-    learning_rate : of users
-    shrinkage : smallest sum of the weight decay over a user's examples
-    squared : bool, the loss
-    frozen : bool
-        Items do not move, nothing is sent, and negatives are redrawn in every epoch.
-    """
+    """How clients train."""
 
     n_negatives: int
     local_epochs: int
     batch_size: int
-    learning_rate: float
+    learning_rate: float  # of users
     reg: float
-    shrinkage: float
-    squared: bool
-    frozen: bool
+    shrinkage: float  # smallest sum of the weight decay over a user's examples
+    squared: bool  # the loss
+    frozen: bool  # Items do not move, nothing is sent, and negatives are redrawn in every epoch.
 
 
 class Moving(NamedTuple):
-    """What of the items moves, and how it is sent.
+    """What of the items moves, and how it is sent."""
 
-    Attributes
-    ----------
-    learning_rate : of the items, along these coordinates
-    columns : (n_clients, n_columns) bool
-        Which of the first coordinates each client moves. FedMF moves all. In CoLR all vectors are
-        in coordinates of which the first are those along the rows of B.
-    scale : (n_clients,), what a client multiplies its changes by
-    """
-
-    learning_rate: float
+    learning_rate: float  # of the items, along these coordinates
+    # (n_clients, n_columns) bool. Which of the first coordinates each client moves. FedMF moves
+    # all. In CoLR all vectors are in coordinates of which the first are those along the rows of
+    # B.
     columns: np.ndarray
-    scale: np.ndarray
+    scale: np.ndarray  # (n_clients,), what a client multiplies its changes by
 
 
 class Upload(NamedTuple):
-    """Where clients write what they send.
+    """Where clients write what they send."""
 
-    Attributes
-    ----------
-    each : bool, client by client instead of added up
-    indptr : (n_clients + 1,), zeros; client c's rows will be those from indptr[c] to indptr[c + 1]
-    rows : (n_rows,), receives the visited items, ascending within a client
-    values : (n_rows, n_columns), receives their scaled changes
-    sums : (n_items, n_columns) float64
-        If not `each`: the scaled changes of the clients that are finite and deliver are added here.
-    n_visits : (n_items, 1) or (n_items, n_columns) int64
-        How many of them visited the item, or moved the coordinate.
-    """
-
-    each: bool
+    each: bool  # client by client instead of added up
+    # (n_clients + 1,), zeros; client c's rows will be those from indptr[c] to indptr[c + 1]
     indptr: np.ndarray
-    rows: np.ndarray
-    values: np.ndarray
+    rows: np.ndarray  # (n_rows,), receives the visited items, ascending within a client
+    values: np.ndarray  # (n_rows, n_columns), receives their scaled changes
+    # (n_items, n_columns) float64. If not `each`: the scaled changes of the clients that are
+    # finite and deliver are added here.
     sums: np.ndarray
+    # (n_items, 1) or (n_items, n_columns) int64. How many of them visited the item, or moved
+    # the coordinate.
     n_visits: np.ndarray
 
 
 class Scratch(NamedTuple):
-    """Arrays for the largest client; see :func:`scratch`. `is_visited`, `pages`, `n_of_user`,
-    `n_in_batch` and `gradients` are zero between uses."""
+    """Arrays for the largest client; those made of zeros are zero again after each use."""
 
     whose: np.ndarray
     what: np.ndarray
@@ -183,20 +157,7 @@ def scratch(layout, active, config, broadcast):
 
 @kernel
 def visit(layout, feedback, cohort, config, broadcast, moving, users, work, out):
-    """Train the active clients for a round.
-
-    Parameters
-    ----------
-    layout, feedback, cohort, config, moving : see their classes
-    broadcast : (n_items, d), the server's item vectors
-    users : (n_users, d), replaced by the new vectors of the active clients' users
-    work : of :func:`scratch`
-    out : Upload, receives
-
-    Returns
-    -------
-    loss, weight : sums over all epochs of the losses, each before its batch's step, and of weights
-    """
+    """Train the active clients for a round; return sums of losses and weights over all epochs."""
     (n_items, d), n_columns = broadcast.shape, moving.columns.shape[1]
     trains_items = not config.frozen
     items = work.rows if trains_items else broadcast
@@ -307,10 +268,7 @@ def shuffle(order, n, stream):
 
 @inline
 def take_slots(n, work):
-    """List the visited items, ascending, and replace the examples' items by their places in it.
-
-    Returns how many there are. Only pages with visits are looked at, for large catalogues.
-    """
+    """Replace the examples' items by places among the visited ones; return how many."""
     n_items = len(work.is_visited)
     for e in range(n):
         item = work.what[e]
@@ -337,10 +295,7 @@ def take_slots(n, work):
 
 @inline
 def collect_gradients(start, end, items, squared, work):
-    """Note the slopes of a batch's losses by its scores, and add to its users' gradients.
-
-    Returns the sum of the losses.
-    """
+    """Note a batch's slopes, and add to its users' gradients; return the sum of its losses."""
     users, d, loss = work.users, work.users.shape[1], 0.0
     for b in range(start, end):
         e = work.order[b]

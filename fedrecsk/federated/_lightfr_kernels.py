@@ -20,130 +20,86 @@ MOST_SWEEPS = 100
 
 
 class Rows(NamedTuple):
-    """The users' rows.
+    """The users' rows."""
 
-    Attributes
-    ----------
-    indptr : (n_users + 1,), rows of each user
-    items : (n_rows,), ascending within a user
-    chosen : (n_rows,) bool, whether it counts
-    targets, weights : (n_rows,) int64, w t and w
-    negative_targets : (n_rows,) int64, w t of the negatives drawn for it
-    """
-
-    indptr: np.ndarray
-    items: np.ndarray
-    chosen: np.ndarray
+    indptr: np.ndarray  # (n_users + 1,), rows of each user
+    items: np.ndarray  # (n_rows,), ascending within a user
+    chosen: np.ndarray  # (n_rows,) bool, whether it counts
+    # (n_rows,) int64 each, w t and w
     targets: np.ndarray
     weights: np.ndarray
-    negative_targets: np.ndarray
+    negative_targets: np.ndarray  # (n_rows,) int64, w t of the negatives drawn for it
 
 
 class Items(NamedTuple):
-    """The items as the clients have received them.
+    """The items as the clients have received them."""
 
-    Attributes
-    ----------
-    codes : (n_items, n_words) uint64
-    signs : (n_items, n_bits) int8
-    sums : (n_bits,) int64, D'1
-    products : (n_bits, n_bits) int64, D'D if base > 0
-    base, base_target : int, w and w t of every pair of user and item; 0 for none
-    """
-
-    codes: np.ndarray
-    signs: np.ndarray
-    sums: np.ndarray
-    products: np.ndarray
+    codes: np.ndarray  # (n_items, n_words) uint64
+    signs: np.ndarray  # (n_items, n_bits) int8
+    sums: np.ndarray  # (n_bits,) int64, D'1
+    products: np.ndarray  # (n_bits, n_bits) int64, D'D if base > 0
+    # base, base_target: int, w and w t of every pair of user and item; 0 for none
     base: int
     base_target: int
 
 
 class Rule(NamedTuple):
-    """A client's step.
+    """A client's step."""
 
-    Attributes
-    ----------
-    limit : int, largest entry of a user's vector
-    moves : bool, whether users' vectors move at all
-    n_sweeps : int, 0 for as many as it takes
-    n_negatives : int, drawn for each row
-    balance : int, weight of (sum a)^2
-    reg, sparse_reg : int
-        Weight of |a - mean|^2; the latter over the number of visits, where that is more.
-    mean : (n_bits,) float64
-    votes : bool, whether clients send their own codes of the items
-    item_balance : int, weight of (sum d)^2 where clients vote
-    """
-
-    limit: int
-    moves: bool
-    n_sweeps: int
-    n_negatives: int
-    balance: int
+    limit: int  # largest entry of a user's vector
+    moves: bool  # whether users' vectors move at all
+    n_sweeps: int  # 0 for as many as it takes
+    n_negatives: int  # drawn for each row
+    balance: int  # weight of (sum a)^2
+    # reg, sparse_reg: int. Weight of |a - mean|^2; the latter over the number of visits, where
+    # that is more.
     reg: int
     sparse_reg: int
-    mean: np.ndarray
-    votes: bool
-    item_balance: int
+    mean: np.ndarray  # (n_bits,) float64
+    votes: bool  # whether clients send their own codes of the items
+    item_balance: int  # weight of (sum d)^2 where clients vote
 
 
 class Visits(NamedTuple):
-    """Scratch: the visits of one client's users, one user after the other.
+    """Scratch: the visits of one client's users, one user after the other."""
 
-    Attributes
-    ----------
-    users, items : (n_visits,) int64, the client's users counted from 0, and the items
-    left, weights : (n_visits,) int64, residuals w (t - a.d), and w
-    vectors : (n_users, n_bits) int64, the users' vectors
-    words, dots : (n_words, n_visits) uint64, (n_visits,) int64
-        The items' codes, and a.d, of one user's visits.
-    background : (n_bits,) int64, D'D a of one user
-    signs : (n_bits,) int64, an item's code
-    heads, links : (n_items,), (n_visits,) int64, the visits of each item, linked
-    """
-
+    # users, items: (n_visits,) int64, the client's users counted from 0, and the items
     users: np.ndarray
     items: np.ndarray
+    # left, weights: (n_visits,) int64, residuals w (t - a.d), and w
     left: np.ndarray
     weights: np.ndarray
-    vectors: np.ndarray
+    vectors: np.ndarray  # (n_users, n_bits) int64, the users' vectors
+    # words, dots: (n_words, n_visits) uint64, (n_visits,) int64. The items' codes, and a.d, of
+    # one user's visits.
     words: np.ndarray
     dots: np.ndarray
-    background: np.ndarray
-    signs: np.ndarray
+    background: np.ndarray  # (n_bits,) int64, D'D a of one user
+    signs: np.ndarray  # (n_bits,) int64, an item's code
+    # heads, links: (n_items,), (n_visits,) int64, the visits of each item, linked
     heads: np.ndarray
     links: np.ndarray
 
 
 class Upload(NamedTuple):
-    """Where clients write what they send; numbers begin with zeros.
+    """Where clients write what they send; numbers begin with zeros."""
 
-    Attributes
-    ----------
-    sends : bool, whether anything is sent
-    each : bool, client by client instead of added up
-    delivers : (n_clients,) bool, whose uploads are written; the others' rows are counted
-    n_rows : (n_clients,) int64, receives how many items each client visits
-    rows : (n_own,) int64, receives each client's items in ascending order; scratch if not `each`
-    slots : (n_items,) int64, the row of `values` that an item adds to
-    values : (n_own or n_items, n_bits or one more) int64
-        The rows, in the order of `rows` if `each`, else added by item.
-    gram, total : (n_out, n_bits, n_bits or 0) and (n_out, n_bits) int64
-        Sums over users of a a' and of a; n_out is 1, or the number of active clients if `each`.
-    marks : (n_items / 64,) uint64, scratch of zeros
-    """
-
-    sends: bool
-    each: bool
+    sends: bool  # whether anything is sent
+    each: bool  # client by client instead of added up
+    # (n_clients,) bool, whose uploads are written; the others' rows are counted
     delivers: np.ndarray
-    n_rows: np.ndarray
+    n_rows: np.ndarray  # (n_clients,) int64, receives how many items each client visits
+    # (n_own,) int64, receives each client's items in ascending order; scratch if not `each`
     rows: np.ndarray
-    slots: np.ndarray
+    slots: np.ndarray  # (n_items,) int64, the row of `values` that an item adds to
+    # (n_own or n_items, n_bits or one more) int64. The rows, in the order of `rows` if `each`,
+    # else added by item.
     values: np.ndarray
+    # gram, total: (n_out, n_bits, n_bits or 0) and (n_out, n_bits) int64. Sums over users of a
+    # a' and of a; n_out is 1, or the number of active clients if `each`.
     gram: np.ndarray
     total: np.ndarray
-    marks: np.ndarray
+    marks: np.ndarray  # (n_items / 64,) uint64, scratch of zeros
 
 
 # -------------------------------------------------------------------------------- clients
@@ -151,25 +107,10 @@ class Upload(NamedTuple):
 
 @kernel
 def update_clients(clients, indptr, rows, seeds, items, rule, codes, visits, out):
-    """Update some clients: their users' codes, and what they send.
+    """Update the users' codes of some clients, and write what these send.
 
-    Parameters
-    ----------
-    clients : (n,) int64
-    indptr : (n_clients + 1,) int64, users of each client
-    rows : Rows
-    seeds : (n_users,) uint64, of the users' negatives
-    items : Items
-    rule : Rule
-    codes : (n_users, n_planes, n_words) uint64, in and out
-    visits : Visits
-    out : Upload, receives
-
-    Returns
-    -------
-    loss, weight : float
-        ``(2 rule.limit n_bits)^2`` times the squared error between target and similarity, and
-        weight, of all pairs that count; both in fixed point.
+    Returns ``(2 rule.limit n_bits)^2`` times the squared error of all pairs that count, and their
+    weight; both in fixed point.
     """
     loss, weight = 0.0, 0.0
     # Zeros of one type, or numba would compile what they are passed to once more.
@@ -221,10 +162,7 @@ def update_clients(clients, indptr, rows, seeds, items, rule, codes, visits, out
 
 @inline
 def visit(u, j, start, rows, seed, n_negatives, item_codes, visits):
-    """List the visits of user u from `start` on, ``left`` being w t; return their end.
-
-    Each of its rows that count is followed by its negatives.
-    """
+    """List user u's visits from `start` on, each row before its negatives; return their end."""
     first, last = rows.indptr[u], rows.indptr[u + 1]
     n_unseen = len(item_codes) - (last - first)
     if n_unseen == 0:
@@ -297,7 +235,7 @@ def nearest_odd(top, bottom, old, limit):
 
 @inline
 def fit_user(a, left, weights, visits, items, rule):
-    """Coordinate descent on one user's vector, entry by entry, until nothing changes.
+    """Descend along the coordinates of one user's vector, until nothing changes.
 
     Minimises ``sum_visits w (t - a.d)^2 + base sum_items (t0 - a.d)^2 + balance (sum a)^2
     + reg |a - mean|^2`` over the odd integers, and keeps the residuals, `visits.dots` and
@@ -375,10 +313,7 @@ def loss_of(a, left, weights, visits, items):
 
 @inline
 def collect(n, visited, marks, rows, first):
-    """Write the visited items in ascending order, each once, from `first` on; return how many.
-
-    `marks` has a bit for each item, all of them 0 before and after.
-    """
+    """Write the visited items from `first` on, ascending, each once; return how many."""
     for q in range(n):
         marks[visited[q] >> 6] |= np.uint64(1) << np.uint64(visited[q] & 63)
     end = first
@@ -449,15 +384,6 @@ def step_by_curvature(item_codes, signs, gradients, curvatures, gram, balance):
 
     Item i's loss is quadratic in d. Its gradient is known; its curvature is taken as that of all
     users, ``base sum a a'``, times one plus the item's weight per user.
-
-    Parameters
-    ----------
-    item_codes : (n_items, n_words) uint64, in and out
-    signs : (n_items, n_bits) int8, the same unpacked, in and out
-    gradients : (n_items, n_bits) int64, spoilt
-    curvatures : (n_items,) int64
-    gram : (n_bits, n_bits) int64
-    balance : int, weight of the balance term
     """
     n_bits = signs.shape[1]
     for i in range(len(item_codes)):
@@ -485,15 +411,7 @@ def step_by_curvature(item_codes, signs, gradients, curvatures, gram, balance):
 
 @kernel
 def step_by_sign(item_codes, signs, sums, balance):
-    """Take the paper's step: the sign of what was sent, bit by bit; a tie keeps the bit.
-
-    Parameters
-    ----------
-    item_codes : (n_items, n_words) uint64, in and out
-    signs : (n_items, n_bits) int8, the same unpacked
-    sums : (n_items, n_bits) int64
-    balance : int, weight of the balance term
-    """
+    """Take the paper's step: the sign of what was sent, bit by bit; a tie keeps the bit."""
     for i in range(len(item_codes)):
         total = np.int64(0)
         for k in range(signs.shape[1]):

@@ -84,23 +84,8 @@ def step(layout, values, weights, active, users, held, broadcast, objective, rul
 
     The objective of a client is sum_r w [(r - link(level + b_u + b_i + p.q))^2
     + reg_item |q_i|^2 + reg_item_bias b_i^2] + sum_u [reg_user |p_u|^2 + reg_user_bias b_u^2]
-    + prox / 2 |V - broadcast|^2, and all its gradients are taken at the same point.
-
-    Parameters
-    ----------
-    layout : blocks.Layout
-    values, weights : (n_ratings,)
-    active : (n_clients,) bool
-    users, held : Vectors, of the users and of the clients' own items
-    broadcast : (n_items, width), the server's item vectors
-    objective : Objective
-    rule : Rule
-    n_steps : (n_clients,), how many steps each client has taken, with this one
-    work : Scratch
-
-    Returns
-    -------
-    loss, weight : sums of w (r - estimate)^2 and of w before the step
+    + prox / 2 |V - broadcast|^2, and all its gradients are taken at the same point. Returns sums of
+    w (r - estimate)^2 and of w before the step.
     """
     real, width = held.now.dtype.type, held.now.shape[1]
     loss, total_weight = 0.0, 0.0
@@ -130,12 +115,7 @@ def step(layout, values, weights, active, users, held, broadcast, objective, rul
 
 @inline
 def find_slopes(u, layout, values, weights, users, held, objective, work):
-    """Find the derivatives of user u's squared errors by their scores, and set its partner.
-
-    Returns
-    -------
-    loss, weight, slope : sums of w (r - estimate)^2, of w and of the derivatives
-    """
+    """Set user u's slopes and partner; return sums of losses, weights and slopes."""
     real, width = held.now.dtype.type, users.now.shape[1]
     start, stop = layout.indptr[u], layout.indptr[u + 1]
     level = real(objective.level)
@@ -212,17 +192,7 @@ def descend(now, mean, square, first, n, gradient, rule, n_steps):
 
 @kernel
 def add_up(row_indptr, row_items, held, senders, clip, origin, sums):
-    """Add up the senders' own item vectors, each less the origin's.
-
-    Parameters
-    ----------
-    row_indptr, row_items : as in blocks.Layout
-    held : (n_rows, width)
-    senders : (n_clients,) bool
-    clip : float, or None for no clipping
-    origin : (n_items, width)
-    sums : (n_items, width) float64
-    """
+    """Add up the senders' own item vectors, clipped, each less the origin's."""
     for c in range(len(senders)):
         if not senders[c]:
             continue
@@ -260,16 +230,7 @@ def count_broken(matrix, first, last):
 
 @kernel
 def fit_users(indptr, items, targets, weights, partners, penalties, matrix, right, users):
-    """Minimise sum_r w (target - p.q)^2 + penalties.p^2 for each user, into `users`.
-
-    Parameters
-    ----------
-    indptr : (n_users + 1,), ratings of each user
-    items, targets, weights : (n_ratings,)
-    partners : (n_items, width), what users' vectors are multiplied with
-    penalties, users : (n_users, width)
-    matrix, right : (width, width) and (1, width), scratch
-    """
+    """Minimise sum_r w (target - p.q)^2 + penalties.p^2 for each user, into `users`."""
     width = users.shape[1]
     for u in range(len(users)):
         for f in range(width):

@@ -34,85 +34,55 @@ from fedrecsk._utils.shared_kernels import (
 
 
 class Ratings(NamedTuple):
-    """Confidence c and preference r of each rating; pairs without one have c = 1 and r = 0.
+    """Confidence c and preference r of each rating; pairs without one have c = 1 and r = 0."""
 
-    Attributes
-    ----------
-    chosen : (n_ratings,), the vector that each rating multiplies: of an item, a row or a user
-    extra : (n_ratings,), c - 1
-    pull : (n_ratings,), c r
-    """
-
+    # (n_ratings,), the vector that each rating multiplies: of an item, a row or a user
     chosen: np.ndarray
-    extra: np.ndarray
-    pull: np.ndarray
+    extra: np.ndarray  # (n_ratings,), c - 1
+    pull: np.ndarray  # (n_ratings,), c r
 
 
 class Problem(NamedTuple):
-    """The weights of a client's objective.
+    """The weights of a client's objective."""
 
-    Attributes
-    ----------
-    reg_item : penalty on its own item vectors
-    prox : weight of the distance between its item vectors and the server's
-    full : whether items that it does not hold are part of it (bool)
-    """
-
-    reg_item: float
-    prox: float
-    full: bool
+    reg_item: float  # penalty on its own item vectors
+    prox: float  # weight of the distance between its item vectors and the server's
+    full: bool  # whether items that it does not hold are part of it (bool)
 
 
 class Workspace(NamedTuple):
-    """Scratch arrays.
+    """Scratch arrays."""
 
-    Attributes
-    ----------
-    rows : (most rows of a client, d), its upload
-    follow : (d, d), its F
-    base : (d, d)
-    left, right : (most equations, d), the vectors of :func:`collect`; the same times their weights
-    matrix, target : (d, d) and (1, d), the equations that it makes
-    residuals : (3, d), residual, direction and image of conjugate gradients
-    dense : (2, most rows of a client), a user's `extra` and `pull` by row; zero between uses
-    """
-
-    rows: np.ndarray
-    follow: np.ndarray
-    base: np.ndarray
+    rows: np.ndarray  # (most rows of a client, d), its upload
+    follow: np.ndarray  # (d, d), its F
+    base: np.ndarray  # (d, d)
+    # left, right: (most equations, d), the vectors of :func:`collect`; the same times their
+    # weights
     left: np.ndarray
     right: np.ndarray
+    # matrix, target: (d, d) and (1, d), the equations that it makes
     matrix: np.ndarray
     target: np.ndarray
-    residuals: np.ndarray
+    residuals: np.ndarray  # (3, d), residual, direction and image of conjugate gradients
+    # (2, most rows of a client), a user's `extra` and `pull` by row; zero between uses
     dense: np.ndarray
 
 
 class Uploads(NamedTuple):
-    """Where uploads go.
+    """Where uploads go."""
 
-    Attributes
-    ----------
-    senders : (n_clients,) bool
-        Of the active clients, those whose uploads are wanted.
-    rows : (n, d)
-        The row that a client sends for held row k is added to ``rows[slots[k]]``: item codes
-        make sums by item, and 0, 1, 2, ... keep clients apart.
-    slots : (n_rows,)
-    squares : (n, d, d)
-        Client c's matrix F is added to ``squares[c]``, or to ``squares[0]`` if it is a sum.
-    is_finite : (n_clients,) bool
-        Becomes False for senders whose upload is not finite. Sums leave it out.
-    separate : bool
-        Whether uploads are kept apart.
-    """
-
-    senders: np.ndarray
+    senders: np.ndarray  # (n_clients,) bool. Of the active clients, those whose uploads are wanted.
+    # (n, d). The row that a client sends for held row k is added to ``rows[slots[k]]``: item
+    # codes make sums by item, and 0, 1, 2, ... keep clients apart.
     rows: np.ndarray
-    slots: np.ndarray
+    slots: np.ndarray  # (n_rows,)
+    # (n, d, d). Client c's matrix F is added to ``squares[c]``, or to ``squares[0]`` if it is a
+    # sum.
     squares: np.ndarray
+    # (n_clients,) bool. Becomes False for senders whose upload is not finite. Sums leave it
+    # out.
     is_finite: np.ndarray
-    separate: bool
+    separate: bool  # Whether uploads are kept apart.
 
 
 def workspace(block, users):
@@ -151,22 +121,11 @@ def uploads(block, turn, users):
 
 @kernel
 def fit_users(client_indptr, indptr, active, ratings, vectors, grams, regs, n_steps, work, users):
-    """Find the vectors of the active clients' users given those of the items.
+    """Find the vectors of the active clients' users given those of the items (n, d).
 
-    Parameters
-    ----------
-    client_indptr : (n_clients + 1,), users of each client
-    indptr : (n_users + 1,), ratings of each user
-    ratings : Ratings, by row of `vectors`
-    vectors : (n, d)
-    grams : (1 or n_clients, d, d), for each client the sum of q q' over all items
-    regs : (n_users,), penalty on each user
-    n_steps : int or None, steps of conjugate gradients from the last vectors; None: exactly
-
-    Returns
-    -------
-    loss : sum of c (r - p.q)^2 over the users and all items
-    weight : sum of c - 1 over the rated ones
+    `grams` (1 or n_clients, d, d) are the sums of q q' over all items. `n_steps` of conjugate
+    gradients begin at the last vectors; None: exactly. Returns the sums of c (r - p.q)^2 over the
+    users and all items, and of c - 1 over the rated ones.
     """
     real, d = users.dtype.type, users.shape[1]
     loss, weight = 0.0, 0.0
@@ -193,10 +152,7 @@ def fit_users(client_indptr, indptr, active, ratings, vectors, grams, regs, n_st
 
 @inline
 def collect(vectors, ratings, start, stop, work):
-    """Make the equations (base + sum extra v v') x = target + sum pull v in work.matrix and target.
-
-    v are ``vectors[chosen[k]]`` for k from start to stop.
-    """
+    """Make the equations (base + sum extra v v') x = target + sum pull v in `work`."""
     n, d = stop - start, vectors.shape[1]
     weigh_rows(vectors, ratings, start, stop, work)
     np.dot(work.left[:n].T, work.right[:n], work.matrix)
@@ -217,10 +173,7 @@ def weigh_rows(vectors, ratings, start, stop, work):
 
 @inline
 def descend_conjugate(extra, start, stop, work, n_steps, x, u):
-    """Descend from ``x[u]`` by conjugate gradients for the rows of work.left; see `collect`.
-
-    Returns (target + last residual).x.
-    """
+    """Descend from ``x[u]`` by conjugate gradients; return (target + last residual).x."""
     real, d, rows = x.dtype.type, x.shape[1], work.residuals
     residual, direction, image = 0, 1, 2
     for f in range(d):
@@ -263,10 +216,8 @@ def multiply(extra, start, stop, x, u, work, image):
 def solve_items(layout, ratings, raters, starts, active, items, problem, work, users, out):
     """LocALS: each active client solves for its items, given its users.
 
-    Parameters
-    ----------
-    raters : Ratings by user, in the order of the held rows; None if all clients have one user
-    starts : (n_rows + 1,), where the ratings of each held row begin among them; None likewise
+    `raters` are the ratings by user, in the order of the held rows, which begin there at `starts`;
+    None if all clients have one user.
     """
     for c in range(len(active)):
         if not (active[c] and out.senders[c]):
@@ -339,16 +290,11 @@ def subtract(row, items, i, full, work):
 def descend_items(
     layout, ratings, active, items, problem, work, users, versions, follows, n_sweeps, rate
 ):
-    """LocSGD: sweeps of gradient steps of the active clients' items, in place.
+    """LocSGD: sweep over the active clients' own `versions` of their items, and F, in place.
 
     A sweep goes through a client's ratings, user after user; in the full form, through all pairs
     of its users and its items, and F takes the steps of the items that it does not hold. A step
     has the size `rate`, or the inverse of the pair's curvature if that is smaller.
-
-    Parameters
-    ----------
-    versions : (n_rows, d), the clients' own vectors of their items
-    follows : (n_clients, d, d), their F
     """
     for c in range(len(active)):
         for _ in range(n_sweeps if active[c] else 0):
@@ -414,10 +360,7 @@ def send_versions(layout, active, items, full, work, versions, follows, out):
 
 @kernel
 def item_gradients(layout, ratings, active, items, full, work, users, out):
-    """GlobSGD and FCF: half gradients of each active client's items.
-
-    In the full form, F is P'P and a row is the difference of the gradient from F q.
-    """
+    """GlobSGD and FCF: send half gradients of each active client's items; F is P'P."""
     real, d, gradient = users.dtype.type, users.shape[1], work.rows
     unrated = real(0) if full else real(1)
     for c in range(len(active)):

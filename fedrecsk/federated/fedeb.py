@@ -665,23 +665,14 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
 
 
 class Scales(NamedTuple):
-    """The precisions, and the sums that they are learned from.
+    """The precisions, and the sums that they are learned from."""
 
-    Attributes
-    ----------
-    alpha : of a rating of a typical user
-    lambda_0 : of users' biases
-    reg : (d + 1,), of items given their prior mean (R)
-    reg_implicit : (d,), of the implicit part (R_y)
-    psi : (d + 1,), of the prior mean
-    sums : (4,) or None, moving averages of what clients send for the first two
-    """
-
-    alpha: float
-    lambda_0: float
-    reg: np.ndarray
-    reg_implicit: np.ndarray
-    psi: np.ndarray
+    alpha: float  # of a rating of a typical user
+    lambda_0: float  # of users' biases
+    reg: np.ndarray  # (d + 1,), of items given their prior mean (R)
+    reg_implicit: np.ndarray  # (d,), of the implicit part (R_y)
+    psi: np.ndarray  # (d + 1,), of the prior mean
+    # (4,) or None, moving averages of what clients send for the first two
     sums: np.ndarray | None = None
 
     def sent(self) -> Any:

@@ -32,23 +32,9 @@ class Ratings(NamedTuple):
 
 @kernel
 def rating_gradients(layout, ratings, values, biases, active, items, penalties, work, users, out):
-    """Fit the active clients' users exactly and make the items' half gradients.
+    """Fit the active clients' users exactly, and send sums of w (score - rating) (1, p) by item.
 
-    A row is the sum over the client's users of w (score - rating) (1, p), the 1 with biases.
-
-    Parameters
-    ----------
-    layout : blocks.Layout
-    values : (n_ratings,), the ratings
-    biases : bool, whether the first number of a gradient is that of the item's bias
-    active : (n_clients,) bool
-    out : wmf.Uploads, receives the rows of own items
-    ratings, items, penalties, work, users
-        See above.
-
-    Returns
-    -------
-    loss, weight : sums of w (score - rating)^2 and of w
+    Returns the sums of w (score - rating)^2 and of w.
     """
     width, gradient = users.shape[1], work.rows
     loss, weight = 0.0, 0.0

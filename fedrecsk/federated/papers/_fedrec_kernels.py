@@ -38,69 +38,40 @@ class Examples(NamedTuple):
 
 
 class Model(NamedTuple):
-    """The received items, and how they are met.
+    """The received items, and how they are met."""
 
-    Attributes
-    ----------
-    items : (n_items, width)
-    squares : (n_items,), squared lengths of what users' vectors are multiplied by
-    level : float, added to every score
-    biases : bool
-    """
-
-    items: np.ndarray
-    squares: np.ndarray
-    level: float
-    biases: bool
+    items: np.ndarray  # (n_items, width)
+    squares: np.ndarray  # (n_items,), squared lengths of what users' vectors are multiplied by
+    level: float  # added to every score
+    biases: bool  # bool
 
 
 class Training(NamedTuple):
-    """How clients train.
+    """How clients train."""
 
-    Attributes
-    ----------
-    learning_rate, reg : float
-    hybrid_steps : int, steps of the vector that predicts virtual ratings; 0: they stay as they are
-    user_steps : int, steps of the users, at the last of which items are differentiated
-    """
-
+    # learning_rate, reg: float
     learning_rate: float
     reg: float
-    hybrid_steps: int
-    user_steps: int
+    hybrid_steps: int  # steps of the vector that predicts virtual ratings; 0: they stay as they are
+    user_steps: int  # steps of the users, at the last of which items are differentiated
 
 
 class Uploads(NamedTuple):
-    """Where the clients' gradients go.
+    """Where the clients' gradients go."""
 
-    Attributes
-    ----------
-    senders : (n_clients,) bool
-    slots : (n_examples,), row of `gradients` that an example is added to
-    gradients : (n_slots, width)
-    masses : (n_slots,), sum of the weights of the examples in each row
-    is_finite : (n_clients,) bool, written: whether all that a client sends is finite
-    """
-
-    senders: np.ndarray
-    slots: np.ndarray
-    gradients: np.ndarray
-    masses: np.ndarray
-    is_finite: np.ndarray
+    senders: np.ndarray  # (n_clients,) bool
+    slots: np.ndarray  # (n_examples,), row of `gradients` that an example is added to
+    gradients: np.ndarray  # (n_slots, width)
+    masses: np.ndarray  # (n_slots,), sum of the weights of the examples in each row
+    is_finite: np.ndarray  # (n_clients,) bool, written: whether all that a client sends is finite
 
 
 class Scratch(NamedTuple):
-    """Room for the largest client.
+    """Room for the largest client."""
 
-    Attributes
-    ----------
-    changes : (n_users, width), the gradients of its users
-    slopes : (n_examples,), those of its examples
-    own, gradient : (1, width), one user's vector and gradient
-    """
-
-    changes: np.ndarray
-    slopes: np.ndarray
+    changes: np.ndarray  # (n_users, width), the gradients of its users
+    slopes: np.ndarray  # (n_examples,), those of its examples
+    # own, gradient: (1, width), one user's vector and gradient
     own: np.ndarray
     gradient: np.ndarray
 
@@ -124,14 +95,6 @@ def list_examples(ratings, n_items, whom, seeds, examples):
     A user has as many virtual items as ``examples.indptr`` leaves room for. Every set of items
     that it has not rated is equally likely. Their ratings are its mean, and their weights are
     those of its ratings, taken in turn, so that weights do not say which items are virtual.
-
-    Parameters
-    ----------
-    ratings : Ratings
-    n_items : int
-    whom : (n_users,) bool
-    seeds : (n_users,) uint64
-    examples : Examples
     """
     for u in range(len(whom)):
         if not whom[u]:
@@ -169,22 +132,8 @@ def list_examples(ratings, n_items, whom, seeds, examples):
 def local_round(client_indptr, examples, active, users, model, training, work, out):
     """Train the active clients for a round, in which also their users take a step.
 
-    All gradients are taken at the same point.
-
-    Parameters
-    ----------
-    client_indptr : (n_clients + 1,), users of each client
-    examples : Examples, whose virtual ratings are replaced where ``training.hybrid_steps`` > 0
-    active : (n_clients,) bool
-    users : (n_users, width), stepped in place
-    model : Model
-    training : Training
-    work : of :func:`scratch`
-    out : Uploads
-
-    Returns
-    -------
-    loss, total_weight : sums of w (rating - score)^2 before the step, and of w; of real ratings
+    All gradients are taken at the same point. Returns the sums of w (rating - score)^2 before the
+    step, and of w, over real ratings.
     """
     width, rate = users.shape[1], users.dtype.type(training.learning_rate)
     n_hybrid, n_steps = training.hybrid_steps, training.hybrid_steps + training.user_steps
@@ -240,10 +189,9 @@ def score_of(own, i, model):
 
 @inline
 def differentiate(start, end, first, rated_only, examples, model, training, work):
-    """Set work.gradient to the gradient of a user's loss at work.own; see :func:`damping`.
+    """Set work.gradient to the damped gradient of a user's loss at work.own, and work.slopes.
 
-    Notes w (score - value) of example k as ``work.slopes[k - first]``. Returns the sum of
-    w (rating - score)^2 and of w over the real ratings, and the largest absolute slope.
+    Returns the sums of w (rating - score)^2 and of w over the real ratings, and the largest slope.
     """
     own, gradient, width = work.own, work.gradient, work.own.shape[1]
     real = own.dtype.type
@@ -277,10 +225,7 @@ def differentiate(start, end, first, rated_only, examples, model, training, work
 
 @inline
 def damping(curvature, training):
-    """Return a factor at most 1 that keeps a step along a gradient from overshooting.
-
-    Without it a loss of this curvature grows if the learning rate is above 2 / curvature.
-    """
+    """Return a factor <= 1 that keeps a step along a loss of this curvature from overshooting."""
     return 1.0 / max(1.0, training.learning_rate / 2 * curvature)
 
 

@@ -30,16 +30,7 @@ def neighbour_sums(indptr, neighbours, users, items, sums):
 
 @kernel
 def errors(indptr, ratings, users, items, left, user_bias, errors, gradients, bias_gradients):
-    """Find the error of each rating times its weight, and the gradients of half the squared errors.
-
-    Parameters
-    ----------
-    ratings : explicit_fcf.Ratings
-    user_bias : (n_users,)
-    errors : (n_ratings,), receives w (score - rating)
-    gradients : (n_users, width), receives the sum of errors times items' rows
-    bias_gradients : (n_users,), receives the sum of errors
-    """
+    """Find w (score - rating) of each rating, and users' gradients of half the squared errors."""
     width = items.shape[1]
     for u in range(len(users)):
         if not users[u]:
@@ -56,16 +47,7 @@ def errors(indptr, ratings, users, items, left, user_bias, errors, gradients, bi
 
 @kernel
 def item_gradients(layout, errors, active, left, through, work, out):
-    """Write the rows that active clients send: sums over users of error left[u] + through[u].
-
-    Parameters
-    ----------
-    errors : (n_ratings,)
-    active : (n_clients,) bool
-    through : (n_users, width), by way of the propagation
-    work : wmf.Workspace
-    out : wmf.Uploads
-    """
+    """Send sums over each active client's users of error left[u] + through[u]."""
     width, gradient = left.shape[1], work.rows
     real = left.dtype.type
     for c in range(len(active)):
