@@ -120,9 +120,3 @@ def solve(upper, d, right, x, i):
             known += upper[f, g] * x[i, g]
         x[i, f] = (right[0, f] - known) / upper[f, f]
     return square
-
-
-@inline
-def solve_positive(matrix, right):
-    """Solve matrix x = right[0] in place; the upper triangle of the matrix is read."""
-    solve(factor(matrix), right.shape[1], right, right, 0)

@@ -17,8 +17,6 @@ from fedrecsk._utils.shared_kernels import add_row
 
 # Matrix products are faster on rows of whole vector registers.
 LANES = 8
-# Of the server's Adam.
-BETA_1, BETA_2, EPSILON = 0.9, 0.99, 1e-8
 
 
 class Ratings(NamedTuple):
@@ -306,30 +304,3 @@ def variances(users, items, user_factors, covariances, noise, item_factors, item
                 turned += row[other + 1] * q[other]
             total += q[k] * turned + v[k + 1] * (p[k] * p[k] + row[k + 1])
         out[n] = total
-
-
-# -------------------------------------------------------------------------------- server
-
-
-@kernel
-def ascend(values, sums, scale, reg, center, first, second, step, debias):
-    """Take one step of Adam upwards, in place, along ``scale sums - reg (values - center)``."""
-    real = values.dtype.type
-    for i in range(values.shape[0]):
-        for k in range(values.shape[1]):
-            x = values[i, k]
-            g = real(scale * sums[i, k] - reg[k] * (x - center[i, k]))
-            m = real(BETA_1) * first[i, k] + real(1 - BETA_1) * g
-            v = real(BETA_2) * second[i, k] + real(1 - BETA_2) * g * g
-            first[i, k], second[i, k] = m, v
-            values[i, k] = x + real(step) * m / (np.sqrt(v / real(debias)) + real(EPSILON))
-
-
-@kernel
-def spread(values, center, reg, total_weight, squares, variances):
-    """Add up ``(x_i - c_i)^2`` and ``1 / (reg + mass_i)`` over the rows, by column."""
-    for i in range(values.shape[0]):
-        for k in range(values.shape[1]):
-            away = values[i, k] - center[i, k]
-            squares[k] += away * away
-            variances[k] += 1 / (reg[k] + total_weight[i])

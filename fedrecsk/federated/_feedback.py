@@ -42,6 +42,12 @@ class LearnsFromFeedback(RankingMixin, FederatedRecommender):
     loss: Any = "bce"
     n_negatives: int = 4
 
+    _no_local_dp = (
+        "an upload shows which items a client has visited, and noise that hides them would drown "
+        "all that it has learned. Use RFRec for local differential privacy, or central_dp if "
+        "clients trust the server."
+    )
+
     _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
         "loss": [StrOptions({"bce", "squared"})],
         "n_negatives": [Interval(Integral, 0, None, closed="left")],
@@ -113,15 +119,6 @@ class LearnsFromFeedback(RankingMixin, FederatedRecommender):
         return expit(scores) if self.loss == "bce" else scores
 
     # ------------------------------------------------------------ checks, early stopping
-
-    def _check_before_fit(self):
-        if self._setting().local_dp is not None:
-            raise ValueError(
-                f"{type(self).__name__} has no local_dp: an upload shows which items a client has "
-                "visited, and noise that hides them would drown all that it has learned. Use RFRec "
-                "for local differential privacy, or central_dp if clients trust the server."
-            )
-        super()._check_before_fit()
 
     def _check_setting(self, federation, data, blocks):
         if not self._needs_positives:

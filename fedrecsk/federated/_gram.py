@@ -26,6 +26,7 @@ from fedrecsk.base._item_weights import (
     sparse_gram,
     whole,
 )
+from fedrecsk.federated._private import check_secure
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Summed
@@ -62,6 +63,12 @@ class FederatedGram(FadingPairs, RankingMixin, FederatedRecommender):
     # Every client is then reached once in a pass.
     _prefers_rotation = True
     _dtype = np.float32
+
+    _no_local_dp = (
+        "noise on every pair of items would drown the few that a client has, and the pairs that it "
+        "sends reveal which items it holds. Use central_dp, whose noise is added to the sum, or "
+        "RFRec for local differential privacy."
+    )
 
     # ---------------------------------------------------------------------- the algorithm
 
@@ -174,25 +181,13 @@ class FederatedGram(FadingPairs, RankingMixin, FederatedRecommender):
         return 0
 
     def _check_before_fit(self):
-        name, federation = type(self).__name__, self._setting()
-        if federation.local_dp is not None:
+        if self._setting().compression is not None:
             raise ValueError(
-                f"{name} has no local_dp: noise on every pair of items would drown the few that a "
-                "client has, and the pairs that it sends reveal which items it holds. Use "
-                "central_dp, whose noise is added to the sum, or RFRec for local differential "
-                "privacy."
-            )
-        if federation.compression is not None:
-            raise ValueError(
-                f"{name} has nothing to compress: its clients send counts of pairs of items, once; "
-                "set compression=None."
+                f"{type(self).__name__} has nothing to compress: its clients send counts of pairs "
+                "of items, once; set compression=None."
             )
         super()._check_before_fit()
-        if federation.secure_aggregation is not None and self._sends_pairs:
-            raise ValueError(
-                f"With secure_aggregation {name} must send whole matrices, because pairs of only "
-                'some items cannot be added encrypted; set upload="all" or "auto".'
-            )
+        check_secure(self)
 
     def _check_setting(self, federation, data, blocks):
         check_likes(data)

@@ -13,6 +13,7 @@ import numpy as np
 from fedrecsk._utils.jit import inline, kernel
 from fedrecsk._utils.shared_kernels import uniform, unseen_item
 from fedrecsk._utils.splitmix import GOLDEN
+from fedrecsk.base._hamming import n_words
 from fedrecsk.base._hamming_kernels import popcount
 
 # Honest sums converge in a few sweeps. Forged ones need not be symmetric and may never.
@@ -96,10 +97,45 @@ class Upload(NamedTuple):
     # else added by item.
     values: np.ndarray
     # gram, total: (n_out, n_bits, n_bits or 0) and (n_out, n_bits) int64. Sums over users of a
-    # a' and of a; n_out is 1, or the number of active clients if `each`.
+    # a' and of a; n_out is 1, or the number of clients if `each`.
     gram: np.ndarray
     total: np.ndarray
     marks: np.ndarray  # (n_items / 64,) uint64, scratch of zeros
+
+
+def visits_of(block, n_visits, n_bits):
+    """Return scratch for any client of the block with at most so many visits."""
+    most_users = np.diff(block.client_indptr).max(initial=0)
+    return Visits(
+        *np.empty((4, n_visits), dtype=np.int64),
+        np.empty((most_users, n_bits), dtype=np.int64),
+        np.empty((n_words(n_bits), n_visits), dtype=np.uint64),
+        np.empty(n_visits, dtype=np.int64),
+        *np.empty((2, n_bits), dtype=np.int64),
+        np.empty(block.n_items, dtype=np.int64),
+        np.empty(n_visits, dtype=np.int64),
+    )
+
+
+def empty_upload(block, turn, n_visits, n_bits, full, sends):
+    """Return where to write what is sent; `n_visits` are those of active clients."""
+    n_items, n_own, n_out = block.n_items, 0, 0
+    if sends:
+        n_own, n_out = n_items, 1
+    if sends and turn.separate:
+        n_own, n_out = np.minimum(n_visits, n_items).sum(), block.n_clients
+    return Upload(
+        sends,
+        turn.separate,
+        turn.active if turn.separate else turn.delivers,
+        np.zeros(block.n_clients, dtype=np.int64),
+        np.empty(n_own, dtype=np.int64),
+        np.arange(n_items),
+        np.zeros((n_own, n_bits + full), dtype=np.int64),
+        np.zeros((n_out, n_bits, n_bits if full else 0), dtype=np.int64),
+        np.zeros((n_out, n_bits), dtype=np.int64),
+        np.zeros(-(-n_items // 64), dtype=np.uint64),
+    )
 
 
 # -------------------------------------------------------------------------------- clients
@@ -114,7 +150,7 @@ def update_clients(clients, indptr, rows, seeds, items, rule, codes, visits, out
     """
     loss, weight = 0.0, 0.0
     # Zeros of one type, or numba would compile what they are passed to once more.
-    first, place, none = np.int64(0), np.int64(0), np.int64(0)
+    first, none = np.int64(0), np.int64(0)
     for c in clients:
         n = none
         for u in range(indptr[c], indptr[c + 1]):
@@ -144,6 +180,7 @@ def update_clients(clients, indptr, rows, seeds, items, rule, codes, visits, out
             for r in range(first, first + n_rows):
                 out.slots[out.rows[r]] = r
         if out.delivers[c]:
+            place = c if out.each else none
             for j in range(indptr[c + 1] - indptr[c]):
                 for k in range(visits.vectors.shape[1]):
                     x = visits.vectors[j, k]
@@ -156,7 +193,6 @@ def update_clients(clients, indptr, rows, seeds, items, rule, codes, visits, out
                 add_gradients(n, visits, items, out)
         if out.each:
             first += n_rows
-            place += 1
     return loss, weight
 
 

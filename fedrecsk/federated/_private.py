@@ -1,4 +1,4 @@
-"""What a method must fulfil to be fitted under central differential privacy."""
+"""What a method must fulfil to be fitted under privacy and secure sums."""
 
 from __future__ import annotations
 
@@ -59,8 +59,22 @@ def check(method: Any, mechanism: CentralDP) -> None:
 
 
 def check_local(method: Any) -> None:
-    """Raise ValueError if local noise would not protect all that a method sends."""
+    """Raise ValueError if a method has no local noise, or it would not protect all that is sent."""
+    reason = getattr(method, "_no_local_dp", None)
+    if reason is not None:
+        raise ValueError(f"{type(method).__name__} has no local_dp: {reason}")
     raise_all(list(_problems_of_settings(method, "local_dp", "which local_dp does not protect")))
+
+
+def check_secure(method: Any) -> None:
+    """Raise ValueError if a method sends rows that cannot be added encrypted."""
+    if method._setting().secure_aggregation is None:
+        return
+    if any(spec.rows != "all" for spec in method._upload_specs(1).values()):
+        raise ValueError(
+            f"With secure_aggregation {type(method).__name__} must send whole matrices, because "
+            'rows of only some items cannot be added encrypted; set upload="all".'
+        )
 
 
 def raise_all(found: list[str]) -> None:

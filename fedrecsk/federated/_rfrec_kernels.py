@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedrecsk._utils.jit import inline, kernel
-from fedrecsk._utils.shared_kernels import add_row, dot_rows, fill_row, solve_positive
+from fedrecsk._utils.shared_kernels import add_row, dot_rows, fill_row
 
 
 class Vectors(NamedTuple):
@@ -206,51 +206,3 @@ def add_up(row_indptr, row_items, held, senders, clip, origin, sums):
                 for f in range(held.shape[1]):
                     x = min(max(held[row, f], -most), most)
                     sums[i, f] += np.float64(x) - np.float64(origin[i, f])
-
-
-@kernel
-def find_finite(row_indptr, held, client_indptr, users, is_finite):
-    """Find whether each client's own vectors are all finite, into `is_finite` (n_clients,) bool."""
-    for c in range(len(is_finite)):
-        n_broken = count_broken(held, row_indptr[c], row_indptr[c + 1])
-        n_broken += count_broken(users, client_indptr[c], client_indptr[c + 1])
-        is_finite[c] = n_broken == 0
-
-
-@inline
-def count_broken(matrix, first, last):
-    """Return how many numbers of some rows are NaN or infinite."""
-    n_broken = 0
-    for row in range(first, last):
-        for f in range(matrix.shape[1]):
-            # A comparison, because `reassoc` folds x - x whether or not x is NaN.
-            n_broken += not abs(matrix[row, f]) < np.inf
-    return n_broken
-
-
-@kernel
-def fit_users(indptr, items, targets, weights, partners, penalties, matrix, right, users):
-    """Minimise sum_r w (target - p.q)^2 + penalties.p^2 for each user, into `users`."""
-    width = users.shape[1]
-    for u in range(len(users)):
-        for f in range(width):
-            right[0, f] = 0
-            for g in range(f, width):
-                matrix[f, g] = 0
-            matrix[f, f] = penalties[u, f]
-        for k in range(indptr[u], indptr[u + 1]):
-            i = items[k]
-            add_row(right, 0, weights[k] * targets[k], partners, i, width)
-            for f in range(width):
-                share = weights[k] * partners[i, f]
-                for g in range(f, width):
-                    matrix[f, g] += share * partners[i, g]
-        largest = 0.0
-        for f in range(width):
-            largest = max(largest, matrix[f, f])
-        for f in range(width):
-            # Above the rounding of a sum that is not of full rank.
-            matrix[f, f] += 1e-14 * largest
-        solve_positive(matrix, right)
-        for f in range(width):
-            users[u, f] = right[0, f]

@@ -14,6 +14,7 @@ from fedrecsk.base import RankingMixin, check_likes
 from fedrecsk.base._fading import FadingHistory
 from fedrecsk.base._item_weights import fades_of
 from fedrecsk.federated._item_content import FederatedContent
+from fedrecsk.federated._private import check_secure
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.portable import Ridge
 from fedrecsk.protocol.messages import Dense, Derived, Message, Rows
@@ -197,7 +198,7 @@ class ImplicitMF(FederatedContent, WMFUsers, RankingMixin, FederatedRecommender)
             "n_clients": catalogue.n_clients,
             "reg_item": self.reg_item / catalogue.n_clients,
             # Without a set-up nobody knows which items are held.
-            "content": self._item_prior(np.ones(catalogue.n_items)),
+            "content": None if self._n_setups else self._item_prior(np.ones(catalogue.n_items)),
         }
 
     def _setup_specs(self, n_items, step):
@@ -264,6 +265,10 @@ class ImplicitMF(FederatedContent, WMFUsers, RankingMixin, FederatedRecommender)
 
     # ------------------------------------------------------------------------------ checks
 
+    def _check_before_fit(self):
+        super()._check_before_fit()
+        check_secure(self)
+
     def _check_setting(self, federation, data, blocks):
         check_likes(data)
 
@@ -284,6 +289,10 @@ class FederatedWMF(ImplicitMF):
     }
 
     _n_setups = 1
+    _no_local_dp = (
+        "which rows a client requests and sends reveals the items it holds, and noise cannot hide "
+        "that. Use RFRec under local differential privacy."
+    )
 
     # ------------------------------------------------------------------- on the clients
 
@@ -364,18 +373,7 @@ class FederatedWMF(ImplicitMF):
     # ------------------------------------------------------------------------------ checks
 
     def _check_before_fit(self):
-        name, federation = type(self).__name__, self._setting()
-        if federation.local_dp is not None:
-            raise ValueError(
-                f"{name} has no local_dp: which rows a client requests and sends reveals the items "
-                "it holds, and noise cannot hide that. Use RFRec under local differential privacy."
-            )
         super()._check_before_fit()
-        if federation.secure_aggregation is not None and self.upload == "local":
-            raise ValueError(
-                f"With secure_aggregation {name} must send whole matrices, because rows of only "
-                'some items cannot be added encrypted; set upload="all".'
-            )
         if self.preconditioner is True and self.aggregation != "full":
             raise ValueError(
                 f'preconditioner=True needs the matrices that aggregation="full" uploads, but '

@@ -150,6 +150,25 @@ def fit_users(client_indptr, indptr, active, ratings, vectors, grams, regs, n_st
     return loss, weight
 
 
+@kernel
+def fit_raters(indptr, who, ratings, items, penalties, work, users):
+    """Minimise sum w (r - p.q)^2 + penalties.p^2 of users in a mask; `ratings` have w and w r."""
+    real, d = users.dtype.type, users.shape[1]
+    for u in range(len(users)):
+        start, stop = indptr[u], indptr[u + 1]
+        if not who[u]:
+            continue
+        fill_row(users, u, real(0), d)
+        if start == stop:
+            continue
+        # The rest of work.base stays 0.
+        for f in range(d):
+            work.base[f, f] = penalties[u, f]
+        fill_row(work.target, 0, real(0), d)
+        collect(items, ratings, start, stop, work)
+        solve(factor(work.matrix), d, work.target, users, u)
+
+
 @inline
 def collect(vectors, ratings, start, stop, work):
     """Make the equations (base + sum extra v v') x = target + sum pull v in `work`."""

@@ -116,10 +116,6 @@ class FCF(ServerStep, ImplicitMF):
     *Constants*, which only a subclass can change: ``INIT_STD = 0.03``, the standard deviation of
     the initial item vectors; Adam's ``BETA_1 = 0.1``, ``BETA_2 = 0.99`` and ``EPSILON = 1e-8``.
 
-    *Simulation.* Over all clients the rows of items that they do not hold add up to
-    ``Q sum_c P_c' P_c``, so a round takes time O(ratings d + m d^2), not O(clients m d). This
-    is exact. If single uploads are needed, "all" has to compute them.
-
     References
     ----------
     .. [1] M. Ammad-ud-din, E. Ivannikova, S. A. Khan, W. Oyomno, Q. Fu, K. E. Tan and
@@ -153,6 +149,11 @@ class FCF(ServerStep, ImplicitMF):
             "reg_exponent": [Interval(Real, 0, None, closed="left")],
             "upload": [StrOptions({"all", "local"})],
         }
+    )
+
+    _no_local_dp = (
+        "to clip its gradients, every client would have to compute those of all items. Use RFRec "
+        "for local differential privacy."
     )
 
     @property
@@ -223,20 +224,6 @@ class FCF(ServerStep, ImplicitMF):
         return {name: self._gradient_moving(view, name, moves)}
 
     # ------------------------------------------------------------------------------ checks
-
-    def _check_before_fit(self):
-        federation = self._setting()
-        if federation.local_dp is not None:
-            raise ValueError(
-                f"{type(self).__name__} has no local_dp: to clip its gradients, every client would "
-                "have to compute those of all items. Use RFRec for local differential privacy."
-            )
-        super()._check_before_fit()
-        if federation.secure_aggregation is not None and self.upload == "local":
-            raise ValueError(
-                f"With secure_aggregation {type(self).__name__} must send whole matrices, because "
-                'rows of only some items cannot be added encrypted; set upload="all".'
-            )
 
     def _check_setting(self, federation, data, blocks):
         super()._check_setting(federation, data, blocks)

@@ -125,9 +125,6 @@ class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeights):
     that noise alone would not have, as in :class:`FedSpectral`, and then restores the diagonal,
     the items' counts, where it is larger. One round with all clients needs the least noise.
 
-    *Attacks and aggregators* see uploads of very different sizes: the norm of one grows with the
-    square root of the number of pairs, and faster with sample weights.
-
     References
     ----------
     .. [1] H. Steck, "Embarrassingly Shallow Autoencoders for Sparse Data", WWW 2019,

@@ -17,6 +17,8 @@ from fedrecsk.data import _times
 from fedrecsk.data._rating_scale import scale_of
 from fedrecsk.federated._day_effects import DayEffects
 from fedrecsk.federated._item_content import FederatedContent
+from fedrecsk.federated._optimizers import adam
+from fedrecsk.federated._private import check_secure
 from fedrecsk.federated._ratings import RatingScale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.portable import Ridge
@@ -134,8 +136,7 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
     Each client infers the distribution of its users' vectors given the items, exactly, and
     uploads the gradient of the ratings' likelihood in its own items; the server adds these up,
     updates the items, and learns how noisy ratings and how different users and items are. Few
-    clients per round are enough: with cohorts of 1 % each client uploads ten times in total.
-    Predictions have standard deviations.
+    clients per round are enough, and predictions have standard deviations.
 
     The model of user u's rating of item i::
 
@@ -245,20 +246,16 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
     likelihood, at the users' optimum up to one sweep. A rating of weight w counts as w
     ratings.
 
-    *Constants.* Initial vectors have the standard deviation ``INIT_STD = 0.1``.
-
     *What is sent.* Once, up: sum and number of ratings; for each item that the client holds (or
-    for all) its number of ratings and users, the sum of 1 / n_u, and a row of
-    `sketch_size` numbers; with "local", which items these are. Once, down: the scale, the mean and
-    the number of ratings of every item. Each round, down: 2 d + 1 numbers per item, and the
-    scales; up: as many numbers of gradients, and four more. At the end, down: all rows.
+    for all) its number of ratings and users, the sum of 1 / n_u, and a row of `sketch_size`
+    numbers; with "local", which items these are. Once, down: the scale, the mean and the number of
+    ratings of every item. Each round, down: 2 d + 1 numbers per item, and the scales; up: as many
+    numbers of gradients, and four more. At the end, down: all rows.
 
     *What it reveals.* The server uses only sums, so secure sums hide the rest. Without them, one
-    upload reveals exactly which items its user has rated and how, and the user's vector:
-    alpha_u follows from the number of rows and the four numbers, and with it the rows
-    give the residuals (:func:`fedrecsk.attacks.measure_leak`). A sum over a small cohort has items
-    that only one client has rated; it does not hide their rows, and rows for y, which are equal
-    for all items of a user, link them. ``python -m benchmarks.fedeb leak`` counts such ratings.
+    upload reveals exactly which items its user has rated and how, and the user's vector
+    (:func:`fedrecsk.attacks.measure_leak`). A sum over a small cohort does not hide the rows of
+    items that only one of its clients has rated.
 
     *Item features.* With `item_features` x_i the prior mean is ``f_i + a + A' x_i``. In each round
     the server regresses ``(b_i, q_i) - f_i`` on x_i by ridge regression, item i with the weight
@@ -268,6 +265,9 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
 
     *Cohorts.* With ``Federation(sampling="auto")`` equal cohorts take turns. Random cohorts
     cost accuracy.
+
+    *Constant*, which only a subclass can change: ``INIT_STD = 0.1``, the standard deviation of the
+    initial item vectors.
 
     References
     ----------
@@ -316,6 +316,10 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
         **FederatedContent._content_constraints,
     }
 
+    _no_local_dp = (
+        "which rows a client sends reveals the items it has rated, and noise cannot hide that. Use "
+        "RFRec for local differential privacy."
+    )
     _user_width = "n_factors"
     _carried = (
         *("n_steps", "center", "content_means", "scales"),
@@ -327,6 +331,8 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
     _n_setups = 1
     # Standard deviation of the initial item vectors.
     INIT_STD = 0.1
+    # Of the server's Adam.
+    BETA_1, BETA_2, EPSILON = 0.9, 0.99, 1e-8
     # How many ratings the prior of a user's own precision is worth (nu).
     NU = 10.0
 
@@ -376,12 +382,10 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
             "held_items": np.bincount(block.row_items, minlength=block.n_items),
         }
         if self.sketch_size:
-            fields["sketch"] = sketch(
-                block, directions(block.n_items, self.sketch_size, key.shared)
-            )
-        return ClientUpdates(
-            {name: fields[name] for name in self._setup_specs(block.n_items, step)}
-        )
+            public = directions(block.n_items, self.sketch_size, key.shared)
+            fields["sketch"] = sketch(block, public)
+        specs = self._setup_specs(block.n_items, step)
+        return ClientUpdates({name: fields[name] for name in specs})
 
     def _setup_aggregate(self, server, upload, step, key):
         total, weight = upload["ratings"].sum
@@ -468,8 +472,7 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
         if self.implicit:
             implicit = message[f"{prefix}implicit"].values.astype(real, copy=False)
         alpha, lambda_0, *reg = message["scales"].values
-        prior = np.ones(items.shape[1], real)
-        prior[0] = lambda_0
+        prior = np.r_[lambda_0, np.ones(self.n_factors)].astype(real)
         uncertain = self.posterior == "variational"
         model = fedeb_kernels.Model(
             items,
@@ -498,24 +501,23 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
         sums = upload["items"].sum
         server |= self._stepped(server, "items", sums, share, scales.reg, server["center"])
         if self.implicit:
-            sums, zero = upload["implicit"].sum, np.zeros_like(server["implicit"])
-            server |= self._stepped(server, "implicit", sums, share, scales.reg_implicit, zero)
+            sums = upload["implicit"].sum
+            server |= self._stepped(server, "implicit", sums, share, scales.reg_implicit, 0)
         if self.posterior == "variational":
             server |= learned(server, upload["scales"].sum / share)
         return server
 
     def _stepped(self, server, name, sums, share, reg, mean):
         """Return the items or their implicit part after a step of Adam, and the average."""
-        t, values = server["n_steps"], server[name].copy()
-        first, second = map(np.copy, server[f"{name}_moments"])
-        step = self._rate(share) / (1 - fedeb_kernels.BETA_1**t)
-        debias = 1 - fedeb_kernels.BETA_2**t
-        reg = reg.astype(self._dtype)
-        fedeb_kernels.ascend(values, sums, 1 / share, reg, mean, first, second, step, debias)
+        t, values = server["n_steps"], server[name]
+        with np.errstate(over="ignore", invalid="ignore"):
+            gradient = (sums / share - reg * (values - mean)).astype(self._dtype)
+        direction, moments = adam(self, server[f"{name}_moments"], t, gradient)
+        values = values + self._dtype(self._rate(share)) * direction
         average = server[f"average_{name}"]
         weight = self._dtype(max(1 / t, min(share, 1 / LOOK_BACK)))
         average = average + weight * (values - average)
-        return {name: values, f"{name}_moments": (first, second), f"average_{name}": average}
+        return {name: values, f"{name}_moments": moments, f"average_{name}": average}
 
     def _rate(self, share):
         """Return Adam's step size, given the share of the clients in the sum."""
@@ -547,10 +549,8 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
         fitted = super()._personalize(block, state, message, turn, key)
         if self.timestamps is None:
             return fitted
-        users, of_rating = (
-            fitted["users"],
-            np.repeat(np.arange(block.n_users), np.diff(block.indptr)),
-        )
+        users, n_rated = fitted["users"], np.diff(block.indptr)
+        of_rating = np.repeat(np.arange(block.n_users), n_rated)
         low, high, mean = (float(number) for number in message["ratings"].values)
         items = self._unit(low, high) * message["average_items"].values
         linear = mean, users[:, 0], items[:, 0], users[:, 1:], items[:, 1:]
@@ -624,23 +624,13 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
     # ------------------------------------------------------------------- checks, attacks
 
     def _check_before_fit(self):
-        if self._setting().local_dp is not None:
-            raise ValueError(
-                f"{type(self).__name__} has no local_dp: which rows a client sends reveals the "
-                "items it has rated, and noise cannot hide that. Use RFRec for local "
-                "differential privacy."
-            )
         if self._setting().central_dp is not None:
             raise ValueError(
                 f"{type(self).__name__} has no central_dp: its sketch and its learned scales do "
                 "not survive the noise. Use PrivFedEB, which is made for it."
             )
         super()._check_before_fit()
-        if self._setting().secure_aggregation is not None and self.upload == "local":
-            raise ValueError(
-                f"With secure_aggregation {type(self).__name__} must send whole matrices, because "
-                'rows of only some items cannot be added encrypted; set upload="all".'
-            )
+        check_secure(self)
 
     def _check_setting(self, federation, data, blocks):
         super()._check_setting(federation, data, blocks)
@@ -701,21 +691,21 @@ def learned(server: Any, sums: Any) -> Any:
     if server["content"] is not None:
         content = server["content"].means(items - center).astype(items.dtype)
         center = center + content
-    squares, variances = np.zeros((2, len(scales.reg)))
-    total_weight = scales.alpha * server["n_ratings"]
-    fedeb_kernels.spread(items, center, scales.reg, total_weight, squares, variances)
+    squares, variances = spread(items - center, scales.reg, scales.alpha * server["n_ratings"])
     reg = precision_of(len(items), scales.reg, squares, variances + of_center)
     # A geometric mean, because precisions of vectors that are not needed grow without bound.
     reg = scales.reg ** (1 - NEW) * np.clip(reg, LOWEST, HIGHEST) ** NEW
     reg_implicit = scales.reg_implicit
     if len(reg_implicit):
-        squares, variances = np.zeros((2, len(reg_implicit)))
-        zero, shares = np.zeros_like(implicit), server["shares"]
-        fedeb_kernels.spread(implicit, zero, reg_implicit, shares, squares, variances)
-        reg_implicit = len(items) / (squares + variances)
+        reg_implicit = len(items) / sum(spread(implicit, reg_implicit, server["shares"]))
     alpha, lambda_0 = np.clip([n_ratings / errors, n_users / bias], LOWEST, HIGHEST)
     scales = Scales(float(alpha), float(lambda_0), reg, reg_implicit, psi, sums)
     return {"center": center, "content_means": content, "scales": scales}
+
+
+def spread(values: Any, reg: Any, total_weight: Any) -> Any:
+    """Return the sums of squares, and of the posterior variances, of each column."""
+    return (values.astype(float) ** 2).sum(axis=0), (1 / (reg + total_weight[:, None])).sum(axis=0)
 
 
 def precision_of(n: Any, reg: Any, squares: Any, variances: Any) -> Any:

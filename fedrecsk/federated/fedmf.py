@@ -127,32 +127,23 @@ class AveragedItems(LearnsFromFeedback):
     def _client_update(self, block, state, message, turn, key):
         items, layout, config = message["item_factors"].values, self._layout(block), self._config()
         columns, is_finite = self._columns(block, key), np.ones(block.n_clients, dtype=bool)
-        seeds = key.private.hashed("visit", block.clients)
-        out = self._empty_upload(block, turn, config, items.dtype)
+        seeds, users = key.private.hashed("visit", block.clients), state["users"]
+        cohort = fedmf_kernels.Cohort(turn.active, turn.delivers, seeds, is_finite)
+        n_own, n_items = 0, block.n_items
+        if turn.separate:
+            # No client visits more items than it has examples.
+            n_examples = np.diff(block.rating_indptr) * (1 + config.n_negatives)
+            n_own, n_items = np.minimum(n_examples, block.n_items)[turn.active].sum(), 0
+        out = self._empty_upload(block.n_clients, n_own, n_items, items.dtype)
+        work = fedmf_kernels.scratch(layout, turn.active, config, items)
+        moving, feedback = self._moving(block, columns), state["feedback"]
         loss = fedmf_kernels.visit(
-            layout,
-            state["feedback"],
-            fedmf_kernels.Cohort(turn.active, turn.delivers, seeds, is_finite),
-            config,
-            items,
-            self._moving(block, columns),
-            state["users"],
-            fedmf_kernels.scratch(layout, turn.active, config, items),
-            out,
+            layout, feedback, cohort, config, items, moving, users, work, out
         )
         fields = self._fields(block, turn, columns, is_finite, out)
         return state, ClientUpdates(fields, is_finite=is_finite), loss
 
-    def _empty_upload(self, block, turn, config, dtype):
-        """Return where the kernel writes what is sent."""
-        if not turn.separate:
-            return self._empty_arrays(block.n_clients, 0, block.n_items, dtype)
-        # No client visits more items than it has examples.
-        n_examples = np.diff(block.rating_indptr) * (1 + config.n_negatives)
-        n_own = np.minimum(n_examples, block.n_items)[turn.active].sum()
-        return self._empty_arrays(block.n_clients, n_own, 0, dtype)
-
-    def _empty_arrays(self, n_clients, n_own, n_items, dtype):
+    def _empty_upload(self, n_clients, n_own, n_items, dtype):
         """Return arrays for `n_own` rows that clients send, or for sums of `n_items` rows."""
         return fedmf_kernels.Upload(
             n_items == 0,
@@ -250,17 +241,11 @@ class AveragedItems(LearnsFromFeedback):
         # A user's vector must not depend on which others are computed, or when.
         seeds = np.full(block.n_users, Key(0).hashed("personal"))
         columns, scale = np.ones((0, 0), dtype=bool), np.ones(0, dtype=self._dtype)
-        fedmf_kernels.visit(
-            layout,
-            feedback,
-            fedmf_kernels.Cohort(whom, whom, seeds, np.ones(block.n_users, dtype=bool)),
-            config,
-            items,
-            fedmf_kernels.Moving(0.0, columns, scale),
-            users,
-            fedmf_kernels.scratch(layout, whom, config, items),
-            self._empty_arrays(block.n_users, 0, 0, items.dtype),
-        )
+        cohort = fedmf_kernels.Cohort(whom, whom, seeds, np.ones(block.n_users, dtype=bool))
+        moving = fedmf_kernels.Moving(0.0, columns, scale)
+        work = fedmf_kernels.scratch(layout, whom, config, items)
+        out = self._empty_upload(block.n_users, 0, 0, items.dtype)
+        fedmf_kernels.visit(layout, feedback, cohort, config, items, moving, users, work, out)
 
     @property
     def _n_columns(self):
@@ -277,7 +262,7 @@ class AveragedItems(LearnsFromFeedback):
         return np.ones((block.n_clients, self._n_columns), dtype=bool)
 
     def _rate_and_length(self):
-        """Learning rate of the items, and by what their changes are divided when sent."""
+        """Return the items' learning rate, and by what their changes are divided when sent."""
         return float(self.learning_rate), 1.0
 
     def _moving(self, block, columns):
@@ -417,10 +402,10 @@ class FedMF(AveragedItems):
           8  clients fit p_u to it                                   _personalize: kernel visit
 
     *What is sent.* Each round down: Q, ``4 m d`` bytes per client for m items. Up: the change of
-    Q, ``4 m d`` bytes, and for each item whether the client visited it, m bytes, so that counts
-    can be added up; with "data_size" the client's number of ratings in their place, and
-    with "reptile" nothing. With ``loss="squared"`` also once: up, the client's sum of ratings and
-    their number; down, the mean. At the end, down: the final Q.
+    Q, ``4 m d`` bytes, and for each item whether the client visited it, m bytes; with "data_size"
+    the client's number of ratings in their place, and with "reptile" nothing. With
+    ``loss="squared"`` also once: up, the client's sum of ratings and their number; down, the mean.
+    At the end, down: the final Q.
 
     *What it reveals.* In plaintext the rows that are not zero are the visited items, a fifth of
     them positives, and the size of a row reveals which. Only sums over clients are used.
@@ -428,14 +413,12 @@ class FedMF(AveragedItems):
     *Weights.* `sample_weight` multiplies an example's loss; a negative has the weight of its
     positive. It is divided by its mean on the client, so that its scale does not change step sizes.
 
-    *Constants.* Initial vectors have the standard deviation ``INIT_STD = 0.03``; subclasses may
-    change it.
-
     *Final vectors.* A client that took part in a round fits p_u for `local_epochs` more, with the
-    final items fixed; one that never did, and every new user, trains 20 epochs from zero. All
-    draw negatives from the same stream, so that a user's vector does not depend on others. Under
-    early stopping the clients of each round do so before they train, which can cost more than
-    the training: 20 epochs for each that is new.
+    final items fixed; one that never did, and every new user, trains 20 epochs from zero. Under
+    early stopping the clients of each round do so before they train.
+
+    *Constant*, which only a subclass can change: ``INIT_STD = 0.03``, the standard deviation of
+    the initial vectors.
 
     References
     ----------

@@ -16,11 +16,12 @@ from fedrecsk._utils.fixed_point import FRACTION_BITS, fixed
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions, check_sample_weight
 from fedrecsk.base import RankingMixin
-from fedrecsk.base._hamming import HammingSearch, n_words, pack_codes, random_codes, unpack_codes
+from fedrecsk.base._hamming import HammingSearch, pack_codes, random_codes, unpack_codes
 from fedrecsk.data._checks import hint
 from fedrecsk.data._rating_scale import check_ratings, check_scale
 from fedrecsk.data.interactions import Ids, encode, id_columns
 from fedrecsk.federated._item_content import FederatedContent
+from fedrecsk.federated._private import check_secure
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.blocks import Block
 from fedrecsk.protocol.keys import Key, Keys
@@ -46,11 +47,9 @@ LEAST_USERS = 10
 class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommender):
     """Federated recommendation with binary codes, fitted and searched in Hamming space.
 
-    Every item has a code of `n_bits` signs. Codes are all that the server sends and the device
-    stores of the items: 64 bits take 1/32 of the space of 64 float32. A user's vector stays on
-    the device. Its entries are odd integers of `user_bits` bits, so that the vector is stored as
-    `user_bits` codes and items are ranked by XOR and popcount; with one bit it is the paper's
-    code.
+    Every item has a code of `n_bits` signs, which is all that the server sends and the device
+    stores of it. A user's vector stays on the device. Its entries are odd integers of `user_bits`
+    bits, so that items are ranked by XOR and popcount; with one bit it is the paper's code.
 
     The similarity ``s_ui = 1/2 + b_u . d_i / (2 f (2^user_bits - 1))`` in [0, 1] is fitted to a
     target for each pair of user and item, by least squares. In each round, every client of the
@@ -137,27 +136,24 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
         in the end
           9  clients fit their users to the final codes           _personalize
 
-    *What is sent.* Down, each round: the packed codes of all items, and with "full" the
-    mean vector, ``4 n_bits`` bytes. Up, with "full": for each of
-    the client's rated items its index, n_bits integers (int64) and the sum of its weights; an
-    n_bits x n_bits matrix, n_bits integers and the number of users. With
-    "gradient": n_bits integers and the index of each visited item, negatives included. With
-    "parameter": n_bits bits and the index. There is no set-up.
+    *What is sent.* Down, each round: the packed codes of all items, and with "full" the mean
+    vector, ``4 n_bits`` bytes. Up, with "full": for each of the client's rated items its index,
+    n_bits integers (int64) and the sum of its weights; an n_bits x n_bits matrix, n_bits integers
+    and the number of users. With "gradient": n_bits integers and the index of each visited item,
+    negatives included. With "parameter": n_bits bits and the index. There is no set-up.
 
-    *What it reveals.* In plaintext, one upload of one client gives its code and all its
-    ratings, up to mirroring both (:func:`fedrecsk.attacks.measure_leak`); with "full" the
-    vector can be read from it. Row indices reveal which items were visited. Secure sums of integers
-    with ``upload="all"`` hide single clients. With "full" each client receives the mean
-    vector of the last cohort of at least ten users; smaller ones leave it as it was.
+    *What it reveals.* In plaintext, one upload of one client gives its code and all its ratings,
+    up to mirroring both (:func:`fedrecsk.attacks.measure_leak`), and its row indices which items it
+    has visited. Secure sums of integers with ``upload="all"`` hide single clients.
 
     *Losses.* The training loss is the weighted mean squared error of similarities over the pairs
     of a round's clients, after their step. Early stopping measures the same on held-out rows and
     a share of the items without a row (with "ratings", the squared error of ratings).
 
-    *Constants.* The target similarity is 0.65 for positives and 0.5 for negatives
-    (``POSITIVE_TARGET``, ``NEGATIVE_TARGET``), users' vectors take at most 3 sweeps per round
-    (``N_SWEEPS``; None: until nothing changes), and the mean vector of "full" is used
-    (``MEAN_PRIOR``), with the weight ``SPARSE_REG`` / n for few rows. Subclasses may change them.
+    *Constants*, which only a subclass can change: the target similarity is 0.65 for positives and
+    0.5 for negatives (``POSITIVE_TARGET``, ``NEGATIVE_TARGET``), users' vectors take at most 3
+    sweeps per round (``N_SWEEPS``; None: until nothing changes), and the mean vector of "full" is
+    used (``MEAN_PRIOR``), with the weight ``SPARSE_REG`` / n for few rows.
 
     *The paper's literal method* is ``LightFR(aggregation="gradient", user_bits=1,
     targets="ratings", n_negatives=0, reg_user=0, server_decay=1, balance_user=0.5,
@@ -224,6 +220,10 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
     SPARSE_REG = 12000.0
     # False is the paper's ablation.
     _trains_items = True
+    _no_local_dp = (
+        "noise on the scale of its gradients would drown their signs. Use RFRec for local "
+        "differential privacy."
+    )
     _single_uploads = True
 
     # ------------------------------------------------------------------- the server begins
@@ -231,23 +231,18 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
     def _init_server(self, catalogue, key):
         items = np.arange(catalogue.n_items)
         codes = random_codes(key, "item codes", items, 1, self.n_bits)[:, 0]
-        mean = np.zeros(self.n_bits, dtype=np.float32) if self._has_prior else None
-        server = self._server(codes, self._scale(catalogue.rating_range), mean)
-        return server | {"content": self._item_prior(np.ones(catalogue.n_items))}
-
-    def _server(self, item_codes, scale, mean_user):
-        """Return the server's state before a round in which nothing has arrived yet."""
-        server = {"item_codes": item_codes, "rating_scale": scale}
-        if mean_user is not None:
-            server["mean_user"] = mean_user
-        if self.aggregation != "full":
-            server["total"] = np.zeros((len(item_codes), self.n_bits), dtype=np.int64)
-        return server
+        return {
+            "item_codes": codes,
+            "rating_scale": self._scale(catalogue.rating_range),
+            "mean_user": np.zeros(self.n_bits, dtype=np.float32),
+            # What has arrived so far, for codes that are the signs of a total.
+            "total": 0,
+            "content": self._item_prior(np.ones(catalogue.n_items)),
+        }
 
     def _initial_broadcast(self, server):
-        if self.targets == "implicit":
-            return Message()
-        return Message(scale=Dense(np.array(server["rating_scale"])))
+        scale = Dense(np.array(server["rating_scale"]))
+        return Message(scale=scale) if self.targets == "ratings" else Message()
 
     # ---------------------------------------------------------------------- each round
 
@@ -325,53 +320,17 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
             self._fixed_balance(self.balance_item),
         )
         clients = np.flatnonzero(turn.active)
-        n_rows = np.diff(block.indptr[block.client_indptr])
-        n_visits = n_rows * (1 + rule.n_negatives)
-        out = self._empty_upload(block, turn, n_visits[clients], sends)
+        n_rows = np.diff(block.indptr[block.client_indptr])[clients]
+        n_visits, seeds = n_rows * (1 + rule.n_negatives), key.private.hashed(draws, block.users)
+        full, f = self.aggregation == "full", self.n_bits
+        visits = lightfr_kernels.visits_of(block, n_visits.max(initial=0), f)
+        out = lightfr_kernels.empty_upload(block, turn, n_visits, f, full, sends)
+        users, rows = block.client_indptr, state["rows"]
         loss, weight = lightfr_kernels.update_clients(
-            clients,
-            block.client_indptr,
-            state["rows"],
-            key.private.hashed(draws, block.users),
-            items,
-            rule,
-            state["codes"],
-            self._scratch(block, n_visits[clients].max(initial=0)),
-            out,
+            clients, users, rows, seeds, items, rule, state["codes"], visits, out
         )
         loss /= (2.0 * self._max_dot) ** 2
         return self._updates(block, turn, out) if sends else None, (loss, weight)
-
-    def _scratch(self, block, n_visits):
-        most_users = np.diff(block.client_indptr).max(initial=0)
-        return lightfr_kernels.Visits(
-            *np.empty((4, n_visits), dtype=np.int64),
-            np.empty((most_users, self.n_bits), dtype=np.int64),
-            np.empty((n_words(self.n_bits), n_visits), dtype=np.uint64),
-            np.empty(n_visits, dtype=np.int64),
-            *np.empty((2, self.n_bits), dtype=np.int64),
-            np.empty(block.n_items, dtype=np.int64),
-            np.empty(n_visits, dtype=np.int64),
-        )
-
-    def _empty_upload(self, block, turn, n_visits, sends):
-        """Return where the kernel writes what is sent; `n_visits` are those of active clients."""
-        f, full, n_items = self.n_bits, self.aggregation == "full", block.n_items
-        n_own, n_out = (n_items, 1) if sends else (0, 0)
-        if sends and turn.separate:
-            n_own, n_out = np.minimum(n_visits, n_items).sum(), len(n_visits)
-        return lightfr_kernels.Upload(
-            sends,
-            turn.separate,
-            turn.active if turn.separate else turn.delivers,
-            np.zeros(block.n_clients, dtype=np.int64),
-            np.empty(n_own, dtype=np.int64),
-            np.arange(n_items),
-            np.zeros((n_own, f + full), dtype=np.int64),
-            np.zeros((n_out, f, f if full else 0), dtype=np.int64),
-            np.zeros((n_out, f), dtype=np.int64),
-            np.zeros(-(-n_items // 64), dtype=np.uint64),
-        )
 
     def _updates(self, block, turn, out):
         """Return what is sent of the items visited, and of the users alone."""
@@ -379,8 +338,8 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
         if turn.separate:
             indptr = np.concatenate([[0], np.cumsum(out.n_rows)])
             rows = SparseRows(indptr, out.rows[: indptr[-1]], out.values[: indptr[-1]])
-            fields = {"gram": out.gram, "total": out.total, "n_users": n_users[turn.active, None]}
-            fields = {n: _of_each(fields[n], turn.active) for n in specs.keys() & fields}
+            fields = {"gram": out.gram, "total": out.total, "n_users": n_users[:, None]}
+            fields = {name: SparseRows.stacked(values) for name, values in fields.items()}
         else:
             rows = out.values
             if self.upload == "visited":
@@ -408,8 +367,8 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
             )
             return server
         votes = self.aggregation == "parameter"
-        old = server["total"]
-        server["total"] = old - old // self.server_decay + sums["votes" if votes else "rows"]
+        kept = server["total"] - server["total"] // self.server_decay
+        server["total"] = kept + sums["votes" if votes else "rows"]
         # Voters have balanced their codes themselves.
         lightfr_kernels.step_by_sign(codes, signs, server["total"], 0 if votes else balance)
         return server
@@ -457,7 +416,7 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
     def _server_attributes(self, message):
         return {
             "item_codes_": message["item_codes"].values,
-            "rating_scale_": self._scale_of(message),
+            "rating_scale_": self._scale(message["scale"].values if "scale" in message else None),
             "n_bits_": self.n_bits,
         }
 
@@ -506,9 +465,6 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
         low, high = self.rating_scale or rating_range
         return float(low), float(high)
 
-    def _scale_of(self, message):
-        return self._scale(None if self.targets == "implicit" else message["scale"].values)
-
     def _similarities_of(self, data, scale):
         """Return which rows count, and their target similarities."""
         if self.targets == "implicit":
@@ -518,7 +474,8 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
 
     def _targets(self, block, message):
         """Return the clients' rows in fixed point."""
-        chosen, aims = self._similarities_of(block, self._scale_of(message))
+        scale = message["scale"].values if "scale" in message else None
+        chosen, aims = self._similarities_of(block, scale)
         base, base_target = self._base
         own = 1 + self.alpha * block.weights if base else block.weights
         return lightfr_kernels.Rows(
@@ -537,24 +494,13 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
         return self.targets == "ratings"
 
     def _check_before_fit(self):
-        federation = self._setting()
         if self.rating_scale is not None:
             check_scale(self.rating_scale)
-        if federation.secure_aggregation is not None and self.upload == "visited":
+        compression = self._setting().compression
+        if compression is not None:
             raise ValueError(
-                "With secure_aggregation LightFR must send whole matrices, because rows of only "
-                'some items cannot be added encrypted; set upload="all", with aggregation="full" '
-                'or "gradient".'
-            )
-        if federation.compression is not None:
-            raise ValueError(
-                f"{type(federation.compression).__name__} shortens real numbers, but LightFR "
-                "sends codes and integers; set compression=None, and n_bits for shorter codes."
-            )
-        if federation.local_dp is not None:
-            raise ValueError(
-                "LightFR has no local_dp: noise on the scale of its gradients would drown their "
-                "signs. Use RFRec for local differential privacy."
+                f"{type(compression).__name__} shortens real numbers, but LightFR sends codes and "
+                "integers; set compression=None, and n_bits for shorter codes."
             )
         if self.aggregation == "parameter" and self.upload == "all":
             raise ValueError(
@@ -562,6 +508,7 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
                 '-1, never 0; use upload="visited" with aggregation="parameter".'
             )
         super()._check_before_fit()
+        check_secure(self)
 
     def _check_setting(self, federation, data, blocks):
         if self.targets == "implicit" and not (data.values > 0).any():
@@ -696,16 +643,12 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
         users = self._users.codes(new.user_ids.values)[new.users]
         rows = np.flatnonzero(users >= 0)
         kept, items = np.unique(new.items[rows], return_inverse=True)
-        ids = np.concatenate([self.item_ids_, new.item_ids.values[kept]])
-        items = items + self.n_items_
-        block = self._with_new_rows(
-            users[rows], items, new.values[rows], new.weights[rows], len(ids)
-        )
+        ids = Ids(np.concatenate([self.item_ids_, new.item_ids.values[kept]]), self._items.name)
+        given = users[rows], self.n_items_ + items, new.values[rows], new.weights[rows]
+        block = self._with_new_rows(*given, len(ids))
         codes = self._fitted_item_codes(block, len(kept), n_rounds)
-        vars(self).update(self._with_codes(codes))
-        self._seen = block.indptr, block.items
-        vars(self).update(item_ids_=ids, n_items_=len(ids))
-        self._items = Ids(ids, self._items.name)
+        vars(self).update(self._with_codes(codes), _items=ids, item_ids_=ids.values)
+        self.n_items_, self._seen = len(ids), (block.indptr, block.items)
         return self
 
     def _with_items(self, rows):
@@ -763,10 +706,12 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
         model.balance_item, n_old = 0.0, block.n_items - n_new
         index = np.arange(n_old, block.n_items)
         fresh = random_codes(Key(0), "item codes", index, 1, self.n_bits)[:, 0]
-        codes, mean = np.concatenate([self.item_codes_, fresh]), None
+        mean = np.zeros(self.n_bits)
         if "mean_user" in self._final_message:
             mean = self._final_message["mean_user"].values
-        server = model._server(codes, self.rating_scale_, mean)
+        codes = np.concatenate([self.item_codes_, fresh])
+        scale = self.rating_scale_
+        server = {"item_codes": codes, "rating_scale": scale, "mean_user": mean, "total": 0}
         everyone = np.ones(block.n_clients, dtype=bool)
         turn = RoundMasks(everyone, everyone, False)
         for t in range(n_rounds):
@@ -833,10 +778,3 @@ def _vectors(codes, n_bits):
     """Users' vectors from their planes, shape (n_users, n_bits)."""
     planes = unpack_codes(codes, n_bits).astype(np.int64)
     return np.tensordot(2 ** np.arange(planes.shape[1]), planes, (0, 1))
-
-
-def _of_each(values, active):
-    """Return one small array for each active client."""
-    n, n_rows = values.shape[:2]
-    indptr = np.concatenate([[0], np.cumsum(active * n_rows)])
-    return SparseRows(indptr, np.tile(np.arange(n_rows), n), values.reshape(-1, *values.shape[2:]))

@@ -122,31 +122,26 @@ class LocALS(ClientItemsWMF):
           6  server sends all items                             _final_model
           7  clients solve for their users once more            _personalize: kernel fit_users
 
-    *What is sent.* Once: up, which items the client holds, with ``upload="local"`` as their
-    indices and with "all" as a vector of 0 and 1 over all items, so that a secure sum gives only
-    the number of holders; down, reg_item / n_clients. Each round, down: q_i of the client's own
-    items and the d x d matrix ``sum q_i q_i'`` over all items. Up: for each own item
-    ``q_ci - A_c q_i`` (or ``q_ci - q_i`` where aggregation is not "full"); with "full" the d x d
-    matrix A_c; with "holders" a count of 1 for each item, so that counts can be summed under
-    encryption. At the end, down: q_i of all items, which a client needs to recommend. With
-    ``upload="all"`` the rows of all items are sent in both directions, zero where the client
-    holds nothing: n_items / (own items) times the bytes.
+    *What is sent.* Once: up, which items the client holds, with ``upload="local"`` as their indices
+    and with "all" as a vector of 0 and 1 over all items; down, reg_item / n_clients. Each round,
+    down: q_i of the client's own items and the d x d matrix ``sum q_i q_i'`` over all items. Up:
+    for each own item ``q_ci - A_c q_i`` (or ``q_ci - q_i`` where aggregation is not "full"); with
+    "full" the d x d matrix A_c; with "holders" a count of 1 for each item. At the end, down: q_i of
+    all items, which a client needs to recommend. With ``upload="all"`` the rows of all items are
+    sent in both directions, zero where the client holds nothing.
 
     *What it reveals.* "local" reveals to the server which items each client holds. "all" hides it
-    only if uploads are summed securely; in plaintext, a zero row reveals it. A plaintext upload of
-    a client with one user gives p_u exactly: every row is a multiple of it, and A_c gives its
-    length. The server uses sums over clients only.
+    only if uploads are summed securely. A plaintext upload of a client with one user gives p_u
+    exactly: every row is a multiple of it, and A_c gives its length. The server uses sums over
+    clients only.
 
     *Training loss.* `loss_curve_` has the mean of c (r - p.q)^2 over all pairs of the round's
     users and the catalogue, weighted by confidence, with the users just solved for and the items
     just received. Early stopping uses the same over the pairs that a client does not train on.
 
-    *Simulation.* A one-user client's item step has a closed form,
-    ``q_ci = prox/k q_i + s p_u``, and its upload's rows are multiples of p_u. This is exact.
-
-    *Rounds and clients.* A client that holds all users, with ``prox=0``, makes one sweep of
-    centralised ALS per round. With ``prox=0`` and one user per client, nothing ties the clients'
-    versions to each other beyond the users' vectors, so keep prox positive.
+    *Few clients.* A client that holds all users, with ``prox=0``, makes one sweep of centralised
+    ALS per round. With one user per client nothing ties the clients' versions to each other
+    without `prox`, so keep it positive.
 
     *Penalties scaled by frequency* are those of [2]_, ``lambda (T + alpha0 m)^nu`` with
     ``alpha0 = 1 / alpha`` and ``reg_user = lambda alpha0^(nu - 1) m^nu``, and likewise for items.

@@ -24,6 +24,7 @@ from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, all_finite
 
 rfrec_kernels: LazyModule = LazyModule("fedrecsk.federated._rfrec_kernels")
+wmf_kernels: LazyModule = LazyModule("fedrecsk.federated._wmf_kernels")
 
 DENSE_LIMIT = 2 * 2**30
 # Gauss-Newton steps for users that were in no round, and how often each of them is halved.
@@ -129,28 +130,19 @@ class RFRec(FederatedContent, Predictions, BiasColumn, RatingMixin, FederatedRec
     differential privacy there is no set-up: the level is the middle of the scale and items are
     not penalised.
 
-    *Participation.* Lost uploads do little harm, even nine in ten; so do clients without a
-    connection ("stale") if half of the clients have one. If nine in ten have none, the model ends
-    worse than biases alone on ML-100k with "clients", and slightly better with "holders". Clients
-    that do nothing for some rounds do more harm: with cohorts (``client_fraction`` below 1) or
-    dropout mode "offline", the mean over all clients includes outdated copies of unrated items and
-    the model ends worse than biases alone. ``aggregation="holders"`` helps while half of the
-    clients take part; with a tenth of them no parameters that we tried beat biases
-    (``python -m benchmarks.rfrec participation``).
-
-    *Simulation.* Clients that have received the same broadcasts and updated in the same rounds
-    have equal vectors for all items that they have not rated, so they share one copy. This
-    is exact. With "holders" and global prediction these vectors are not needed, and any
-    participation costs the same; with "clients" or local prediction, every client with a history of
-    its own has such a matrix, and the fit raises an error if these take more than 2 GiB.
+    *Participation.* Lost uploads do little harm. Clients that do nothing for some rounds do more:
+    with cohorts (``client_fraction`` below 1) or dropout mode "offline", the mean over all clients
+    includes outdated copies of unrated items, and the model ends worse than biases alone.
+    ``aggregation="holders"`` helps while half of the clients take part. With "clients" or local
+    prediction, the simulation keeps a whole item matrix for each client with a history of its own,
+    and a fit in which these take more than 2 GiB raises an error.
 
     *Constants*, which only a subclass can change: ``INIT_STD = 0.1``, the standard deviation of
     the initial vectors; ``REG_POWER = 0.5``, how fast the penalties on vectors grow with the number
-    of ratings (0: not at all; 1: in proportion); ``FEW_RATINGS = 15``, the number of ratings below
-    which penalties grow, because the data say little: those of a user with n ratings, also on its
-    bias, are multiplied by ``FEW_RATINGS / n`` if that is more than 1, and those of an item by a
-    third of that; ``LINK = "sigmoid"``, from score to scaled rating (with "identity" predictions
-    are clipped to the scale); Adam's ``BETA_1 = BETA_2 = 0.9`` and ``EPSILON = 1e-8``.
+    of ratings; ``FEW_RATINGS = 15``: a user's penalties are multiplied by ``FEW_RATINGS / n`` if
+    that is more than 1, and an item's by a third of that; ``LINK = "sigmoid"``, from score to
+    scaled rating (with "identity" predictions are clipped to the scale); Adam's
+    ``BETA_1 = BETA_2 = 0.9`` and ``EPSILON = 1e-8``.
 
     *Unknown users* get the user bias with which the items' biases alone give the mean rating. The
     server computes it from the sums of the set-up.
@@ -232,8 +224,8 @@ class RFRec(FederatedContent, Predictions, BiasColumn, RatingMixin, FederatedRec
             "level": self._level(0.5),
             "n_ratings": None,
             "n_clients": catalogue.n_clients,
-            # Without a set-up nobody knows which items are rated.
-            "content": self._item_prior(np.ones(catalogue.n_items)),
+            # If there is a set-up, it counts the items' ratings.
+            "content": None if self._n_setups else self._item_prior(np.ones(catalogue.n_items)),
         }
 
     @property
@@ -277,11 +269,12 @@ class RFRec(FederatedContent, Predictions, BiasColumn, RatingMixin, FederatedRec
             users[:, 0] = 0
         low, high, level = message["scale"].values
         unit = float((high - low) or 1)
-        n_of_items = (
-            message["n_ratings"].values if "n_ratings" in message else np.zeros(block.n_items)
-        )
+        n_of_items = np.zeros(block.n_items)
+        if "n_ratings" in message:
+            n_of_items = message["n_ratings"].values
         of_rating = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
         n_of_users = np.bincount(of_rating, block.weights, minlength=block.n_users)
+        few_of_items = self.FEW_RATINGS / ITEMS_NEED
         held = np.zeros((len(block.row_items), self._width), dtype=self._dtype)
         return {
             "unit": unit,
@@ -289,8 +282,9 @@ class RFRec(FederatedContent, Predictions, BiasColumn, RatingMixin, FederatedRec
             "values": ((block.values - low) / unit).astype(self._dtype),
             "weights": block.weights.astype(self._dtype),
             "penalties": (
-                *self._penalties_on_items(n_of_items),
-                *self._penalties_on_users(n_of_users),
+                # Those of an item are shared out among its ratings.
+                *self._penalties(n_of_items, self.reg_item, few_of_items, each=n_of_items),
+                *self._penalties(n_of_users, self.reg_user, self.FEW_RATINGS),
             ),
             "users": self._vectors(users.astype(self._dtype)),
             "held": self._vectors(held),
@@ -298,26 +292,14 @@ class RFRec(FederatedContent, Predictions, BiasColumn, RatingMixin, FederatedRec
             "steps": np.zeros(block.n_clients, dtype=np.int64),
         }
 
-    def _penalties_on_items(self, n_ratings):
-        """Return the penalties of a rating on its item and on its bias, by items' ratings."""
-        rated = n_ratings > 0
-        n_rated = np.maximum(n_ratings, np.finfo(self._dtype).tiny)[rated]
-        share = self._caution(n_rated, self.FEW_RATINGS / ITEMS_NEED) / n_rated
-        reg_item, reg_bias = np.zeros((2, len(n_ratings)), dtype=self._dtype)
-        reg_item[rated] = self.reg_item * share * n_rated**self.REG_POWER
-        reg_bias[rated] = self.reg_bias * share
-        return reg_item, reg_bias if self.biases else reg_item
-
-    def _penalties_on_users(self, n_ratings):
-        """Return the penalties on users and on their biases, by their numbers of ratings."""
-        more = self._caution(n_ratings, self.FEW_RATINGS).astype(self._dtype)
-        reg_user = (more * self.reg_user * n_ratings**self.REG_POWER).astype(self._dtype)
-        return reg_user, more * self._dtype(self.reg_bias) if self.biases else reg_user
-
-    @staticmethod
-    def _caution(n_ratings, few):
-        """Return the factors on the penalties of users or items with so many ratings."""
-        return np.maximum(1.0, few / np.maximum(n_ratings, 1.0))
+    def _penalties(self, n_ratings, reg, few, each=1.0):
+        """Return the penalties on vectors and biases with so many ratings, divided by `each`."""
+        more = np.maximum(1.0, few / np.maximum(n_ratings, 1.0))
+        each = np.where(np.greater(each, 0), each, np.inf)
+        share = more / np.maximum(each, np.finfo(self._dtype).tiny)
+        on_vectors = (reg * share * n_ratings**self.REG_POWER).astype(self._dtype)
+        on_biases = (self.reg_bias * share).astype(self._dtype)
+        return on_vectors, on_biases if self.biases else on_vectors
 
     # ---------------------------------------------------------------------- each round
 
@@ -390,33 +372,33 @@ class RFRec(FederatedContent, Predictions, BiasColumn, RatingMixin, FederatedRec
             sent, is_finite = self._clipped(held), self._is_finite(block, state)
             rows = SparseRows.since(broadcast, block.row_indptr, block.row_items, sent, **others)
             return ClientUpdates({"item_vectors": rows}, is_finite=is_finite)
-        senders = turn.active & turn.delivers
-        sums = self._sums(block, held, broadcast, shared, senders)
+        sums = self._sum(block, held, broadcast, shared, turn.active & turn.delivers)
         if not all_finite(sums):
             # Once more without the clients that have diverged.
             is_finite = self._is_finite(block, state)
-            sums = self._sums(block, held, broadcast, shared, senders & is_finite)
+            senders = turn.active & turn.delivers & is_finite
+            sums = self._sum(block, held, broadcast, shared, senders)
         return ClientUpdates({"item_vectors": sums}, is_finite=is_finite)
 
-    def _sums(self, block, held, broadcast, shared, senders):
+    def _sum(self, block, held, broadcast, shared, senders):
         """Return the sum of what the senders send, of which `shared` are the unrated items."""
-        if shared is None:
-            origin, sums = broadcast, np.zeros(broadcast.shape)
-        else:
-            n_senders = np.count_nonzero(senders)
-            origin, sums = shared, np.multiply(shared, n_senders, dtype=np.float64)
-        rfrec_kernels.add_up(
-            block.row_indptr, block.row_items, held, senders, self._clip, origin, sums
-        )
+        origin, sums = broadcast, np.zeros(broadcast.shape)
+        if shared is not None:
+            origin, sums = shared, np.multiply(shared, np.count_nonzero(senders), dtype=np.float64)
+        own = block.row_indptr, block.row_items, held
+        rfrec_kernels.add_up(*own, senders, self._clip, origin, sums)
         return sums
 
     @staticmethod
     def _is_finite(block, state):
-        is_finite = np.empty(block.n_clients, dtype=bool)
-        rfrec_kernels.find_finite(
-            block.row_indptr, state["held"].now, block.client_indptr, state["users"].now, is_finite
-        )
-        return is_finite
+        """Return which clients' vectors are all finite."""
+        rows, n_users = block.row_counts, np.diff(block.client_indptr)
+        n_broken = np.zeros(block.n_clients)
+        for vectors, counts in ((state["held"].now, rows), (state["users"].now, n_users)):
+            owners = np.repeat(np.arange(block.n_clients), counts)
+            broken = ~np.isfinite(vectors).all(axis=1)
+            n_broken += np.bincount(owners, broken, minlength=block.n_clients)
+        return n_broken == 0
 
     def _upload_centers(self, message):
         if self.aggregation != "clients":
@@ -484,34 +466,28 @@ class RFRec(FederatedContent, Predictions, BiasColumn, RatingMixin, FederatedRec
             return scores, errors, loss + (penalties * users**2).sum(axis=1)
 
         users, solved = np.zeros((2, n_users, self._width))
-        matrix, right = np.zeros((self._width, self._width)), np.zeros((1, self._width))
+        everyone = np.ones(n_users, dtype=bool)
+        work = wmf_kernels.workspace(block, users)
         scores, errors, loss = evaluate(users)
         for _ in range(SOLVER_STEPS):
             slopes = np.ones(len(scores))
             if self.LINK == "sigmoid":
                 slopes = np.maximum(expit(scores) * expit(-scores), TINY)
             targets = scores - state["level"] - item_bias[rated] + errors / slopes
-            rfrec_kernels.fit_users(
-                indptr,
-                rated,
-                targets,
-                weights * slopes**2,
-                partners,
-                penalties + TINY,
-                matrix,
-                right,
-                solved,
-            )
+            extra = weights * slopes**2
+            ratings = wmf_kernels.Ratings(rated, extra, extra * targets)
+            given = ratings, partners, penalties + TINY
+            wmf_kernels.fit_raters(indptr, everyone, *given, work, solved)
             step = solved - users
             moving = np.abs(step).max(axis=1) >= 1e-7
             if not moving.any():
                 break
             for _ in range(HALVINGS):
-                if not moving.any():
-                    break
                 trial = np.where(moving[:, None], users + step, users)
                 better = moving & (evaluate(trial)[2] <= loss)
                 users[better], moving, step = trial[better], moving & ~better, step / 2
+                if not moving.any():
+                    break
             scores, errors, loss = evaluate(users)
         return users
 

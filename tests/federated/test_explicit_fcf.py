@@ -9,7 +9,7 @@ from benchmarks._variants import variant
 from fedrecsk import BiasOnly, ExplicitFCF, Federation
 from fedrecsk.attacks import measure_leak
 from fedrecsk.data.interactions import encode
-from fedrecsk.privacy import CentralDP, LaplaceMechanism, Paillier
+from fedrecsk.privacy import CentralDP, Paillier
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
 from tests.federated.turns import SETTINGS, clients_of_kind, key_of, turns_of
 from tests.reference import fcf as reference
@@ -182,19 +182,6 @@ def test_fedmf_by_encryption_is_the_plain_fit(toy):
     assert secret.privacy_.server_sees == "encrypted sums"
     rounds = [e for e in secret.communication_.entries if e["phase"] == "round"]
     assert {e["bytes_up"] for e in rounds} == {12 * scheme.ciphertext_bytes(9 * 4)}
-
-
-def test_what_does_not_go_together_is_refused(toy):
-    X, y = toy
-    with pytest.raises(ValueError, match="has no local_dp"):
-        ExplicitFCF(federation=Federation(local_dp=LaplaceMechanism(1, 1))).fit(X, y)
-
-
-def test_rows_of_own_items_are_refused_under_encryption(toy):
-    pytest.importorskip("phe", reason="needs fedrecsk[privacy]")
-    scheme = Paillier(key_bits=512, allow_weak=True)
-    with pytest.raises(ValueError, match='cannot be added encrypted; set upload="all"'):
-        ExplicitFCF(federation=Federation(secure_aggregation=scheme)).fit(*toy)
 
 
 def test_quality(ml100k, monkeypatch):

@@ -164,8 +164,6 @@ def test_an_encrypted_fit_is_the_plain_one(toy):
     secret = make(optimizer="gd", learning_rate=0.1, federation=setting).fit(X)
     np.testing.assert_allclose(secret.item_factors_, plain.item_factors_, atol=1e-9)
     assert secret.encryption_.n_encrypted == 5 * 12
-    with pytest.raises(ValueError, match='cannot be added encrypted; set upload="all"'):
-        make(upload="local", federation=setting).fit(X)
 
 
 def test_quality(ml100k):

@@ -298,12 +298,6 @@ def test_early_stopping_of_small_cohorts_waits_for_passes(ml100k):
     assert model.history_[model.best_round_]["validation_loss"] < 0.95
 
 
-def test_return_std_of_a_model_that_has_none(toy):
-    model = BiasOnly().fit(*toy)
-    with pytest.raises(ValueError, match="BiasOnly has no standard deviations; use return_std"):
-        model.predict(toy[0], return_std=True)
-
-
 # -------------------------------------------------------------------------- what is sent
 
 
@@ -391,15 +385,3 @@ def test_little_data(data, options):
         np.testing.assert_allclose(mean, 4, atol=0.05)
     else:
         assert np.abs(mean - y).max() < 4
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"n_rounds": "many"}, "n_rounds"),
-        ({"posterior": "exact"}, "posterior"),
-    ],
-)
-def test_bad_parameters(parameters, message, toy):
-    with pytest.raises(ValueError, match=message):
-        make(**parameters).fit(*toy)

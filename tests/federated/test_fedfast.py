@@ -14,7 +14,7 @@ from fedrecsk.compression import TopK
 from fedrecsk.data import _checks
 from fedrecsk.data.interactions import catalogue_ids, encode
 from fedrecsk.federated.fedmf import EPOCHS_OF_THE_NEW
-from fedrecsk.privacy import CKKS, LaplaceMechanism
+from fedrecsk.privacy import CKKS
 from fedrecsk.protocol import participation
 from fedrecsk.protocol.keys import Key
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
@@ -226,9 +226,6 @@ def test_every_user_vector_is_uploaded():
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"discount": -0.1}, "'discount' parameter of FedFast"),
-        ({"n_clusters": 0}, "'n_clusters' parameter of FedFast"),
-        ({"sampling": "rotating"}, "'sampling' parameter of FedFast"),
         (
             {"federation": Federation(aggregator=NormClipping())},
             "the aggregator would have no effect; set aggregator=None, or aggregation='visits' and",
@@ -238,10 +235,6 @@ def test_every_user_vector_is_uploaded():
             "the aggregator would have no effect",
         ),
         ({"federation": Federation(secure_aggregation=CKKS())}, "set secure_aggregation=None"),
-        (
-            {"federation": Federation(local_dp=LaplaceMechanism(clip=1.0, scale=1.0))},
-            "FedFast has no local_dp",
-        ),
     ],
 )
 def test_bad_settings_are_named(parameters, message, toy):

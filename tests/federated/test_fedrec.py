@@ -5,7 +5,7 @@ from benchmarks._variants import variant
 from fedrecsk import BiasOnly, Federation, FedRec
 from fedrecsk.attacks import measure_leak
 from fedrecsk.data.interactions import encode
-from fedrecsk.privacy import CKKS, LaplaceMechanism
+from fedrecsk.privacy import CKKS
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
 from tests.federated.turns import PLAIN_SETTINGS, key_of, turns_of
 from tests.reference import fedrec as reference
@@ -196,12 +196,6 @@ def test_what_does_not_add_up_encrypted_is_refused(toy):
     plain = model.fit(*toy).item_factors_
     encrypted = model.set_params(federation=federation).fit(*toy).item_factors_
     np.testing.assert_allclose(encrypted, plain, atol=1e-4)
-
-
-def test_local_noise_is_refused(toy):
-    federation = Federation(local_dp=LaplaceMechanism(0.2, 0.1))
-    with pytest.raises(ValueError, match=r"FedRec has no local_dp.*Use RFRec"):
-        make(federation=federation, rating_scale=(1, 5), items=np.unique(toy[0][:, 1])).fit(*toy)
 
 
 def test_whole_matrices_give_the_same_model():

@@ -152,7 +152,6 @@ def test_poisoned_clients_do_not_break_the_server(Estimator):
     [
         ({"compression": Quantization("int8")}, {}, "has nothing to compress"),
         ({"adversary": Promotion(0.2, item=1003)}, {}, "no rows of items.*set strength=1"),
-        ({"secure_aggregation": CKKS()}, {"upload": "local"}, 'set upload="all" or "auto"'),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(Estimator, toy, federation, parameters, message):

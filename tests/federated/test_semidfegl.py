@@ -12,7 +12,6 @@ from fedrecsk.federated.papers.semidfegl import clustered, memberships
 from fedrecsk.metrics import bytes_device_to_device_scorer, bytes_scorer
 from fedrecsk.model_selection import compare
 from fedrecsk.plotting import CostDisplay
-from fedrecsk.privacy import LaplaceMechanism
 from fedrecsk.protocol import Device, estimate_training_time
 from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.protocol.messages import GroupMessages, deliver
@@ -257,7 +256,6 @@ def test_the_server_reads_embeddings_items_and_ratings():
 def test_what_does_not_go_together_is_refused(toy):
     X, y = toy
     for federation, message in (
-        (Federation(local_dp=LaplaceMechanism(1, 1)), "has no local_dp"),
         (Federation(aggregator=NormClipping()), "the aggregator would have no effect"),
     ):
         with pytest.raises(ValueError, match=message):

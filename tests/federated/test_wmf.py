@@ -8,15 +8,12 @@ from benchmarks._variants import variant
 from fedrecsk import Federation, GlobSGD, LocALS, LocSGD, Popularity
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip
-from fedrecsk.attacks._inversion_factors import wmf
-from fedrecsk.attacks._server_view import Exchange
 from fedrecsk.data.interactions import encode
 from fedrecsk.federated._wmf import FederatedWMF
 from fedrecsk.protocol import blocks, participation
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.messages import Message
 from fedrecsk.protocol.participation import RoundMasks
-from fedrecsk.updates import Update
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, split
 from tests.federated.turns import SETTINGS, clients_of_kind, key_of, turns_of
 from tests.reference import wmf as reference
@@ -271,24 +268,6 @@ def test_nothing_depends_on_rows_that_a_client_does_not_hold(Estimator, n_client
 
 @every_combination
 @pytest.mark.parametrize("n_clients", [None, 4])
-def test_sums_are_those_of_single_uploads(Estimator, parameters, n_clients, toy):
-    X, _ = toy
-    data = encode(X, clients=None if n_clients is None else X[:, 0] % n_clients)
-    model = make(Estimator, **parameters)
-    block, items = blocks.cut(data)[0], first_items(model, data.n_items)
-    sums = first_update(model, block, items)[1].fields
-    single = first_update(model, block, items, separate=True)[1].fields
-    specs = model._upload_specs(data.n_items)
-    assert sums.keys() == single.keys() == specs.keys()
-    for name, spec in specs.items():
-        rows = single[name]
-        expected = np.zeros(spec.shape) if rows.center is None else block.n_clients * rows.center
-        np.add.at(expected, rows.rows, rows.values)
-        np.testing.assert_allclose(sums[name], expected, atol=1e-11)
-
-
-@every_combination
-@pytest.mark.parametrize("n_clients", [None, 4])
 def test_broken_clients_are_told_apart(Estimator, parameters, n_clients, toy):
     """Sums leave them out; single uploads have them as they are."""
     X, _ = toy
@@ -357,36 +336,6 @@ def test_single_uploads_are_treated_like_sums_of_one_client(
     one_by_one = clone(model).fit(toy[0])
     np.testing.assert_allclose(together.item_factors_, one_by_one.item_factors_, atol=1e-9)
     assert together.communication_.bytes_up == one_by_one.communication_.bytes_up
-
-
-@every_method
-@pytest.mark.parametrize("aggregation", ["full", "clients"])
-def test_a_curious_server_finds_vector_and_items_of_one_user(Estimator, aggregation, toy):
-    """What the docstring warns of: rows are multiples of p_u, and the rest gives its length."""
-    X, _ = toy
-    data = encode(X)
-    parameters = {"alpha": 1.0, "aggregation": aggregation, "local_epochs": 1}
-    if Estimator is GlobSGD:
-        del parameters["local_epochs"]
-    model = make(Estimator, **parameters)
-    items = first_items(model, data.n_items)
-    server = {"item_factors": items, "reg_item": 0.1}
-    message = model._decode_broadcast(model._model(server), Key(0))
-    message = Message(**model._initial_broadcast(server), **message)
-    for block in blocks.cut(data, max_ratings=1):
-        state, updates = first_update(model, block, items, separate=True)
-        uploads = updates.fields
-        p, own = state["users"][0], uploads["rows"]
-        expected = model._upload_of_one(p, items[block.items], message)
-        np.testing.assert_allclose(own.values, expected["rows"], atol=1e-12)
-        upload = {"rows": Update(own.rows, own.values)}
-        if aggregation == "full":
-            change = uploads["others"].values
-            np.testing.assert_allclose(change, expected["others"], atol=1e-12)
-            upload["others"] = Update(slice(None), change)
-        guess = wmf(model, [Exchange(Key(0), message, upload)], data.n_items)
-        np.testing.assert_allclose(guess.vector, p, atol=1e-6)
-        np.testing.assert_array_equal(guess.items, block.items)
 
 
 @every_method
@@ -466,16 +415,6 @@ def test_a_preconditioner_without_its_matrices_is_refused(Estimator, toy):
 def test_items_without_any_penalty_are_refused(toy):
     with pytest.raises(ValueError, match="prox=0 with reg_item=0"):
         make(LocALS, prox=0, reg_item=0).fit(toy[0])
-
-
-@every_method
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("alpha", -1), ("reg_user", 0), ("reg_item", -1), ("aggregation", "mean"), ("upload", 1)],
-)
-def test_bad_parameters_are_named(Estimator, toy, name, value):
-    with pytest.raises(ValueError, match=f"'{name}' parameter of {Estimator.__name__}"):
-        make(Estimator, **{name: value}).fit(toy[0])
 
 
 @pytest.mark.parametrize("alpha", [0.0, 40.0])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
@@ -14,14 +15,23 @@ from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._rating_scale import scale_of
 from fedrecsk.federated._optimizers import ServerStep
+from fedrecsk.federated._private import check_secure
 from fedrecsk.federated._ratings import BiasColumn
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.portable import Ridge
 from fedrecsk.protocol.messages import Dense, Message, Rows
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
 
-explicit_fcf_kernels: LazyModule = LazyModule("fedrecsk.federated.papers._explicit_fcf_kernels")
 wmf_kernels: LazyModule = LazyModule("fedrecsk.federated._wmf_kernels")
+
+
+class Ratings(NamedTuple):
+    """The user and the item of each rating, its value less the level, and its weight."""
+
+    users: np.ndarray
+    items: np.ndarray
+    values: np.ndarray
+    weights: np.ndarray
 
 
 @dataclass(eq=False, repr=False)
@@ -101,8 +111,8 @@ class RatingGradients(ServerStep, BiasColumn, RatingMixin, FederatedRecommender)
         n_ratings = np.bincount(users, block.weights, minlength=block.n_users)
         values = block.values - message["scale"].values[2]
         return {
-            "ratings": explicit_fcf_kernels.Ratings(
-                block.items, values.astype(self._dtype), block.weights.astype(self._dtype)
+            "ratings": Ratings(
+                users, block.items, values.astype(self._dtype), block.weights.astype(self._dtype)
             ),
             "n_ratings": n_ratings,
             "penalties": self._penalties(n_ratings, self.reg_user),
@@ -127,22 +137,69 @@ class RatingGradients(ServerStep, BiasColumn, RatingMixin, FederatedRecommender)
             penalties[:, 0] = self.reg_bias
         return penalties
 
-    def _fit_users(self, block, ratings, penalties, items):
-        """Return the vectors that solve for all users of the block exactly."""
-        users = np.zeros((block.n_users, self._width), dtype=self._dtype)
-        work, penalties = wmf_kernels.workspace(block, users), penalties.astype(self._dtype)
-        items, equations, _ = self._equations(ratings, items)
-        explicit_fcf_kernels.fit_raters(block.indptr, equations, items, penalties, work, users)
-        return users
-
-    def _equations(self, ratings, items):
-        """Return items and ratings as the kernels take them, and values without items' biases."""
+    def _fit_users(self, block, ratings, penalties, items, who, users):
+        """Solve exactly for the users of a mask, in place."""
         items, values = items.astype(self._dtype), ratings.values
         if self.biases:
             values = values - items[ratings.items, 0]
             items[:, 0] = 1
-        pull = ratings.weights * values
-        return items, wmf_kernels.Ratings(ratings.items, ratings.weights, pull), values
+        equations = wmf_kernels.Ratings(ratings.items, ratings.weights, ratings.weights * values)
+        work, penalties = wmf_kernels.workspace(block, users), penalties.astype(self._dtype)
+        wmf_kernels.fit_raters(block.indptr, who, equations, items, penalties, work, users)
+
+    def _with_ones(self, users):
+        """Return what items are multiplied by: users' rows with 1 in place of their biases."""
+        left = users.copy()
+        if self.biases:
+            left[:, 0] = 1
+        return left
+
+    @staticmethod
+    def _rated(block, who):
+        """Return the ratings of the clients of a mask, as an index."""
+        if who.all():
+            return slice(None)
+        return np.flatnonzero(np.repeat(block.users_of(who), np.diff(block.indptr)))
+
+    def _errors(self, block, ratings, who, left, user_bias, items):
+        """Return w (score - rating) of each rating, 0 for those of clients outside a mask."""
+        places, errors = self._rated(block, who), np.zeros(len(block.items), self._dtype)
+        users, rated, values, weights = (one[places] for one in ratings)
+        # Clients that have diverged are left out of the sums, or report it themselves.
+        with np.errstate(over="ignore", invalid="ignore"):
+            scores = np.einsum("kf,kf->k", left[users], items[rated]) + user_bias[users]
+            errors[places] = weights * (scores - values)
+        return errors
+
+    def _loss(self, block, errors, weights, who):
+        """Return the sums of w (score - rating)^2 and of w over the clients of a mask."""
+        places = self._rated(block, who)
+        errors, weights = errors[places].astype(np.float64), weights[places].astype(np.float64)
+        positive = weights > 0
+        return (errors[positive] ** 2 / weights[positive]).sum(), weights.sum()
+
+    def _by_item(self, block, turn, *terms):
+        """Return sums over users of a number of each rating times the user's row, and is_finite.
+
+        `terms` are pairs of numbers and rows. The sums are by item, or client by client.
+        """
+        broken = ~np.isfinite(sum(numbers for numbers, _ in terms))
+        is_finite = np.ones(block.n_clients, dtype=bool)
+        owners = np.searchsorted(block.rating_indptr, np.flatnonzero(broken), "right") - 1
+        is_finite[owners] = False
+        sends = turn.active if turn.separate else turn.active & turn.delivers & is_finite
+        columns, n_columns, dtype = block.items, block.n_items, np.float64
+        if turn.separate:
+            columns, n_columns, dtype = block.rows, len(block.row_items), self._dtype
+        senders, shape, total = block.users_of(sends)[:, None], (block.n_users, n_columns), 0
+        for numbers, rows in terms:
+            numbers = numbers if turn.separate else np.where(broken, 0, numbers)
+            matrix = csr_array((numbers, columns, block.indptr), shape)
+            total = total + matrix.T @ np.where(senders, rows, 0).astype(dtype)
+        if turn.separate:
+            own = block.own_rows(sends)
+            total = SparseRows(own.indptr, own.items, total[np.repeat(sends, block.row_counts)])
+        return total, is_finite
 
     def _upload_moving(self, view, rows, moves):
         return {"gradient": self._gradient_moving(view, "gradient", moves)}
@@ -222,8 +279,8 @@ class ExplicitFCF(RatingGradients):
         set-up  clients send sums and counts of ratings       _setup_update, _setup_aggregate
         each round
           1  server sends (b_i, q_i), of own items with "local" _model
-          2  clients solve for their users                    kernels rating_gradients, fit_rater
-          3  ... and upload the gradient of rated items       kernel send
+          2  clients solve for their users                    _fit_users: kernel fit_raters
+          3  ... and upload the gradient of rated items       _by_item
           4  server takes a step of Adam                      _aggregate
         end
           5  server sends all items                           _final_model
@@ -281,6 +338,11 @@ class ExplicitFCF(RatingGradients):
         "upload": [StrOptions({"local", "all"})],
     }
 
+    _no_local_dp = (
+        "its set-up counts ratings in plaintext, and its gradients are not clipped. Use RFRec for "
+        "local differential privacy."
+    )
+
     @property
     def _rows(self):
         return "held" if self.upload == "local" else "all"
@@ -295,26 +357,15 @@ class ExplicitFCF(RatingGradients):
         return {"gradient": FieldSpec((n_items, self._width), self._rows)}
 
     def _client_update(self, block, state, message, turn, key):
-        users = state["users"]
-        items, equations, values = self._equations(state["ratings"], message["item_vectors"].values)
-        out = wmf_kernels.uploads(block, turn, users)
-        loss = explicit_fcf_kernels.rating_gradients(
-            block.layout,
-            equations,
-            values,
-            bool(self.biases),
-            turn.active,
-            items,
-            state["penalties"].astype(self._dtype),
-            wmf_kernels.workspace(block, users),
-            users,
-            out,
-        )
-        gradient = out.rows
-        if turn.separate:
-            indptr, held, _ = block.own_rows(turn.active)
-            gradient = SparseRows(indptr, held, gradient)
-        return state, ClientUpdates({"gradient": gradient}, is_finite=out.is_finite), loss
+        ratings, users = state["ratings"], state["users"]
+        items, who = message["item_vectors"].values.astype(self._dtype), turn.active
+        self._fit_users(block, ratings, state["penalties"], items, block.users_of(who), users)
+        left = self._with_ones(users)
+        bias = users[:, 0] if self.biases else np.zeros(len(users), self._dtype)
+        errors = self._errors(block, ratings, who, left, bias, items)
+        gradient, is_finite = self._by_item(block, turn, (errors, left))
+        loss = self._loss(block, errors, ratings.weights, who)
+        return state, ClientUpdates({"gradient": gradient}, is_finite=is_finite), loss
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:
@@ -339,21 +390,12 @@ class ExplicitFCF(RatingGradients):
         # Users start afresh: only their own data count.
         part = block.part(turn.active)
         state, items = self._init_clients(part, message, key), message["item_vectors"].values
-        users = self._fit_users(part, state["ratings"], state["penalties"], items)
+        users, everyone = state["users"], np.ones(part.n_users, dtype=bool)
+        self._fit_users(part, state["ratings"], state["penalties"], items, everyone, users)
         return {"users": block.spread(users, turn.active)}
 
     # ------------------------------------------------------------------------------ checks
 
     def _check_before_fit(self):
-        federation = self._setting()
-        if federation.local_dp is not None:
-            raise ValueError(
-                f"{type(self).__name__} has no local_dp: its set-up counts ratings in plaintext, "
-                "and its gradients are not clipped. Use RFRec for local differential privacy."
-            )
         super()._check_before_fit()
-        if federation.secure_aggregation is not None and self.upload == "local":
-            raise ValueError(
-                f"With secure_aggregation {type(self).__name__} must send whole matrices, because "
-                'rows of only some items cannot be added encrypted; set upload="all".'
-            )
+        check_secure(self)

@@ -33,22 +33,10 @@ class FedFast(AveragedItems):
 
     Parameters
     ----------
-    n_factors : int, default=64
-        Length of p_u and q_i (d).
-    n_rounds : int, default=200
-        Number of rounds in total (T).
-    loss : {"bce", "squared"}, default="bce"
-        Cross-entropy with sampled negatives, or half the squared error of ratings, without.
-    n_negatives : int, default=4
-        Sampled negatives per positive, as in :class:`FedMF`.
-    local_epochs : int, default=2
-        Number of passes of a client over its examples per round (E).
-    batch_size : int, default=64
-        Number of examples in a mini-batch; an epoch's last one may be smaller.
-    learning_rate : float, default=0.5
-        Step of SGD (eta).
+    n_factors, n_rounds, loss, n_negatives, local_epochs, batch_size, learning_rate
+        As in :class:`FedMF`.
     reg : float, default=2e-3
-        Weight of ``|p_u|^2 + |q_i|^2`` in the loss of each example.
+        As in :class:`FedMF`.
     sampling : {"clusters", "federation"}, default="clusters"
         How the cohort of a round is drawn. "clusters": the server draws the same share of each
         cluster, and the federation's `sampling` has no effect. "federation": by that `sampling`.

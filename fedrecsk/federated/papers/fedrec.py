@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral, Real
 from typing import ClassVar, Literal
 
@@ -13,6 +13,7 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._rating_scale import scale_of
+from fedrecsk.federated._private import check_secure
 from fedrecsk.federated._ratings import BiasColumn
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Message
@@ -120,14 +121,12 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
 
     *The paper's parameters* are ``biases=False, n_rounds=100, client_fraction=1.0,
     learning_rate_decay=0.9, reg=0.001, user_steps=1, virtual_items="redrawn"`` with
-    ``INIT_RANGE = 0.005`` and ``HYBRID_STEPS = 10``. Its stochastic variant, in which the server
-    steps after each client and the next one receives the result, is a cohort of one: with n
-    clients, ``client_fraction=1 / n, n_rounds=100 * n,
-    federation=Federation(sampling="rotating")``. The server then sees each single upload, even if
-    uploads are encrypted. Cohorts of a few percent lie in between.
+    ``INIT_RANGE = 0.005`` and ``HYBRID_STEPS = 10``. Its stochastic variant is a cohort of one:
+    with n clients, ``client_fraction=1 / n, n_rounds=100 * n,
+    federation=Federation(sampling="rotating")``.
 
-    *Constants.* Initial vectors are uniform within 0.05 of zero (``INIT_RANGE``), and the copy that
-    predicts virtual ratings takes 5 steps (``HYBRID_STEPS``). Subclasses may change them.
+    *Constants*, which only a subclass can change: initial vectors are uniform within 0.05 of zero
+    (``INIT_RANGE``), and the copy that predicts virtual ratings takes 5 steps (``HYBRID_STEPS``).
 
     *What is sent.* With biases once, up: the client's sum and number of ratings; once, down: the
     rating scale and the level. Each round, down: all item vectors, so that requests reveal
@@ -135,13 +134,10 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
     again and the weight, by which the server divides; with ``upload="all"`` the same for all items,
     without indices. At the end, down: the item vectors.
 
-    *What it reveals.* A single plaintext upload reveals everything. The gradients of one user are
-    multiples of (1, p_u): the first upload yields p_u, the errors, and so each rating up to a
-    common constant; and the virtual ones stand out, because they are all equal (see
-    :func:`fedrecsk.attacks.measure_leak`). A server that looks only at item indices learns the
-    rated items by intersecting rounds if virtual items are redrawn, and nothing new if they are
-    fixed. Only sums over clients are used: with secure sums virtual items are not needed, and
-    ``n_virtual=0, upload="all"`` gives the better model.
+    *What it reveals.* A single plaintext upload reveals everything: the gradients of one user are
+    multiples of (1, p_u), which yields the errors, and the virtual ones stand out, because they are
+    all equal (:func:`fedrecsk.attacks.measure_leak`). Only sums over clients are used: with secure
+    sums virtual items are not needed, and ``n_virtual=0, upload="all"`` gives the better model.
 
     *Unknown users and items* have score 0 without biases, which is below the scale.
 
@@ -199,6 +195,10 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
     HYBRID_STEPS = 5
     INIT_RANGE = 0.05
 
+    _no_local_dp = (
+        "it hides rated items by virtual ratings, without noise. Use RFRec for local differential "
+        "privacy."
+    )
     _single_uploads = True
     _dtype = np.float32
     _user_width = "n_factors"
@@ -244,9 +244,14 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
         if self.biases:
             users[:, 0] = 0
         low, high, level = message["scale"].values
+        values = _rescaled(block.values, low, high).astype(self._dtype)
+        weights = block.weights.astype(self._dtype)
         return {
             "users": users.astype(self._dtype),
-            "ratings": self._ratings(block, low, high),
+            "ratings": fedrec_kernels.Ratings(block.indptr, block.items, values, weights),
+            # Virtual items of users that have been in a round, if they are fixed.
+            "examples": None,
+            "drawn": np.zeros(block.n_users, dtype=bool),
             "level": float(level),
             "share": float(message["share"].values),
             "unit": ((high - low) or 1) / (HIGH - LOW),
@@ -261,18 +266,26 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
 
     def _client_update(self, block, state, message, turn, key):
         examples = self._drawn(block, state, turn.active, key)
-        out, rows = self._empty_uploads(block, examples, turn)
+        held = replace(block, indptr=examples.indptr, items=examples.items)
+        out, users, clients = self._empty_uploads(held, turn), state["users"], block.client_indptr
         loss, total_weight = fedrec_kernels.local_round(
-            block.client_indptr,
+            clients,
             examples,
             turn.active,
-            state["users"],
+            users,
             self._received(message, state["level"]),
             self._training(key.round, state["share"]),
-            fedrec_kernels.scratch(block.client_indptr, examples, turn.active, state["users"]),
+            fedrec_kernels.scratch(clients, examples, turn.active, users),
             out,
         )
-        return state, self._uploads(turn, out, rows), (loss * state["unit"] ** 2, total_weight)
+        fields = {"gradients": out.gradients, "weights": out.masses}
+        if turn.separate:
+            own = held.row_indptr, held.row_items
+            fields = {name: SparseRows(*own, values) for name, values in fields.items()}
+        elif self.upload == "chosen":
+            fields = {name: Summed(values, held.row_counts) for name, values in fields.items()}
+        updates = ClientUpdates(fields, is_finite=out.is_finite)
+        return state, updates, (loss * state["unit"] ** 2, total_weight)
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:
@@ -334,37 +347,20 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
         squares = np.einsum("if,if->i", met, met) + self._dtype(self.biases)
         return fedrec_kernels.Model(items, squares, level, bool(self.biases))
 
-    def _ratings(self, block, low, high):
-        values = _rescaled(block.values, low, high).astype(self._dtype)
-        weights = block.weights.astype(self._dtype)
-        return fedrec_kernels.Ratings(block.indptr, block.items, values, weights)
-
     def _drawn(self, block, state, active, key):
-        """Draw the active users' examples, in each round or once in the user's first round."""
-        users, fixed = block.users_of(active), self.virtual_items == "fixed"
-        if not fixed:
-            return self._list_examples(
-                block, state, users, key.private, self._empty_examples(block)
-            )
-        if "examples" not in state:
-            state |= {
-                "examples": self._empty_examples(block),
-                "drawn": np.zeros(block.n_users, dtype=bool),
-            }
-        new = users & ~state["drawn"]
-        state["drawn"] |= new
-        return self._list_examples(block, state, new, key.private.at(-1), state["examples"])
-
-    def _list_examples(self, block, state, users, key, examples):
-        """Draw virtual items for the users of a mask, and write all of these users' examples."""
+        """Return the users' examples, drawn in each round or once in the user's first round."""
+        users, key = block.users_of(active), key.private
+        if self.virtual_items == "redrawn":
+            examples = self._empty_examples(block)
+        else:
+            users, key = users & ~state["drawn"], key.at(-1)
+            state["drawn"] |= users
+            if state["examples"] is None:
+                state["examples"] = self._empty_examples(block)
+            examples = state["examples"]
         if users.any():
-            fedrec_kernels.list_examples(
-                state["ratings"],
-                block.n_items,
-                users,
-                key.hashed("virtual items", block.users),
-                examples,
-            )
+            seeds = key.hashed("virtual items", block.users)
+            fedrec_kernels.list_examples(state["ratings"], block.n_items, users, seeds, examples)
         return examples
 
     def _empty_examples(self, block):
@@ -372,43 +368,30 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
         n_rated = np.diff(block.indptr)
         n_virtual = np.minimum(self.n_virtual * n_rated, block.n_items - n_rated)
         indptr = np.concatenate([[0], np.cumsum(n_rated + n_virtual)])
-        n = indptr[-1]
         return fedrec_kernels.Examples(
             indptr,
-            np.zeros(n, dtype=np.int32),
-            np.zeros(n, dtype=self._dtype),
-            np.ones(n, dtype=self._dtype),
-            np.zeros(n, dtype=bool),
+            np.zeros(indptr[-1], dtype=np.int32),
+            np.zeros(indptr[-1], dtype=self._dtype),
+            np.ones(indptr[-1], dtype=self._dtype),
+            np.zeros(indptr[-1], dtype=bool),
         )
 
-    def _empty_uploads(self, block, examples, turn):
-        """Return where the kernel writes, by item or by client, and each client's own rows."""
-        row_indptr, row_items, rows = _rows(block, examples)
-        alone = block.n_users == block.n_clients
+    def _empty_uploads(self, held, turn):
+        """Return where the kernel writes, by item or by client; `held` is a block of examples."""
+        senders, slots, n_slots = turn.active & turn.delivers, held.items, held.n_items
+        dtype = np.float64
         if turn.separate:
-            senders, slots, n_slots = turn.active, rows, len(row_items)
-        else:
-            senders, slots, n_slots = turn.active & turn.delivers, examples.items, block.n_items
-        # Rows of clients with one user each are not sums.
-        dtype = self._dtype if turn.separate and alone else np.float64
-        out = fedrec_kernels.Uploads(
+            senders, slots, n_slots = turn.active, held.rows, len(held.row_items)
+            if held.n_users == held.n_clients:
+                # These rows are no sums.
+                dtype = self._dtype
+        return fedrec_kernels.Uploads(
             senders,
             slots,
             np.zeros((n_slots, self._width), dtype),
             np.zeros(n_slots, dtype),
-            np.ones(block.n_clients, dtype=bool),
+            np.ones(held.n_clients, dtype=bool),
         )
-        return out, (row_indptr, row_items)
-
-    def _uploads(self, turn, out, rows):
-        fields = {"gradients": out.gradients, "weights": out.masses}
-        indptr, items = rows
-        if turn.separate:
-            fields = {name: SparseRows(indptr, items, values) for name, values in fields.items()}
-        elif self.upload == "chosen":
-            n_rows = np.diff(indptr)
-            fields = {name: Summed(values, n_rows) for name, values in fields.items()}
-        return ClientUpdates(fields, is_finite=out.is_finite)
 
     def _upload_moving(self, view, rows, moves):
         # With weights of 1, as many clients as send the row divide its sum.
@@ -423,18 +406,8 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
         return round(30 / self._cohort_share(n_clients)) if is_auto else self.n_rounds
 
     def _check_before_fit(self):
-        federation = self._setting()
-        if federation.local_dp is not None:
-            raise ValueError(
-                "FedRec has no local_dp: it hides rated items by virtual ratings, without noise. "
-                "Use RFRec for local differential privacy."
-            )
         super()._check_before_fit()
-        if federation.secure_aggregation is not None and self.upload == "chosen":
-            raise ValueError(
-                "With secure_aggregation FedRec must send whole matrices, because rows of only "
-                'some items cannot be added encrypted; set upload="all".'
-            )
+        check_secure(self)
 
     def _response(self, scores):
         low, high = self.rating_scale_
@@ -450,14 +423,3 @@ def _passes(round, share):
 def _rescaled(values, low, high):
     """Return the ratings on the model's scale."""
     return LOW + (HIGH - LOW) * (values - low) / ((high - low) or 1)
-
-
-def _rows(block, examples):
-    """Return each client's distinct items, ascending, and each example's row among them."""
-    indptr = examples.indptr[block.client_indptr]
-    if block.n_users == block.n_clients:
-        return indptr, examples.items, np.arange(len(examples.items), dtype=np.int32)
-    clients = np.repeat(np.arange(block.n_clients), np.diff(indptr))
-    held, rows = np.unique(clients * block.n_items + examples.items, return_inverse=True)
-    row_indptr = np.searchsorted(held, np.arange(block.n_clients + 1) * block.n_items)
-    return row_indptr, (held % block.n_items).astype(np.int32), rows.astype(np.int32)

@@ -86,19 +86,13 @@ class GlobSGD(FederatedWMF):
           5  server sends all items                             _final_model
           6  clients solve for their users once more            _personalize: kernel fit_users
 
-    *What is sent.* Once, up: which items the client holds, as in :class:`LocALS`. Each
-    round, down: as in :class:`LocALS`. Up: for each own item the sum over the client's users of
-    ``c_ui (p_u . q_i - r_ui) p_u``, in "full" less ``(p_u . q_i) p_u``; with "full" the d x d
-    matrix P_c' P_c; with "holders" a count of 1 for each item. At the end, down: q_i of all items.
-
-    *What it reveals.* As in :class:`LocALS`: in plaintext, P_c' P_c of a one-user client is p_u up
-    to its sign, which a row gives.
+    *What is sent.* As in :class:`LocALS`, but up, in each round, for each own item the sum over the
+    client's users of ``c_ui (p_u . q_i - r_ui) p_u``, in "full" less ``(p_u . q_i) p_u``; and with
+    "full" the d x d matrix P_c' P_c. That of a one-user client reveals p_u up to its sign, which a
+    row gives. *Gradients* are half of the derivatives of the objective.
 
     *Constant*, which only a subclass can change: ``INIT_STD = 0.03``, the standard deviation of the
     initial item vectors.
-
-    *Gradients* are half of the derivatives of the objective. `loss_curve_` is as in
-    :class:`LocALS`.
 
     References
     ----------

@@ -92,11 +92,8 @@ class LocSGD(ClientItemsWMF):
           6  server sends all items                             _final_model
           7  clients solve for their users once more            _personalize: kernel fit_users
 
-    *What is sent*, and what it reveals, is as in :class:`LocALS`: the rows of a one-user client
-    again depend on p_u and q_i alone. `loss_curve_` is measured as there, too.
-
-    *Order.* With "full", users of one client take their steps one after the other in the order
-    of their ids, each on all items.
+    *What is sent*, and what it reveals, is as in :class:`LocALS`. With "full", users of one client
+    take their steps one after the other in the order of their ids, each on all items.
 
     *Constant*, which only a subclass can change: ``INIT_STD = 0.03``, the standard deviation of the
     initial item vectors.

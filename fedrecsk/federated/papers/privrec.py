@@ -75,10 +75,8 @@ class PrivRec(FedMF):
     arrived.
 
     *The paper's epsilon.* It reports 35.6 for a noise multiplier of 1, 50 rounds, a sampling rate
-    of 0.6 and delta 1e-5. That is what Renyi divergences of whole orders give with the conversion
-    of I. Mironov, "Renyi Differential Privacy", CSF 2017, proposition 3: 35.59. The same noise has
-    epsilon 31.2 by today's tightest accountant, which `privacy_` reports
-    (``python -m benchmarks.private_rankings epsilon``).
+    of 0.6 and delta 1e-5. By today's tightest accountant, which `privacy_` reports, the same noise
+    has epsilon 31.2 (``python -m benchmarks.private_rankings epsilon``).
 
     *What is not here.* The paper's network, and its training in two stages, item vectors first:
     here item vectors are all that the server trains.

@@ -7,17 +7,14 @@ from numbers import Integral, Real
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.federated._optimizers import adam
 from fedrecsk.federated.papers.explicit_fcf import RatingGradients
 from fedrecsk.protocol.messages import GroupMessages, Message, PerClient, Rows
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
-
-semidfegl_kernels: LazyModule = LazyModule("fedrecsk.federated.papers._semidfegl_kernels")
-wmf_kernels: LazyModule = LazyModule("fedrecsk.federated._wmf_kernels")
 
 # Steps of fuzzy c-means, which stops once no number of a centre moves further than this.
 MAX_STEPS, TOLERANCE = 50, 1e-4
@@ -182,11 +179,9 @@ class SemiDFEGL(RatingGradients):
     *What is assumed.* Ratings, squared errors, biases and the penalties; fuzzy c-means on
     embeddings and items scaled to length 1; the `n_common` items of largest share as those
     predicted, and a user in the cluster of its largest share; messages to every other device of
-    the group; Adam on both sides; layer 0 of items in scores (further layers are the same for
-    all own items of a user, and unrated items have none); an own item that is also a common one
-    is two nodes. A client of several users counts as
-    one device, which sends the mean over its users. In the first round, and without a
-    connection, ego graphs are isolated. If only a cohort takes part, it stands for its group.
+    the group; Adam on both sides. A client of several users counts as one device, which sends the
+    mean over its users. In the first round, and without a connection, ego graphs are isolated. If
+    only a cohort takes part, it stands for its group.
 
     *What is sent.* Once, up: the client's sum and number of ratings, its items and its number of
     ratings of each; once, down: scale and level. Each round, down: (b_i, e_i) of own items, the sum
@@ -197,12 +192,10 @@ class SemiDFEGL(RatingGradients):
     *What it reveals.* To the server, everything: one upload gives z_u and the user's items
     exactly, and the ratings up to a constant (:func:`fedrecsk.attacks.measure_leak`). To
     each device of the group, p_u and a weighted sum of the user's own items, up to their length.
-    Therefore secure sums are refused, and so are local differential privacy and aggregators,
-    which would not protect what devices send to each other.
+    Therefore secure sums, local differential privacy and aggregators are refused.
 
     *Simulation only.* A :class:`~fedrecsk.protocol.Device` refuses groups, because devices cannot
-    reach each other there. A deployment would need addresses, authenticated channels between
-    devices, and a rule for devices that answer late.
+    reach each other there.
 
     *Constants*, which only a subclass can change: ``FUZZINESS = 1.2``, the exponent of the shares
     in fuzzy c-means (towards 1, clusters are hard); ``CLUSTER_EVERY = 10``, the number of rounds
@@ -254,6 +247,10 @@ class SemiDFEGL(RatingGradients):
         "user_learning_rate": [Interval(Real, 0, None, closed="neither")],
     }
 
+    _no_local_dp = (
+        "its set-up counts ratings in plaintext, and what devices send to each other is neither "
+        "clipped nor noised. Use RFRec for local differential privacy."
+    )
     _server_sees = "clients"
     # The server has a part for each client of the fit.
     _carried = ()
@@ -328,7 +325,7 @@ class SemiDFEGL(RatingGradients):
             sent = self._factors(state["users"]) + (self.n_layers == 3) * graph.first
             messages = _by_client(block, graph.scale * sent) / _n_users(block)
         else:
-            self._measure(block, state, message, users)
+            self._measure(block, state, message, turn.active)
             messages = _by_client(block, graph.scale * self._factors(state["gradients"]))
         return state, GroupMessages(groups, messages)
 
@@ -350,7 +347,7 @@ class SemiDFEGL(RatingGradients):
             users = block.users_of(alone)
             self._connect(block, graph, message, np.full(block.n_clients, -1), users)
             state["pull"][users] = 0
-            self._measure(block, state, message, users)
+            self._measure(block, state, message, alone)
         users, left = block.users_of(turn.active), self._left(state)
         state["embeddings"][users] = self._factors(left)[users]
         # What gradients by z_u are by layer 0, by layer 1, and by the neighbours' layer 0.
@@ -359,23 +356,14 @@ class SemiDFEGL(RatingGradients):
         by_first = by_start if self.n_layers == 3 else self._share * gradient
         through = np.zeros((block.n_users, self._width), self._dtype)
         self._factors(through)[:] = graph.scale * by_first
-        out = wmf_kernels.uploads(block, turn, left)
-        work = wmf_kernels.workspace(block, left)
-        semidfegl_kernels.item_gradients(
-            block.layout, state["errors"], turn.active, left, through, work, out
-        )
+        errors, ones = state["errors"], np.ones(len(block.items), self._dtype)
+        loss = self._loss(block, errors, state["ratings"].weights, turn.active)
+        gradient, is_finite = self._by_item(block, turn, (errors, left), (ones, through))
         common = self._factors(_by_client(block, (graph.n_common > 0) * through))
         embedding = self._factors(_by_client(block, left)) / _n_users(block)
-        is_finite = (
-            out.is_finite & np.isfinite(common).all(axis=1) & np.isfinite(embedding).all(axis=1)
-        )
-        loss = self._loss(block, state, users)
+        is_finite &= np.isfinite(common).all(axis=1) & np.isfinite(embedding).all(axis=1)
         self._step_users(state, by_start, users)
-        indptr, items, _ = block.own_rows(turn.active)
-        fields = {
-            "gradient": SparseRows(indptr, items, out.rows),
-            "embedding": SparseRows.stacked(embedding),
-        }
+        fields = {"gradient": gradient, "embedding": SparseRows.stacked(embedding)}
         if self.n_common:
             fields["common"] = SparseRows.stacked(common)
         return state, ClientUpdates(fields, is_finite=is_finite), loss
@@ -408,14 +396,14 @@ class SemiDFEGL(RatingGradients):
             common = message["common"].values[of_user]
             graph.common[users] = np.where(n_common[:, None] > 0, common, 0)
         graph.peers[users] = 0
-        graph.first[users] = self._first_layer(block, graph, message, users)[users]
+        graph.first[users] = self._first_layer(block, graph, message, users)
 
     def _first_layer(self, block, graph, message, users):
-        """Layer 1 of users: the scaled sum of their neighbours."""
-        items = message["item_vectors"].values.astype(self._dtype)
-        sums = np.zeros((block.n_users, self._width), self._dtype)
-        semidfegl_kernels.neighbour_sums(block.indptr, block.items, users, items, sums)
-        return graph.scale * (self._factors(sums) + graph.common)
+        """Return layer 1 of the users of a mask: the scaled sum of their neighbours."""
+        ones = np.ones(len(block.items), self._dtype), block.items, block.indptr
+        rated = csr_array(ones, shape=(block.n_users, block.n_items))[users]
+        sums = rated @ self._factors(message["item_vectors"].values.astype(self._dtype))
+        return graph.scale[users] * (sums + graph.common[users])
 
     def _embeddings(self, users, graph, first):
         """z_u: the mean of all layers."""
@@ -424,42 +412,27 @@ class SemiDFEGL(RatingGradients):
         return self._share * (layers + graph.n_common * graph.scale * graph.peers)
 
     def _left(self, state):
-        """(1, z_u), the 1 with biases."""
+        """Return (1, z_u), the 1 with biases."""
         graph = state["graph"]
-        left = np.ones((len(state["users"]), self._width), self._dtype)
+        left = self._with_ones(state["users"])
         self._factors(left)[:] = self._embeddings(state["users"], graph, graph.first)
         return left
 
-    def _measure(self, block, state, message, users):
-        """Find the error of each rating, and the gradients by (b_u, z_u)."""
-        gradients = np.zeros((block.n_users, self._width), self._dtype)
-        bias, by_bias = np.zeros((2, block.n_users), self._dtype)
+    def _measure(self, block, state, message, who):
+        """Find the error of each rating of the clients of a mask, and gradients by (b_u, z_u)."""
+        items, ratings = message["item_vectors"].values.astype(self._dtype), state["ratings"]
+        users = block.users_of(who)
+        bias = np.zeros(block.n_users, self._dtype)
         if self.biases:
             bias[:] = state["users"][:, 0]
-        items = message["item_vectors"].values.astype(self._dtype)
-        semidfegl_kernels.errors(
-            block.indptr,
-            state["ratings"],
-            users,
-            items,
-            self._left(state),
-            bias,
-            state["errors"],
-            gradients,
-            by_bias,
-        )
+        errors = self._errors(block, ratings, who, self._left(state), bias, items)
+        places = self._rated(block, who)
+        state["errors"][places] = errors[places]
+        matrix = csr_array((errors, block.items, block.indptr), (block.n_users, block.n_items))
+        gradients = matrix @ items
         if self.biases:
-            gradients[:, 0] = by_bias
+            gradients[:, 0] = matrix.sum(axis=1)
         state["gradients"][users] = gradients[users]
-
-    @staticmethod
-    def _loss(block, state, users):
-        """Return sums of w (score - rating)^2 and of w over the users of a mask."""
-        taken = np.repeat(users, np.diff(block.indptr))
-        errors = state["errors"][taken].astype(np.float64)
-        weights = state["ratings"].weights[taken].astype(np.float64)
-        positive = weights > 0
-        return (errors[positive] ** 2 / weights[positive]).sum(), weights.sum()
 
     def _step_users(self, state, by_start, users):
         """Step each user of a mask, by Adam or gradient descent."""
@@ -530,11 +503,12 @@ class SemiDFEGL(RatingGradients):
         slope, offset = self._share * (1 + graph.own), state["users"].copy()
         self._factors(offset)[:] = self._embeddings(offset, graph, graph.first)
         items, ratings = message["item_vectors"].values.astype(self._dtype), state["ratings"]
-        of_rating = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
-        rest = ratings.values - np.einsum("kf,kf->k", offset[of_rating], items[block.items])
+        rest = ratings.values - np.einsum("kf,kf->k", offset[ratings.users], items[ratings.items])
         ratings, penalties = ratings._replace(values=rest.astype(self._dtype)), state["penalties"]
         self._factors(penalties)[:] /= slope**2
-        return {"users": self._fit_users(block, ratings, penalties, items) + offset}
+        users = np.zeros((block.n_users, self._width), dtype=self._dtype)
+        self._fit_users(block, ratings, penalties, items, everyone, users)
+        return {"users": users + offset}
 
     # ------------------------------------------------------------------- what it needs
 
@@ -553,14 +527,7 @@ class SemiDFEGL(RatingGradients):
     # ------------------------------------------------------------------------------ checks
 
     def _check_before_fit(self):
-        federation = self._setting()
-        if federation.local_dp is not None:
-            raise ValueError(
-                "SemiDFEGL has no local_dp: its set-up counts ratings in plaintext, and what "
-                "devices send to each other is neither clipped nor noised. Use RFRec for local "
-                "differential privacy."
-            )
-        if federation.aggregator is not None:
+        if self._setting().aggregator is not None:
             raise ValueError(
                 "SemiDFEGL's server takes gradients of predicted items and embeddings from single "
                 "uploads, so the aggregator would have no effect on them; set aggregator=None."
