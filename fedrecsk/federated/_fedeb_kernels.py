@@ -145,10 +145,7 @@ def update(layout, ratings, active, model, work, posterior, out):
 
 @inline
 def infer(start, stop, layout, ratings, model, work):
-    """Infer the posterior of the user with these ratings, and leave it in `work`.
-
-    Returns alpha_u, E, and the sums of w (y - x_i.phi)^2 and of w.
-    """
+    """Leave a user's posterior in `work`; return alpha_u, E, sums of squared errors and weights."""
     rows, products, matrix, column = work.rows, work.products, work.matrix, work.column
     center, variance, items, prior = work.center, work.variance, model.items, model.prior
     real = rows.dtype.type

@@ -136,11 +136,7 @@ class LearnsFromFeedback(RankingMixin, FederatedRecommender):
             )
 
     def _validation_losses(self, held_out):
-        """Return the clients' loss on held-out rows.
-
-        Cross-entropy has no meaning without negatives: each held-out row brings `n_negatives`
-        (at least one) items that its user has not rated, the same ones in every round.
-        """
+        """Return the loss on held-out rows, of which each brings its negatives, at least one."""
         if self.loss == "squared":
             return super()._validation_losses(held_out)
         positive = held_out.values > 0
@@ -153,11 +149,7 @@ class LearnsFromFeedback(RankingMixin, FederatedRecommender):
         return held_out.weights * losses, held_out.weights * (1 + n_negatives)
 
     def _held_out_negatives(self, held_out, positive):
-        """Held-out rows, repeated for each of their negatives, and the negatives.
-
-        Addressed by their rank within the user, so that a client alone draws the same ones; all
-        users draw alike.
-        """
+        """Return held-out rows, repeated for each of their negatives, and the negatives."""
         indptr, items = self._seen
         n_unseen, n = self.n_items_ - np.diff(indptr), max(1, self.n_negatives)
         rows = np.repeat(np.flatnonzero(positive & (n_unseen[held_out.users] > 0)), n)

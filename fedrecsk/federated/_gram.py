@@ -279,10 +279,7 @@ class OwnWeights(FederatedGram):
 
 
 def items_above_noise(matrix, noise_std):
-    """Return the items whose count, on the diagonal, is clearly above the noise on each entry.
-
-    Warns if there are none, or no more than noise alone would lift.
-    """
+    """Return the items whose count is clearly above the noise; warn if there are none, or few."""
     items = np.flatnonzero(np.diag(matrix) > STANDARD_DEVIATIONS * noise_std)
     by_chance = len(matrix) * norm.sf(STANDARD_DEVIATIONS)
     hint = "Allow a larger epsilon, or train on more clients."
@@ -302,12 +299,9 @@ def items_above_noise(matrix, noise_std):
 def signal(matrix, noise_std):
     """Return the eigenvalues and eigenvectors of X'X that are visible through noise, largest first.
 
-    Independent Gaussian noise on the entries of a symmetric matrix of n items has eigenvalues up
-    to 2 std sqrt(n) in size (Wigner 1958). It also makes true eigenvalues larger, and turns
-    eigenvectors away. The smallest expected squared error of the whole matrix is reached with
-    sqrt(e^2 - (2 std)^2 n) in place of an eigenvalue e, and 0 in place of those within the noise
-    (Gavish and Donoho, "Optimal shrinkage of singular values", IEEE Transactions on Information
-    Theory 63(4), 2017).
+    Noise on the entries of a symmetric matrix of n items has eigenvalues up to b = 2 std sqrt(n) in
+    size (Wigner 1958), and sqrt(e^2 - b^2) in place of an eigenvalue e has the smallest expected
+    squared error of the whole matrix (Gavish and Donoho 2017, see FedSpectral).
     """
     if not len(matrix):
         return np.zeros(0), np.zeros((0, 0))

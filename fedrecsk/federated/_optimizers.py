@@ -12,10 +12,7 @@ from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 
 
 def adam(method, moments, n_steps, gradient):
-    """Return the direction of step `n_steps`, from 1, and Adam's new moments (mean, square).
-
-    The method has the constants BETA_1, BETA_2 and EPSILON.
-    """
+    """Return the direction of step `n_steps`, from 1, and Adam's new moments (mean, square)."""
     mean, square = moments
     # What overflows ends the fit, or warns, with its likely cause.
     with np.errstate(over="ignore", invalid="ignore"):

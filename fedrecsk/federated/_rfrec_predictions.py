@@ -27,10 +27,7 @@ class Predictions:
         return attributes | {"_mean_user_bias": self._mean_bias(message, attributes)}
 
     def _mean_bias(self, message, attributes):
-        """Return the user bias with which the items' biases alone give the mean rating.
-
-        It is about the mean of the users' biases, which the server does not know.
-        """
+        """Return the user bias with which the items' biases alone give the mean rating."""
         if not self.biases or "n_ratings" not in message:
             return 0.0
         weights = np.maximum(message["n_ratings"].values, 0).astype(np.float64)
@@ -142,10 +139,7 @@ class OwnItems:
         return replace(self, clients=np.where(np.isin(self.users, users), -1, self.clients))
 
     def vectors(self, users, items, default):
-        """Return the item vector of each pair of codes, (n, width), as the user's client has it.
-
-        `default` (n_items, width) is for users who were not in fit or have been forgotten.
-        """
+        """Return items' vectors as the users' clients have them; strangers get the `default`."""
         vectors = default[items]
         places = np.minimum(np.searchsorted(self.users, users), len(self.users) - 1)
         ours = np.flatnonzero((self.users[places] == users) & (self.clients[places] >= 0))

@@ -56,18 +56,7 @@ class WMFUsers(FadingHistory):
         return {"users": block.spread(state["users"], turn.active)}
 
     def _fit_users(self, block, state, active, items, gram, chosen=None, n_steps=None):
-        """Fit the active clients' users to items; return loss and weight over all their pairs.
-
-        Parameters
-        ----------
-        items : ndarray of shape (n, n_factors)
-        gram : ndarray of shape (n_factors, n_factors) or (n_clients, n_factors, n_factors)
-            Sum of q q' over all items, for each client if they differ.
-        chosen : ndarray of shape (n_ratings,)
-            Row of each rating's item among the `items`. None: the item's code.
-        n_steps : int or None
-            Steps of conjugate gradients; None: exactly.
-        """
+        """Fit the active clients' users to items; return loss and weight over all their pairs."""
         chosen, users = block.items if chosen is None else chosen, state["users"]
         loss, weight = wmf_kernels.fit_users(
             block.client_indptr,
@@ -141,11 +130,7 @@ class WMFUsers(FadingHistory):
         return tuple(message[name].values.astype(self._dtype, copy=False) for name in names)
 
     def _validation_losses(self, held_out):
-        """Return the objective on held-out rows.
-
-        Held-out rows count with their confidence; the items without a row of the user are
-        preferences 0 with confidence 1, divided among its held-out rows.
-        """
+        """Return the objective on held-out rows, which share the items without a row."""
         confidence = 1.0 + self._preferences(held_out)["extra"]
         scores = self._score_pairs(held_out.users, held_out.items)
         users, n_users = held_out.users, held_out.n_users
@@ -346,10 +331,8 @@ class FederatedWMF(ImplicitMF):
     def _cautious(self, server, upload, lean=1.0):
         """Return the step of each item that keeps a preconditioned update from overshooting.
 
-        If few clients take part, the mean is noisy. If many hold an item with a large
-        alpha, clients move it up to 1 + alpha times as fast as the preconditioner, which
-        is the same for all items, expects; `lean` says how far their answers depend on the
-        server's items at all.
+        If few clients take part, the mean is noisy; and many holders with a large alpha move an
+        item up to 1 + alpha times as fast as expected, as far as they `lean` on the server's.
         """
         share = min(1.0, 2 * upload.n_clients / server["n_clients"])
         return share / (1 + lean * self.alpha * server["held_share"] / 2)

@@ -123,9 +123,8 @@ def uploads(block, turn, users):
 def fit_users(client_indptr, indptr, active, ratings, vectors, grams, regs, n_steps, work, users):
     """Find the vectors of the active clients' users given those of the items (n, d).
 
-    `grams` (1 or n_clients, d, d) are the sums of q q' over all items. `n_steps` of conjugate
-    gradients begin at the last vectors; None: exactly. Returns the sums of c (r - p.q)^2 over the
-    users and all items, and of c - 1 over the rated ones.
+    `grams` (1 or n_clients, d, d) are sums of q q' over all items; `n_steps`, if any, are those of
+    conjugate gradients. Returns sums of c (r - p.q)^2 over all items, and c - 1 over rated ones.
     """
     real, d = users.dtype.type, users.shape[1]
     loss, weight = 0.0, 0.0

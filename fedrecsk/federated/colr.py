@@ -77,10 +77,6 @@ class CoLR(AveragedItems):
     *What it reveals.* As in :class:`FedMF`: the rows of A_u that are not zero are the visited
     items.
 
-    *Constants.* Initial vectors have the standard deviation ``INIT_STD = 0.03``, and A's step is
-    ``learning_rate * (rank / n_factors) ** 0.75`` (``RANK_EXPONENT``; 0.5 in the authors' code).
-    Subclasses may change them.
-
     References
     ----------
     .. [1] N.-H. Nguyen, T.-A. Nguyen, T. Nguyen, V. T. Hoang, D. D. Le and K.-S. Wong, "Towards
@@ -110,6 +106,7 @@ class CoLR(AveragedItems):
         "averaging": ["boolean"],
     }
 
+    # A's step is learning_rate (rank / n_factors)^RANK_EXPONENT; 0.5 in the authors' code.
     RANK_EXPONENT = 0.75
 
     # ---------------------------------------------------------------------- each round

@@ -113,9 +113,6 @@ class FCF(ServerStep, ImplicitMF):
     stands for that of all clients: it is divided by the number of uploads accepted, and so is
     ``reg_item`` by the number of all clients.
 
-    *Constants*, which only a subclass can change: ``INIT_STD = 0.03``, the standard deviation of
-    the initial item vectors; Adam's ``BETA_1 = 0.1``, ``BETA_2 = 0.99`` and ``EPSILON = 1e-8``.
-
     References
     ----------
     .. [1] M. Ammad-ud-din, E. Ivannikova, S. A. Khan, W. Oyomno, Q. Fu, K. E. Tan and

@@ -7,7 +7,6 @@ from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from scipy.sparse import csr_array
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
@@ -16,6 +15,7 @@ from fedrecsk.base import RatingMixin, linear_scores
 from fedrecsk.data import _times
 from fedrecsk.data._rating_scale import scale_of
 from fedrecsk.federated._day_effects import DayEffects
+from fedrecsk.federated._fedeb_prior import directions, eigenpairs, sketch
 from fedrecsk.federated._item_content import FederatedContent
 from fedrecsk.federated._optimizers import adam
 from fedrecsk.federated._private import check_secure
@@ -45,11 +45,6 @@ LOWEST, HIGHEST = 1e-4, 1e4
 # Shares of the numbers that ratings determine: for their precision to fall freely, at least the
 # first, and for the slower rule, at least the second.
 DETERMINED, WELL_DETERMINED = 0.02, 0.1
-
-# Eigenvalues of K below this are rounding, and so are those below this share of the largest.
-SMALLEST, ROUNDING = 1e-8, 1e-12
-# Added to K's diagonal, as a share of the sketch's size, so that K is positive definite.
-SHIFT = 1e-6
 
 
 class EmpiricalBayes(RatingScale, RatingMixin, FederatedRecommender):
@@ -243,8 +238,7 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
     and step 3: ``alpha_u res_i`` for b_i, ``alpha_u (res_i p_u - S x_i)`` for q_i,
     ``n_u^-1/2 (p_u - m_u)`` for y_i, and four numbers for the scales: ``b_u^2 + S_00``, 1,
     ``alpha_u / alpha E`` and n_u. These are the partial gradients of a lower bound of the ratings'
-    likelihood, at the users' optimum up to one sweep. A rating of weight w counts as w
-    ratings.
+    likelihood, at the users' optimum up to one sweep. A rating of weight w counts as w ratings.
 
     *What is sent.* Once, up: sum and number of ratings; for each item that the client holds (or
     for all) its number of ratings and users, the sum of 1 / n_u, and a row of `sketch_size`
@@ -257,25 +251,16 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
     (:func:`fedrecsk.attacks.measure_leak`). A sum over a small cohort does not hide the rows of
     items that only one of its clients has rated.
 
-    *Item features.* With `item_features` x_i the prior mean is ``f_i + a + A' x_i``. In each round
-    the server regresses ``(b_i, q_i) - f_i`` on x_i by ridge regression, item i with the weight
-    ``n_i / (n_i + 20)``, each column with the penalty that makes it most likely (empirical Bayes).
-    Items without ratings, and those of `add_items`, get what a regression of the final
-    (b_i, q_i) with the weights ``n_i / (n_i + 400)`` predicts.
-
-    *Cohorts.* With ``Federation(sampling="auto")`` equal cohorts take turns. Random cohorts
-    cost accuracy.
-
-    *Constant*, which only a subclass can change: ``INIT_STD = 0.1``, the standard deviation of the
-    initial item vectors.
+    *Item features.* With `item_features` x_i the prior mean is ``f_i + a + A' x_i``, which the
+    server learns in each round by a ridge regression of ``(b_i, q_i) - f_i`` on x_i with weights
+    ``n_i / (n_i + 20)`` (empirical Bayes). Items without ratings, and those of `add_items`, get
+    what a regression of the final (b_i, q_i) with weights ``n_i / (n_i + 400)`` predicts.
 
     References
     ----------
     .. [1] Y. Koren, "Factorization meets the neighborhood", KDD 2008 (SVD++), equation 15.
     .. [2] R. Salakhutdinov and A. Mnih, "Bayesian probabilistic matrix factorization using
        Markov chain Monte Carlo", ICML 2008, section 3.
-    .. [3] D. Kingma and J. Ba, "Adam: a method for stochastic optimization", ICLR 2015,
-       algorithm 1.
 
     Examples
     --------
@@ -412,9 +397,8 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
         )
 
     def _rounds(self, n_clients):
-        if self.n_rounds != "auto":
-            return self.n_rounds
-        return round(100 / np.sqrt(self._arriving(n_clients)))
+        is_auto = self.n_rounds == "auto"
+        return round(100 / np.sqrt(self._arriving(n_clients))) if is_auto else self.n_rounds
 
     # ------------------------------------------------------------------ each round, clients
 
@@ -521,9 +505,8 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
 
     def _rate(self, share):
         """Return Adam's step size, given the share of the clients in the sum."""
-        if self.learning_rate == "auto":
-            return 0.05 * share ** (1 / 3)
-        return float(self.learning_rate)
+        is_auto = self.learning_rate == "auto"
+        return 0.05 * share ** (1 / 3) if is_auto else float(self.learning_rate)
 
     # ------------------------------------------------------------------------- the end
 
@@ -626,8 +609,8 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
     def _check_before_fit(self):
         if self._setting().central_dp is not None:
             raise ValueError(
-                f"{type(self).__name__} has no central_dp: its sketch and its learned scales do "
-                "not survive the noise. Use PrivFedEB, which is made for it."
+                "FedEB has no central_dp: its sketch and its learned scales do not survive the "
+                "noise. Use PrivFedEB, which is made for it."
             )
         super()._check_before_fit()
         check_secure(self)
@@ -671,11 +654,7 @@ class Scales(NamedTuple):
 
 
 def learned(server: Any, sums: Any) -> Any:
-    """Return the new `scales` and the items' prior mean, `center`, after a round's step.
-
-    `sums`, of shape (4,), are over all clients: of ``b_u^2 + S_00``, of users, of
-    ``alpha_u / alpha E``, and of ratings.
-    """
+    """Return the new `scales` and the items' prior mean `center`, from what all clients send."""
     scales, center = server["scales"], server["center"]
     if scales.sums is not None:
         sums = (1 - NEW) * scales.sums + NEW * sums
@@ -709,80 +688,12 @@ def spread(values: Any, reg: Any, total_weight: Any) -> Any:
 
 
 def precision_of(n: Any, reg: Any, squares: Any, variances: Any) -> Any:
-    """Re-estimate the precision of n numbers from the sums of their squares and variances.
-
-    At a precision that explains them, ``n / (squares + variances)`` (the EM algorithm) and
-    ``(n - reg variances) / squares`` (MacKay 1992) agree. MacKay's estimate converges in far
-    fewer rounds where ratings determine few of the numbers, though if they determine hardly any it
-    may fall without bound. Where they determine many, it gives up factors that predict.
-    """
+    """Return the precision of n numbers again, from the sums of their squares and variances."""
+    # At a precision that explains them, the EM algorithm's estimate and MacKay's (1992) agree. The
+    # latter converges in far fewer rounds where ratings determine few of the numbers; if hardly
+    # any, it may fall without bound. Where they determine many, it gives up useful factors.
     with_em = n / (squares + variances)
     determined = np.maximum(n - reg * variances, np.finfo(float).tiny)
     with_mackay = determined / np.maximum(squares, determined / HIGHEST)
     with_mackay = np.maximum(np.where(determined > DETERMINED * n, 0, with_em), with_mackay)
     return np.where(determined > WELL_DETERMINED * n, with_em, with_mackay)
-
-
-# -------------------------------- the server: items that the same users rate are alike a priori
-
-# The prior mean of the items is ``f ~ N(0, K / psi)``, column by column, where
-# ``K = D (sum_u r_u r_u') D`` counts by how many users two items are both rated: r_u is user u's
-# row of zeros and ones, and D divides by the square root of each item's number of users.
-
-
-class ItemPrior(NamedTuple):
-    """Leading eigenpairs of K: `vectors` (n_items, n_pairs) and `values` (n_pairs,), float64."""
-
-    vectors: np.ndarray
-    values: np.ndarray
-
-    def center(self, items: Any, psi: Any, reg: Any) -> Any:
-        """Return the items' expected prior mean F, psi re-estimated, and F's variance.
-
-        `psi` and `reg`, of shape (width,), are the precisions of f, and of items given f (R). The
-        variance is that of a column, summed over the items.
-        """
-        precision = psi / self.values[:, None] + reg
-        weights = reg * (self.vectors.T @ items) / precision
-        center = self.vectors @ weights.astype(self.vectors.dtype)
-        spread = ((weights**2 + 1 / precision) / self.values[:, None]).sum(axis=0)
-        return center, len(self.values) / spread, (1 / precision).sum(axis=0)
-
-
-def directions(n_items: Any, size: Any, key: Any) -> Any:
-    """Return the public random matrix O, (n_items, size), which both sides draw alike."""
-    return key.generator("sketch").standard_normal((n_items, min(size, n_items)))
-
-
-def sketch(block: Any, directions: Any) -> Any:
-    """Return the sum over a block's users of r_u (r_u' O)."""
-    matrix = np.ones(len(block.items)), block.items, block.indptr
-    rated = csr_array(matrix, shape=(block.n_users, block.n_items))
-    return rated.T @ (rated @ directions)
-
-
-def eigenpairs(sketch: Any, directions: Any, n_users: Any) -> Any:
-    """Return the prior from a sketch of all clients and items' numbers of users (Nystroem)."""
-    scale = np.sqrt(np.maximum(np.rint(n_users), 0))[:, None]
-    inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)
-    scaled = scale * directions
-    # The singular vectors of a tall matrix from its small square, ten times as fast as an SVD.
-    squares, turn = np.linalg.eigh(scaled.T @ scaled)
-    # Fewer rated items than directions leave some of them out.
-    kept = squares > ROUNDING * squares.max(initial=0)
-    turn = turn[:, kept] / np.sqrt(squares[kept])
-    basis = scaled @ turn
-    # K basis. Rounding or encryption of the sums may give impossible eigenvalues: left out.
-    image = inverse * (sketch @ turn)
-    shift = SHIFT * np.linalg.norm(image)
-    image += shift * basis
-    square = basis.T @ image
-    sizes, turn = np.linalg.eigh((square + square.T) / 2)
-    kept = sizes > shift / 2
-    left = image @ (turn[:, kept] / np.sqrt(sizes[kept]))
-    squares, turn = np.linalg.eigh(left.T @ left)
-    # The largest comes first.
-    squares, turn = squares[::-1], turn[:, ::-1]
-    kept = squares - shift > SMALLEST
-    vectors = left @ (turn[:, kept] / np.sqrt(squares[kept]))
-    return ItemPrior(vectors, squares[kept] - shift)

@@ -417,9 +417,6 @@ class FedMF(AveragedItems):
     final items fixed; one that never did, and every new user, trains 20 epochs from zero. Under
     early stopping the clients of each round do so before they train.
 
-    *Constant*, which only a subclass can change: ``INIT_STD = 0.03``, the standard deviation of
-    the initial vectors.
-
     References
     ----------
     .. [1] B. McMahan, E. Moore, D. Ramage, S. Hampson and B. Aguera y Arcas,

@@ -14,25 +14,21 @@ from sklearn.utils.validation import check_is_fitted
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.fixed_point import FRACTION_BITS, fixed
 from fedrecsk._utils.kernels import LazyModule
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions, check_sample_weight
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RankingMixin
 from fedrecsk.base._hamming import HammingSearch, pack_codes, random_codes, unpack_codes
 from fedrecsk.data._checks import hint
 from fedrecsk.data._rating_scale import check_ratings, check_scale
-from fedrecsk.data.interactions import Ids, encode, id_columns
 from fedrecsk.federated._item_content import FederatedContent
+from fedrecsk.federated._lightfr_new_items import NewItems
 from fedrecsk.federated._private import check_secure
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.protocol.blocks import Block
-from fedrecsk.protocol.keys import Key, Keys
-from fedrecsk.protocol.messages import Dense, Derived, Message, Total
-from fedrecsk.protocol.participation import RoundMasks, cohort_size
+from fedrecsk.protocol.messages import Dense, Derived, Message
+from fedrecsk.protocol.participation import cohort_size
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Summed
 
 if TYPE_CHECKING:
-    from typing import Self
-
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
 lightfr_kernels: LazyModule = LazyModule("fedrecsk.federated._lightfr_kernels")
 
@@ -44,7 +40,7 @@ LEAST_USERS = 10
 
 @documented
 @dataclass(eq=False, repr=False)
-class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommender):
+class LightFR(NewItems, FederatedContent, HammingSearch, RankingMixin, FederatedRecommender):
     """Federated recommendation with binary codes, fitted and searched in Hamming space.
 
     Every item has a code of `n_bits` signs, which is all that the server sends and the device
@@ -150,11 +146,6 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
     of a round's clients, after their step. Early stopping measures the same on held-out rows and
     a share of the items without a row (with "ratings", the squared error of ratings).
 
-    *Constants*, which only a subclass can change: the target similarity is 0.65 for positives and
-    0.5 for negatives (``POSITIVE_TARGET``, ``NEGATIVE_TARGET``), users' vectors take at most 3
-    sweeps per round (``N_SWEEPS``; None: until nothing changes), and the mean vector of "full" is
-    used (``MEAN_PRIOR``), with the weight ``SPARSE_REG`` / n for few rows.
-
     *The paper's literal method* is ``LightFR(aggregation="gradient", user_bits=1,
     targets="ratings", n_negatives=0, reg_user=0, server_decay=1, balance_user=0.5,
     balance_item=0.5)`` with ``N_SWEEPS = 1``.
@@ -213,11 +204,11 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
         **FederatedContent._content_constraints,
     }
 
-    POSITIVE_TARGET = 0.65
+    POSITIVE_TARGET = 0.65  # similarities that are aimed at
     NEGATIVE_TARGET = 0.5
-    N_SWEEPS = 3
-    MEAN_PRIOR = True
-    SPARSE_REG = 12000.0
+    N_SWEEPS = 3  # of users' vectors per round; None: until nothing changes
+    MEAN_PRIOR = True  # whether "full" uses the mean vector
+    SPARSE_REG = 12000.0  # its weight for a user with n rows is SPARSE_REG / n, if that is more
     # False is the paper's ablation.
     _trains_items = True
     _no_local_dp = (
@@ -295,10 +286,7 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
     def _step(
         self, block, state, message, turn, key, *, sends=True, moves=True, draws=TRAINING_DRAWS
     ):
-        """Update the clients' codes; return what they send (None if nothing), and their loss.
-
-        `draws` is the purpose of the key under which negatives are drawn.
-        """
+        """Update the clients' codes; return what they send, if anything, and their loss."""
         items = lightfr_kernels.Items(
             message["item_codes"].values,
             message["item_signs"].values,
@@ -566,10 +554,7 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
     # ----------------------------------------------------------------------- early stopping
 
     def _validation_losses(self, held_out):
-        """Return the objective on held-out rows, which count with their weight.
-
-        The items without a row of the user are negatives, divided among its held-out rows.
-        """
+        """Return the objective on held-out rows, which share the items without a row."""
         if self.targets == "ratings":
             return super()._validation_losses(held_out)
         chosen, aims = self._similarities_of(held_out, None)
@@ -606,51 +591,6 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
         # All begin and draw alike: a user's code must not depend on which others are computed.
         return replace(block, users=np.zeros_like(block.users))
 
-    def fold_in_items(
-        self,
-        X: ArrayLike,
-        y: ArrayLike | None = None,
-        *,
-        sample_weight: ArrayLike | None = None,
-        n_rounds: int = 20,
-    ) -> Self:
-        """Add items that were not in fit, without retraining (the paper's section 3.3.3).
-
-        This takes a few rounds with all users, whose codes stay fixed: those that have rows of a
-        new item upload what they would in fit, and the server sets only the bits of the new
-        items, without a balance term. These rounds are not in `communication_`.
-
-        Parameters
-        ----------
-        X, y, sample_weight
-            As in `fit`. Rows of users unknown to the model are left out.
-        n_rounds : int, default=20
-            Largest number of rounds; they end when no bit changes.
-
-        Returns
-        -------
-        self : object
-
-        Raises
-        ------
-        ValueError
-            If an item is already known, no row has a user that the model knows, y is required but
-            missing or outside the scale, or weights are too large for exact sums.
-        """
-        check_is_fitted(self)
-        new = self._rows_of_new_items(X, y, sample_weight)
-        self._check_rows(new, self.rating_scale_)
-        users = self._users.codes(new.user_ids.values)[new.users]
-        rows = np.flatnonzero(users >= 0)
-        kept, items = np.unique(new.items[rows], return_inverse=True)
-        ids = Ids(np.concatenate([self.item_ids_, new.item_ids.values[kept]]), self._items.name)
-        given = users[rows], self.n_items_ + items, new.values[rows], new.weights[rows]
-        block = self._with_new_rows(*given, len(ids))
-        codes = self._fitted_item_codes(block, len(kept), n_rounds)
-        vars(self).update(self._with_codes(codes), _items=ids, item_ids_=ids.values)
-        self.n_items_, self._seen = len(ids), (block.indptr, block.items)
-        return self
-
     def _with_items(self, rows):
         signs = self._new_rows(self.item_factors_.astype(float), rows)
         return self._with_codes(np.concatenate([self.item_codes_, pack_codes(signs)]))
@@ -660,78 +600,6 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
         field = replace(self._final_message["item_codes"], values=codes.copy())
         message = Message(**self._final_message | {"item_codes": field})
         return {"item_codes_": codes, "_final_message": message}
-
-    def _rows_of_new_items(self, X, y, sample_weight):
-        """Return the rows, encoded, after a check that the model can take them."""
-        if y is None and self.targets == "ratings":
-            raise ValueError('targets="ratings" needs y; pass the ratings of the new items.')
-        X, y = self._checked(X, y)
-        if sample_weight is not None:
-            sample_weight = check_sample_weight(sample_weight, X)
-        users, items = id_columns(X)
-        known = self._items.codes(items) >= 0
-        if known.any():
-            raise ValueError(
-                f"Item {items[known.argmax()]!s} is already known; fold_in_items adds new items "
-                "only. Drop its rows, or refit with them."
-            )
-        if not (self._users.codes(users) >= 0).any():
-            raise ValueError(
-                "No row of X has a user that the model knows, so there is no data to learn the "
-                "items from; fold_in their users first."
-            )
-        return encode(X, y, sample_weight=sample_weight)
-
-    def _with_new_rows(self, users, items, values, weights, n_items):
-        """Return all users' rows, each user a client; of the old ones only the items matter."""
-        seen_indptr, seen_items = self._seen
-        numbers, n_seen = np.arange(self.n_users_), len(seen_items)
-        owners = np.concatenate([np.repeat(numbers, np.diff(seen_indptr)), users])
-        order = np.argsort(owners, kind="stable")
-        lengths = np.bincount(owners, minlength=self.n_users_)
-        return Block(
-            clients=numbers,
-            users=numbers,
-            client_indptr=np.arange(self.n_users_ + 1),
-            indptr=np.concatenate([[0], np.cumsum(lengths)]),
-            items=np.concatenate([seen_items, items])[order].astype(np.int32),
-            values=np.concatenate([np.full(n_seen, self.rating_scale_[1]), values])[order],
-            weights=np.concatenate([np.ones(n_seen), weights])[order],
-            n_items=n_items,
-        )
-
-    def _fitted_item_codes(self, block, n_new, n_rounds):
-        """Return all items' codes after rounds in which only the last n_new may change."""
-        model = copy.copy(self)
-        model.balance_item, n_old = 0.0, block.n_items - n_new
-        index = np.arange(n_old, block.n_items)
-        fresh = random_codes(Key(0), "item codes", index, 1, self.n_bits)[:, 0]
-        mean = np.zeros(self.n_bits)
-        if "mean_user" in self._final_message:
-            mean = self._final_message["mean_user"].values
-        codes = np.concatenate([self.item_codes_, fresh])
-        scale = self.rating_scale_
-        server = {"item_codes": codes, "rating_scale": scale, "mean_user": mean, "total": 0}
-        everyone = np.ones(block.n_clients, dtype=bool)
-        turn = RoundMasks(everyone, everyone, False)
-        for t in range(n_rounds):
-            key = Key(0, t)
-            message = Message(**model._initial_broadcast(server), **model._model(server))
-            message = model._decode_broadcast(message, key)
-            state = {"rows": model._targets(block, message), "codes": self.user_codes_}
-            updates, _ = model._step(block, state, message, turn, Keys(key, key), moves=False)
-            assert updates is not None
-            fields = ((name, getattr(one, "values", one)) for name, one in updates.fields.items())
-            upload = {name: Total(one, block.n_clients) for name, one in fields}
-            stepped = model._aggregate(server, message, upload, key)
-            codes = stepped["item_codes"]
-            codes[:n_old] = server["item_codes"][:n_old]
-            # Sampled negatives are redrawn in every round.
-            ended = self.aggregation == "full" and np.array_equal(codes, server["item_codes"])
-            server = stepped
-            if ended:
-                break
-        return server["item_codes"]
 
     # ---------------------------------------------------------------------- predictions
 

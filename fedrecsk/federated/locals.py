@@ -149,9 +149,6 @@ class LocALS(ClientItemsWMF):
     ``reg_item_i / (n_clients prox) q_i`` from the mean of the uploads, and adds
     ``reg_item_i / (n_clients prox) I`` to the matrix that it divides by.
 
-    *Constant*, which only a subclass can change: ``INIT_STD = 0.03``, the standard deviation of the
-    initial item vectors.
-
     References
     ----------
     .. [1] N. Hurley, E. Duriakova, J. Geraci, D. O'Reilly-Morgan, E. Tragos, B. Smyth and

@@ -137,13 +137,6 @@ class RFRec(FederatedContent, Predictions, BiasColumn, RatingMixin, FederatedRec
     prediction, the simulation keeps a whole item matrix for each client with a history of its own,
     and a fit in which these take more than 2 GiB raises an error.
 
-    *Constants*, which only a subclass can change: ``INIT_STD = 0.1``, the standard deviation of
-    the initial vectors; ``REG_POWER = 0.5``, how fast the penalties on vectors grow with the number
-    of ratings; ``FEW_RATINGS = 15``: a user's penalties are multiplied by ``FEW_RATINGS / n`` if
-    that is more than 1, and an item's by a third of that; ``LINK = "sigmoid"``, from score to
-    scaled rating (with "identity" predictions are clipped to the scale); Adam's
-    ``BETA_1 = BETA_2 = 0.9`` and ``EPSILON = 1e-8``.
-
     *Unknown users* get the user bias with which the items' biases alone give the mean rating. The
     server computes it from the sums of the set-up.
 
@@ -179,10 +172,10 @@ class RFRec(FederatedContent, Predictions, BiasColumn, RatingMixin, FederatedRec
     predict_with: Literal["global", "local"] = "global"
     rating_scale: tuple[float, float] | None = None
 
-    INIT_STD = 0.1
-    REG_POWER = 0.5
-    FEW_RATINGS = 15.0
-    LINK = "sigmoid"
+    INIT_STD = 0.1  # standard deviation of the initial vectors
+    REG_POWER = 0.5  # how fast penalties on vectors grow with the number of ratings
+    FEW_RATINGS = 15.0  # with n < FEW_RATINGS, a user's penalties count FEW_RATINGS / n times
+    LINK = "sigmoid"  # from score to scaled rating; or "identity", clipped
     BETA_1 = 0.9
     BETA_2 = 0.9
     EPSILON = 1e-8

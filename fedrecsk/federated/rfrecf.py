@@ -77,9 +77,6 @@ class RFRecF(RFRec):
     never sent. Early stopping measures a model when it is sent, so `n_iter_no_change` counts
     broadcasts. A round without a gradient step has no training loss, and repeats the last one.
 
-    *Constants* are those of :class:`RFRec`, but Adam's: ``BETA_1 = 0.5``, ``BETA_2 = 0.999`` and
-    ``EPSILON = 0.02``, which here also damps steps along tiny gradients.
-
     References
     ----------
     .. [1] L. Liu et al., "Efficient and Robust Regularized Federated Recommendation",
@@ -105,7 +102,7 @@ class RFRecF(RFRec):
 
     BETA_1 = 0.5
     BETA_2 = 0.999
-    EPSILON = 0.02
+    EPSILON = 0.02  # also damps steps along tiny gradients
 
     _parameter_constraints: ClassVar[dict] = RFRec._parameter_constraints | {
         "aggregation_probability": [Interval(Real, 0, 1, closed="neither")],

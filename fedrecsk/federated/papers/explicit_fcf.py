@@ -46,7 +46,9 @@ class RatingGradients(ServerStep, BiasColumn, RatingMixin, FederatedRecommender)
     biases: bool = True
     rating_scale: tuple[float, float] | None = None
 
-    INIT_STD = 0.1
+    INIT_STD = 0.1  # standard deviation of the initial item vectors
+    # How fast penalties on vectors grow with the number of ratings. With 0, and biases=False, it is
+    # the papers' form, which overfits.
     REG_POWER = 0.5
 
     _parameter_constraints: ClassVar[dict] = (
@@ -300,12 +302,6 @@ class ExplicitFCF(RatingGradients):
     *Gradients* are sent as half of the derivatives; the server doubles them, and divides a
     cohort's sum by the number of uploads accepted and the penalties by the number of all
     clients.
-
-    *Constants*, which only a subclass can change: ``INIT_STD = 0.1``, the standard deviation of the
-    initial item vectors; ``REG_POWER = 0.5``, how fast the penalties on vectors grow with the
-    number of ratings (0: not at all; 1: in proportion); Adam's ``BETA_1 = 0.1``, ``BETA_2 = 0.99``
-    and ``EPSILON = 1e-8``. With ``REG_POWER = 0`` and ``biases=False`` this is the papers' form,
-    which overfits.
 
     References
     ----------

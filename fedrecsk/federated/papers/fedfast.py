@@ -108,10 +108,6 @@ class FedFast(AveragedItems):
     *New users* have no vector at the server. They train for 20 epochs from zero with the final
     items.
 
-    *Constants.* Initial vectors have the standard deviation ``INIT_STD = 0.03``. At the end users
-    keep the server's vectors, as in the paper; with a positive ``FINAL_EPOCHS`` each client trains
-    its users' vectors for so many epochs more. Subclasses may change them.
-
     References
     ----------
     .. [1] K. Muhammad, Q. Wang, D. O'Reilly-Morgan, E. Tragos, B. Smyth, N. Hurley, J. Geraci and
@@ -147,6 +143,7 @@ class FedFast(AveragedItems):
         "cluster_every": [Interval(Integral, 1, None, closed="left")],
     }
 
+    # Epochs of users on the final items; 0: they keep the server's vectors, as in the paper.
     FINAL_EPOCHS = 0
 
     _server_sees = "clients"

@@ -125,9 +125,6 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
     with n clients, ``client_fraction=1 / n, n_rounds=100 * n,
     federation=Federation(sampling="rotating")``.
 
-    *Constants*, which only a subclass can change: initial vectors are uniform within 0.05 of zero
-    (``INIT_RANGE``), and the copy that predicts virtual ratings takes 5 steps (``HYBRID_STEPS``).
-
     *What is sent.* With biases once, up: the client's sum and number of ratings; once, down: the
     rating scale and the level. Each round, down: all item vectors, so that requests reveal
     nothing. Up: for each of its rated and virtual items the index, the gradient, the index
@@ -192,8 +189,8 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
         "rating_scale": [tuple, list, None],
     }
 
-    HYBRID_STEPS = 5
-    INIT_RANGE = 0.05
+    HYBRID_STEPS = 5  # of the copy that predicts virtual ratings
+    INIT_RANGE = 0.05  # initial vectors are uniform within it
 
     _no_local_dp = (
         "it hides rated items by virtual ratings, without noise. Use RFRec for local differential "

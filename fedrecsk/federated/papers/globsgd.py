@@ -91,9 +91,6 @@ class GlobSGD(FederatedWMF):
     "full" the d x d matrix P_c' P_c. That of a one-user client reveals p_u up to its sign, which a
     row gives. *Gradients* are half of the derivatives of the objective.
 
-    *Constant*, which only a subclass can change: ``INIT_STD = 0.03``, the standard deviation of the
-    initial item vectors.
-
     References
     ----------
     .. [1] N. Hurley, E. Duriakova, J. Geraci, D. O'Reilly-Morgan, E. Tragos, B. Smyth and

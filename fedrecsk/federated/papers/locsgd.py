@@ -95,9 +95,6 @@ class LocSGD(ClientItemsWMF):
     *What is sent*, and what it reveals, is as in :class:`LocALS`. With "full", users of one client
     take their steps one after the other in the order of their ids, each on all items.
 
-    *Constant*, which only a subclass can change: ``INIT_STD = 0.03``, the standard deviation of the
-    initial item vectors.
-
     References
     ----------
     .. [1] N. Hurley, E. Duriakova, J. Geraci, D. O'Reilly-Morgan, E. Tragos, B. Smyth and

@@ -197,13 +197,6 @@ class SemiDFEGL(RatingGradients):
     *Simulation only.* A :class:`~fedrecsk.protocol.Device` refuses groups, because devices cannot
     reach each other there.
 
-    *Constants*, which only a subclass can change: ``FUZZINESS = 1.2``, the exponent of the shares
-    in fuzzy c-means (towards 1, clusters are hard); ``CLUSTER_EVERY = 10``, the number of rounds
-    after which the server clusters again, for the first time after the first round;
-    ``INIT_STD = 0.1``, the standard deviation of the initial item embeddings (users begin at zero);
-    ``REG_POWER = 0.5``, how fast the penalties on vectors grow with the number of ratings (0: not
-    at all; 1: in proportion); Adam's ``BETA_1 = 0.9``, ``BETA_2 = 0.99`` and ``EPSILON = 1e-8``.
-
     *New users*, and clients that took part in no round, have isolated ego graphs, for which (b_u,
     p_u) is solved exactly.
 
@@ -236,8 +229,8 @@ class SemiDFEGL(RatingGradients):
     learning_rate: float = 0.02
     user_learning_rate: float = 0.02
 
-    FUZZINESS = 1.2
-    CLUSTER_EVERY = 10
+    FUZZINESS = 1.2  # exponent of the shares; towards 1, clusters are hard
+    CLUSTER_EVERY = 10  # rounds, beginning with the first
     BETA_1 = 0.9
 
     _parameter_constraints: ClassVar[dict] = RatingGradients._parameter_constraints | {
