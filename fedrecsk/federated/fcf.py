@@ -34,20 +34,8 @@ class FCF(ServerStep, ImplicitMF):
 
     Parameters
     ----------
-    n_factors : int, default=20
-        Length of p_u and q_i (K).
-    n_rounds : int, default=60
-        Number of rounds in total.
-    alpha : float, default=1.0
-        Extra confidence of a positive of weight 1.
-    reg_user : float, default=30.0
-        Weight of the penalty on user vectors (lambda_u).
-    reg_item : float, default=10.0
-        Weight of the penalty on item vectors (lambda_v), in total over all clients.
-    reg_exponent : float, default=0.0
-        How far penalties grow with frequency: reg_user counts ``(mean_i c_ui)^reg_exponent`` times
-        for a user, and reg_item ``(1 + alpha h_i)^reg_exponent`` times for an item that the share
-        h_i of the clients hold. See :class:`LocALS`.
+    n_factors, n_rounds, alpha, reg_user, reg_item, reg_exponent
+        As in :class:`LocALS`.
     learning_rate : float, default=0.05
         Size of the server's step (gamma).
     optimizer : {"adam", "gd"}, default="adam"
@@ -64,10 +52,8 @@ class FCF(ServerStep, ImplicitMF):
 
     Attributes
     ----------
-    user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
-        p_u, solved by every client for the final item vectors; private to the client.
-    item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
-        The server's q_i.
+    user_factors_, item_factors_
+        As in :class:`LocALS`.
     {shared attributes}
 
     Raises

@@ -29,10 +29,7 @@ class FedItemKNN(NearestItemsMixin, OwnWeights):
     {power}
         On the scale of the sum of uploads.
     {neighbours shrinkage}
-    n_rounds : int, default=1
-        Number of rounds in total. One is enough if all clients take part in it
-        (``client_fraction=1``).
-    upload : {"auto", "local", "all"}, default="auto"
+    n_rounds, upload
         As in :class:`FedEASE`.
     download : {"auto", "local", "all"}, default="auto"
         What a client receives in the end: the nearest items of its own items, or those of all

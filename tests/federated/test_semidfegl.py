@@ -194,13 +194,6 @@ def test_the_ledger_counts_what_devices_send_to_each_other(toy):
     assert other != ledger
 
 
-def test_other_methods_send_nothing_from_device_to_device(toy):
-    ledger = ExplicitFCF(2, n_rounds=2).fit(*toy).communication_
-    assert ledger.bytes_device_to_device == 0
-    assert {entry["messages_device_to_device"] for entry in ledger.entries} == {0}
-    assert "device" not in repr(ledger) + ledger._repr_html_()
-
-
 def test_comparisons_and_plots_show_it_only_where_there_is_any(toy):
     models = {"graph": make(), "plain": ExplicitFCF(2, n_rounds=2), "biases": BiasOnly()}
     result = compare(models, *toy, cv=2, scoring="rmse")

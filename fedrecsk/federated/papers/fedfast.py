@@ -33,9 +33,7 @@ class FedFast(AveragedItems):
 
     Parameters
     ----------
-    n_factors, n_rounds, loss, n_negatives, local_epochs, batch_size, learning_rate
-        As in :class:`FedMF`.
-    reg : float, default=2e-3
+    n_factors, n_rounds, loss, n_negatives, local_epochs, batch_size, learning_rate, reg
         As in :class:`FedMF`.
     sampling : {"clusters", "federation"}, default="clusters"
         How the cohort of a round is drawn. "clusters": the server draws the same share of each
@@ -56,10 +54,8 @@ class FedFast(AveragedItems):
     ----------
     user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
         p_u; the server knows them.
-    item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
-        The server's Q.
-    global_bias_ : float
-        Mean rating; only with ``loss="squared"``.
+    item_factors_, global_bias_
+        As in :class:`FedMF`.
     {shared attributes}
 
     Raises

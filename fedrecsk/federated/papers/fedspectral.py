@@ -41,14 +41,9 @@ class FedSpectral(WMFUsers, FederatedGram):
     ----------
     n_factors : int, default=128
         Length of p_u and q_i (d). If there are fewer items, the rest is zero.
-    n_rounds : int, default=1
-        Number of rounds in total. One is enough if all clients take part in it
-        (``client_fraction=1``).
-    alpha : float, default=4.0
-        Extra confidence of a positive of weight 1.
-    reg_user : float, default=30.0
-        Weight of the penalty on user vectors.
-    upload : {"auto", "local", "all"}, default="auto"
+    alpha, reg_user
+        As in :class:`LocALS`.
+    n_rounds, upload
         As in :class:`FedEASE`.
     {timestamps}
     {pair_half_life}

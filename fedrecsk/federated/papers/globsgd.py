@@ -24,16 +24,8 @@ class GlobSGD(FederatedWMF):
 
     Parameters
     ----------
-    n_factors : int, default=20
-        Length of p_u and q_i (d).
-    n_rounds : int, default=30
-        Number of rounds in total (T).
-    alpha : float, default=1.0
-        Extra confidence of a positive of weight 1.
-    reg_user : float, default=30.0
-        Weight of the penalty on user vectors (lambda_p).
-    reg_item : float, default=10.0
-        Weight of the penalty on item vectors (lambda_q), in total over all clients.
+    n_factors, n_rounds, alpha, reg_user, reg_item, upload
+        As in :class:`LocALS`.
     learning_rate : float or "auto", default="auto"
         Size of the server's step (eta),
         ``q_i -= eta [mean of the clients' gradients + reg_item / n_clients q_i]``. "auto": a
@@ -52,8 +44,6 @@ class GlobSGD(FederatedWMF):
         Whether the server multiplies the gradient by
         ``(mean P_c' P_c + reg_item / n_clients I)^-1``. It makes the comparison with LocALS
         fair. "auto": with "full", which it needs.
-    upload : {"local", "all"}, default="local"
-        As in :class:`LocALS`.
     {timestamps}
     {history_half_life}
     {item_features}
@@ -61,10 +51,8 @@ class GlobSGD(FederatedWMF):
 
     Attributes
     ----------
-    user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
-        p_u, solved by every client for the final item vectors; private to the client.
-    item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
-        The server's q_i.
+    user_factors_, item_factors_
+        As in :class:`LocALS`.
     {shared attributes}
 
     Raises

@@ -27,18 +27,8 @@ class LocSGD(ClientItemsWMF):
 
     Parameters
     ----------
-    n_factors : int, default=20
-        Length of p_u and q_i (d).
-    n_rounds : int, default=30
-        Number of rounds in total (T / E).
-    alpha : float, default=1.0
-        Extra confidence of a positive of weight 1.
-    reg_user : float, default=10.0
-        Weight of the penalty on user vectors (lambda_p).
-    reg_item : float, default=0.0
-        Weight of the penalty on item vectors (lambda_q), in total over all clients.
-    prox : float, default=0.0
-        Weight of the proximal term, which ties a client's items to the server's (mu).
+    n_factors, n_rounds, alpha, reg_user, reg_item, prox
+        As in :class:`LocALS`.
     local_epochs : int, default=1
         Number of times that a client solves for its users and takes its steps per round (E).
     n_steps : int, default=5
@@ -53,11 +43,7 @@ class LocSGD(ClientItemsWMF):
         As in :class:`LocALS`. With "full" a sweep goes through all pairs of the client's users
         and the catalogue; items that the client does not hold move by a common matrix A_c.
         Otherwise a sweep goes through the client's own pairs.
-    preconditioner : bool or "auto", default="auto"
-        As in :class:`LocALS`.
-    server_learning_rate : float or "auto", default="auto"
-        As in :class:`LocALS`.
-    upload : {"local", "all"}, default="local"
+    preconditioner, server_learning_rate, upload
         As in :class:`LocALS`.
     {timestamps}
     {history_half_life}
@@ -66,10 +52,8 @@ class LocSGD(ClientItemsWMF):
 
     Attributes
     ----------
-    user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
-        p_u, solved by every client for the final item vectors; private to the client.
-    item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
-        The server's q_i.
+    user_factors_, item_factors_
+        As in :class:`LocALS`.
     {shared attributes}
 
     Raises

@@ -30,9 +30,8 @@ class PrivRec(FedMF):
         Length of p_u and q_i (d).
     n_rounds : int, default=50
         Number of rounds in total (T), the paper's.
-    loss : {"bce", "squared"}, default="bce"
-        As in :class:`FedMF`, as are `n_negatives`, `local_epochs`, `batch_size`, `learning_rate`,
-        `reg`, `shrinkage` and `averaging`.
+    loss, n_negatives, local_epochs, batch_size, learning_rate, reg, shrinkage, averaging
+        As in :class:`FedMF`.
     aggregation : {"reptile", "visits", "data_size"}, default="reptile"
         As in :class:`FedMF`. With another than "reptile" this is FedMF with other defaults.
     server_learning_rate : float or "auto", default="auto"
@@ -46,12 +45,8 @@ class PrivRec(FedMF):
 
     Attributes
     ----------
-    user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
-        p_u after `local_epochs` more on the final item matrix; private to the client.
-    item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
-        The server's Q.
-    global_bias_ : float
-        Mean rating; only with ``loss="squared"``.
+    user_factors_, item_factors_, global_bias_
+        As in :class:`FedMF`.
     {shared attributes}
 
     Raises

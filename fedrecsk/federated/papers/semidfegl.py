@@ -102,10 +102,8 @@ class SemiDFEGL(RatingGradients):
         nothing is sent from device to device.
     n_rounds : int, default=150
         Number of rounds in total.
-    reg_user, reg_item : float, default=1.3
-        Weights of the penalties on p_u and e_i.
-    reg_bias : float, default=3.0
-        Weight of the penalty on every user's and item's bias, however many ratings it has.
+    reg_user, reg_item, reg_bias, rating_scale
+        As in :class:`ExplicitFCF`.
     learning_rate : float, default=0.02
         Size of the server's step on items.
     user_learning_rate : float, default=0.02
@@ -116,9 +114,6 @@ class SemiDFEGL(RatingGradients):
     biases : bool, default=True
         Whether to model a level (the mean rating) and biases of users and items. LightGCN does
         not.
-    rating_scale : tuple (low, high) or None, default=None
-        The ends of the rating scale, assumed to be public; predictions are clipped to them. None:
-        the range of y.
     {shared parameters}
 
     Attributes
@@ -127,12 +122,8 @@ class SemiDFEGL(RatingGradients):
         z_u with the final items, and what the group had sent in the client's last round.
     item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
         The server's e_i.
-    user_bias_, item_bias_ : ndarray of shape (n_users,) and (n_items,), dtype float32
-        b_u and b_i; absent without biases.
-    global_bias_ : float
-        The level; 0 without biases.
-    rating_scale_ : tuple of float
-        The ends of the rating scale.
+    user_bias_, item_bias_, global_bias_, rating_scale_
+        As in :class:`ExplicitFCF`.
     {shared attributes}
 
     Raises
