@@ -39,13 +39,14 @@ GRID = {
     "VECTOR_VARIANCE": (0.01, 0.04),
     "USER_SQUARE": (0.25, 0.5),
     "EMPHASIS": (1.0, 2.0),
-    "POWER": (0.125, 0.5),
+    "POWER": (0.01, 0.125, 0.5),
+    "TASTE": (0.0, 0.07, 0.28),
     "NEW": (0.3, 1.0),
     "FLOOR": (0.0625, 0.5),
     "LARGEST": (1.0, 1.5, 3.0),
     "SHRINKAGE": (1.0, 6.0),
     "ROUNDS": (7, 14),
-    "FEW_ROUNDS": (2, 5),
+    "FEW_ROUNDS": (3, 8),
     "INIT_STD": (0.0125, 0.05),
 }
 
@@ -101,7 +102,7 @@ def cohorts(options):
             fitted, error = runs[0][0], np.mean([run[1] for run in runs])
             print(
                 f"| {share:.0%} | {sampling} | {epsilon} | {fitted.n_rounds_} "
-                f"| {fitted.item_factors_.shape[1]} | {error:.4f} |",
+                f"| {_n_factors(fitted)} | {error:.4f} |",
                 flush=True,
             )
 
@@ -153,7 +154,7 @@ def tune(options):
     print("|---|---|" + "---|" * (len(EPSILONS) + 1))
     items, _, part = _parts("1m", options)
     widths = {
-        epsilon: _run(_private(items, epsilon), part, 0, options)[0].item_factors_.shape[1]
+        epsilon: _n_factors(_run(_private(items, epsilon), part, 0, options)[0])
         for epsilon in EPSILONS
     }
     changes = [("-", "-", {})]
@@ -218,11 +219,16 @@ def _run(model, part, seed, options):
     return model, root_mean_squared_error(y_test, model.predict(X_test)), seconds
 
 
+def _n_factors(model):
+    """How many factors a model has learned."""
+    known = privfedeb.TASTES if isinstance(model, PrivFedEB) else 0
+    return model.item_factors_.shape[1] - known if hasattr(model, "item_factors_") else 0
+
+
 def _report(name, label, noise, epsilon, runs):
     models, errors, seconds = zip(*runs, strict=True)
     n_rounds = getattr(models[0], "n_rounds_", "-")
-    vectors = [getattr(model, "item_factors_", np.zeros((0, 0))) for model in models]
-    widths = ", ".join(map(str, sorted({matrix.shape[1] for matrix in vectors})))
+    widths = ", ".join(map(str, sorted({_n_factors(model) for model in models})))
     print(
         f"| {name} | {label} | {noise} | {epsilon} | {n_rounds} | {widths} "
         f"| {np.mean(errors):.4f} | {np.std(errors):.4f} | {np.mean(seconds):.1f} |",

@@ -63,9 +63,10 @@ def update(layout, ratings, active, model, row_weights, emphasis, floor, work, u
     row_weights : (n_items,), a_i
     emphasis : factor of the gradient in q_i (gamma)
     floor : least mean square of a user's row that its upload is divided by
-    users : (n_users, d + 1)
+    users : (n_users, d + 3)
+    out : Uploads, of the first d + 1 columns
     """
-    total, total_weight, width = 0.0, 0.0, users.shape[1]
+    total, total_weight, width, n_sent = 0.0, 0.0, users.shape[1], out.items.shape[1]
     for c in range(len(active)):
         if not active[c]:
             continue
@@ -81,7 +82,7 @@ def update(layout, ratings, active, model, row_weights, emphasis, floor, work, u
                 users[u, k] = work.matrix[k, width]
             if out.senders[c]:
                 multiply(stop - start, width, emphasis, work)
-                add_user(start, stop, first_row, layout, ratings, row_weights, floor, work)
+                add_user(start, stop, first_row, layout, ratings, row_weights, floor, n_sent, work)
         if out.senders[c]:
             norm = np.sqrt(norm_squared(work.items, n_own))
             send(c, 1 / max(1.0, norm) if norm < np.inf else norm, layout, work.items, out)
@@ -89,9 +90,9 @@ def update(layout, ratings, active, model, row_weights, emphasis, floor, work, u
 
 
 @inline
-def add_user(start, stop, first_row, layout, ratings, row_weights, floor, work):
-    """Add a user's gradient, of norm at most 1, to its client's own rows."""
-    norm, least, width = 0.0, 0.0, work.items.shape[1]
+def add_user(start, stop, first_row, layout, ratings, row_weights, floor, width, work):
+    """Add the first columns of a user's gradient, of norm at most 1, to its client's own rows."""
+    norm, least = 0.0, 0.0
     for t in range(start, stop):
         size = ratings.weights[t] * row_weights[layout.row_items[layout.rows[t]]]
         norm += size * size * dot_rows(work.products, t - start, work.products, t - start, width)
@@ -121,4 +122,4 @@ def send(c, scale, layout, own, out):
             return
     start = layout.row_indptr[c]
     for row in range(layout.row_indptr[c + 1] - start):
-        add_row(out.items, np.int64(out.slots[start + row]), scale, own, row, own.shape[1])
+        add_row(out.items, np.int64(out.slots[start + row]), scale, own, row, out.items.shape[1])

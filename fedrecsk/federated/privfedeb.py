@@ -35,7 +35,7 @@ FLOOR = 0.25
 # Share of the average vectors that a round replaces at least.
 NEW = 0.5
 # Rounds of all clients: with little noise or a smaller epsilon than `SMALL`; without noise.
-ROUNDS, FEW_ROUNDS, ROUNDS_WITHOUT_NOISE = 10, 3, 20
+ROUNDS, FEW_ROUNDS, ROUNDS_WITHOUT_NOISE = 10, 5, 20
 SMALL, LOUD = 2.0, 6.0
 # Bounds of a rating's weight, whose square must neither overflow nor vanish.
 LIGHTEST, HEAVIEST = 1e-6, 1e6
@@ -48,10 +48,17 @@ USER_SQUARE = 0.35
 EMPHASIS = 1.4
 # An item's rows are weighted by 1 / (N_i + half the mean)^power, for fewer rated items.
 POWER = 0.25
+# Standard deviations over the ratings of the columns of users' tastes.
+TASTE = 0.14
+# Of the prior of counts, in standard deviations of the noise: its largest value and its steps; a
+# larger count than `CLEAR` stays as it is. Steps by which it is learned.
+WIDEST, STEP, CLEAR, PRIOR_STEPS = 8.0, 0.25, 6.0, 50
 # Factors: none if a step of all clients is less reliable than this, else one for each multiple of
 # it and one more, at most `MOST`.
 RELIABLE, MOST = 0.125, 6
 TINY = np.finfo(float).tiny
+# Columns of x_i that follow from the others: popularity and b_i.
+TASTES = 2
 
 
 @documented
@@ -67,23 +74,25 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
 
     The model of user u's rating of item i, in quarters of the scale::
 
-        r = center + b_i + b_u + q_i . p_u + e,        e ~ N(0, 1 / alpha)
-        (b_u, p_u) ~ N(0, diag(1 / lambda_0, 1, ..., 1))
+        r = center + b_i + b_u + q_i . p_u + z_i . s_u + e,        e ~ N(0, 1 / alpha)
+        (b_u, p_u, s_u) ~ N(0, diag(1 / lambda_0, 1, ..., 1))
         b_i ~ N(beta_0 + beta_1 log N_i, 1 / 4),    q_i ~ N(0, I / 50)
 
-    where N_i measures how often the item is rated, alpha is 1.3, and lambda_0 is 6. The method and
-    its name are this project's.
+    where N_i measures how often the item is rated, alpha is 1.3, and lambda_0 is 6. z_i has two
+    numbers that follow from what is public already, log N_i and b_i, and s_u says how much the user
+    likes popular and good items more than others do; it is learned on the device, without noise.
+    The method and its name are this project's.
 
     Parameters
     ----------
     n_factors : int or "auto", default="auto"
-        Length of p_u and q_i (d); 0 for biases only. "auto": the server chooses up to 6 from the
-        first noisy sums, which costs no further privacy; clients send 6 in any case. It is 0 where
-        ``n_rounds="auto"`` is 3, because factors need more rounds.
+        Length of p_u and q_i (d); 0 to learn biases only. "auto": the server chooses up to 6 from
+        the first noisy sums, which costs no further privacy; clients send 6 in any case. It is 0
+        where ``n_rounds="auto"`` is 5, because factors need more rounds.
     n_rounds : int or "auto", default="auto"
         Number of rounds in total (T), with f the share of the clients that take part in one and
         do not drop out. "auto": ``10 f^-1/2`` under central differential privacy;
-        ``3 f^-1/2`` if its epsilon is below 2 or, where only that is given, its noise multiplier
+        ``5 f^-1/2`` if its epsilon is below 2 or, where only that is given, its noise multiplier
         above 6; without noise, ``20 f^-1/2``.
     center : float in [0, 1], default=0.625
         Where on the rating scale most ratings are, from 0 (its low end) to 1; on a scale from 1 to
@@ -96,10 +105,11 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
 
     Attributes
     ----------
-    user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
-        p_u; private to the client. With ``n_factors="auto"``, as many columns as the server chose.
-    item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
-        q_i, in ratings.
+    user_factors_ : ndarray of shape (n_users, n_factors + 2), dtype float32
+        p_u and s_u; private to the client. With ``n_factors="auto"``, as many columns of p_u as the
+        server chose.
+    item_factors_ : ndarray of shape (n_items, n_factors + 2), dtype float32
+        q_i and z_i, in ratings.
     user_bias_, item_bias_ : ndarray of shape (n_users,) and (n_items,), dtype float32
         b_u and b_i, in ratings.
     global_bias_ : float
@@ -132,25 +142,29 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
           5  ... and upload the gradient in their items         kernel add_user
           6  server takes a step                                _aggregate
         end
-          7  server sends b_i and the average of q_i            _final_model
+          7  server sends b_i, the average of q_i, and z_i      _final_model
           8  clients infer their users once more                _personalize
 
     *Set-up.* For each rated item, user u has ``(1, clip(r - m_u, -2, 2))``, where m_u is its mean
     rating shrunk by three ratings at the center; this vector is scaled to norm 1. A client
     adds up its users' vectors and scales the sum down to norm 1 if it is longer. The sums
-    over clients are N_i and B_i. A further number, .1 times the squares of the counts, tells the
-    server how much one rating counts (w): the noise in the ratings themselves has
+    over clients are N_i and B_i; noisy N_i below six standard deviations of their noise are
+    replaced by their posterior means, under a prior learned from all of them (empirical Bayes, on
+    a grid of a quarter standard deviation). A further number, .1 times the squares of the
+    counts, tells the server how much one rating counts (w): the noise in the ratings themselves has
     variance ``w N_i / alpha``, and s^2 more if noise of standard deviation s is added.
 
     *Step 2.* A line ``g_i = beta_0 + beta_1 log(N_i + mean(N) / 2)`` is fitted to B_i / N_i, and
     b_i is the posterior mean ``g_i + k (B_i - N_i g_i)`` with
     ``k = V N_i / (V N_i^2 + s^2 + w N_i / alpha)``. Its variance V is 1/4 at first and then
     ``(1 - k N_i) V``. Row weights ``a_i ~ (N_i + mean(N) / 2)^-1/4`` spend more of an upload on
-    seldom rated items.
+    seldom rated items [4]_.
 
-    *Steps 4 and 5.* With ``x_i = (1, q_i)`` and X the rows of the user's items,
-    ``S = (alpha X'X + Lambda)^-1``, ``(b_u, p_u) = alpha S X'(r - b)``,
-    ``e = r - b - X (b_u, p_u)``. The gradient is ``a_i e_i`` for b_i and
+    *Steps 4 and 5.* z_i has ``log(N_i + mean(N) / 2)`` and b_i, each with mean 0 and standard
+    deviation .14 over items weighted by ``N_i + mean(N) / 2``; clients compute it from a_i and b_i.
+    With ``x_i = (1, q_i, z_i)`` and X the rows of the user's items,
+    ``S = (alpha X'X + Lambda)^-1``, ``phi = (b_u, p_u, s_u) = alpha S X'(r - b)``,
+    ``e = r - b - X phi``. The gradient is ``a_i e_i`` for b_i and
     ``1.4 a_i (e_i p_u - S x_i)`` for q_i, divided by its norm, or by that of ``a / 2`` if
     this is larger. A client adds up its users' gradients, and scales the sum down to norm 1.
 
@@ -158,6 +172,13 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
     and b_i moves by the k of step 2 with ``s^2 + f w N_i a_i^2 / alpha`` as the variance of the
     noise. For q_i the curvature is ``.35 * 1.4 h``, and V stays 1/50, because its
     optimum moves along with the users. Each round's q_i replaces half of the average.
+
+    *Sensitivity.* A user's rows are weighted by a_i before they are divided by the norm of all of
+    them, so the squared norms of its rows add up to at most 1 whatever a_i, b_i and q_i are: the
+    weights divide one user's budget among its items, and never add to it. A client's sum
+    is scaled down to norm 1 again. So without one client, any sum changes by at most 1 in L2, which
+    is what the noise and its accounting assume. N_i, a_i, b_i, q_i and z_i are computed from noisy
+    sums (post-processing), and s_u is never sent.
 
     *Choices that the noise does not pay for.* Constants and defaults were chosen on a part of
     MovieLens-1M's ratings, without noise on the choice. An epsilon on that data set does not
@@ -171,6 +192,7 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
 
     *What is sent.* Once, up: two numbers for each item of the catalogue, and one more; down:
     a_i, the scale and the center. Each round: d + 1 numbers for each item, in both directions.
+    At the end, down: d + 3.
 
     *What it reveals.* The server uses only sums. With central differential privacy these
     have noise, and nothing else leaves a client. Without it, a client's zero rows reveal what it
@@ -183,6 +205,8 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
     .. [2] H. B. McMahan, D. Ramage, K. Talwar and L. Zhang, "Learning differentially private
        recurrent language models", ICLR 2018.
     .. [3] R. Kalman, "A new approach to linear filtering and prediction problems", 1960: the step.
+    .. [4] W. Krichene, P. Jain, S. Song, M. Sundararajan, A. Thakurta and L. Zhang, "Multi-task
+       differential privacy under distribution skew", ICML 2023: weights of items, n^-1/4.
 
     Examples
     --------
@@ -289,7 +313,7 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
             "row_weights": message["row_weights"].values,
             "unit": self._unit(*message["scale"].values[:2]),
             # The result of each update; the next one starts afresh.
-            "users": np.zeros((block.n_users, self._n_columns() + 1)),
+            "users": np.zeros((block.n_users, self._n_columns() + 1 + TASTES)),
         }
 
     def _upload_specs(self, n_items):
@@ -297,7 +321,9 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
 
     def _client_update(self, block, state, message, turn, key):
         items = message["items"].values
-        squares, weight, out = self._infer(block, state, items, turn, state["users"])
+        n_sent = items.shape[1]
+        items = np.column_stack([items, tastes(items[:, 0], state["row_weights"])])
+        squares, weight, out = self._infer(block, state, items, turn, state["users"], n_sent)
         fields = {"items": self._written(block, turn, out)["items"]}
         updates = ClientUpdates(fields, is_finite=out.is_finite)
         return state, updates, (state["unit"] ** 2 * squares, weight)
@@ -308,8 +334,8 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
         values = (block.values - center) / self._unit(low, high)
         return fedeb_kernels.Ratings(values, block.weights)
 
-    def _infer(self, block, state, items, turn, users):
-        """Infer the active clients' users given the items; return loss, weight and uploads."""
+    def _infer(self, block, state, items, turn, users, n_sent=0):
+        """Infer users given the items; return loss, weight and uploads of the first columns."""
         items, layout = np.ascontiguousarray(items, dtype=np.float64), block.layout
         width = items.shape[1]
         prior = np.ones(width)
@@ -318,7 +344,7 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
         model = fedeb_kernels.Model(
             items, no_implicit, no_variances, np.zeros(width), prior, ALPHA, 0.0, True
         )
-        work, out = fedeb_kernels.workspace(layout, model), self._empty_uploads(block, turn, width)
+        work, out = fedeb_kernels.workspace(layout, model), self._empty_uploads(block, turn, n_sent)
         constants = state["row_weights"], EMPHASIS, FLOOR
         squares, weight = privfedeb_kernels.update(
             layout, state["ratings"], turn.active, model, *constants, work, users, out
@@ -353,7 +379,9 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
 
     def _final_model(self, server):
         items, content = server["average"][:, : server["n_factors"] + 1], server["content"]
-        return Message(average_items=Dense(items if content is None else content.filled(items)))
+        items = items if content is None else content.filled(items)
+        known = tastes(items[:, 0], server["row_weights"])
+        return Message(average_items=Dense(np.column_stack([items, known])))
 
     def _fitted_users(self, block, state, message, turn):
         items = message["average_items"].values
@@ -448,7 +476,7 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
             )
 
     def _least_bytes(self, data):
-        users = 2 * np.dtype(self._dtype).itemsize * data.n_users * self._n_columns()
+        users = 2 * np.dtype(self._dtype).itemsize * data.n_users * (self._n_columns() + TASTES)
         return super()._least_bytes(data) + (users if self.client_fraction == 1 else 0)
 
 
@@ -464,7 +492,7 @@ class Release(NamedTuple):
 
     Attributes
     ----------
-    counts : (n_items,), N_i, noisy and at least 0
+    counts : (n_items,), N_i, at least 0
     residuals : (n_items,), B_i, noisy
     noise_std : float, of both
     rating_weight : float, by how much a typical rating counts in the sums
@@ -478,7 +506,7 @@ class Release(NamedTuple):
     @classmethod
     def of(cls, sums: Any, noise_std: Any, squares: Any) -> Any:
         """Make it from sums of counts and residuals (n_items, 2), and of squared counts."""
-        counts = np.maximum(sums[:, 0], 0)
+        counts = denoised(sums[:, 0], noise_std)
         rating_weight = max(float(squares), 0.0) / max(float(counts.sum()), TINY)
         return cls(counts, sums[:, 1], noise_std, rating_weight)
 
@@ -528,18 +556,43 @@ class Release(NamedTuple):
     def n_factors(self, share: Any) -> Any:
         """Return how many factors the noise allows, given the share of clients in a round."""
         a = self.row_weights()
-        # Squares of noisy counts are too large by the variance of the noise.
-        counts = np.sqrt(np.maximum(self.counts**2 - self.noise_std**2, 0))
-        curvature = share * counts * a
+        curvature = share * self.counts * a
         noise = self.noise(curvature, a, self.noise_std)
         h = USER_SQUARE * EMPHASIS * curvature
         # Of all rounds in which every client takes part once.
         ratio = VECTOR_VARIANCE * h**2 / np.maximum(noise, TINY) / share
-        total = counts.sum()
-        reliability = counts @ (ratio / (1 + ratio)) / total if total > 0 else 0.0
+        total = self.counts.sum()
+        reliability = self.counts @ (ratio / (1 + ratio)) / total if total > 0 else 0.0
         return min(MOST, 1 + int(reliability / RELIABLE)) if reliability >= RELIABLE else 0
 
 
 def gains(variance: Any, curvature: Any, noise: Any) -> Any:
     """Return fractions of ``h (x - x_now) + noise`` that make x_now x's posterior mean."""
     return variance * curvature / np.maximum(variance * curvature**2 + noise, TINY)
+
+
+def denoised(counts: Any, noise_std: float) -> Any:
+    """Return posterior means of counts given noisy ones, whose prior is learned from them all."""
+    clear = counts >= CLEAR * noise_std
+    if clear.all() or noise_std == 0:
+        return np.maximum(counts, 0)
+    grid = np.arange(0, WIDEST + STEP, STEP)
+    away = (counts[~clear, None] / noise_std - grid) ** 2
+    likelihood = np.exp((away.min(axis=1, keepdims=True) - away) / 2)
+    prior = np.full(len(grid), 1 / len(grid))
+    for _ in range(PRIOR_STEPS):
+        posterior = likelihood * prior
+        posterior /= posterior.sum(axis=1, keepdims=True)
+        prior = posterior.mean(axis=0)
+    result = counts.copy()
+    result[~clear] = noise_std * posterior @ grid
+    return result
+
+
+def tastes(biases: Any, row_weights: Any) -> Any:
+    """Return the columns of x_i that users respond to each in its own way: popularity and b_i."""
+    popularity = row_weights ** (-1 / POWER)
+    columns = np.column_stack([np.log(popularity), biases])
+    share = popularity / popularity.sum()
+    columns = columns - share @ columns
+    return TASTE * columns / np.maximum(np.sqrt(share @ columns**2), 1e-6)

@@ -43,9 +43,11 @@ def assert_equals_reference(model, X, y, **fit_params):
     turns = turns_of(model, data.n_clients, prefers_rotation=True)
     final, unit = reference.run(ratings, weights, clients, start, turns), (high - low) / 4
     np.testing.assert_allclose(model.item_bias_, unit * final.average[:, 0], atol=1e-9)
-    np.testing.assert_allclose(model.item_factors_, unit * final.average[:, 1:], atol=1e-9)
+    vectors = reference.rows(final.average, final.a)
+    np.testing.assert_allclose(model.item_factors_, unit * vectors[:, 1:], atol=1e-9)
     users = [
-        reference.posterior(final.average, *row)[1] for row in zip(ratings, weights, strict=True)
+        reference.posterior(final.average, final.a, *row)[1]
+        for row in zip(ratings, weights, strict=True)
     ]
     np.testing.assert_allclose(model.user_bias_, unit * np.array(users)[:, 0], atol=1e-9)
     np.testing.assert_allclose(model.user_factors_, np.array(users)[:, 1:], atol=1e-9)
@@ -157,10 +159,34 @@ def test_row_weights_favour_seldom_rated_items_and_keep_the_mean():
     a = release.row_weights()
     assert (np.diff(a) < 0).all()
     assert release.counts @ a**2 == pytest.approx(release.counts.sum())
-    nothing = server.Release.of(np.full((4, 2), -1.0), 1.0, -1.0)
+    nothing = server.Release.of(np.full((4, 2), -1.0), 0.0, -1.0)
     np.testing.assert_array_equal(nothing.row_weights(), np.ones(4))
     np.testing.assert_array_equal(nothing.biases()[0], np.zeros(4))
     assert nothing.n_factors(1.0) == 0
+
+
+@pytest.mark.parametrize(("noise_std", "share"), [(0.0, 1.0), (1.0, 0.9), (5.0, 0.6)])
+def test_counts_are_their_posterior_means(noise_std, share):
+    rng = np.random.default_rng(0)
+    counts = np.exp(rng.normal(0, 2, 400))
+    noisy = counts + noise_std * rng.normal(size=400)
+    found = server.denoised(noisy, noise_std)
+    np.testing.assert_allclose(found, reference.counts(noisy, noise_std), rtol=1e-9, atol=1e-9)
+    errors = [np.mean((x - counts) ** 2) for x in (found, np.maximum(noisy, 0))]
+    assert errors[0] <= share * errors[1]
+
+
+def test_columns_of_tastes_are_standardised_over_the_ratings():
+    rng = np.random.default_rng(0)
+    counts = np.exp(rng.normal(3, 1, 50))
+    a = server.Release(counts, np.zeros(50), 0.0, 0.1).row_weights()
+    popularity, quality = server.tastes(rng.normal(size=50), a).T
+    assert (np.diff(popularity[np.argsort(counts)]) > 0).all()
+    share = (counts + counts.mean() / 2) / (1.5 * counts.sum())
+    for column in (popularity, quality):
+        assert share @ column == pytest.approx(0, abs=1e-12)
+        assert share @ column**2 == pytest.approx(server.TASTE**2)
+    np.testing.assert_array_equal(server.tastes(np.zeros(50), np.ones(50)), 0)
 
 
 @pytest.fixture(scope="module")
@@ -179,14 +205,14 @@ def test_more_noise_means_fewer_factors_and_rounds_and_larger_errors(many):
         model = PrivFedEB(items=items, rating_scale=(1, 5), federation=federation, random_state=0)
         model.fit(X, y)
         errors.append(rmse(model, X_test, y_test))
-        widths.append(model.item_factors_.shape[1])
+        widths.append(model.item_factors_.shape[1] - server.TASTES)
         n_rounds.append(model.n_rounds_)
         assert model.privacy_.epsilon == pytest.approx(epsilon or np.inf)
     assert errors == sorted(errors)
     assert widths == sorted(widths, reverse=True)
     assert widths[0] == server.MOST
     assert widths[-1] == 0
-    assert n_rounds == [20, 10, 3, 3]
+    assert n_rounds == [20, 10, 5, 5]
     biases = rmse(BiasOnly().fit(X, y), X_test, y_test)
     assert errors[1] < biases
     # What hides everything leaves the users' own means.

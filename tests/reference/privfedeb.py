@@ -29,12 +29,24 @@ def first(users, ratings, weights):
     return np.sqrt(0.99) * scale * total, 0.1 * scale**2 * squares
 
 
-def posterior(items, ratings, weights):
+def rows(items, a):
+    """The x_i: 1, q_i, and how popular and how good item i is."""
+    share = a**-4.0 / (a**-4.0).sum()
+    columns = [np.ones(len(items)), *items[:, 1:].T]
+    for known in (-4 * np.log(a), items[:, 0]):
+        mean = (share * known).sum()
+        std = np.sqrt((share * (known - mean) ** 2).sum())
+        columns.append(0.14 * (known - mean) / max(std, 1e-6))
+    return np.column_stack(columns)
+
+
+def posterior(items, a, ratings, weights):
     """S and the mean of (b_u, p_u)."""
-    precision = np.diag(np.r_[LAMBDA_0, np.ones(items.shape[1] - 1)])
-    right = np.zeros(items.shape[1])
+    vectors = rows(items, a)
+    precision = np.diag(np.r_[LAMBDA_0, np.ones(vectors.shape[1] - 1)])
+    right = np.zeros(vectors.shape[1])
     for i in np.flatnonzero(weights):
-        x = np.r_[1, items[i, 1:]]
+        x = vectors[i]
         precision += ALPHA * weights[i] * np.outer(x, x)
         right += ALPHA * weights[i] * (ratings[i] - items[i, 0]) * x
     covariance = np.linalg.inv(precision)
@@ -43,15 +55,16 @@ def posterior(items, ratings, weights):
 
 def gradient(items, a, ratings, weights):
     """One user's upload, of norm at most 1."""
-    covariance, phi = posterior(items, ratings, weights)
-    rows, floor = np.zeros(items.shape), 0.0
+    covariance, phi = posterior(items, a, ratings, weights)
+    vectors, result, floor = rows(items, a), np.zeros(items.shape), 0.0
+    n_sent = items.shape[1]
     for i in np.flatnonzero(weights):
-        x, size = np.r_[1, items[i, 1:]], a[i] * weights[i]
+        x, size = vectors[i], a[i] * weights[i]
         error = ratings[i] - items[i, 0] - x @ phi
-        rows[i] = size * 1.4 * (error * phi - covariance @ x)
-        rows[i, 0] = size * error
+        result[i] = size * 1.4 * (error * phi - covariance @ x)[:n_sent]
+        result[i, 0] = size * error
         floor += (size / 2) ** 2
-    return rows / np.sqrt(max((rows**2).sum(), floor))
+    return result / np.sqrt(max((result**2).sum(), floor))
 
 
 def upload(users, items, a, ratings, weights):
@@ -60,12 +73,29 @@ def upload(users, items, a, ratings, weights):
     return total / max(1, np.linalg.norm(total))
 
 
+def counts(noisy, s):
+    """Posterior means of counts, given them with noise of standard deviation s."""
+    if s == 0:
+        return np.maximum(noisy, 0)
+    values = s * np.arange(33) / 4
+    unclear = [i for i in range(len(noisy)) if noisy[i] < 6 * s]
+    prior, means = np.ones(33) / 33, noisy.copy()
+    for _ in range(50):
+        found = np.zeros((len(noisy), 33))
+        for i in unclear:
+            found[i] = prior * np.exp(-(((noisy[i] - values) / s) ** 2) / 2)
+            found[i] /= found[i].sum()
+            means[i] = (found[i] * values).sum()
+        prior = found.sum(axis=0) / len(unclear)
+    return means
+
+
 class Server:
     """Its state; `noise_std` is that of the noise on each sum."""
 
     def __init__(self, sums, squares, start, noise_std=0.0):
         s = noise_std / np.sqrt(0.99)
-        self.counts = np.maximum(sums[:, 0] / np.sqrt(0.99), 0)
+        self.counts = counts(sums[:, 0] / np.sqrt(0.99), s)
         residuals = sums[:, 1] / np.sqrt(0.99)
         self.w = squares / 0.1 / self.counts.sum()
         padded = self.counts + self.counts.mean() / 2
