@@ -349,8 +349,9 @@ class Protocol:
         if self.items != "all" or self.users != "all":
             _check_seen_is_known(model, recommender)
             ranked, rows = self._group(model, X)
-            X, y, sample_weight = (
-                None if one is None else safe_indexing(one, rows) for one in (X, y, sample_weight)
+            X = safe_indexing(X, rows)
+            y, sample_weight = (
+                None if one is None else safe_indexing(one, rows) for one in (y, sample_weight)
             )
         groups = {"user": self.users, "item": self.items}
         strangers = [role for role, which in groups.items() if which == "new"]
