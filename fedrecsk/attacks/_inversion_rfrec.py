@@ -138,10 +138,10 @@ class Replay:
         self.reg_items = np.zeros((len(items), model._width))
         if "n_ratings" in announced:
             counts = announced["n_ratings"].values[items].astype(np.float64)
-            reg_item, reg_bias = model._penalties_on_items(counts)
+            reg_item, reg_bias = model._item_penalties(counts)
             self.reg_items += reg_item[:, None]
             self.reg_items[:, 0] = reg_bias
-        reg_user, reg_bias = model._penalties_on_users(np.array([float(len(items))]))
+        reg_user, reg_bias = model._user_penalties(np.array([float(len(items))]))
         self.reg_user = np.repeat(np.float64(reg_user), model._width)
         self.reg_user[0] = reg_bias[0]
 

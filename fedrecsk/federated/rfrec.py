@@ -267,23 +267,26 @@ class RFRec(FederatedContent, Predictions, BiasColumn, RatingMixin, FederatedRec
             n_of_items = message["n_ratings"].values
         of_rating = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
         n_of_users = np.bincount(of_rating, block.weights, minlength=block.n_users)
-        few_of_items = self.FEW_RATINGS / ITEMS_NEED
         held = np.zeros((len(block.row_items), self._width), dtype=self._dtype)
         return {
             "unit": unit,
             "level": float(level),
             "values": ((block.values - low) / unit).astype(self._dtype),
             "weights": block.weights.astype(self._dtype),
-            "penalties": (
-                # Those of an item are shared out among its ratings.
-                *self._penalties(n_of_items, self.reg_item, few_of_items, each=n_of_items),
-                *self._penalties(n_of_users, self.reg_user, self.FEW_RATINGS),
-            ),
+            "penalties": (*self._item_penalties(n_of_items), *self._user_penalties(n_of_users)),
             "users": self._vectors(users.astype(self._dtype)),
             "held": self._vectors(held),
             "joined": np.zeros(len(block.row_items), dtype=bool),
             "steps": np.zeros(block.n_clients, dtype=np.int64),
         }
+
+    def _item_penalties(self, n_ratings):
+        """Return the penalties on items and their biases, shared out among their ratings."""
+        few = self.FEW_RATINGS / ITEMS_NEED
+        return self._penalties(n_ratings, self.reg_item, few, each=n_ratings)
+
+    def _user_penalties(self, n_ratings):
+        return self._penalties(n_ratings, self.reg_user, self.FEW_RATINGS)
 
     def _penalties(self, n_ratings, reg, few, each=1.0):
         """Return the penalties on vectors and biases with so many ratings, divided by `each`."""
