@@ -355,10 +355,8 @@ class Coordinator:
         uploads, n_malformed = self._ask("round", number, asked, message, self.quorum)
         server.close_round(uploads)
         if server.method._sends_once and not server.federation.secure_aggregation:
-            accepted, members = (
-                [one for one in uploads if server.accept(one).n_accepted],
-                self.members,
-            )
+            members = self.members
+            accepted = [one for one in uploads if server.accept(one).n_accepted]
             members.counted |= {asked[one.client].name for one in accepted}
             members.lost |= {one.name for one in asked.values()}
             members.lost -= members.counted
