@@ -38,6 +38,7 @@ MOST_REQUESTS = 100
 SECONDS = 10
 
 LISTS = "items", "ratings", "exclude"
+WRONG = {"400": "Wrong request", "404": "Unknown user", "408": "Too slow", "413": "Too large"}
 
 
 class Refused(Exception):
@@ -178,61 +179,56 @@ class Service:
             example["ratings"] = [scale[1] if scale else 1] * len(example["items"])
         lists = {"type": "array", "items": ids, "maxItems": MOST_ROWS}
         numbers = {"type": "array", "items": {"type": "number"}}
-        whole = {"type": "integer", "minimum": 1, "maximum": MOST_RECOMMENDATIONS, "default": 10}
-        request = {
-            "type": "object",
+        request = _object(
+            user={"type": ["string", "number"], "description": "Id of a known user."},
+            items=lists | {"description": "Ids of a newcomer's items, oldest first."},
+            ratings=numbers | {"description": "A rating of each of the items."},
+            exclude=lists | {"description": "Ids that must not be recommended."},
+            n={"type": "integer", "minimum": 1, "maximum": MOST_RECOMMENDATIONS, "default": 10},
+        )
+        request |= {
             "additionalProperties": False,
             "description": "Either user, or items (and ratings, for a model of ratings).",
-            "properties": {
-                "user": {"type": ["string", "number"], "description": "Id of a known user."},
-                "items": lists | {"description": "Ids of a newcomer's items, oldest first."},
-                "ratings": numbers | {"description": "A rating of each of the items."},
-                "exclude": lists | {"description": "Ids that must not be recommended."},
-                "n": whole,
-            },
             "example": example,
         }
-        found = {"type": "object", "properties": {"items": lists, "scores": numbers}}
-        batch = {
-            "type": "object",
-            "required": ["requests"],
-            "properties": {
-                "requests": {"type": "array", "items": request, "maxItems": MOST_REQUESTS}
-            },
-            "example": {"requests": [example]},
-        }
-        results = {"type": "array", "items": found}
-        responses = {"400": "Wrong request", "404": "Unknown user", "408": "Too slow"}
-        responses |= {"413": "Too large"}
-        error = {"type": "object", "properties": {"error": {"type": "string"}}}
-
-        def operation(summary, answer, body=None):
-            content = {"200": {"description": "OK"} | _json(answer)}
-            if body is None:
-                return {"summary": summary, "responses": content}
-            wrong = {code: {"description": why} | _json(error) for code, why in responses.items()}
-            body = {"required": True} | _json(body)
-            return {"summary": summary, "requestBody": body, "responses": content | wrong}
-
+        found = _object(items=lists, scores=numbers)
+        batch = _object(requests={"type": "array", "items": request, "maxItems": MOST_REQUESTS})
+        batch |= {"required": ["requests"], "example": {"requests": [example]}}
+        health = {"summary": "What is served", "responses": _answer("OK", {"type": "object"})}
         return {
             "openapi": "3.1.0",
             "info": {"title": f"Recommendations of {self.method}", "version": __version__},
             "paths": {
-                "/recommend": {"post": operation("One user's list", found, request)},
-                "/recommend/batch": {
-                    "post": operation(
-                        "Lists of several users",
-                        {"type": "object", "properties": {"results": results}},
-                        batch,
-                    )
-                },
-                "/health": {"get": operation("What is served", {"type": "object"})},
+                "/recommend": _post("One user's list", request, found),
+                "/recommend/batch": _post(
+                    "Lists of several users",
+                    batch,
+                    _object(results={"type": "array", "items": found}),
+                ),
+                "/health": {"get": health},
             },
         }
 
 
+def _object(**properties):
+    return {"type": "object", "properties": properties}
+
+
 def _json(schema):
     return {"content": {"application/json": {"schema": schema}}}
+
+
+def _answer(description, schema, code="200"):
+    return {code: {"description": description} | _json(schema)}
+
+
+def _post(summary, body, answer):
+    """Return the document of a path to which requests are posted."""
+    responses, error = _answer("OK", answer), _object(error={"type": "string"})
+    for code, why in WRONG.items():
+        responses |= _answer(why, error, code)
+    body = {"required": True} | _json(body)
+    return {"post": {"summary": summary, "requestBody": body, "responses": responses}}
 
 
 def app(model: portable.PortableModel | Recommender) -> Starlette:
