@@ -210,6 +210,8 @@ class RFRec(FederatedContent, Predictions, BiasColumn, RatingMixin, FederatedRec
     # --------------------------------------------------------------- before the rounds
 
     def _init_server(self, catalogue, key):
+        # Otherwise nobody knows which items are rated.
+        counts = "n_ratings" in self._setup_specs(catalogue.n_items, 0)
         return {
             "item_vectors": self._first_items(catalogue, key),
             "rating_scale": scale_of(self.rating_scale, catalogue.rating_range),
@@ -217,8 +219,7 @@ class RFRec(FederatedContent, Predictions, BiasColumn, RatingMixin, FederatedRec
             "level": self._level(0.5),
             "n_ratings": None,
             "n_clients": catalogue.n_clients,
-            # If there is a set-up, it counts the items' ratings.
-            "content": None if self._n_setups else self._item_prior(np.ones(catalogue.n_items)),
+            "content": None if counts else self._item_prior(np.ones(catalogue.n_items)),
         }
 
     @property
