@@ -45,8 +45,7 @@ def ratings(toy):
 # --------------------------------------------------------------- equal to the reference
 
 
-@pytest.mark.parametrize("n_bits", [1, 7, 70])
-@pytest.mark.parametrize("n_sweeps", [1, 5])
+@pytest.mark.parametrize(("n_bits", "n_sweeps"), [(1, 5), (7, 1), (7, 5), (70, 5)])
 def test_codes_equal_the_reference_exactly(n_bits, n_sweeps, ratings):
     X, y, weight = ratings
     items = [*np.unique(X[:, 1]), 777]
@@ -208,17 +207,6 @@ def test_gradients_are_those_of_the_squared_distance(convert):
             assert gradient[place] == pytest.approx(np.subtract(*sides) / 2e-6, abs=1e-7)
 
 
-def test_the_network_learns_codes():
-    rng = np.random.default_rng(0)
-    features = rng.integers(0, 2, size=(300, 6)).astype(float)
-    targets = np.where(features[:, :3] > 0, 1.0, -1.0)
-    network = DeepBeliefNet.pretrained(features, (8, 3), 3, 0)
-    before = np.mean((network.outputs(features) > 0) == (targets > 0))
-    for _ in range(60):
-        network.tune(features, targets, 0.05, rng)
-    assert before < 0.9 < np.mean((network.outputs(features) > 0) == (targets > 0))
-
-
 # ------------------------------------------------------------------- features and items
 
 
@@ -253,24 +241,12 @@ def test_features_in_any_form_and_order_give_the_same_model():
     settings = {"n_bits": 16, "n_epochs": 3, "random_state": 0}
     ids = np.arange(50)
     expected = DDL(items=ids, item_features=features, **settings).fit(X, y)
-    frame = pd.DataFrame(features, index=ids)
-    for items, given in (
-        (ids[order], features[order]),
-        (ids[order].tolist(), features[order].tolist()),
-        (ids[order], sparse.csr_matrix(features[order])),
-        (ids[order], sparse.coo_array(features[order])),
-        (None, frame.iloc[order]),
-        (ids, frame.iloc[order]),
-        (None, frame.astype(pd.SparseDtype(float, 0))),
-    ):
+    frame = pd.DataFrame(features, index=ids).iloc[order]
+    for items, given in ((ids[order], sparse.coo_array(features[order])), (None, frame)):
         model = DDL(items=items, item_features=given, **settings).fit(X, y)
         np.testing.assert_array_equal(model.item_ids_, ids)
         np.testing.assert_array_equal(model.item_codes_, expected.item_codes_)
         np.testing.assert_array_equal(model.user_codes_, expected.user_codes_)
-    names = frame.set_axis([f"item {i:02}" for i in ids])
-    named = np.array([[f"user {u:02}", f"item {i:02}"] for u, i in X])
-    model = DDL(item_features=names, **settings).fit(named, y)
-    np.testing.assert_array_equal(model.item_codes_, expected.item_codes_)
 
 
 def test_features_pass_through_searches_clones_and_pickles():
@@ -293,22 +269,13 @@ def test_features_pass_through_searches_clones_and_pickles():
 
 FRAME = pd.DataFrame(np.eye(50), index=np.arange(50))
 BAD = [
-    ({"item_features": FRAME.to_numpy()}, r"no ids.*Pass items= .* or a pandas DataFrame"),
-    ({"item_features": np.eye(3), "items": np.arange(50)}, "has 3 rows, but items has 50 ids"),
     ({"item_features": FRAME.drop([3, 7])}, "no row for items 3, 7 of X"),
-    ({"item_features": FRAME, "items": np.arange(51)}, "no row for item 50; add what is missing"),
-    ({"item_features": FRAME, "items": np.arange(1, 50)}, "rows for item 0, which items does not"),
-    ({"item_features": FRAME.rename(index={1: 2})}, "item 2 more than once in its index"),
-    ({"item_features": FRAME.rename(index=str)}, "ids of X are numbers and .* are strings"),
     ({"item_features": FRAME.replace({1.0: np.nan})}, r"item 0 has the value nan.*MinMaxScaler"),
     ({"item_features": FRAME - 0.5}, r"item_features of item 0 has the value -0.5"),
     (
         {"item_features": sparse.csr_array(7 * np.eye(50)), "items": np.arange(50)[::-1]},
         r"item_features of item 0 has the value 7",
     ),
-    ({"item_features": np.ones(50), "items": np.arange(50)}, "Expected 2D array"),
-    ({"item_features": FRAME.iloc[:, :0]}, "item_features has no columns"),
-    ({"item_features": FRAME.astype(str) + "x"}, "column 0 of item_features holds .*get_dummies"),
     ({"item_features": FRAME.assign(item=FRAME.index)}, "value 2 in the column 'item'.*the index"),
     ({"item_features": FRAME, "hidden_layers": (8, 0)}, r"hidden_layers must hold .*got \[8, 0\]"),
 ]
