@@ -90,6 +90,7 @@ def descend(side, others, linear, signs, n_sweeps):
     n_bits, most = linear.shape[1], 0
     for row in range(len(linear)):
         most = max(most, side.indptr[row + 1] - side.indptr[row])
+    # A sign is -1 as the mask -1 and 1 as 0, because processors have no fast product of int64.
     left, columns = np.empty(most, np.int64), np.empty((n_bits, most), np.int8)
     loss, n_changed = 0.0, 0
     for row in range(len(linear)):
@@ -98,7 +99,7 @@ def descend(side, others, linear, signs, n_sweeps):
         for q in range(last - first):
             other, dot = others[side.others[first + q]], np.int64(0)
             for k in range(n_bits):
-                columns[k, q] = other[k]
+                columns[k, q] = other[k] >> 1
                 dot += own[k] * other[k]
             left[q] = side.pulls[first + q] - weights[q] * dot
             weight += weights[q]
@@ -108,13 +109,15 @@ def descend(side, others, linear, signs, n_sweeps):
             for k in range(n_bits):
                 column, pull = columns[k], linear[row, k] + weight * own[k]
                 for q in range(len(weights)):
-                    pull += left[q] * column[q]
+                    mask = np.int64(column[q])
+                    pull += (left[q] ^ mask) - mask
                 if pull == 0 or (pull > 0) == (own[k] > 0):
                     continue
                 own[k] = -own[k]
                 step = np.int64(2 * own[k])
                 for q in range(len(weights)):
-                    left[q] -= step * weights[q] * column[q]
+                    mask = np.int64(column[q])
+                    left[q] -= weights[q] * ((step ^ mask) - mask)
                 changed += 1
             n_changed += changed
             sweep += 1

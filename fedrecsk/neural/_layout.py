@@ -137,25 +137,6 @@ def built(make: Make, n_users: int, n_items: int) -> nn.Module:
     return module
 
 
-def fixed_parameters(make: Make, layout: Layout, n_items: int) -> dict[str, torch.Tensor]:
-    """Return the parameters that do not change, by name; raise if they are invalid."""
-    if not layout.fixed:
-        return {}
-    with seeded(0):
-        module = built(make, 1, n_items)
-    fixed = {name: value.detach() for name, value in module.named_parameters()}
-    fixed = {name: fixed[name] for name in layout.fixed}
-    for name, value in fixed.items():
-        if layout.parts[name].kind == "fixed item" and len(value) != n_items:
-            raise ValueError(
-                f"{name} has {len(value)} rows for {n_items} items; it needs a row for each of the "
-                "first n_items items, in the order of item_ids_."
-            )
-        if not torch.isfinite(value).all():
-            raise ValueError(f"{name} has infinite or NaN values.")
-    return fixed
-
-
 def matching(name: str, patterns: Iterable[str]) -> str | None:
     """Return the first of the patterns that a name matches."""
     return next((one for one in patterns if fnmatch.fnmatchcase(name, one)), None)
@@ -245,11 +226,23 @@ class Blueprint:
         return self._own.module
 
     def fixed(self, n_items: int) -> dict[str, Tensor]:
-        """Return the parameters that do not change, by name, for so many items."""
-        kept_for, fixed = self._fixed
-        if kept_for != n_items:
-            fixed = fixed_parameters(self.make, self.layout, n_items)
-            self._fixed = n_items, fixed
+        """Return the parameters that do not change, for so many items, or raise."""
+        if self._fixed[0] == n_items:
+            return self._fixed[1]
+        fixed = {}
+        if self.layout.fixed:
+            with seeded(0):
+                parameters = dict(built(self.make, 1, n_items).named_parameters())
+            fixed = {name: parameters[name].detach() for name in self.layout.fixed}
+        for name, value in fixed.items():
+            if self.layout.parts[name].kind == "fixed item" and len(value) != n_items:
+                raise ValueError(
+                    f"{name} has {len(value)} rows for {n_items} items; it needs a row for each of "
+                    "the first n_items items, in the order of item_ids_."
+                )
+            if not torch.isfinite(value).all():
+                raise ValueError(f"{name} has infinite or NaN values.")
+        self._fixed = n_items, fixed
         return fixed
 
 
@@ -257,7 +250,7 @@ def blueprint(estimator: NeuralRecommender) -> Blueprint:
     """Return the Blueprint of an estimator's module."""
     origin = _origin(estimator)
     for kept in list(_KEPT):
-        if _is_same(kept.origin, origin):
+        if list(map(id, kept.origin)) == list(map(id, origin)):
             return kept
     made = Blueprint(estimator)
     _KEPT.append(made)
@@ -267,10 +260,6 @@ def blueprint(estimator: NeuralRecommender) -> Blueprint:
 def _origin(estimator) -> list[Any]:
     """Return all that determines the module, as objects to be compared by identity."""
     return [type(estimator), *estimator._module_arguments(), *estimator._private]
-
-
-def _is_same(origin, other):
-    return len(origin) == len(other) and all(a is b for a, b in zip(origin, other, strict=True))
 
 
 # ------------------------------------------------------------------------- the state of torch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 # Epochs on the final model of a user whose client was in no round.
 EPOCHS_OF_THE_NEW = 20
-# Pairs that are scored at once.
-PAIRS = 2**16
+# Pairs that are scored at once, each user's with all items, and private numbers of single pairs.
+PAIRS, NUMBERS = 2**16, 2**20
 # Rows of users' tables by which their first numbers are drawn.
 FIRST_USERS = 64
 
@@ -370,10 +370,12 @@ class NeuralRecommender(LearnsFromFeedback):
         """Return scores of pairs of codes (-1 for unknown) before the sigmoid, (n,), float64."""
         scores, common = np.empty(len(users)), self._common_parameters()
         # An unknown item has a row of zeros, the last.
-        items = np.where(items < 0, self.n_items_, items)
+        items = np.where(items < 0, self.n_items_, items)[:, None]
+        n_at_once = max(1, NUMBERS // (1 + len(self.newcomer_factors_)))
         with one_thread(), torch.no_grad():
-            for whom, places, is_pair in _grouped(users):
-                scores[places[is_pair]] = self._scores(common, whom, items[places])[is_pair]
+            for start in range(0, len(users), n_at_once):
+                some = slice(start, start + n_at_once)
+                scores[some] = self._scores(common, users[some], items[some])[:, 0]
         return scores + getattr(self, "global_bias_", 0.0)
 
     def _score_pairs(self, users, items):
@@ -494,23 +496,3 @@ def _n_items(message, layout):
     name = layout.named("item", "private item")[0]
     values, part = message[name].values, layout.parts[name]
     return len(values) if part.kind == "item" else values.size // part.width
-
-
-def _grouped(users: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Group pairs by user; yields some users, the places of their pairs, and which are none.
-
-    Users with about as many pairs are grouped, because each group is padded.
-    """
-    order = np.argsort(users, kind="stable")
-    whom, starts, counts = np.unique(users[order], return_index=True, return_counts=True)
-    by_size = np.argsort(counts, kind="stable")
-    start = 0
-    while start < len(by_size):
-        # The last of a group is the largest.
-        padded = counts[by_size[start:]] * np.arange(1, len(by_size) - start + 1)
-        stop = start + max(1, int(np.searchsorted(padded, PAIRS, "right")))
-        some = by_size[start:stop]
-        places = starts[some, None] + np.arange(counts[some].max())
-        is_pair = places < (starts + counts)[some, None]
-        yield whom[some], order[np.where(is_pair, places, starts[some, None])], is_pair
-        start = stop

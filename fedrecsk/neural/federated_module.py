@@ -169,9 +169,8 @@ class FederatedModule(NeuralRecommender):
     the client has: positives have changed one way and sampled negatives the other, see
     :func:`~fedrecsk.attacks.measure_leak` and ``Federation(secure_aggregation=...)``.
 
-    *Exactness.* Clients with their own optimiser state are stacked in tensors; of a table with a
-    row per item, only the rows of a client's examples are. This gives the result of a loop over
-    clients with whole tables, up to rounding, because the other rows have no gradient.
+    *Exactness.* The result is that of a loop over clients with whole tables, up to rounding: of a
+    table with a row per item, only the rows of a client's examples have a gradient.
 
     *Fixed parameters*, with ``requires_grad=False``, are part of the module on every machine: they
     are neither trained nor sent. Features of items are such a table, with rows in the order of

@@ -140,17 +140,14 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
     set-up sends the client's sum and number of ratings up, and the scale and the level down.
 
     *What it reveals.* The server knows every client's model, which items it has rated (their rows
-    have gradients), and nearly its ratings: a row's gradient is the item's error times a vector
-    that the server can compute. Secure sums are refused, because the network needs single
-    gradients; so is local differential privacy.
+    have gradients), and nearly its ratings: a gradient is the error times what the server can
+    compute. Secure sums and local differential privacy are refused; the network needs single ones.
 
     *Gradients* are those of ``sum_r w (score - r)^2``; the server divides their sum by the cohort's
     number of ratings (the sum of their weights).
 
-    *Clients of several users* have one code, so all their users get the same predictions. The
-    paper has one user per client.
-
-    *New users* have no code. They and unknown users are served by the mean code.
+    *Users.* A client of several users has one code, so all get the same predictions; the paper has
+    one user per client. New users have no code: they and unknown users are served by the mean code.
 
     References
     ----------

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 class GMF(nn.Module):
-    """Generalised matrix factorisation: the score h . (p_u * q_i) + b.
+    """Generalised matrix factorisation: the score h . (p_u * q_i) + b (He et al., WWW 2017).
 
     Parameters
     ----------
@@ -24,11 +24,6 @@ class GMF(nn.Module):
         Length of p_u and q_i.
     std : float, default=0.01
         Standard deviation of the first p_u and q_i.
-
-    References
-    ----------
-    .. [1] X. He, L. Liao, H. Zhang, L. Nie, X. Hu, T.-S. Chua, "Neural collaborative filtering",
-       WWW 2017, equations 8-9.
 
     Examples
     --------
@@ -50,7 +45,7 @@ class GMF(nn.Module):
 
 
 class MLP(nn.Module):
-    """A multi-layer perceptron on p_u and q_i, one after the other, with ReLU.
+    """A perceptron of several layers on p_u and q_i, with ReLU (He et al., WWW 2017).
 
     Parameters
     ----------
@@ -60,11 +55,6 @@ class MLP(nn.Module):
         of the first.
     std : float, default=0.01
         Standard deviation of the first p_u and q_i.
-
-    References
-    ----------
-    .. [1] X. He, L. Liao, H. Zhang, L. Nie, X. Hu, T.-S. Chua, "Neural collaborative filtering",
-       WWW 2017, equation 10.
 
     Examples
     --------
@@ -94,7 +84,7 @@ class MLP(nn.Module):
 
 
 class NeuMF(nn.Module):
-    """Neural matrix factorisation: :class:`GMF` and :class:`MLP` side by side.
+    """Neural matrix factorisation: :class:`GMF` and :class:`MLP` side by side (the same paper).
 
     Each part has vectors of its own: of a row of the tables, the first `n_factors` numbers
     belong to GMF and the others to the MLP. The output layer takes both parts.
@@ -109,11 +99,6 @@ class NeuMF(nn.Module):
         and q_i the smaller half.
     std : float, default=0.01
         Standard deviation of the first p_u and q_i.
-
-    References
-    ----------
-    .. [1] X. He, L. Liao, H. Zhang, L. Nie, X. Hu, T.-S. Chua, "Neural collaborative filtering",
-       WWW 2017, equation 12.
 
     Examples
     --------
@@ -159,11 +144,6 @@ class ScoreFunction(nn.Module):
     n_users, n_items : int
     n_factors : int, default=32
         Length of q_i and w.
-
-    References
-    ----------
-    .. [1] C. Zhang, G. Long, T. Zhou, P. Yan, Z. Zhang, C. Zhang, B. Yang, "Dual Personalization on
-       Federated Recommendation", IJCAI 2023.
 
     Examples
     --------

@@ -92,14 +92,11 @@ class PFedRec(NeuralRecommender):
     *For ratings* (``loss="squared"``) it is a poor choice: each user fits a linear function to
     vectors that hardly move. Take :class:`FedNCF` or :class:`~fedrecsk.FedEB`.
 
-    *The published numbers rest on a leak.* The authors' code never draws a user's test item as a
-    negative of training, and scores with item vectors just trained on these negatives. All
-    99 other candidates were pushed down in some round, and the test item was not. On
-    MovieLens-100k, leaving the last item of each user out, ``personal_items=True`` with this leak
-    comes near the published HR@10, without it is far below, and ``personal_items=False`` is the
-    honest model. To reproduce the leak, add the test pairs to X with y = 0 and a sample weight of
-    1e-12: such rows are not drawn as negatives, and teach nothing else
-    (``python -m benchmarks.neural leak``).
+    *The published numbers rest on a leak*: the authors' code never draws a user's test item as a
+    negative of training, and scores with item vectors just trained on these negatives. With it,
+    ``personal_items=True`` comes near the published HR@10 on MovieLens-100k, and without it is far
+    below; ``personal_items=False`` is the honest model (``python -m benchmarks.neural leak``). To
+    reproduce it, add the test pairs to X with y = 0 and a sample weight of 1e-12.
 
     References
     ----------
