@@ -74,12 +74,11 @@ def assert_same_factors(one, other):
 
 
 @every_adapter
-@pytest.mark.parametrize("seed", [0, 3])
-def test_scores_and_lists_are_the_librarys(Estimator, seed):
+def test_scores_and_lists_are_the_librarys(Estimator):
     X, y = make_toy(60, 40, density=0.2)
     matrix = by_hand(X, y)
-    library = by_the_library(Estimator, matrix, factors=7, random_state=seed)
-    model = plain(Estimator, n_factors=7, random_state=seed).fit(X, y)
+    library = by_the_library(Estimator, matrix, factors=7, random_state=3)
+    model = plain(Estimator, n_factors=7, random_state=3).fit(X, y)
     expected = library.user_factors @ library.item_factors.T
     assert all_scores(model) == pytest.approx(expected, rel=1e-5, abs=1e-5)
     items, scores = model.recommend(model.user_ids_, 5)
@@ -169,12 +168,6 @@ def test_confidence_is_weight_times_y(Estimator, toy):
     assert_same_factors(weighted, expected)
     assert_same_factors(Estimator(4, random_state=0).fit(np.r_[X, X], np.r_[y, y]), expected)
     assert (all_scores(Estimator(4, random_state=0).fit(X, y)) != all_scores(expected)).any()
-
-
-def test_alpha_multiplies_the_confidence(toy):
-    X, y = toy
-    one, other = ImplicitALS(4, alpha=8, random_state=0), ImplicitALS(4, random_state=0)
-    assert_same_factors(one.fit(X, y), other.fit(X, 8 * y))
 
 
 def test_bpr_asks_only_whether_y_is_positive(toy):
@@ -307,17 +300,6 @@ def test_lmf_samples_no_more_than_its_columns(toy):
     assert (fewer.user_factors_ != few.user_factors_).any()
 
 
-@pytest.mark.parametrize("Estimator", [ImplicitALS, ImplicitLMF])
-def test_confidence_counts_in_fold_in(Estimator, toy):
-    training, (X, y) = newcomers(toy)
-    model = Estimator(4, random_state=0).fit(*training)
-    weight = np.full(len(X), 3.0)
-    one = model.recommend(X[:1, 0], 3, exclude_seen=False, interactions=(X, 3 * y))
-    model.fold_in(X, y, sample_weight=weight)
-    other = model.recommend(X[:1, 0], 3, exclude_seen=False)
-    np.testing.assert_array_equal(one[1], other[1])
-
-
 @every_adapter
 def test_fold_in_goes_by_the_fitted_factors(Estimator, toy):
     training, (X, y) = newcomers(toy)
@@ -356,24 +338,18 @@ TUNED = [
     (ImplicitBPR(random_state=0), 0.215, 0.215),
     (ImplicitLMF(reg=2, random_state=0), 0.28, 0.25),
 ]
-tuned = pytest.mark.parametrize(("model", "known", "new"), TUNED, ids=lambda x: type(x).__name__)
 
 
-@tuned
+@pytest.mark.parametrize(("model", "known", "new"), TUNED, ids=lambda x: type(x).__name__)
 def test_precision_on_movielens(per_user_split, model, known, new):
     training, test = per_user_split
     users = np.unique(test[:, 0])
     assert precision(Popularity().fit(training), test, users) < 0.2
     assert precision(model.fit(training), test, users) > known
-
-
-@tuned
-def test_precision_of_newcomers_on_movielens(per_user_split, model, known, new):
-    training, test = per_user_split
-    users = np.unique(test[:, 0])[::5]
-    out = np.isin(training[:, 0], users)
+    newcomers = users[::5]
+    out = np.isin(training[:, 0], newcomers)
     model.fit(training[~out])
-    assert precision(model, test, users, interactions=training[out]) > new
+    assert precision(model, test, newcomers, interactions=training[out]) > new
 
 
 # ------------------------------------------------------------ threads, seeds, callbacks
@@ -386,10 +362,9 @@ def test_als_does_not_depend_on_threads():
         assert_same_factors(ImplicitALS(n_jobs=n_jobs, random_state=0).fit(X, y), one)
 
 
-@pytest.mark.parametrize("n_jobs", [1, 2])
-def test_lmf_is_reproducible_with_threads(n_jobs):
+def test_lmf_is_reproducible_with_threads():
     X, y = make_toy(300, 60)
-    one, other = (ImplicitLMF(n_jobs=n_jobs, random_state=0).fit(X, y) for _ in range(2))
+    one, other = (ImplicitLMF(n_jobs=2, random_state=0).fit(X, y) for _ in range(2))
     assert_same_factors(one, other)
 
 
@@ -403,16 +378,6 @@ def test_threads_reach_the_library(Estimator, toy, monkeypatch):
     assert seen[0].num_threads == 2
     assert model.set_params(n_jobs=None).fit(*toy)
     assert seen[1].num_threads == 1
-
-
-@every_adapter
-def test_any_kind_of_seed(Estimator, toy):
-    fits = [Estimator(4, random_state=np.random.RandomState(7)).fit(*toy) for _ in range(2)]
-    assert_same_factors(*fits)
-    other = Estimator(4, random_state=np.random.RandomState(8)).fit(*toy)
-    assert (other.user_factors_ != fits[0].user_factors_).any()
-    free = [Estimator(4).fit(*toy).user_factors_ for _ in range(2)]
-    assert (free[0] != free[1]).any()
 
 
 def test_an_error_in_a_callback_is_not_swallowed(toy):

@@ -62,19 +62,6 @@ def test_a_fit_is_the_plain_loop_in_torch(architecture, loss, monkeypatch):
         np.testing.assert_allclose(one, expected[name], rtol=1e-6, atol=1e-9, err_msg=name)
 
 
-def test_a_fit_in_single_precision_is_near_torchs():
-    X, _ = make_toy(30, 20, density=0.4)
-    model = NCF(n_epochs=2, batch_size=50, random_state=0)
-    start, batches, rates = recorded(model, X)
-    module = model.to_module()
-    module.load_state_dict({name: torch.from_numpy(one) for name, one in start.items()})
-    reference.train(module, batches, rates, model.reg)
-    scores = module(torch.arange(30)[:, None].expand(30, 20), torch.arange(20).expand(30, 20))
-    np.testing.assert_allclose(
-        model._score_all(np.arange(30)), scores.detach().numpy(), rtol=1e-5, atol=1e-5
-    )
-
-
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_module_gives_the_predictions(architecture, toy):
     X, y = toy
@@ -144,13 +131,12 @@ def test_torchs_random_numbers_and_threads_are_left_alone(toy):
     np.testing.assert_array_equal(one.user_factors_, other.user_factors_)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_it_ranks_better_than_by_chance(architecture):
+def test_it_ranks_better_than_by_chance():
     X, _ = make_ratings(n_users=150, n_items=60, n_ratings=3000, random_state=0)
     test = np.arange(len(X)) % 5 == 0
     options = {"learning_rate": 0.01, "random_state": 0, "layers": (16, 8)}
-    model = NCF(architecture, **options).fit(X[~test])
-    start = NCF(architecture, **options | {"learning_rate": 1e-9}).fit(X[~test])
+    model = NCF(**options).fit(X[~test])
+    start = NCF(**options | {"learning_rate": 1e-9}).fit(X[~test])
     assert model.score(X[test]) > 1.5 * start.score(X[test])
     assert model.loss_curve_[-1] < model.loss_curve_[0]
 
@@ -242,8 +228,3 @@ def test_bad_layers_are_named(toy, layers):
 def test_divergence_is_named(toy):
     with pytest.raises(ValueError, match=r"NCF diverged: .*learning_rate"):
         NCF(learning_rate=1e15, loss="squared").fit(*toy)
-
-
-def test_too_large_models_are_refused_before_any_work(toy):
-    with pytest.raises(ValueError, match=r"n_factors=1000000000000, .*GiB"):
-        NCF(n_factors=10**12).fit(*toy)
