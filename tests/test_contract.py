@@ -26,6 +26,7 @@ from tests.listed import REPRESENTATIVES, THINGS, is_neural, needs_callbacks
 
 ESTIMATORS = [e for e in THINGS.values() if isinstance(e, type) and issubclass(e, Recommender)]
 FEDERATED = [e for e in ESTIMATORS if issubclass(e, FederatedRecommender)]
+CENTRAL = [e for e in ESTIMATORS if e not in FEDERATED]
 
 every_estimator = pytest.mark.parametrize("Estimator", ESTIMATORS)
 every_federated = pytest.mark.parametrize("Estimator", FEDERATED)
@@ -101,7 +102,7 @@ def test_every_estimator_in_short(Estimator, toy):
     given = X.copy(), y.copy(), np.ones(len(y)), repr(model.get_params())
     model.fit(X, y, sample_weight=given[2], clients=clients)
     assert_same_fit(clone(model).fit(X[::-1], y[::-1], clients=clients[::-1]), model)
-    if isinstance(Estimator, type) and Estimator not in FEDERATED:
+    if Estimator in CENTRAL:
         np.testing.assert_allclose(clone(model).fit(X, y).predict(X), model.predict(X), rtol=1e-9)
     assert model.item_ids_.tolist() == sorted(items)
     everybody = [*model.user_ids_, -1]
@@ -274,9 +275,10 @@ def test_further_interactions_can_be_left_out(Estimator, toy):
     ]
 
 
-def test_bad_requests_are_named(toy):
+@one_of_each_kind
+def test_bad_requests_are_named(Estimator, toy):
     X, y = toy
-    model = make(fedrecsk.RFRec).fit(X, y)
+    model = make(Estimator).fit(X, y)
     with pytest.raises(ValueError, match="Candidate 5 is not an item"):
         model.recommend(X[:1, 0], 1, candidates=[5])
     with pytest.raises(ValueError, match="'n_recommendations' parameter"):

@@ -62,10 +62,12 @@ CONTRACT = [
     contract.test_bad_clients_are_named,
     contract.test_every_estimator_in_short,
     contract.test_further_interactions_can_be_left_out,
+    contract.test_bad_requests_are_named,
     contract.test_works_in_pipelines_and_searches,
     contract.test_clients_are_routed,
     contract.test_scores_are_what_they_say,
     newcomers.test_few_candidates_make_short_lists,
+    newcomers.test_users_are_served_from_what_they_bring,
     contract.test_callbacks_see_and_do_not_disturb,
 ]
 
