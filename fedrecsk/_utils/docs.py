@@ -629,24 +629,7 @@ GROUPS = {
 
 
 def documented(cls: Documented) -> Documented:
-    """Write out the shared descriptions in the docstring of a class or a function.
-
-    Parameters
-    ----------
-    cls : type or function
-
-    Returns
-    -------
-    cls : type or function
-        The same.
-
-    Raises
-    ------
-    KeyError
-        If there is no such description.
-    AttributeError
-        If the class does not have the parameter.
-    """
+    """Write out the shared descriptions in the docstring of a class or a function; return it."""
 
     def written_out(match):
         indentation, name = match.groups()

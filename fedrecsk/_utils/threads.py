@@ -33,11 +33,6 @@ class Threads:
 
     `joblib.Parallel` polls for results every hundredth of a second, which is longer than a round
     of a small cohort takes.
-
-    Parameters
-    ----------
-    n_jobs : int or None
-        Number of threads, as in :class:`joblib.Parallel`, but at most one per processor.
     """
 
     def __init__(self, n_jobs: int | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -145,8 +144,7 @@ class ItemContent:
         vars(self).pop("_content", None)
         super()._learn(data, report, fit)  # pyright: ignore[reportAttributeAccessIssue]
         if self.item_features is not None:
-            columns = reading.columns_of(self.item_features)
-            self._feature_columns = copy.copy(columns)
+            self._feature_columns = reading.columns_of(self.item_features)
         return self
 
     def _catalogue(self: Any):
