@@ -43,14 +43,8 @@ class Layout(NamedTuple):
 class OwnRows(NamedTuple):
     """Where the held rows of some of a block's clients lie, one client after the other.
 
-    Attributes
-    ----------
-    indptr : ndarray of shape (n_clients + 1,)
-        Rows ``indptr[c]:indptr[c + 1]`` are client c's; clients that are left out have none.
-    items : ndarray of shape (n_rows,), dtype int32
-        Item code of each row.
-    slots : ndarray of shape (n_rows of the block,), dtype int32
-        Place of each of the block's held rows among them.
+    Rows ``indptr[c]:indptr[c + 1]``, of these `items`, are client c's; clients that are left out
+    have none. `slots` are the places of all of the block's held rows among them.
     """
 
     indptr: np.ndarray
@@ -116,7 +110,7 @@ class Block:
         row_indptr = np.searchsorted(held, np.arange(self.n_clients + 1) * self.n_items)
         return row_indptr, (held % self.n_items).astype(np.int32), rows.astype(np.int32)
 
-    @cached_property
+    @property
     def row_indptr(self) -> np.ndarray:
         """Rows of each client, one per distinct item; shape (n_clients + 1,)."""
         return self._holdings[0]
@@ -126,12 +120,12 @@ class Block:
         """Distinct items of each client, shape (n_clients,)."""
         return np.diff(self.row_indptr)
 
-    @cached_property
+    @property
     def row_items(self) -> np.ndarray:
         """Item code of each such row, ascending within a client, shape (n_rows,)."""
         return self._holdings[1]
 
-    @cached_property
+    @property
     def rows(self) -> np.ndarray:
         """Row of each rating, shape (n_ratings,)."""
         return self._holdings[2]
@@ -149,14 +143,9 @@ class Block:
 
     def part(self, who: NDArray[np.bool_]) -> Block:
         """Return the block of the clients of a mask; this block if the mask has all."""
-        return self if who.all() else self._with_codes(_block(self, np.flatnonzero(who)))
-
-    def cut(self, max_ratings: int) -> list[Block]:
-        """Cut the block into blocks of about `max_ratings` ratings or fewer."""
-        return [self._with_codes(part) for part in cut(self, max_ratings=max_ratings)]
-
-    def _with_codes(self, part):
-        """Give a part of this block the clients' and users' codes."""
+        if who.all():
+            return self
+        part = of_clients(self, np.flatnonzero(who))
         return replace(part, clients=self.clients[part.clients], users=self.users[part.users])
 
     def spread(self, rows: np.ndarray, who: NDArray[np.bool_]) -> np.ndarray:
@@ -193,20 +182,8 @@ def cut(
 ) -> list[Block]:
     """Cut the clients into blocks of at most about `max_ratings` ratings.
 
-    Parameters
-    ----------
-    data : Interactions
-    groups : ndarray of shape (n_clients,) or None
-        Clients of different groups are in different blocks. None: one group.
-    max_ratings : int or None
-        None: :func:`block_size`, or up to eight times as many if only a share of the clients
-        takes part in a round.
-    share : float in (0, 1]
-        Share of the clients that take part in a round.
-
-    Returns
-    -------
-    blocks : list of Block
+    By default this is :func:`block_size`, or up to eight times as many if only a share of the
+    clients takes part in a round. Clients of different `groups` are in different blocks.
     """
     most = block_size(data) / max(share, 1 / 8) if max_ratings is None else max_ratings
     groups = np.zeros(data.n_clients, dtype=np.int64) if groups is None else groups
@@ -221,17 +198,13 @@ def cut(
             before = ends[start] - sizes[start]
             end = max(start + 1, int(np.searchsorted(ends, before + most, "right")))
             end = min(end, stop)
-            blocks.append(_block(data, order[start:end]))
+            blocks.append(of_clients(data, order[start:end]))
             start = end
     return blocks
 
 
-def of_clients(data: Interactions, clients: NDArray[np.int64]) -> Block:
+def of_clients(data: Interactions | Block, clients: NDArray[np.int64]) -> Block:
     """Return one block of these clients (codes)."""
-    return _block(data, clients)
-
-
-def _block(data, clients):
     users = _runs(data.client_indptr, clients)
     if len(users) and (np.diff(users) == 1).all():
         # Consecutive rows: views instead of copies.
@@ -267,21 +240,8 @@ def by_user(
 ) -> dict[str, Any]:
     """Join attributes of several groups of users, in the order of the users' codes.
 
-    Parameters
-    ----------
-    users : list of ndarray
-        Codes of each group.
-    attributes : list of dict
-        Attributes of each group: arrays with a row per user (dense or sparse), or objects with a
-        class method ``joined``.
-    n_users : int or None
-        Number of all users. Users who are in no group get rows of zeros. None: the users of all
-        groups.
-
-    Returns
-    -------
-    attributes : dict
-        Copies.
+    `users` are the codes of each group; users who are in none of them get rows of zeros. Attributes
+    are arrays with a row per user, dense or sparse, or objects with a class method ``joined``.
     """
     n_users = sum(map(len, users)) if n_users is None else n_users
     joined = {}

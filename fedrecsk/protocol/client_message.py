@@ -85,36 +85,24 @@ def packed(
 ) -> list[ClientMessage]:
     """Turn updates into uploads, one for each client that sends.
 
-    Parameters
-    ----------
-    updates : ClientUpdates or None
-        Single updates, or the validation losses of a single client.
-    specs : dict of {str: FieldSpec}
-    numbered : bool
-        Whether to send the row numbers of the items that the client holds.
-    federation : Federation or None
-        With its compression and central privacy. None: neither.
-
-    Returns
-    -------
-    uploads : list of ClientMessage
+    `numbered`: with the row numbers of the items that the client holds. Only the compression and
+    the central privacy of the federation count.
     """
     if updates is None:
         return []
-    specs = _as_sent(specs, federation)
-    uploads = []
+    specs, uploads = _as_sent(specs, federation), []
     for place in np.flatnonzero(updates.sends).tolist():
         upload = ClientMessage(updates.phase, updates.round, int(updates.clients[place]))
         fields = updates.fields if updates.held is None else updates.held.sent(place).fields
         is_broken = bool(updates.arrives[place] and not updates.accepted[place])
         for name, spec in specs.items():
-            compressor = None
-            if federation and updates.phase == "round" and is_compressed(federation, spec):
-                compressor = federation.compression
-            numbers, extra = _numbers(fields.get(name), spec, compressor, is_broken)
-            if spec.rows == "held" and not numbered:
-                numbers = numbers._replace(rows=None)
-            upload.fields[name] = numbers
+            one, extra = fields.get(name), None
+            if isinstance(one, SparseRows) and _is_compressed(upload, one, spec, federation):
+                numbers, extra = _compressed(one, federation.compression, is_broken)
+            else:
+                numbers = _numbers(one, spec, is_broken)
+            unnumbered = spec.rows == "all" or (spec.rows == "held" and not numbered)
+            upload.fields[name] = numbers._replace(rows=None) if unnumbered else numbers
             if extra is not None:
                 upload.extras[name] = extra
         if _says_short(updates.phase, federation):
@@ -139,14 +127,11 @@ def _says_short(phase, federation):
     return phase == "round" and mechanism is not None and mechanism.quantile is not None
 
 
-def _numbers(one, spec, compressor, is_broken):
-    """Return the numbers to send for one field of one client, and what else a compressor sends."""
+def _numbers(one, spec, is_broken):
+    """Return the numbers to send for one field of one client."""
     if not isinstance(one, SparseRows):
         # A client that has diverged sends NaN, which every field of reals can hold.
-        values = np.full(spec.shape, np.nan) if one is None or is_broken else one
-        return Numbers(np.array(values)), None
-    if compressor is not None and one.columns is None:
-        return _compressed(one, spec, compressor, is_broken)
+        return Numbers(np.full(spec.shape, np.nan) if one is None or is_broken else np.array(one))
     rows, values = one.update(0)
     columns = None if one.columns is None else one.columns[0].astype(bool)
     if spec.rows == "all" and one.center is not None:
@@ -154,14 +139,16 @@ def _numbers(one, spec, compressor, is_broken):
     if is_broken:
         values = np.full(values.shape, np.nan)
     elif spec.is_integer:
-        values = _shortened(values, np.dtype("int8" if spec.bits else spec.dtype))
+        short = values.astype("int8" if spec.bits else spec.dtype)
+        # Integers that do not fit are sent as they are, and rejected.
+        values = short if np.array_equal(short, values) else values
     if columns is not None:
         values = values[:, columns]
     # Copies, because the client keeps training in its own arrays.
-    return Numbers(np.array(values), None if spec.rows == "all" else np.array(rows), columns), None
+    return Numbers(np.array(values), np.array(rows), columns)
 
 
-def _compressed(one, spec, compressor, is_broken):
+def _compressed(one, compressor, is_broken):
     """Return one compressed field of a client: its change, since compressors are for changes."""
     rows, received = one.update(0)
     received = np.zeros(received.shape) if is_broken else received
@@ -171,13 +158,7 @@ def _compressed(one, spec, compressor, is_broken):
     if is_broken:
         # Codes cannot be NaN, but their scale can.
         (values if extra is None or values.dtype.kind == "f" else extra)[:] = np.nan
-    return Numbers(values, None if spec.rows == "all" else np.array(rows)), extra
-
-
-def _shortened(values, dtype):
-    """Convert integers to the type of the message, unless they do not fit."""
-    short = values.astype(dtype)
-    return short if np.array_equal(short, values) else values
+    return Numbers(values, np.array(rows)), extra
 
 
 # ---------------------------------------------------------------------------- at the server
@@ -196,56 +177,37 @@ def unpacked(
 ) -> ClientUpdates:
     """Turn an upload into ClientUpdates, which are rejected if anything in it is malformed.
 
-    Parameters
-    ----------
-    upload : ClientMessage
-        An upload whose phase, round and client have been checked.
-    specs : dict of {str: FieldSpec}
-        Forms of the fields in this step.
-    n_held : int
-        Number of items that the client holds, as it has registered.
-    held : ndarray of shape (n_held,) or None
-        Items that the client holds, if the server knows them.
-    centers : dict of {str: ndarray} or None
-        What a client without any change would send, unless that is zero.
-    wire_dtype : str
-    hold : bool
-        Whether to keep the single upload instead of sums.
-    federation : Federation or None
-        As in `packed`.
-
-    Returns
-    -------
-    ClientUpdates
+    Its phase, round and client have been checked. The client has registered `n_held` items, and
+    `held` are these, if the server knows them; `centers` are what a client without any change would
+    send, unless that is zero. With `hold` the single upload is kept instead of sums.
     """
-    code, sends = np.array([int(upload.client)]), np.ones(1, dtype=bool)
-    row_counts = np.array([n_held])
+    sends = np.ones(1, dtype=bool)
     fields = _fields(upload, _as_sent(specs, federation), int(n_held), held, federation)
     is_sound = fields is not None
     if fields is None:
-        fields = {
-            name: _field(np.zeros((0, *spec.shape[1:])), spec) for name, spec in specs.items()
-        }
+        # As many bytes as of a sound upload.
+        fields = {name: _field(np.zeros((0, *one.shape[1:])), one) for name, one in specs.items()}
     updates = ClientUpdates(
         fields,
         phase=upload.phase,
         round=int(upload.round),
-        clients=code,
+        clients=np.array([int(upload.client)]),
         sends=sends,
         arrives=sends,
         accepted=sends & is_sound,
         specs=specs,
-        sizes=_sizes(upload, fields, specs, row_counts, wire_dtype, federation),
+        sizes=_sizes(upload, fields, specs, np.array([n_held]), wire_dtype, federation),
     )
     if not is_sound:
         return replace(updates, fields={})
     for name, center in (centers or {}).items():
         if name not in fields:
             continue
-        changed = _is_compressed(upload, fields[name], specs[name], federation)
-        if changed or hold:
-            one = fields[name] if changed else _moved(fields[name], center)
-            fields[name] = replace(one, center=center)
+        one, changed = fields[name], _is_compressed(upload, fields[name], specs[name], federation)
+        if not changed and hold:
+            # Absolute numbers become changes from the center.
+            one = one.with_values(one.values - np.asarray(center, dtype=np.float64)[one.rows])
+        fields[name] = replace(one, center=center) if changed or hold else one
     updates = protected(updates, [], hold=hold)
     mechanism = None if federation is None else federation.central_dp
     if mechanism is not None:
@@ -255,7 +217,9 @@ def unpacked(
 
 
 def _is_compressed(upload, one, spec, federation):
-    return upload.phase == "round" and one.columns is None and is_compressed(federation, spec)
+    """Return whether a field crosses compressed; what has columns of its own does not."""
+    compresses = federation is not None and is_compressed(federation, spec)
+    return compresses and upload.phase == "round" and one.columns is None
 
 
 def _sizes(upload, fields, specs, n_held, wire_dtype, federation):
@@ -294,7 +258,9 @@ def _fields(upload, specs, n_held, held, federation):
         known = held if upload.phase != "setup" else None
         fields, extras = {}, dict(upload.extras)
         if _says_short(upload.phase, federation):
-            check_bit(extras.pop(TERMS))
+            bit = extras.pop(TERMS)
+            if type(bit) is not np.ndarray or bit.dtype != bool or bit.shape != (1,):
+                return None
         for name, spec in specs.items():
             numbers = Numbers(*upload.fields[name])
             rows = _rows(numbers.rows, spec, n_held, known)
@@ -311,12 +277,6 @@ def _fields(upload, specs, n_held, held, federation):
     return None if any(one is None for one in fields.values()) else fields
 
 
-def check_bit(bit: np.ndarray) -> None:
-    """Raise if this is not an array of one bool."""
-    if type(bit) is not np.ndarray or bit.dtype != bool or bit.shape != (1,):
-        raise ValueError(f"{TERMS} must be an array of one bool, but got {bit!r}.")
-
-
 def _rows(rows, spec, n_held, held):
     """Return the numbers of the rows that were sent; None if they are invalid."""
     known = np.arange(spec.shape[0]) if spec.rows == "all" else held
@@ -331,7 +291,8 @@ def _rebuilt(numbers, rows, spec):
     values, columns = numbers.values, numbers.columns
     shape = (len(rows), *spec.shape[1:])
     if columns is not None:
-        if len(shape) != 2 or not are_columns(columns, spec):
+        is_mask = type(columns) is np.ndarray and columns.dtype == bool
+        if len(shape) != 2 or not is_mask or columns.shape != (spec.width,):
             return None
         shape = len(rows), int(columns.sum())
     if not are_numbers(values, spec, shape):
@@ -349,30 +310,13 @@ def _field(values, spec, rows=None, columns=None):
     return SparseRows(np.array([0, len(rows)]), rows, values, columns=columns, spec=spec)
 
 
-def _moved(one, center):
-    """Turn absolute numbers into changes from a center."""
-    return one.with_values(one.values - np.asarray(center, dtype=np.float64)[one.rows])
-
-
 # ------------------------------------------------------------------ checks of the numbers
 
 
 def are_numbers(
     values: object, spec: FieldSpec, shape: tuple[int, ...], n_clients: int = 1
 ) -> bool:
-    """Return whether this is a valid sum of a field over `n_clients` clients.
-
-    Parameters
-    ----------
-    values : object
-    spec : FieldSpec
-    shape : tuple of int
-    n_clients : int, default=1
-
-    Returns
-    -------
-    bool
-    """
+    """Return whether this is a valid sum of a field over `n_clients` clients."""
     kinds = "iub" if spec.is_integer else "iubf"
     if type(values) is not np.ndarray or values.dtype.kind not in kinds:
         return False
@@ -409,9 +353,3 @@ def are_rows(rows: object, spec: FieldSpec) -> bool:
         return True
     inside = int(rows.min()) >= 0 and int(rows.max()) < spec.shape[0]
     return inside and bool((np.diff(rows.astype(np.int64)) > 0).all())
-
-
-def are_columns(columns: object, spec: FieldSpec) -> bool:
-    """Return whether this is a mask of the columns of a field."""
-    is_mask = type(columns) is np.ndarray and columns.dtype == bool
-    return is_mask and columns.shape == (spec.width,)
