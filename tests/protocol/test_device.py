@@ -24,7 +24,6 @@ from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import Compressed, LowRank, Quantization, TopK
 from fedrecsk.federated import _round_loop
-from fedrecsk.federated._round_loop import Run
 from fedrecsk.privacy import CentralDP, LaplaceMechanism
 from fedrecsk.protocol import ClientMessage, Device, FieldSpec, Numbers, Server
 from fedrecsk.protocol.keys import Key
@@ -91,46 +90,26 @@ def deployed(method, X, y, seed, secret=None):
 
 
 @pytest.mark.filterwarnings("ignore:CentralDP.delta=")
-@pytest.mark.parametrize("Estimator", [RFRec, PrivFedEB, FedMF])
-def test_the_noise_of_a_deployed_server_is_that_of_the_simulator(Estimator):
-    X, y = make_toy()
-    federation = Federation(central_dp=CentralDP(clip=0.5, noise_multiplier=0.1))
-    scale = {} if Estimator is FedMF else {"rating_scale": (1, 5)}
-    method = make(Estimator, federation=federation, **scale)
-    seed = int(np.random.RandomState(0).randint(2**31 - 1))
-    method.set_params(random_state=0)
-    run = Run.new(method, method._prepared(X, y, clients=X[:, 0] % 4))
-    models, server = deployed(method, X, y, seed, run.server.secret)
-    simulated = method.fit(X, y, clients=X[:, 0] % 4)
-    assert simulated.privacy_ == server.privacy_report()
-    for model in models:
-        np.testing.assert_allclose(model.item_factors_, simulated.item_factors_, atol=1e-4)
-    # A deployed server draws each noise afresh, also after it was restored from a checkpoint.
-    server = Server.of(method, Key(seed))
-    server.register([Device(method, X, y, client_id=0).register()])
-    draws = {server.releases.secret_of(Key(1)) for _ in range(3)}
-    assert len(draws) == 3
-
-
-@pytest.mark.filterwarnings("ignore:CentralDP.delta=")
 @pytest.mark.parametrize(
     ("Estimator", "mechanism"),
     [
+        (RFRec, {}),
+        (PrivFedEB, {}),
+        (FedMF, {}),
         (RFRec, {"quantile": 0.5}),
         (RFRec, {"noise": "clients"}),
         (PrivFedEB, {"noise": "clients"}),
         (FedMF, {"noise": "clients"}),
     ],
 )
-def test_devices_adapt_the_clip_and_add_shares_of_the_noise(Estimator, mechanism, monkeypatch):
+def test_central_noise_of_a_deployment_is_that_of_the_simulator(Estimator, mechanism, monkeypatch):
     # Devices cannot leave their shares to one draw for the sum.
     monkeypatch.setattr(Federation, "draws_each", True)
     X, y = make_toy()
     central = CentralDP(clip=0.5, noise_multiplier=0.1, **mechanism)
     scale = {} if Estimator is FedMF else {"rating_scale": (1, 5)}
-    method = make(Estimator, federation=Federation(central_dp=central), **scale)
+    method = make(Estimator, federation=Federation(central_dp=central), random_state=0, **scale)
     seed = int(np.random.RandomState(0).randint(2**31 - 1))
-    method.set_params(random_state=0)
     # Where clients add noise, the simulator draws all that is private from the server's secret.
     monkeypatch.setattr(_round_loop, "_secret", lambda *given: Key(seed))
     models, server = deployed(method, X, y, seed, Key(seed))
@@ -141,6 +120,16 @@ def test_devices_adapt_the_clip_and_add_shares_of_the_noise(Estimator, mechanism
         assert server.releases._round.clip != 0.5
     for model in models:
         np.testing.assert_allclose(model.item_factors_, simulated.item_factors_, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:CentralDP.delta=")
+def test_a_deployed_server_draws_each_noise_afresh():
+    central = CentralDP(clip=0.5, noise_multiplier=0.1)
+    method = make(RFRec, federation=Federation(central_dp=central))
+    server = Server.of(method, Key(0))
+    server.register([Device(method, *make_toy(), client_id=0).register()])
+    # Also after it was restored from a checkpoint.
+    assert len({server.releases.secret_of(Key(1)) for _ in range(3)}) == 3
 
 
 @pytest.mark.filterwarnings("ignore:CentralDP.delta=")

@@ -17,9 +17,10 @@ from fedrecsk.protocol.downlink import Downlink
 from fedrecsk.protocol.encryption import SecureChannel
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.uplink import Uplink
-from fedrecsk.updates import ClientUpdates, HeldUpdates, RoundUpdates, SparseRows
+from fedrecsk.updates import HeldUpdates, RoundUpdates, SparseRows
 from tests.conftest import make_toy
 from tests.protocol.test_compression import make
+from tests.updates.making import updates_of
 
 WEAK = {"key_bits": 512, "allow_weak": True}
 
@@ -98,21 +99,12 @@ def test_clients_for_the_audit_are_drawn_in_each_round():
 def audited(scheme, values):
     """The sums of one-number uploads beside counts of 1, as the server continues with them."""
     n_clients = len(values)
-    everyone, codes = np.ones(n_clients, dtype=bool), np.arange(n_clients)
     specs = {"x": FieldSpec((1, 1)), "n": FieldSpec((1,), dtype="uint8", learned=False)}
     values = np.asarray(values, dtype=float).reshape(n_clients, 1, 1)
     fields = {"x": values, "n": np.ones((n_clients, 1), dtype=np.uint8)}
-    updates = ClientUpdates(
-        {name: SparseRows.stacked(one, spec=specs[name]) for name, one in fields.items()},
-        clients=codes,
-        sends=everyone,
-        arrives=everyone,
-        accepted=everyone,
-        specs=specs,
-        sizes=np.zeros((3, n_clients), dtype=int),
-    )
-    single = RoundUpdates([HeldUpdates(updates, [], everyone)])
-    ledger = Ledger(codes)
+    updates = updates_of({name: SparseRows.stacked(one) for name, one in fields.items()}, specs)
+    single = RoundUpdates([HeldUpdates(updates, [], updates.accepted)])
+    ledger = Ledger(updates.clients)
     ledger.open("round", 0)
     federation, channel = Federation(secure_aggregation=scheme), SecureChannel(scheme)
     downlink = Downlink(federation, ledger, np.ones(n_clients, dtype=int), channel)
@@ -163,21 +155,6 @@ def test_ciphertexts_are_what_the_ledger_counts():
     assert rounds[0]["bytes_down"] == n * m * d * 4
     assert {e["bytes_down"] for e in [*rounds[1:], final]} == {n * of_upload}
     assert model.encryption_.ciphertext_bytes == of_upload
-
-
-def test_clients_that_missed_sums_need_all_of_them():
-    scheme = schemes()[0]
-    X, _ = make_toy()
-    model = make(
-        LocALS,
-        Federation(secure_aggregation=scheme, sampling="rotating"),
-        client_fraction=0.25,
-        n_rounds=4,
-        aggregation="clients",
-    ).fit(X)
-    each, first = scheme.ciphertext_bytes(27), 27 * 4
-    rounds = [e["bytes_down"] for e in model.communication_.entries if e["phase"] == "round"]
-    assert rounds == [3 * (first + t * each) for t in range(4)]
 
 
 def test_a_model_with_secret_keys_pickles_without_them():

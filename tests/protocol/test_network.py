@@ -76,14 +76,6 @@ def test_a_round_takes_as_long_as_its_slowest_client():
     assert estimate_training_time(ledger, profile, up="payload_up").seconds == 64
 
 
-def test_the_profiles_are_ordered():
-    ledger = ledger_of(10, 10**6)
-    names = ("3g", "paper", "4g", "broadband", "data_center")
-    seconds = [estimate_training_time(ledger, name).communication_seconds for name in names]
-    assert seconds == sorted(seconds, reverse=True)
-    assert set(PROFILES) == set(names)
-
-
 def test_the_errors_that_end_a_fit_cost_what_one_client_sends(toy):
     model = RFRec(
         3, n_rounds=50, early_stopping=True, n_iter_no_change=1, tol=10.0, random_state=0
