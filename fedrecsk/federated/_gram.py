@@ -26,7 +26,6 @@ from fedrecsk.base._item_weights import (
     sparse_gram,
     whole,
 )
-from fedrecsk.federated._private import check_secure
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Summed
@@ -187,7 +186,6 @@ class FederatedGram(FadingPairs, RankingMixin, FederatedRecommender):
                 "of items, once; set compression=None."
             )
         super()._check_before_fit()
-        check_secure(self)
 
     def _check_setting(self, federation, data, blocks):
         check_likes(data)

@@ -60,16 +60,18 @@ def check(method: Any, mechanism: CentralDP) -> None:
 
 def check_local(method: Any) -> None:
     """Raise ValueError if a method has no local noise, or it would not protect all that is sent."""
-    reason = getattr(method, "_no_local_dp", None)
-    if reason is not None:
-        raise ValueError(f"{type(method).__name__} has no local_dp: {reason}")
+    if method._no_local_dp is not None:
+        raise ValueError(f"{type(method).__name__} has no local_dp: {method._no_local_dp}")
     raise_all(list(_problems_of_settings(method, "local_dp", "which local_dp does not protect")))
 
 
 def check_secure(method: Any) -> None:
-    """Raise ValueError if a method sends rows that cannot be added encrypted."""
-    if method._setting().secure_aggregation is None:
-        return
+    """Raise ValueError if secure sums cannot add up, or hide, what a method sends."""
+    if method._treats_clients_apart:
+        raise ValueError(
+            f"{type(method).__name__} treats clients individually, so its server must see single "
+            "uploads, which secure_aggregation hides; set secure_aggregation=None."
+        )
     if any(spec.rows != "all" for spec in method._upload_specs(1).values()):
         raise ValueError(
             f"With secure_aggregation {type(method).__name__} must send whole matrices, because "

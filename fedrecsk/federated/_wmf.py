@@ -14,7 +14,6 @@ from fedrecsk.base import RankingMixin, check_likes
 from fedrecsk.base._fading import FadingHistory
 from fedrecsk.base._item_weights import fades_of
 from fedrecsk.federated._item_content import FederatedContent
-from fedrecsk.federated._private import check_secure
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.portable import Ridge
 from fedrecsk.protocol.messages import Dense, Derived, Message, Rows
@@ -249,10 +248,6 @@ class ImplicitMF(FederatedContent, WMFUsers, RankingMixin, FederatedRecommender)
         return Message(item_factors=Dense(items if content is None else content.filled(items)))
 
     # ------------------------------------------------------------------------------ checks
-
-    def _check_before_fit(self):
-        super()._check_before_fit()
-        check_secure(self)
 
     def _check_setting(self, federation, data, blocks):
         check_likes(data)

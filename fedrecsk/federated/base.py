@@ -100,6 +100,9 @@ class FederatedRecommender(Updating, Recommender):
     # Whether ``Federation(sampling="auto")`` means cohorts that take turns.
     _prefers_rotation = False
 
+    # Why the method has no local noise; None: it has.
+    _no_local_dp: ClassVar[str | None] = None
+
     # Whether a client sends in one of the rounds only, to a sum that is all of the server's state,
     # and from which it can take its part back.
     _sends_once = False
@@ -401,11 +404,8 @@ class FederatedRecommender(Updating, Recommender):
     def _check_before_fit(self):
         federation = self._setting()
         federation._validate_params()
-        if federation.secure_aggregation is not None and self._treats_clients_apart:
-            raise ValueError(
-                f"{type(self).__name__} treats clients individually, so its server must see single "
-                "uploads, which secure_aggregation hides; set secure_aggregation=None."
-            )
+        if federation.secure_aggregation is not None:
+            _private.check_secure(self)
         if federation.central_dp is not None:
             _private.check(self, federation.central_dp)
         if federation.local_dp is not None:

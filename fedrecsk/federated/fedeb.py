@@ -18,7 +18,6 @@ from fedrecsk.federated._day_effects import DayEffects
 from fedrecsk.federated._fedeb_prior import directions, eigenpairs, sketch
 from fedrecsk.federated._item_content import FederatedContent
 from fedrecsk.federated._optimizers import adam
-from fedrecsk.federated._private import check_secure
 from fedrecsk.federated._ratings import RatingScale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.portable import Ridge
@@ -613,7 +612,6 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
                 "noise. Use PrivFedEB, which is made for it."
             )
         super()._check_before_fit()
-        check_secure(self)
 
     def _check_setting(self, federation, data, blocks):
         super()._check_setting(federation, data, blocks)

@@ -21,7 +21,6 @@ from fedrecsk.data._checks import hint
 from fedrecsk.data._rating_scale import check_ratings, check_scale
 from fedrecsk.federated._item_content import FederatedContent
 from fedrecsk.federated._lightfr_new_items import NewItems
-from fedrecsk.federated._private import check_secure
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Derived, Message
 from fedrecsk.protocol.participation import cohort_size
@@ -496,7 +495,6 @@ class LightFR(NewItems, FederatedContent, HammingSearch, RankingMixin, Federated
                 '-1, never 0; use upload="visited" with aggregation="parameter".'
             )
         super()._check_before_fit()
-        check_secure(self)
 
     def _check_setting(self, federation, data, blocks):
         if self.targets == "implicit" and not (data.values > 0).any():

@@ -15,7 +15,6 @@ from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._rating_scale import scale_of
 from fedrecsk.federated._optimizers import ServerStep
-from fedrecsk.federated._private import check_secure
 from fedrecsk.federated._ratings import BiasColumn
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.portable import Ridge
@@ -391,7 +390,3 @@ class ExplicitFCF(RatingGradients):
         return {"users": block.spread(users, turn.active)}
 
     # ------------------------------------------------------------------------------ checks
-
-    def _check_before_fit(self):
-        super()._check_before_fit()
-        check_secure(self)

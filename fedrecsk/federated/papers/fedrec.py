@@ -13,7 +13,6 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._rating_scale import scale_of
-from fedrecsk.federated._private import check_secure
 from fedrecsk.federated._ratings import BiasColumn
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Message
@@ -401,10 +400,6 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
     def _rounds(self, n_clients):
         is_auto = self.n_rounds == "auto"
         return round(30 / self._cohort_share(n_clients)) if is_auto else self.n_rounds
-
-    def _check_before_fit(self):
-        super()._check_before_fit()
-        check_secure(self)
 
     def _response(self, scores):
         low, high = self.rating_scale_
