@@ -388,5 +388,3 @@ class ExplicitFCF(RatingGradients):
         users, everyone = state["users"], np.ones(part.n_users, dtype=bool)
         self._fit_users(part, state["ratings"], state["penalties"], items, everyone, users)
         return {"users": block.spread(users, turn.active)}
-
-    # ------------------------------------------------------------------------------ checks
