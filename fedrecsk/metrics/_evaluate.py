@@ -350,9 +350,8 @@ class Protocol:
             _check_seen_is_known(model, recommender)
             ranked, rows = self._group(model, X)
             X = safe_indexing(X, rows)
-            y, sample_weight = (
-                None if one is None else safe_indexing(one, rows) for one in (y, sample_weight)
-            )
+            y = None if y is None else y[rows]
+            sample_weight = None if sample_weight is None else sample_weight[rows]
         groups = {"user": self.users, "item": self.items}
         strangers = [role for role, which in groups.items() if which == "new"]
         held_out = hold_out(model, X, y, sample_weight, self.threshold, strangers)
