@@ -24,6 +24,13 @@ def is_frame(X: Any) -> bool:
     return hasattr(X, "map_partitions") and hasattr(X, "divisions")
 
 
+def check_users_are_here(model: Any) -> None:
+    """Raise if a model's users live on the workers of a cluster."""
+    if getattr(model, "_parts", None) is not None:
+        # Scores would do without vectors that are missing.
+        model.__getattr__("user_factors_")
+
+
 def client_of(caller: str) -> Any:
     """Return the client of the cluster in use."""
     distributed = require("distributed", f"{caller} of a Dask DataFrame")
