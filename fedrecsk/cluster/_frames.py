@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -92,18 +93,7 @@ def apart(frame: Any) -> tuple[Any, dict[str, Any]]:
 
 
 class Parts:
-    """The models of the partitions of a fit, each with its users, on the workers.
-
-    Parameters
-    ----------
-    client : distributed.Client
-    models : list of Future
-        One for each partition.
-    users : Ids
-        Of all partitions.
-    parts : ndarray of shape (n_users,), dtype int32
-        The model that each user is in.
-    """
+    """The models (Futures) of a fit's partitions, and in which of them each of its `users` is."""
 
     def __init__(self, client: Any, models: list, users: Ids, parts: np.ndarray) -> None:
         self.client = client
@@ -197,15 +187,15 @@ def _as_frame(results, meta):
     return dd.from_delayed(results, meta=meta, verify_meta=False)
 
 
-def _predict(model, X, y, **options):
+def _predict(model, X, y, *, return_std=False):
     meta = pd.Series(dtype=np.float64, name="y_pred")
-    if options.get("return_std"):
+    if return_std:
         meta = pd.DataFrame({"y_pred": meta, "y_std": meta})
-    return _as_frame(_asked(model, together(X), _predicted, options), meta)
+    return _as_frame(_asked(model, together(X), _predicted, return_std), meta)
 
 
-def _predicted(X, model, options):
-    if options.get("return_std"):
+def _predicted(X, model, return_std):
+    if return_std:
         both = model.predict(X, return_std=True) if len(X) else (np.zeros(0), np.zeros(0))
         return pd.DataFrame(dict(zip(("y_pred", "y_std"), both, strict=True)), index=X.index)
     scores = model.predict(X) if len(X) else np.zeros(0)
@@ -214,15 +204,13 @@ def _predicted(X, model, options):
 
 def _recommend(model, X, y, **options):
     frame = X.to_frame() if X.ndim == 1 else X
-    users = pd.Series(dtype=frame._meta.dtypes.iloc[0])
-    meta = pd.DataFrame(
-        {
-            "user": users,
-            "item": pd.Series(dtype=model.item_ids_.dtype),
-            "score": pd.Series(dtype=np.float64),
-            "rank": pd.Series(dtype=np.int64),
-        }
-    )
+    types = {
+        "user": frame._meta.dtypes.iloc[0],
+        "item": model.item_ids_.dtype,
+        "score": np.float64,
+        "rank": np.int64,
+    }
+    meta = pd.DataFrame({name: pd.Series(dtype=dtype) for name, dtype in types.items()})
     return _as_frame(_asked(model, frame, _recommended, options, meta), meta)
 
 
@@ -269,11 +257,10 @@ def _fold_in(model, X, y, *, replace=False, **options):
     parts, client = model._parts, client_of("fold_in")
     frame = together(X, y=y, **options)
     new = client.compute(_asked(model, frame, _folded, replace, whole_users=True))
-    models, users = [], parts.users
-    number = parts.parts
+    models, users, number = [], parts.users, parts.parts
     for n, future in enumerate(new):
-        models.append(client.submit(_first, future))
-        ids = client.submit(_second, future).result()
+        models.append(client.submit(itemgetter(0), future))
+        ids = client.submit(itemgetter(1), future).result()
         if len(ids):
             users = users.followed_by(ids)
             number = np.append(number, np.full(len(ids), n, dtype=number.dtype))
@@ -289,14 +276,6 @@ def _folded(frame, model, replace):
     X, others = apart(frame)
     folded = copy.copy(model).fold_in(X, **others, replace=replace)
     return folded, folded.user_ids_[model.n_users_ :]
-
-
-def _first(pair):
-    return pair[0]
-
-
-def _second(pair):
-    return pair[1]
 
 
 _CALLS: dict[str, Callable] = {

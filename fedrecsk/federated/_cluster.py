@@ -111,13 +111,9 @@ class RowsElsewhere(Interactions):
 
 
 class Whole(NamedTuple):
-    """What the driver knows of all rows.
+    """What the driver knows of all rows: their ids, Summaries by partition, each user's partition.
 
-    data : RowsElsewhere
-        Its `values` are the lowest and the highest one, its `weights` the heaviest.
-    summaries : dict of {int: Summary}
-        Of the partitions that have rows.
-    part_of_user : (n_users,), the partition that each user is in
+    The `values` of `data` are the lowest and the highest one, its `weights` the heaviest.
     """
 
     data: RowsElsewhere
@@ -217,19 +213,10 @@ class Held:
 
 
 class Cluster:
-    """The holders of all partitions, and what must be known to replace them.
-
-    Parameters
-    ----------
-    client : distributed.Client
-    rows : list of Delayed
-        The encoded rows of each partition.
-    n_jobs : int or None
-        Threads on each worker.
-    """
+    """The holders of all partitions (Delayed `rows`), and what must be known to replace them."""
 
     def __init__(self, client, rows, n_jobs):
-        self.client, self.rows, self.n_jobs = client, rows, n_jobs
+        self.client, self.rows, self.n_jobs, self.n_partitions = client, rows, n_jobs, len(rows)
         self.holders, self.placing, self.accounts = [], None, {}
         self.log, self.n_logged = tempfile.TemporaryFile(), 0  # noqa: SIM115
         self.losses = self.n_workers = 0
@@ -241,10 +228,6 @@ class Cluster:
     def __exit__(self, *_):
         self.log.close()
         self.holders.clear()
-
-    @property
-    def n_partitions(self):
-        return len(self.rows)
 
     def _workers(self):
         return sorted(self.client.scheduler_info(n_workers=-1)["workers"])
