@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -122,7 +123,9 @@ class Holder:
         try:
             with get_threadpool_controller().limit(limits=1, user_api="blas"):
                 return True, getattr(self, name)(*args)
-        except Exception as error:  # to be raised on the driver
+        except Exception as error:
+            # Whatever it is, the driver raises it; its traceback does not travel with it.
+            error.add_note(f"On a Dask worker:\n{traceback.format_exc()}")
             return False, error
 
     def summaries(self):
@@ -137,7 +140,10 @@ class Holder:
             method, placing.n_clients, federation, placing.keys.shared
         )
         for number, (codes, first_users) in placing.codes.items():
-            data = _in_catalogue(self.rows[number].data, placing.item_ids)
+            data, item_ids = self.rows[number].data, placing.item_ids
+            # Items of the whole catalogue, in which they are ascending.
+            items = np.searchsorted(item_ids.values, data.item_ids.values).astype(np.int32)
+            data = replace(data, item_ids=item_ids, items=items[data.items])
             users = _codes_of_users(data, first_users)
             training, rest = data, None
             if method.early_stopping:
@@ -146,7 +152,10 @@ class Holder:
             own = histories[codes]
             groups_of_clients = _round_loop._groups(method, federation, own, None)
             blocks = _blocks.cut(training, groups_of_clients, share=method.client_fraction)
-            errors.append(_error_of(method._check_setting, federation, training, blocks))
+            try:
+                errors.append(method._check_setting(federation, training, blocks))
+            except ValueError as error:
+                errors.append(error)
             for b, block in enumerate(blocks):
                 group = groups.setdefault(int(own[block.clients[0]]), Group(method))
                 one = self.clients[number, b] = Clients(
@@ -165,20 +174,10 @@ class Holder:
         return registrations, errors
 
     def call(self, told, blocks=(), function=None, *args):
-        """Tell the clients what they have not been told, and return sums of a function's results.
+        """Tell clients what they lack, and return sums of a function's results, by tree node.
 
-        Parameters
-        ----------
-        told : list of (blocks, function, *args)
-        blocks : list of (int, int)
-            Partition and number of each block.
-        function : callable or None
-        *args
-
-        Returns
-        -------
-        totals : dict of {(int, int): Sum}
-            By level and place in the tree of the partitions.
+        `told` are tuples of blocks, a function and its arguments; blocks are numbered
+        (partition, block), and nodes (level, place).
         """
         for those, tell, *rest in told:
             rest = tuple(map(self._received, rest))
@@ -266,24 +265,11 @@ def _summary(data, columns, said):
     )
 
 
-def _in_catalogue(data, item_ids):
-    """Return the data with codes of the whole catalogue, in which the items are ascending."""
-    codes = np.searchsorted(item_ids.values, data.item_ids.values).astype(np.int32)
-    return replace(data, item_ids=item_ids, items=codes[data.items])
-
-
 def _codes_of_users(data, first_users):
     """Return the codes of all users, given that of each client's first one."""
     n_users = np.diff(data.client_indptr)
     offsets = np.arange(data.n_users) - np.repeat(data.client_indptr[:-1], n_users)
     return np.repeat(first_users, n_users) + offsets
-
-
-def _error_of(check, *args):
-    try:
-        check(*args)
-    except ValueError as error:
-        return error
 
 
 # --------------------------------------------------------------------------------- sums
