@@ -57,6 +57,10 @@ def ratings(options):
     print("|---|---|---|---|---|---|---|---|---|")
     for name in options.data:
         items, part = _parts(name, options)[:2]
+        features = None
+        if options.features:
+            films = fetch_movielens(name, features=True, data_home=options.data_home)
+            features = films.item_features.reindex(items).fillna(0)
         public = {
             "biases only": BiasOnly(),
             "FedEB": FedEB(client_fraction=0.1),
@@ -67,7 +71,7 @@ def ratings(options):
                 _report(name, label, "-", "inf", [_run(model, part, 0, options)])
         for noise in options.only or ("server", "clients"):
             for epsilon in EPSILONS:
-                model = _private(items, epsilon, noise)
+                model = _private(items, epsilon, noise, item_features=features)
                 seeds = reported(options.seeds)
                 runs = [_run(model, part, seed, options) for seed in seeds]
                 _report(name, "PrivFedEB", noise, epsilon, runs)
@@ -222,6 +226,8 @@ def _run(model, part, seed, options):
 def _n_factors(model):
     """How many factors a model has learned."""
     known = privfedeb.TASTES if isinstance(model, PrivFedEB) else 0
+    if getattr(model, "item_features", None) is not None:
+        known += privfedeb.DIRECTIONS
     return model.item_factors_.shape[1] - known if hasattr(model, "item_factors_") else 0
 
 
@@ -249,6 +255,7 @@ def main(argv=None):
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--n-jobs", type=int, default=1)
     parser.add_argument("--only", nargs="+")
+    parser.add_argument("--features", action="store_true", help="ratings: genres and years")
     parsed = parser.parse_args(argv)
     commands[parsed.command](parsed)
 

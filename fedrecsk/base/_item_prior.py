@@ -57,6 +57,14 @@ class ItemPrior:
         """Return what to expect of vectors of new items with these features."""
         return self._of_new.means(vectors, scaled(features, *self.scaling))
 
+    def directions(self, most: int) -> NDArray[np.float64]:
+        """Return items' coordinates in the main directions of the features, of mean square 1."""
+        kind = self._of_known
+        right = kind._directions[2][:most].T
+        found = kind.design @ right - kind._mean @ right
+        share = self.n_ratings / (self.n_ratings.sum() or 1)
+        return found / np.sqrt(max(share @ (found**2).sum(axis=1), ROUNDING))
+
     def completed(self, vectors: Any) -> Any:
         """Return vectors that were shrunk to 0 as if to their prior means, and of new items too.
 

@@ -50,6 +50,8 @@ EMPHASIS = 1.4
 POWER = 0.25
 # Standard deviations over the ratings of the columns of users' tastes.
 TASTE = 0.14
+# Root mean square of an item's features, all together, and of how many directions at most.
+CONTENT, DIRECTIONS = 0.3, 20
 # Of the prior of counts, in standard deviations of the noise: its largest value and its steps; a
 # larger count than `CLEAR` stays as it is. Steps by which it is learned.
 WIDEST, STEP, CLEAR, PRIOR_STEPS = 8.0, 0.25, 6.0, 50
@@ -81,7 +83,8 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
     where N_i measures how often the item is rated, alpha is 1.3, and lambda_0 is 6. z_i has two
     numbers that follow from what is public already, log N_i and b_i, and s_u says how much the user
     likes popular and good items more than others do; it is learned on the device, without noise.
-    The method and its name are this project's.
+    With `item_features`, z_i has these too, in up to 20 directions, and b_i's prior mean is a
+    regression on them. The method and its name are this project's.
 
     Parameters
     ----------
@@ -107,7 +110,7 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
     ----------
     user_factors_ : ndarray of shape (n_users, n_factors + 2), dtype float32
         p_u and s_u; private to the client. With ``n_factors="auto"``, as many columns of p_u as the
-        server chose.
+        server chose; with `item_features`, up to 20 columns more.
     item_factors_ : ndarray of shape (n_items, n_factors + 2), dtype float32
         q_i and z_i, in ratings.
     user_bias_, item_bias_ : ndarray of shape (n_users,) and (n_items,), dtype float32
@@ -162,6 +165,8 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
 
     *Steps 4 and 5.* z_i has ``log(N_i + mean(N) / 2)`` and b_i, each with mean 0 and standard
     deviation .14 over items weighted by ``N_i + mean(N) / 2``; clients compute it from a_i and b_i.
+    Features are centred, turned to their main directions and scaled together to a root mean square
+    of .3.
     With ``x_i = (1, q_i, z_i)`` and X the rows of the user's items,
     ``S = (alpha X'X + Lambda)^-1``, ``phi = (b_u, p_u, s_u) = alpha S X'(r - b)``,
     ``e = r - b - X phi``. The gradient is ``a_i e_i`` for b_i and
@@ -191,8 +196,8 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
     *Constants.* Initial vectors have the standard deviation ``INIT_STD = 0.025``.
 
     *What is sent.* Once, up: two numbers for each item of the catalogue, and one more; down:
-    a_i, the scale and the center. Each round: d + 1 numbers for each item, in both directions.
-    At the end, down: d + 3.
+    a_i, the scale and the center, and the features of z_i. Each round: d + 1 numbers for each item,
+    in both directions. At the end, down: d + 3, and the features.
 
     *What it reveals.* The server uses only sums. With central differential privacy these
     have noise, and nothing else leaves a client. Without it, a client's zero rows reveal what it
@@ -238,7 +243,7 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
     }
 
     _predicted_fields = ("average_items",)
-    _absent_fields = ("row_weights",)
+    _absent_fields = ("row_weights", "features")
     _n_setups = 1
 
     # ------------------------------------------------------------------------- the set-up
@@ -294,13 +299,17 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
             "bias_variance": variance,
             "average": items,
             "content": content,
+            "features": None if content is None else CONTENT * content.directions(DIRECTIONS),
         }
 
     def _initial_broadcast(self, server):
-        return Message(
+        message = Message(
             scale=self._sent_scale(server),
             row_weights=Dense(server["row_weights"], learned=False),
         )
+        if server["features"] is not None:
+            message["features"] = Dense(server["features"], learned=False)
+        return message
 
     # ---------------------------------------------------------------------- each round
 
@@ -308,12 +317,15 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
         return Message(items=Dense(server["items"]))
 
     def _init_clients(self, block, message, key):
+        features = message["features"].values if "features" in message else None
+        n_known = TASTES if features is None else TASTES + features.shape[1]
         return {
             "ratings": self._ratings(block, message),
             "row_weights": message["row_weights"].values,
+            "features": features,
             "unit": self._unit(*message["scale"].values[:2]),
             # The result of each update; the next one starts afresh.
-            "users": np.zeros((block.n_users, self._n_columns() + 1 + TASTES)),
+            "users": np.zeros((block.n_users, self._n_columns() + 1 + n_known)),
         }
 
     def _upload_specs(self, n_items):
@@ -322,7 +334,8 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
     def _client_update(self, block, state, message, turn, key):
         items = message["items"].values
         n_sent = items.shape[1]
-        items = np.column_stack([items, tastes(items[:, 0], state["row_weights"])])
+        known = tastes(items[:, 0], state["row_weights"], state["features"])
+        items = np.column_stack([items, known])
         squares, weight, out = self._infer(block, state, items, turn, state["users"], n_sent)
         fields = {"items": self._written(block, turn, out)["items"]}
         updates = ClientUpdates(fields, is_finite=out.is_finite)
@@ -380,7 +393,7 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
     def _final_model(self, server):
         items, content = server["average"][:, : server["n_factors"] + 1], server["content"]
         items = items if content is None else content.filled(items)
-        known = tastes(items[:, 0], server["row_weights"])
+        known = tastes(items[:, 0], server["row_weights"], server["features"])
         return Message(average_items=Dense(np.column_stack([items, known])))
 
     def _fitted_users(self, block, state, message, turn):
@@ -589,10 +602,11 @@ def denoised(counts: Any, noise_std: float) -> Any:
     return result
 
 
-def tastes(biases: Any, row_weights: Any) -> Any:
-    """Return the columns of x_i that users respond to each in its own way: popularity and b_i."""
+def tastes(biases: Any, row_weights: Any, features: Any = None) -> Any:
+    """Return the columns of x_i that are public: popularity, b_i and features."""
     popularity = row_weights ** (-1 / POWER)
     columns = np.column_stack([np.log(popularity), biases])
     share = popularity / popularity.sum()
     columns = columns - share @ columns
-    return TASTE * columns / np.maximum(np.sqrt(share @ columns**2), 1e-6)
+    columns *= TASTE / np.maximum(np.sqrt(share @ columns**2), 1e-6)
+    return columns if features is None else np.column_stack([columns, features])

@@ -86,7 +86,7 @@ def test_equals_the_naive_reference(setting, ratings_per_block, toy, float64, mo
 
 @pytest.mark.parametrize("seed", range(12))
 def test_no_upload_is_longer_than_one(seed):
-    """Of users, silos and any weights, at any items that a server may send."""
+    """Of users, silos and any weights, at any items that a server may send; and it is right."""
     rng = np.random.default_rng(seed)
     X, y = make_toy(15, 11, density=rng.uniform(0.1, 0.9), seed=seed)
     weight = rng.choice([1.0, 10 ** rng.uniform(-5, 5)], len(y))
@@ -104,10 +104,13 @@ def test_no_upload_is_longer_than_one(seed):
         assert squares.values[c] > 0
     items = rng.normal(0, 10 ** rng.uniform(-3, 3), (data.n_items, 4))
     a = 10 ** rng.uniform(-2, 2, data.n_items)
+    features = rng.normal(size=(data.n_items, 3)) if seed % 2 else None
     message = scale | {
         "row_weights": Dense(a),
         "items": Dense(items),
     }
+    if features is not None:
+        message["features"] = Dense(features)
     everybody = np.ones(block.n_clients, dtype=bool)
     turn = participation.RoundMasks(everybody, everybody, separate=True)
     state = method._init_clients(block, message, None)
@@ -118,6 +121,14 @@ def test_no_upload_is_longer_than_one(seed):
     ]
     assert max(norms) <= 1 + 1e-12
     assert min(norms) > 0
+    ratings, weights = dense(data, 1.0, 5.0)
+    for c in range(block.n_clients):
+        users, own = range(*data.client_indptr[c : c + 2]), slice(*rows.indptr[c : c + 2])
+        found = np.zeros(items.shape)
+        found[rows.rows[own]] = rows.values[own]
+        expected = reference.upload(users, items, a, ratings, weights, features)
+        # Weights of 1e5 at long vectors cost digits.
+        np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 # ------------------------------------------------------------------------ the noisy server

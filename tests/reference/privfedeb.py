@@ -29,20 +29,20 @@ def first(users, ratings, weights):
     return np.sqrt(0.99) * scale * total, 0.1 * scale**2 * squares
 
 
-def rows(items, a):
-    """The x_i: 1, q_i, and how popular and how good item i is."""
+def rows(items, a, features=None):
+    """The x_i: 1, q_i, how popular and how good item i is, and its features."""
     share = a**-4.0 / (a**-4.0).sum()
     columns = [np.ones(len(items)), *items[:, 1:].T]
     for known in (-4 * np.log(a), items[:, 0]):
         mean = (share * known).sum()
         std = np.sqrt((share * (known - mean) ** 2).sum())
         columns.append(0.14 * (known - mean) / max(std, 1e-6))
-    return np.column_stack(columns)
+    return np.column_stack(columns if features is None else [*columns, features])
 
 
-def posterior(items, a, ratings, weights):
+def posterior(items, a, ratings, weights, features=None):
     """S and the mean of (b_u, p_u)."""
-    vectors = rows(items, a)
+    vectors = rows(items, a, features)
     precision = np.diag(np.r_[LAMBDA_0, np.ones(vectors.shape[1] - 1)])
     right = np.zeros(vectors.shape[1])
     for i in np.flatnonzero(weights):
@@ -53,10 +53,10 @@ def posterior(items, a, ratings, weights):
     return covariance, covariance @ right
 
 
-def gradient(items, a, ratings, weights):
+def gradient(items, a, ratings, weights, features=None):
     """One user's upload, of norm at most 1."""
-    covariance, phi = posterior(items, a, ratings, weights)
-    vectors, result, floor = rows(items, a), np.zeros(items.shape), 0.0
+    covariance, phi = posterior(items, a, ratings, weights, features)
+    vectors, result, floor = rows(items, a, features), np.zeros(items.shape), 0.0
     n_sent = items.shape[1]
     for i in np.flatnonzero(weights):
         x, size = vectors[i], a[i] * weights[i]
@@ -67,9 +67,9 @@ def gradient(items, a, ratings, weights):
     return result / np.sqrt(max((result**2).sum(), floor))
 
 
-def upload(users, items, a, ratings, weights):
+def upload(users, items, a, ratings, weights, features=None):
     """What a client sends in a round."""
-    total = sum(gradient(items, a, ratings[u], weights[u]) for u in users)
+    total = sum(gradient(items, a, ratings[u], weights[u], features) for u in users)
     return total / max(1, np.linalg.norm(total))
 
 
