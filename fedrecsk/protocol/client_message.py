@@ -97,7 +97,8 @@ def packed(
         is_broken = bool(updates.arrives[place] and not updates.accepted[place])
         for name, spec in specs.items():
             one, extra = fields.get(name), None
-            if isinstance(one, SparseRows) and _is_compressed(upload, one, spec, federation):
+            is_rows = isinstance(one, SparseRows)
+            if federation and is_rows and _is_compressed(upload, one, spec, federation):
                 numbers, extra = _compressed(one, federation.compression, is_broken)
             else:
                 numbers = _numbers(one, spec, is_broken)
