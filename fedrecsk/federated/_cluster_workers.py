@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 import warnings
+from collections import Counter
 from dataclasses import replace
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import joblib
@@ -238,17 +241,25 @@ class Holder:
 
 # Models of partitions that Dask has not taken yet, on a worker.
 MODELS: dict[tuple, Any] = {}
+# How often a worker was asked for a model that it does not have, and how often it gives it back.
+MISSED: Counter = Counter()
+TRIES, PAUSE = 20, 0.1
 
 
 def take_model(token, number):
     """Take the model of a partition, where it was left."""
-    try:
-        return MODELS.pop((token, number))
-    except KeyError:
-        raise RuntimeError(
-            f"The worker that held the users of partition {number} of the fit is gone, and their "
-            "vectors with it; fit again."
-        ) from None
+    found = MODELS.pop((token, number), None)
+    if found is not None:
+        return found
+    # A busy worker's task may be stolen by another, which gives it back.
+    MISSED[token, number] += 1
+    if MISSED[token, number] < TRIES:
+        time.sleep(PAUSE)
+        raise import_module("distributed").Reschedule
+    raise RuntimeError(
+        f"The worker that held the users of partition {number} of the fit is gone, and their "
+        "vectors with it; fit again."
+    )
 
 
 def _summary(data, columns, said):
