@@ -190,8 +190,8 @@ def test_warm_starts_and_updates_go_on_with_features(name):
 def test_public_features_cost_no_privacy_and_are_sent_once():
     private = Federation(central_dp=CentralDP(epsilon=10, delta=1e-4))
     settings = {"items": np.arange(N_OLD), "rating_scale": (1, 5), "federation": private}
-    plain = PrivFedEB(4, random_state=0, **settings).fit(X, Y)
-    model = PrivFedEB(4, random_state=0, item_features=FEATURES[:N_OLD], **settings).fit(X, Y)
+    plain = PrivFedEB(0, random_state=0, **settings).fit(X, Y)
+    model = PrivFedEB(0, random_state=0, item_features=FEATURES[:N_OLD], **settings).fit(X, Y)
     assert model.privacy_.epsilon == plain.privacy_.epsilon
     sent, plainly = model.communication_, plain.communication_
     np.testing.assert_array_equal(sent.client_bytes_up, plainly.client_bytes_up)
