@@ -13,7 +13,7 @@ from fedrecsk._utils.threads import n_threads
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.datasets import make_ratings
 from fedrecsk.model_selection import compare
-from tests.listed import THINGS
+from tests.listed import THINGS, is_neural
 
 ESTIMATORS = [one for one in THINGS.values() if hasattr(one, "fit")]
 SHORT = {"n_rounds": 1, "n_epochs": 1, "n_samples": 1, "n_burn_in": 1, "rank": 4}
@@ -50,9 +50,10 @@ def test_a_fit_takes_more_than_what_it_is_refused_for(cls, small):
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert needed <= peak
-    # Where there are factors, it is not just anything below.
+    # Where there are factors, it is not just anything below. Neural clients train in chunks, whose
+    # memory does not grow with the data.
     if hasattr(model, "n_factors") and needed:
-        assert needed > peak / 40
+        assert needed > peak / (100 if is_neural(cls) else 40)
 
 
 @pytest.mark.parametrize(
