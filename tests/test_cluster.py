@@ -33,6 +33,7 @@ from fedrecsk.compression import Quantization
 from fedrecsk.datasets import make_ratings
 from fedrecsk.federated import _cluster, _round_loop
 from fedrecsk.federated._cluster_workers import NOTHING, Sum, add_neighbours
+from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.privacy import CentralDP, GaussianMechanism
 from fedrecsk.protocol import Federation
 from fedrecsk.protocol.keys import Key
@@ -402,7 +403,12 @@ def test_what_is_elsewhere_is_not_here(models):
     with pytest.raises(AttributeError, match="gather"):
         ours.user_factors_  # noqa: B018
     assert not hasattr(ours, "user_bias_")
-    for call in (lambda: ours.predict(FRAME[IDS]), lambda: ours.recommend([3])):
+    calls = (
+        lambda: ours.predict(FRAME[IDS]),
+        lambda: ours.recommend([3]),
+        lambda: evaluate_ranking(ours, FRAME[IDS]),
+    )
+    for call in calls:
         with pytest.raises(AttributeError, match="on the workers of a Dask cluster"):
             call()
     with pytest.raises(TypeError, match="gather"):

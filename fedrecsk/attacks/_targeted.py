@@ -123,7 +123,7 @@ class Promotion(_Promoter):
     def _check_method(self, method):
         if not self.forges:
             return
-        n_items = 1_000_003  # so many rows are rows of items
+        n_items = 1_000_003  # a number of rows that only items have
         specs = method._upload_specs(n_items).values()
         if not any(spec.learned and spec.shape[0] == n_items for spec in specs):
             raise ValueError(

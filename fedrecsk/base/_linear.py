@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedrecsk._utils.kernels import LazyModule
+from fedrecsk.cluster import _frames
 
 if TYPE_CHECKING:
     from typing import Any
@@ -64,6 +65,8 @@ class LinearScores:
         return scores
 
     def _linear_part(self):
+        # Vectors that live on a cluster are not missing.
+        _frames.check_users_are_here(self)
         n_users, n_items = self.n_users_, self.n_items_
         return (
             float(getattr(self, "global_bias_", 0.0)),

@@ -183,7 +183,6 @@ class Recommends:
             return _frames.on_workers(
                 self, "recommend", users, interactions=interactions, **options
             )
-        _frames.check_users_are_here(self)
         if interactions is not None:
             served, _ = self._with_users_of(interactions)
             return served.recommend(users, **options, as_frame=as_frame)

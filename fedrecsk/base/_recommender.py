@@ -452,7 +452,6 @@ class Recommender(
         checked("predict", {"return_std": ["boolean"]}, return_std=return_std)
         if _frames.is_frame(X):
             return _frames.on_workers(self, "predict", X, return_std=return_std)
-        _frames.check_users_are_here(self)
         X, _ = self._checked(X)
         users, items = id_columns(X)
         codes = self._users.codes(users), self._items.codes(items)

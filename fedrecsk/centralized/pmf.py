@@ -153,7 +153,7 @@ class PMF(GradientDescent):
         return (rows.users, rows.items, targets, rows.relative_weights()), tuple(decays)
 
     def _shrinkage_of(self, n_ratings):
-        """Return the shrinkage of users with so many ratings."""
+        """Return the shrinkage of users, by their numbers of ratings."""
         return self.shrinkage * np.maximum(1.0, self.few_ratings / np.maximum(n_ratings, 1.0))
 
     def _epoch(self, arranged, state, rate):

@@ -148,7 +148,7 @@ def _keys_of(content):
 def masked_client(
     scheme: SecAggPlus, fit: str, kind: str, number: int, code: int, n_clients: int
 ) -> MaskingClient:
-    """Return a client's part in the masked sum of one exchange with so many clients."""
+    """Return a client's part in the masked sum of an exchange with `n_clients` clients."""
     return MaskingClient(scheme.plan(n_clients), _session(fit, kind, number), code)
 
 

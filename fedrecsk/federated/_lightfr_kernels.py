@@ -104,7 +104,7 @@ class Upload(NamedTuple):
 
 
 def visits_of(block, n_visits, n_bits):
-    """Return scratch for any client of the block with at most so many visits."""
+    """Return scratch for any client of the block with at most this number of visits."""
     most_users = np.diff(block.client_indptr).max(initial=0)
     return Visits(
         *np.empty((4, n_visits), dtype=np.int64),

@@ -139,7 +139,7 @@ class OwnItems:
         return replace(self, clients=np.where(np.isin(self.users, users), -1, self.clients))
 
     def vectors(self, users, items, default):
-        """Return items' vectors as the users' clients have them; strangers get the `default`."""
+        """Return items' vectors as users' clients have them; unknown users get the `default`."""
         vectors = default[items]
         places = np.minimum(np.searchsorted(self.users, users), len(self.users) - 1)
         ours = np.flatnonzero((self.users[places] == users) & (self.clients[places] >= 0))

@@ -290,7 +290,7 @@ class RFRec(FederatedContent, Predictions, BiasColumn, RatingMixin, FederatedRec
         return self._penalties(n_ratings, self.reg_user, self.FEW_RATINGS)
 
     def _penalties(self, n_ratings, reg, few, each=1.0):
-        """Return the penalties on vectors and biases with so many ratings, divided by `each`."""
+        """Return the penalties on vectors and biases by numbers of ratings, divided by `each`."""
         more = np.maximum(1.0, few / np.maximum(n_ratings, 1.0))
         each = np.where(np.greater(each, 0), each, np.inf)
         share = more / np.maximum(each, np.finfo(self._dtype).tiny)

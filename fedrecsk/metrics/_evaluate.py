@@ -353,8 +353,8 @@ class Protocol:
             y = None if y is None else y[rows]
             sample_weight = None if sample_weight is None else sample_weight[rows]
         groups = {"user": self.users, "item": self.items}
-        strangers = [role for role, which in groups.items() if which == "new"]
-        held_out = hold_out(model, X, y, sample_weight, self.threshold, strangers)
+        new_roles = [role for role, which in groups.items() if which == "new"]
+        held_out = hold_out(model, X, y, sample_weight, self.threshold, new_roles)
         if warn_of_seen:
             warn_if_seen(model, held_out)
         n_ranked = len(model.item_ids) if ranked is None else int(ranked.sum())
@@ -382,8 +382,16 @@ class Protocol:
             if which != "all":
                 rows &= np.isin(ids, own) == (which == "known")
         if not rows.any():
-            raise ValueError(f"No test row is of users={self.users!r} and items={self.items!r}.")
+            raise ValueError(
+                f"No test row is of users={self.users!r} and items={self.items!r}; hold some out "
+                'by UserHoldout or ColdItemHoldout, or leave both at "all".'
+            )
         ranked = None if self.items == "all" else (counts[1] > 0) == (self.items == "known")
+        if ranked is not None and not ranked.any():
+            raise ValueError(
+                "The model knows no item without training rows, so that none can be ranked; give "
+                "it the new items by items= in its constructor, or by add_items(...)."
+            )
         return ranked, np.flatnonzero(rows)
 
 

@@ -81,7 +81,7 @@ def check_rows(X, y=None, sample_weight=None):
     return table, y, sample_weight
 
 
-def hold_out(model, X, y, sample_weight, threshold=None, strangers=()):
+def hold_out(model, X, y, sample_weight, threshold=None, new_roles=()):
     """Encode test rows for `model`; raise if none is relevant or the columns are swapped."""
     test = encode(X, y, sample_weight=sample_weight)
     relevant = test.values > 0 if threshold is None else test.values >= threshold
@@ -100,7 +100,7 @@ def hold_out(model, X, y, sample_weight, threshold=None, strangers=()):
     if model.user_ids is not None:
         users, known = model.user_ids.codes(user_ids.values), (model.user_ids, model.item_ids)
         check_order(user_ids.values, test.item_ids.values, (users, codes), known)
-    warn_if_unknown(model, user_ids.values, users, test.item_ids.values, codes, strangers)
+    warn_if_unknown(model, user_ids.values, users, test.item_ids.values, codes, new_roles)
     return HeldOut(
         user_ids=user_ids,
         item_ids=test.item_ids,
@@ -114,16 +114,16 @@ def hold_out(model, X, y, sample_weight, threshold=None, strangers=()):
 
 
 def warn_if_unknown(
-    model: Any, user_ids: Any, users: Any, item_ids: Any, items: Any, strangers: Sequence[str] = ()
+    model: Any, user_ids: Any, users: Any, item_ids: Any, items: Any, new_roles: Sequence[str] = ()
 ) -> None:
-    """Warn if the model knows hardly any test user or test item, unless they are `strangers`."""
+    """Warn if the model knows hardly any test user or test item, unless they are to be new."""
     if model.user_ids is None:
         return
     for role, known, asked, codes, effect in (
         ("user", model.user_ids, user_ids, users, "the rest are treated as one unknown user"),
         ("item", model.item_ids, item_ids, items, "the rest have the same score"),
     ):
-        if are_known(codes) or role in strangers:
+        if are_known(codes) or role in new_roles:
             continue
         n_known, n_asked = (len(np.unique(one)) for one in (asked[codes >= 0], asked))
         warn(

@@ -549,3 +549,9 @@ def test_exposure_says_what_it_cannot_do(toy):
         exposure(model, X[0, 1], k=0)
     with pytest.warns(UserWarning, match="none of these 2 users"):
         assert exposure(model, X[0, 1], [-1, -2], k=9) == 1.0
+
+
+def test_new_items_that_the_model_does_not_know_cannot_be_ranked():
+    model = RandomRecommender(random_state=0).fit([[1, 1], [1, 2], [2, 2]])
+    with pytest.raises(ValueError, match=r"no item without training rows.* by add_items"):
+        evaluate_ranking(model, [[1, 9]], items="new", k=1)

@@ -132,7 +132,7 @@ class RatingGradients(ServerStep, BiasColumn, RatingMixin, FederatedRecommender)
     # ------------------------------------------------------------------- what it needs
 
     def _penalties(self, n_ratings, reg):
-        """Return the weight of the penalty on each number of vectors with so many ratings."""
+        """Return the penalties on each number of vectors, by their numbers of ratings."""
         penalties = np.repeat((reg * n_ratings**self.REG_POWER)[:, None], self._width, axis=1)
         if self.biases:
             penalties[:, 0] = self.reg_bias
