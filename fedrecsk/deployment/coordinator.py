@@ -356,8 +356,7 @@ class Coordinator:
         server.close_round(uploads)
         if server.method._sends_once and not server.federation.secure_aggregation:
             members = self.members
-            accepted = [one for one in uploads if server.accept(one).n_accepted]
-            members.counted |= {asked[one.client].name for one in accepted}
+            members.counted |= {asked[code].name for code in server.accepted.tolist()}
             members.lost |= {one.name for one in asked.values()}
             members.lost -= members.counted
         traffic = self.progress.traffic[-1]

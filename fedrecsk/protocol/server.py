@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from functools import cached_property
-from numbers import Integral
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data.interactions import catalogue_ids
 from fedrecsk.protocol import participation
+from fedrecsk.protocol.arrivals import checked
 from fedrecsk.protocol.central_noise import CentralNoise
 from fedrecsk.protocol.checks import bare, check_keys
 from fedrecsk.protocol.client_message import ClientMessage, held_items, unpacked
@@ -107,6 +107,8 @@ class Server:
         # Rounds in which all uploads were lost, and rounds with too few for the aggregator.
         self.n_empty_rounds: int = 0
         self.n_undecided_rounds: int = 0
+        # Codes of the clients whose uploads of the last round count.
+        self.accepted: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self.stopping: EarlyStopping = EarlyStopping(method.tol, method.n_iter_no_change)
         # Whether clients always receive the full model, as deployed ones do.
         self.sends_whole: bool = False
@@ -545,6 +547,7 @@ class Server:
             self._participation = None
             return None
         total = self._total(uploads, step, turn.active)
+        self.accepted = np.concatenate([np.zeros(0, dtype=np.int64), *total.accepted])
         updating = turn.active & self._has_received
         self.ledger.count(participants=updating.sum(), dropped=turn.dropped.sum())
         centers = self._centers() if self.releases is not None else None
@@ -580,7 +583,8 @@ class Server:
         """Add up ciphertexts, and count what crosses; return how many were accepted."""
         assert self.totals is not None
         assert self.channel is not None
-        n_values, uploads = aligned_size(self._specs(step)), self._checked(uploads, step, asked)
+        n_values = aligned_size(self._specs(step))
+        uploads = checked(uploads, step, asked, self.client_ids)
         accepted = {
             int(one.client): one.encrypted
             for one in uploads
@@ -607,20 +611,11 @@ class Server:
         if isinstance(uploads, StepTotal):
             return uploads
         total = self.new_total(*step)
-        for one in self._checked(uploads, step, asked):
+        for one in checked(uploads, step, asked, self.client_ids):
             from_device = isinstance(one, ClientMessage)
             total.is_trusted = total.is_trusted and not from_device
             total.add(self.accept(one) if from_device else one)
         return total
-
-    def _checked(self, uploads, step, asked):
-        """List the uploads; raise if one does not belong to this step."""
-        uploads, seen = list(uploads), np.zeros(self.n_clients, dtype=bool)
-        for one in uploads:
-            senders = _senders(one)
-            self._check(one, senders, step, asked, seen)
-            seen[senders] = True
-        return uploads
 
     def accept(self, upload: ClientMessage) -> ClientUpdates:
         """Check an upload and return it as ClientUpdates.
@@ -670,30 +665,6 @@ class Server:
         if not self._last_message:
             return {}
         return self.method._upload_centers(self._last_message)
-
-    def _check(self, one, senders, step, asked, seen):
-        if (one.phase, one.round) != step:
-            raise ValueError(
-                f"An upload of {one.phase} {one.round} came in {step[0]} {step[1]}; send uploads "
-                "in their own step."
-            )
-        unknown = senders[(senders < 0) | (senders >= self.n_clients)]
-        if len(unknown):
-            raise ValueError(
-                f"An upload came from the unknown client {unknown[0]}; only the {self.n_clients} "
-                "registered clients may send."
-            )
-        # If a client occurs twice, only its last position is kept.
-        places = np.empty(self.n_clients, dtype=np.intp)
-        places[senders] = np.arange(len(senders))
-        twice = seen[senders] | (places[senders] != np.arange(len(senders)))
-        for mask, what in (
-            (~asked[senders], "was not selected in"),
-            (twice, "has already sent in"),
-        ):
-            if mask.any():
-                name = self.client_ids[senders[mask][0]]
-                raise ValueError(f"Client {name!s} {what} {step[0]} {step[1]}.")
 
     @property
     def _everyone(self):
@@ -810,17 +781,3 @@ def server_sees(method: Any, federation: Federation) -> str:
     central = federation.central_dp
     noisy = federation.local_dp is not None or (central is not None and central.noise == "clients")
     return "noisy sums" if noisy else "exact sums"
-
-
-def _senders(one):
-    """Return the codes of the clients that an upload claims to come from."""
-    if not isinstance(one, ClientMessage):
-        return one.clients[one.sends]
-    numbers = (one.round, one.client)
-    # A code of another type, or too large for an array, belongs to no client.
-    if not isinstance(one.phase, str) or not all(isinstance(n, Integral) for n in numbers):
-        raise ValueError(
-            "An upload must name its phase (a string), its round and its client's code (integers); "
-            "see fedrecsk.protocol.ClientMessage."
-        )
-    return np.array([min(max(int(one.client), -1), np.iinfo(np.int64).max)])

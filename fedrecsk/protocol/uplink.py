@@ -233,6 +233,7 @@ class StepTotal:
         self.held: list[HeldUpdates] = []
         self.senders: list[np.ndarray] = []
         self.arrived: list[np.ndarray] = []
+        self.accepted: list[np.ndarray] = []
         self.counts: Counts = Counts()
         self.n_arrived: int = 0
         self.n_accepted: int = 0
@@ -246,6 +247,7 @@ class StepTotal:
         self.counts = self.counts.plus(updates.counts)
         self.senders.append(updates.clients[updates.sends])
         self.arrived.append(updates.clients[updates.arrives])
+        self.accepted.append(updates.clients[updates.accepted])
         if updates.held is not None:
             self.held.append(updates.held)
         else:
