@@ -14,6 +14,7 @@ from fedrecsk._utils.user_warnings import warn
 from fedrecsk.compression._base import BlockCompressor, Compressor, check_array
 
 topk_kernels: LazyModule = LazyModule("fedrecsk.compression._top_k_kernels")
+_EXPONENT_BITS = np.float64(np.inf).view(np.int64)
 _LARGEST_FLOAT16 = 65504.0
 _SMALLEST_FLOAT32 = np.finfo(np.float32).smallest_subnormal
 
@@ -293,9 +294,11 @@ class Quantization(BlockCompressor):
 
 def _to_float16(values, draws):
     """Round to a neighbour in float16 by uniform draws; numbers beyond its range are infinite."""
-    # Distance of the neighbours of each number: 11 binary digits, or less close to zero.
-    exponents = np.maximum(np.frexp(values)[1], -13)
-    rounded = np.ldexp(np.floor(np.ldexp(values, 11 - exponents) + draws), exponents - 11)
+    # Powers of two: those of the numbers, or the least of float16, whose neighbours are 2**-10 of
+    # them apart.
+    powers = (values.view(np.int64) & _EXPONENT_BITS).view(np.float64)
+    distance = np.maximum(powers, 2.0**-14) * 2.0**-10
+    rounded = np.floor(values / distance + draws) * distance
     return np.where(np.abs(values) <= _LARGEST_FLOAT16, rounded, np.copysign(np.inf, values))
 
 
