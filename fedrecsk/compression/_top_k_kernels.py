@@ -24,19 +24,18 @@ def keep_largest(indptr, values, n_kept, whom):
         first, n = indptr[c], indptr[c + 1] - indptr[c]
         if not whom[c] or n_kept[c] >= n:
             continue
-        for b in range(N_BINS):
-            counts[b] = 0
         for k in range(n):
             sizes[k] = abs(values[first + k])
         for k in range(n):
             counts[bits[k] >> SHIFT] += 1
         # The threshold is among the numbers of the lowest bin that is needed.
-        lowest, n_from = N_BINS, 0
+        lowest, n_from = np.int64(bits[:n].max() >> SHIFT) + 1, 0
         while n_from < n_kept[c]:
             lowest -= 1
             n_from += counts[lowest]
         n_inside = 0
         for k in range(n):
+            counts[bits[k] >> SHIFT] = 0
             if bits[k] >> SHIFT == lowest:
                 inside[n_inside] = sizes[k]
                 n_inside += 1
