@@ -36,20 +36,20 @@ Documented = TypeVar("Documented")
 
 PLACEHOLDER = re.compile(r"^( *)\{([a-z_ -]+)\}$", re.MULTILINE)
 
-TEXTS = {
-    # ------------------------------------------------------------------------- parameters
-    "items": """
+# A line in brackets names the text below it.
+WRITTEN = """
+# parameters
+
+[items]
 items : array-like of shape (n_items,), default={default}
     The public catalogue: the ids of all items on offer, in any order, including items
     without ratings. None: the items of X.
-""",
-    "federated items": """
+[federated items]
 items : array-like of shape (n_items,), default={default}
     The public catalogue: the ids of all items on offer, in any order, including items
     without ratings. None: the items of X, which is an error under differential privacy,
     because it reveals whose data are in X.
-""",
-    "item_features": """
+[item_features]
 item_features : DataFrame, array or sparse matrix of shape (n_items, n_features), default={default}
     Public features of the items: the prior of their vectors is what features predict, with a
     strength that is learned. Items without ratings get what their features predict, and so
@@ -57,279 +57,224 @@ item_features : DataFrame, array or sparse matrix of shape (n_items, n_features)
     which is the catalogue unless `items` is given too; the rows of an array or a sparse matrix
     are in the order of `items`. Columns that reach beyond [-1, 1] are divided by two standard
     deviations. Only the server uses them, and nothing else is sent.
-""",
-    "timestamps": """
+[timestamps]
 timestamps : int, str or None, default={default}
     Column of X with the time of each row, read only if a half-life is set: its position (2 or
     more) or, for a DataFrame, its name. Numbers, dates, or ISO dates as strings. "row_order":
     the rows of X are in the order of time, at least within each user. None: time is not used.
-""",
-    "pair_half_life": """
+[pair_half_life]
 pair_half_life : float, "auto" or None, default={default}
     Distance in a user's history, in items, at which a pair of items counts half. "auto": 0.7
     times the root of the number of the user's items. None: all pairs count the same.
-""",
-    "history_half_life": """
+[history_half_life]
 history_half_life : float, "auto" or None, default={default}
     Age, in items that came later, at which an item of a user's history counts half for the
     user's scores. "auto": 0.7 times the root of the number of the user's items. None: all
     count the same.
-""",
-    "power": """
+[power]
 power : float, default={default}
     How much popular items are held back: 0 not at all, 0.5 as by cosines.
-""",
-    "neighbours shrinkage": """
+[neighbours shrinkage]
 shrinkage : float, default={default}
     Added to the denominator, so that pairs of few users count less.
-""",
-    "n_neighbors": """
+[n_neighbors]
 n_neighbors : int, default={default}
     Number of nearest items that each item keeps.
-""",
-    "time": """
+[time]
 *Time.* With half-lives, a pair of items a and b positions from the end of the user's history
 counts ``2^(-|a - b| / pair_half_life)``, and an item of age a ``2^(-a / history_half_life)``
 for the user's own scores; the user's latest item counts in full. Positions are among the
 user's items with y > 0. Items with the same time share the mean of their positions; items
 without a time (NaN, NaT) are the oldest, all at once; a repeated pair has its latest time. The
 order of the rows of X does not matter, except with "row_order".
-""",
-    "client_fraction": """
+[client_fraction]
 client_fraction : float in (0, 1], default={default}
     Share of the clients that are chosen for each round, at least one client. Those that
     are never chosen fit their users' vectors to the final model.
-""",
-    "early_stopping": """
+[early_stopping]
 early_stopping : bool, default={default}
     Whether to stop once the loss on held-out rows stops improving, and to keep the model of
     the best round. Each client holds out some of its own rows and reports its loss on them.
-""",
-    "validation_fraction": """
+[validation_fraction]
 validation_fraction : float in (0, 1), default={default}
     Share of its rows that each client holds out for early stopping.
-""",
-    "n_iter_no_change": """
+[n_iter_no_change]
 n_iter_no_change : int, default={default}
     Number of rounds without improvement after which early stopping ends the fit. If only a
     share of the clients takes part in a round, it is the number of passes over all clients, and
     models are compared by the mean loss of a pass.
-""",
-    "tol": """
+[tol]
 tol : float, default={default}
     Smallest decrease of the validation loss that counts as an improvement.
-""",
-    "warm_start": """
+[warm_start]
 warm_start : bool, default={default}
     Whether `fit` continues the previous fit, including the clients' private state, up to
     `n_rounds` rounds in total. Otherwise it starts from scratch.
-""",
-    "n_jobs": """
+[n_jobs]
 n_jobs : int or None, default={default}
     Number of threads, at most one per core. None means 1, and -1 means all cores. The fitted
     model does not depend on it.
-""",
-    "random_state": """
+[random_state]
 random_state : int, RandomState instance or None, default={default}
     Seed of everything random: initial vectors, negatives, noise, held-out rows, and which
     clients are chosen or drop out. Pass an int to get the same model in every fit.
-""",
-    "federation": """
+[federation]
 federation : Federation or None, default={default}
     Which clients drop out, and how uploads are protected, compressed, aggregated
     or attacked. None means ``Federation()``: no dropout, attacks or protections.
-""",
-    # ------------------------------------------------------------------------- attributes
-    "user_ids_": """
+
+# attributes
+
+[user_ids_]
 user_ids_ : ndarray of shape (n_users,)
     User ids, in the order of the rows of the users' arrays.
-""",
-    "item_ids_": """
+[item_ids_]
 item_ids_ : ndarray of shape (n_items,)
     Item ids in ascending order, which is that of the rows of the items' arrays: the catalogue
     `items`, or the items of X if there is none.
-""",
-    "n_users_": """
+[n_users_]
 n_users_ : int
     Number of users.
-""",
-    "n_items_": """
+[n_items_]
 n_items_ : int
     Number of items.
-""",
-    "n_rounds_": """
+[n_rounds_]
 n_rounds_ : int
     Number of rounds run.
-""",
-    "best_round_": """
+[best_round_]
 best_round_ : int
     The round whose model was kept, counted from 0. Only with ``early_stopping=True``.
-""",
-    "loss_curve_": """
+[loss_curve_]
 loss_curve_ : list of float
     Training loss of each round: the mean, by weight, over what the clients that took part train
     on. It is known only in a simulation, because clients never send it.
-""",
-    "history_": """
+[history_]
 history_ : list of dict
     One dict per round: `round`, `loss`, `participants`, `bytes_down`, `bytes_up` and, with
     early stopping, `validation_loss`.
-""",
-    "communication_": """
+[communication_]
 communication_ : Ledger
     All bytes that were sent, by phase, by round and by client.
-""",
-    "privacy_": """
+[privacy_]
 privacy_ : PrivacyReport
     What the server sees of the clients' uploads, and the guarantee of differential privacy.
-""",
-    # ---------------------------------------------------------------- centralised models
-    "float user_factors_": """
+
+# centralised models
+
+[float user_factors_]
 user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
     p_u.
-""",
-    "float item_factors_": """
+[float item_factors_]
 item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
     q_i.
-""",
-    "n_epochs": """
+[n_epochs]
 n_epochs : int, default={default}
     Number of passes over the ratings, in total if `warm_start` continues a fit.
-""",
-    "epochs learning_rate": """
+[epochs learning_rate]
 learning_rate : float, default={default}
     Learning rate of the first epoch, for a rating of mean weight.
-""",
-    "learning_rate_decay": """
+[learning_rate_decay]
 learning_rate_decay : float, default={default}
     Factor on the learning rate after each epoch.
-""",
-    "epochs early_stopping": """
+[epochs early_stopping]
 early_stopping : bool, default={default}
     Whether to hold out rows, stop when the loss on them no longer improves, and keep the best
     epoch.
-""",
-    "epochs validation_fraction": """
+[epochs validation_fraction]
 validation_fraction : float, default={default}
     Expected share of rows held out.
-""",
-    "epochs n_iter_no_change": """
+[epochs n_iter_no_change]
 n_iter_no_change : int, default={default}
     Number of epochs without progress after which to stop.
-""",
-    "epochs tol": """
+[epochs tol]
 tol : float, default={default}
     Smallest decrease of the mean loss of held-out rows that is progress.
-""",
-    "epochs warm_start": """
+[epochs warm_start]
 warm_start : bool, default={default}
     Whether to continue the last fit to `n_epochs` epochs in total, exactly as if it had never
     stopped.
-""",
-    "rating_range_": """
+[rating_range_]
 rating_range_ : tuple of float
     Least and greatest rating; predictions are clipped to it.
-""",
-    "errors loss_curve_": """
+[errors loss_curve_]
 loss_curve_ : list of float
     Weighted mean squared error of each epoch, each rating's before its update.
-""",
-    "n_epochs_": """
+[n_epochs_]
 n_epochs_ : int
     Epochs run.
-""",
-    "best_epoch_": """
+[best_epoch_]
 best_epoch_ : int
     With early stopping: the epoch after which the model was best, 0 for the start.
-""",
-    "validation_curve_": """
+[validation_curve_]
 validation_curve_ : list of float
     With early stopping: the held-out loss of the start and after each epoch.
-""",
-    "biases reg": """
+[biases reg]
 reg_bias : float, default=0.01
     As `reg`, for the biases.
 shrinkage_bias : float, default=5.0
     As `shrinkage`, for the biases.
-""",
-    "biases": """
+[biases]
 user_bias_ : ndarray of shape (n_users,), dtype float32
     b_u, in rating units.
 item_bias_ : ndarray of shape (n_items,), dtype float32
     b_i.
 global_bias_ : float
     Weighted mean of the ratings (mu).
-""",
-    "epochs errors": """
+[epochs errors]
 ValueError
     By fit: if the parameters become infinite or NaN; if no row is left to hold out or to train
     on; if data or parameters have changed before a warm start.
-""",
-    "user_history_": """
+[user_history_]
 user_history_ : csr_array of shape (n_users, n_items), dtype float32
     X, faded. A user's scores depend only on the user's row.
-""",
-    "item weights": """
+[item weights]
 *Likes.* The size of a positive y does not matter; to make it count, pass it as sample_weight.
 Rows with y <= 0 count as if they were absent, except that `recommend` leaves out their items
 too. Unknown users and items score 0, and so do items that no user likes.
-""",
-    "implicit errors": """
+[implicit errors]
 ValueError
     By fit: if no y is positive; if the factors become infinite or NaN.
-""",
-    "likes of biased models": """
+[likes of biased models]
 *Likes.* Rows with y <= 0 count as if they were absent, except that `recommend` leaves out their
 items too. An item without y > 0, in X or only in `items`, has the zero vector and the smallest
 bias of the other items (the library's 0 would put it ahead of many of them). A user without
 y > 0, known or not, has the mean of the other users' vectors and biases.
-""",
-    "implicit n_factors": """
+[implicit n_factors]
 n_factors : int, default={default}
     Length of p_u and q_i, without biases (`factors` in implicit).
-""",
-    "implicit random_state": """
+[implicit random_state]
 random_state : int, RandomState instance or None, default={default}
     Seed of the first vectors and all draws; an int gives the library's model of that
     `random_state`.
-""",
-    "implicit n_epochs_": """
+[implicit n_epochs_]
 n_epochs_ : int
     Iterations done; fewer than `n_epochs` if a callback stopped the fit.
-""",
-    "n_bits": """
+[n_bits]
 n_bits : int, default={default}
     Number of bits of a code (r). Codes are stored in words of 64 bits.
-""",
-    "balance_user": """
+[balance_user]
 balance_user : float, default={default}
     Weight of balance and decorrelation of the users' bits (alpha), in units in which a rating's
     error counts in bits.
-""",
-    "balance_item": """
+[balance_item]
 balance_item : float, default={default}
     Likewise of the items' bits (beta).
-""",
-    "codes init": """
+[codes init]
 init : {"relaxed", "random"}, default="relaxed"
     First codes. "relaxed": the signs of real-valued vectors, after 10 sweeps on the same
     objective with a penalty. "random": random signs.
-""",
-    "codes reg": """
+[codes reg]
 reg : float, default={default}
     Weight of the penalty on the vectors of the relaxed start, per rating, where ratings are
     scaled to [-1, 1].
-""",
-    "codes n_sweeps": """
+[codes n_sweeps]
 n_sweeps : int or None, default={default}
     Most sweeps over the bits of a code per iteration; fewer if nothing changes. None: until
     nothing changes.
-""",
-    "codes rating_scale": """
+[codes rating_scale]
 rating_scale : tuple (low, high) or None, default={default}
     Ratings of similarity 0 and 1. None: the range of y.
-""",
-    "codes attributes": """
+[codes attributes]
 user_codes_ : ndarray of shape (n_users, n_words), dtype uint64
     Packed as by :func:`fedrecsk.federated.pack_codes`; n_words is ceil(n_bits / 64).
 item_codes_ : ndarray of shape (n_items, n_words), dtype uint64
@@ -346,24 +291,24 @@ rating_scale_ : tuple of float
     The ratings of similarity 0 and 1.
 loss_curve_ : list of float
     Weighted mean squared error on the training rows after each iteration, in squared ratings.
-""",
-    # ------------------------------------------------------------------------ neural methods
-    "newcomer_factors_": """
+
+# neural methods
+
+[newcomer_factors_]
 newcomer_factors_ : ndarray of shape (n_private,)
     The private parameters of an unknown user: where clients begin, and the mean of users' rows.
-""",
-    "squared global_bias_": """
+[squared global_bias_]
 global_bias_ : float
     Mean rating; only with ``loss="squared"``.
-""",
-    "neural errors": """
+[neural errors]
 ValueError
     As :class:`~fedrecsk.neural.FederatedModule` does.
 ImportError
     If torch is not installed.
-""",
-    # ---------------------------------------------------------------------------- metrics
-    "of the first k": """
+
+# metrics
+
+[of the first k]
 Parameters
 ----------
 y_true : array-like or sparse matrix of shape (n_users, n_candidates)
@@ -380,52 +325,47 @@ Raises
 ------
 ValueError
     As in :func:`ndcg_at_k`.
-""",
-    # -------------------------------------------------------------------------- splitters
-    "folds": """
+
+# splitters
+
+[folds]
 n_splits : int, default=5
     Number of folds, at least 2.
 shuffle : bool, default=False
     Whether to shuffle the rows before they are assigned to the folds.
 random_state : int, RandomState instance or None, default=None
     Source of the random numbers if `shuffle`. An int gives the same splits in every call.
-""",
-    "random splits": """
+[random splits]
 n_splits : int, default=1
     Number of random splits.
 random_state : int, RandomState instance or None, default=None
     Source of the random numbers. An int gives the same splits in every call.
-""",
-    "column of times": """
+[column of times]
 timestamps : int or str, default=2
     Column of X with the time of each row: its position (2 or more) or, for a DataFrame,
     its name. The times are numbers, dates, or ISO dates as strings. "row_order": the rows of X
     are in the order of time.
-""",
-    "train_indices_": """
+[train_indices_]
 train_indices_, test_indices_ : ndarray of shape (n_train,) and (n_test,), dtype int64
     Ascending row numbers of the first split, which `fit` made.
-""",
-    "held_out_": """
+[held_out_]
 held_out_ : ndarray or DataFrame of shape (n_test, n_features)
     The test rows of X.
-""",
-    "n_features_in_": """
+[n_features_in_]
 n_features_in_ : int
     Number of columns of X.
-""",
-    "feature_names_in_": """
+[feature_names_in_]
 feature_names_in_ : ndarray of shape (n_features_in_,)
     Names of the columns, if they are strings.
-""",
-    # ---------------------------------------------------------------------------- filters
-    "rows to filter": """
+
+# filters
+
+[rows to filter]
 X : array-like or DataFrame of shape (n_samples, n_features >= 2)
     Column 0 is the user's id, column 1 the item's.
 y, clients, sample_weight : array-like of shape (n_samples,), default=None
     Other arrays with one entry per row. Rows of weight zero count as absent, as in fit.
-""",
-    "rows kept": """
+[rows kept]
 Returns
 -------
 X, y, clients, sample_weight
@@ -438,39 +378,33 @@ ValueError
     If no row would be kept, lengths differ, or ids are invalid.
 TypeError
     If an id is neither a string nor a number.
-""",
-    # --------------------------------------------------------------------------- displays
-    "failed": """
+
+# displays
+
+[failed]
 failed : list of str, default=()
     Notes for the legend about fits that failed.
-""",
-    "reference": """
+[reference]
 reference : float or dict of str to float, default=None
     Scores of baselines by name, to draw as dashed horizontal lines: ``{"BiasOnly": 0.94}``.
-""",
-    "ax": """
+[ax]
 ax : matplotlib Axes, default=None
     Axes to draw in. None: those of a new figure.
-""",
-    "kwargs": """
+[kwargs]
 **kwargs : dict
     Passed to :meth:`plot`.
-""",
-    "X": """
+[X]
 X : array-like or DataFrame of shape (n_samples, n_features >= 2)
     Column 0 is the user's id, column 1 the item's id.
-""",
-    "y": """
+[y]
 y : array-like of shape (n_samples,), default=None
     Rating or preference of each row.
-""",
-    "lines": """
+[lines]
 lines_ : list of matplotlib artists
     One per method that is drawn as a line or as points.
 bands_ : list of matplotlib artists
     One per line with a standard deviation above 0.
-""",
-    "drawn": """
+[drawn]
 Returns
 -------
 display : object
@@ -480,8 +414,7 @@ Raises
 ------
 ImportError
     If matplotlib is missing.
-""",
-    "drawn from results": """
+[drawn from results]
 Returns
 -------
 display : object
@@ -493,46 +426,39 @@ ImportError
     If matplotlib is missing.
 ValueError
     If a column is missing, no row has the score, or a number is out of range.
-""",
-    "condition": """
+[condition]
 param_name : str
     Name of the parameter to vary, as in `set_params`.
 param_range : iterable, or dict of str to value
     Values of the parameter, or a dict of labels to values.
-""",
-    "greater_is_better": """
+[greater_is_better]
 greater_is_better : bool, default=None
     Whether a larger score is better. None: True, except for "rmse" and "mae" if they are not
     negative.
-""",
-    "estimators in reference": """
+[estimators in reference]
 reference : float, dict of str to float or estimator, or list of estimators, default=None
     Baselines to draw as dashed horizontal lines: scores by name, or estimators, which are
     cross-validated on the same folds: ``{"paper": 0.87, "biases": BiasOnly()}``.
-""",
-    "compare_params": """
+[compare_params]
 compare_params : dict, default=None
     Further parameters of :func:`fedrecsk.model_selection.compare`: `cv`, `scoring`, `clients`,
     `n_jobs`...
-""",
-    "column score": """
+[column score]
 score : str, default="ndcg@10"
     Column of the comparison to draw; the score is computed even if `scoring` does not have it.
-""",
-    "ax_": """
+[ax_]
 ax_ : matplotlib Axes
     Axes of the display.
-""",
-    "figure_": """
+[figure_]
 figure_ : matplotlib Figure
     Their figure.
-""",
-    "references_": """
+[references_]
 references_ : list of matplotlib Line2D
     One per reference score.
-""",
-    # ---------------------------------------------------------------------------- data sets
-    "fetching": """
+
+# data sets
+
+[fetching]
 data_home : str or path-like, default=None
     Folder with the data. None: the environment variable `FEDRECSK_DATA`, and without
     that `~/fedrecsk_data`.
@@ -555,8 +481,7 @@ delay : float, default=1.0
 
 timeout : float, default=30.0
     Seconds after which a try counts as failed if the server sends nothing.
-""",
-    "fetched": """
+[fetched]
 frame : DataFrame or None
     Data and target side by side, with `as_frame=True`.
 feature_names : list of str
@@ -565,15 +490,17 @@ filename : str
     The file that was read.
 DESCR : str
     What the data are, their licence and what to cite.
-""",
-    "fetching errors": """
+[fetching errors]
 OSError
     If there is no copy and the download is not allowed or fails, or if `data_home` is a file
     or not writable. The message lists the places where a copy was looked for, and what to do.
 ValueError
     If a file is not the published one: the checksum of the archive, the numbers of users, items
     and rows, and the scale of stars are checked.
-""",
+"""
+TEXTS = {
+    name: text.strip()
+    for name, text in re.findall(r"^\[(.+)\]\n((?:(?![\[#]).*\n)+)", WRITTEN, re.MULTILINE)
 }
 
 IDS = "user_ids_", "item_ids_", "n_users_", "n_items_"
@@ -643,7 +570,7 @@ def documented(cls: Documented) -> Documented:
 
 
 def _text(cls, name):
-    text = TEXTS[name].strip()
+    text = TEXTS[name]
     if "{default}" in text:
         default = getattr(cls, text.split()[0])
         text = text.replace("{default}", _as_written(default))
