@@ -32,7 +32,7 @@ from fedrecsk.cluster import gather
 from fedrecsk.compression import Quantization
 from fedrecsk.datasets import make_ratings
 from fedrecsk.federated import _cluster, _round_loop
-from fedrecsk.federated._cluster_workers import NOTHING, Sum, add_neighbours
+from fedrecsk.federated._cluster_workers import NOTHING, Sum, add_node
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.privacy import CentralDP, GaussianMechanism
 from fedrecsk.protocol import Federation
@@ -210,20 +210,27 @@ def test_neither_workers_nor_their_loss_change_a_bit(client, monkeypatch):
     np.testing.assert_array_equal(fitted(model, PARTED).item_factors_, two)
 
 
+def added_up(sums, n_leaves):
+    totals = {}
+    for node, one in sums.items():
+        add_node(totals, node, one, n_leaves)
+    return totals
+
+
 @pytest.mark.parametrize("n_leaves", [1, 2, 3, 7, 16])
 @pytest.mark.parametrize("n_workers", [1, 2, 3, 5])
 def test_sums_do_not_depend_on_who_adds_them(n_leaves, n_workers):
     rng = np.random.default_rng(0)
     leaves = {(0, n): Sum(None, rng.normal(size=2), 1.0) for n in range(n_leaves)}
-    (expected,) = add_neighbours(dict(leaves), n_leaves).values()
+    (expected,) = added_up(leaves, n_leaves).values()
     assert expected.seconds == n_leaves
     np.testing.assert_allclose(expected.loss, sum(one.loss for one in leaves.values()))
     totals = {}
     for share in np.array_split(np.arange(n_leaves), n_workers):
-        own = add_neighbours({(0, n): leaves[0, n] for n in share.tolist()}, n_leaves)
+        own = added_up({(0, n): leaves[0, n] for n in share.tolist()}, n_leaves)
         assert len(own) <= 2 * np.ceil(np.log2(n_leaves + 1))
         totals |= own
-    (total,) = add_neighbours(totals, n_leaves).values()
+    (total,) = added_up(totals, n_leaves).values()
     np.testing.assert_array_equal(total.loss, expected.loss)
     assert NOTHING.seconds == 0
 

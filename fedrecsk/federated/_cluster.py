@@ -35,11 +35,12 @@ from fedrecsk.federated._cluster_workers import (
     Holder,
     Masks,
     Placing,
-    add_neighbours,
+    add_node,
     read,
     take_model,
 )
 from fedrecsk.federated._round_loop import Loop, Run, _timed
+from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol.keys import Keys
 from fedrecsk.protocol.participation import Participation
 from fedrecsk.protocol.server import Server
@@ -101,7 +102,7 @@ def check_setting(estimator):
 
 @dataclass(frozen=True)
 class RowsElsewhere(Interactions):
-    """Interactions of which only ids are here; `digest` is of all rows."""
+    """Interactions of which only ids and the number of rows are here; `digest` is of all rows."""
 
     digest: bytes = b""
 
@@ -147,7 +148,7 @@ class Whole(NamedTuple):
             client_ids=clients,
             client_indptr=np.concatenate([[0], np.cumsum(n_users[np.argsort(ids)])]),
             indptr=np.zeros(len(user_ids) + 1, dtype=np.int64),
-            items=np.empty(0, dtype=np.int32),
+            items=np.broadcast_to(np.int32(0), sum(one.n_rows for one in summaries.values())),
             values=np.array([min(lowest), max(highest)]),
             weights=np.array([max(one.heaviest for one in summaries.values())]),
             digest=digest.digest(),
@@ -308,10 +309,12 @@ class Cluster:
 
         asked = self._holding(blocks)
         silent = set(range(self.n_partitions)).difference(*(one.numbers for one in asked))
-        totals = dict.fromkeys(((0, n) for n in silent), NOTHING)
+        answers, totals = dict.fromkeys(((0, n) for n in silent), NOTHING), {}
         for _, answer in self._asked(asked, "call", message):
-            totals |= {node: self._with_accounts(node, sum) for node, sum in answer.items()}
-        (total,) = add_neighbours(totals, self.n_partitions).values()
+            answers |= {node: self._with_accounts(node, sum) for node, sum in answer.items()}
+        for node, sum in answers.items():
+            add_node(totals, node, sum, self.n_partitions)
+        (total,) = totals.values()
         return total
 
     def _holding(self, blocks):
@@ -473,7 +476,8 @@ class ClusterLoop(Loop):
         for number, summary in run.whole.summaries.items():
             own = np.searchsorted(data.client_ids, summary.client_ids)
             codes[number] = own, data.client_indptr[own]
-        placing = Placing(server.method, keys, data.n_clients, data.item_ids, codes)
+        size = _blocks.block_size(data)
+        placing = Placing(server.method, keys, data.n_clients, data.item_ids, size, codes)
         registrations = run.cluster.place(placing)
         server.register(list(registrations.values()))
         for number, one in registrations.items():

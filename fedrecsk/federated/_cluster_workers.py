@@ -8,6 +8,7 @@ import warnings
 from collections import Counter
 from dataclasses import replace
 from importlib import import_module
+from itertools import islice
 from typing import Any, NamedTuple
 
 import joblib
@@ -64,6 +65,7 @@ class Summary(NamedTuple):
     n_users: np.ndarray
     user_ids: np.ndarray
     item_ids: np.ndarray
+    n_rows: int
     values: tuple
     heaviest: float
     digest: bytes
@@ -72,12 +74,16 @@ class Summary(NamedTuple):
 
 
 class Placing(NamedTuple):
-    """What a worker must know to make its clients; `codes` by partition: theirs, first users'."""
+    """What a worker must know to make its clients; `codes` by partition: theirs, first users'.
+
+    `block_size` is that of a fit in one process, because each block sends a sum of all items.
+    """
 
     method: Any
     keys: Keys
     n_clients: int
     item_ids: Ids
+    block_size: int
     codes: dict
 
     def all_codes(self):
@@ -154,7 +160,8 @@ class Holder:
                 training, rest = hold_out(data, fraction, placing.keys.shared, users)
             own = histories[codes]
             groups_of_clients = _round_loop._groups(method, federation, own, None)
-            blocks = _blocks.cut(training, groups_of_clients, share=method.client_fraction)
+            size, share = placing.block_size, method.client_fraction
+            blocks = _blocks.cut(training, groups_of_clients, size, share)
             try:
                 errors.append(method._check_setting(federation, training, blocks))
             except ValueError as error:
@@ -188,17 +195,18 @@ class Holder:
                 tell(self.clients[block], *rest)
         if function is None:
             return {}
-        args, tasks = tuple(map(self._received, args)), {}
-        for block in blocks:
-            task = joblib.delayed(function)(self.clients[block], *args)
-            tasks.setdefault(block[0], []).append(task)
+        args = tuple(map(self._received, args))
+        tasks = (joblib.delayed(function)(self.clients[block], *args) for block in blocks)
+        n_blocks, totals = Counter(number for number, _ in blocks), {}
         compiling = -seconds_compiling()
         with Threads(self.n_jobs) as parallel:
-            totals = {(0, n): _added_up(parallel(tasks.get(n, ()))) for n in self.numbers}
+            answers = parallel(tasks)
+            for n in self.numbers:
+                total = _added_up(islice(answers, n_blocks[n]))
+                add_node(totals, (0, n), total, self.n_partitions)
         compiling += seconds_compiling()
-        first = totals[0, self.numbers[0]]
-        totals[0, self.numbers[0]] = first._replace(seconds=first.seconds - compiling)
-        totals = add_neighbours(totals, self.n_partitions)
+        node, first = next(iter(totals.items()))
+        totals[node] = first._replace(seconds=first.seconds - compiling)
         return {node: self._with_news(node, total) for node, total in totals.items()}
 
     def _received(self, arg):
@@ -268,6 +276,7 @@ def _summary(data, columns, said):
         np.diff(data.client_indptr),
         data.user_ids.values,
         data.item_ids.values,
+        len(data.items),
         (float(data.values.min()), float(data.values.max())),
         float(data.weights.max()),
         data.fingerprint(),
@@ -313,17 +322,16 @@ def _added_up(answers):
     return Sum(replace(joined(updates), fields=sums) if updates else None, loss, seconds)
 
 
-def add_neighbours(totals, n_partitions):
-    """Add up the sums of a binary tree wherever both halves are known; return what is left."""
-    level, width = 0, n_partitions
-    while width > 1:
-        for place in range(0, width, 2):
-            left, right = (level, place), (level, place + 1)
-            if left in totals and (right in totals or place + 1 == width):
-                both = _plus(totals.pop(left), totals.pop(right, NOTHING))
-                totals[level + 1, place // 2] = both
-        level, width = level + 1, -(-width // 2)
-    return totals
+def add_node(totals, node, total, n_partitions):
+    """Put a sum into a binary tree, and add up all neighbours that are known."""
+    level, place = node
+    while (width := -(-n_partitions // 2**level)) > 1:
+        if (other := totals.pop((level, place ^ 1), None)) is not None:
+            total = _plus(other, total) if place % 2 else _plus(total, other)
+        elif place ^ 1 < width:
+            break
+        level, place = level + 1, place // 2
+    totals[level, place] = total
 
 
 def _plus(one, other):

@@ -182,10 +182,10 @@ def cut(
 ) -> list[Block]:
     """Cut the clients into blocks of at most about `max_ratings` ratings.
 
-    By default this is :func:`block_size`, or up to eight times as many if only a share of the
+    By default this is :func:`block_size`. It is up to eight times as many if only a share of the
     clients takes part in a round. Clients of different `groups` are in different blocks.
     """
-    most = block_size(data) / max(share, 1 / 8) if max_ratings is None else max_ratings
+    most = (block_size(data) if max_ratings is None else max_ratings) / max(share, 1 / 8)
     groups = np.zeros(data.n_clients, dtype=np.int64) if groups is None else groups
     order = np.argsort(groups, kind="stable")
     sizes = np.diff(data.rating_indptr)[order]
