@@ -102,9 +102,10 @@ def check_setting(estimator):
 
 @dataclass(frozen=True)
 class RowsElsewhere(Interactions):
-    """Interactions of which only ids and the number of rows are here; `digest` is of all rows."""
+    """Interactions of which only ids are here; `digest` is of all rows, and there are `n_rows`."""
 
     digest: bytes = b""
+    n_rows: int = 0
 
     def fingerprint(self):
         """Return a digest of all rows."""
@@ -148,10 +149,11 @@ class Whole(NamedTuple):
             client_ids=clients,
             client_indptr=np.concatenate([[0], np.cumsum(n_users[np.argsort(ids)])]),
             indptr=np.zeros(len(user_ids) + 1, dtype=np.int64),
-            items=np.broadcast_to(np.int32(0), sum(one.n_rows for one in summaries.values())),
+            items=np.empty(0, dtype=np.int32),
             values=np.array([min(lowest), max(highest)]),
             weights=np.array([max(one.heaviest for one in summaries.values())]),
             digest=digest.digest(),
+            n_rows=sum(one.n_rows for one in summaries.values()),
         )
         return cls(data, summaries, parts[order].astype(np.int32))
 
@@ -476,7 +478,8 @@ class ClusterLoop(Loop):
         for number, summary in run.whole.summaries.items():
             own = np.searchsorted(data.client_ids, summary.client_ids)
             codes[number] = own, data.client_indptr[own]
-        size = _blocks.block_size(data)
+        rows: Any = SimpleNamespace(items=range(data.n_rows), n_items=data.n_items)
+        size = _blocks.block_size(rows)
         placing = Placing(server.method, keys, data.n_clients, data.item_ids, size, codes)
         registrations = run.cluster.place(placing)
         server.register(list(registrations.values()))
