@@ -183,10 +183,7 @@ def scaled_rows(updates, name, factor):
 
 def row_sums(updates, name, number):
     """Add up ``number(changes)`` of each row over the clients, shape (n_rows,)."""
-    sums = np.zeros(updates.specs[name].shape[0])
-    for _, tile in updates:
-        sums += tile.fields[name].per_row(number)
-    return sums
+    return updates.added(lambda tile: {name: tile.fields[name].per_row(number)})[name]
 
 
 def is_changed(change):

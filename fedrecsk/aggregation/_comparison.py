@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from numbers import Integral, Real
 from typing import ClassVar
 
@@ -30,9 +31,15 @@ def stacks(updates, name, max_bytes=STACK_BYTES):
     for first in range(0, spec.shape[0], step):
         rows = slice(first, min(first + step, spec.shape[0]))
         stack = np.zeros((n_clients, rows.stop - first, spec.width))
-        for places, tile in updates:
-            stack[places] = tile.fields[name].whole(rows).reshape(len(places), -1, spec.width)
+        for codes, changes in updates.each(partial(_changes_of, name=name, rows=rows)):
+            stack[np.searchsorted(updates.codes, codes)] = changes
         yield rows, stack
+
+
+def _changes_of(tile, name, rows):
+    """Return the clients' codes and their changes of some rows, (n_clients, n_rows, width)."""
+    width = tile.specs[name].width
+    return tile.clients, tile.fields[name].whole(rows).reshape(len(tile.clients), -1, width)
 
 
 class Comparison(BlockAggregator):

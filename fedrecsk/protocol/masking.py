@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +20,7 @@ from fedrecsk.privacy._masked_sum import (
     bytes_of_sum,
     masked_sum,
 )
-from fedrecsk.updates import ClientUpdates, Counts, add_sums
+from fedrecsk.updates import ClientUpdates, Counts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -130,11 +131,7 @@ class MaskedChannel:
         `steps` is the grid of fields that clients have rounded already, to add their noise.
         """
         units = units_of(self.scheme, specs, steps)
-        sums = {}
-        for _, tile in updates:
-            for name, rows in tile.fields.items():
-                # Noise may be large in one client: only the sum must fit.
-                add_sums(sums, {name: self._fixed_sum(rows, units[name], name not in steps)})
+        sums = updates.added(partial(_fixed_sums, scheme=self.scheme, units=units, steps=steps))
         self._audit(updates, units, sums, key)
         return {name: _as_field(sums[name], units[name], spec) for name, spec in specs.items()}
 
@@ -147,26 +144,6 @@ class MaskedChannel:
             name: values if specs[name].is_integer else np.rint(values / units[name]) * units[name]
             for name, values in totals.items()
         }
-
-    def _fixed_sum(self, rows: SparseRows, unit, checks):
-        """Add up one field of some clients, each rounded to integers: (n_rows, width)."""
-        if rows.factors is not None:
-            rows = rows.written_out()
-        shape = (rows.spec.shape[0], rows.spec.width)
-        center = np.zeros(shape)
-        if rows.center is not None:
-            center += rows.center.reshape(shape)
-        own = rows.matrix if rows.matrix.dtype.kind == "f" else rows.matrix.astype(np.float64)
-        total, counts = np.zeros(shape, dtype=np.int64), np.zeros(shape[0], dtype=np.int64)
-        largest = masking_kernels.add_fixed(rows.rows, own, center, 1 / unit, total, counts)
-        if checks:
-            self.scheme.check_fixed(largest, unit)
-        default = rows.default_matrix
-        others = center if default is None else default + center
-        if others.any():
-            others = self.scheme.fixed(others, unit, checks=checks)
-            total += (rows.n_clients - counts)[:, None] * others
-        return total
 
     def _audit(self, updates, units, sums, key):
         """Run the protocol among some clients, or all, and compare its sum."""
@@ -182,11 +159,9 @@ class MaskedChannel:
             plan = Plan(n_clients, n_clients - 1, max(2, n_clients // 2), plan.n_bits)
             ring = Ring(codes, plan.n_neighbors)
         vectors = {}
-        for held in updates.held:
-            for place in np.flatnonzero(np.isin(held.clients, codes)).tolist():
-                whole = held.single(place).whole(0)
-                code = int(held.clients[place])
-                vectors[code] = integers_of(self.scheme, whole, units, units)
+        for place in np.searchsorted(updates.codes, np.sort(codes)).tolist():
+            whole = updates.one(place).whole(0)
+            vectors[int(updates.codes[place])] = integers_of(self.scheme, whole, units, units)
         expected = sum(vectors.values())
         gone = set(ring.order.tolist()) - vectors.keys()
         # Nobody knows what those would have sent whose upload is lost.
@@ -218,6 +193,36 @@ class MaskedChannel:
             server_seconds=float(audits[:, 2].sum() / n_masked) if n_masked else 0.0,
             learns=self.scheme.describe(self.plan.n_clients),
         )
+
+
+def _fixed_sums(tile, scheme, units, steps):
+    """Add up all fields of some clients, each rounded to integers."""
+    # Noise may be large in one client: only the sum must fit.
+    return {
+        name: _fixed_sum(rows, scheme, units[name], name not in steps)
+        for name, rows in tile.fields.items()
+    }
+
+
+def _fixed_sum(rows: SparseRows, scheme, unit, checks):
+    """Add up one field of some clients, each rounded to integers: (n_rows, width)."""
+    if rows.factors is not None:
+        rows = rows.written_out()
+    shape = (rows.spec.shape[0], rows.spec.width)
+    center = np.zeros(shape)
+    if rows.center is not None:
+        center += rows.center.reshape(shape)
+    own = rows.matrix if rows.matrix.dtype.kind == "f" else rows.matrix.astype(np.float64)
+    total, counts = np.zeros(shape, dtype=np.int64), np.zeros(shape[0], dtype=np.int64)
+    largest = masking_kernels.add_fixed(rows.rows, own, center, 1 / unit, total, counts)
+    if checks:
+        scheme.check_fixed(largest, unit)
+    default = rows.default_matrix
+    others = center if default is None else default + center
+    if others.any():
+        others = scheme.fixed(others, unit, checks=checks)
+        total += (rows.n_clients - counts)[:, None] * others
+    return total
 
 
 def _as_field(total, unit, spec):

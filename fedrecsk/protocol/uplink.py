@@ -162,10 +162,10 @@ class Uplink:
         The sum of a sample is only checked, because ciphertexts are noisy and their noise cannot
         be repeated by a seed.
         """
-        codes = np.concatenate([tile.clients for _, tile in updates])
-        channel.check(max(_largest(tile) for _, tile in updates), len(codes))
+        codes = updates.codes
+        channel.check(max(updates.each(_largest)), len(codes))
         chosen = channel.audited(codes, key)
-        places = np.searchsorted(updates.codes, sorted(chosen)).tolist()
+        places = np.searchsorted(codes, sorted(chosen)).tolist()
         vectors = [as_vector(updates.one(place), 0) for place in places]
         decrypted = channel.sum(vectors, len(codes))
         self.ledger.count(encrypted=len(vectors))

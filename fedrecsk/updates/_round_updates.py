@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -47,6 +47,18 @@ class HeldUpdates:
             if len(tile.clients) == len(self.clients):
                 self._kept = done
             yield done
+
+    def each(self, function: Callable[[ClientUpdates], Any]) -> Iterator[Any]:
+        """Yield a function of each tile; none if no client is accepted."""
+        for tile in self.tiles() if len(self.clients) else ():
+            yield function(tile)
+
+    def added(self, function: Callable[[ClientUpdates], dict[str, Any]]) -> dict[str, Any]:
+        """Add up a function of the tiles, a dict of arrays."""
+        sums = {}
+        for more in self.each(function):
+            add_sums(sums, more)
+        return sums
 
     @property
     def _computed(self):
@@ -114,21 +126,25 @@ class RoundUpdates:
         """FieldSpec of each field of what was learned."""
         return {name: spec for name, spec in self.all_forms.items() if spec.learned}
 
-    def __iter__(self) -> Iterator[tuple[NDArray[np.int64], ClientUpdates]]:
-        """Yield the places of some clients and their updates, until all are seen."""
-        for one, places in zip(self.held, self._places, strict=True):
-            first = 0
-            for tile in one.tiles() if len(places) else ():
-                yield places[first : first + len(tile.clients)], tile
-                first += len(tile.clients)
+    def each(self, function: Callable[[ClientUpdates], Any]) -> Iterator[Any]:
+        """Yield a function of the updates of some clients, until all are seen."""
+        for one in self.held:
+            yield from one.each(function)
+
+    def added(self, function: Callable[[ClientUpdates], dict[str, Any]]) -> dict[str, Any]:
+        """Add up a function of updates, a dict of arrays, over all clients."""
+        sums = {}
+        for one in self.held:
+            add_sums(sums, one.added(function))
+        return sums
 
     def per_client(
         self, name: str, number: Callable[[SparseRows], np.ndarray]
     ) -> NDArray[np.float64]:
         """Compute a number of one field for each client, in the order of places."""
         numbers = np.zeros(self.n_clients)
-        for places, tile in self:
-            numbers[places] = number(tile.fields[name])
+        for codes, own in self.each(lambda tile: (tile.clients, number(tile.fields[name]))):
+            numbers[np.searchsorted(self.codes, codes)] = own
         return numbers
 
     def norms(self, name: str) -> NDArray[np.float64]:
@@ -137,22 +153,18 @@ class RoundUpdates:
 
     def sum(self, name: str, weights: np.ndarray | None = None) -> np.ndarray:
         """Add up one field's changes, times the weights of the places if there are any."""
-        sums = {}
-        for places, tile in self:
-            total = tile.fields[name].sum(None if weights is None else weights[places])
-            add_sums(sums, {name: total})
+        codes = self.codes
+
+        def total(tile):
+            own = None if weights is None else weights[np.searchsorted(codes, tile.clients)]
+            return {name: tile.fields[name].sum(own)}
+
+        sums = self.added(total)
         return sums[name] if sums else np.zeros(self.specs[name].shape)
 
     def rest(self) -> dict[str, np.ndarray]:
         """Add up what was not learned, and what clients without any change send."""
-        sums = {}
-        for _, tile in self:
-            for name, rows in tile.fields.items():
-                if not tile.specs[name].learned:
-                    add_sums(sums, {name: rows.sum()})
-                if rows.center is not None:
-                    add_sums(sums, {name: len(tile.clients) * rows.center.astype(np.float64)})
-        return sums
+        return self.added(_rest)
 
     def then(self, stage: Stage) -> RoundUpdates:
         """Return the updates after another stage."""
@@ -160,18 +172,30 @@ class RoundUpdates:
 
     @cached_property
     def _where(self):
-        """List the HeldUpdates and the place in it of each client."""
-        pairs = zip(self.held, self._places, strict=True)
-        where = [(place, one, i) for one, places in pairs for i, place in enumerate(places)]
-        return [(one, i) for _, one, i in sorted(where, key=lambda entry: entry[0])]
+        """Return the number of the HeldUpdates, and the place in it, of each client."""
+        where = np.empty((self.n_clients, 2), dtype=np.int64)
+        for number, places in enumerate(self._places):
+            where[places, 0], where[places, 1] = number, np.arange(len(places))
+        return where
 
     def one(self, place: int) -> ClientUpdates:
         """Return the update of one client alone."""
-        held, client = self._where[place]
-        return held.single(client)
+        number, client = self._where[place].tolist()
+        return self.held[number].single(client)
 
     def single(self) -> Iterator[tuple[int, ClientUpdates]]:
         """Yield each client's code and its update alone, in the order of places."""
         for place in range(self.n_clients):
             alone = self.one(place)
             yield int(alone.clients[0]), alone
+
+
+def _rest(tile):
+    """Add up what was not learned, and what clients without any change send."""
+    sums = {}
+    for name, rows in tile.fields.items():
+        if not tile.specs[name].learned:
+            add_sums(sums, {name: rows.sum()})
+        if rows.center is not None:
+            add_sums(sums, {name: len(tile.clients) * rows.center.astype(np.float64)})
+    return sums
