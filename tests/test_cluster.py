@@ -27,14 +27,22 @@ from fedrecsk import (
     PrivFedEB,
     RFRec,
 )
-from fedrecsk.aggregation import NormClipping
+from fedrecsk.aggregation import (
+    Aggregator,
+    GeometricMedian,
+    HierarchicalClipping,
+    Krum,
+    RowClipping,
+    plain_sum,
+)
+from fedrecsk.attacks import SignFlip
 from fedrecsk.cluster import gather
 from fedrecsk.compression import Quantization
 from fedrecsk.datasets import make_ratings
 from fedrecsk.federated import _cluster, _round_loop
 from fedrecsk.federated._cluster_workers import NOTHING, Sum, add_node
 from fedrecsk.metrics import evaluate_ranking
-from fedrecsk.privacy import CentralDP, GaussianMechanism
+from fedrecsk.privacy import CKKS, CentralDP, GaussianMechanism, SecAggPlus
 from fedrecsk.protocol import Federation
 from fedrecsk.protocol.keys import Key
 
@@ -119,6 +127,21 @@ def test_without_a_cluster(monkeypatch):
 
 # ------------------------------------------------------------------------ equal results
 
+
+class Short(Aggregator):
+    """Adds up the uploads that are not too long."""
+
+    def combine(self, uploads, shapes):
+        """Add them up."""
+
+        def length(upload):
+            return sum(float(np.square(update.change).sum()) for update in upload.values())
+
+        lengths = [length(one) for one in uploads]
+        middle = np.median(lengths)
+        return plain_sum([u for u, n in zip(uploads, lengths, strict=True) if n < middle], shapes)
+
+
 MODELS = {
     "RFRec": RFRec(n_rounds=4),
     "FedEB": FedEB(n_rounds=3),
@@ -146,6 +169,25 @@ MODELS = {
     ),
     "early stopping": RFRec(n_rounds=30, early_stopping=True, n_iter_no_change=1, tol=0.5),
     "cohorts stop": FedEB(n_rounds=8, early_stopping=True, client_fraction=0.5),
+    "masks": FCF(
+        n_factors=4,
+        n_rounds=3,
+        upload="all",
+        federation=Federation(secure_aggregation=SecAggPlus(audit=3), dropout=0.2),
+    ),
+    "ciphertexts": RFRec(
+        n_rounds=2, federation=Federation(secure_aggregation=CKKS(audit=1)), early_stopping=True
+    ),
+    "clipping": RFRec(
+        n_rounds=3, client_fraction=0.3, federation=Federation(aggregator=RowClipping())
+    ),
+    "held back": FedMF(
+        n_factors=4, n_rounds=3, federation=Federation(aggregator=HierarchicalClipping(share=0.5))
+    ),
+    "geometric median": LocALS(
+        n_factors=4, n_rounds=2, federation=Federation(aggregator=GeometricMedian())
+    ),
+    "own aggregator": RFRec(n_rounds=2, federation=Federation(aggregator=Short())),
 }
 
 
@@ -154,6 +196,11 @@ def test_a_fit_is_that_of_one_process(name, client):
     model = MODELS[name].set_params(random_state=0)
     ours, expected = fitted(model, PARTED), fitted(model, FRAME)
     assert_same(ours, expected)
+    if model._setting().secure_aggregation is not None:
+        reports = [vars(one.encryption_).copy() for one in (ours, expected)]
+        for random in ("client_seconds", "server_seconds", "max_error"):
+            assert {bool(one.pop(random, True)) for one in reports} == {True}
+        assert reports[0] == reports[1]
     if model.early_stopping:
         assert ours.best_round_ == expected.best_round_
         curves = [[row["validation_loss"] for row in one.history_[:-1]] for one in (ours, expected)]
@@ -163,12 +210,22 @@ def test_a_fit_is_that_of_one_process(name, client):
 PUBLIC = {"items": range(40), "rating_scale": (1, 5), "random_state": 0}
 
 
-@pytest.mark.parametrize("noise", ["server", "clients", "local"])
+NOISY = {
+    "server": {"central_dp": CentralDP(epsilon=200.0)},
+    "clients": {"central_dp": CentralDP(epsilon=200.0, noise="clients")},
+    "masked": {
+        "central_dp": CentralDP(epsilon=200.0, noise="clients"),
+        "secure_aggregation": SecAggPlus(),
+    },
+    "local": {"local_dp": GaussianMechanism(clip=0.5, noise_multiplier=0.2)},
+}
+
+
+@pytest.mark.parametrize("noise", NOISY)
 def test_noise_is_drawn_as_in_one_process(noise, client, monkeypatch):
     # The secret depends on the rows, which nobody has together.
     monkeypatch.setattr(_round_loop, "_secret", lambda *given: Key(5))
-    parts = {"central_dp": CentralDP(epsilon=200.0, noise=noise)} if noise != "local" else {}
-    parts = parts or {"local_dp": GaussianMechanism(clip=0.5, noise_multiplier=0.2)}
+    parts = NOISY[noise]
     model = RFRec(n_rounds=3, federation=Federation(**parts), **PUBLIC)
     assert_same(fitted(model, PARTED), fitted(model, FRAME))
 
@@ -459,7 +516,8 @@ def test_an_error_on_a_worker_says_where_it_was_raised(client, monkeypatch):
 
 
 REFUSED = {
-    "aggregator": RFRec(federation=Federation(aggregator=NormClipping())),
+    "Krum": RFRec(federation=Federation(aggregator=Krum())),
+    "adversary": RFRec(federation=Federation(adversary=SignFlip(0.1))),
     "warm_start": RFRec(warm_start=True),
     "predict_with": RFRec(predict_with="local"),
 }

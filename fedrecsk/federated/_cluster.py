@@ -24,6 +24,8 @@ from sklearn.base import clone
 
 from fedrecsk._utils.extras import require
 from fedrecsk._utils.user_warnings import warn
+from fedrecsk.aggregation import FLTrust
+from fedrecsk.aggregation._comparison import Comparison
 from fedrecsk.base._recommender import FitReport
 from fedrecsk.cluster._frames import Parts, client_of, together
 from fedrecsk.data import _checks
@@ -36,6 +38,8 @@ from fedrecsk.federated._cluster_workers import (
     Masks,
     Placing,
     add_node,
+    plus,
+    plus_sums,
     read,
     take_model,
 )
@@ -83,8 +87,9 @@ def check_setting(estimator):
     needs = {
         f"{name} shows the server single uploads": estimator._treats_clients_apart,
         f"the devices of {name} send to each other": estimator._n_exchanges > 0,
-        "aggregator looks at single uploads": federation.aggregator is not None,
-        "secure_aggregation audits single uploads": federation.secure_aggregation is not None,
+        f"{type(federation.aggregator).__name__} compares clients number by number": isinstance(
+            federation.aggregator, Comparison | FLTrust
+        ),
         "adversary replaces single uploads": federation.adversary is not None,
         "warm_start keeps all clients": estimator.warm_start,
         'predict_with="local" keeps items of each client': (
@@ -215,6 +220,30 @@ class Held:
         return Masks.of(arg, self.codes) if isinstance(arg, Participation) else arg
 
 
+class HeldElsewhere:
+    """HeldUpdates of all clients, on the workers."""
+
+    def __init__(self, cluster, updates, stages=()):
+        self.cluster, self.updates, self.stages = cluster, updates, stages
+        self.clients, self.specs = updates.clients[updates.accepted], updates.specs
+
+    def each(self, function):
+        """Yield a function of each tile."""
+        return self.cluster.each(function, self.stages)
+
+    def added(self, function):
+        """Add up a function of the tiles, a dict of arrays."""
+        return self.cluster.added(function, self.stages)
+
+    def then(self, stage):
+        """Return the updates after another stage."""
+        return HeldElsewhere(self.cluster, self.updates, (*self.stages, stage))
+
+    def single(self, client):
+        """Return the update of one accepted client, by its place among them."""
+        return self.cluster.single(self.clients[client], self.stages)
+
+
 class Cluster:
     """The holders of all partitions (Delayed `rows`), and what must be known to replace them."""
 
@@ -309,15 +338,40 @@ class Cluster:
         def message(holder):
             return _taken(holder), holder.of(blocks), function, *map(holder.packed, args)
 
-        asked = self._holding(blocks)
-        silent = set(range(self.n_partitions)).difference(*(one.numbers for one in asked))
-        answers, totals = dict.fromkeys(((0, n) for n in silent), NOTHING), {}
+        asked, answers = self._holding(blocks), {}
         for _, answer in self._asked(asked, "call", message):
             answers |= {node: self._with_accounts(node, sum) for node, sum in answer.items()}
-        for node, sum in answers.items():
-            add_node(totals, node, sum, self.n_partitions)
-        (total,) = totals.values()
+        total = self._root(asked, answers, plus, NOTHING)
+        updates = total.updates
+        if updates is not None and updates.held is not None:
+            total = total._replace(updates=replace(updates, held=HeldElsewhere(self, updates)))
         return total
+
+    def _root(self, asked, answers, plus, nothing):
+        """Add up the tree nodes of the holders that were asked."""
+        totals = {}
+        silent = set(range(self.n_partitions)).difference(*(one.numbers for one in asked))
+        for node, sum in (dict.fromkeys(((0, n) for n in silent), nothing) | answers).items():
+            add_node(totals, node, sum, self.n_partitions, plus)
+        return totals.popitem()[1]
+
+    def each(self, function, stages):
+        """Yield a function of each tile of the single updates that the workers hold."""
+        for _, answers in self._asked(self.holders, "each", lambda _: (function, stages)):
+            yield from answers
+
+    def added(self, function, stages):
+        """Add up a function of the tiles, a dict of arrays."""
+        answers = {}
+        for _, answer in self._asked(self.holders, "added", lambda _: (function, stages)):
+            answers |= answer
+        return self._root(self.holders, answers, plus_sums, {})
+
+    def single(self, code, stages):
+        """Return the update of one client (its code)."""
+        holders = [one for one in self.holders if code in one.codes]
+        ((_, update),) = self._asked(holders, "single", lambda _: (code, stages))
+        return update
 
     def _holding(self, blocks):
         return [one for one in self.holders if one.of(blocks)]
@@ -518,6 +572,7 @@ class ClusterRun(Run):
         rating_range = float(data.values[0]), float(data.values[1])
         server = Server(method, federation, key, data.item_ids.values, rating_range, secret)
         ids, parameters = data.client_ids, _round_loop.parameters_of_a_run(estimator)
+        _round_loop.check_aggregator(federation.aggregator, method, data)
         blocks = np.empty(data.n_clients, dtype=np.int64)
         return cls(server, [], ids, None, None, parameters, blocks, None, cluster, whole)
 

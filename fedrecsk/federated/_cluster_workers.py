@@ -144,6 +144,8 @@ class Holder:
         self.clients = {}
         self.codes = np.empty(0, dtype=np.int64)
         self.accounts = {}
+        # Single updates of the last step, by partition, if the server needs more than their sum.
+        self.held = {}
 
     def do(self, name, *args):
         """Call a method; return its result or its error, so that no other error is the method's."""
@@ -208,24 +210,71 @@ class Holder:
         (partition, block), and nodes (level, place).
         """
         for those, tell, *rest in told:
-            rest = tuple(map(self._received, rest))
+            self.held, rest = {}, tuple(map(self._received, rest))
             for block in those:
-                tell(self.clients[block], *rest)
+                # An answer if it is repeated.
+                self._added_up(block[0], [tell(self.clients[block], *rest)])
         if function is None:
             return {}
-        args = tuple(map(self._received, args))
+        self.held, args = {}, tuple(map(self._received, args))
         tasks = (joblib.delayed(function)(self.clients[block], *args) for block in blocks)
         n_blocks, totals = Counter(number for number, _ in blocks), {}
         compiling = -seconds_compiling()
         with Threads(self.n_jobs) as parallel:
             answers = parallel(tasks)
             for n in self.numbers:
-                total = _added_up(islice(answers, n_blocks[n]))
+                total = self._added_up(n, islice(answers, n_blocks[n]))
                 add_node(totals, (0, n), total, self.n_partitions)
         compiling += seconds_compiling()
         node, first = next(iter(totals.items()))
         totals[node] = first._replace(seconds=first.seconds - compiling)
         return {node: self._with_news(node, total) for node, total in totals.items()}
+
+    def _added_up(self, number, answers):
+        """Add up the answers of a partition's blocks; hold single updates."""
+        sums, updates, loss, seconds = {}, [], np.zeros(2), 0.0
+        for answer in answers:
+            if isinstance(answer, tuple):
+                answer, its_loss, its_seconds = answer
+                loss, seconds = loss + its_loss, seconds + its_seconds
+            for one in answer if isinstance(answer, list) else [answer]:
+                if one is None:
+                    continue
+                if one.held is not None:
+                    self.held.setdefault(number, []).append(one.held)
+                    one = replace(one, held=HELD)
+                add_sums(sums, one.fields)
+                updates.append(replace(one, fields={}))
+        return Sum(replace(joined(updates), fields=sums) if updates else None, loss, seconds)
+
+    def each(self, function, stages):
+        """List a function of each tile of the single updates, after more stages."""
+        return [answer for one in self._held(stages) for answer in one.each(function)]
+
+    def added(self, function, stages):
+        """Add up a function of the tiles, by tree node."""
+        totals = {}
+        for number in self.numbers:
+            sums = {}
+            for one in self._held(stages, [number]):
+                add_sums(sums, one.added(function))
+            add_node(totals, (0, number), sums, self.n_partitions, plus_sums)
+        return totals
+
+    def single(self, code, stages):
+        """Return the update of one client."""
+        for one in self._held(stages):
+            if code in one.clients:
+                return one.single(int(np.flatnonzero(one.clients == code)[0]))
+        raise ValueError(f"The update of client {code} is not here.")
+
+    def _held(self, stages, numbers=None):
+        """Yield the single updates of some partitions, after more stages."""
+        for number in self.numbers if numbers is None else numbers:
+            for one in self.held.get(number, ()):
+                for stage in stages:
+                    one = one.then(stage)
+                yield one
 
     def _received(self, arg):
         """Unpack the masks among arguments."""
@@ -322,37 +371,34 @@ class Sum(NamedTuple):
 
 
 NOTHING = Sum(None, np.zeros(2), 0.0)
+# In the place of single updates, which stay on the workers.
+HELD: Any = "held"
 # Attributes of ClientUpdates with a number for each client.
 ACCOUNTS = ("clients", "sends", "arrives", "accepted", "sizes")
 
 
-def _added_up(answers):
-    """Add up the answers of a partition's blocks, one after the other."""
-    sums, updates, loss, seconds = {}, [], np.zeros(2), 0.0
-    for answer in answers:
-        if isinstance(answer, tuple):
-            answer, its_loss, its_seconds = answer
-            loss, seconds = loss + its_loss, seconds + its_seconds
-        for one in answer if isinstance(answer, list) else [answer]:
-            if one is not None:
-                add_sums(sums, one.fields)
-                updates.append(replace(one, fields={}))
-    return Sum(replace(joined(updates), fields=sums) if updates else None, loss, seconds)
+def plus(one, other):
+    """Add two Sums."""
+    updates = [sum.updates for sum in (one, other) if sum.updates is not None]
+    both = joined(updates) if updates else None
+    return Sum(both, one.loss + other.loss, one.seconds + other.seconds)
 
 
-def add_node(totals, node, total, n_partitions):
+def plus_sums(one, other):
+    """Add two dicts of arrays."""
+    sums = {}
+    add_sums(sums, one)
+    add_sums(sums, other)
+    return sums
+
+
+def add_node(totals, node, total, n_partitions, plus=plus):
     """Put a sum into a binary tree, and add up all neighbours that are known."""
     level, place = node
     while (width := -(-n_partitions // 2**level)) > 1:
         if (other := totals.pop((level, place ^ 1), None)) is not None:
-            total = _plus(other, total) if place % 2 else _plus(total, other)
+            total = plus(other, total) if place % 2 else plus(total, other)
         elif place ^ 1 < width:
             break
         level, place = level + 1, place // 2
     totals[level, place] = total
-
-
-def _plus(one, other):
-    updates = [sum.updates for sum in (one, other) if sum.updates is not None]
-    both = joined(updates) if updates else None
-    return Sum(both, one.loss + other.loss, one.seconds + other.seconds)

@@ -132,17 +132,9 @@ class Run:
             training = attack.data
         if method.early_stopping:
             training, held_out = hold_out(training, method.validation_fraction, key)
-        if federation.aggregator is not None:
-            cohort = participation.smallest_cohort(
-                data.n_clients,
-                method.client_fraction,
-                federation,
-                prefers_rotation=method._prefers_rotation,
-            )
-            federation.aggregator._check_clients(training, cohort)
-            federation.aggregator._check_specs(method._upload_specs(data.n_items))
-            if attack is not None:
-                federation.aggregator._check_adversary(data.client_ids[attack.controlled])
+        check_aggregator(federation.aggregator, method, training)
+        if federation.aggregator is not None and attack is not None:
+            federation.aggregator._check_adversary(data.client_ids[attack.controlled])
         histories = _histories(method, data.n_clients, federation, key)
         groups = _groups(method, federation, histories, attack)
         blocks = _blocks.cut(training, groups, share=method.client_fraction)
@@ -270,6 +262,18 @@ def fresh(estimator, *, is_watched=False):
     federation.is_watched = is_watched
     method = clone(estimator).set_params(random_state=None, federation=federation)
     return seed, Key(seed), method.set_callbacks()
+
+
+def check_aggregator(aggregator, method, data):
+    """Raise, before any work, if an aggregator does not suit its clients or their uploads."""
+    if aggregator is None:
+        return
+    share, rotates = method.client_fraction, method._prefers_rotation
+    cohort = participation.smallest_cohort(
+        data.n_clients, share, method.federation, prefers_rotation=rotates
+    )
+    aggregator._check_clients(data, cohort)
+    aggregator._check_specs(method._upload_specs(data.n_items))
 
 
 class Loop:
