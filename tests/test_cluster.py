@@ -36,7 +36,7 @@ from fedrecsk.aggregation import (
     plain_sum,
 )
 from fedrecsk.attacks import SignFlip
-from fedrecsk.cluster import gather
+from fedrecsk.cluster import checkpoints, gather
 from fedrecsk.compression import Quantization
 from fedrecsk.datasets import make_ratings
 from fedrecsk.federated import _cluster, _round_loop
@@ -309,9 +309,9 @@ class Killer:
     def on_fit_task_begin(self, estimator, context):
         """A round, or the fit, begins."""
         if context.task_name == "round":
-            if self.client is None:
-                raise KeyboardInterrupt
             if self.n_rounds == self.round:
+                if self.client is None:
+                    raise KeyboardInterrupt
                 kill_a_worker(self.client)
             self.n_rounds += 1
 
@@ -359,6 +359,28 @@ def test_workers_that_are_lost_again_and_again_end_the_fit(mortals, monkeypatch)
     lost = pytest.raises(RuntimeError, match="lost 2 times in this fit")
     with pytest.warns(UserWarning, match="A worker was lost"), lost:
         model.fit(PARTED[IDS], PARTED["rating"])
+
+
+@pytest.mark.parametrize("name", ["RFRec", "cohorts", "stale", "cohorts stop", "masks"])
+def test_an_interrupted_fit_goes_on_after_its_checkpoint(name, client, tmp_path):
+    model = MODELS[name].set_params(random_state=0)
+    expected, here = fitted(model, PARTED), tmp_path / "here"
+    for round in (1, 1):
+        killer = Killer(round=round)
+        with checkpoints(here), pytest.raises(KeyboardInterrupt):
+            fitted(clone(model).set_callbacks(killer), PARTED)
+        assert killer.n_rounds == round
+    other = clone(model).set_params(random_state=1)
+    for one, frame in (other, PARTED), (model, PARTED.assign(rating=2.0)):
+        with checkpoints(here), pytest.raises(ValueError, match="here has an interrupted fit of"):
+            fitted(one, frame)
+    with checkpoints(here):
+        ours = fitted(model, PARTED)
+    np.testing.assert_array_equal(ours.item_factors_, expected.item_factors_)
+    predicted = [one.predict(PARTED[IDS]).compute() for one in (ours, expected)]
+    np.testing.assert_array_equal(*predicted)
+    assert ours.communication_ == expected.communication_
+    assert not list(here.iterdir())
 
 
 def test_an_interrupt_leaves_the_cluster_as_it_was(client):

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import pickle
-import tempfile
 import time
 import uuid
 from concurrent.futures import CancelledError
@@ -27,6 +25,7 @@ from fedrecsk._utils.user_warnings import warn
 from fedrecsk.aggregation import FLTrust
 from fedrecsk.aggregation._comparison import Comparison
 from fedrecsk.base._recommender import FitReport
+from fedrecsk.cluster._checkpoints import Log
 from fedrecsk.cluster._frames import Parts, client_of, together
 from fedrecsk.data import _checks
 from fedrecsk.data.interactions import Ids, Interactions
@@ -250,15 +249,15 @@ class Cluster:
     def __init__(self, client, rows, n_jobs):
         self.client, self.rows, self.n_jobs, self.n_partitions = client, rows, n_jobs, len(rows)
         self.holders, self.placing, self.accounts = [], None, {}
-        self.log, self.n_logged = tempfile.TemporaryFile(), 0  # noqa: SIM115
+        self.log = Log()
         self.losses = self.n_workers = 0
         self.killed = require("distributed", "fit of a Dask DataFrame").KilledWorker
 
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
-        self.log.close()
+    def __exit__(self, kind, *_):
+        self.log.close(is_over=kind is None)
         self.holders.clear()
 
     def _workers(self):
@@ -382,8 +381,7 @@ class Cluster:
             None if isinstance(arg, Participation) and all(m.all() for m in arg[:3]) else arg
             for arg in args
         )
-        pickle.dump((blocks, function, args), self.log, pickle.HIGHEST_PROTOCOL)
-        self.n_logged += 1
+        self.log.add((blocks, function, args))
         return args
 
     def _with_accounts(self, node, total):
@@ -431,7 +429,9 @@ class Cluster:
                     holder = self._substitute(holder, error)
                 try:
                     if error is not None:
-                        self._repeat(holder, but_last=name == "call")
+                        if self.placing is not None:
+                            self._done([holder.actor.do("place", *self._placing_of(holder))])
+                            self.repeat([holder], but_last=name == "call")
                         call, error = holder.actor.do(name, *args_of(holder)), None
                     done, result = call.result()
                     break
@@ -472,25 +472,18 @@ class Cluster:
             load[holder.worker] = load.get(holder.worker, 0) + len(holder.numbers)
         return min(workers, key=lambda one: (load[one], one))
 
-    def _repeat(self, holder, *, but_last):
-        """Tell a new holder's clients all that the log has, except perhaps the last call."""
-        if self.placing is None:
-            return
-        self._done(holder.actor.do("place", *self._placing_of(holder)))
-        self.log.seek(0)
-        for _ in range(self.n_logged - but_last):
-            blocks, function, args = pickle.load(self.log)
-            if holder.of(blocks):
-                told = [(holder.of(blocks), function, *map(holder.packed, args))]
-                self._done(holder.actor.do("call", told))
-        self.log.seek(0, 2)
+    def repeat(self, holders, *, but_last=False):
+        """Tell new holders' clients all that the log has, except perhaps the last call."""
+        for blocks, function, args in self.log.records(self.log.n_records - but_last):
+            told = [[(one.of(blocks), function, *map(one.packed, args))] for one in holders]
+            pairs = zip(holders, told, strict=True)
+            self._done([one.actor.do("call", those) for one, those in pairs if those[0][0]])
 
     @staticmethod
-    def _done(call):
-        done, result = call.result()
-        if not done:
-            raise result
-        return result
+    def _done(calls):
+        for done, result in [call.result() for call in calls]:
+            if not done:
+                raise result
 
 
 def _taken(holder):
@@ -523,8 +516,18 @@ class ClusterLoop(Loop):
         """Let clients be told something, together with the next call."""
         self.run.cluster.tell([one.number for one in clients], function, *args)
 
+    def round(self):
+        """Simulate one round, and make a checkpoint if one is due."""
+        seen = super().round()
+        self.run.cluster.log.save(self.run.identity, self.server)
+        return seen
+
     def register(self):
         """Make all clients on the workers, and register them."""
+        self.server.register(list(self.make_clients().values()))
+
+    def make_clients(self):
+        """Make all clients on the workers; return their Registrations by block."""
         run, server, data = self.run, self.server, self.run.whole.data
         noise = server.federation.central_dp
         shares = noise is not None and noise.noise == "clients"
@@ -536,11 +539,11 @@ class ClusterLoop(Loop):
         size = _blocks.block_size(rows)
         placing = Placing(server.method, keys, data.n_clients, data.item_ids, size, codes)
         registrations = run.cluster.place(placing)
-        server.register(list(registrations.values()))
         for number, one in registrations.items():
             clients = np.searchsorted(data.client_ids, one.client_ids)
             run.block_of_client[clients] = len(run.clients)
             run.clients.append(Elsewhere(number, SimpleNamespace(clients=clients)))
+        return registrations
 
     def _attributes(self, message, *, kept):
         """Return fitted attributes; those of users stay on the workers."""
@@ -560,10 +563,11 @@ class ClusterRun(Run):
 
     cluster: Any = None
     whole: Any = None
+    identity: str = ""
 
     @classmethod
     def on(cls, cluster, estimator, whole):
-        """Before the set-up."""
+        """Before the set-up, or as of the last checkpoint."""
         seed, key, method = _round_loop.fresh(estimator)
         data, federation = whole.data, method.federation
         secret = (
@@ -573,8 +577,18 @@ class ClusterRun(Run):
         server = Server(method, federation, key, data.item_ids.values, rating_range, secret)
         ids, parameters = data.client_ids, _round_loop.parameters_of_a_run(estimator)
         _round_loop.check_aggregator(federation.aggregator, method, data)
+        plan = federation.central_dp is not None and federation.central_dp.epsilon is not None
+        n_rounds = method.n_rounds if plan else None
+        settings = type(method).__name__, n_rounds, sorted(parameters.items())
+        identity = repr((settings, data.fingerprint()))
+        saved = cluster.log.saved(identity)
         blocks = np.empty(data.n_clients, dtype=np.int64)
-        return cls(server, [], ids, None, None, parameters, blocks, None, cluster, whole)
+        given = parameters, blocks, None, cluster, whole, identity
+        run = cls(saved or server, [], ids, None, None, *given)
+        if saved is not None:
+            run.loop(None).make_clients()
+            cluster.repeat(cluster.holders)
+        return run
 
     def loop(self, parallel):
         """Return the steps of the protocol on this run."""
