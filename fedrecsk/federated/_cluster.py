@@ -464,7 +464,10 @@ class Cluster:
             if len(workers) >= self.n_workers or (workers and time.monotonic() > limit):
                 break
             if time.monotonic() > limit:
-                raise RuntimeError("All workers of the Dask cluster were lost; start others.")
+                raise RuntimeError(
+                    "All workers of the Dask cluster were lost, or its scheduler; start others and "
+                    "fit again. Inside of fedrecsk.cluster.checkpoints, a fit then goes on."
+                )
             time.sleep(0.1)
         self.n_workers = len(workers)
         load = dict.fromkeys(sorted(workers), 0)
