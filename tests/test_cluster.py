@@ -4,6 +4,9 @@ import copy
 import os
 import pickle
 import signal
+import socket
+import subprocess
+import sys
 from contextlib import contextmanager
 
 import dask
@@ -351,6 +354,99 @@ def test_a_worker_lost_amid_a_call_repeats_it(mortals, monkeypatch):
     with pytest.warns(UserWarning, match="A worker was lost"):
         ours = fitted(model, PARTED)
     np.testing.assert_array_equal(ours.item_factors_, expected.item_factors_)
+
+
+class Meddler(Killer):
+    """A callback that calls a function in a round."""
+
+    def __init__(self, function, round=2):
+        self.function, self.round, self.n_rounds = function, round, 0
+
+    def on_fit_task_begin(self, estimator, context):
+        """A round, or the fit, begins."""
+        if context.task_name == "round":
+            if self.n_rounds == self.round:
+                self.function()
+            self.n_rounds += 1
+
+
+def test_an_added_worker_takes_the_place_of_a_lost_one(mortals):
+    model = RFRec(n_rounds=5, random_state=0)
+    expected, before = fitted(model, PARTED), set(mortals.scheduler_info()["workers"])
+
+    def add():
+        mortals.cluster.scale(3)
+        mortals.wait_for_workers(3)
+
+    def kill():
+        os.kill(mortals.run(os.getpid)[min(before)], signal.SIGKILL)
+
+    meddlers = Meddler(add, 1), Meddler(kill, 3)
+    with pytest.warns(UserWarning, match="A worker was lost"):
+        ours = fitted(clone(model).set_callbacks(*meddlers), PARTED)
+    np.testing.assert_array_equal(ours.item_factors_, expected.item_factors_)
+    assert ours.communication_ == expected.communication_
+    who = {one for where in mortals.who_has(ours._parts.models).values() for one in where}
+    assert len(who) == 2
+    assert who - before
+
+
+@contextmanager
+def processes(commands):
+    """Start programs of Dask; the list may grow."""
+    running = []
+
+    def start(*commands):
+        for one in commands:
+            command = [sys.executable, "-m", f"distributed.cli.dask_{one[0]}", *one[1:]]
+            command += ["--no-dashboard"]
+            running.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
+
+    try:
+        start(*commands)
+        yield running, start
+    finally:
+        for one in running:
+            one.terminate()
+        for one in running:
+            one.wait()
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_scheduler_that_ends(comes_back, monkeypatch, tmp_path):
+    monkeypatch.setattr(_cluster, "PATIENCE", 60.0 if comes_back else 0.5)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    address = f"127.0.0.1:{port}"
+    cluster = [("scheduler", "--host", "127.0.0.1", "--port", port)]
+    cluster += 2 * [("worker", address, "--nthreads", "1")]
+    model = RFRec(n_rounds=5, random_state=0)
+    seconds = "60s" if comes_back else "20s"
+    timeouts = dask.config.set({"distributed.comm.timeouts.connect": seconds})
+    with timeouts, processes(cluster) as (running, start), checkpoints(tmp_path):
+        with Client(address) as client:
+            client.wait_for_workers(2)
+
+            def end():
+                running[0].kill()
+                running[0].wait()
+                if comes_back:
+                    start(*cluster)
+
+            restless = clone(model).set_callbacks(Meddler(end))
+            if comes_back:
+                with pytest.warns(UserWarning, match="A worker was lost"):
+                    ours = gather(fitted(restless, PARTED))
+            else:
+                with pytest.raises(RuntimeError, match=r"were lost, or its scheduler; start oth"):
+                    fitted(restless, PARTED)
+        if not comes_back:
+            with started():
+                ours = gather(fitted(model, PARTED))
+    np.testing.assert_allclose(
+        ours.predict(FRAME[IDS]), fitted(model, FRAME).predict(FRAME[IDS]), rtol=1e-5
+    )
 
 
 def test_workers_that_are_lost_again_and_again_end_the_fit(mortals, monkeypatch):

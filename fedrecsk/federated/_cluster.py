@@ -261,7 +261,8 @@ class Cluster:
         self.holders.clear()
 
     def _workers(self):
-        return sorted(self.client.scheduler_info(n_workers=-1)["workers"])
+        # None of a scheduler that has ended.
+        return sorted(self.client.scheduler_info(n_workers=-1).get("workers", ()))
 
     # ------------------------------------------------------------------ before the rounds
 
