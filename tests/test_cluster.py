@@ -339,14 +339,15 @@ def test_a_lost_worker_changes_nothing(name, mortals):
     assert ours.communication_ == expected.communication_
 
 
-def test_a_worker_lost_amid_a_call_repeats_it(mortals, monkeypatch):
-    model = RFRec(n_rounds=4, random_state=0)
+@pytest.mark.parametrize(("name", "what"), [("RFRec", "call"), ("clipping", "each")])
+def test_a_worker_lost_amid_a_call_repeats_it(name, what, mortals, monkeypatch):
+    model = MODELS[name].set_params(random_state=0)
     expected, begun, calls = fitted(model, PARTED), _cluster._begun, []
 
     def kill_amid(holder, name, args):
         call = begun(holder, name, args)
         calls.append(name)
-        if calls.count("call") == 6:
+        if name == what and calls.count(what) == 6:
             kill_a_worker(mortals)
         return call
 

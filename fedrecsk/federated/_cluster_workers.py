@@ -75,15 +75,13 @@ class Summary(NamedTuple):
 
 
 class Placing(NamedTuple):
-    """What a worker must know to make its clients; `codes` by partition: theirs, first users'.
-
-    `block_size` is that of a fit in one process, because each block sends a sum of all items.
-    """
+    """What a worker must know to make its clients; `codes` by partition: theirs, first users'."""
 
     method: Any
     keys: Keys
     n_clients: int
     item_ids: Ids
+    # Of a fit in one process, because each block makes a sum over all items.
     block_size: int
     codes: dict
 
@@ -117,16 +115,14 @@ class OwnParticipation(NamedTuple):
         return self.masks.of(np.searchsorted(self.codes, clients))
 
 
-# What glibc reaches by itself in processes that free large arrays, unless Dask tells it otherwise.
+# glibc's own limit, unless Dask sets MALLOC_TRIM_THRESHOLD_: then all large arrays come afresh from
+# the system, which takes half as long again as the clients' updates.
 REUSED_BYTES = 2**25
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 def reuse_memory():
-    """Let this process reuse the memory of large arrays, which Dask returns to the system.
-
-    To get it back for each block of clients took half as much time again as their updates.
-    """
+    """Let this process reuse the memory of large arrays."""
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
         set_option(M_MMAP_THRESHOLD, REUSED_BYTES)
