@@ -8,7 +8,8 @@ of a liked (4 stars or more) and another test row of a user that are in the righ
 pairs of the same user. `rankings`: all rows are likes; the new items are ranked for each user with
 likes among them, and so are the known ones that the user has no training row of: NDCG@10 and AUC,
 means over users. `picture`: RMSE by the number of training rows of an item, with and without
-features. `users`: a tenth of the users has no rows in fit. Means over seeds.
+features. `few`: the same for LocALS's rankings. `users`: a tenth of the users has no rows in fit.
+Means over seeds.
 
 Data: MovieLens-100k and MovieLens-1M with their films, in the folder --data-home or FEDRECSK_DATA.
 """
@@ -192,6 +193,44 @@ def picture(options):
                 _row(name, label, knows, [np.sqrt(squares / sizes)])
 
 
+def few(options):
+    """NDCG@10 of LocALS, and AUC among items by their number of training rows, new ones first.
+
+    AUC is the share of all pairs of a test row's item and another of the same bin that are in the
+    right order. The splits are for choices.
+    """
+    heads = [f"{low} to {high - 1:g}" for low, high in itertools.pairwise(BINS)]
+    heads[-1] = f"{BINS[-2]} or more"
+    print(f"| data | features | NDCG@10 | 0 | {' | '.join(heads)} |")
+    print("|---|---|---|---|" + "---|" * len(heads))
+    for name in options.data:
+        X, _, features = data(name, options)
+        items = np.unique(X[:, 1])
+        given = features.loc[items].to_numpy(dtype=float)
+        for knows in (False, True):
+            rows = []
+            for seed in choosing(options.seeds):
+                train, test = next(UserHoldout(0.2, random_state=seed).split(X))
+                model = LocALS(64, random_state=0, items=items)
+                model.set_params(item_features=given if knows else None).fit(X[train])
+                n_rows = np.bincount(np.searchsorted(items, X[train, 1]), minlength=len(items))
+                which = np.searchsorted(BINS, n_rows, side="right")
+                users, inside = np.unique(X[test, 0]), np.isin(X[train, 0], np.unique(X[test, 0]))
+                seen, liked = np.zeros((2, len(users), len(items)), dtype=bool)
+                for board, own in ((seen, X[train][inside]), (liked, X[test])):
+                    board[np.searchsorted(users, own[:, 0]), np.searchsorted(items, own[:, 1])] = 1
+                pairs = np.column_stack([np.repeat(users, len(items)), np.tile(items, len(users))])
+                scores, found = model.predict(pairs).reshape(liked.shape), []
+                for one in range(len(BINS)):
+                    kept = (which == one) & ~seen
+                    each = zip(scores, liked, kept, strict=True)
+                    found.append([auc(s[k], t[k]) for s, t, k in each])
+                order = [np.average([a for a, _ in f], weights=[n for _, n in f]) for f in found]
+                rows.append([lists(model, X[test], items, X[train])[0], *order])
+            cells = " | ".join(f"{mean:.4f}" for mean in np.mean(rows, axis=0))
+            print(f"| {name} | {'yes' if knows else 'no'} | {cells} |", flush=True)
+
+
 def users(options):
     """RMSE of cold users by their number of rows, with and without features of users.
 
@@ -261,7 +300,7 @@ def _row(name, label, knows, scores):
 
 def main(argv=None):
     """Run one of the benchmarks."""
-    commands = {f.__name__: f for f in (ratings, rankings, picture, users)}
+    commands = {f.__name__: f for f in (ratings, rankings, picture, few, users)}
     parser = command_line("content", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", default=["100k", "1m"], choices=["100k", "1m"])

@@ -25,6 +25,7 @@ from fedrecsk import (
     RFRec,
     SVDpp,
 )
+from fedrecsk.datasets import make_ratings
 from fedrecsk.privacy import CentralDP
 
 N_OLD, N_NEW = 60, 12
@@ -200,3 +201,21 @@ def test_public_features_cost_no_privacy_and_are_sent_once():
     np.testing.assert_array_equal(more, 2 * 3 * 4 * N_OLD)
     assert model.score(X, Y) > plain.score(X, Y)
     assert np.isfinite(model.add_items(NEW_FRAME.to_numpy(), NEW).predict(X)).all()
+
+
+def test_penalties_of_locals_pull_rare_items_to_what_features_say():
+    X, _, features = make_ratings(80, 40, 1500, item_features=5, random_state=0)
+    features = features.loc[np.unique(X[:, 1])]
+    pulls = []
+    for reg_item in (10.0, 20.0):
+        model = LocALS(4, n_rounds=1, reg_item=reg_item, aggregation="clients", random_state=0)
+        plain = model.fit(X).item_factors_.astype(float)
+        pulls.append(model.set_params(item_features=features).fit(X).item_factors_ - plain)
+    assert abs(pulls[0]).max() > 1e-6
+    np.testing.assert_allclose(pulls[1], 2 * pulls[0], atol=1e-7)
+    # The vectors of one kind of items are pulled alike, but for how many clients hold them.
+    n_held = np.unique(X[:, 1], return_counts=True)[1]
+    means = pulls[0] * (n_held + 10)[:, None]
+    design = np.column_stack([np.ones(len(features)), features])
+    fitted = design @ np.linalg.lstsq(design, means, rcond=None)[0]
+    np.testing.assert_allclose(means, fitted, atol=1e-6)

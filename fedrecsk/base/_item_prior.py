@@ -53,6 +53,10 @@ class ItemPrior:
         """Return the prior means of all items' vectors, given the vectors."""
         return self._of_known.means(vectors)
 
+    def lost(self, vectors: Any) -> NDArray[np.float64]:
+        """Return the share of the prior means that a penalty towards 0 takes from the vectors."""
+        return (SHRINKAGE / (self.n_ratings + SHRINKAGE))[:, None] * self.means(vectors)
+
     def predicted(self, vectors: Any, features: Any) -> NDArray[np.float64]:
         """Return what to expect of vectors of new items with these features."""
         return self._of_new.means(vectors, scaled(features, *self.scaling))
@@ -72,9 +76,7 @@ class ItemPrior:
         to its prior mean by as much: the sum of both.
         """
         wide = vectors.reshape(len(vectors), -1)
-        lost = SHRINKAGE / (self.n_ratings + SHRINKAGE)
-        shrunk = wide + lost[:, None] * self.means(wide)
-        return self.filled(shrunk).astype(vectors.dtype).reshape(vectors.shape)
+        return self.filled(wide + self.lost(wide)).astype(vectors.dtype).reshape(vectors.shape)
 
     def filled(self, vectors: Any) -> Any:
         """Return the vectors with those of items without ratings as if these were new."""
