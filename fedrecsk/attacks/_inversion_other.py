@@ -32,16 +32,17 @@ def fedeb(model, message, upload, n_items):
         precision = alpha * (nu + n_ratings - alpha * upload["scales"].change[2]) / nu
     # Times their weights.
     residuals = rows[:, 0] / (precision or 1)
-    received = message["items"].values[items].astype(np.float64)
+    received = model._with_tastes(message["items"].values, message["n_ratings"].values)
+    received, width = received[items].astype(np.float64), 1 + model.n_factors
     x = np.column_stack([np.ones(len(items)), received[:, 1:]])
     center, prior = np.zeros(x.shape[1]), np.ones(x.shape[1])
     prior[0] = lambda_0
     if model.implicit:
-        center[1:] = message["implicit"].values[items].sum(axis=0) / np.sqrt(n)
+        center[1:width] = message["implicit"].values[items].sum(axis=0) / np.sqrt(n)
     pull = np.zeros(x.shape[1])
     if model.posterior == "variational":
         known = alpha * message["n_ratings"].values[items, None]
-        pull = alpha * weight * (1 / (np.array(reg) + known)).sum(axis=0)
+        pull[:width] = alpha * weight * (1 / (np.array(reg) + known)).sum(axis=0)
         pull[0] = 0
     phi = (alpha * residuals @ x + prior * center) / (prior + pull)
     unit = model._unit(low, high)

@@ -1,8 +1,9 @@
 """FedEB: a user's posterior given the items, what clients send of it, and the server's step.
 
-A user's numbers are phi = (b_u, p_u), and item i is x_i = (1, q_i) to them; rows of `items` have
-b_i in front of q_i. Sums run over the user's ratings, each with its weight w. PrivFedEB's kernels
-use `infer` too.
+A user's numbers are phi = (b_u, p_u, s_u), and item i is x_i = (1, q_i, z_i) to them; rows of
+`items` have b_i in front of q_i and z_i, which are d numbers together. Only b_i and q_i, or as many
+columns as `workspace` is told, get gradients. Sums run over the user's ratings, each with its
+weight w. PrivFedEB's kernels use `infer` too.
 
 Loops are written out, and `infer` is called at one level, because numba compiles a small function
 anew for each type of its arguments, and again in every function that it becomes part of.
@@ -29,8 +30,9 @@ class Ratings(NamedTuple):
 class Model(NamedTuple):
     """What a client has received."""
 
-    items: np.ndarray  # (n_items, d + 1), b_i and q_i
-    implicit: np.ndarray  # (n_items, d), y_i; (n_items, 0) if there is no implicit part
+    items: np.ndarray  # (n_items, d + 1), b_i, q_i and z_i
+    # (n_items, at most d), y_i; (n_items, 0) if there is no implicit part
+    implicit: np.ndarray
     # (n_items,), total weight of each item's ratings; (0,) if items have no variances
     n_ratings: np.ndarray
     reg: np.ndarray  # (d + 1,), precision of items given their prior (R)
@@ -49,9 +51,9 @@ class Workspace(NamedTuple):
     products: np.ndarray
     matrix: np.ndarray  # (wide, wide), S in the first d + 1 columns and phi in the next
     column: np.ndarray  # (wide,)
-    center: np.ndarray  # (d,) if there is an implicit part, else (0,): m_u
+    center: np.ndarray  # m_u, as wide as y_i
     variance: np.ndarray  # (d + 1,), sum of w V_i
-    # items, implicit: (most, d + 1) and (most, d), what a client sends of its own items
+    # items, implicit: (most, n_sent) and as `center`, what a client sends of its own items
     items: np.ndarray
     implicit: np.ndarray
     scales: np.ndarray  # (4,) float64
@@ -61,8 +63,8 @@ class Uploads(NamedTuple):
     """Where uploads go."""
 
     senders: np.ndarray  # (n_clients,) bool. Of the active clients, those whose uploads are wanted.
-    # items, implicit: (n, d + 1) and (n, d). What a client sends of its own row k is added to
-    # row ``slots[k]``: item numbers make sums by item, and 0, 1, 2, ... keep clients apart.
+    # items, implicit: (n, n_sent) and as wide as y_i. What a client sends of its own row k is added
+    # to row ``slots[k]``: item numbers make sums by item, and 0, 1, 2, ... keep clients apart.
     items: np.ndarray
     implicit: np.ndarray
     slots: np.ndarray  # (n_rows,)
@@ -80,8 +82,8 @@ class Posterior(NamedTuple):
     covariances: np.ndarray  # (n_users, d + 1, d + 1), S; or (0, d + 1, d + 1)
 
 
-def workspace(layout, model):
-    """Return scratch arrays for any user and client of the layout."""
+def workspace(layout, model, n_sent):
+    """Return scratch arrays for any user and client, who sends `n_sent` columns of items."""
     width, dtype, n_implicit = model.items.shape[1], model.items.dtype, model.implicit.shape[1]
     longest = np.diff(layout.indptr).max(initial=1)
     most = np.diff(layout.row_indptr).max(initial=1)
@@ -93,7 +95,7 @@ def workspace(layout, model):
         column=np.zeros(wide, dtype),
         center=np.zeros(n_implicit, dtype),
         variance=np.zeros(width, dtype),
-        items=np.zeros((most, width), dtype),
+        items=np.zeros((most, n_sent), dtype),
         implicit=np.zeros((most, n_implicit), dtype),
         scales=np.zeros(4),
     )
@@ -110,7 +112,7 @@ def update(layout, ratings, active, model, work, posterior, out):
     ``alpha_u / alpha E`` and the weight of the ratings.
     """
     matrix, scales = work.matrix, work.scales
-    width, total, total_weight = work.items.shape[1], 0.0, 0.0
+    width, total, total_weight = len(model.prior), 0.0, 0.0
     for c in range(len(active)):
         if not active[c]:
             continue
@@ -137,7 +139,7 @@ def update(layout, ratings, active, model, work, posterior, out):
             scales[3] += weight
             if sends:
                 multiply(stop - start, width, work.matrix.dtype.type(1), work)
-                add_user(start, stop, first, layout, ratings, alpha, work)
+                add_user(start, stop, first, layout, ratings, width, alpha, work)
         if sends:
             send(c, first, n_own, work, out)
     return total, total_weight
@@ -236,16 +238,16 @@ def multiply(n, width, emphasis, work):
 
 
 @inline
-def add_user(start, stop, first, layout, ratings, alpha, work):
+def add_user(start, stop, first, layout, ratings, width, alpha, work):
     """Add what a user sends to its client's own rows."""
-    n, width, n_implicit = stop - start, work.items.shape[1], len(work.center)
+    n, n_sent, n_implicit = stop - start, work.items.shape[1], len(work.center)
     one, center = work.matrix.dtype.type(1), work.center
     share = one / np.sqrt(work.matrix.dtype.type(n))
     for k in range(n_implicit):
         center[k] = share * (work.matrix[k + 1, width] - center[k])
     for a in range(n):
         row, size = np.int64(layout.rows[start + a]) - first, alpha * ratings.weights[start + a]
-        for k in range(width):
+        for k in range(n_sent):
             work.items[row, k] += size * work.products[a, k]
         for k in range(n_implicit):
             work.implicit[row, k] += center[k]

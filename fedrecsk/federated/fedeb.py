@@ -31,6 +31,9 @@ fedeb_kernels: LazyModule = LazyModule("fedrecsk.federated._fedeb_kernels")
 UNITS = 4.0
 # Largest total weight of a user's ratings; a weight of 1 is a rating.
 HEAVIEST = 1e6
+# Standard deviations of users' slopes on popularity and on b_i (their tastes).
+SLOPES = 0.2, 0.3
+TASTES = len(SLOPES)
 # Averages for prediction cover at least this many rounds.
 LOOK_BACK = 10
 
@@ -134,13 +137,16 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
 
     The model of user u's rating of item i::
 
-        r = mean + b_i + b_u + q_i . p_u + e,        e ~ N(0, 1 / alpha_u)
-        (b_u, p_u) ~ N((0, m_u), diag(1 / lambda_0, 1, ..., 1)),  m_u = n_u^-1/2 sum_j y_j
+        r = mean + b_i + b_u + q_i . p_u + z_i . s_u + e,        e ~ N(0, 1 / alpha_u)
+        (b_u, p_u, s_u) ~ N((0, m_u, 0), diag(1 / lambda_0, 1, ..., 1))
+        m_u = n_u^-1/2 sum_j y_j
         alpha_u ~ Gamma(nu / 2, nu / (2 alpha))
         (b_i, q_i) ~ N(f_i, 1 / R),                  f ~ N(0, K / psi)
 
     where the sum is over the n_u items j that u has rated, and K measures how often two items
-    are rated by the same users. The method and its name are this project's.
+    are rated by the same users. z_i has two numbers that clients know anyway, of the item's
+    popularity and b_i, and s_u says how much the user likes popular and good items more than others
+    do; it is learned on the device. The method and its name are this project's.
 
     Parameters
     ----------
@@ -178,22 +184,22 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
 
     Attributes
     ----------
-    user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
-        Mean of p_u; private to the client.
-    item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
-        q_i, in ratings.
+    user_factors_ : ndarray of shape (n_users, n_factors + 2), dtype float32
+        Means of p_u and s_u; private to the client.
+    item_factors_ : ndarray of shape (n_items, n_factors + 2), dtype float32
+        q_i and z_i, in ratings.
     implicit_factors_ : ndarray of shape (n_items, n_factors), dtype float32
         y_j; absent with ``implicit=False``.
     user_bias_, item_bias_ : ndarray of shape (n_users,) and (n_items,), dtype float32
         b_u and b_i, in ratings.
     global_bias_ : float
         The mean rating.
-    user_covariance_ : ndarray of shape (n_users, n_factors + 1, n_factors + 1), dtype float32
-        Covariance of (b_u, p_u); private to the client.
+    user_covariance_ : ndarray of shape (n_users, n_factors + 3, n_factors + 3), dtype float32
+        Covariance of (b_u, p_u, s_u); private to the client.
     user_noise_ : ndarray of shape (n_users,), dtype float32
         Standard deviation of a user's ratings, alpha_u^-1/2, in ratings; private to the client.
-    item_variance_ : ndarray of shape (n_items, n_factors + 1), dtype float32
-        Variances of (b_i, q_i), in squared ratings.
+    item_variance_ : ndarray of shape (n_items, n_factors + 3), dtype float32
+        Variances of (b_i, q_i), in squared ratings, and zeros for z_i.
     noise_std_, bias_std_ : float
         Standard deviations of a rating and of users' biases, learned from all users. With
         ``posterior="map"``, their initial values.
@@ -225,12 +231,14 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
           5  server sends the items' averages over the last rounds  _final_model
           6  clients infer their users once more                    _personalize: kernel fit_users
 
-    With ``x_i = (1, q_i)``, X the rows of the items that u has rated, and
-    ``V_i = 1 / (R + alpha n_i)``, step 2 is::
+    ``z_i = (.2 (log(n_i + c) - l), .3 b_i)``, where c is half the mean of n_i and l the mean of the
+    logarithm over items weighted by n_i + c, all for items with ratings; the first is 0 for others.
+    With ``x_i = (1, q_i, z_i)``, X the rows of the items that u has rated, and
+    ``V_i = 1 / (R + alpha n_i)``, 0 for z_i, step 2 is::
 
         G = X'X + diag(0, sum_i V_i),   S = (alpha G + Lambda)^-1
-        (b_u, p_u) = S (alpha X' (r - mean - b) + Lambda (0, m_u))
-        res = r - mean - b - X (b_u, p_u)
+        phi = (b_u, p_u, s_u) = S (alpha X' (r - mean - b) + Lambda (0, m_u, 0))
+        res = r - mean - b - X phi
         E = |res|^2 + tr(S G) + sum_i [V_i0 + sum_k V_ik p_uk^2]
         alpha_u = (nu + n_u) / (nu / alpha + E)
 
@@ -438,9 +446,24 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
     def _n_implicit(self):
         return self.n_factors if self.implicit else 0
 
+    @staticmethod
+    def _with_tastes(items, n_ratings):
+        """Return rows (b_i, q_i, z_i) of items from (b_i, q_i) and their numbers of ratings."""
+        known, popularity = n_ratings > 0, np.zeros(len(n_ratings))
+        padded = n_ratings[known].astype(float)
+        padded += padded.mean() / 2
+        logarithms = np.log(padded)
+        popularity[known] = logarithms - padded @ logarithms / padded.sum()
+        return np.column_stack([items, SLOPES[0] * popularity, SLOPES[1] * items[:, 0]])
+
+    @property
+    def _width(self):
+        """Return how many numbers a user has."""
+        return 1 + self.n_factors + TASTES
+
     def _empty_posterior(self, n_users, n_whole):
         """Return space for the users' means, and for all else of the first `n_whole` users."""
-        width, dtype = self.n_factors + 1, self._dtype
+        width, dtype = self._width, self._dtype
         return fedeb_kernels.Posterior(
             np.zeros((n_users, width), dtype),
             np.zeros(n_whole, dtype),
@@ -450,25 +473,27 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
     def _infer(self, block, state, message, prefix, turn, posterior):
         """Infer the active clients' users given the model; return loss, weight and uploads."""
         real, layout = self._dtype, block.layout
-        items = message[f"{prefix}items"].values.astype(real, copy=False)
+        items = self._with_tastes(message[f"{prefix}items"].values, state["n_ratings"])
+        items = items.astype(real)
         implicit = np.zeros((len(items), 0), real)
         if self.implicit:
             implicit = message[f"{prefix}implicit"].values.astype(real, copy=False)
         alpha, lambda_0, *reg = message["scales"].values
-        prior = np.r_[lambda_0, np.ones(self.n_factors)].astype(real)
+        prior = np.r_[lambda_0, np.ones(self._width - 1)].astype(real)
         uncertain = self.posterior == "variational"
         model = fedeb_kernels.Model(
             items,
             implicit,
             state["n_ratings"] if uncertain else np.zeros(0, real),
-            np.array(reg, real),
+            # What is known has no variance.
+            np.r_[reg, np.full(TASTES, np.inf)].astype(real),
             prior,
             float(alpha),
             self.NU if self.user_noise else 0.0,
             uncertain,
         )
-        work = fedeb_kernels.workspace(layout, model)
-        out = self._empty_uploads(block, turn, items.shape[1], self._n_implicit, real)
+        work = fedeb_kernels.workspace(layout, model, 1 + self.n_factors)
+        out = self._empty_uploads(block, turn, 1 + self.n_factors, self._n_implicit, real)
         squares, weight = fedeb_kernels.update(
             layout, state["ratings"], turn.active, model, work, posterior, out
         )
@@ -534,7 +559,8 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
         users, n_rated = fitted["users"], np.diff(block.indptr)
         of_rating = np.repeat(np.arange(block.n_users), n_rated)
         low, high, mean = (float(number) for number in message["ratings"].values)
-        items = self._unit(low, high) * message["average_items"].values
+        items = self._with_tastes(message["average_items"].values, message["n_ratings"].values)
+        items = self._unit(low, high) * items
         linear = mean, users[:, 0], items[:, 0], users[:, 1:], items[:, 1:]
         expected = linear_scores(of_rating, block.items, *linear)
         return fitted | {"days": self._effects_of_days(block, np.clip(expected, low, high))}
@@ -546,12 +572,14 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
         low, high, mean = (float(number) for number in message["ratings"].values)
         alpha, lambda_0, *reg = message["scales"].values
         unit = self._unit(low, high)
-        items = message["average_items"].values * self._dtype(unit)
+        n_ratings = message["n_ratings"].values
+        items = self._with_tastes(message["average_items"].values, n_ratings)
+        items = (unit * items).astype(self._dtype)
         # The last row is that of an unknown item.
-        n_ratings = np.append(message["n_ratings"].values, 0)
-        variance = np.zeros((len(n_ratings), len(reg)), self._dtype)
+        n_ratings = np.append(n_ratings, 0)
+        variance = np.zeros((len(n_ratings), self._width), self._dtype)
         if self.posterior == "variational":
-            variance = unit**2 * (1 / (reg + alpha * n_ratings[:, None])).astype(self._dtype)
+            variance[:, : len(reg)] = unit**2 / (reg + alpha * n_ratings[:, None])
         attributes = {
             "item_factors_": np.ascontiguousarray(items[:, 1:]),
             "item_bias_": items[:, 0].copy(),
@@ -578,9 +606,9 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
 
     def _public_half(self):
         # The bias has no variance here, because its partner, 1, is known.
-        spread = {"variance": self.item_variance_ * (np.arange(self.n_factors + 1) > 0)}
+        spread = {"variance": self.item_variance_ * (np.arange(self._width) > 0)}
         if self.implicit:
-            spread["prior"] = np.pad(self.implicit_factors_, ((0, 0), (1, 0)))
+            spread["prior"] = np.pad(self.implicit_factors_, ((0, 0), (1, TASTES)))
         return self._posterior_rule(self.noise_std_**2, self.bias_std_**2, **spread)
 
     def _standard_deviations(self, users, items):
@@ -590,7 +618,7 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
                 'posterior="variational".'
             )
         # An unknown item is 0, with the variance of the prior.
-        factors = np.vstack([self.item_factors_, np.zeros(self.n_factors, self._dtype)])
+        factors = np.vstack([self.item_factors_, np.zeros(self._width - 1, self._dtype)])
         item_variance = np.vstack([self.item_variance_, self._new_item_variance])
         items = np.where(items < 0, len(self.item_factors_), items)
         noise = self.noise_std_**2 * (self.NU / (self.NU - 2) if self.user_noise else 1)
@@ -623,7 +651,7 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
             )
 
     def _least_bytes(self, data):
-        covariances = np.dtype(self._dtype).itemsize * data.n_users * (self.n_factors + 1) ** 2
+        covariances = np.dtype(self._dtype).itemsize * data.n_users * self._width**2
         return super()._least_bytes(data) + (covariances if self.client_fraction == 1 else 0)
 
     def _upload_moving(self, view, rows, moves):

@@ -357,7 +357,8 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
         model = fedeb_kernels.Model(
             items, no_implicit, no_variances, np.zeros(width), prior, ALPHA, 0.0, True
         )
-        work, out = fedeb_kernels.workspace(layout, model), self._empty_uploads(block, turn, n_sent)
+        work = fedeb_kernels.workspace(layout, model, n_sent)
+        out = self._empty_uploads(block, turn, n_sent)
         constants = state["row_weights"], EMPHASIS, FLOOR
         squares, weight = privfedeb_kernels.update(
             layout, state["ratings"], turn.active, model, *constants, work, users, out

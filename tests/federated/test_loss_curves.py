@@ -113,7 +113,7 @@ def ratings_after_inference(model, data, whom, y, **_):
     for u in users_of(data, whom):
         phi = fedeb.infer(known, ratings[u], weights[u]).phi
         for i in np.flatnonzero(weights[u]):
-            error = unit * (ratings[u, i] - phi[0] - phi[1:] @ items[i, 1:])
+            error = unit * (ratings[u, i] - known.x[i] @ phi)
             yield weights[u, i], error**2
 
 

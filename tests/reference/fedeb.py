@@ -26,15 +26,29 @@ class Model:
 
     @property
     def variance(self):
-        """V_i, (n_items, d + 1)."""
-        if not self.variational:
-            return np.zeros_like(self.items)
-        return np.array([1 / (self.reg + self.alpha * n) for n in self.n_ratings])
+        """V_i, (n_items, d + 3), 0 for z_i."""
+        variance = np.zeros((len(self.items), self.items.shape[1] + 2))
+        if self.variational:
+            variance[:, :-2] = [1 / (self.reg + self.alpha * n) for n in self.n_ratings]
+        return variance
+
+    @property
+    def x(self):
+        """x_i = (1, q_i, z_i): z_i has the popularity and b_i."""
+        n, popularity = self.n_ratings, np.zeros(len(self.items))
+        padded = n + n[n > 0].mean() / 2
+        share = np.where(n > 0, padded, 0) / padded[n > 0].sum()
+        mean = share @ np.log(padded)
+        for i in np.flatnonzero(n > 0):
+            popularity[i] = 0.2 * (np.log(padded[i]) - mean)
+        return np.column_stack(
+            [np.ones(len(n)), self.items[:, 1:], popularity, 0.3 * self.items[:, 0]]
+        )
 
 
 @dataclass
 class Posterior:
-    """Of one user: mean and covariance of (b_u, p_u), their prior mean, alpha_u and E."""
+    """Of one user: mean and covariance of (b_u, p_u, s_u), their prior mean, alpha_u and E."""
 
     phi: np.ndarray
     covariance: np.ndarray
@@ -46,11 +60,11 @@ class Posterior:
 def infer(model, ratings, weights):
     """The posterior of one user; `ratings` less the mean rating."""
     rated = np.flatnonzero(weights > 0)
-    width, w = model.items.shape[1], weights[rated]
+    x, w = model.x[rated], weights[rated]
+    width = x.shape[1]
     center = np.zeros(width)
     if model.implicit.shape[1]:
-        center[1:] = model.implicit[rated].sum(axis=0) / np.sqrt(len(rated))
-    x = np.column_stack([np.ones(len(rated)), model.items[rated, 1:]])
+        center[1:-2] = model.implicit[rated].sum(axis=0) / np.sqrt(len(rated))
     y = ratings[rated] - model.items[rated, 0]
     prior = np.diag(np.r_[model.lambda_0, np.ones(width - 1)])
     gram = (x.T * w) @ x
@@ -60,18 +74,19 @@ def infer(model, ratings, weights):
     phi = covariance @ (model.alpha * x.T @ (w * y) + prior @ center)
     if not model.variational:
         covariance = np.zeros_like(covariance)
-    spread = expected_squares(model.items, model.variance, phi, covariance, ratings, weights)
+    spread = expected_squares(model.items, model, phi, covariance, ratings, weights)
     alpha = model.alpha
     if model.user_noise:
         alpha = (NU + w.sum()) / (NU / model.alpha + spread)
     return Posterior(phi, covariance, center, alpha, spread)
 
 
-def expected_squares(items, variance, phi, covariance, ratings, weights):
-    """E: expected sum of w (r - b_i - b_u - q_i.p_u)^2 over the user, and the items' variances."""
+def expected_squares(items, model, phi, covariance, ratings, weights):
+    """E: expected sum of w (r - b_i - x_i.phi)^2 over the user, given V and z_i."""
+    variance, known = model.variance, model.x[:, -2:]
     total = 0.0
     for i in np.flatnonzero(weights > 0):
-        x = np.r_[1.0, items[i, 1:]]
+        x = np.r_[1.0, items[i, 1:], known[i]]
         error = ratings[i] - items[i, 0] - x @ phi
         of_item = variance[i, 0]
         for k in range(1, len(phi)):
@@ -83,13 +98,11 @@ def expected_squares(items, variance, phi, covariance, ratings, weights):
 def bound(items, implicit, model, posterior, ratings, weights):
     """The user's lower bound as a function of the items, at a fixed posterior; no constants."""
     rated = np.flatnonzero(weights > 0)
-    center = np.zeros(items.shape[1])
-    center[1:] = implicit[rated].sum(axis=0) / np.sqrt(len(rated))
+    center = np.zeros(len(posterior.phi))
+    center[1:-2] = implicit[rated].sum(axis=0) / np.sqrt(len(rated))
     away = posterior.phi - center
-    prior = np.r_[model.lambda_0, np.ones(items.shape[1] - 1)]
-    squares = expected_squares(
-        items, model.variance, posterior.phi, posterior.covariance, ratings, weights
-    )
+    prior = np.r_[model.lambda_0, np.ones(len(away) - 1)]
+    squares = expected_squares(items, model, posterior.phi, posterior.covariance, ratings, weights)
     return -posterior.alpha / 2 * squares - away @ (prior * away) / 2
 
 
@@ -99,13 +112,13 @@ def upload(model, ratings, weights):
     items, implicit = np.zeros_like(model.items), np.zeros_like(model.implicit)
     rated = np.flatnonzero(weights > 0)
     for i in rated:
-        x = np.r_[1.0, model.items[i, 1:]]
+        x = model.x[i]
         error = ratings[i] - model.items[i, 0] - x @ p.phi
         precision = p.alpha * weights[i]
         items[i, 0] = precision * error
-        items[i, 1:] = precision * (error * p.phi[1:] - (p.covariance @ x)[1:])
+        items[i, 1:] = precision * (error * p.phi[1:-2] - (p.covariance @ x)[1:-2])
         if implicit.shape[1]:
-            implicit[i] = (p.phi - p.center)[1:] / np.sqrt(len(rated))
+            implicit[i] = (p.phi - p.center)[1:-2] / np.sqrt(len(rated))
     scales = [
         (p.phi[0] - p.center[0]) ** 2 + p.covariance[0, 0],
         1,
@@ -180,7 +193,7 @@ def run(estimator, ratings, weights, users_of, start, turns):
         if options[1]:
             sums = scales if sums is None else 0.9 * sums + 0.1 * scales
         if options[1] and t > 3:
-            variance = Model(items, implicit, n_ratings, reg, lambda_0, alpha).variance
+            variance = Model(items, implicit, n_ratings, reg, lambda_0, alpha).variance[:, :-2]
             reg = reg.copy()
             lambda_0 = np.clip(sums[1] / sums[0], 1e-4, 1e4)
             new_alpha = np.clip(sums[3] / sums[2], 1e-4, 1e4)
