@@ -16,6 +16,7 @@ Data: MovieLens-100k and MovieLens-1M with their films, in the folder --data-hom
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import numpy as np
@@ -39,7 +40,6 @@ from fedrecsk import (
     RFRec,
     SVDpp,
 )
-from fedrecsk.base._item_prior import ItemPrior
 from fedrecsk.datasets import fetch_movielens
 from fedrecsk.model_selection import ColdItemHoldout, UserHoldout
 
@@ -234,52 +234,42 @@ def few(options):
 def users(options):
     """RMSE of cold users by their number of rows, with and without features of users.
 
-    Without features the prior mean of a user is 0, as in FedEB. The splits are for choices.
+    The last column is of other users, a tenth of whose rows is for testing. The splits are for
+    choices.
     """
-    print("| data | features of users | 0 rows | 1 row | 3 rows | 5 rows |")
-    print("|---|---|---|---|---|---|")
+    print("| data | | features of users | 0 rows | 1 row | 3 rows | 5 rows | other users |")
+    print("|---|---|---|---|---|---|---|---|")
     for name in options.data:
         fetched = fetch_movielens(name, features=True, data_home=options.data_home)
         X, y, about = fetched.data[:, :2], fetched.target, fetched.users
         features = pd.get_dummies(about[["gender", "occupation"]].astype(str)).astype(float)
         features = features.join(pd.get_dummies(about["age"] // 10, prefix="age").astype(float))
-        scores = {False: [], True: []}
-        for seed in choosing(options.seeds):
-            ids = np.unique(X[:, 0])
-            cold = np.random.default_rng(seed).permutation(ids)[: len(ids) // 10]
-            known = ~np.isin(X[:, 0], cold)
-            model = FedEB(random_state=seed).fit(X[known], y[known])
-            n_rows = np.unique(X[known, 0], return_counts=True)[1]
-            prior = ItemPrior(features.loc[model.user_ids_].to_numpy(), n_rows)
-            vectors = np.column_stack([model.user_bias_, model.user_factors_])
-            means = prior.predicted(vectors, features.loc[cold].to_numpy())
-            for knows, mean in ((False, np.zeros_like(means)), (True, means)):
-                errors = [
-                    _cold_errors(model, X, y, *one, seed) for one in zip(cold, mean, strict=True)
-                ]
-                scores[knows].append(np.sqrt(np.concatenate(errors, axis=1).mean(axis=1)))
-        for knows, rows in scores.items():
-            cells = " | ".join(f"{mean:.4f}" for mean in np.mean(rows, axis=0))
-            print(f"| {name} | {'yes' if knows else 'no'} | {cells} |", flush=True)
+        for knows in (False, True):
+            given = features if knows else None
+            scores = [_cold_scores(X, y, given, seed) for seed in choosing(options.seeds)]
+            _row(name, "FedEB", knows, scores)
 
 
-def _cold_errors(model, X, y, user, mean, seed):
-    """Squared errors (4, n) of a user's rows after the first five, given 0, 1, 3 and 5 of these."""
-    rows = np.flatnonzero((X[:, 0] == user) & np.isin(X[:, 1], model.item_ids_))
-    rows = np.random.default_rng([seed, user]).permutation(rows)
-    items = np.searchsorted(model.item_ids_, X[rows, 1])
-    design = np.column_stack([np.ones(len(rows)), model.item_factors_[items]]).astype(float)
-    left = y[rows] - model.global_bias_ - model.item_bias_[items]
-    precision = np.diag(np.r_[model.bias_std_**-2, np.ones(design.shape[1] - 1)])
-    errors = []
+def _cold_scores(X, y, features, seed):
+    """RMSE of cold users after their first five rows, given 0, 1, 3 or 5; and of other users."""
+    rng, ids = np.random.default_rng(seed), np.unique(X[:, 0])
+    cold = rng.permutation(ids)[: len(ids) // 10]
+    is_cold, test = np.isin(X[:, 0], cold), rng.random(len(y)) < 0.1
+    order = rng.permutation(len(y))
+    number = np.empty(len(y), dtype=int)
+    number[order] = pd.Series(X[order, 0]).groupby(X[order, 0]).cumcount()
+    train, others = ~is_cold & ~test, ~is_cold & test
+    model = FedEB(user_features=features, random_state=seed).fit(X[train], y[train])
+    of_others = root_mean_squared_error(y[others], model.predict(X[others]))
+    later, scores = is_cold & (number >= 5) & np.isin(X[:, 1], model.item_ids_), []
     for n in (0, 1, 3, 5):
-        own = design[:n] / model.noise_std_**2
-        right = own.T @ (left[:n] - design[:n] @ mean)
-        vector = mean + np.linalg.solve(own.T @ design[:n] + precision, right)
-        levels = y[rows] - left
-        predicted = np.clip(levels + design @ vector, *model.rating_scale_)
-        errors.append((predicted - y[rows])[5:] ** 2)
-    return np.array(errors)
+        served, few = copy.copy(model), is_cold & (number < n)
+        if n:
+            served.fold_in(X[few], y[few])
+        elif features is not None:
+            served.add_users(features.loc[cold])
+        scores.append(root_mean_squared_error(y[later], served.predict(X[later])))
+    return [*scores, of_others]
 
 
 def data(name, options):

@@ -99,24 +99,28 @@ class FoldIn:
                 f"{self.item_ids_[0]!s}, or leave these rows out: predict and recommend work for "
                 "unknown users too, and for known ones as before."
             )
-        # Known users keep their place and new ones follow.
-        places = self._users.codes(data.user_ids.values)
+        attributes = self._new_user_attributes(data)
+        self._take_users(data.user_ids.values, data.indptr, data.items, attributes)
+        return self
+
+    def _take_users(self: Any, ids, indptr, items, attributes):
+        """Take users with these rows and attributes: known ones keep their place, others follow."""
+        places = self._users.codes(ids)
         new = places < 0
         places[new] = self.n_users_ + np.arange(new.sum())
-        for name, rows in self._new_user_attributes(data).items():
+        for name, rows in attributes.items():
             setattr(self, name, _placed(rows, places, getattr(self, name)))
         self._forget_users(places[~new])
-        indptr, seen_items = self._seen
-        starts = _placed(indptr[-1] + data.indptr[:-1], places, indptr[:-1])
-        lengths = _placed(np.diff(data.indptr), places, np.diff(indptr))
-        seen_items = np.concatenate([seen_items, data.items])
+        old_indptr, seen_items = self._seen
+        starts = _placed(old_indptr[-1] + indptr[:-1], places, old_indptr[:-1])
+        lengths = _placed(np.diff(indptr), places, np.diff(old_indptr))
+        seen_items = np.concatenate([seen_items, items])
         if not new.all():
             seen_items = seen_items[_runs(starts, lengths)]
         self._seen = np.concatenate([[0], np.cumsum(lengths)]), seen_items
-        self._users = self._users.followed_by(data.user_ids.values[new])
+        self._users = self._users.followed_by(ids[new])
         self.user_ids_: NDArray[Any] = self._users.values.copy()
         self.n_users_: int = len(self.user_ids_)
-        return self
 
     def _with_users_of(self: Any, interactions):
         """Return a copy that has folded in `interactions`, which are X or (X, y), and (X, y)."""

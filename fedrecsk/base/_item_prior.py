@@ -116,19 +116,29 @@ class Regression:
         if not len(sizes):
             return mean, np.zeros((len(self._mean), len(mean)))
         targets = np.sqrt(self.weights)[:, None] * (vectors - mean)
-        projected, squares = left.T @ targets, sizes[:, None] ** 2
-        # Of columns that are 0 everywhere, any ratio will do.
-        rest = np.maximum((targets**2).sum(axis=0), np.finfo(float).tiny)
-        ratios = RATIOS * squares.mean()
         n = np.count_nonzero(self.weights)
-        loss = [
-            n * np.log(rest - (projected**2 * (squares / (squares + ratio))).sum(axis=0))
-            + np.log1p(squares / ratio).sum()
-            for ratio in ratios
-        ]
-        ratio = ratios[np.argmin(loss, axis=0)]
-        coefficients = right.T @ (sizes[:, None] / (squares + ratio) * projected)
+        found = shrunk(sizes, left.T @ targets, (targets**2).sum(axis=0), n)
+        coefficients = right.T @ found
         return mean - self._mean @ coefficients, coefficients
+
+
+def shrunk(sizes: Any, projected: Any, squared: Any, n: float) -> Any:
+    """Return ridge coefficients along the singular vectors of a design, by empirical Bayes.
+
+    `projected` are the targets along the left singular vectors, and `squared` the sums of `n`
+    squared targets of each column.
+    """
+    squares = sizes[:, None] ** 2
+    # Of columns that are 0 everywhere, any ratio will do.
+    rest = np.maximum(squared, np.finfo(float).tiny)
+    ratios = RATIOS * squares.mean()
+    loss = [
+        n * np.log(rest - (projected**2 * (squares / (squares + ratio))).sum(axis=0))
+        + np.log1p(squares / ratio).sum()
+        for ratio in ratios
+    ]
+    ratio = ratios[np.argmin(loss, axis=0)]
+    return sizes[:, None] / (squares + ratio) * projected
 
 
 def scaling(features: Any) -> tuple[Any, Any]:

@@ -368,7 +368,7 @@ class Recommender(
         if sample_weight is not None:
             sample_weight = check_sample_weight(sample_weight, X, allow_all_zero_weights=True)
         _checks.check_rows(y, sample_weight)
-        return encode(
+        data = encode(
             X,
             y,
             clients=clients,
@@ -377,6 +377,11 @@ class Recommender(
             drop_other_items=drop_other_items,
             times=self._times_of(X, all_users=all_users),
         )
+        return self._with_features(data)
+
+    def _with_features(self, data):
+        """Return data with what the model is told of its users besides their rows."""
+        return data
 
     def _times_of(self, X, *, all_users=False):
         """Return the times of the rows (NaN where missing), or None if the model uses none."""

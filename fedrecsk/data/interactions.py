@@ -289,6 +289,7 @@ class Interactions:
     values: np.ndarray  # float64 ratings or preferences
     weights: np.ndarray  # float64 sample weights, positive
     times: np.ndarray | None = None  # float64, NaN where missing; None: the model does not use it
+    features: np.ndarray | None = None  # of users, NaN where missing; None: the model uses none
 
     @property
     def n_users(self) -> int:

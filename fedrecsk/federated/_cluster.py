@@ -91,6 +91,7 @@ def check_setting(estimator):
         ),
         "adversary replaces single uploads": federation.adversary is not None,
         "warm_start keeps all clients": estimator.warm_start,
+        "user_features are of this process": getattr(estimator, "user_features", None) is not None,
         'predict_with="local" keeps items of each client': (
             getattr(estimator, "predict_with", "global") == "local"
         ),

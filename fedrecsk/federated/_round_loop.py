@@ -626,9 +626,9 @@ def parameters_of_a_run(estimator):
     parameters = estimator.get_params() | {
         f"federation__{name}": value for name, value in estimator._setting().get_params().items()
     }
-    features = parameters.pop("item_features", None)
-    if features is not None:
-        parameters["item_features"] = fingerprint(features)
+    for name in ("item_features", "user_features"):
+        if parameters.get(name) is not None:
+            parameters[name] = fingerprint(parameters[name])
     return {
         name: type(value).__name__ if hasattr(value, "get_params") else value
         for name, value in parameters.items()

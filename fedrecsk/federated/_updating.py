@@ -241,6 +241,8 @@ def _updated(estimator, data, arguments, users, n_rounds):
     if n_rounds is None:
         n_rounds = max(1, round(SHARE * estimator._rounds(data.n_clients)))
 
+    data = estimator._with_features(data)
+
     def fit(data, report):
         return _round_loop.update(estimator, data, report, n_rounds, users)
 

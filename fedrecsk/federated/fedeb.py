@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
@@ -19,11 +20,23 @@ from fedrecsk.federated._fedeb_prior import directions, eigenpairs, sketch
 from fedrecsk.federated._item_content import FederatedContent
 from fedrecsk.federated._optimizers import adam
 from fedrecsk.federated._ratings import RatingScale
+from fedrecsk.federated._user_features import (
+    SQUARES,
+    SUMS,
+    UserFeatures,
+    coefficients,
+    design,
+    empty_rows,
+    read,
+)
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.portable import Ridge
 from fedrecsk.protocol.messages import Dense, Message, Rows
 from fedrecsk.protocol.participation import RoundMasks
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 fedeb_kernels: LazyModule = LazyModule("fedrecsk.federated._fedeb_kernels")
 
@@ -127,7 +140,7 @@ class EmpiricalBayes(RatingScale, RatingMixin, FederatedRecommender):
 
 @documented
 @dataclass(eq=False, repr=False)
-class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
+class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
     """Federated empirical Bayes: SVD++ with learned variances, trained by sums of uploads.
 
     Each client infers the distribution of its users' vectors given the items, exactly, and
@@ -179,6 +192,11 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
         Column of X with the time of each row: its position (2 or more) or, for a DataFrame, its
         name; dates, or seconds since 1970. Then each user has an effect of each day (UTC) on which
         it has rated, in `predict` only. None: time does not count.
+    user_features : DataFrame of shape (n_users, n_features), default=None
+        Private features of the users, numbers in [-1, 1], with the users' ids as its index: what
+        features predict is part of the mean of a user's prior. Each client reads the rows of its
+        own users, and only sums travel. Of users without a row nothing is expected, and rows of
+        users who are not in X serve `fold_in` and `add_users`. Not for adversaries and devices.
     {item_features}
     {shared parameters}
 
@@ -263,6 +281,14 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
     ``n_i / (n_i + 20)`` (empirical Bayes). Items without ratings, and those of `add_items`, get
     what a regression of the final (b_i, q_i) with weights ``n_i / (n_i + 400)`` predicts.
 
+    *User features.* With x_u = (1, features), ``phi - (0, m_u, 0)`` of the posterior means is
+    regressed on x_u as items are, with weights ``w_u = n_u / (n_u + 400)``. More is sent: once, up,
+    ``sum w x x'``; in each round, up, ``sum w x phi'`` and ``sum w phi^2``, of which the server
+    keeps averages; at the end, down, the coefficients, one column for each number of phi. The
+    rounds themselves do not use features. At the end a client takes from its ratings what the
+    expected phi contributes, infers the rest, and adds the expected phi to it. One plaintext upload
+    reveals the features of its users.
+
     References
     ----------
     .. [1] Y. Koren, "Factorization meets the neighborhood", KDD 2008 (SVD++), equation 15.
@@ -293,6 +319,7 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
     upload: Literal["local", "all"] = "local"
     rating_scale: tuple[float, float] | None = None
     timestamps: int | str | None = None
+    user_features: DataFrame | None = None
 
     _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
         "n_factors": [Interval(Integral, 1, None, closed="left")],
@@ -305,6 +332,7 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
         "upload": [StrOptions({"local", "all"})],
         "rating_scale": [tuple, list, None],
         "timestamps": [*_times.CONSTRAINT, None],
+        "user_features": ["array-like", None],
         **FederatedContent._content_constraints,
     }
 
@@ -314,7 +342,7 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
     )
     _user_width = "n_factors"
     _carried = (
-        *("n_steps", "center", "content_means", "scales"),
+        *("n_steps", "center", "content_means", "scales", "user_sums"),
         *("items", "items_moments", "average_items"),
         *("implicit", "implicit_moments", "average_implicit"),
     )
@@ -348,6 +376,7 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
             "implicit_moments": (np.zeros_like(implicit), np.zeros_like(implicit)),
             "average_implicit": implicit,
             "scales": Scales(ALPHA, LAMBDA_0, reg, np.full(n_implicit, REG), psi),
+            "user_sums": np.zeros((self._n_features + 2, self._width)),
         }
 
     def _setup_specs(self, n_items, step):
@@ -362,7 +391,7 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
         if self.upload == "local":
             # An int32 for each held item: its index.
             specs["held_items"] = FieldSpec((n_items,), "held", dtype="int32", learned=False)
-        return specs
+        return specs | self._feature_specs()
 
     def _setup_update(self, block, message, step, key):
         n_rated = np.diff(block.indptr)
@@ -376,6 +405,8 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
         if self.sketch_size:
             public = directions(block.n_items, self.sketch_size, key.shared)
             fields["sketch"] = sketch(block, public)
+        if self._n_features:
+            fields[SQUARES] = self._feature_squares(block)
         specs = self._setup_specs(block.n_items, step)
         return ClientUpdates({name: fields[name] for name in specs})
 
@@ -387,6 +418,8 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
             public = directions(len(n_users), self.sketch_size, key)
             prior = eigenpairs(upload["sketch"].sum, public, n_users)
             prior = prior._replace(vectors=prior.vectors.astype(self._dtype))
+        if self._n_features:
+            server = server | {SQUARES: upload[SQUARES].sum}
         return server | {
             "mean": total / weight,
             "n_ratings": n_ratings,
@@ -433,11 +466,15 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
         specs = {"items": FieldSpec((n_items, self.n_factors + 1), rows)}
         if self.implicit:
             specs["implicit"] = FieldSpec((n_items, self.n_factors), rows)
-        return specs | {"scales": FieldSpec((4,), learned=False)}
+        specs["scales"] = FieldSpec((4,), learned=False)
+        return specs | self._user_sum_specs(self._width)
 
     def _client_update(self, block, state, message, turn, key):
         squares, weight, out = self._infer(block, state, message, "", turn, state["posterior"])
         fields = self._written(block, turn, out)
+        if self._n_features:
+            vectors = state["posterior"].users - self._implicit_means(block, message)
+            fields[SUMS] = self._user_sums(block, vectors, turn, out.senders & out.is_finite)
         fields = {name: fields[name] for name in self._upload_specs(block.n_items)}
         updates = ClientUpdates(fields, is_finite=out.is_finite)
         return state, updates, (state["unit"] ** 2 * squares, weight)
@@ -445,6 +482,16 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
     @property
     def _n_implicit(self):
         return self.n_factors if self.implicit else 0
+
+    def _implicit_means(self, block, message):
+        """Return users' prior means without features, (0, m_u, 0)."""
+        means, n_rated = np.zeros((block.n_users, self._width)), np.diff(block.indptr)
+        if self.implicit:
+            shape = block.n_users, block.n_items
+            rated = csr_array((np.ones(len(block.items)), block.items, block.indptr), shape=shape)
+            implicit = rated @ message["implicit"].values / np.sqrt(n_rated)[:, None]
+            means[:, 1 : 1 + self.n_factors] = implicit
+        return means
 
     @staticmethod
     def _with_tastes(items, n_ratings):
@@ -511,6 +558,9 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
         if self.implicit:
             sums = upload["implicit"].sum
             server |= self._stepped(server, "implicit", sums, share, scales.reg_implicit, 0)
+        if self._n_features:
+            average, weight = server[SUMS], self._averaged(server["n_steps"], share)
+            server[SUMS] = average + weight * (upload[SUMS].sum / share - average)
         if self.posterior == "variational":
             server |= learned(server, upload["scales"].sum / share)
         return server
@@ -523,9 +573,13 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
         direction, moments = adam(self, server[f"{name}_moments"], t, gradient)
         values = values + self._dtype(self._rate(share)) * direction
         average = server[f"average_{name}"]
-        weight = self._dtype(max(1 / t, min(share, 1 / LOOK_BACK)))
-        average = average + weight * (values - average)
+        average = average + self._dtype(self._averaged(t, share)) * (values - average)
         return {name: values, f"{name}_moments": moments, f"average_{name}": average}
+
+    @staticmethod
+    def _averaged(t, share):
+        """Return the share of the averages over rounds that round `t`, from 1, replaces."""
+        return max(1 / t, min(share, 1 / LOOK_BACK))
 
     def _rate(self, share):
         """Return Adam's step size, given the share of the clients in the sum."""
@@ -539,18 +593,47 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
         fields = {"average_items": Dense(items if content is None else content.filled(items))}
         if self.implicit:
             fields["average_implicit"] = Dense(server["average_implicit"])
+        if self._n_features:
+            means = coefficients(server[SQUARES], server[SUMS], server["n_clients"])
+            fields["user_means"] = Dense(means, learned=False)
         return Message(**fields, scales=server["scales"].sent())
 
     def _fitted_users(self, block, state, message, turn):
-        posterior = self._empty_posterior(block.n_users, block.n_users)
+        posterior, means = self._empty_posterior(block.n_users, block.n_users), 0
+        if block.features is not None:
+            # Deviations from the mean of their features explain what that does not.
+            means = (design(block.features) @ message["user_means"].values).astype(self._dtype)
+            state = state | {"ratings": self._deviations(block, state["ratings"], means, message)}
         self._infer(block, state, message, "average_", turn, posterior)
         users, precisions, covariances = posterior
+        users += means
         unit = self._dtype(state["unit"])
         # The bias counts in ratings; p_u has no unit.
         users[:, 0] *= unit
         covariances[:, 0] *= unit
         covariances[:, :, 0] *= unit
         return {"users": users, "covariances": covariances, "noise": unit / np.sqrt(precisions)}
+
+    def _deviations(self, block, ratings, means, message):
+        """Return the ratings less what the users' expected vectors contribute."""
+        items = self._with_tastes(message["average_items"].values, message["n_ratings"].values)
+        of_rating = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
+        linear = 0.0, means[:, 0], np.zeros(len(items)), means[:, 1:], items[:, 1:]
+        expected = linear_scores(of_rating, block.items, *linear)
+        return ratings._replace(values=(ratings.values - expected).astype(self._dtype))
+
+    def _prior_attributes(self, means):
+        """Return the attributes of users of whom only the expected vectors, in units, are known."""
+        n, unit = len(means), self._unit(*self.rating_scale_)
+        prior = np.r_[self.bias_std_**2, np.ones(self._width - 1)]
+        days = {} if self.timestamps is None else {"user_days_": empty_rows(self.user_days_, n)}
+        attributes = {
+            "user_factors_": means[:, 1:],
+            "user_bias_": unit * means[:, 0],
+            "user_covariance_": np.tile(np.diag(prior), (n, 1, 1)),
+            "user_noise_": np.full(n, self.noise_std_),
+        }
+        return days | {name: rows.astype(self._dtype) for name, rows in attributes.items()}
 
     def _personalize(self, block, state, message, turn, key):
         fitted = super()._personalize(block, state, message, turn, key)
@@ -639,7 +722,28 @@ class FedEB(DayEffects, FederatedContent, EmpiricalBayes):
                 "FedEB has no central_dp: its sketch and its learned scales do not survive the "
                 "noise. Use PrivFedEB, which is made for it."
             )
+        if self.user_features is not None:
+            read(self.user_features)
+            if self._setting().adversary is not None:
+                raise ValueError(
+                    "Users of an adversary have no user_features; leave one of the two out."
+                )
         super()._check_before_fit()
+
+    def _check_on_devices(self, federation):
+        if self.user_features is not None:
+            raise ValueError(
+                "user_features are in one DataFrame, which no device has; call fit, or leave them "
+                "out."
+            )
+
+    def _rule_of(self, item):
+        if self.user_features is not None:
+            raise ValueError(
+                "With user_features a score is no sum over the user's rows; explain a model that "
+                "was fitted without them."
+            )
+        return super()._rule_of(item)
 
     def _check_setting(self, federation, data, blocks):
         super()._check_setting(federation, data, blocks)

@@ -74,6 +74,8 @@ class Block:
         Size of the catalogue.
     times : ndarray of shape (n_ratings,), dtype float64, or None
         NaN where missing. None: the method does not use them.
+    features : ndarray of shape (n_users, n_features), or None
+        Likewise, of the users.
     """
 
     clients: np.ndarray
@@ -85,6 +87,7 @@ class Block:
     weights: np.ndarray
     n_items: int
     times: np.ndarray | None = None
+    features: np.ndarray | None = None
 
     @property
     def n_clients(self) -> int:
@@ -221,6 +224,7 @@ def of_clients(data: Interactions | Block, clients: NDArray[np.int64]) -> Block:
         weights=data.weights[ratings],
         n_items=data.n_items,
         times=None if data.times is None else data.times[ratings],
+        features=None if data.features is None else data.features[users],
     )
 
 

@@ -1,6 +1,7 @@
 """FedEB: the algorithm against loops, its mathematics, its predictions, and what it sends."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from fedrecsk import BiasOnly, FedEB, Federation
@@ -40,8 +41,15 @@ def assert_equals_reference(model, X, y, block_sizes=BLOCK_SIZES[:1], **fit_para
     shape = data.n_items, model.n_factors
     start = model.INIT_STD * key_of(model).generator("item factors").standard_normal(shape)
     turns = turns_of(model, data.n_clients, prefers_rotation=True)
-    final = reference.run(model, ratings, weights, spans, start, turns)
-    posteriors = [reference.infer(final, *row) for row in zip(ratings, weights, strict=True)]
+    features = None
+    if model.user_features is not None:
+        features = model.user_features.reindex(data.user_ids.values).to_numpy()
+    final = reference.run(model, ratings, weights, spans, start, turns, features)
+    if features is None:
+        posteriors = [reference.infer(final, *row) for row in zip(ratings, weights, strict=True)]
+    else:
+        rows = zip(ratings, weights, features, strict=True)
+        posteriors = [reference.infer_with_features(final, *row) for row in rows]
     phi = np.array([p.phi for p in posteriors])
     users, items = data.users, data.items
     predicted = mean + unit * (
@@ -76,6 +84,11 @@ def std_of(model, posterior, i):
     return np.sqrt(total)
 
 
+# Of the users of `toy`; nothing is known of the first.
+AGES = pd.DataFrame(
+    {"young": [0.1, 0.9, 0.4, 0.7] * 3, "new": [1, 1, 0, 0, 0, 1] * 2}, 100 + 7 * np.arange(12)
+).iloc[1:]
+
 OPTIONS = [
     {},
     {"implicit": False},
@@ -86,11 +99,13 @@ OPTIONS = [
     {"learning_rate": 0.2},
     {"upload": "all"},
     {"rating_scale": (0, 10)},
+    {"user_features": AGES},
+    {"user_features": AGES, "implicit": False, "upload": "all"},
 ]
 
 
 @pytest.mark.parametrize("silos", [False, True])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda one: "-".join(one))
 def test_equals_the_naive_reference(options, silos, toy, float64):
     X, y = toy
     weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
@@ -109,7 +124,8 @@ RANDOM = {"client_fraction": 0.4, "federation": Federation(sampling="random", dr
 def test_equals_the_naive_reference_in_any_setting(setting, toy, float64):
     X, y = toy
     assert_equals_reference(make(n_rounds=12, **setting), X, y)
-    assert_equals_reference(make(n_rounds=12, **setting), X, y, clients=X[:, 0] % 5)
+    features = make(n_rounds=12, user_features=AGES, **setting)
+    assert_equals_reference(features, X, y, clients=X[:, 0] % 5)
 
 
 # ----------------------------------------------------------------------- its mathematics

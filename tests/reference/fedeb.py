@@ -23,6 +23,8 @@ class Model:
     alpha: float
     user_noise: bool = True
     variational: bool = True
+    # Of users' expected vectors, on (1, features); None without features.
+    user_means: np.ndarray | None = None
 
     @property
     def variance(self):
@@ -55,6 +57,16 @@ class Posterior:
     center: np.ndarray
     alpha: float
     spread: float
+
+
+def infer_with_features(model, ratings, weights, features):
+    """The posterior of one user whose features (NaN: unknown) say what to expect of phi."""
+    if np.isnan(features).any():
+        return infer(model, ratings, weights)
+    expected = np.r_[1, features] @ model.user_means
+    posterior = infer(model, ratings - model.x @ expected, weights)
+    posterior.phi = posterior.phi + expected
+    return posterior
 
 
 def infer(model, ratings, weights):
@@ -150,7 +162,28 @@ class Adam:
         return rate * first / (np.sqrt(second) + 1e-8)
 
 
-def run(estimator, ratings, weights, users_of, start, turns):
+def user_means(features, weights, sums, squares, n_clients):
+    """The users' expected vectors by their features: each column's ridge of the likeliest ratio."""
+    known = ~np.isnan(features).any(axis=1)
+    x, n = features[known], weights[known].sum(axis=1)
+    w = n / (n + 400)
+    mean, average = w @ x / w.sum(), sums[0] / w.sum()
+    gram = (x.T * w) @ x - w.sum() * np.outer(mean, mean)
+    rest = squares - w.sum() * average**2
+    slopes = np.zeros((x.shape[1], sums.shape[1]))
+    for k in range(sums.shape[1]):
+        right, best = sums[1:, k] - w.sum() * mean * average[k], np.inf
+        rest[k] = max(rest[k], 1.001 * right @ np.linalg.solve(gram, right))
+        for ratio in np.logspace(-4, 6, 61) * np.trace(gram) / len(gram):
+            found = np.linalg.solve(gram + ratio * np.eye(len(gram)), right)
+            loss = n_clients * np.log(rest[k] - right @ found)
+            loss += np.linalg.slogdet(np.eye(len(gram)) + gram / ratio)[1]
+            if loss < best:
+                slopes[:, k], best = found, loss
+    return np.vstack([average - mean @ slopes, slopes])
+
+
+def run(estimator, ratings, weights, users_of, start, turns, features=None):
     """All rounds; `turns` has who receives, updates and delivers. Returns the final Model.
 
     Assumes that the sketch is as wide as the catalogue, so that the server knows all of K.
@@ -167,7 +200,9 @@ def run(estimator, ratings, weights, users_of, start, turns):
     psi, center, sums = np.full(d + 1, 10.0), np.zeros_like(items), None
     lambda_0, alpha, t = 6.0, 1.3, 0
     move_items, move_implicit = Adam(items.shape), Adam(implicit.shape)
-    averages = items.copy(), implicit.copy()
+    averages = [items.copy(), implicit.copy()]
+    if features is not None:
+        averages += [np.zeros((1 + features.shape[1], d + 3)), np.zeros(d + 3)]
     options = estimator.user_noise, estimator.posterior == "variational"
     received = [None] * n_clients
     for receives, active, delivers in turns:
@@ -183,6 +218,14 @@ def run(estimator, ratings, weights, users_of, start, turns):
                     totals, upload(received[c], ratings[u], weights[u]), strict=True
                 ):
                     total += part
+        of_users = []
+        if features is not None:
+            of_users = [np.zeros_like(averages[2]), np.zeros_like(averages[3])]
+            pairs = [(c, u) for c in arrived for u in users_of[c]]
+            for c, u in [(c, u) for c, u in pairs if not np.isnan(features[u]).any()]:
+                n, p = weights[u].sum(), infer(received[c], ratings[u], weights[u])
+                of_users[0] += n / (n + 400) * np.outer(np.r_[1, features[u]], p.phi - p.center)
+                of_users[1] += n / (n + 400) * (p.phi - p.center) ** 2
         t, share = t + 1, len(arrived) / n_clients
         gradient, gradient_implicit, scales = (total / share for total in totals)
         rate = estimator.learning_rate
@@ -220,6 +263,9 @@ def run(estimator, ratings, weights, users_of, start, turns):
         weight = max(1 / t, min(share, 0.1))
         averages = tuple(
             mean + weight * (new - mean)
-            for mean, new in zip(averages, (items, implicit), strict=True)
+            for mean, new in zip(
+                averages, (items, implicit, *(one / share for one in of_users)), strict=True
+            )
         )
-    return Model(*averages, n_ratings, reg, lambda_0, alpha, *options)
+    means = None if features is None else user_means(features, weights, *averages[2:], n_clients)
+    return Model(*averages[:2], n_ratings, reg, lambda_0, alpha, *options, means)

@@ -1,0 +1,207 @@
+"""The parameter `user_features`: what users are like before they rate, learned from sums.
+
+Each client reads the features of its own users. The server regresses users' vectors v, less what
+it expects of them otherwise, on x = (1, features), with weights ``w = n_u / (n_u + 400)``, from the
+sums over users ``w x x'``, ``w x v'`` and ``w v^2``. The coefficients come with the final model,
+from which clients infer their users once more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy import sparse
+from sklearn.utils import check_array
+from sklearn.utils.validation import check_is_fitted
+
+from fedrecsk.base._item_prior import HALF_OF_NEW, ROUNDING, shrunk
+from fedrecsk.data.interactions import Ids, id_array, named
+from fedrecsk.updates import FieldSpec, SparseRows
+
+if TYPE_CHECKING:
+    from typing import Any, Self
+
+    from pandas import DataFrame
+
+SQUARES, SUMS = "user_features", "user_sums"
+
+
+class UserFeatures:
+    """`user_features` and `add_users` of a method whose users have a normal prior.
+
+    The method adds the fields below to its set-up, its rounds and its final message.
+    """
+
+    def add_users(self: Any, features: DataFrame) -> Self:
+        """Add users who have no rows yet, by their features, without retraining.
+
+        Their vectors are what the fitted model expects of users with such features. Nothing is
+        sent: each vector is computed on its user's own device. `fold_in` with ``replace=True``
+        takes their rows later.
+
+        Parameters
+        ----------
+        features : DataFrame of shape (n_new_users, n_features)
+            The columns of `user_features`, with the users' ids as its index.
+
+        Returns
+        -------
+        self : object
+            With these users at the end of `user_ids_`.
+
+        Raises
+        ------
+        ValueError
+            If the model was fitted without `user_features`, a user is known already, or features
+            are not as `user_features` must be.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from fedrecsk import FedEB
+        >>> from fedrecsk.datasets import make_ratings
+        >>> X, y = make_ratings(n_users=60, n_items=40, n_ratings=900, random_state=0)
+        >>> features = pd.DataFrame({"young": [0, 1] * 30}, index=range(60))
+        >>> model = FedEB(n_factors=4, n_rounds=20, user_features=features, random_state=0)
+        >>> model = model.fit(X, y).add_users(pd.DataFrame({"young": [1]}, index=[77]))
+        >>> model.recommend([77], n_recommendations=3)[0].shape
+        (1, 3)
+        """
+        check_is_fitted(self)
+        if "user_means" not in self._final_message:
+            raise ValueError(
+                f"This {type(self).__name__} was fitted without user_features, so it expects "
+                "nothing of users without rows; fit it with user_features, or fold_in some rows."
+            )
+        ids, rows = read(features)
+        known = self._users.codes(ids.values) >= 0
+        if known.any():
+            raise ValueError(
+                f"The model knows {named('user', ids.values[known])} already; add_users takes new "
+                "users only, so leave these rows out."
+            )
+        means = self._final_message["user_means"].values
+        if rows.shape[1] != len(means) - 1:
+            raise ValueError(
+                f"features has {rows.shape[1]} columns, but user_features in fit had "
+                f"{len(means) - 1}; give new users the same columns in the same order."
+            )
+        attributes = self._prior_attributes(design(rows) @ means)
+        nothing = np.zeros(len(ids) + 1, np.int64), np.empty(0, np.int32)
+        self._take_users(ids.values, *nothing, attributes)
+        return self
+
+    def _with_features(self: Any, data):
+        """Return data with the features of its users, NaN for users who have none."""
+        if self.user_features is None:
+            return data
+        ids, rows = read(self.user_features)
+        codes = ids.codes(data.user_ids.values)
+        features = np.full((data.n_users, rows.shape[1]), np.nan)
+        features[codes >= 0] = rows[codes[codes >= 0]]
+        return replace(data, features=features)
+
+    # ------------------------------------------------------------- what a method adds to its own
+
+    @property
+    def _n_features(self: Any):
+        return 0 if self.user_features is None else self.user_features.shape[1]
+
+    def _feature_specs(self):
+        """Return what a client sends of its users' features in the set-up; nothing without any."""
+        side = 1 + self._n_features
+        return {SQUARES: FieldSpec((side, side), learned=False)} if self._n_features else {}
+
+    def _user_sum_specs(self, width):
+        """Return what a client sends in a round of users' vectors, (1 + n_features + 1, width)."""
+        shape = self._n_features + 2, width
+        return {SUMS: FieldSpec(shape, learned=False)} if self._n_features else {}
+
+    @staticmethod
+    def _feature_squares(block):
+        """Return ``sum w x x'`` over a block's users."""
+        x = design(block.features)
+        return (weights_of(block)[:, None] * x).T @ x
+
+    @staticmethod
+    def _user_sums(block, vectors, turn, sends):
+        """Return ``sum w x v'`` and, in the last row, ``sum w v^2`` of the clients that send."""
+        who, x = block.users_of(sends), design(block.features)
+        weights = np.where(who & (x[:, 0] > 0), weights_of(block), 0.0)
+        vectors = np.where(who[:, None], vectors, 0.0).astype(float)
+        if not turn.separate:
+            weighted = weights[:, None] * vectors
+            return np.vstack([x.T @ weighted, (weighted * vectors).sum(axis=0)])
+        each = np.einsum("u,uf,uk->ufk", weights, x, vectors)
+        each = np.concatenate([each, (weights[:, None] * vectors**2)[:, None]], axis=1)
+        return SparseRows.stacked(np.add.reduceat(each, block.client_indptr[:-1]))
+
+
+def read(features: Any) -> tuple[Ids, Any]:
+    """Return the ids and the rows, float64, of users' features, or raise."""
+    if not (hasattr(features, "index") and hasattr(features, "columns")):
+        raise TypeError(
+            "user_features should be a pandas DataFrame whose index has the users' ids, got "
+            f"{type(features).__name__}."
+        )
+    if not features.size:
+        raise ValueError("user_features is empty; give it rows and columns, or leave it out.")
+    for name in features.select_dtypes(exclude=["number", "bool"]).columns:
+        raise ValueError(
+            f"The column {name!r} of user_features holds {features[name].dtype}, not numbers; make "
+            "columns of 0 and 1 of it, for example with pandas.get_dummies."
+        )
+    ids = id_array(np.asarray(features.index), "the index of user_features")
+    values, counts = np.unique(ids, return_counts=True)
+    if (counts > 1).any():
+        raise ValueError(
+            f"user_features has {named('user', values[counts > 1])} more than once in its index; "
+            "give each user one row."
+        )
+    rows = check_array(features, dtype=np.float64, input_name="user_features")
+    if np.abs(rows).max(initial=0) > 1:
+        name = features.columns[np.abs(rows).max(axis=0).argmax()]
+        raise ValueError(
+            f"The column {name!r} of user_features reaches beyond [-1, 1]. Devices know nothing of "
+            "other users, by which they could scale it: divide it by a number that is public, or "
+            "make columns of 0 and 1 of ranges."
+        )
+    return Ids(ids, "the index of user_features"), rows
+
+
+def design(features: Any) -> Any:
+    """Return rows (1, features) of users, zeros for those without features."""
+    known = ~np.isnan(features).any(axis=1)
+    return np.where(known[:, None], np.column_stack([np.ones(len(features)), features]), 0.0)
+
+
+def weights_of(block: Any) -> Any:
+    """Return the weights of a block's users."""
+    n = np.add.reduceat(block.weights, block.indptr[:-1])
+    return n / (n + HALF_OF_NEW)
+
+
+def coefficients(squares: Any, sums: Any, n_users: int) -> Any:
+    """Return the users' expected vectors as coefficients of (1, features), from sums over users."""
+    total, sums, rest = squares[0, 0], sums[:-1], sums[-1]
+    if total <= 0:
+        return np.zeros_like(sums)
+    mean, average = squares[0, 1:] / total, sums[0] / total
+    sizes, turn = np.linalg.eigh(squares[1:, 1:] - total * np.outer(mean, mean))
+    kept = sizes > ROUNDING * total
+    if not kept.any():
+        return np.vstack([average, np.zeros_like(sums[1:])])
+    sizes, turn = sizes[kept], turn[:, kept]
+    projected = turn.T @ (sums[1:] - total * np.outer(mean, average)) / np.sqrt(sizes)[:, None]
+    # Sums over cohorts and roundings may explain more than there is.
+    squared = np.maximum(rest - total * average**2, 1.001 * (projected**2).sum(axis=0))
+    slopes = turn @ shrunk(np.sqrt(sizes), projected, squared, n_users)
+    return np.vstack([average - mean @ slopes, slopes])
+
+
+def empty_rows(old: Any, n: int) -> Any:
+    """Return `n` rows of zeros like those of an attribute by users."""
+    shape = (n, *old.shape[1:])
+    return sparse.csr_array(shape, dtype=old.dtype) if sparse.issparse(old) else np.zeros(shape)

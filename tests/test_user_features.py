@@ -1,0 +1,141 @@
+"""`user_features` and `add_users`: what users are like before they rate."""
+
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.model_selection import GridSearchCV
+
+from fedrecsk import FedEB, Federation
+from fedrecsk.aggregation import NormClipping
+from fedrecsk.attacks import Promotion
+from fedrecsk.privacy import SecAggPlus
+from tests.conftest import rmse
+
+N_OLD, N_NEW, N_ITEMS = 120, 30, 50
+
+
+def cold_data(seed=0):
+    """Return rows, ratings and features of users, whose taste a feature says; the last are new."""
+    rng = np.random.default_rng(seed)
+    taste, kind = rng.integers(0, 2, N_OLD + N_NEW), np.arange(N_ITEMS) % 2
+    users, items = np.nonzero(rng.random((N_OLD + N_NEW, N_ITEMS)) < 0.4)
+    likes = taste[users] == kind[items]
+    y = np.clip(np.where(likes, 4.2, 2.5) + 0.7 * rng.normal(size=len(users)), 1, 5)
+    features = pd.DataFrame({"taste": taste, "noise": rng.random(len(taste))})
+    return np.column_stack([users, items]), y, features
+
+
+X, Y, FEATURES = cold_data()
+OLD, NEW = X[:, 0] < N_OLD, X[:, 0] >= N_OLD
+OLD_FEATURES, NEW_FEATURES = FEATURES.iloc[:N_OLD], FEATURES.iloc[N_OLD:]
+
+
+def make(**parameters):
+    return FedEB(**{"n_factors": 3, "n_rounds": 40, "random_state": 0} | parameters)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make(user_features=FEATURES).fit(X[OLD], Y[OLD])
+
+
+def test_users_without_rows_are_known_by_their_features(model):
+    unknown = rmse(model, X[NEW], Y[NEW])
+    grown = pickle.loads(pickle.dumps(model)).add_users(NEW_FEATURES)
+    assert rmse(grown, X[NEW], Y[NEW]) < unknown - 0.1
+    assert grown.user_ids_.tolist() == list(range(N_OLD + N_NEW))
+    # Nobody else has changed, and new users' lists leave nothing out.
+    np.testing.assert_array_equal(grown.predict(X[OLD]), model.predict(X[OLD]))
+    assert grown.recommend([N_OLD], n_recommendations=N_ITEMS)[0].shape == (1, N_ITEMS)
+    mean, std = grown.predict(X[NEW], return_std=True)
+    assert np.isfinite(mean).all()
+    assert (std > 0).all()
+
+
+def test_a_user_who_has_a_few_rows_is_folded_in_with_features(model):
+    few = NEW & (pd.Series(X[:, 0]).groupby(X[:, 0]).cumcount() < 2)
+    rest = NEW & ~few
+    plain = make().fit(X[OLD], Y[OLD]).fold_in(X[few], Y[few])
+    folded = pickle.loads(pickle.dumps(model)).fold_in(X[few], Y[few])
+    assert rmse(folded, X[rest], Y[rest]) < rmse(plain, X[rest], Y[rest]) - 0.03
+    again = pickle.loads(pickle.dumps(model)).add_users(NEW_FEATURES)
+    again.fold_in(X[few], Y[few], replace=True)
+    np.testing.assert_allclose(again.predict(X[rest]), folded.predict(X[rest]), rtol=1e-6)
+
+
+def test_only_sums_are_sent_and_they_are_counted(model):
+    plain = make().fit(X[OLD], Y[OLD])
+    ours, others = model.communication_, plain.communication_
+    n_setup, n_round, n_final = 3 * 3, 4 * 6, 3 * 6
+    for one, other in zip(ours.entries, others.entries, strict=True):
+        more = {"setup": n_setup, "round": n_round}.get(one["phase"], 0) * 4 * N_OLD
+        assert one["bytes_up"] - other["bytes_up"] == more
+    assert ours.entries[-1]["bytes_down"] - others.entries[-1]["bytes_down"] == 4 * n_final * N_OLD
+    # The rounds are those without features.
+    np.testing.assert_array_equal(model.item_factors_, plain.item_factors_)
+
+
+def test_settings_change_nothing(model):
+    for federation in (Federation(aggregator=NormClipping(1e9)), None):
+        other = make(user_features=FEATURES, n_jobs=2, federation=federation)
+        other.fit(X[OLD], Y[OLD], clients=X[OLD, 0] if federation else None)
+        np.testing.assert_allclose(other.predict(X[OLD]), model.predict(X[OLD]), rtol=1e-4)
+    masked = Federation(secure_aggregation=SecAggPlus(max_abs=1e4, audit="all"))
+    secret = make(user_features=FEATURES, upload="all", n_rounds=3, federation=masked)
+    open_ = make(user_features=FEATURES, upload="all", n_rounds=3).fit(X[OLD], Y[OLD])
+    secret.fit(X[OLD], Y[OLD])
+    np.testing.assert_allclose(secret.predict(X[OLD]), open_.predict(X[OLD]), atol=0.05)
+
+
+def test_partial_fit_search_and_warm_start(model):
+    grown = make(user_features=FEATURES, warm_start=True).fit(X[OLD], Y[OLD])
+    more = grown.partial_fit(X[NEW], Y[NEW])
+    assert more.n_users_ == N_OLD + N_NEW
+    refit = make(user_features=FEATURES, n_rounds=20, warm_start=True).fit(X[OLD], Y[OLD])
+    refit.set_params(n_rounds=40).fit(X[OLD], Y[OLD])
+    np.testing.assert_array_equal(refit.predict(X[OLD]), model.predict(X[OLD]))
+    with pytest.raises(ValueError, match="user_features"):
+        refit.set_params(n_rounds=50, user_features=1 - FEATURES).fit(X[OLD], Y[OLD])
+    grid = {"user_features": [None, FEATURES]}
+    search = GridSearchCV(make(n_rounds=5), grid, cv=2, scoring="neg_root_mean_squared_error")
+    assert search.fit(X, Y).best_params_["user_features"] is not None
+
+
+@pytest.mark.parametrize(
+    ("features", "error", "what"),
+    [
+        (FEATURES.to_numpy(), TypeError, "should be a pandas DataFrame whose index"),
+        (FEATURES.assign(age=30), ValueError, "column 'age' of user_features reaches beyond"),
+        (FEATURES.assign(job="baker"), ValueError, "column 'job' of user_features holds"),
+        (FEATURES.iloc[:0], ValueError, "user_features is empty"),
+        (FEATURES.replace(1, np.nan), ValueError, "user_features contains NaN"),
+        (pd.concat([FEATURES, FEATURES.iloc[:1]]), ValueError, "user 0 more than once"),
+        (FEATURES.set_index(FEATURES.index.astype(str)), ValueError, "index of user_features were"),
+    ],
+)
+def test_wrong_features_are_named(features, error, what):
+    with pytest.raises(error, match=what):
+        make(user_features=features).fit(X, Y)
+
+
+def test_wrong_uses_are_named(model):
+    with pytest.raises(ValueError, match="was fitted without user_features"):
+        make(n_rounds=2).fit(X, Y).add_users(FEATURES)
+    with pytest.raises(ValueError, match="knows users 0, 1, 2 and 117 more already"):
+        model.add_users(FEATURES)
+    with pytest.raises(ValueError, match="has 1 columns, but user_features in fit had 2"):
+        model.add_users(NEW_FEATURES[["taste"]])
+    adversary = Federation(adversary=Promotion(item=1))
+    with pytest.raises(ValueError, match="Users of an adversary have no user_features"):
+        make(user_features=FEATURES, federation=adversary).fit(X, Y)
+    with pytest.raises(ValueError, match="no sum over the user's rows"):
+        model.explain(0, 1, interactions=(X[:9], Y[:9]))
+
+
+def test_features_that_say_nothing_change_little():
+    plain = make().fit(X[OLD], Y[OLD])
+    for frame in (FEATURES.assign(taste=1, noise=0.5), FEATURES.iloc[:1]):
+        model = make(user_features=frame).fit(X[OLD], Y[OLD])
+        np.testing.assert_allclose(model.predict(X), plain.predict(X), atol=0.15)
