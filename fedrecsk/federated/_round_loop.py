@@ -627,8 +627,9 @@ def parameters_of_a_run(estimator):
         f"federation__{name}": value for name, value in estimator._setting().get_params().items()
     }
     for name in ("item_features", "user_features"):
-        if parameters.get(name) is not None:
-            parameters[name] = fingerprint(parameters[name])
+        features = parameters.pop(name, None)
+        if features is not None:
+            parameters[name] = fingerprint(features)
     return {
         name: type(value).__name__ if hasattr(value, "get_params") else value
         for name, value in parameters.items()
