@@ -60,7 +60,7 @@ def test_a_user_who_has_a_few_rows_is_folded_in_with_features(model):
     plain = make().fit(X[OLD], Y[OLD]).fold_in(X[few], Y[few])
     folded = pickle.loads(pickle.dumps(model)).fold_in(X[few], Y[few])
     assert rmse(folded, X[rest], Y[rest]) < rmse(plain, X[rest], Y[rest]) - 0.03
-    again = pickle.loads(pickle.dumps(model)).add_users(NEW_FEATURES)
+    again = make(user_features=OLD_FEATURES).fit(X[OLD], Y[OLD]).add_users(NEW_FEATURES)
     again.fold_in(X[few], Y[few], replace=True)
     np.testing.assert_allclose(again.predict(X[rest]), folded.predict(X[rest]), rtol=1e-6)
 
@@ -68,7 +68,7 @@ def test_a_user_who_has_a_few_rows_is_folded_in_with_features(model):
 def test_only_sums_are_sent_and_they_are_counted(model):
     plain = make().fit(X[OLD], Y[OLD])
     ours, others = model.communication_, plain.communication_
-    n_setup, n_round, n_final = 3 * 3, 4 * 6, 3 * 6
+    n_setup, n_round, n_final = 4 * 3, 4 * 6, 3 * 6
     for one, other in zip(ours.entries, others.entries, strict=True):
         more = {"setup": n_setup, "round": n_round}.get(one["phase"], 0) * 4 * N_OLD
         assert one["bytes_up"] - other["bytes_up"] == more
@@ -109,10 +109,14 @@ def test_partial_fit_search_and_warm_start(model):
         (FEATURES.to_numpy(), TypeError, "should be a pandas DataFrame whose index"),
         (FEATURES.assign(age=30), ValueError, "column 'age' of user_features reaches beyond"),
         (FEATURES.assign(job="baker"), ValueError, "column 'job' of user_features holds"),
-        (FEATURES.iloc[:0], ValueError, "user_features is empty"),
+        (FEATURES[[]], ValueError, "user_features has no columns"),
         (FEATURES.replace(1, np.nan), ValueError, "user_features contains NaN"),
         (pd.concat([FEATURES, FEATURES.iloc[:1]]), ValueError, "user 0 more than once"),
-        (FEATURES.set_index(FEATURES.index.astype(str)), ValueError, "index of user_features were"),
+        (
+            FEATURES.set_index(FEATURES.index.astype(str)),
+            ValueError,
+            "ids were numbers in fit",
+        ),
     ],
 )
 def test_wrong_features_are_named(features, error, what):
@@ -125,8 +129,8 @@ def test_wrong_uses_are_named(model):
         make(n_rounds=2).fit(X, Y).add_users(FEATURES)
     with pytest.raises(ValueError, match="knows users 0, 1, 2 and 117 more already"):
         model.add_users(FEATURES)
-    with pytest.raises(ValueError, match="has 1 columns, but user_features in fit had 2"):
-        model.add_users(NEW_FEATURES[["taste"]])
+    with pytest.raises(ValueError, match="give the same columns in the same order"):
+        model.add_users(NEW_FEATURES[["noise", "taste"]])
     adversary = Federation(adversary=Promotion(item=1))
     with pytest.raises(ValueError, match="Users of an adversary have no user_features"):
         make(user_features=FEATURES, federation=adversary).fit(X, Y)
@@ -136,6 +140,30 @@ def test_wrong_uses_are_named(model):
 
 def test_features_that_say_nothing_change_little():
     plain = make().fit(X[OLD], Y[OLD])
-    for frame in (FEATURES.assign(taste=1, noise=0.5), FEATURES.iloc[:1]):
+    noise = np.random.default_rng(0).random((N_OLD + N_NEW, 8))
+    noise = pd.DataFrame(noise, columns=[f"noise {k}" for k in range(8)])
+    frames = FEATURES.assign(taste=1, noise=0.5), FEATURES.iloc[:0], noise.iloc[:1], noise.iloc[:12]
+    for frame in frames:
         model = make(user_features=frame).fit(X[OLD], Y[OLD])
-        np.testing.assert_allclose(model.predict(X), plain.predict(X), atol=0.15)
+        np.testing.assert_allclose(model.predict(X[OLD]), plain.predict(X[OLD]), atol=0.3)
+        rows = FEATURES if "taste" in frame else noise
+        model.add_users(rows.iloc[N_OLD:])
+        assert rmse(model, X[NEW], Y[NEW]) < rmse(plain, X[NEW], Y[NEW]) + 0.05
+
+
+@pytest.mark.parametrize("n_silos", [1, 3])
+def test_silos_learn_from_all_their_users(n_silos):
+    model = make(user_features=FEATURES).fit(X[OLD], Y[OLD], clients=X[OLD, 0] % n_silos)
+    unknown = rmse(model, X[NEW], Y[NEW])
+    assert rmse(model.add_users(NEW_FEATURES), X[NEW], Y[NEW]) < unknown - 0.1
+
+
+def test_new_users_bring_their_features_and_forgotten_ones_take_theirs():
+    model = make(user_features=OLD_FEATURES, warm_start=True).fit(X[OLD][:1000], Y[OLD][:1000])
+    model.set_params(user_features=FEATURES).partial_fit(X[OLD][1000:], Y[OLD][1000:], n_rounds=1)
+    fresh = make(user_features=FEATURES).fit(X[OLD], Y[OLD])
+    grown, fresh = model.add_users(NEW_FEATURES), fresh.add_users(NEW_FEATURES)
+    assert rmse(grown, X[NEW], Y[NEW]) < rmse(fresh, X[NEW], Y[NEW]) + 0.05
+    model.forget([7])
+    assert 7 not in model.user_features.index
+    assert 8 in model.user_features.index

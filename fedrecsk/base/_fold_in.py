@@ -99,6 +99,7 @@ class FoldIn:
                 f"{self.item_ids_[0]!s}, or leave these rows out: predict and recommend work for "
                 "unknown users too, and for known ones as before."
             )
+        data = self._with_features(data, fitted=True)
         attributes = self._new_user_attributes(data)
         self._take_users(data.user_ids.values, data.indptr, data.items, attributes)
         return self

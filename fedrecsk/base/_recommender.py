@@ -331,7 +331,8 @@ class Recommender(
         catalogue = catalogue if own is None else own
         _checks.check_parameters(self)
         self._check_before_fit()
-        return self._read(X, y, clients, sample_weight, item_ids=catalogue, all_users=True)
+        data = self._read(X, y, clients, sample_weight, item_ids=catalogue, all_users=True)
+        return self._with_features(data, fitted=False)
 
     def _catalogue(self):
         """Return the public catalogue (Ids); None for the items of X."""
@@ -368,7 +369,7 @@ class Recommender(
         if sample_weight is not None:
             sample_weight = check_sample_weight(sample_weight, X, allow_all_zero_weights=True)
         _checks.check_rows(y, sample_weight)
-        data = encode(
+        return encode(
             X,
             y,
             clients=clients,
@@ -377,10 +378,9 @@ class Recommender(
             drop_other_items=drop_other_items,
             times=self._times_of(X, all_users=all_users),
         )
-        return self._with_features(data)
 
-    def _with_features(self, data):
-        """Return data with what the model is told of its users besides their rows."""
+    def _with_features(self, data, *, fitted):
+        """Return data of a fit, or of users of a fitted model, with what else is known of them."""
         return data
 
     def _times_of(self, X, *, all_users=False):

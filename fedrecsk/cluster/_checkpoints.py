@@ -7,8 +7,12 @@ import pickle
 import tempfile
 from contextlib import contextmanager
 from contextvars import ContextVar
+from numbers import Integral
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
+
+from fedrecsk._utils.parameters import checked
+from fedrecsk._utils.sklearn_compat import Interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,11 +24,12 @@ _CURRENT: ContextVar[tuple[Path, int] | None] = ContextVar("checkpoints", defaul
 def checkpoints(folder: str | os.PathLike, every: int = 1) -> Iterator[None]:
     """Save fits to Dask DataFrames, and go on with one that was interrupted.
 
-    Whatever ends a fit inside of ``with``: an error, Ctrl-C, the scheduler, the machine. The same
-    fit, with the same folder, then goes on after the last checkpoint, on this cluster or another:
-    workers read their partitions, and their clients repeat, from a log, what they have been told.
-    The model is that of a fit without an interruption, to the bit. A larger `n_rounds` is no
-    other fit. The end of a fit removes its checkpoint.
+    If an error, Ctrl-C, or the end of the scheduler or of the machine ends a fit inside of
+    ``with``, the same fit, with the same folder, goes on after the last checkpoint, on this cluster
+    or another: workers read their partitions, and their clients repeat, from a log, what they have
+    been told. The model is that of a fit without an interruption, to the bit. Callbacks see the
+    rounds that are left. A larger `n_rounds` is no other fit. The end of a fit removes the files,
+    not the folder. Fits in one process are not saved.
 
     Parameters
     ----------
@@ -39,7 +44,8 @@ def checkpoints(folder: str | os.PathLike, every: int = 1) -> Iterator[None]:
     Raises
     ------
     ValueError
-        By fit: if the folder has an interrupted fit of other rows, partitions or parameters.
+        If `every` is less than 1. By fit: if the folder has an interrupted fit of other rows,
+        partitions or parameters.
 
     Examples
     --------
@@ -47,8 +53,8 @@ def checkpoints(folder: str | os.PathLike, every: int = 1) -> Iterator[None]:
     >>> with checkpoints("fit_of_today"):  # doctest: +SKIP
     ...     model.fit(frame[["user", "item"]], frame["rating"])
     """
-    if every < 1:
-        raise ValueError(f"every={every} must be at least 1 round.")
+    whole = [Interval(Integral, 1, None, closed="left")]
+    (every,) = checked("checkpoints", {"every": whole}, every=every)
     token = _CURRENT.set((Path(folder), every))
     try:
         yield
@@ -66,7 +72,7 @@ class Log:
         if self.folder is None:
             self.file = tempfile.TemporaryFile()  # noqa: SIM115
         else:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.file = open(self.folder / "log", "a+b")  # noqa: SIM115
 
     def add(self, record: tuple) -> None:
@@ -113,5 +119,5 @@ class Log:
         """Close the file; remove the checkpoint if the fit is over."""
         self.file.close()
         if is_over and self.folder is not None:
-            for name in ("server", "log"):
+            for name in ("server", "server.draft", "log"):
                 (self.folder / name).unlink(missing_ok=True)

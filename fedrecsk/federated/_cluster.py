@@ -22,6 +22,7 @@ from sklearn.base import clone
 
 from fedrecsk._utils.extras import require
 from fedrecsk._utils.user_warnings import warn
+from fedrecsk._version import __version__
 from fedrecsk.aggregation import FLTrust
 from fedrecsk.aggregation._comparison import Comparison
 from fedrecsk.base._recommender import FitReport
@@ -68,7 +69,7 @@ def fit(estimator, X, y, clients, sample_weight):
     rows = [delayed(read)(n, one, plain) for n, one in enumerate(frame.to_delayed())]
     with Cluster(client, rows, estimator.n_jobs) as cluster:
         summaries = cluster.read()
-        whole = Whole.of(summaries, estimator._catalogue())
+        whole = Whole.of(summaries, estimator._catalogue(), cluster.n_partitions)
         vars(estimator).update(next(iter(summaries.values())).columns)
         report = FitReport(estimator, X, y, sample_weight, whole.data)
 
@@ -91,7 +92,7 @@ def check_setting(estimator):
         ),
         "adversary replaces single uploads": federation.adversary is not None,
         "warm_start keeps all clients": estimator.warm_start,
-        "user_features are of this process": getattr(estimator, "user_features", None) is not None,
+        "user_features are in one frame": getattr(estimator, "user_features", None) is not None,
         'predict_with="local" keeps items of each client': (
             getattr(estimator, "predict_with", "global") == "local"
         ),
@@ -128,7 +129,7 @@ class Whole(NamedTuple):
     part_of_user: np.ndarray
 
     @classmethod
-    def of(cls, summaries, catalogue):
+    def of(cls, summaries, catalogue, n_partitions):
         """Put summaries together; `catalogue` is the public one, if there is one."""
         ids = _joined_ids([one.client_ids for one in summaries.values()])
         n_users = np.concatenate([one.n_users for one in summaries.values()])
@@ -145,8 +146,8 @@ class Whole(NamedTuple):
                 np.unique(_joined_ids([one.item_ids for one in summaries.values()])), "item ids"
             )
         digest = hashlib.blake2b(digest_size=16)
-        for one in summaries.values():
-            digest.update(one.digest)
+        for number, one in summaries.items():
+            digest.update(f"{number} of {n_partitions}".encode() + one.digest)
         lowest, highest = zip(*(one.values for one in summaries.values()), strict=True)
         data = RowsElsewhere(
             user_ids=Ids(user_ids[order], "user ids"),
@@ -584,8 +585,10 @@ class ClusterRun(Run):
         _round_loop.check_aggregator(federation.aggregator, method, data)
         plan = federation.central_dp is not None and federation.central_dp.epsilon is not None
         n_rounds = method.n_rounds if plan else None
-        settings = type(method).__name__, n_rounds, sorted(parameters.items())
-        identity = repr((settings, data.fingerprint()))
+        # The saved server has the seed.
+        named = {n: v for n, v in parameters.items() if not isinstance(v, np.random.RandomState)}
+        settings = type(method).__name__, n_rounds, sorted(named.items())
+        identity = repr((__version__, settings, data.fingerprint()))
         saved = cluster.log.saved(identity)
         blocks = np.empty(data.n_clients, dtype=np.int64)
         given = parameters, blocks, None, cluster, whole, identity

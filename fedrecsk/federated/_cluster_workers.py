@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import time
 import traceback
 import warnings
@@ -123,6 +124,8 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 def reuse_memory():
     """Let this process reuse the memory of large arrays."""
+    if not sys.platform.startswith("linux"):
+        return
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
         set_option(M_MMAP_THRESHOLD, REUSED_BYTES)

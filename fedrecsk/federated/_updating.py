@@ -194,6 +194,8 @@ class Updating:
         kept = frame[~frame["user"].isin(users)]
         if not len(kept):
             raise ValueError("Nobody would be left to learn from; delete the model instead.")
+        if getattr(self, "user_features", None) is not None:
+            self.user_features = self.user_features.drop(users, errors="ignore")
         data = _encoded(kept, data.item_ids)
         X, y = kept[["user", "item"]].to_numpy(), kept["value"].to_numpy()
         return _updated(self, data, (X, y, None), changed, n_rounds)
@@ -212,9 +214,10 @@ def _run_of(estimator, caller_name):
             f"The last fit of this {name} had warm_start=False, or did not end, so its clients "
             "have kept no rows to go on from; fit it again with warm_start=True."
         )
-    # New items come with features of their own.
+    # New items and users come with features of their own.
     parameters = _round_loop.parameters_of_a_run(estimator)
-    parameters["item_features"] = run.parameters.get("item_features")
+    for name in ("item_features", "user_features"):
+        parameters[name] = run.parameters.get(name)
     check_unchanged(run, parameters, f"{caller_name} goes on from the last fit")
     check_exact(estimator, run.server.federation)
     return run
@@ -241,7 +244,7 @@ def _updated(estimator, data, arguments, users, n_rounds):
     if n_rounds is None:
         n_rounds = max(1, round(SHARE * estimator._rounds(data.n_clients)))
 
-    data = estimator._with_features(data)
+    data = estimator._with_features(data, fitted=True)
 
     def fit(data, report):
         return _round_loop.update(estimator, data, report, n_rounds, users)

@@ -1,29 +1,30 @@
 """The parameter `user_features`: what users are like before they rate, learned from sums.
 
-Each client reads the features of its own users. The server regresses users' vectors v, less what
-it expects of them otherwise, on x = (1, features), with weights ``w = n_u / (n_u + 400)``, from the
-sums over users ``w x x'``, ``w x v'`` and ``w v^2``. The coefficients come with the final model,
-from which clients infer their users once more.
+Each client reads the features of its own users. Users' vectors v, less what is expected of them
+otherwise, are regressed on x = (1, features), with weights ``w = n_u / (n_u + 400)``: the server
+knows the number of users with features and the sums over them of ``w x x'``, ``w x v'`` and
+``w v^2``. The coefficients come with the final model, from which clients infer their users once
+more.
 """
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 from scipy import sparse
 from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted
 
-from fedrecsk.base._item_prior import HALF_OF_NEW, ROUNDING, shrunk
+from fedrecsk.base._item_prior import HALF_OF_NEW, ROUNDING, SHRINKAGE, shrunk
 from fedrecsk.data.interactions import Ids, id_array, named
 from fedrecsk.updates import FieldSpec, SparseRows
 
 if TYPE_CHECKING:
     from typing import Any, Self
-
-    from pandas import DataFrame
 
 SQUARES, SUMS = "user_features", "user_sums"
 
@@ -34,7 +35,11 @@ class UserFeatures:
     The method adds the fields below to its set-up, its rounds and its final message.
     """
 
-    def add_users(self: Any, features: DataFrame) -> Self:
+    # Features of users whom `add_users` has added; and the columns in fit.
+    _added = None
+    _user_columns = None
+
+    def add_users(self: Any, features: pd.DataFrame) -> Self:
         """Add users who have no rows yet, by their features, without retraining.
 
         Their vectors are what the fitted model expects of users with such features. Nothing is
@@ -44,18 +49,21 @@ class UserFeatures:
         Parameters
         ----------
         features : DataFrame of shape (n_new_users, n_features)
-            The columns of `user_features`, with the users' ids as its index.
+            The columns of `user_features`, in the same order, with the users' ids as its index.
 
         Returns
         -------
         self : object
-            With these users at the end of `user_ids_`.
+            With these users at the end of `user_ids_`. `fit` and `partial_fit` forget those who
+            still have no rows.
 
         Raises
         ------
         ValueError
-            If the model was fitted without `user_features`, a user is known already, or features
-            are not as `user_features` must be.
+            If the model was fitted without `user_features`, a user is known already, columns are
+            not those of fit, or features are not as `user_features` must be.
+        TypeError
+            If features are no DataFrame.
 
         Examples
         --------
@@ -75,7 +83,8 @@ class UserFeatures:
                 f"This {type(self).__name__} was fitted without user_features, so it expects "
                 "nothing of users without rows; fit it with user_features, or fold_in some rows."
             )
-        ids, rows = read(features)
+        ids, rows = read(features, "features")
+        self._check_columns(features, "features")
         known = self._users.codes(ids.values) >= 0
         if known.any():
             raise ValueError(
@@ -83,25 +92,45 @@ class UserFeatures:
                 "users only, so leave these rows out."
             )
         means = self._final_message["user_means"].values
-        if rows.shape[1] != len(means) - 1:
-            raise ValueError(
-                f"features has {rows.shape[1]} columns, but user_features in fit had "
-                f"{len(means) - 1}; give new users the same columns in the same order."
-            )
         attributes = self._prior_attributes(design(rows) @ means)
         nothing = np.zeros(len(ids) + 1, np.int64), np.empty(0, np.int32)
         self._take_users(ids.values, *nothing, attributes)
+        self._added = features if self._added is None else pd.concat([self._added, features])
         return self
 
-    def _with_features(self: Any, data):
+    def _with_features(self: Any, data, *, fitted):
         """Return data with the features of its users, NaN for users who have none."""
-        if self.user_features is None:
+        frames = [self.user_features, self._added if fitted else None]
+        frames = [frame for frame in frames if frame is not None]
+        if not frames or (fitted and "user_means" not in self._final_message):
             return data
-        ids, rows = read(self.user_features)
-        codes = ids.codes(data.user_ids.values)
-        features = np.full((data.n_users, rows.shape[1]), np.nan)
-        features[codes >= 0] = rows[codes[codes >= 0]]
+        if fitted and self.user_features is not None:
+            self._check_columns(self.user_features, "user_features")
+        features = np.full((data.n_users, frames[0].shape[1]), np.nan)
+        for frame in frames:
+            ids, rows = read(frame)
+            codes = data.user_ids.codes(ids.values) if len(ids) else np.empty(0, dtype=int)
+            features[codes[codes >= 0]] = rows[codes >= 0]
         return replace(data, features=features)
+
+    def _check_columns(self: Any, features, name):
+        """Raise unless these are the columns of the fit."""
+        given = list(features.columns)
+        if given != self._user_columns:
+            raise ValueError(
+                f"{name} has the columns {reprlib.repr(given)}, but user_features in fit had "
+                f"{reprlib.repr(self._user_columns)}; give the same columns in the same order."
+            )
+
+    def _learn(self: Any, data, report, fit):
+        super()._learn(data, report, fit)  # pyright: ignore[reportAttributeAccessIssue]
+        if self.user_features is not None:
+            self._user_columns = list(self.user_features.columns)
+        return self
+
+    def _fit(self: Any, data, report):
+        self._added = None
+        return super()._fit(data, report)  # pyright: ignore[reportAttributeAccessIssue]
 
     # ------------------------------------------------------------- what a method adds to its own
 
@@ -111,8 +140,8 @@ class UserFeatures:
 
     def _feature_specs(self):
         """Return what a client sends of its users' features in the set-up; nothing without any."""
-        side = 1 + self._n_features
-        return {SQUARES: FieldSpec((side, side), learned=False)} if self._n_features else {}
+        shape = self._n_features + 2, self._n_features + 1
+        return {SQUARES: FieldSpec(shape, learned=False)} if self._n_features else {}
 
     def _user_sum_specs(self, width):
         """Return what a client sends in a round of users' vectors, (1 + n_features + 1, width)."""
@@ -121,9 +150,11 @@ class UserFeatures:
 
     @staticmethod
     def _feature_squares(block):
-        """Return ``sum w x x'`` over a block's users."""
+        """Return ``sum w x x'`` over a block's users; in the last row, how many have features."""
         x = design(block.features)
-        return (weights_of(block)[:, None] * x).T @ x
+        number = np.zeros((1, x.shape[1]))
+        number[0, 0] = x[:, 0].sum()
+        return np.vstack([(weights_of(block)[:, None] * x).T @ x, number])
 
     @staticmethod
     def _user_sums(block, vectors, turn, sends):
@@ -139,36 +170,36 @@ class UserFeatures:
         return SparseRows.stacked(np.add.reduceat(each, block.client_indptr[:-1]))
 
 
-def read(features: Any) -> tuple[Ids, Any]:
+def read(features: Any, what: str = "user_features") -> tuple[Ids, Any]:
     """Return the ids and the rows, float64, of users' features, or raise."""
     if not (hasattr(features, "index") and hasattr(features, "columns")):
         raise TypeError(
-            "user_features should be a pandas DataFrame whose index has the users' ids, got "
+            f"{what} should be a pandas DataFrame whose index has the users' ids, got "
             f"{type(features).__name__}."
         )
-    if not features.size:
-        raise ValueError("user_features is empty; give it rows and columns, or leave it out.")
+    if not features.shape[1]:
+        raise ValueError(f"{what} has no columns; give it some, or leave it out.")
     for name in features.select_dtypes(exclude=["number", "bool"]).columns:
         raise ValueError(
-            f"The column {name!r} of user_features holds {features[name].dtype}, not numbers; make "
-            "columns of 0 and 1 of it, for example with pandas.get_dummies."
+            f"The column {name!r} of {what} holds no numbers; make columns of 0 and 1 of it, for "
+            "example with pandas.get_dummies."
         )
-    ids = id_array(np.asarray(features.index), "the index of user_features")
+    ids = id_array(np.asarray(features.index), f"the index of {what}")
     values, counts = np.unique(ids, return_counts=True)
     if (counts > 1).any():
         raise ValueError(
-            f"user_features has {named('user', values[counts > 1])} more than once in its index; "
+            f"{what} has {named('user', values[counts > 1])} more than once in its index; "
             "give each user one row."
         )
-    rows = check_array(features, dtype=np.float64, input_name="user_features")
+    rows = check_array(features, dtype=np.float64, input_name=what, ensure_min_samples=0)
     if np.abs(rows).max(initial=0) > 1:
         name = features.columns[np.abs(rows).max(axis=0).argmax()]
         raise ValueError(
-            f"The column {name!r} of user_features reaches beyond [-1, 1]. Devices know nothing of "
+            f"The column {name!r} of {what} reaches beyond [-1, 1]. Devices know nothing of "
             "other users, by which they could scale it: divide it by a number that is public, or "
             "make columns of 0 and 1 of ranges."
         )
-    return Ids(ids, "the index of user_features"), rows
+    return Ids(ids, f"the index of {what}"), rows
 
 
 def design(features: Any) -> Any:
@@ -183,22 +214,25 @@ def weights_of(block: Any) -> Any:
     return n / (n + HALF_OF_NEW)
 
 
-def coefficients(squares: Any, sums: Any, n_users: int) -> Any:
+def coefficients(squares: Any, sums: Any) -> Any:
     """Return the users' expected vectors as coefficients of (1, features), from sums over users."""
-    total, sums, rest = squares[0, 0], sums[:-1], sums[-1]
+    squares, n_users, sums, rest = squares[:-1], squares[-1, 0], sums[:-1], sums[-1]
+    total = squares[0, 0]
     if total <= 0:
         return np.zeros_like(sums)
     mean, average = squares[0, 1:] / total, sums[0] / total
-    sizes, turn = np.linalg.eigh(squares[1:, 1:] - total * np.outer(mean, mean))
+    # A priori it is 0.
+    intercept = n_users / (n_users + SHRINKAGE) * average
+    sizes, axes = np.linalg.eigh(squares[1:, 1:] - total * np.outer(mean, mean))
     kept = sizes > ROUNDING * total
     if not kept.any():
-        return np.vstack([average, np.zeros_like(sums[1:])])
-    sizes, turn = sizes[kept], turn[:, kept]
-    projected = turn.T @ (sums[1:] - total * np.outer(mean, average)) / np.sqrt(sizes)[:, None]
+        return np.vstack([intercept, np.zeros_like(sums[1:])])
+    sizes, axes = sizes[kept], axes[:, kept]
+    projected = axes.T @ (sums[1:] - total * np.outer(mean, average)) / np.sqrt(sizes)[:, None]
     # Sums over cohorts and roundings may explain more than there is.
     squared = np.maximum(rest - total * average**2, 1.001 * (projected**2).sum(axis=0))
-    slopes = turn @ shrunk(np.sqrt(sizes), projected, squared, n_users)
-    return np.vstack([average - mean @ slopes, slopes])
+    slopes = axes @ shrunk(np.sqrt(sizes), projected, squared, n_users)
+    return np.vstack([intercept - mean @ slopes, slopes])
 
 
 def empty_rows(old: Any, n: int) -> Any:

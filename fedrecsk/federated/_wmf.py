@@ -408,13 +408,15 @@ class ClientItemsWMF(FederatedWMF):
         items = server["item_factors"].astype(np.float64)
         others = upload["others"].mean if self.aggregation == "full" else np.eye(self.n_factors)
         change, penalty = self._mean_rows(upload) + items @ others.T - items, 0.0
-        content = server["content"]
+        content, pull = server["content"], 0.0
+        if self.prox:
+            pull = self._item_penalties(server) / self.prox
         if self.reg_exponent:
-            penalty = self._item_penalties(server) / self.prox
+            penalty = pull
         change = change - penalty * items
         if content is not None and self.prox:
             # Penalties pull items with few holders to what features say instead of 0.
-            means = self._item_penalties(server) / self.prox * content.lost(items)
+            means = pull * content.lost(items)
             change = change + (means if self.reg_exponent else means @ others.T)
         if self._preconditions:
             change = divide(change, np.eye(self.n_factors) - others.T, penalty)

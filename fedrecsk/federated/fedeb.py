@@ -196,7 +196,8 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         Private features of the users, numbers in [-1, 1], with the users' ids as its index: what
         features predict is part of the mean of a user's prior. Each client reads the rows of its
         own users, and only sums travel. Of users without a row nothing is expected, and rows of
-        users who are not in X serve `fold_in` and `add_users`. Not for adversaries and devices.
+        users who are not in X serve `fold_in` and `partial_fit`. This object, its pickle and its
+        repr have the frame. Not with an adversary, on a Dask cluster or on devices.
     {item_features}
     {shared parameters}
 
@@ -340,9 +341,9 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         "which rows a client sends reveals the items it has rated, and noise cannot hide that. Use "
         "RFRec for local differential privacy."
     )
-    _user_width = "n_factors"
+    _user_width = "_width"
     _carried = (
-        *("n_steps", "center", "content_means", "scales", "user_sums"),
+        *("n_steps", "center", "content_means", "scales"),
         *("items", "items_moments", "average_items"),
         *("implicit", "implicit_moments", "average_implicit"),
     )
@@ -377,6 +378,8 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
             "average_implicit": implicit,
             "scales": Scales(ALPHA, LAMBDA_0, reg, np.full(n_implicit, REG), psi),
             "user_sums": np.zeros((self._n_features + 2, self._width)),
+            # Rounds since the set-up, in which these sums were made.
+            "n_sums": 0,
         }
 
     def _setup_specs(self, n_items, step):
@@ -559,7 +562,8 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
             sums = upload["implicit"].sum
             server |= self._stepped(server, "implicit", sums, share, scales.reg_implicit, 0)
         if self._n_features:
-            average, weight = server[SUMS], self._averaged(server["n_steps"], share)
+            server["n_sums"] += 1
+            average, weight = server[SUMS], self._averaged(server["n_sums"], share)
             server[SUMS] = average + weight * (upload[SUMS].sum / share - average)
         if self.posterior == "variational":
             server |= learned(server, upload["scales"].sum / share)
@@ -594,14 +598,14 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         if self.implicit:
             fields["average_implicit"] = Dense(server["average_implicit"])
         if self._n_features:
-            means = coefficients(server[SQUARES], server[SUMS], server["n_clients"])
+            means = coefficients(server[SQUARES], server[SUMS])
             fields["user_means"] = Dense(means, learned=False)
         return Message(**fields, scales=server["scales"].sent())
 
     def _fitted_users(self, block, state, message, turn):
         posterior, means = self._empty_posterior(block.n_users, block.n_users), 0
         if block.features is not None:
-            # Deviations from the mean of their features explain what that does not.
+            # What the mean of their features leaves is inferred.
             means = (design(block.features) @ message["user_means"].values).astype(self._dtype)
             state = state | {"ratings": self._deviations(block, state["ratings"], means, message)}
         self._infer(block, state, message, "average_", turn, posterior)
@@ -631,7 +635,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
             "user_factors_": means[:, 1:],
             "user_bias_": unit * means[:, 0],
             "user_covariance_": np.tile(np.diag(prior), (n, 1, 1)),
-            "user_noise_": np.full(n, self.noise_std_),
+            "user_noise_": np.full(n, np.sqrt(self._typical_variance())),
         }
         return days | {name: rows.astype(self._dtype) for name, rows in attributes.items()}
 
@@ -694,6 +698,14 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
             spread["prior"] = np.pad(self.implicit_factors_, ((0, 0), (1, TASTES)))
         return self._posterior_rule(self.noise_std_**2, self.bias_std_**2, **spread)
 
+    def _typical_variance(self):
+        """Return the variance of the ratings of a user of whom nothing is known."""
+        return self.noise_std_**2 * (self.NU / (self.NU - 2) if self.user_noise else 1)
+
+    def _compared(self, name):
+        # Without popularity and biases, which say nothing of what an item is like.
+        return super()._compared(name)[:, :-TASTES]
+
     def _standard_deviations(self, users, items):
         if self.posterior == "map":
             raise ValueError(
@@ -704,9 +716,8 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         factors = np.vstack([self.item_factors_, np.zeros(self._width - 1, self._dtype)])
         item_variance = np.vstack([self.item_variance_, self._new_item_variance])
         items = np.where(items < 0, len(self.item_factors_), items)
-        noise = self.noise_std_**2 * (self.NU / (self.NU - 2) if self.user_noise else 1)
         spread = (factors**2).sum(axis=1, dtype=float) + item_variance.sum(axis=1, dtype=float)
-        variance = noise + self.bias_std_**2 + spread[items]
+        variance = self._typical_variance() + self.bias_std_**2 + spread[items]
         known = np.flatnonzero(users >= 0)
         of_known, pairs = np.empty(len(known)), (users[known], items[known])
         of_users = self.user_factors_, self.user_covariance_, self.user_noise_
@@ -738,7 +749,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
             )
 
     def _rule_of(self, item):
-        if self.user_features is not None:
+        if "user_means" in self._final_message:
             raise ValueError(
                 "With user_features a score is no sum over the user's rows; explain a model that "
                 "was fitted without them."

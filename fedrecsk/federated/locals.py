@@ -144,9 +144,9 @@ class LocALS(ClientItemsWMF):
     without `prox`, so keep it positive.
 
     *Item features.* With `item_features` and ``prox > 0`` the server learns in each round which
-    vectors m_i features predict, and adds ``reg_item / (n_clients prox) 10 / (n_i + 10) m_i`` to
-    the mean of the uploads of an item that n_i clients hold: the penalty pulls items of few clients
-    to m_i instead of 0. Nothing more is sent.
+    vectors m_i features predict, and adds ``reg_item / (n_clients prox) 10 / (n_i + 10) m_i`` (with
+    ``reg_exponent=0``) to the mean of the uploads of an item that n_i clients hold: the penalty
+    pulls items of few clients to m_i instead of 0. Nothing more is sent.
 
     *Penalties scaled by frequency* are those of [2]_, ``lambda (T + alpha0 m)^nu`` with
     ``alpha0 = 1 / alpha`` and ``reg_user = lambda alpha0^(nu - 1) m^nu``, and likewise for items.

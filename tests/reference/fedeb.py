@@ -162,7 +162,7 @@ class Adam:
         return rate * first / (np.sqrt(second) + 1e-8)
 
 
-def user_means(features, weights, sums, squares, n_clients):
+def user_means(features, weights, sums, squares):
     """The users' expected vectors by their features: each column's ridge of the likeliest ratio."""
     known = ~np.isnan(features).any(axis=1)
     x, n = features[known], weights[known].sum(axis=1)
@@ -176,11 +176,11 @@ def user_means(features, weights, sums, squares, n_clients):
         rest[k] = max(rest[k], 1.001 * right @ np.linalg.solve(gram, right))
         for ratio in np.logspace(-4, 6, 61) * np.trace(gram) / len(gram):
             found = np.linalg.solve(gram + ratio * np.eye(len(gram)), right)
-            loss = n_clients * np.log(rest[k] - right @ found)
+            loss = len(x) * np.log(rest[k] - right @ found)
             loss += np.linalg.slogdet(np.eye(len(gram)) + gram / ratio)[1]
             if loss < best:
                 slopes[:, k], best = found, loss
-    return np.vstack([average - mean @ slopes, slopes])
+    return np.vstack([len(x) / (len(x) + 10) * average - mean @ slopes, slopes])
 
 
 def run(estimator, ratings, weights, users_of, start, turns, features=None):
@@ -267,5 +267,5 @@ def run(estimator, ratings, weights, users_of, start, turns, features=None):
                 averages, (items, implicit, *(one / share for one in of_users)), strict=True
             )
         )
-    means = None if features is None else user_means(features, weights, *averages[2:], n_clients)
+    means = None if features is None else user_means(features, weights, *averages[2:])
     return Model(*averages[:2], n_ratings, reg, lambda_0, alpha, *options, means)
