@@ -606,6 +606,9 @@ def similarities(model, kind):
     if vectors is None:
         return None
     vectors = vectors.astype(float)
+    if isinstance(model, fedrecsk.FedEB):
+        # Without popularity and biases.
+        vectors = vectors[:, : model.n_factors]
 
     def cosine(i, j):
         lengths = np.linalg.norm(vectors[i]) * np.linalg.norm(vectors[j])

@@ -79,9 +79,9 @@ class Similarity:
         """Find the items that are most similar to given ones.
 
         The similarity of two items is the cosine of their vectors, `item_factors_`, without
-        biases. For binary codes this is 1 - 2 h / n_bits, where h is the Hamming distance. EASE
-        and FedEASE have weights B instead of vectors: there it is the items' partial correlation
-        given all other items, sign(B_ij) sqrt(B_ij B_ji).
+        biases and FedEB's last two columns. For binary codes this is 1 - 2 h / n_bits, where h is
+        the Hamming distance. EASE and FedEASE have weights B instead of vectors: there it is the
+        items' partial correlation given all other items, sign(B_ij) sqrt(B_ij B_ji).
 
         Parameters
         ----------
