@@ -348,7 +348,7 @@ def test_shares_of_other_sums_clients_or_receivers_are_refused():
         two.shares[first][0],  # of another sum
         routed[0][second],  # of another sender
         one.shares[first][next(c for c in one.shares[first] if c != 0)],  # to another receiver
-        routed[0][first][:-1] + b"x",
+        routed[0][first][:-1] + bytes([routed[0][first][-1] ^ 1]),
     ):
         with pytest.raises(MaskingFailed, match=f"client {first} did not encrypt for it"):
             one.clients[0].mask(one.vectors[0], {**routed[0], first: wrong})
