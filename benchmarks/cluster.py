@@ -46,7 +46,8 @@ SHAPES = {
     25_000_000: (162_541, 59_047),
     200_000_000: (2_000_000, 100_000),
 }
-# Of so many ratings this number of partitions is generated; others have them with other users.
+# How many partitions are generated, by the number of ratings; the others repeat their rows for
+# other users. Without an entry all are.
 DISTINCT = {200_000_000: 2}
 METHODS = ("RFRec", "FedEB", "LocALS", "FCF", "FedMF")
 COLUMNS = ["user", "item"]

@@ -170,8 +170,7 @@ def lists(model, test, items, seen):
 
 def picture(options):
     """RMSE by the number of training rows of an item, new ones first."""
-    heads = [f"{low} to {high - 1:g}" for low, high in itertools.pairwise(BINS)]
-    heads[-1] = f"{BINS[-2]} or more"
+    heads = _heads()
     print(f"| data | model | features | 0 | {' | '.join(heads)} |")
     print("|---|---|---|---|" + "---|" * len(heads))
     for name in options.data:
@@ -193,14 +192,19 @@ def picture(options):
                 _row(name, label, knows, [np.sqrt(squares / sizes)])
 
 
+def _heads():
+    """Names of the bins but for the first, of new items."""
+    heads = [f"{low} to {high - 1:g}" for low, high in itertools.pairwise(BINS)]
+    return [*heads[:-1], f"{BINS[-2]} or more"]
+
+
 def few(options):
     """NDCG@10 of LocALS, and AUC among items by their number of training rows, new ones first.
 
     AUC is the share of all pairs of a test row's item and another of the same bin that are in the
     right order. The splits are for choices.
     """
-    heads = [f"{low} to {high - 1:g}" for low, high in itertools.pairwise(BINS)]
-    heads[-1] = f"{BINS[-2]} or more"
+    heads = _heads()
     print(f"| data | features | NDCG@10 | 0 | {' | '.join(heads)} |")
     print("|---|---|---|---|" + "---|" * len(heads))
     for name in options.data:
