@@ -1,8 +1,8 @@
 """FedEB: a user's posterior given the items, what clients send of it, and the server's step.
 
 A user's numbers are phi = (b_u, p_u, s_u), and item i is x_i = (1, q_i, z_i) to them; rows of
-`items` have b_i in front of q_i and z_i, which are d numbers together. Only b_i and q_i, or as many
-columns as `workspace` is told, get gradients. Sums run over the user's ratings, each with its
+`items` have b_i in front of q_i and z_i, which are d numbers together. Only the first `n_sent`
+columns, b_i and q_i, get gradients. Sums run over the user's ratings, each with its
 weight w. PrivFedEB's kernels use `infer` too.
 
 Loops are written out, and `infer` is called at one level, because numba compiles a small function

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from scipy import sparse
 from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted
 
@@ -191,7 +190,8 @@ def read(features: Any, what: str = "user_features") -> tuple[Ids, Any]:
             f"{what} has {named('user', values[counts > 1])} more than once in its index; "
             "give each user one row."
         )
-    rows = check_array(features, dtype=np.float64, input_name=what, ensure_min_samples=0)
+    rows = features.to_numpy(dtype=np.float64, na_value=np.nan)
+    check_array(rows, input_name=what, ensure_min_samples=0)
     if np.abs(rows).max(initial=0) > 1:
         name = features.columns[np.abs(rows).max(axis=0).argmax()]
         raise ValueError(
@@ -233,9 +233,3 @@ def coefficients(squares: Any, sums: Any) -> Any:
     squared = np.maximum(rest - total * average**2, 1.001 * (projected**2).sum(axis=0))
     slopes = axes @ shrunk(np.sqrt(sizes), projected, squared, n_users)
     return np.vstack([intercept - mean @ slopes, slopes])
-
-
-def empty_rows(old: Any, n: int) -> Any:
-    """Return `n` rows of zeros like those of an attribute by users."""
-    shape = (n, *old.shape[1:])
-    return sparse.csr_array(shape, dtype=old.dtype) if sparse.issparse(old) else np.zeros(shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -17,6 +17,7 @@ from fedrecsk.data import _times
 from fedrecsk.data._rating_scale import scale_of
 from fedrecsk.federated._day_effects import DayEffects
 from fedrecsk.federated._fedeb_prior import directions, eigenpairs, sketch
+from fedrecsk.federated._fedeb_scales import Scales, learned
 from fedrecsk.federated._item_content import FederatedContent
 from fedrecsk.federated._optimizers import adam
 from fedrecsk.federated._ratings import RatingScale
@@ -26,7 +27,6 @@ from fedrecsk.federated._user_features import (
     UserFeatures,
     coefficients,
     design,
-    empty_rows,
     read,
 )
 from fedrecsk.federated.base import FederatedRecommender
@@ -53,13 +53,6 @@ LOOK_BACK = 10
 # Where precisions start, in units: of ratings, of users' biases, of items' biases and vectors given
 # their prior mean (R), and of that mean (psi).
 ALPHA, LAMBDA_0, REG_BIAS, REG, PSI = 1.3, 6.0, 5.0, 100.0, 10.0
-# Share of the moving averages that a round replaces, and the rounds before they count.
-NEW, BURN_IN = 0.1, 3
-# Bounds of learned precisions: where all ratings are equal, nothing else bounds them.
-LOWEST, HIGHEST = 1e-4, 1e4
-# Shares of the numbers that ratings determine: for their precision to fall freely, at least the
-# first, and for the slower rule, at least the second.
-DETERMINED, WELL_DETERMINED = 0.02, 0.1
 
 
 class EmpiricalBayes(RatingScale, RatingMixin, FederatedRecommender):
@@ -620,17 +613,28 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
 
     def _deviations(self, block, ratings, means, message):
         """Return the ratings less what the users' expected vectors contribute."""
-        items = self._with_tastes(message["average_items"].values, message["n_ratings"].values)
-        of_rating = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
-        linear = 0.0, means[:, 0], np.zeros(len(items)), means[:, 1:], items[:, 1:]
-        expected = linear_scores(of_rating, block.items, *linear)
+        items = self._average_items(message)
+        expected = self._expected(block, means, np.zeros(len(items)), items[:, 1:])
         return ratings._replace(values=(ratings.values - expected).astype(self._dtype))
+
+    def _average_items(self, message):
+        """Return the rows (b_i, q_i, z_i) of the final message, in units."""
+        return self._with_tastes(message["average_items"].values, message["n_ratings"].values)
+
+    @staticmethod
+    def _expected(block, users, item_bias, items):
+        """Return the scores of a block's rows without the mean rating; users have b_u in front."""
+        of_rating = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
+        linear = 0.0, users[:, 0], item_bias, users[:, 1:], items
+        return linear_scores(of_rating, block.items, *linear)
 
     def _prior_attributes(self, means):
         """Return the attributes of users of whom only the expected vectors, in units, are known."""
         n, unit = len(means), self._unit(*self.rating_scale_)
         prior = np.r_[self.bias_std_**2, np.ones(self._width - 1)]
-        days = {} if self.timestamps is None else {"user_days_": empty_rows(self.user_days_, n)}
+        days = {}
+        if self.timestamps is not None:
+            days["user_days_"] = csr_array((n, self.user_days_.shape[1]), dtype=self._dtype)
         attributes = {
             "user_factors_": means[:, 1:],
             "user_bias_": unit * means[:, 0],
@@ -643,13 +647,9 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         fitted = super()._personalize(block, state, message, turn, key)
         if self.timestamps is None:
             return fitted
-        users, n_rated = fitted["users"], np.diff(block.indptr)
-        of_rating = np.repeat(np.arange(block.n_users), n_rated)
         low, high, mean = (float(number) for number in message["ratings"].values)
-        items = self._with_tastes(message["average_items"].values, message["n_ratings"].values)
-        items = self._unit(low, high) * items
-        linear = mean, users[:, 0], items[:, 0], users[:, 1:], items[:, 1:]
-        expected = linear_scores(of_rating, block.items, *linear)
+        items = self._unit(low, high) * self._average_items(message)
+        expected = mean + self._expected(block, fitted["users"], items[:, 0], items[:, 1:])
         return fitted | {"days": self._effects_of_days(block, np.clip(expected, low, high))}
 
     def _private_vectors(self, state):
@@ -660,8 +660,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         alpha, lambda_0, *reg = message["scales"].values
         unit = self._unit(low, high)
         n_ratings = message["n_ratings"].values
-        items = self._with_tastes(message["average_items"].values, n_ratings)
-        items = (unit * items).astype(self._dtype)
+        items = (unit * self._average_items(message)).astype(self._dtype)
         # The last row is that of an unknown item.
         n_ratings = np.append(n_ratings, 0)
         variance = np.zeros((len(n_ratings), self._width), self._dtype)
@@ -776,65 +775,3 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
 
 
 # -------------------------------------------------- the server: precisions, by damped EM
-
-
-class Scales(NamedTuple):
-    """The precisions, and the sums that they are learned from."""
-
-    alpha: float  # of a rating of a typical user
-    lambda_0: float  # of users' biases
-    reg: np.ndarray  # (d + 1,), of items given their prior mean (R)
-    reg_implicit: np.ndarray  # (d,), of the implicit part (R_y)
-    psi: np.ndarray  # (d + 1,), of the prior mean
-    # (4,) or None, moving averages of what clients send for the first two
-    sums: np.ndarray | None = None
-
-    def sent(self) -> Any:
-        """Return what clients receive."""
-        return Dense(np.r_[self.alpha, self.lambda_0, self.reg])
-
-
-def learned(server: Any, sums: Any) -> Any:
-    """Return the new `scales` and the items' prior mean `center`, from what all clients send."""
-    scales, center = server["scales"], server["center"]
-    if scales.sums is not None:
-        sums = (1 - NEW) * scales.sums + NEW * sums
-    scales = scales._replace(sums=sums)
-    if server["n_steps"] <= BURN_IN:
-        return {"scales": scales}
-    items, implicit = server["items"], server["implicit"]
-    bias, n_users, errors, n_ratings = np.maximum(sums, np.finfo(float).tiny)
-    psi, of_center, content = scales.psi, 0.0, server["content_means"]
-    center = center - content
-    if server["prior"] is not None:
-        center, psi, of_center = server["prior"].center(items - content, psi, scales.reg)
-    if server["content"] is not None:
-        content = server["content"].means(items - center).astype(items.dtype)
-        center = center + content
-    squares, variances = spread(items - center, scales.reg, scales.alpha * server["n_ratings"])
-    reg = precision_of(len(items), scales.reg, squares, variances + of_center)
-    # A geometric mean, because precisions of vectors that are not needed grow without bound.
-    reg = scales.reg ** (1 - NEW) * np.clip(reg, LOWEST, HIGHEST) ** NEW
-    reg_implicit = scales.reg_implicit
-    if len(reg_implicit):
-        reg_implicit = len(items) / sum(spread(implicit, reg_implicit, server["shares"]))
-    alpha, lambda_0 = np.clip([n_ratings / errors, n_users / bias], LOWEST, HIGHEST)
-    scales = Scales(float(alpha), float(lambda_0), reg, reg_implicit, psi, sums)
-    return {"center": center, "content_means": content, "scales": scales}
-
-
-def spread(values: Any, reg: Any, total_weight: Any) -> Any:
-    """Return the sums of squares, and of the posterior variances, of each column."""
-    return (values.astype(float) ** 2).sum(axis=0), (1 / (reg + total_weight[:, None])).sum(axis=0)
-
-
-def precision_of(n: Any, reg: Any, squares: Any, variances: Any) -> Any:
-    """Return the precision of n numbers again, from the sums of their squares and variances."""
-    # At a precision that explains them, the EM algorithm's estimate and MacKay's (1992) agree. The
-    # latter converges in far fewer rounds where ratings determine few of the numbers; if hardly
-    # any, it may fall without bound. Where they determine many, it gives up useful factors.
-    with_em = n / (squares + variances)
-    determined = np.maximum(n - reg * variances, np.finfo(float).tiny)
-    with_mackay = determined / np.maximum(squares, determined / HIGHEST)
-    with_mackay = np.maximum(np.where(determined > DETERMINED * n, 0, with_em), with_mackay)
-    return np.where(determined > WELL_DETERMINED * n, with_em, with_mackay)
