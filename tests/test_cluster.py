@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import dask
 import dask.dataframe as dd
@@ -40,6 +41,7 @@ from fedrecsk.aggregation import (
 )
 from fedrecsk.attacks import SignFlip
 from fedrecsk.cluster import checkpoints, gather
+from fedrecsk.cluster._checkpoints import Log
 from fedrecsk.compression import Quantization
 from fedrecsk.datasets import make_ratings
 from fedrecsk.federated import _cluster, _round_loop
@@ -666,3 +668,20 @@ def test_wrong_columns_are_named(client):
             RFRec().fit(X, ratings)
     with pytest.raises(TypeError, match="EASE has no clients"):
         EASE().fit(PARTED[IDS])
+
+
+def test_a_checkpoint_is_its_owners_and_leaves_no_file_behind(tmp_path):
+    folder = tmp_path / "fits" / "one"
+    with checkpoints(folder):
+        log = Log()
+    assert folder.stat().st_mode & 0o077 == 0
+    log.add(("round", 1))
+    log.save("identity", SimpleNamespace(round=1))
+    (folder / "server.draft").touch()
+    with checkpoints(folder), pytest.raises(ValueError, match="interrupted fit of other rows"):
+        Log().saved("another")
+    log.close(is_over=True)
+    assert list(folder.iterdir()) == []
+    for every in (0, 1.5, "2"):
+        with pytest.raises((TypeError, ValueError), match="every"), checkpoints(folder, every):
+            pass

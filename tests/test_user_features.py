@@ -124,6 +124,15 @@ def test_wrong_features_are_named(features, error, what):
         make(user_features=features).fit(X, Y)
 
 
+def test_any_frame_of_numbers_will_do(model):
+    for frame in (FEATURES.astype(pd.SparseDtype(float)), FEATURES.convert_dtypes()):
+        same = make(user_features=frame).fit(X[OLD], Y[OLD])
+        np.testing.assert_array_equal(same.predict(X[OLD]), model.predict(X[OLD]))
+    twice = pd.concat([FEATURES, FEATURES], axis=1)
+    alike = make(user_features=twice).fit(X[OLD], Y[OLD])
+    np.testing.assert_allclose(alike.predict(X[OLD]), model.predict(X[OLD]), atol=0.02)
+
+
 def test_wrong_uses_are_named(model):
     with pytest.raises(ValueError, match="was fitted without user_features"):
         make(n_rounds=2).fit(X, Y).add_users(FEATURES)
