@@ -8,7 +8,8 @@ of a liked (4 stars or more) and another test row of a user that are in the righ
 pairs of the same user. `rankings`: all rows are likes; the new items are ranked for each user with
 likes among them, and so are the known ones that the user has no training row of: NDCG@10 and AUC,
 means over users. `picture`: RMSE by the number of training rows of an item, with and without
-features. `few`: the same for LocALS's rankings. `users`: a tenth of the users has no rows in fit.
+features. `few`: the same for LocALS's rankings. `users`: a tenth of the users has no rows
+in fit.
 Means over seeds.
 
 Data: MovieLens-100k and MovieLens-1M with their films, in the folder --data-home or FEDRECSK_DATA.
@@ -236,10 +237,10 @@ def few(options):
 
 
 def users(options):
-    """RMSE of cold users by their number of rows, with and without features of users.
+    """Scores of cold users by their number of rows, with and without features of users.
 
-    The last column is of other users, a tenth of whose rows is for testing. The splits are for
-    choices.
+    RMSE of FedEB, and NDCG@10 of LocALS, for which all rows are likes. The last column is of other
+    users, a tenth of whose rows is for testing. The splits are for choices.
     """
     print("| data | | features of users | 0 rows | 1 row | 3 rows | 5 rows | other users |")
     print("|---|---|---|---|---|---|---|---|")
@@ -248,14 +249,14 @@ def users(options):
         X, y, about = fetched.data[:, :2], fetched.target, fetched.users
         features = pd.get_dummies(about[["gender", "occupation"]].astype(str)).astype(float)
         features = features.join(pd.get_dummies(about["age"] // 10, prefix="age").astype(float))
-        for knows in (False, True):
-            given = features if knows else None
-            scores = [_cold_scores(X, y, given, seed) for seed in choosing(options.seeds)]
-            _row(name, "FedEB", knows, scores)
+        for model, knows in itertools.product((FedEB(), LocALS()), (False, True)):
+            model.set_params(user_features=features if knows else None)
+            scores = [_cold_scores(model, X, y, seed) for seed in choosing(options.seeds)]
+            _row(name, type(model).__name__, knows, scores)
 
 
-def _cold_scores(X, y, features, seed):
-    """RMSE of cold users after their first five rows, given 0, 1, 3 or 5; and of other users."""
+def _cold_scores(model, X, y, seed):
+    """Scores of cold users after their first five rows, given 0, 1, 3 or 5; and of other users."""
     rng, ids = np.random.default_rng(seed), np.unique(X[:, 0])
     cold = rng.permutation(ids)[: len(ids) // 10]
     is_cold, test = np.isin(X[:, 0], cold), rng.random(len(y)) < 0.1
@@ -263,16 +264,25 @@ def _cold_scores(X, y, features, seed):
     number = np.empty(len(y), dtype=int)
     number[order] = pd.Series(X[order, 0]).groupby(X[order, 0]).cumcount()
     train, others = ~is_cold & ~test, ~is_cold & test
-    model = FedEB(user_features=features, random_state=seed).fit(X[train], y[train])
-    of_others = root_mean_squared_error(y[others], model.predict(X[others]))
+    model = clone(model).set_params(random_state=seed)
+    rates = model.__sklearn_tags__().target_tags.required
+    y = y if rates else np.ones(len(X))
+    model.fit(X[train], y[train])
+
+    def score(model, test, seen):
+        if rates:
+            return root_mean_squared_error(y[test], model.predict(X[test]))
+        return lists(model, X[test], model.item_ids_, X[seen])[0]
+
+    of_others = score(model, others & np.isin(X[:, 1], model.item_ids_), train)
     later, scores = is_cold & (number >= 5) & np.isin(X[:, 1], model.item_ids_), []
     for n in (0, 1, 3, 5):
         served, few = copy.copy(model), is_cold & (number < n)
         if n:
             served.fold_in(X[few], y[few])
-        elif features is not None:
-            served.add_users(features.loc[cold])
-        scores.append(root_mean_squared_error(y[later], served.predict(X[later])))
+        elif model.user_features is not None:
+            served.add_users(model.user_features.loc[cold])
+        scores.append(score(served, later, few & np.isin(X[:, 1], model.item_ids_)))
     return [*scores, of_others]
 
 

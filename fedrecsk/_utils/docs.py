@@ -57,6 +57,13 @@ item_features : DataFrame, array or sparse matrix of shape (n_items, n_features)
     which is the catalogue unless `items` is given too; the rows of an array or a sparse matrix
     are in the order of `items`. Columns that reach beyond [-1, 1] are divided by two standard
     deviations. Only the server uses them, and nothing else is sent.
+[user_features]
+user_features : DataFrame of shape (n_users, n_features), default={default}
+    Private features of the users, numbers in [-1, 1], with the users' ids as its index: what
+    features predict is part of what is expected of a user. Each client reads the rows of its
+    own users, and only sums travel. Of users without a row nothing is expected, and rows of
+    users who are not in X serve `fold_in` and `partial_fit`. This object, its pickle and its
+    repr have the frame. Not with an adversary, on a Dask cluster or on devices.
 [timestamps]
 timestamps : int, str or None, default={default}
     Column of X with the time of each row, read only if a half-life is set: its position (2 or

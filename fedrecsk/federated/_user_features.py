@@ -1,7 +1,7 @@
 """The parameter `user_features`: what users are like before they rate, learned from sums.
 
 Each client reads the features of its own users. Users' vectors v, less what is expected of them
-otherwise, are regressed on x = (1, features), with weights ``w = n_u / (n_u + 400)``: the server
+otherwise, are regressed on x = (1, features), with weights ``w = n_u / (n_u + h)``: the server
 knows the number of users with features and the sums over them of ``w x x'``, ``w x v'`` and
 ``w v^2``. The coefficients come with the final model, from which clients infer their users once
 more.
@@ -18,25 +18,30 @@ import pandas as pd
 from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted
 
-from fedrecsk.base._item_prior import HALF_OF_NEW, ROUNDING, SHRINKAGE, shrunk
+from fedrecsk.base._item_prior import ROUNDING, SHRINKAGE, shrunk
 from fedrecsk.data.interactions import Ids, id_array, named
+from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.protocol.messages import Dense
 from fedrecsk.updates import FieldSpec, SparseRows
 
 if TYPE_CHECKING:
     from typing import Any, Self
 
-SQUARES, SUMS = "user_features", "user_sums"
+SQUARES, SUMS, MEANS = "user_features", "user_sums", "user_means"
 
 
-class UserFeatures:
-    """`user_features` and `add_users` of a method whose users have a normal prior.
+class UserFeatures(FederatedRecommender):
+    """`user_features` and `add_users` of a method whose users have vectors.
 
-    The method adds the fields below to its set-up, its rounds and its final message.
+    The method adds the fields below to its set-up, its rounds and its final message, and has
+    `_prior_attributes`.
     """
 
     # Features of users whom `add_users` has added; and the columns in fit.
     _added = None
     _user_columns = None
+    # Number of rows at which a user counts half of one with very many (h).
+    HALF_OF_USERS = 20.0
 
     def add_users(self: Any, features: pd.DataFrame) -> Self:
         """Add users who have no rows yet, by their features, without retraining.
@@ -77,7 +82,7 @@ class UserFeatures:
         (1, 3)
         """
         check_is_fitted(self)
-        if "user_means" not in self._final_message:
+        if MEANS not in self._final_message:
             raise ValueError(
                 f"This {type(self).__name__} was fitted without user_features, so it expects "
                 "nothing of users without rows; fit it with user_features, or fold_in some rows."
@@ -90,18 +95,18 @@ class UserFeatures:
                 f"The model knows {named('user', ids.values[known])} already; add_users takes new "
                 "users only, so leave these rows out."
             )
-        means = self._final_message["user_means"].values
+        means = self._final_message[MEANS].values
         attributes = self._prior_attributes(design(rows) @ means)
         nothing = np.zeros(len(ids) + 1, np.int64), np.empty(0, np.int32)
         self._take_users(ids.values, *nothing, attributes)
         self._added = features if self._added is None else pd.concat([self._added, features])
         return self
 
-    def _with_features(self: Any, data, *, fitted):
+    def _with_features(self, data, *, fitted):
         """Return data with the features of its users, NaN for users who have none."""
         frames = [self.user_features, self._added if fitted else None]
         frames = [frame for frame in frames if frame is not None]
-        if not frames or (fitted and "user_means" not in self._final_message):
+        if not frames or (fitted and MEANS not in self._final_message):
             return data
         if fitted and self.user_features is not None:
             self._check_columns(self.user_features, "user_features")
@@ -112,7 +117,7 @@ class UserFeatures:
             features[codes[codes >= 0]] = rows[codes >= 0]
         return replace(data, features=features)
 
-    def _check_columns(self: Any, features, name):
+    def _check_columns(self, features, name):
         """Raise unless these are the columns of the fit."""
         given = list(features.columns)
         if given != self._user_columns:
@@ -121,21 +126,26 @@ class UserFeatures:
                 f"{reprlib.repr(self._user_columns)}; give the same columns in the same order."
             )
 
-    def _learn(self: Any, data, report, fit):
-        super()._learn(data, report, fit)  # pyright: ignore[reportAttributeAccessIssue]
+    def _learn(self, data, report, fit):
+        super()._learn(data, report, fit)
         if self.user_features is not None:
             self._user_columns = list(self.user_features.columns)
         return self
 
-    def _fit(self: Any, data, report):
+    def _fit(self, data, report):
         self._added = None
-        return super()._fit(data, report)  # pyright: ignore[reportAttributeAccessIssue]
+        return super()._fit(data, report)
 
     # ------------------------------------------------------------- what a method adds to its own
 
     @property
-    def _n_features(self: Any):
+    def _n_features(self):
         return 0 if self.user_features is None else self.user_features.shape[1]
+
+    def _no_user_sums(self, width):
+        """Return what the server keeps of users' vectors of this width before the first round."""
+        # The number is that of rounds since the set-up.
+        return {SUMS: np.zeros((self._n_features + 2, width)), "n_sums": 0}
 
     def _feature_specs(self):
         """Return what a client sends of its users' features in the set-up; nothing without any."""
@@ -147,19 +157,19 @@ class UserFeatures:
         shape = self._n_features + 2, width
         return {SUMS: FieldSpec(shape, learned=False)} if self._n_features else {}
 
-    @staticmethod
-    def _feature_squares(block):
+    def _feature_squares(self, block):
         """Return ``sum w x x'`` over a block's users; in the last row, how many have features."""
+        if not self._n_features:
+            return {}
         x = design(block.features)
         number = np.zeros((1, x.shape[1]))
         number[0, 0] = x[:, 0].sum()
-        return np.vstack([(weights_of(block)[:, None] * x).T @ x, number])
+        return {SQUARES: np.vstack([(self._user_weights(block)[:, None] * x).T @ x, number])}
 
-    @staticmethod
-    def _user_sums(block, vectors, turn, sends):
+    def _user_sums(self, block, vectors, turn, sends):
         """Return ``sum w x v'`` and, in the last row, ``sum w v^2`` of the clients that send."""
         who, x = block.users_of(sends), design(block.features)
-        weights = np.where(who & (x[:, 0] > 0), weights_of(block), 0.0)
+        weights = np.where(who & (x[:, 0] > 0), self._user_weights(block), 0.0)
         vectors = np.where(who[:, None], vectors, 0.0).astype(float)
         if not turn.separate:
             weighted = weights[:, None] * vectors
@@ -167,6 +177,64 @@ class UserFeatures:
         each = np.einsum("u,uf,uk->ufk", weights, x, vectors)
         each = np.concatenate([each, (weights[:, None] * vectors**2)[:, None]], axis=1)
         return SparseRows.stacked(np.add.reduceat(each, block.client_indptr[:-1]))
+
+    def _user_weights(self, block):
+        """Return the weights of a block's users (w)."""
+        n = self._n_rows_of_users(block)
+        return n / (n + self.HALF_OF_USERS)
+
+    def _n_rows_of_users(self, block):
+        """Return the total weight of each user's rows."""
+        return np.add.reduceat(block.weights, block.indptr[:-1])
+
+    def _user_sums_after(self, server, upload):
+        """Return the server's sums after a round: averages that follow the latest uploads."""
+        if not self._n_features:
+            return {}
+        number, share = server["n_sums"] + 1, upload.n_clients / server["n_clients"]
+        change = upload[SUMS].sum / share - server[SUMS]
+        return {SUMS: server[SUMS] + max(1 / number, share) * change, "n_sums": number}
+
+    def _user_means(self, server):
+        """Return the coefficients of users' expected vectors, as a field of the final message."""
+        if not self._n_features:
+            return {}
+        means = coefficients(server[SQUARES], server[SUMS])
+        return {MEANS: Dense(means, learned=False)}
+
+    @staticmethod
+    def _expected_vectors(block, message):
+        """Return the vectors that the features of a block's users predict; None without any."""
+        if block.features is None:
+            return None
+        return design(block.features) @ message[MEANS].values
+
+    # --------------------------------------------------------------------------------- checks
+
+    def _check_before_fit(self):
+        if self.user_features is not None:
+            read(self.user_features)
+            if self._setting().adversary is not None:
+                raise ValueError(
+                    "Users of an adversary have no user_features; leave one of the two out."
+                )
+        super()._check_before_fit()
+
+    def _check_on_devices(self, federation):
+        if self.user_features is not None:
+            raise ValueError(
+                "user_features are in one DataFrame, which no device has; call fit, or leave them "
+                "out."
+            )
+        super()._check_on_devices(federation)
+
+    def _rule_of(self, item):
+        if MEANS in self._final_message:
+            raise ValueError(
+                "With user_features a score is no sum over the user's rows; explain a model that "
+                "was fitted without them."
+            )
+        return super()._rule_of(item)
 
 
 def read(features: Any, what: str = "user_features") -> tuple[Ids, Any]:
@@ -206,12 +274,6 @@ def design(features: Any) -> Any:
     """Return rows (1, features) of users, zeros for those without features."""
     known = ~np.isnan(features).any(axis=1)
     return np.where(known[:, None], np.column_stack([np.ones(len(features)), features]), 0.0)
-
-
-def weights_of(block: Any) -> Any:
-    """Return the weights of a block's users."""
-    n = np.add.reduceat(block.weights, block.indptr[:-1])
-    return n / (n + HALF_OF_NEW)
 
 
 def coefficients(squares: Any, sums: Any) -> Any:

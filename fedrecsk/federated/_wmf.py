@@ -307,7 +307,8 @@ class FederatedWMF(ImplicitMF):
             held = np.bincount(block.row_items[sends], minlength=block.n_items)
             fields["n_holders"] = held
         names = self._upload_specs(block.n_items)
-        return ClientUpdates({name: fields[name] for name in names}, is_finite=out.is_finite)
+        fields = {name: one for name, one in fields.items() if name in names}
+        return ClientUpdates(fields, is_finite=out.is_finite)
 
     # -------------------------------------------------------------------- on the server
 

@@ -21,14 +21,7 @@ from fedrecsk.federated._fedeb_scales import Scales, learned
 from fedrecsk.federated._item_content import FederatedContent
 from fedrecsk.federated._optimizers import adam
 from fedrecsk.federated._ratings import RatingScale
-from fedrecsk.federated._user_features import (
-    SQUARES,
-    SUMS,
-    UserFeatures,
-    coefficients,
-    design,
-    read,
-)
+from fedrecsk.federated._user_features import SQUARES, SUMS, UserFeatures
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.portable import Ridge
 from fedrecsk.protocol.messages import Dense, Message, Rows
@@ -185,12 +178,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         Column of X with the time of each row: its position (2 or more) or, for a DataFrame, its
         name; dates, or seconds since 1970. Then each user has an effect of each day (UTC) on which
         it has rated, in `predict` only. None: time does not count.
-    user_features : DataFrame of shape (n_users, n_features), default=None
-        Private features of the users, numbers in [-1, 1], with the users' ids as its index: what
-        features predict is part of the mean of a user's prior. Each client reads the rows of its
-        own users, and only sums travel. Of users without a row nothing is expected, and rows of
-        users who are not in X serve `fold_in` and `partial_fit`. This object, its pickle and its
-        repr have the frame. Not with an adversary, on a Dask cluster or on devices.
+    {user_features}
     {item_features}
     {shared parameters}
 
@@ -349,6 +337,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
     BETA_1, BETA_2, EPSILON = 0.9, 0.99, 1e-8
     # How many ratings the prior of a user's own precision is worth (nu).
     NU = 10.0
+    HALF_OF_USERS = 400.0
 
     # ------------------------------------------------------------------------- the set-up
 
@@ -370,9 +359,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
             "implicit_moments": (np.zeros_like(implicit), np.zeros_like(implicit)),
             "average_implicit": implicit,
             "scales": Scales(ALPHA, LAMBDA_0, reg, np.full(n_implicit, REG), psi),
-            "user_sums": np.zeros((self._n_features + 2, self._width)),
-            # Rounds since the set-up, in which these sums were made.
-            "n_sums": 0,
+            **self._no_user_sums(self._width),
         }
 
     def _setup_specs(self, n_items, step):
@@ -401,8 +388,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         if self.sketch_size:
             public = directions(block.n_items, self.sketch_size, key.shared)
             fields["sketch"] = sketch(block, public)
-        if self._n_features:
-            fields[SQUARES] = self._feature_squares(block)
+        fields |= self._feature_squares(block)
         specs = self._setup_specs(block.n_items, step)
         return ClientUpdates({name: fields[name] for name in specs})
 
@@ -554,10 +540,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         if self.implicit:
             sums = upload["implicit"].sum
             server |= self._stepped(server, "implicit", sums, share, scales.reg_implicit, 0)
-        if self._n_features:
-            server["n_sums"] += 1
-            average, weight = server[SUMS], self._averaged(server["n_sums"], share)
-            server[SUMS] = average + weight * (upload[SUMS].sum / share - average)
+        server |= self._user_sums_after(server, upload)
         if self.posterior == "variational":
             server |= learned(server, upload["scales"].sum / share)
         return server
@@ -590,20 +573,18 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         fields = {"average_items": Dense(items if content is None else content.filled(items))}
         if self.implicit:
             fields["average_implicit"] = Dense(server["average_implicit"])
-        if self._n_features:
-            means = coefficients(server[SQUARES], server[SUMS])
-            fields["user_means"] = Dense(means, learned=False)
+        fields |= self._user_means(server)
         return Message(**fields, scales=server["scales"].sent())
 
     def _fitted_users(self, block, state, message, turn):
-        posterior, means = self._empty_posterior(block.n_users, block.n_users), 0
-        if block.features is not None:
+        posterior = self._empty_posterior(block.n_users, block.n_users)
+        means = self._expected_vectors(block, message)
+        if means is not None:
             # What the mean of their features leaves is inferred.
-            means = (design(block.features) @ message["user_means"].values).astype(self._dtype)
             state = state | {"ratings": self._deviations(block, state["ratings"], means, message)}
         self._infer(block, state, message, "average_", turn, posterior)
         users, precisions, covariances = posterior
-        users += means
+        users += 0 if means is None else means.astype(self._dtype)
         unit = self._dtype(state["unit"])
         # The bias counts in ratings; p_u has no unit.
         users[:, 0] *= unit
@@ -732,28 +713,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
                 "FedEB has no central_dp: its sketch and its learned scales do not survive the "
                 "noise. Use PrivFedEB, which is made for it."
             )
-        if self.user_features is not None:
-            read(self.user_features)
-            if self._setting().adversary is not None:
-                raise ValueError(
-                    "Users of an adversary have no user_features; leave one of the two out."
-                )
         super()._check_before_fit()
-
-    def _check_on_devices(self, federation):
-        if self.user_features is not None:
-            raise ValueError(
-                "user_features are in one DataFrame, which no device has; call fit, or leave them "
-                "out."
-            )
-
-    def _rule_of(self, item):
-        if "user_means" in self._final_message:
-            raise ValueError(
-                "With user_features a score is no sum over the user's rows; explain a model that "
-                "was fitted without them."
-            )
-        return super()._rule_of(item)
 
     def _check_setting(self, federation, data, blocks):
         super()._check_setting(federation, data, blocks)

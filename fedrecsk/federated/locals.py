@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from numbers import Real
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk.federated._user_features import SQUARES, SUMS, UserFeatures
 from fedrecsk.federated._wmf import ClientItemsWMF
+from fedrecsk.protocol.messages import Message
 from fedrecsk.protocol.participation import RoundMasks
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 wmf_kernels: LazyModule = LazyModule("fedrecsk.federated._wmf_kernels")
 
 CG_STEPS = 3
+# Number of positives at which a user's vector takes half of what features predict.
+PULL_OF_FEATURES = 1.0
 
 
 @documented
 @dataclass(eq=False, repr=False)
-class LocALS(ClientItemsWMF):
+class LocALS(UserFeatures, ClientItemsWMF):
     """Federated alternating least squares for implicit feedback.
 
     Each round every client solves for its users' vectors and then for its own version q_ci of
@@ -85,6 +92,7 @@ class LocALS(ClientItemsWMF):
         Notes for what each reveals.
     {timestamps}
     {history_half_life}
+    {user_features}
     {item_features}
     {shared parameters}
 
@@ -148,6 +156,13 @@ class LocALS(ClientItemsWMF):
     ``reg_exponent=0``) to the mean of the uploads of an item that n_i clients hold: the penalty
     pulls items of few clients to m_i instead of 0. Nothing more is sent.
 
+    *User features.* With x_u = (1, features), the rounds' p_u are regressed on x_u (empirical
+    Bayes), with weights ``w_u = n_u / (n_u + 20)`` for n_u positives. More is sent: once, up,
+    ``sum w x x'``; in each round, up, ``sum w x p'`` and ``sum w p^2``; at the end, down, the
+    coefficients, one column for each number of p. The rounds themselves do not use features. At the
+    end a client adds ``1 / (n_u + 1)`` of what features predict to p_u, and users of `add_users`
+    have all of it. One plaintext upload reveals the features of its users.
+
     *Penalties scaled by frequency* are those of [2]_, ``lambda (T + alpha0 m)^nu`` with
     ``alpha0 = 1 / alpha`` and ``reg_user = lambda alpha0^(nu - 1) m^nu``, and likewise for items.
     Nothing more is sent: a client knows T_u, and the server h_i from the set-up. It subtracts
@@ -179,10 +194,12 @@ class LocALS(ClientItemsWMF):
     n_rounds: int = 10
     reg_exponent: float = 0.0
     solver: Literal["exact", "cg"] = "exact"
+    user_features: DataFrame | None = None
 
     _parameter_constraints: ClassVar[dict] = ClientItemsWMF._parameter_constraints | {
         "reg_exponent": [Interval(Real, 0, None, closed="left")],
         "solver": [StrOptions({"exact", "cg"})],
+        "user_features": ["array-like", None],
     }
 
     # ---------------------------------------------------------------------- the algorithm
@@ -207,7 +224,52 @@ class LocALS(ClientItemsWMF):
             versions, grams = self._own_items(block, state, message, turn.active)
             self._fit_users(block, state, turn.active, versions, grams, block.rows, n_steps)
         out = self._solve_items(block, state, items, turn)
-        return state, self._uploads(block, turn, out), loss
+        updates = self._uploads(block, turn, out)
+        if self._n_features:
+            sends = out.senders & out.is_finite
+            sums = self._user_sums(block, state["users"], turn, sends)
+            updates = updates.with_fields(**{SUMS: sums})
+        return state, updates, loss
+
+    # ------------------------------------------------------------------- with user_features
+
+    def _init_server(self, catalogue, key):
+        return super()._init_server(catalogue, key) | self._no_user_sums(self.n_factors)
+
+    def _setup_specs(self, n_items, step):
+        return super()._setup_specs(n_items, step) | self._feature_specs()
+
+    def _setup_update(self, block, message, step, key):
+        updates = super()._setup_update(block, message, step, key)
+        return updates.with_fields(**self._feature_squares(block))
+
+    def _setup_aggregate(self, server, upload, step, key):
+        squares = {SQUARES: upload[SQUARES].sum} if self._n_features else {}
+        return super()._setup_aggregate(server, upload, step, key) | squares
+
+    def _upload_specs(self, n_items):
+        return super()._upload_specs(n_items) | self._user_sum_specs(self.n_factors)
+
+    def _aggregate(self, server, message, upload, key):
+        sums = {} if upload is None else self._user_sums_after(server, upload)
+        return super()._aggregate(server, message, upload, key) | sums
+
+    def _final_model(self, server):
+        return Message(**super()._final_model(server), **self._user_means(server))
+
+    def _personalize(self, block, state, message, turn, key):
+        fitted = super()._personalize(block, state, message, turn, key)
+        expected = self._expected_vectors(block, message)
+        if expected is not None:
+            pull = PULL_OF_FEATURES / (self._n_rows_of_users(block) + PULL_OF_FEATURES)
+            fitted["users"] += (pull[:, None] * expected).astype(self._dtype)
+        return fitted
+
+    def _prior_attributes(self, means):
+        return {"user_factors_": means.astype(self._dtype)}
+
+    def _n_rows_of_users(self, block):
+        return np.add.reduceat(np.where(block.values > 0, block.weights, 0), block.indptr[:-1])
 
     # ----------------------------------------------------------------------- what it needs
 

@@ -201,8 +201,9 @@ def run(estimator, ratings, weights, users_of, start, turns, features=None):
     lambda_0, alpha, t = 6.0, 1.3, 0
     move_items, move_implicit = Adam(items.shape), Adam(implicit.shape)
     averages = [items.copy(), implicit.copy()]
+    user_sums = None
     if features is not None:
-        averages += [np.zeros((1 + features.shape[1], d + 3)), np.zeros(d + 3)]
+        user_sums = [np.zeros((1 + features.shape[1], d + 3)), np.zeros(d + 3)]
     options = estimator.user_noise, estimator.posterior == "variational"
     received = [None] * n_clients
     for receives, active, delivers in turns:
@@ -218,9 +219,8 @@ def run(estimator, ratings, weights, users_of, start, turns, features=None):
                     totals, upload(received[c], ratings[u], weights[u]), strict=True
                 ):
                     total += part
-        of_users = []
         if features is not None:
-            of_users = [np.zeros_like(averages[2]), np.zeros_like(averages[3])]
+            of_users = [np.zeros_like(one) for one in user_sums]
             pairs = [(c, u) for c in arrived for u in users_of[c]]
             for c, u in [(c, u) for c, u in pairs if not np.isnan(features[u]).any()]:
                 n, p = weights[u].sum(), infer(received[c], ratings[u], weights[u])
@@ -261,11 +261,15 @@ def run(estimator, ratings, weights, users_of, start, turns, features=None):
             reg_implicit = m / (implicit**2 + own).sum(axis=0)
             alpha = new_alpha
         weight = max(1 / t, min(share, 0.1))
-        averages = tuple(
+        averages = [
             mean + weight * (new - mean)
-            for mean, new in zip(
-                averages, (items, implicit, *(one / share for one in of_users)), strict=True
-            )
-        )
-    means = None if features is None else user_means(features, weights, *averages[2:])
-    return Model(*averages[:2], n_ratings, reg, lambda_0, alpha, *options, means)
+            for mean, new in zip(averages, (items, implicit), strict=True)
+        ]
+        if features is not None:
+            weight = max(1 / t, share)
+            user_sums = [
+                mean + weight * (new / share - mean)
+                for mean, new in zip(user_sums, of_users, strict=True)
+            ]
+    means = None if features is None else user_means(features, weights, *user_sums)
+    return Model(*averages, n_ratings, reg, lambda_0, alpha, *options, means)
