@@ -326,7 +326,7 @@ def kill_a_worker(client):
     os.kill(pids[max(pids)], signal.SIGKILL)
 
 
-@pytest.mark.parametrize("name", ["RFRec", "cohorts", "early stopping", "FedEASE"])
+@pytest.mark.parametrize("name", ["cohorts", "early stopping", "FedEASE"])
 def test_a_lost_worker_changes_nothing(name, mortals):
     model = MODELS[name].set_params(random_state=0)
     other = fitted(model, PARTED)
@@ -416,7 +416,7 @@ def processes(commands):
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
-def test_a_scheduler_that_ends(comes_back, monkeypatch, tmp_path):
+def test_a_scheduler_that_ends(comes_back, client, monkeypatch, tmp_path):
     monkeypatch.setattr(_cluster, "PATIENCE", 60.0 if comes_back else 0.5)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -428,8 +428,8 @@ def test_a_scheduler_that_ends(comes_back, monkeypatch, tmp_path):
     seconds = "60s" if comes_back else "20s"
     timeouts = dask.config.set({"distributed.comm.timeouts.connect": seconds})
     with timeouts, processes(cluster) as (running, start), checkpoints(tmp_path):
-        with Client(address) as client:
-            client.wait_for_workers(2)
+        with Client(address) as mortals:
+            mortals.wait_for_workers(2)
 
             def end():
                 running[0].kill()
@@ -445,7 +445,7 @@ def test_a_scheduler_that_ends(comes_back, monkeypatch, tmp_path):
                 with pytest.raises(RuntimeError, match=r"were lost, or its scheduler; start oth"):
                     fitted(restless, PARTED)
         if not comes_back:
-            with started():
+            with client.as_current():
                 ours = gather(fitted(model, PARTED))
     np.testing.assert_allclose(
         ours.predict(FRAME[IDS]), fitted(model, FRAME).predict(FRAME[IDS]), rtol=1e-5

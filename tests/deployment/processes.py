@@ -38,22 +38,15 @@ folder = "server"
 quorum = 1.0
 patience = 60.0
 keys = ""
-encrypted = false
 """
 METHOD = """
 import numpy as np
 from fedrecsk import Federation, {name}
-from fedrecsk.privacy import CKKS, SecAggPlus
+from fedrecsk.privacy import SecAggPlus
 from fedrecsk.protocol.keys import Key
 
-plain = {estimator}
+method = {estimator}
 key = Key({seed})
-
-
-def method(context):
-    if not context.run_config["encrypted"]:
-        return plain
-    return plain.set_params(federation__secure_aggregation=CKKS())
 """
 SERVER = """
 from fedrecsk.deployment.flower import server_app
@@ -147,7 +140,7 @@ class Processes:
             "FLWR_HOME": str(home),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.02",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
             "OPENBLAS_NUM_THREADS": "1",
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
