@@ -5,13 +5,15 @@ import pickle
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 
-from fedrecsk import FedEB, Federation
+from fedrecsk import FedEB, Federation, LocALS
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import Promotion
-from fedrecsk.privacy import SecAggPlus
+from fedrecsk.privacy import CentralDP, SecAggPlus
 from tests.conftest import rmse
+from tests.reference.fedeb import user_means
 
 N_OLD, N_NEW, N_ITEMS = 120, 30, 50
 
@@ -82,7 +84,7 @@ def test_settings_change_nothing(model):
         other = make(user_features=FEATURES, n_jobs=2, federation=federation)
         other.fit(X[OLD], Y[OLD], clients=X[OLD, 0] if federation else None)
         np.testing.assert_allclose(other.predict(X[OLD]), model.predict(X[OLD]), rtol=1e-4)
-    masked = Federation(secure_aggregation=SecAggPlus(max_abs=1e4, audit="all"))
+    masked = Federation(secure_aggregation=SecAggPlus(max_abs=1e4))
     secret = make(user_features=FEATURES, upload="all", n_rounds=3, federation=masked)
     open_ = make(user_features=FEATURES, upload="all", n_rounds=3).fit(X[OLD], Y[OLD])
     secret.fit(X[OLD], Y[OLD])
@@ -101,6 +103,90 @@ def test_partial_fit_search_and_warm_start(model):
     grid = {"user_features": [None, FEATURES]}
     search = GridSearchCV(make(n_rounds=5), grid, cv=2, scoring="neg_root_mean_squared_error")
     assert search.fit(X, Y).best_params_["user_features"] is not None
+
+
+# ------------------------------------------------------------------------------- of LocALS
+
+LIKED = X[Y >= 4]
+
+
+def make_wmf(**parameters):
+    start = {"n_factors": 4, "n_rounds": 6, "reg_user": 3.0, "random_state": 0}
+    return LocALS(**start | parameters)
+
+
+def likes_above_others(model, rows):
+    """Mean score of liked items less that of all items, of the rows' users, per typical score."""
+    users = np.unique(rows[:, 0])
+    everything = np.column_stack([np.repeat(users, N_ITEMS), np.tile(range(N_ITEMS), len(users))])
+    scores = model.predict(everything)
+    return (model.predict(rows).mean() - scores.mean()) / scores.std()
+
+
+@pytest.fixture(scope="module")
+def wmf():
+    return make_wmf(user_features=FEATURES).fit(LIKED[LIKED[:, 0] < N_OLD])
+
+
+def test_rankings_of_users_without_rows_and_with_few(wmf):
+    plain = make_wmf().fit(LIKED[LIKED[:, 0] < N_OLD])
+    new = LIKED[LIKED[:, 0] >= N_OLD]
+    few = pd.Series(new[:, 0]).groupby(new[:, 0]).cumcount().to_numpy() < 1
+    grown = pickle.loads(pickle.dumps(wmf)).add_users(NEW_FEATURES)
+    assert likes_above_others(grown, new) > likes_above_others(plain, new) + 0.2
+    np.testing.assert_array_equal(grown.item_factors_, plain.item_factors_)
+    folded = pickle.loads(pickle.dumps(wmf)).fold_in(new[few])
+    plain.fold_in(new[few])
+    assert likes_above_others(folded, new[~few]) > likes_above_others(plain, new[~few]) + 0.1
+    # Users with many rows are hardly moved.
+    old = LIKED[LIKED[:, 0] < N_OLD]
+    assert abs(likes_above_others(wmf, old) - likes_above_others(plain, old)) < 0.05
+
+
+def test_rankings_equal_the_naive_reference(wmf):
+    old = LIKED[LIKED[:, 0] < N_OLD]
+    plain, before = make_wmf().fit(old), make_wmf(n_rounds=5).fit(old)
+    # Users of a round are fitted to the items of the round before.
+    vectors, features = before.user_factors_.astype(float), OLD_FEATURES.to_numpy()
+    n = np.bincount(old[:, 0])
+    w = n / (n + 20)
+    x = np.column_stack([np.ones(N_OLD), features])
+    sums = x.T @ (w[:, None] * vectors), w @ vectors**2
+    means = user_means(features, n[:, None], *sums, half=20)
+    expected = plain.user_factors_ + (1 / (n + 1))[:, None] * (x @ means)
+    np.testing.assert_allclose(wmf.user_factors_, expected, atol=1e-4)
+
+
+def test_settings_change_no_rankings(wmf):
+    old, new = LIKED[LIKED[:, 0] < N_OLD], LIKED[LIKED[:, 0] >= N_OLD]
+    more = N_OLD * 4 * (4 * 3 + 6 * 4 * 4)
+    assert wmf.communication_.bytes_up == make_wmf().fit(old).communication_.bytes_up + more
+    held = Federation(aggregator=NormClipping(1e9))
+    other = make_wmf(user_features=FEATURES, n_jobs=2, federation=held).fit(old)
+    np.testing.assert_allclose(other.user_factors_, wmf.user_factors_, atol=1e-4)
+    silos = make_wmf(user_features=FEATURES).fit(old, clients=old[:, 0] % 3)
+    assert likes_above_others(silos.add_users(NEW_FEATURES), new) > 0.1
+    open_ = make_wmf(user_features=FEATURES, upload="all", n_rounds=2).fit(old)
+    masked = Federation(secure_aggregation=SecAggPlus(max_abs=1e3))
+    secret = clone(open_).set_params(federation=masked).fit(old)
+    np.testing.assert_allclose(secret.user_factors_, open_.user_factors_, atol=0.01)
+
+
+def test_central_noise_is_added_to_the_sums_of_users():
+    old = LIKED[LIKED[:, 0] < N_OLD]
+    model = make_wmf(upload="all", items=np.arange(N_ITEMS), user_features=FEATURES)
+    model.set_params(warm_start=True)
+    plain, means = model.fit(old)._run.server.state["user_sums"], []
+    for noise in (0.0, 1e-6):
+        private = Federation(central_dp=CentralDP(clip=1e3, noise_multiplier=noise))
+        means.append(
+            clone(model).set_params(federation=private).fit(old)._run.server.state["user_sums"]
+        )
+    np.testing.assert_allclose(means[0], plain, rtol=1e-3, atol=1e-4)
+    assert (means[1] != means[0]).all()
+
+
+# ------------------------------------------------------------------------------- wrong input
 
 
 @pytest.mark.parametrize(

@@ -162,11 +162,11 @@ class Adam:
         return rate * first / (np.sqrt(second) + 1e-8)
 
 
-def user_means(features, weights, sums, squares):
+def user_means(features, weights, sums, squares, half=400):
     """The users' expected vectors by their features: each column's ridge of the likeliest ratio."""
     known = ~np.isnan(features).any(axis=1)
     x, n = features[known], weights[known].sum(axis=1)
-    w = n / (n + 400)
+    w = n / (n + half)
     mean, average = w @ x / w.sum(), sums[0] / w.sum()
     gram = (x.T * w) @ x - w.sum() * np.outer(mean, mean)
     rest = squares - w.sum() * average**2
