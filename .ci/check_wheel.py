@@ -2,7 +2,7 @@
 
     python .ci/check_wheel.py
 
-Needs the package `build`. Exits with an error at the first thing that is wrong.
+Needs the packages `build` and `uv`. Exits with an error at the first thing that is wrong.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import venv
 import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+CONSTRAINTS = ROOT / ".ci" / "constraints.txt"
+BUILD = "-m", "build", "--installer", "uv"
 # What a wheel may hold beside its own metadata.
 SUFFIXES = {".py", ".typed"}
 EXTRAS = "plot,privacy,progress"
@@ -52,7 +53,7 @@ def run(*command, folder):
 
 def built(kind, source, target):
     """Build in an environment of its own; the path of what was built."""
-    run(sys.executable, "-m", "build", f"--{kind}", "--outdir", target, source, folder=target)
+    run(sys.executable, *BUILD, f"--{kind}", "--outdir", target, source, folder=target)
     (path,) = target.glob("*.whl" if kind == "wheel" else "*.tar.gz")
     return path
 
@@ -106,17 +107,9 @@ def main():
         check_contents(files)
         check_metadata(files)
         empty = places[3]
-        venv.create(folder / "venv", with_pip=True)
+        run("uv", "venv", "--quiet", folder / "venv", folder=empty)
         python = folder / "venv" / "bin" / "python"
-        install = (
-            python,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "-c",
-            ROOT / ".ci" / "constraints.txt",
-        )
+        install = "uv", "pip", "install", "--quiet", "--python", python, "-c", CONSTRAINTS
         run(*install, wheel, folder=empty)
         run(python, "-c", IMPORT_ALL, "", folder=empty)
         run(*install, f"{wheel}[{EXTRAS}]", folder=empty)

@@ -8,8 +8,7 @@ of a liked (4 stars or more) and another test row of a user that are in the righ
 pairs of the same user. `rankings`: all rows are likes; the new items are ranked for each user with
 likes among them, and so are the known ones that the user has no training row of: NDCG@10 and AUC,
 means over users. `picture`: RMSE by the number of training rows of an item, with and without
-features. `few`: the same for LocALS's rankings. `users`: a tenth of the users has no rows
-in fit.
+features. `few`: the same for LocALS's rankings. `users`: a tenth of the users has no rows in fit.
 Means over seeds.
 
 Data: MovieLens-100k and MovieLens-1M with their films, in the folder --data-home or FEDRECSK_DATA.
@@ -274,16 +273,16 @@ def _cold_scores(model, X, y, seed):
             return root_mean_squared_error(y[test], model.predict(X[test]))
         return lists(model, X[test], model.item_ids_, X[seen])[0]
 
-    of_others = score(model, others & np.isin(X[:, 1], model.item_ids_), train)
-    later, scores = is_cold & (number >= 5) & np.isin(X[:, 1], model.item_ids_), []
+    known = np.isin(X[:, 1], model.item_ids_)
+    later, first, scores = is_cold & (number >= 5) & known, is_cold & (number < 5) & known, []
     for n in (0, 1, 3, 5):
         served, few = copy.copy(model), is_cold & (number < n)
         if n:
             served.fold_in(X[few], y[few])
         elif model.user_features is not None:
             served.add_users(model.user_features.loc[cold])
-        scores.append(score(served, later, few & np.isin(X[:, 1], model.item_ids_)))
-    return [*scores, of_others]
+        scores.append(score(served, later, first))
+    return [*scores, score(model, others & known, train)]
 
 
 def data(name, options):

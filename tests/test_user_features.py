@@ -158,32 +158,77 @@ def test_rankings_equal_the_naive_reference(wmf):
 
 
 def test_settings_change_no_rankings(wmf):
-    old, new = LIKED[LIKED[:, 0] < N_OLD], LIKED[LIKED[:, 0] >= N_OLD]
+    old = LIKED[LIKED[:, 0] < N_OLD]
     more = N_OLD * 4 * (4 * 3 + 6 * 4 * 4)
     assert wmf.communication_.bytes_up == make_wmf().fit(old).communication_.bytes_up + more
     held = Federation(aggregator=NormClipping(1e9))
     other = make_wmf(user_features=FEATURES, n_jobs=2, federation=held).fit(old)
     np.testing.assert_allclose(other.user_factors_, wmf.user_factors_, atol=1e-4)
-    silos = make_wmf(user_features=FEATURES).fit(old, clients=old[:, 0] % 3)
-    assert likes_above_others(silos.add_users(NEW_FEATURES), new) > 0.1
     open_ = make_wmf(user_features=FEATURES, upload="all", n_rounds=2).fit(old)
     masked = Federation(secure_aggregation=SecAggPlus(max_abs=1e3))
     secret = clone(open_).set_params(federation=masked).fit(old)
     np.testing.assert_allclose(secret.user_factors_, open_.user_factors_, atol=0.01)
 
 
-def test_central_noise_is_added_to_the_sums_of_users():
-    old = LIKED[LIKED[:, 0] < N_OLD]
-    model = make_wmf(upload="all", items=np.arange(N_ITEMS), user_features=FEATURES)
-    model.set_params(warm_start=True)
-    plain, means = model.fit(old)._run.server.state["user_sums"], []
-    for noise in (0.0, 1e-6):
-        private = Federation(central_dp=CentralDP(clip=1e3, noise_multiplier=noise))
-        means.append(
-            clone(model).set_params(federation=private).fit(old)._run.server.state["user_sums"]
-        )
-    np.testing.assert_allclose(means[0], plain, rtol=1e-3, atol=1e-4)
-    assert (means[1] != means[0]).all()
+WITHOUT_SOME = FEATURES.assign(constant=0.5).drop(range(10, 40))
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"client_fraction": 0.3, "n_rounds": 30},
+        {"federation": Federation(dropout=0.3), "n_rounds": 12},
+        {"early_stopping": True, "n_rounds": 12},
+        {"aggregation": "clients", "local_epochs": 2, "solver": "cg", "n_rounds": 30},
+        {"user_features": WITHOUT_SOME},
+        {"n_silos": 3},
+    ],
+    ids=lambda one: " ".join(one),
+)
+def test_new_users_are_ranked_for_in_any_setting(parameters):
+    old, new = LIKED[LIKED[:, 0] < N_OLD], LIKED[LIKED[:, 0] >= N_OLD]
+    parameters = {"user_features": FEATURES} | parameters
+    clients = old[:, 0] % parameters.pop("n_silos", N_OLD)
+    model = make_wmf(**parameters).fit(old, clients=clients)
+    plain = clone(model).set_params(user_features=None).fit(old, clients=clients)
+    rows = NEW_FEATURES.assign(constant=0.5) if "constant" in model.user_features else NEW_FEATURES
+    grown = model.add_users(rows)
+    assert likes_above_others(grown, new) > likes_above_others(plain, new) + 0.15
+
+
+def test_a_user_without_likes_has_what_features_say(wmf):
+    # Users 0 to 4 like nothing.
+    y = np.where(X[OLD, 0] < 5, 0.0, Y[OLD] >= 4)
+    model = make_wmf(user_features=FEATURES).fit(X[OLD], y)
+    means = model._final_message["user_means"].values
+    expected = np.column_stack([np.ones(5), FEATURES.iloc[:5]]) @ means
+    np.testing.assert_allclose(model.user_factors_[:5], expected, rtol=1e-5)
+    # They say nothing about others.
+    rest = X[OLD, 0] >= 5
+    other = make_wmf(user_features=FEATURES, items=range(N_ITEMS)).fit(X[OLD][rest], y[rest])
+    sizes = np.abs(means).max(), np.abs(other._final_message["user_means"].values).max()
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.3)
+
+
+@pytest.mark.parametrize("make_one", [make, make_wmf])
+def test_added_users_come_and_go(make_one):
+    x, y = (X, Y) if make_one is make else (LIKED, None)
+    model = make_one(warm_start=True, n_rounds=6)
+
+    def part(who):
+        return x[who], None if y is None else y[who]
+
+    old, some = x[:, 0] < N_OLD, x[:, 0] == N_OLD
+    # Features may come with an update.
+    model.fit(*part(old)).set_params(user_features=OLD_FEATURES)
+    model.partial_fit(*part(x[:, 0] == 3), n_rounds=2).add_users(NEW_FEATURES)
+    model.partial_fit(*part(some), n_rounds=2)
+    assert model.n_users_ == N_OLD + 1
+    model.add_users(NEW_FEATURES.drop(N_OLD))
+    model.fold_in(*part(x[:, 0] == N_OLD + 1), replace=True)
+    model.forget([N_OLD])
+    assert N_OLD not in model._added.index
+    assert model._added.index.is_unique
 
 
 # ------------------------------------------------------------------------------- wrong input
@@ -229,6 +274,9 @@ def test_wrong_uses_are_named(model):
     adversary = Federation(adversary=Promotion(item=1))
     with pytest.raises(ValueError, match="Users of an adversary have no user_features"):
         make(user_features=FEATURES, federation=adversary).fit(X, Y)
+    private = Federation(central_dp=CentralDP(epsilon=10))
+    with pytest.raises(ValueError, match="too small for the noise of central_dp"):
+        make_wmf(user_features=FEATURES, federation=private).fit(LIKED)
     with pytest.raises(ValueError, match="no sum over the user's rows"):
         model.explain(0, 1, interactions=(X[:9], Y[:9]))
 

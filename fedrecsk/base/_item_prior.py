@@ -22,9 +22,9 @@ ROUNDING = 1e-6
 # mean squared singular value: among these the most likely one is chosen.
 RATIOS = np.logspace(-4, 6, 61)
 # Numbers of ratings at which an item counts half of one with very many: for the prior of known
-# items, and for what new items are like, whose ratings are mostly of popular ones. See
-# user_guide/content.md.
-HALF_OF_KNOWN, HALF_OF_NEW = 20.0, 400.0
+# items; and for what new items are like, whose ratings are mostly of popular ones, in mean numbers
+# of ratings. See user_guide/content.md.
+HALF_OF_KNOWN, HALF_OF_NEW = 20.0, 10.0
 # Number of ratings at which a penalty towards 0 halves an item's vector.
 SHRINKAGE = 10.0
 
@@ -44,9 +44,10 @@ class ItemPrior:
         self.scaling: tuple[Any, Any] = scaling(features)
         design = scaled(features, *self.scaling)
         # Every known item has the prior; new items are met as often as they are popular.
+        mean = self.n_ratings.sum() / (np.count_nonzero(self.n_ratings) or 1)
         self._of_known, self._of_new = (
-            Regression(design, self.n_ratings / (self.n_ratings + half))
-            for half in (HALF_OF_KNOWN, HALF_OF_NEW)
+            Regression(design, self.n_ratings / (self.n_ratings + (half or 1)))
+            for half in (HALF_OF_KNOWN, HALF_OF_NEW * mean)
         )
 
     def means(self, vectors: Any) -> NDArray[np.float64]:

@@ -82,7 +82,8 @@ class EASE(WeightsContent, ItemWeightsMixin, RankingMixin, Recommender):
 
     With `item_features`, the columns and rows of B of items that nobody likes, and of new ones by
     `add_items`, are predicted by ridge regression from those of the other items, item i with the
-    weight ``n_i / (n_i + 400)``, n_i its number of rows. Other scores stay as they are.
+    weight ``n_i / (n_i + 10 m)``, n_i its number of rows and m their mean. Other scores stay as
+    they are.
 
     References
     ----------

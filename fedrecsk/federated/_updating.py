@@ -194,8 +194,7 @@ class Updating:
         kept = frame[~frame["user"].isin(users)]
         if not len(kept):
             raise ValueError("Nobody would be left to learn from; delete the model instead.")
-        if getattr(self, "user_features", None) is not None:
-            self.user_features = self.user_features.drop(users, errors="ignore")
+        self._forget_features(users)
         data = _encoded(kept, data.item_ids)
         X, y = kept[["user", "item"]].to_numpy(), kept["value"].to_numpy()
         return _updated(self, data, (X, y, None), changed, n_rounds)

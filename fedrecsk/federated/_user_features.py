@@ -1,8 +1,8 @@
 """The parameter `user_features`: what users are like before they rate, learned from sums.
 
 Each client reads the features of its own users. Users' vectors v, less what is expected of them
-otherwise, are regressed on x = (1, features), with weights ``w = n_u / (n_u + h)``: the server
-knows the number of users with features and the sums over them of ``w x x'``, ``w x v'`` and
+otherwise, are regressed on x = (1, features), with weights ``w = n_u / (n_u + h)``: clients send
+the number of their users with features and the sums over them of ``w x x'``, ``w x v'`` and
 ``w v^2``. The coefficients come with the final model, from which clients infer their users once
 more.
 """
@@ -99,16 +99,19 @@ class UserFeatures(FederatedRecommender):
         attributes = self._prior_attributes(design(rows) @ means)
         nothing = np.zeros(len(ids) + 1, np.int64), np.empty(0, np.int32)
         self._take_users(ids.values, *nothing, attributes)
-        self._added = features if self._added is None else pd.concat([self._added, features])
+        if self._added is not None:
+            # They may have been added, and forgotten by partial_fit, before.
+            features = pd.concat([self._added.drop(features.index, errors="ignore"), features])
+        self._added = features
         return self
 
     def _with_features(self, data, *, fitted):
         """Return data with the features of its users, NaN for users who have none."""
         frames = [self.user_features, self._added if fitted else None]
         frames = [frame for frame in frames if frame is not None]
-        if not frames or (fitted and MEANS not in self._final_message):
+        if not frames:
             return data
-        if fitted and self.user_features is not None:
+        if fitted and self.user_features is not None and self._user_columns is not None:
             self._check_columns(self.user_features, "user_features")
         features = np.full((data.n_users, frames[0].shape[1]), np.nan)
         for frame in frames:
@@ -128,9 +131,15 @@ class UserFeatures(FederatedRecommender):
 
     def _learn(self, data, report, fit):
         super()._learn(data, report, fit)
-        if self.user_features is not None:
-            self._user_columns = list(self.user_features.columns)
+        given = self.user_features
+        self._user_columns = None if given is None else list(given.columns)
         return self
+
+    def _forget_features(self, users):
+        if self.user_features is not None:
+            self.user_features = self.user_features.drop(users, errors="ignore")
+        if self._added is not None:
+            self._added = self._added.drop(users, errors="ignore")
 
     def _fit(self, data, report):
         self._added = None
@@ -158,13 +167,13 @@ class UserFeatures(FederatedRecommender):
         return {SUMS: FieldSpec(shape, learned=False)} if self._n_features else {}
 
     def _feature_squares(self, block):
-        """Return ``sum w x x'`` over a block's users; in the last row, how many have features."""
+        """Return ``sum w x x'`` over a block's users and, in the last row, how many are in it."""
         if not self._n_features:
             return {}
         x = design(block.features)
-        number = np.zeros((1, x.shape[1]))
-        number[0, 0] = x[:, 0].sum()
-        return {SQUARES: np.vstack([(self._user_weights(block)[:, None] * x).T @ x, number])}
+        weights, number = self._user_weights(block), np.zeros((1, x.shape[1]))
+        number[0, 0] = np.count_nonzero(weights * x[:, 0])
+        return {SQUARES: np.vstack([(weights[:, None] * x).T @ x, number])}
 
     def _user_sums(self, block, vectors, turn, sends):
         """Return ``sum w x v'`` and, in the last row, ``sum w v^2`` of the clients that send."""
@@ -205,7 +214,7 @@ class UserFeatures(FederatedRecommender):
     @staticmethod
     def _expected_vectors(block, message):
         """Return the vectors that the features of a block's users predict; None without any."""
-        if block.features is None:
+        if block.features is None or MEANS not in message:
             return None
         return design(block.features) @ message[MEANS].values
 
@@ -217,6 +226,11 @@ class UserFeatures(FederatedRecommender):
             if self._setting().adversary is not None:
                 raise ValueError(
                     "Users of an adversary have no user_features; leave one of the two out."
+                )
+            if self._setting().central_dp is not None:
+                raise ValueError(
+                    "Sums over users' features are too small for the noise of central_dp, which "
+                    "would be added to every user; leave one of the two out."
                 )
         super()._check_before_fit()
 

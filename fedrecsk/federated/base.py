@@ -478,6 +478,9 @@ class FederatedRecommender(Updating, Recommender):
         # Raise as Python does, or as `available_if` does.
         return object.__getattribute__(self, name)
 
+    def _forget_features(self, users):
+        """Forget what this object has of these users beside their rows."""
+
     def _kept_rows(self, user):
         run = getattr(self, "_run", None)
         if run is not None:

@@ -261,15 +261,17 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
     *Item features.* With `item_features` x_i the prior mean is ``f_i + a + A' x_i``, which the
     server learns in each round by a ridge regression of ``(b_i, q_i) - f_i`` on x_i with weights
     ``n_i / (n_i + 20)`` (empirical Bayes). Items without ratings, and those of `add_items`, get
-    what a regression of the final (b_i, q_i) with weights ``n_i / (n_i + 400)`` predicts.
+    what a regression of the final (b_i, q_i) with weights ``n_i / (n_i + 10 m)`` predicts, m the
+    mean n_i of items with ratings.
 
     *User features.* With x_u = (1, features), ``phi - (0, m_u, 0)`` of the posterior means is
     regressed on x_u as items are, with weights ``w_u = n_u / (n_u + 400)``. More is sent: once, up,
-    ``sum w x x'``; in each round, up, ``sum w x phi'`` and ``sum w phi^2``, of which the server
-    keeps averages; at the end, down, the coefficients, one column for each number of phi. The
+    ``sum w x x'`` and the number of users in it; in each round, up, ``sum w x phi'`` and ``sum w
+    phi^2``, of which the server takes the last or, with cohorts, averages; at the end, down, the
+    coefficients, one column for each number of phi. The
     rounds themselves do not use features. At the end a client takes from its ratings what the
     expected phi contributes, infers the rest, and adds the expected phi to it. One plaintext upload
-    reveals the features of its users.
+    of a client with one user reveals the user's features.
 
     References
     ----------

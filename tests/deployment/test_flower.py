@@ -4,6 +4,7 @@ import ipaddress
 import pickle
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import joblib
 import numpy as np
@@ -12,8 +13,8 @@ from sklearn.base import clone
 
 from fedrecsk import Federation, FedMF, LocALS, RFRec
 from fedrecsk.deployment.flower import client_app, server_app
-from fedrecsk.deployment.keys import write_identities
-from fedrecsk.privacy import SecAggPlus
+from fedrecsk.deployment.keys import write_identities, write_keys
+from fedrecsk.privacy import CKKS, SecAggPlus
 from fedrecsk.protocol import blocks
 from tests.conftest import make_toy
 from tests.deployment.in_process import prepared, simulated_key
@@ -69,6 +70,59 @@ def test_apps_refuse_estimators_that_cannot_be_deployed():
     for make in (lambda e: server_app(e), lambda e: client_app(e, dict)):
         with pytest.raises(ValueError, match="LocALS needs the catalogue"):
             make(LocALS())
+
+
+class HereGrid:
+    """A Grid whose nodes are a ClientApp in this process, each with a configuration."""
+
+    def __init__(self, app, contexts):
+        self.app, self.contexts, self.replies = app, contexts, {}
+
+    def get_node_ids(self):
+        return list(self.contexts)
+
+    def push_messages(self, messages):
+        (message,) = messages
+        ticket = f"message {len(self.replies)}"
+        content = self.app(message, self.contexts[message.metadata.dst_node_id]).content
+        metadata = SimpleNamespace(reply_to_message_id=ticket)
+        self.replies[ticket] = SimpleNamespace(
+            content=content, metadata=metadata, has_error=lambda: False
+        )
+        return [ticket]
+
+    def pull_messages(self, tickets):
+        return [self.replies[one] for one in tickets]
+
+
+def test_apps_find_keys_and_estimator_by_their_context(tmp_path, monkeypatch):
+    for name in ("task", "run", "node"):
+        monkeypatch.setattr(f"flwr.supercore.task_identity.TaskIdentity._{name}_id", 1)
+    plain = toy()
+    secure = clone(plain).set_params(federation__secure_aggregation=CKKS())
+    of_clients, of_server = write_keys(secure, 2, tmp_path / "keys")
+
+    def load_data(context):
+        rows = rows_of(context.node_config["silo"], 2)
+        data = {"X": rows[:, :2].astype(int), "y": rows[:, 2], "private": simulated_key(plain)}
+        return data | {"client_id": context.node_config["silo"]}
+
+    contexts = {
+        silo + 1: Context(silo=silo, folder=str(tmp_path / f"{silo}"), keys=str(of_clients))
+        for silo in range(2)
+    }
+    grid = HereGrid(client_app(lambda context: secure, load_data), contexts)
+    app = server_app(lambda context: secure, key=simulated_key(plain), poll=0.01)
+    config = {"n-clients": 2, "folder": str(tmp_path / "server"), "keys": str(of_server)}
+    app(grid, Context(**config))
+    records = joblib.load(tmp_path / "server" / "records.joblib")
+    assert (records.n_rounds_, records.privacy_.server_sees) == (2, "encrypted sums")
+    expected = clone(plain).fit(X, Y, clients=X[:, 0] % 2)
+    for silo in range(2):
+        model = joblib.load(tmp_path / f"{silo}" / "model.joblib")
+        np.testing.assert_allclose(model.item_factors_, expected.item_factors_, atol=1e-4)
+    with pytest.raises(ValueError, match="clients' keys, with which the server could decrypt"):
+        app(grid, Context(**config | {"keys": str(of_clients)}))
 
 
 # --------------------------------------------------------------------- simulation runtime
@@ -182,7 +236,7 @@ def clients_so_far(folder):
     return 0 if server is None else len(server.client_ids)
 
 
-# Client 0 sends two uploads in round 0. Clients begin other rounds only when the test lets them.
+# Client 0 sends two uploads in round 0. Clients begin some rounds only when the test lets them.
 APP = """
 import time
 from pathlib import Path
@@ -197,7 +251,7 @@ def answer_slowly_and_twice(node, content):
     if asked["kind"] != "round":
         return answer(node, content)
     gate = Path(f"gate-{asked['number']}")
-    while asked["number"] > 0 and not gate.exists():
+    while asked["number"] in (1, 3, 4) and not gate.exists():
         time.sleep(0.05)
     head, arrays = unpack(answer(node, content))
     if (asked["number"], node.load_data()["client_id"]) == (0, 0):
@@ -214,7 +268,7 @@ def test_killed_nodes_a_killed_superlink_nan_a_twin_and_a_second_upload(tmp_path
 
     The node whose data had NaN joins late.
     """
-    estimator = toy(n_rounds=4)
+    estimator = toy(n_rounds=5)
     write_project(tmp_path, estimator, simulated_key(estimator).seed)
     with (tmp_path / "toy" / "client_app.py").open("a") as file:
         file.write(APP)
@@ -235,17 +289,17 @@ def test_killed_nodes_a_killed_superlink_nan_a_twin_and_a_second_upload(tmp_path
         processes.start_node("mended", rows_of(2, 3), 2)
         processes.wait(lambda: "does not let this node take part" in processes.log("twin"), 240)
         processes.kill("twin")
-        # It answers before the others do, so that it joins before they begin round 2.
+        # It answers before the others do, so that it joins before round 2 or 3.
         processes.wait(lambda: "Sending:" in processes.log("mended"), 240)
         (tmp_path / "gate-1").touch()
         processes.wait(lambda: clients_so_far(tmp_path) == 3, 400)
         processes.kill("two")
-        (tmp_path / "gate-2").touch()
-        processes.wait(lambda: checkpoint(tmp_path).round == 3, 240)
+        (tmp_path / "gate-3").touch()
+        processes.wait(lambda: checkpoint(tmp_path).round == 4, 240)
         for name in ("superlink", "one", "mended"):
             processes.kill(name)
-        assert checkpoint(tmp_path).round == 3
-        (tmp_path / "gate-3").touch()
+        assert checkpoint(tmp_path).round == 4
+        (tmp_path / "gate-4").touch()
         processes.start_superlink()
         for silo, name in enumerate(("one", "two", "mended")):
             processes.start_node(name, rows_of(silo, 3), silo)
@@ -257,9 +311,9 @@ def test_killed_nodes_a_killed_superlink_nan_a_twin_and_a_second_upload(tmp_path
     # The third client has answered the set-up after the others.
     assert [one["messages_up"] for one in entries if one["phase"] == "setup"] == [2, 1]
     rounds = [one for one in entries if one["phase"] == "round"]
-    assert len(rounds) == server.n_rounds_ == 4
-    assert [one["rejected"] for one in rounds] == [1, 0, 0, 0]
-    assert [one["messages_up"] for one in rounds][2:] == [2, 3]
+    assert len(rounds) == server.n_rounds_ == 5
+    assert [one["rejected"] for one in rounds] == [1, 0, 0, 0, 0]
+    assert [one["messages_up"] for one in rounds][3:] == [2, 3]
     for name in ("nan", "twin"):
         assert not (tmp_path / name / "model.joblib").exists()
     model = joblib.load(tmp_path / "two" / "model.joblib")
