@@ -95,34 +95,42 @@ class HereGrid:
         return [self.replies[one] for one in tickets]
 
 
-def test_apps_find_keys_and_estimator_by_their_context(tmp_path, monkeypatch):
+@pytest.mark.parametrize("scheme", [CKKS(), SecAggPlus()], ids=["CKKS", "SecAggPlus"])
+def test_apps_find_keys_and_estimator_by_their_context(scheme, tmp_path, monkeypatch):
+    pytest.importorskip("tenseal", reason="needs fedrecsk[privacy]")
     for name in ("task", "run", "node"):
         monkeypatch.setattr(f"flwr.supercore.task_identity.TaskIdentity._{name}_id", 1)
-    plain = toy()
-    secure = clone(plain).set_params(federation__secure_aggregation=CKKS())
-    of_clients, of_server = write_keys(secure, 2, tmp_path / "keys")
+    plain, masks = toy(), isinstance(scheme, SecAggPlus)
+    secure = clone(plain).set_params(federation__secure_aggregation=scheme)
+    if masks:
+        paths, of_server = write_identities(range(3), tmp_path / "keys"), ""
+    else:
+        of_clients, of_server = write_keys(secure, 3, tmp_path / "keys")
+        paths = 3 * [of_clients]
 
     def load_data(context):
-        rows = rows_of(context.node_config["silo"], 2)
+        rows = rows_of(context.node_config["silo"], 3)
         data = {"X": rows[:, :2].astype(int), "y": rows[:, 2], "private": simulated_key(plain)}
         return data | {"client_id": context.node_config["silo"]}
 
     contexts = {
-        silo + 1: Context(silo=silo, folder=str(tmp_path / f"{silo}"), keys=str(of_clients))
-        for silo in range(2)
+        silo + 1: Context(silo=silo, folder=str(tmp_path / f"{silo}"), keys=str(paths[silo]))
+        for silo in range(3)
     }
     grid = HereGrid(client_app(lambda context: secure, load_data), contexts)
     app = server_app(lambda context: secure, key=simulated_key(plain), poll=0.01)
-    config = {"n-clients": 2, "folder": str(tmp_path / "server"), "keys": str(of_server)}
+    config = {"n-clients": 3, "folder": str(tmp_path / "server"), "keys": str(of_server)}
     app(grid, Context(**config))
-    records = joblib.load(tmp_path / "server" / "records.joblib")
-    assert (records.n_rounds_, records.privacy_.server_sees) == (2, "encrypted sums")
-    expected = clone(plain).fit(X, Y, clients=X[:, 0] % 2)
-    for silo in range(2):
+    name = "model.joblib" if masks else "records.joblib"
+    sees = joblib.load(tmp_path / "server" / name).privacy_.server_sees
+    assert sees == ("exact sums" if masks else "encrypted sums")
+    expected = clone(plain).fit(X, Y, clients=X[:, 0] % 3)
+    for silo in range(3):
         model = joblib.load(tmp_path / f"{silo}" / "model.joblib")
         np.testing.assert_allclose(model.item_factors_, expected.item_factors_, atol=1e-4)
-    with pytest.raises(ValueError, match="clients' keys, with which the server could decrypt"):
-        app(grid, Context(**config | {"keys": str(of_clients)}))
+    if not masks:
+        with pytest.raises(ValueError, match="clients' keys, with which the server could decrypt"):
+            app(grid, Context(**config | {"keys": str(paths[0])}))
 
 
 # --------------------------------------------------------------------- simulation runtime
@@ -318,51 +326,3 @@ def test_killed_nodes_a_killed_superlink_nan_a_twin_and_a_second_upload(tmp_path
         assert not (tmp_path / name / "model.joblib").exists()
     model = joblib.load(tmp_path / "two" / "model.joblib")
     assert model.recommend(model.user_ids_, 2)[0].shape == (len(model.user_ids_), 2)
-
-
-# Client 2 stops in round 0, after it has sent its shares.
-STOPS = """
-import time
-from pathlib import Path
-from fedrecsk.deployment.node import Node
-from fedrecsk.deployment.records import unpack
-
-answer = Node.answer
-
-
-def answer_or_stop(node, content):
-    asked, _ = unpack(content)
-    step, client = (asked["kind"], asked.get("number")), node.load_data()["client_id"]
-    while step == ("round", 0) and client == 2:
-        Path("stopped").touch()
-        time.sleep(0.05)
-    return answer(node, content)
-
-
-Node.answer = answer_or_stop
-"""
-
-
-def test_a_masked_round_ends_without_a_killed_node(tmp_path):
-    pytest.importorskip("cryptography", reason="needs fedrecsk[privacy]")
-    scheme = SecAggPlus(max_dropout=0.4, max_colluding=0.0)
-    federation = Federation(secure_aggregation=scheme)
-    method = FedMF(3, n_rounds=1, client_fraction=1.0, random_state=0, federation=federation)
-    estimator = prepared(method, X, Y)
-    write_project(tmp_path, estimator, simulated_key(estimator).seed)
-    with (tmp_path / "toy" / "client_app.py").open("a") as file:
-        file.write(STOPS)
-    identities = write_identities(range(4), tmp_path / "keys")
-    with Processes(tmp_path) as processes:
-        processes.start_superlink()
-        for k in range(4):
-            processes.start_node(f"node-{k}", rows_of(k, 4), k, keys=identities[k])
-        processes.run(n_clients=4, quorum=0.5)
-        processes.wait(lambda: (tmp_path / "stopped").exists(), 900)
-        processes.kill("node-2")
-        processes.wait_for("server/model.joblib", "node-0/model.joblib", seconds=900)
-    server = joblib.load(tmp_path / "server" / "model.joblib")
-    rounds = [one for one in server.communication_.entries if one["phase"] == "round"]
-    assert [one["messages_up"] for one in rounds] == [3]
-    assert server.privacy_.server_sees == "exact sums"
-    assert np.isfinite(server.item_factors_).all()
