@@ -37,10 +37,12 @@ n-clients = 2
 folder = "server"
 quorum = 1.0
 patience = 60.0
+keys = ""
 """
 METHOD = """
 import numpy as np
 from fedrecsk import Federation, {name}
+from fedrecsk.privacy import SecAggPlus
 from fedrecsk.protocol.keys import Key
 
 method = {estimator}
@@ -171,10 +173,10 @@ class Processes:
         with socket.socket() as one:
             return one.connect_ex(("127.0.0.1", self.port)) == 0
 
-    def start_node(self, name, rows, client, *options):
+    def start_node(self, name, rows, client, *options, keys="keys/clients.key"):
         """A node with these rows: user, item, rating."""
         np.save(self.folder / f"{name}.npy", rows)
-        config = f'data="{name}.npy" folder="{name}" client={client}'
+        config = f'data="{name}.npy" folder="{name}" client={client} keys="{keys}"'
         self.start(
             name,
             "flower-supernode",

@@ -326,3 +326,51 @@ def test_killed_nodes_a_killed_superlink_nan_a_twin_and_a_second_upload(tmp_path
         assert not (tmp_path / name / "model.joblib").exists()
     model = joblib.load(tmp_path / "two" / "model.joblib")
     assert model.recommend(model.user_ids_, 2)[0].shape == (len(model.user_ids_), 2)
+
+
+# Client 2 stops in round 0, after it has sent its shares.
+STOPS = """
+import time
+from pathlib import Path
+from fedrecsk.deployment.node import Node
+from fedrecsk.deployment.records import unpack
+
+answer = Node.answer
+
+
+def answer_or_stop(node, content):
+    asked, _ = unpack(content)
+    step, client = (asked["kind"], asked.get("number")), node.load_data()["client_id"]
+    while step == ("round", 0) and client == 2:
+        Path("stopped").touch()
+        time.sleep(0.05)
+    return answer(node, content)
+
+
+Node.answer = answer_or_stop
+"""
+
+
+def test_a_masked_round_ends_without_a_killed_node(tmp_path):
+    pytest.importorskip("cryptography", reason="needs fedrecsk[privacy]")
+    scheme = SecAggPlus(max_dropout=0.4, max_colluding=0.0)
+    federation = Federation(secure_aggregation=scheme)
+    method = FedMF(3, n_rounds=1, client_fraction=1.0, random_state=0, federation=federation)
+    estimator = prepared(method, X, Y)
+    write_project(tmp_path, estimator, simulated_key(estimator).seed)
+    with (tmp_path / "toy" / "client_app.py").open("a") as file:
+        file.write(STOPS)
+    identities = write_identities(range(4), tmp_path / "keys")
+    with Processes(tmp_path) as processes:
+        processes.start_superlink()
+        for k in range(4):
+            processes.start_node(f"node-{k}", rows_of(k, 4), k, keys=identities[k])
+        processes.run(n_clients=4, quorum=0.5)
+        processes.wait(lambda: (tmp_path / "stopped").exists(), 900)
+        processes.kill("node-2")
+        processes.wait_for("server/model.joblib", "node-0/model.joblib", seconds=900)
+    server = joblib.load(tmp_path / "server" / "model.joblib")
+    rounds = [one for one in server.communication_.entries if one["phase"] == "round"]
+    assert [one["messages_up"] for one in rounds] == [3]
+    assert server.privacy_.server_sees == "exact sums"
+    assert np.isfinite(server.item_factors_).all()
