@@ -196,14 +196,15 @@ def test_new_users_are_ranked_for_in_any_setting(parameters):
     assert likes_above_others(grown, new) > likes_above_others(plain, new) + 0.15
 
 
-def test_a_user_without_likes_has_what_features_say(wmf):
+def test_a_user_without_likes_has_what_features_say():
     # Users 0 to 4 like nothing.
     y = np.where(X[OLD, 0] < 5, 0.0, Y[OLD] >= 4)
-    model = make_wmf(user_features=FEATURES).fit(X[OLD], y)
+    model = make_wmf(user_features=FEATURES, warm_start=True).fit(X[OLD], y)
     means = model._final_message["user_means"].values
     expected = np.column_stack([np.ones(5), FEATURES.iloc[:5]]) @ means
     np.testing.assert_allclose(model.user_factors_[:5], expected, rtol=1e-5)
-    # They say nothing about others.
+    # They say nothing about others, and are not among the users of the sums.
+    assert model._run.server.state["user_features"][-1, 0] == N_OLD - 5
     rest = X[OLD, 0] >= 5
     other = make_wmf(user_features=FEATURES, items=range(N_ITEMS)).fit(X[OLD][rest], y[rest])
     sizes = np.abs(means).max(), np.abs(other._final_message["user_means"].values).max()

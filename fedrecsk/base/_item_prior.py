@@ -44,9 +44,9 @@ class ItemPrior:
         self.scaling: tuple[Any, Any] = scaling(features)
         design = scaled(features, *self.scaling)
         # Every known item has the prior; new items are met as often as they are popular.
-        mean = self.n_ratings.sum() / (np.count_nonzero(self.n_ratings) or 1)
+        mean = self.n_ratings.sum() / max(np.count_nonzero(self.n_ratings), 1) or 1.0
         self._of_known, self._of_new = (
-            Regression(design, self.n_ratings / (self.n_ratings + (half or 1)))
+            Regression(design, self.n_ratings / (self.n_ratings + half))
             for half in (HALF_OF_KNOWN, HALF_OF_NEW * mean)
         )
 

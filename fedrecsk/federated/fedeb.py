@@ -21,7 +21,7 @@ from fedrecsk.federated._fedeb_scales import Scales, learned
 from fedrecsk.federated._item_content import FederatedContent
 from fedrecsk.federated._optimizers import adam
 from fedrecsk.federated._ratings import RatingScale
-from fedrecsk.federated._user_features import SQUARES, SUMS, UserFeatures
+from fedrecsk.federated._user_features import SUMS, UserFeatures
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.portable import Ridge
 from fedrecsk.protocol.messages import Dense, Message, Rows
@@ -268,10 +268,10 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
     regressed on x_u as items are, with weights ``w_u = n_u / (n_u + 400)``. More is sent: once, up,
     ``sum w x x'`` and the number of users in it; in each round, up, ``sum w x phi'`` and ``sum w
     phi^2``, of which the server takes the last or, with cohorts, averages; at the end, down, the
-    coefficients, one column for each number of phi. The
-    rounds themselves do not use features. At the end a client takes from its ratings what the
-    expected phi contributes, infers the rest, and adds the expected phi to it. One plaintext upload
-    of a client with one user reveals the user's features.
+    coefficients, one column for each number of phi. The rounds themselves do not use features. At
+    the end a client takes from its ratings what the expected phi contributes, infers the rest, and
+    adds the expected phi to it. One plaintext upload of a client with one user reveals the user's
+    features.
 
     References
     ----------
@@ -402,9 +402,8 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
             public = directions(len(n_users), self.sketch_size, key)
             prior = eigenpairs(upload["sketch"].sum, public, n_users)
             prior = prior._replace(vectors=prior.vectors.astype(self._dtype))
-        if self._n_features:
-            server = server | {SQUARES: upload[SQUARES].sum}
         return server | {
+            **self._squares_of(upload),
             "mean": total / weight,
             "n_ratings": n_ratings,
             "shares": shares,

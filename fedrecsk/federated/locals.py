@@ -11,7 +11,7 @@ import numpy as np
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
-from fedrecsk.federated._user_features import SQUARES, SUMS, UserFeatures
+from fedrecsk.federated._user_features import SUMS, UserFeatures
 from fedrecsk.federated._wmf import ClientItemsWMF
 from fedrecsk.protocol.messages import Message
 from fedrecsk.protocol.participation import RoundMasks
@@ -246,8 +246,7 @@ class LocALS(UserFeatures, ClientItemsWMF):
         return updates.with_fields(**self._feature_squares(block))
 
     def _setup_aggregate(self, server, upload, step, key):
-        squares = {SQUARES: upload[SQUARES].sum} if self._n_features else {}
-        return super()._setup_aggregate(server, upload, step, key) | squares
+        return super()._setup_aggregate(server, upload, step, key) | self._squares_of(upload)
 
     def _upload_specs(self, n_items):
         return super()._upload_specs(n_items) | self._user_sum_specs(self.n_factors)
