@@ -128,10 +128,11 @@ class NeuMF(nn.Module):
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
         """Return the scores of pairs of codes, in the shape of `users`."""
-        p, q, d = self.user(users), self.item(items), self.n_factors
-        product = p[..., :d] * q[..., :d]
-        hidden = self.hidden(torch.cat([p[..., d:], q[..., d:]], dim=-1))
-        return self.output(torch.cat([product, hidden], dim=-1)).squeeze(-1)
+        # Not by two slices each: the gradient of a slice fills a whole table with zeros.
+        d, rows = self.n_factors, (self.user(users), self.item(items))
+        (p, p_mlp), (q, q_mlp) = (one.split([d, one.shape[-1] - d], dim=-1) for one in rows)
+        hidden = self.hidden(torch.cat([p_mlp, q_mlp], dim=-1))
+        return self.output(torch.cat([p * q, hidden], dim=-1)).squeeze(-1)
 
 
 class ScoreFunction(nn.Module):
