@@ -122,7 +122,6 @@ def speed(options):
             label: _federated(model.set_params(n_factors=d, random_state=0), X)
             for label, model in {
                 "LocALS": LocALS(),
-                'LocALS, solver="cg"': LocALS(solver="cg"),
                 "GlobSGD": GlobSGD(),
                 "LocSGD": LocSGD(),
             }.items()

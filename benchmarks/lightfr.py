@@ -58,15 +58,20 @@ class Sampled(OneSweep):
     NEGATIVE_TARGET = 0.4
 
 
+class Literal(OneSweep):
+    """LightFR as in the paper: one sweep, and a server that keeps no total."""
+
+    SERVER_DECAY = 1
+
+
 DEFAULT = WithoutPrior()
 # What METHODS calls recommended: the paper's codes, fresh negatives, a server with a total.
 SAMPLED = Sampled(aggregation="gradient", user_bits=1, balance_user=0.003, balance_item=0.01)
-LITERAL = OneSweep(
+LITERAL = Literal(
     aggregation="gradient",
     user_bits=1,
     targets="ratings",
     n_negatives=0,
-    server_decay=1,
     balance_user=0.5,
     balance_item=0.5,
 )

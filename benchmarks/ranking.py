@@ -2,8 +2,8 @@
 
 All ratings are positives. The protocols are those of :mod:`benchmarks.lightfr`: a test row is
 ranked among 99 items that its user has not rated; HR@10 and NDCG@10 are means over test rows.
-`choices` and `scaled` rank one random training row of each user and never read a test row; weights
-of sums are searched on such rows, too.
+`choices`, `scaled` and `solvers` rank one random training row of each user and never read a test
+row; weights of sums are searched on such rows, too.
 
 Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DATA. MovieLens-1M
 also needs the leave-one-out files of MovieLens-1M of He et al. (2017) in this folder.
@@ -19,6 +19,7 @@ from sklearn.base import clone
 from benchmarks._command_line import command_line
 from benchmarks._quality import list_choices
 from benchmarks._seeds import reported
+from benchmarks._variants import with_constants
 from benchmarks.lightfr import (
     N_NEGATIVES,
     chronological,
@@ -39,7 +40,6 @@ SCALED = LocALS(
     reg_user=26.0,
     reg_item=42.0,
     reg_exponent=1.0,
-    solver="cg",
 )
 IALS = ImplicitALS(128, reg=100.0, alpha=9.0, n_epochs=12, solver="cholesky", item_bias=False)
 ONE_ROUND = [("ease", FedEASE()), ("spectral", FedSpectral())]
@@ -86,7 +86,6 @@ CHOICES = {
 # Of SCALED, with fewer rounds.
 SCALED_CHOICES = [
     {},
-    {"solver": "exact"},
     *(
         {"n_rounds": 16} | changed
         for changed in (
@@ -163,6 +162,23 @@ def scaled(options):
     list_choices({"LocALS": SCALED}, {"LocALS": SCALED_CHOICES}, options, fresh)
 
 
+def solvers(options):
+    """LocALS whose clients find their users' vectors exactly, and by conjugate gradients."""
+
+    def fresh(model, seed, options):
+        return clone(model).set_params(random_state=0)
+
+    models = {
+        f"LocALS, {model.n_factors} factors, {how}": with_constants(LocALS, EXACT_UP_TO=limit)(
+            **model.get_params(deep=False)
+        )
+        for model in (LOCALS, SCALED)
+        for how, limit in {"exactly": 192, "conjugate gradients": 0}.items()
+    }
+    few_rounds = [{}, {"n_rounds": 5}]
+    list_choices(models, dict.fromkeys(models, few_rounds), options, fresh)
+
+
 def cost(options):
     """CPU seconds of a fit, and bytes per client."""
     for name in options.data:
@@ -188,7 +204,7 @@ def cost(options):
 
 def main(argv=None):
     """Run one of the benchmarks."""
-    commands = {f.__name__: f for f in (quality, choices, scaled, cost)}
+    commands = {f.__name__: f for f in (quality, choices, scaled, solvers, cost)}
     parser = command_line("ranking", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", default=["100k", "1m"], choices=["100k", "1m"])

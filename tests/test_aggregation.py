@@ -298,7 +298,7 @@ def test_rows_are_held_back_only_where_they_are_steps():
     federation = Federation(aggregator=HierarchicalClipping(share=0.5))
     with pytest.raises(ValueError, match=r"'others', from which its server .*set share=1"):
         LocALS(4, federation=federation).fit(X)
-    LocALS(4, federation=federation, aggregation="clients", preconditioner=False, n_rounds=1).fit(X)
+    LocALS(4, federation=federation, aggregation="clients", n_rounds=1).fit(X)
     FedMF(4, federation=federation, n_rounds=1).fit(X)
 
 

@@ -39,6 +39,21 @@ POSITIONAL = {
     "NCF": ["architecture", "n_factors"],
     "FederatedModule": ["module"],
 }
+# Parameters that federated methods share.
+SHARED = {
+    "n_factors",
+    "items",
+    "n_rounds",
+    "client_fraction",
+    "federation",
+    "n_jobs",
+    "random_state",
+    "early_stopping",
+    "validation_fraction",
+    "n_iter_no_change",
+    "tol",
+    "warm_start",
+}
 every_name = pytest.mark.parametrize("name", sorted(ESTIMATORS))
 
 
@@ -54,6 +69,12 @@ def test_parameters_are_checked_and_few_may_be_given_by_position(name):
     others = [kind for one, kind in kinds.items() if one not in positional]
     assert set(others) == {Parameter.KEYWORD_ONLY}
     assert ESTIMATORS[name]._parameter_constraints.keys() == kinds.keys()
+
+
+@every_name
+def test_a_method_has_at_most_twelve_parameters_of_its_own(name):
+    own = parameters_of(ESTIMATORS[name]).keys() - SHARED
+    assert len(own) <= 12, sorted(own)
 
 
 # ----------------------------------------------------------------- scikit-learn's machinery

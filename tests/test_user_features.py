@@ -179,7 +179,7 @@ WITHOUT_SOME = FEATURES.assign(constant=0.5).drop(range(10, 40))
         {"client_fraction": 0.3, "n_rounds": 30},
         {"federation": Federation(dropout=0.3), "n_rounds": 12},
         {"early_stopping": True, "n_rounds": 12},
-        {"aggregation": "clients", "local_epochs": 2, "solver": "cg", "n_rounds": 30},
+        {"aggregation": "clients", "local_epochs": 2, "n_rounds": 30},
         {"user_features": WITHOUT_SOME},
         {"n_silos": 3},
     ],

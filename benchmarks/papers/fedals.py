@@ -52,7 +52,7 @@ def tables():
 def _accuracy():
     models = {
         "LocALS": LocALS(),
-        'LocALS as on the slides ("holders")': LocALS(aggregation="holders", preconditioner=False),
+        'LocALS as on the slides ("holders")': LocALS(aggregation="holders"),
         "LocALS, 10 % of the clients": LocALS(client_fraction=0.1),
         "GlobSGD": GlobSGD(),
         "LocSGD": LocSGD(),

@@ -259,12 +259,10 @@ class FederatedWMF(ImplicitMF):
 
     _: KW_ONLY
     aggregation: Literal["full", "clients", "holders"] = "full"
-    preconditioner: bool | Literal["auto"] = "auto"
     upload: Literal["local", "all"] = "local"
 
     _parameter_constraints: ClassVar[dict] = ImplicitMF._parameter_constraints | {
         "aggregation": [StrOptions({"full", "clients", "holders"})],
-        "preconditioner": ["boolean", StrOptions({"auto"})],
         "upload": [StrOptions({"local", "all"})],
     }
 
@@ -312,12 +310,6 @@ class FederatedWMF(ImplicitMF):
 
     # -------------------------------------------------------------------- on the server
 
-    @property
-    def _preconditions(self):
-        if self.preconditioner == "auto":
-            return self.aggregation == "full"
-        return self.preconditioner
-
     def _mean_rows(self, upload):
         """Return each row's mean over the clients, or over its holders (zero without any)."""
         if self.aggregation != "holders":
@@ -349,16 +341,6 @@ class FederatedWMF(ImplicitMF):
         """Return the share of a preconditioned step that the server takes on items of few."""
         return min(1.0, 2 * self._cohort_share(view.data.n_clients))
 
-    # ------------------------------------------------------------------------------ checks
-
-    def _check_before_fit(self):
-        super()._check_before_fit()
-        if self.preconditioner is True and self.aggregation != "full":
-            raise ValueError(
-                f'preconditioner=True needs the matrices that aggregation="full" uploads, but '
-                f"aggregation={self.aggregation!r}; change one of them."
-            )
-
 
 @dataclass(eq=False, repr=False)
 class ClientItemsWMF(FederatedWMF):
@@ -367,15 +349,10 @@ class ClientItemsWMF(FederatedWMF):
     _: KW_ONLY
     prox: float = 10.0
     local_epochs: int = 1
-    server_learning_rate: float | Literal["auto"] = "auto"
 
     _parameter_constraints: ClassVar[dict] = FederatedWMF._parameter_constraints | {
         "prox": [Interval(Real, 0, None, closed="left")],
         "local_epochs": [Interval(Integral, 1, None, closed="left")],
-        "server_learning_rate": [
-            Interval(Real, 0, None, closed="neither"),
-            StrOptions({"auto"}),
-        ],
     }
 
     def _initial_broadcast(self, server):
@@ -407,7 +384,8 @@ class ClientItemsWMF(FederatedWMF):
         if upload is None:
             return server
         items = server["item_factors"].astype(np.float64)
-        others = upload["others"].mean if self.aggregation == "full" else np.eye(self.n_factors)
+        full = self.aggregation == "full"
+        others = upload["others"].mean if full else np.eye(self.n_factors)
         change, penalty = self._mean_rows(upload) + items @ others.T - items, 0.0
         content, pull = server["content"], 0.0
         if self.prox:
@@ -419,27 +397,19 @@ class ClientItemsWMF(FederatedWMF):
             # Penalties pull items with few holders to what features say instead of 0.
             means = pull * content.lost(items)
             change = change + (means if self.reg_exponent else means @ others.T)
-        if self._preconditions:
+        if full:
+            # Undo how little prox lets each client move.
             change = divide(change, np.eye(self.n_factors) - others.T, penalty)
+            change = change * self._cautious(server, upload, np.trace(others) / self.n_factors)
         else:
             change = change / (1 + penalty)
-        rate = self.server_learning_rate
-        if rate == "auto":
-            lean = np.trace(others) / self.n_factors
-            rate = self._cautious(server, upload, lean) if self._preconditions else 1.0
-        return server | {"item_factors": (items + rate * change).astype(self._dtype)}
+        return server | {"item_factors": (items + change).astype(self._dtype)}
 
     def _upload_moving(self, view, rows, moves):
-        rate = self.server_learning_rate
-        if rate == "auto":
-            rate = self._share_of_step(view) if self._preconditions else 1.0
-        moves = moves / rate
         if self.aggregation == "full":
             # The server also moves every item by its vector times mean A - I.
-            remaining = -self._others_of(view).T
-            if self._preconditions:
-                moves = moves @ remaining
-            moves = moves + view.item_vectors[rows] @ remaining
+            moves = moves / self._share_of_step(view) + view.item_vectors[rows]
+            moves = moves @ -self._others_of(view).T
         return {"rows": self._factor_of_mean(view) * moves}
 
 

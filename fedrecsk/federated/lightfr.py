@@ -83,9 +83,6 @@ class LightFR(NewItems, FederatedContent, HammingSearch, RankingMixin, Federated
     balance_user, balance_item : float, default=0.0
         Weights (lambda) of the terms that balance the codes of users and items: as many
         +1 as -1 within a code.
-    server_decay : int, default=4
-        The server keeps a total of the rounds' sums, of which 1/server_decay is dropped in each
-        round; 1 is the paper's server. No effect with "full".
     upload : {"visited", "all"}, default="visited"
         "visited": each client sends the rows of its visited items with their indices. "all":
         it sends the whole matrix, so that a secure sum hides which items it has visited.
@@ -146,8 +143,8 @@ class LightFR(NewItems, FederatedContent, HammingSearch, RankingMixin, Federated
     a share of the items without a row (with "ratings", the squared error of ratings).
 
     *The paper's literal method* is ``LightFR(aggregation="gradient", user_bits=1,
-    targets="ratings", n_negatives=0, reg_user=0, server_decay=1, balance_user=0.5,
-    balance_item=0.5)`` with ``N_SWEEPS = 1``.
+    targets="ratings", n_negatives=0, reg_user=0, balance_user=0.5, balance_item=0.5)`` with
+    ``N_SWEEPS = 1`` and ``SERVER_DECAY = 1``.
 
     *Fixed point.* Weights and targets are rounded to multiples of 2^-20. An unknown user or item
     has similarity 1/2.
@@ -182,7 +179,6 @@ class LightFR(NewItems, FederatedContent, HammingSearch, RankingMixin, Federated
     reg_user: float = 1000.0
     balance_user: float = 0.0
     balance_item: float = 0.0
-    server_decay: int = 4
     upload: Literal["visited", "all"] = "visited"
     rating_scale: tuple[float, float] | None = None
     client_fraction: float = 0.6
@@ -197,7 +193,6 @@ class LightFR(NewItems, FederatedContent, HammingSearch, RankingMixin, Federated
         "reg_user": [Interval(Real, 0, None, closed="left")],
         "balance_user": [Interval(Real, 0, None, closed="left")],
         "balance_item": [Interval(Real, 0, None, closed="left")],
-        "server_decay": [Interval(Integral, 1, None, closed="left")],
         "upload": [StrOptions({"visited", "all"})],
         "rating_scale": [tuple, list, None],
         **FederatedContent._content_constraints,
@@ -206,6 +201,7 @@ class LightFR(NewItems, FederatedContent, HammingSearch, RankingMixin, Federated
     POSITIVE_TARGET = 0.65  # similarities that are aimed at
     NEGATIVE_TARGET = 0.5
     N_SWEEPS = 3  # of users' vectors per round; None: until nothing changes
+    SERVER_DECAY = 4  # but in "full", 1/SERVER_DECAY of the server's total is dropped per round
     MEAN_PRIOR = True  # whether "full" uses the mean vector
     SPARSE_REG = 12000.0  # its weight for a user with n rows is SPARSE_REG / n, if that is more
     # False is the paper's ablation.
@@ -354,7 +350,7 @@ class LightFR(NewItems, FederatedContent, HammingSearch, RankingMixin, Federated
             )
             return server
         votes = self.aggregation == "parameter"
-        kept = server["total"] - server["total"] // self.server_decay
+        kept = server["total"] - server["total"] // self.SERVER_DECAY
         server["total"] = kept + sums["votes" if votes else "rows"]
         # Voters have balanced their codes themselves.
         lightfr_kernels.step_by_sign(codes, signs, server["total"], 0 if votes else balance)
@@ -381,7 +377,7 @@ class LightFR(NewItems, FederatedContent, HammingSearch, RankingMixin, Federated
         if self.aggregation == "parameter":
             return {"votes": signs}
         if self.aggregation == "gradient":
-            sizes = self.server_decay * np.abs(view.mean("rows")).max(initial=0)
+            sizes = self.SERVER_DECAY * np.abs(view.mean("rows")).max(initial=0)
             return {"rows": view.n_senders / view.n_own * sizes * signs}
         # Twice the largest gradient of all pairs together, if everybody held the items.
         base, base_target = self._base
@@ -543,7 +539,7 @@ class LightFR(NewItems, FederatedContent, HammingSearch, RankingMixin, Federated
             # What adds up over clients are signs.
             weight = np.bincount(data.clients, data.weights).max() * (1 + self.n_negatives)
         else:
-            weight = data.weights.sum() * (1 + self.n_negatives) * self.server_decay
+            weight = data.weights.sum() * (1 + self.n_negatives) * self.SERVER_DECAY
         balance = self.balance_user + self.balance_item
         balance *= max(data.n_users, data.n_items, self._max_dot) * self._max_dot
         weight = weight + max(self.reg_user, self.SPARSE_REG) + balance

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.federated._user_features import SUMS, UserFeatures
 from fedrecsk.federated._wmf import ClientItemsWMF
 from fedrecsk.protocol.messages import Message
@@ -68,25 +68,14 @@ class LocALS(UserFeatures, ClientItemsWMF):
         ``prox + reg_item`` must be positive.
     local_epochs : int, default=1
         Number of times that a client solves for its users and its items per round (E).
-    solver : {"exact", "cg"}, default="exact"
-        How a client finds its users' vectors: exactly, or by three steps of conjugate
-        gradients from the last round's vectors, which is inexact and faster with many factors.
-        Items and the final user vectors are always exact.
     aggregation : {"full", "clients", "holders"}, default="full"
         How the server averages the clients' versions of an item. "full": over all clients. Those
         that do not hold the item contribute the minimiser of their objective, ``A_c q_i`` with
-        ``A_c = prox ((prox + reg_item / n_clients) I + P_c' P_c)^-1``. "clients": over all
+        ``A_c = prox ((prox + reg_item / n_clients) I + P_c' P_c)^-1``, and the server multiplies
+        its step by ``(I - mean A_c)^-1``; see Notes. "clients": over all
         clients; those that do not hold it contribute q_i unchanged, which learns slowly.
         "holders": over the clients that hold it. This ranks no better than popularity, because
         no upload shows which users did *not* take the item.
-    preconditioner : bool or "auto", default="auto"
-        Whether the server multiplies its step by ``(I - mean A_c)^-1``, which compensates for the
-        small steps that `prox` allows each client. "auto": with "full", which it requires.
-    server_learning_rate : float or "auto", default="auto"
-        Fraction of its step that the server takes. "auto": 1 without the preconditioner. With it,
-        twice the share of the clients whose uploads were accepted in the round, at most 1, over
-        ``1 + alpha h_i t / 2``, where h_i is the share of the clients that hold item i and t
-        the mean of the diagonal of mean A_c: an item that many hold overshoots otherwise.
     upload : {"local", "all"}, default="local"
         Whether clients receive and send the rows of their own items only, or of all items. See
         Notes for what each reveals.
@@ -143,9 +132,19 @@ class LocALS(UserFeatures, ClientItemsWMF):
     exactly: every row is a multiple of it, and A_c gives its length. The server uses sums over
     clients only.
 
+    *The server's step* of "full". ``(I - mean A_c)^-1`` compensates for the small steps that `prox`
+    allows each client. Of this step the server takes twice the share of the clients whose uploads
+    were accepted in the round, at most 1, over ``1 + alpha h_i t / 2``, where h_i is the share of
+    the clients that hold item i and t the mean of the diagonal of mean A_c: an item that many hold
+    overshoots otherwise.
+
     *Training loss.* `loss_curve_` has the mean of c (r - p.q)^2 over all pairs of the round's
     users and the catalogue, weighted by confidence, with the users just solved for and the items
     just received. Early stopping uses the same over the pairs that a client does not train on.
+
+    *Many factors.* With more than 128 factors (``EXACT_UP_TO``) a client finds its users' vectors
+    in a round by three steps of conjugate gradients from the last round's vectors, which is
+    inexact and faster. Items and the final user vectors are always exact.
 
     *Few clients.* A client that holds all users, with ``prox=0``, makes one sweep of centralised
     ALS per round. With one user per client nothing ties the clients' versions to each other
@@ -195,14 +194,14 @@ class LocALS(UserFeatures, ClientItemsWMF):
     _: KW_ONLY
     n_rounds: int = 10
     reg_exponent: float = 0.0
-    solver: Literal["exact", "cg"] = "exact"
     user_features: DataFrame | None = None
 
     _parameter_constraints: ClassVar[dict] = ClientItemsWMF._parameter_constraints | {
         "reg_exponent": [Interval(Real, 0, None, closed="left")],
-        "solver": [StrOptions({"exact", "cg"})],
         "user_features": ["array-like", None],
     }
+
+    EXACT_UP_TO = 128  # number of factors; with more, users are found by conjugate gradients
 
     # ---------------------------------------------------------------------- the algorithm
 
@@ -220,7 +219,7 @@ class LocALS(UserFeatures, ClientItemsWMF):
 
     def _client_update(self, block, state, message, turn, key):
         items, gram = self._received(message)
-        n_steps = CG_STEPS if self.solver == "cg" else None
+        n_steps = CG_STEPS if self.n_factors > self.EXACT_UP_TO else None
         loss = self._fit_users(block, state, turn.active, items, gram, n_steps=n_steps)
         for _ in range(self.local_epochs - 1):
             versions, grams = self._own_items(block, state, message, turn.active)

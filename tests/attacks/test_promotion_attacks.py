@@ -270,7 +270,7 @@ def test_the_servers_codes_become_the_signs_that_are_wanted(aggregation):
 
 def test_a_round_may_have_no_honest_client():
     adversary = PipAttack(0.6, item=TARGET)
-    method = GlobSGD(4, aggregation="full", preconditioner=False, reg_item=0.0, random_state=0)
+    method = GlobSGD(4, aggregation="full", reg_item=0.0, random_state=0)
     method.set_params(n_rounds=8, client_fraction=0.05)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)

@@ -195,7 +195,7 @@ class LightFR:
         balances = self.model.aggregation == "gradient"
         for i, total in enumerate(self.total):
             for k in range(self.f):
-                total[k] = total[k] - total[k] // self.model.server_decay
+                total[k] = total[k] - total[k] // self.model.SERVER_DECAY
                 total[k] += sum(upload[i][k] for upload in uploads if i in upload)
         for i, d in enumerate(self.items):
             for k in range(self.f):

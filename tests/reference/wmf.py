@@ -54,7 +54,7 @@ class Client:
     def solve_users(self, items):
         for u in range(len(self.users)):
             mine = self.c[u], self.r[u], items, user_penalty(self.model, self.c[u])
-            inexact = getattr(self.model, "solver", "exact") == "cg"
+            inexact = self.model.n_factors > getattr(self.model, "EXACT_UP_TO", np.inf)
             self.users[u] = user_steps(*mine, self.users[u]) if inexact else user_solve(*mine)
 
     def solve_items(self):
@@ -137,10 +137,8 @@ def run(model, clients, rated, items, turns):
     eye = np.eye(items.shape[1])
     n_clients = len(clients)
     holds = np.array([client.holds for client in clients])
-    preconditioned = model.preconditioner is True or (
-        model.preconditioner == "auto" and model.aggregation == "full"
-    )
-    rate = getattr(model, "server_learning_rate", model.__dict__.get("learning_rate"))
+    preconditioned = getattr(model, "preconditioner", model.aggregation == "full")
+    rate = model.learning_rate if is_global(model) else "auto"
     for receives, active, delivers in turns:
         arrived, versions = [], []
         for c, client in enumerate(clients):
@@ -178,14 +176,13 @@ def run(model, clients, rated, items, turns):
                 )
                 - items
             )
-            if preconditioned:
-                missing = eye - np.mean([cl.background() for cl in arrived], axis=0)
-                change = np.linalg.solve(missing, change.T).T
+            missing = eye - np.mean([cl.background() for cl in arrived], axis=0)
+            change = np.linalg.solve(missing, change.T).T
         else:
             change = np.sum([version - old for version, old in versions], axis=0) / by
         if getattr(model, "reg_exponent", 0):
             # Undo the division above, which knows no penalties.
-            matrix = missing if model.aggregation == "full" and preconditioned else eye
+            matrix = missing if preconditioned else eye
             for i, own in enumerate(item_penalties(model, holds) / n_clients / model.prox):
                 raw = matrix @ change[i] - own * items[i]
                 change[i] = np.linalg.solve(matrix + own * eye, raw)

@@ -40,10 +40,10 @@ class GlobSGD(FederatedWMF):
         client, which makes the mean the exact gradient of the centralised objective. "clients":
         pairs with a row only, over the number of clients. "holders": pairs with a row only,
         over the number of clients that hold the item.
-    preconditioner : bool or "auto", default=False
+    preconditioner : bool, default=False
         Whether the server multiplies the gradient by
         ``(mean P_c' P_c + reg_item / n_clients I)^-1``. It makes the comparison with LocALS
-        fair. "auto": with "full", which it needs.
+        fair, and needs "full".
     {timestamps}
     {history_half_life}
     {item_features}
@@ -98,10 +98,11 @@ class GlobSGD(FederatedWMF):
     _: KW_ONLY
     n_rounds: int = 30
     learning_rate: float | Literal["auto"] = "auto"
-    preconditioner: bool | Literal["auto"] = False
+    preconditioner: bool = False
 
     _parameter_constraints: ClassVar[dict] = FederatedWMF._parameter_constraints | {
         "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
+        "preconditioner": ["boolean"],
     }
 
     # ---------------------------------------------------------------------- the algorithm
@@ -119,7 +120,7 @@ class GlobSGD(FederatedWMF):
         if self.aggregation == "full":
             gradient = gradient + items @ upload["others"].mean
         gradient = gradient + server["reg_item"] * items
-        if self._preconditions:
+        if self.preconditioner:
             hessian = upload["others"].mean + server["reg_item"] * np.eye(self.n_factors)
             gradient = divide(gradient, hessian)
         items = items - self._rate(server, upload) * gradient
@@ -134,7 +135,7 @@ class GlobSGD(FederatedWMF):
     def _rate(self, server, upload):
         if self.learning_rate != "auto":
             return self.learning_rate
-        if self._preconditions:
+        if self.preconditioner:
             return self._cautious(server, upload, lean=2.0)
         if self.aggregation != "full":
             return 3.0
@@ -150,7 +151,7 @@ class GlobSGD(FederatedWMF):
         if self.aggregation == "full":
             hessian = self._others_of(view) + reg
         rate = self.learning_rate
-        if rate == "auto" and self._preconditions:
+        if rate == "auto" and self.preconditioner:
             rate = self._share_of_step(view)
         elif rate == "auto":
             rate = 3.0
@@ -158,7 +159,7 @@ class GlobSGD(FederatedWMF):
                 # 0 if no honest client takes part.
                 rate = 1 / np.maximum(np.linalg.eigvalsh(hessian)[-1], np.finfo(float).tiny)
         gradient = -moves / rate
-        if self._preconditions:
+        if self.preconditioner:
             gradient = gradient @ hessian
         return {"rows": self._factor_of_mean(view) * (gradient - view.item_vectors[rows] @ hessian)}
 
@@ -170,3 +171,11 @@ class GlobSGD(FederatedWMF):
             return {"rows": np.outer(multiples, vector)}
         others = np.outer(vector, vector)
         return {"rows": np.outer(multiples - scores, vector), "others": others}
+
+    def _check_before_fit(self):
+        super()._check_before_fit()
+        if self.preconditioner and self.aggregation != "full":
+            raise ValueError(
+                f'preconditioner=True needs the matrices that aggregation="full" uploads, but '
+                f"aggregation={self.aggregation!r}; change one of them."
+            )

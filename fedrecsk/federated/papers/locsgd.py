@@ -43,7 +43,7 @@ class LocSGD(ClientItemsWMF):
         As in :class:`LocALS`. With "full" a sweep goes through all pairs of the client's users
         and the catalogue; items that the client does not hold move by a common matrix A_c.
         Otherwise a sweep goes through the client's own pairs.
-    preconditioner, server_learning_rate, upload
+    upload
         As in :class:`LocALS`.
     {timestamps}
     {history_half_life}
