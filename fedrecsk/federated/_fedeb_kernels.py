@@ -79,7 +79,7 @@ class Posterior(NamedTuple):
 
     users: np.ndarray  # (n_users, d + 1), phi
     precisions: np.ndarray  # (n_users,), alpha_u; or (0,), if it is not wanted
-    covariances: np.ndarray  # (n_users, d + 1, d + 1), S; or (0, d + 1, d + 1)
+    covariances: np.ndarray  # (n_users, k, k), S of the first k numbers; or (0, k, k)
 
 
 def workspace(layout, model, n_sent):
@@ -128,8 +128,9 @@ def update(layout, ratings, active, model, work, posterior, out):
                 posterior.users[u, k] = matrix[k, width]
             if len(posterior.precisions) > 0:
                 posterior.precisions[u] = alpha
-                for k in range(width):
-                    for other in range(width):
+                n_first = posterior.covariances.shape[1]
+                for k in range(n_first):
+                    for other in range(n_first):
                         posterior.covariances[u, k, other] = matrix[k, other]
             total += squares
             total_weight += weight
@@ -292,14 +293,15 @@ def send(c, first, n_own, work, out):
 @kernel
 def variances(users, items, user_factors, covariances, noise, item_factors, item_variance, out):
     """Return the variances of ratings: noise, what is unknown of the users, and of the items."""
+    n_first = covariances.shape[1] - 1
     for n in range(len(out)):
         u, i = users[n], items[n]
         p, q, v = user_factors[u], item_factors[i], item_variance[i]
         total = np.float64(noise[u]) * noise[u] + covariances[u, 0, 0] + v[0]
-        for k in range(len(p)):
+        for k in range(n_first):
             row = covariances[u, k + 1]
             turned = 2 * row[0]
-            for other in range(len(p)):
+            for other in range(n_first):
                 turned += row[other + 1] * q[other]
             total += q[k] * turned + v[k + 1] * (p[k] * p[k] + row[k + 1])
         out[n] = total

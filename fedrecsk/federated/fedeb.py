@@ -40,6 +40,8 @@ HEAVIEST = 1e6
 # Standard deviations of users' slopes on popularity and on b_i (their tastes).
 SLOPES = 0.2, 0.3
 TASTES = len(SLOPES)
+# How many coordinates an item's audience has, and the standard deviation of tastes for them.
+AUDIENCES, TASTE_FOR_AUDIENCES = 32, 0.4
 # Averages for prediction cover at least this many rounds.
 LOOK_BACK = 10
 
@@ -136,8 +138,8 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
 
     The model of user u's rating of item i::
 
-        r = mean + b_i + b_u + q_i . p_u + z_i . s_u + e,        e ~ N(0, 1 / alpha_u)
-        (b_u, p_u, s_u) ~ N((0, m_u, 0), diag(1 / lambda_0, 1, ..., 1))
+        r = mean + b_i + b_u + q_i . p_u + z_i . s_u + a_i . t_u + e,  e ~ N(0, 1 / alpha_u)
+        (b_u, p_u, s_u, t_u) ~ N((0, m_u, 0, 0), diag(1 / lambda_0, 1, ..., 1))
         m_u = n_u^-1/2 sum_j y_j
         alpha_u ~ Gamma(nu / 2, nu / (2 alpha))
         (b_i, q_i) ~ N(f_i, 1 / R),                  f ~ N(0, K / psi)
@@ -145,7 +147,9 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
     where the sum is over the n_u items j that u has rated, and K measures how often two items
     are rated by the same users. z_i has two numbers that clients know anyway, of the item's
     popularity and b_i, and s_u says how much the user likes popular and good items more than others
-    do; it is learned on the device. The method and its name are this project's.
+    do. a_i are the leading coordinates of K, items' audiences, and by t_u what a user thinks of an
+    item beyond all else carries over to items that the same users rate; it counts at the end only.
+    Both are learned on the device. The method and its name are this project's.
 
     Parameters
     ----------
@@ -160,7 +164,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         themselves (y_j). Without it, m_u is 0.
     sketch_size : int, default=128
         Columns of the sketch from which the server learns K, at most the number of items. 0: items
-        do not depend on each other (f is 0).
+        do not depend on each other (f is 0), and have no audiences.
     user_noise : bool, default=True
         Whether every user has a noise level of its own. If not, alpha_u is alpha for all.
     posterior : {"variational", "map"}, default="variational"
@@ -184,10 +188,10 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
 
     Attributes
     ----------
-    user_factors_ : ndarray of shape (n_users, n_factors + 2), dtype float32
-        Means of p_u and s_u; private to the client.
-    item_factors_ : ndarray of shape (n_items, n_factors + 2), dtype float32
-        q_i and z_i, in ratings.
+    user_factors_ : ndarray of shape (n_users, n_factors + 2 + n_audiences), dtype float32
+        Means of p_u, s_u and t_u; private to the client.
+    item_factors_ : ndarray of shape (n_items, n_factors + 2 + n_audiences), dtype float32
+        q_i, z_i and a_i, in ratings. There are at most 32 audiences.
     implicit_factors_ : ndarray of shape (n_items, n_factors), dtype float32
         y_j; absent with ``implicit=False``.
     user_bias_, item_bias_ : ndarray of shape (n_users,) and (n_items,), dtype float32
@@ -195,11 +199,12 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
     global_bias_ : float
         The mean rating.
     user_covariance_ : ndarray of shape (n_users, n_factors + 3, n_factors + 3), dtype float32
-        Covariance of (b_u, p_u, s_u); private to the client.
+        Covariance of (b_u, p_u, s_u); private to the client. Standard deviations leave that of t_u
+        out.
     user_noise_ : ndarray of shape (n_users,), dtype float32
         Standard deviation of a user's ratings, alpha_u^-1/2, in ratings; private to the client.
-    item_variance_ : ndarray of shape (n_items, n_factors + 3), dtype float32
-        Variances of (b_i, q_i), in squared ratings, and zeros for z_i.
+    item_variance_ : ndarray of shape (n_items, n_factors + 3 + n_audiences), dtype float32
+        Variances of (b_i, q_i), in squared ratings, and zeros for z_i and a_i.
     noise_std_, bias_std_ : float
         Standard deviations of a rating and of users' biases, learned from all users. With
         ``posterior="map"``, their initial values.
@@ -233,6 +238,8 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
 
     ``z_i = (.2 (log(n_i + c) - l), .3 b_i)``, where c is half the mean of n_i and l the mean of the
     logarithm over items weighted by n_i + c, all for items with ratings; the first is 0 for others.
+    ``a_i = .4 (K's 32 leading eigenvectors, times the roots of their eigenvalues)``, so that
+    ``a_i . a_j`` is near .16 K_ij; step 6 has ``x_i = (1, q_i, z_i, a_i)``.
     With ``x_i = (1, q_i, z_i)``, X the rows of the items that u has rated, and
     ``V_i = 1 / (R + alpha n_i)``, 0 for z_i, step 2 is::
 
@@ -250,7 +257,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
     *What is sent.* Once, up: sum and number of ratings; for each item that the client holds (or
     for all) its number of ratings and users, the sum of 1 / n_u, and a row of `sketch_size`
     numbers; with "local", which items these are. Once, down: the scale, the mean and the number of
-    ratings of every item. Each round, down: 2 d + 1 numbers per item, and the scales; up: as many
+    ratings and audiences of every item. Each round, down: 2 d + 1 numbers per item, and the scales; up: as many
     numbers of gradients, and four more. At the end, down: all rows.
 
     *What it reveals.* The server uses only sums, so secure sums hide the rest. Without them, one
@@ -331,7 +338,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         *("implicit", "implicit_moments", "average_implicit"),
     )
     _predicted_fields = ("average_items",)
-    _absent_fields = ("average_implicit", "n_ratings")
+    _absent_fields = ("average_implicit", "n_ratings", "audiences")
     _n_setups = 1
     # Standard deviation of the initial item vectors.
     INIT_STD = 0.1
@@ -414,10 +421,15 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         }
 
     def _initial_broadcast(self, server):
-        return Message(
+        message = Message(
             ratings=Dense(np.array([*server["rating_scale"], server["mean"]])),
             n_ratings=Dense(server["n_ratings"], learned=False),
         )
+        if server["prior"] is not None:
+            vectors, sizes = (one[..., :AUDIENCES] for one in server["prior"])
+            audiences = vectors * (TASTE_FOR_AUDIENCES * np.sqrt(sizes))
+            message["audiences"] = Dense(audiences, learned=False)
+        return message
 
     def _rounds(self, n_clients):
         is_auto = self.n_rounds == "auto"
@@ -453,7 +465,9 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         return specs | self._user_sum_specs(self._width)
 
     def _client_update(self, block, state, message, turn, key):
-        squares, weight, out = self._infer(block, state, message, "", turn, state["posterior"])
+        items = self._with_tastes(message["items"].values, state["n_ratings"])
+        given = items, message.get("implicit"), message["scales"]
+        squares, weight, out = self._infer(block, state, *given, turn, state["posterior"])
         fields = self._written(block, turn, out)
         if self._n_features:
             vectors = state["posterior"].users - self._implicit_means(block, message)
@@ -491,32 +505,28 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         """Return how many numbers a user has."""
         return 1 + self.n_factors + TASTES
 
-    def _empty_posterior(self, n_users, n_whole):
+    def _empty_posterior(self, n_users, n_whole, n_audiences=0):
         """Return space for the users' means, and for all else of the first `n_whole` users."""
         width, dtype = self._width, self._dtype
         return fedeb_kernels.Posterior(
-            np.zeros((n_users, width), dtype),
+            np.zeros((n_users, width + n_audiences), dtype),
             np.zeros(n_whole, dtype),
             np.zeros((n_whole, width, width), dtype),
         )
 
-    def _infer(self, block, state, message, prefix, turn, posterior):
+    def _infer(self, block, state, items, implicit, scales, turn, posterior):
         """Infer the active clients' users given the model; return loss, weight and uploads."""
-        real, layout = self._dtype, block.layout
-        items = self._with_tastes(message[f"{prefix}items"].values, state["n_ratings"])
-        items = items.astype(real)
-        implicit = np.zeros((len(items), 0), real)
-        if self.implicit:
-            implicit = message[f"{prefix}implicit"].values.astype(real, copy=False)
-        alpha, lambda_0, *reg = message["scales"].values
-        prior = np.r_[lambda_0, np.ones(self._width - 1)].astype(real)
+        real, layout, n_known = self._dtype, block.layout, items.shape[1] - 1 - self.n_factors
+        implicit = np.zeros((len(items), 0)) if implicit is None else implicit.values
+        alpha, lambda_0, *reg = scales.values
+        prior = np.r_[lambda_0, np.ones(items.shape[1] - 1)].astype(real)
         uncertain = self.posterior == "variational"
         model = fedeb_kernels.Model(
-            items,
-            implicit,
+            items.astype(real),
+            implicit.astype(real, copy=False),
             state["n_ratings"] if uncertain else np.zeros(0, real),
             # What is known has no variance.
-            np.r_[reg, np.full(TASTES, np.inf)].astype(real),
+            np.r_[reg, np.full(n_known, np.inf)].astype(real),
             prior,
             float(alpha),
             self.NU if self.user_noise else 0.0,
@@ -578,30 +588,32 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         return Message(**fields, scales=server["scales"].sent())
 
     def _fitted_users(self, block, state, message, turn):
-        posterior = self._empty_posterior(block.n_users, block.n_users)
+        items = self._average_items(message)
+        n_audiences = items.shape[1] - self._width
+        posterior = self._empty_posterior(block.n_users, block.n_users, n_audiences)
         means = self._expected_vectors(block, message)
         if means is not None:
-            # What the mean of their features leaves is inferred.
-            state = state | {"ratings": self._deviations(block, state["ratings"], means, message)}
-        self._infer(block, state, message, "average_", turn, posterior)
+            # What the mean of their features leaves is inferred; they say nothing of audiences.
+            means = np.pad(means, ((0, 0), (0, n_audiences)))
+            expected = self._expected(block, means, np.zeros(len(items)), items[:, 1:])
+            values = (state["ratings"].values - expected).astype(self._dtype)
+            state = state | {"ratings": state["ratings"]._replace(values=values)}
+        given = items, message.get("average_implicit"), message["scales"]
+        self._infer(block, state, *given, turn, posterior)
         users, precisions, covariances = posterior
         users += 0 if means is None else means.astype(self._dtype)
         unit = self._dtype(state["unit"])
-        # The bias counts in ratings; p_u has no unit.
+        # The bias counts in ratings; other numbers of a user have no unit.
         users[:, 0] *= unit
         covariances[:, 0] *= unit
         covariances[:, :, 0] *= unit
         return {"users": users, "covariances": covariances, "noise": unit / np.sqrt(precisions)}
 
-    def _deviations(self, block, ratings, means, message):
-        """Return the ratings less what the users' expected vectors contribute."""
-        items = self._average_items(message)
-        expected = self._expected(block, means, np.zeros(len(items)), items[:, 1:])
-        return ratings._replace(values=(ratings.values - expected).astype(self._dtype))
-
     def _average_items(self, message):
-        """Return the rows (b_i, q_i, z_i) of the final message, in units."""
-        return self._with_tastes(message["average_items"].values, message["n_ratings"].values)
+        """Return the rows (b_i, q_i, z_i, a_i) of the final message, in units."""
+        rows = self._with_tastes(message["average_items"].values, message["n_ratings"].values)
+        audiences = message.get("audiences")
+        return rows if audiences is None else np.column_stack([rows, audiences.values])
 
     @staticmethod
     def _expected(block, users, item_bias, items):
@@ -614,11 +626,12 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         """Return the attributes of users of whom only the expected vectors, in units, are known."""
         n, unit = len(means), self._unit(*self.rating_scale_)
         prior = np.r_[self.bias_std_**2, np.ones(self._width - 1)]
+        n_audiences = 1 + self.item_factors_.shape[1] - self._width
         days = {}
         if self.timestamps is not None:
             days["user_days_"] = csr_array((n, self.user_days_.shape[1]), dtype=self._dtype)
         attributes = {
-            "user_factors_": means[:, 1:],
+            "user_factors_": np.pad(means[:, 1:], ((0, 0), (0, n_audiences))),
             "user_bias_": unit * means[:, 0],
             "user_covariance_": np.tile(np.diag(prior), (n, 1, 1)),
             "user_noise_": np.full(n, np.sqrt(self._typical_variance())),
@@ -645,7 +658,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         items = (unit * self._average_items(message)).astype(self._dtype)
         # The last row is that of an unknown item.
         n_ratings = np.append(n_ratings, 0)
-        variance = np.zeros((len(n_ratings), self._width), self._dtype)
+        variance = np.zeros((len(n_ratings), items.shape[1]), self._dtype)
         if self.posterior == "variational":
             variance[:, : len(reg)] = unit**2 / (reg + alpha * n_ratings[:, None])
         attributes = {
@@ -674,9 +687,11 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
 
     def _public_half(self):
         # The bias has no variance here, because its partner, 1, is known.
-        spread = {"variance": self.item_variance_ * (np.arange(self._width) > 0)}
+        width = self.item_variance_.shape[1]
+        spread = {"variance": self.item_variance_ * (np.arange(width) > 0)}
         if self.implicit:
-            spread["prior"] = np.pad(self.implicit_factors_, ((0, 0), (1, TASTES)))
+            n_known = width - 1 - self.n_factors
+            spread["prior"] = np.pad(self.implicit_factors_, ((0, 0), (1, n_known)))
         return self._posterior_rule(self.noise_std_**2, self.bias_std_**2, **spread)
 
     def _typical_variance(self):
@@ -684,8 +699,8 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         return self.noise_std_**2 * (self.NU / (self.NU - 2) if self.user_noise else 1)
 
     def _compared(self, name):
-        # Without popularity and biases, which say nothing of what an item is like.
-        return super()._compared(name)[:, :-TASTES]
+        # By q and p alone: popularity and biases say nothing of what an item is like.
+        return super()._compared(name)[:, : self.n_factors]
 
     def _standard_deviations(self, users, items):
         if self.posterior == "map":
@@ -694,7 +709,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
                 'posterior="variational".'
             )
         # An unknown item is 0, with the variance of the prior.
-        factors = np.vstack([self.item_factors_, np.zeros(self._width - 1, self._dtype)])
+        factors = np.pad(self.item_factors_, ((0, 1), (0, 0)))
         item_variance = np.vstack([self.item_variance_, self._new_item_variance])
         items = np.where(items < 0, len(self.item_factors_), items)
         spread = (factors**2).sum(axis=1, dtype=float) + item_variance.sum(axis=1, dtype=float)

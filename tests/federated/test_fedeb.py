@@ -58,11 +58,17 @@ def assert_equals_reference(model, X, y, block_sizes=BLOCK_SIZES[:1], **fit_para
     stds = [std_of(final, posteriors[u], i) * unit for u, i in zip(users, items, strict=True)]
     for fitted in fits_in_blocks(model, X, y, block_sizes=block_sizes, **fit_params):
         np.testing.assert_allclose(fitted.item_bias_, unit * final.items[:, 0], atol=1e-9)
-        np.testing.assert_allclose(fitted.item_factors_, unit * final.x[:, 1:], atol=1e-9)
+        # Coordinates of audiences may be turned.
+        known, audiences = np.split(fitted.item_factors_ / unit, [model.n_factors + 2], axis=1)
+        np.testing.assert_allclose(known, final.x[:, 1 : model.n_factors + 3], atol=1e-9)
+        if model.sketch_size:
+            expected = final.audiences @ final.audiences.T
+            np.testing.assert_allclose(audiences @ audiences.T, expected, atol=1e-9)
         if model.implicit:
             np.testing.assert_allclose(fitted.implicit_factors_, final.implicit, atol=1e-9)
         np.testing.assert_allclose(fitted.user_bias_, unit * phi[:, 0], atol=1e-9)
-        np.testing.assert_allclose(fitted.user_factors_, phi[:, 1:], atol=1e-9)
+        own = slice(0, model.n_factors + 2)
+        np.testing.assert_allclose(fitted.user_factors_[:, own], phi[:, 1:][:, own], atol=1e-9)
         np.testing.assert_allclose(
             fitted.user_noise_, [unit / np.sqrt(p.alpha) for p in posteriors], atol=1e-9
         )
@@ -75,9 +81,10 @@ def assert_equals_reference(model, X, y, block_sizes=BLOCK_SIZES[:1], **fit_para
 
 
 def std_of(model, posterior, i):
-    """Of one pair, in units."""
-    x = model.x[i]
-    total = 1 / posterior.alpha + x @ posterior.covariance @ x + model.variance[i, 0]
+    """Of one pair, in units; without the variances of tastes for audiences."""
+    n = model.items.shape[1] + 2
+    x, covariance = model.x[i, :n], posterior.covariance[:n, :n]
+    total = 1 / posterior.alpha + x @ covariance @ x + model.variance[i, 0]
     for k in range(1, len(x)):
         squared = posterior.phi[k] ** 2 + posterior.covariance[k, k]
         total += model.variance[i, k] * squared
@@ -210,7 +217,7 @@ def test_a_sketch_of_items_that_nobody_has_rated(toy):
     assert np.isfinite(wider.predict(X)).all()
     unrated = ~np.isin(wider.item_ids_, X[:, 1])
     # Nothing is known of them but that they have a larger variance.
-    variance = wider.item_variance_[:, :-2]
+    variance = wider.item_variance_[:, : wider.n_factors + 1]
     assert (variance[unrated].min(axis=0) > variance[~unrated].max(axis=0)).all()
     assert np.abs(wider.item_bias_[unrated]).max() < 0.1
 

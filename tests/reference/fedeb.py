@@ -25,32 +25,39 @@ class Model:
     variational: bool = True
     # Of users' expected vectors, on (1, features); None without features.
     user_means: np.ndarray | None = None
+    # a_i, (n_items, n_audiences); known to clients at the end only.
+    audiences: np.ndarray | None = None
+
+    @property
+    def own(self):
+        """The columns of x_i that have b_i or q_i."""
+        return slice(1, self.items.shape[1])
 
     @property
     def variance(self):
-        """V_i, (n_items, d + 3), 0 for z_i."""
-        variance = np.zeros((len(self.items), self.items.shape[1] + 2))
+        """V_i, as wide as x_i, 0 for z_i and a_i."""
+        variance = np.zeros(self.x.shape)
         if self.variational:
-            variance[:, :-2] = [1 / (self.reg + self.alpha * n) for n in self.n_ratings]
+            of_items = [1 / (self.reg + self.alpha * n) for n in self.n_ratings]
+            variance[:, : self.items.shape[1]] = of_items
         return variance
 
     @property
     def x(self):
-        """x_i = (1, q_i, z_i): z_i has the popularity and b_i."""
+        """x_i = (1, q_i, z_i, a_i): z_i has the popularity and b_i."""
         n, popularity = self.n_ratings, np.zeros(len(self.items))
         padded = n + n[n > 0].mean() / 2
         share = np.where(n > 0, padded, 0) / padded[n > 0].sum()
         mean = share @ np.log(padded)
         for i in np.flatnonzero(n > 0):
             popularity[i] = 0.2 * (np.log(padded[i]) - mean)
-        return np.column_stack(
-            [np.ones(len(n)), self.items[:, 1:], popularity, 0.3 * self.items[:, 0]]
-        )
+        columns = [np.ones(len(n)), self.items[:, 1:], popularity, 0.3 * self.items[:, 0]]
+        return np.column_stack(columns + ([] if self.audiences is None else [self.audiences]))
 
 
 @dataclass
 class Posterior:
-    """Of one user: mean and covariance of (b_u, p_u, s_u), their prior mean, alpha_u and E."""
+    """Of one user: mean and covariance of phi, its prior mean, alpha_u and E."""
 
     phi: np.ndarray
     covariance: np.ndarray
@@ -63,7 +70,8 @@ def infer_with_features(model, ratings, weights, features):
     """The posterior of one user whose features (NaN: unknown) say what to expect of phi."""
     if np.isnan(features).any():
         return infer(model, ratings, weights)
-    expected = np.r_[1, features] @ model.user_means
+    expected = np.zeros(model.x.shape[1])
+    expected[: model.user_means.shape[1]] = np.r_[1, features] @ model.user_means
     posterior = infer(model, ratings - model.x @ expected, weights)
     posterior.phi = posterior.phi + expected
     return posterior
@@ -76,7 +84,7 @@ def infer(model, ratings, weights):
     width = x.shape[1]
     center = np.zeros(width)
     if model.implicit.shape[1]:
-        center[1:-2] = model.implicit[rated].sum(axis=0) / np.sqrt(len(rated))
+        center[model.own] = model.implicit[rated].sum(axis=0) / np.sqrt(len(rated))
     y = ratings[rated] - model.items[rated, 0]
     prior = np.diag(np.r_[model.lambda_0, np.ones(width - 1)])
     gram = (x.T * w) @ x
@@ -95,7 +103,7 @@ def infer(model, ratings, weights):
 
 def expected_squares(items, model, phi, covariance, ratings, weights):
     """E: expected sum of w (r - b_i - x_i.phi)^2 over the user, given V and z_i."""
-    variance, known = model.variance, model.x[:, -2:]
+    variance, known = model.variance, model.x[:, items.shape[1] :]
     total = 0.0
     for i in np.flatnonzero(weights > 0):
         x = np.r_[1.0, items[i, 1:], known[i]]
@@ -111,7 +119,7 @@ def bound(items, implicit, model, posterior, ratings, weights):
     """The user's lower bound as a function of the items, at a fixed posterior; no constants."""
     rated = np.flatnonzero(weights > 0)
     center = np.zeros(len(posterior.phi))
-    center[1:-2] = implicit[rated].sum(axis=0) / np.sqrt(len(rated))
+    center[model.own] = implicit[rated].sum(axis=0) / np.sqrt(len(rated))
     away = posterior.phi - center
     prior = np.r_[model.lambda_0, np.ones(len(away) - 1)]
     squares = expected_squares(items, model, posterior.phi, posterior.covariance, ratings, weights)
@@ -128,9 +136,9 @@ def upload(model, ratings, weights):
         error = ratings[i] - model.items[i, 0] - x @ p.phi
         precision = p.alpha * weights[i]
         items[i, 0] = precision * error
-        items[i, 1:] = precision * (error * p.phi[1:-2] - (p.covariance @ x)[1:-2])
+        items[i, 1:] = precision * (error * p.phi - p.covariance @ x)[model.own]
         if implicit.shape[1]:
-            implicit[i] = (p.phi - p.center)[1:-2] / np.sqrt(len(rated))
+            implicit[i] = (p.phi - p.center)[model.own] / np.sqrt(len(rated))
     scales = [
         (p.phi[0] - p.center[0]) ** 2 + p.covariance[0, 0],
         1,
@@ -236,7 +244,7 @@ def run(estimator, ratings, weights, users_of, start, turns, features=None):
         if options[1]:
             sums = scales if sums is None else 0.9 * sums + 0.1 * scales
         if options[1] and t > 3:
-            variance = Model(items, implicit, n_ratings, reg, lambda_0, alpha).variance[:, :-2]
+            variance = Model(items, implicit, n_ratings, reg, lambda_0, alpha).variance[:, : d + 1]
             reg = reg.copy()
             lambda_0 = np.clip(sums[1] / sums[0], 1e-4, 1e4)
             new_alpha = np.clip(sums[3] / sums[2], 1e-4, 1e4)
@@ -272,4 +280,7 @@ def run(estimator, ratings, weights, users_of, start, turns, features=None):
                 for mean, new in zip(user_sums, of_users, strict=True)
             ]
     means = None if features is None else user_means(features, weights, *user_sums)
-    return Model(*averages, n_ratings, reg, lambda_0, alpha, *options, means)
+    audiences = None
+    if estimator.sketch_size:
+        audiences = 0.4 * (vectors * np.sqrt(eigenvalues))[:, ::-1][:, :32]
+    return Model(*averages, n_ratings, reg, lambda_0, alpha, *options, means, audiences)
