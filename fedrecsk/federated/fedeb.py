@@ -256,9 +256,9 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
 
     *What is sent.* Once, up: sum and number of ratings; for each item that the client holds (or
     for all) its number of ratings and users, the sum of 1 / n_u, and a row of `sketch_size`
-    numbers; with "local", which items these are. Once, down: the scale, the mean and the number of
-    ratings and audiences of every item. Each round, down: 2 d + 1 numbers per item, and the scales; up: as many
-    numbers of gradients, and four more. At the end, down: all rows.
+    numbers; with "local", which items these are. Once, down: the scale, the mean and every item's
+    number of ratings and audience. Each round, down: 2 d + 1 numbers per item, and the scales; up:
+    as many numbers of gradients, and four more. At the end, down: all rows.
 
     *What it reveals.* The server uses only sums, so secure sums hide the rest. Without them, one
     upload reveals exactly which items its user has rated and how, and the user's vector
