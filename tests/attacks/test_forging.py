@@ -188,6 +188,7 @@ ATTACKS = [
     (RandomUpload(strength=1e-9), random_upload),
     (RandomUpload(strength=1e9), random_upload),
     (SignFlip(strength=2.5), sign_flip),
+    (SignFlip(strength=0.5), sign_flip),
     (RandomDirection(), random_direction),
     (Promotion(item=10 * TARGET, strength=4.0), promotion),
     (ALIE(z=1.5), alie),
@@ -244,23 +245,6 @@ def test_numbers_that_are_not_finite_pass(attack, naive):
     np.testing.assert_array_equal(finite, ~updates.sends if honest_matters else True)
 
 
-def test_a_flipped_bit_is_the_other_bit():
-    updates = make_updates(range(6), 0, ["bits"])
-    for scale in (0.5, 5.0):
-        forged = forge(SignFlip(strength=scale), None, updates)
-        np.testing.assert_array_equal(forged.fields["bits"].values, -updates.fields["bits"].values)
-
-
-def test_promotion_scales_what_all_clients_have_in_common():
-    updates = make_updates(range(6), 0, ["followed"])
-    rows = updates.fields["followed"]
-    assert not all(TARGET in rows.rows[rows.owners == client] for client in range(6))
-    forged = forge(Promotion(item=10 * TARGET), make_view([updates]), updates).fields["followed"]
-    factors = np.where(np.arange(N_ITEMS) == TARGET, 10.0, 1.0)[:, None]
-    np.testing.assert_allclose(forged.default, factors * rows.default)
-    assert len(forged.rows) == len(rows.rows)
-
-
 def test_what_all_clients_send_is_stored_once():
     blocks = make_blocks()
     for attack in (ALIE(), MinMax(), Shift(item=10 * TARGET)):
@@ -303,13 +287,6 @@ def test_a_users_forgery_is_rounded_and_stays_within_the_columns():
             sent = forged.upload(client)[name].change
             assert sent.dtype == honest.change.dtype
             np.testing.assert_allclose(sent, expected)
-
-
-def test_a_user_may_send_nan_which_the_server_then_sees():
-    updates = make_updates(range(6), 0, [name for name in FORMS if name[:7] != "trained"])
-    forged = forge(Custom(everywhere(lambda change: change * np.nan)), None, updates)
-    for rows in forged.learned.values():
-        np.testing.assert_array_equal(rows.finite(), ~updates.sends)
 
 
 def test_each_client_is_forged_with_its_own_generator():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedrecsk import FedEASE, LocALS, Popularity, RFRec
-from fedrecsk.attacks import MembershipReport, measure_forgetting, measure_membership
+from fedrecsk.attacks import measure_forgetting, measure_membership
 from fedrecsk.attacks._membership import _halves, _ratios
 from fedrecsk.datasets import make_interactions
 from tests.conftest import make_toy
@@ -81,13 +81,6 @@ def test_wrong_input_is_named(toy):
     other = Popularity().fit(X[X[:, 0] != X[0, 0]])
     with pytest.raises(ValueError, match=r"measure_membership fits copies .* fitted on other data"):
         measure_membership(other, X)
-
-
-def test_a_report_can_be_read():
-    report = MembershipReport("LocALS", "user", 40, 8, 0.25, 0.7, 0.03)
-    assert "advantage 0.250 (by chance 0), AUC 0.700" in repr(report)
-    assert "<table" in report._repr_html_()
-    assert "40 users, 8 models" in report._repr_html_()
 
 
 @pytest.mark.parametrize(

@@ -400,14 +400,3 @@ def test_unknown_popular_items_are_named():
         fitted(PipAttack(item=TARGET, popular=[ITEMS[0], 77]))
     with pytest.raises(ValueError, match=r"popular=\[\]\) names no item"):
         fitted(PipAttack(item=TARGET, popular=[]))
-
-
-@pytest.mark.parametrize("Attack", [PipAttack, PIECK, AHum])
-def test_an_attack_under_which_the_model_diverges_is_named(Attack):
-    X, _ = make_toy(n_users=30, n_items=20)
-    adversary = Attack(0.2, item=X[0, 1], strength=1e8)
-    model = GlobSGD(4, n_rounds=30, random_state=0, federation=Federation(adversary=adversary))
-    with pytest.raises(
-        ValueError, match=f"diverged.*cause is {Attack.__name__}.*lower its strength"
-    ):
-        model.fit(X)
