@@ -6,15 +6,22 @@ import pytest
 import fedrecsk
 from benchmarks._variants import variant
 from fedrecsk import (
+    FCF,
+    ExplicitFCF,
+    FedEASE,
+    FedEB,
     Federation,
     FedFast,
+    FedItemKNN,
     FedMF,
+    FedSpectral,
     GlobSGD,
     LocALS,
     LocSGD,
     Popularity,
     RFRec,
     RFRecF,
+    SemiDFEGL,
 )
 from fedrecsk.attacks import Adversary, Reconstruction, measure_leak, register_inversion
 from fedrecsk.attacks._leakage import inversion_of
@@ -35,17 +42,52 @@ WMF = [
 ]
 
 
+OTHERS = [
+    FCF(4, reg_user=1.0, upload="all"),
+    FCF(4, reg_user=1.0, upload="local"),
+    ExplicitFCF(4, upload="all", rating_scale=(1, 5)),
+    ExplicitFCF(4, upload="local", biases=False, rating_scale=(1, 5)),
+    FedEB(3, upload="all"),
+    FedEB(3, implicit=False),
+    FedEB(3, posterior="map", user_noise=False),
+]
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("n_rounds", [1, 2])
-@pytest.mark.parametrize("model", WMF, ids=str)
-def test_one_plaintext_upload_of_the_als_family_gives_everything(model, n_rounds):
+@pytest.mark.parametrize("model", [*WMF, *OTHERS], ids=str)
+def test_one_plaintext_upload_gives_everything(model, n_rounds):
     X, y = make_toy(n_users=30, n_items=20, density=0.4)
     model = variant(type(model), **model.get_params() | {"random_state": 0, "INIT_STD": 0.3})
     report = measure_leak(model, X, y, n_rounds=n_rounds, max_clients=10)
     assert report.method == type(model).__name__
     assert (report.n_clients, report.n_rounds) == (10, n_rounds)
-    assert report.vectors == report.directions == 1.0
-    assert report.interactions == report.values == 1.0
+    assert report.vectors == report.interactions == report.values == 1.0
+    assert report.directions == 1.0 or isinstance(model, FedEB)
+
+
+def test_rows_that_weigh_more_are_read_too():
+    X, y = make_toy(n_users=20, n_items=9, seed=1)
+    report = measure_leak(FedEB(3, random_state=0), np.tile(X, (2, 1)), np.tile(y, 2))
+    assert report.vectors == report.interactions == report.values == 1.0
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        FedEASE(upload="local"),
+        FedEASE(upload="all"),
+        FedSpectral(4, upload="all"),
+        FedItemKNN(),
+        SemiDFEGL(4, n_groups=3, n_common=2, random_state=0),
+        SemiDFEGL(4, n_groups=3, n_common=2, biases=False, random_state=0),
+    ],
+    ids=str,
+)
+def test_one_plaintext_upload_says_which_items_a_client_holds(model):
+    X, y = make_toy(n_users=30, n_items=20, density=0.4)
+    report = measure_leak(model, X, y - 2 * (model.__class__ is not SemiDFEGL))
+    assert report.vectors == report.interactions == 1.0
 
 
 def test_the_model_under_attack_is_left_alone():

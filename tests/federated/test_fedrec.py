@@ -5,7 +5,6 @@ from benchmarks._variants import variant
 from fedrecsk import BiasOnly, Federation, FedRec
 from fedrecsk.attacks import measure_leak
 from fedrecsk.data.interactions import encode
-from fedrecsk.privacy import CKKS
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
 from tests.federated.turns import PLAIN_SETTINGS, key_of, turns_of
 from tests.reference import fedrec as reference
@@ -185,31 +184,6 @@ def test_values_of_one_plaintext_upload_find_them_out(hybrid_start, virtual_item
     assert report.interactions > 0.95
     assert report.directions == 1
     assert report.values > 3 * report.chance["values"]
-
-
-def test_what_does_not_add_up_encrypted_is_refused(toy):
-    pytest.importorskip("tenseal", reason="needs the extra [privacy]")
-    federation = Federation(secure_aggregation=CKKS())
-    with pytest.raises(ValueError, match=r'FedRec must send whole matrices.*upload="all"'):
-        make(federation=federation).fit(*toy)
-    model = make(upload="all", n_virtual=0, n_rounds=3)
-    plain = model.fit(*toy).item_factors_
-    encrypted = model.set_params(federation=federation).fit(*toy).item_factors_
-    np.testing.assert_allclose(encrypted, plain, atol=1e-4)
-
-
-def test_whole_matrices_give_the_same_model():
-    X, y = make_toy(20, 40, density=0.2)
-    one, other = (make(upload=upload).fit(X, y) for upload in ("chosen", "all"))
-    np.testing.assert_array_equal(one.item_factors_, other.item_factors_)
-    assert one.communication_.bytes_up < other.communication_.bytes_up
-
-
-def test_the_scale_of_ratings_does_not_matter(toy):
-    X, y = toy
-    one, other = make().fit(X, y), make().fit(X, 20 * y - 7)
-    np.testing.assert_allclose(other.predict(X), 20 * one.predict(X) - 7, atol=1e-9)
-    assert other.loss_curve_ == pytest.approx(400 * np.array(one.loss_curve_))
 
 
 @pytest.mark.parametrize("biases", [True, False])

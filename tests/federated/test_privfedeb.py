@@ -9,7 +9,7 @@ from fedrecsk import BiasOnly, Federation, PrivFedEB
 from fedrecsk.data.interactions import encode
 from fedrecsk.datasets import make_ratings
 from fedrecsk.federated import privfedeb as server
-from fedrecsk.privacy import CentralDP, LaplaceMechanism
+from fedrecsk.privacy import CentralDP
 from fedrecsk.protocol import blocks, participation
 from fedrecsk.protocol.keys import setup_round
 from fedrecsk.protocol.messages import Dense
@@ -187,19 +187,6 @@ def test_counts_are_their_posterior_means(noise_std, share):
     assert errors[0] <= share * errors[1]
 
 
-def test_columns_of_tastes_are_standardised_over_the_ratings():
-    rng = np.random.default_rng(0)
-    counts = np.exp(rng.normal(3, 1, 50))
-    a = server.Release(counts, np.zeros(50), 0.0, 0.1).row_weights()
-    popularity, quality = server.tastes(rng.normal(size=50), a).T
-    assert (np.diff(popularity[np.argsort(counts)]) > 0).all()
-    share = (counts + counts.mean() / 2) / (1.5 * counts.sum())
-    for column in (popularity, quality):
-        assert share @ column == pytest.approx(0, abs=1e-12)
-        assert share @ column**2 == pytest.approx(server.TASTE**2)
-    np.testing.assert_array_equal(server.tastes(np.zeros(50), np.ones(50)), 0)
-
-
 @pytest.fixture(scope="module")
 def many():
     """A split of ratings by 3,000 users, and the catalogue."""
@@ -245,12 +232,6 @@ def test_noise_by_the_clients_is_as_good(many):
         model = PrivFedEB(items=items, rating_scale=(1, 5), federation=federation, random_state=0)
         errors.append(rmse(model.fit(X, y), X_test, y_test))
     assert errors[1] == pytest.approx(errors[0], rel=0.01)
-
-
-def test_local_noise_is_refused():
-    federation = Federation(local_dp=LaplaceMechanism(0.2, 0.04))
-    with pytest.raises(ValueError, match=r"PrivFedEB has no local_dp: .* Use central_dp, or RFRec"):
-        make(federation=federation, items=[1, 2]).fit([[0, 1], [1, 2]], [1.0, 5.0])
 
 
 @pytest.mark.parametrize("weight", [1e-20, 1e9])

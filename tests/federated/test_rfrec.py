@@ -207,23 +207,6 @@ def test_what_local_dp_does_not_cover_is_refused(toy, parameters, message):
         make(RFRec, federation=setting, **parameters).fit(*toy)
 
 
-def test_a_client_that_sends_nan_is_left_out(toy, monkeypatch):
-    """The others' sum, and the culprit's own predictions, stay finite."""
-    X, y = toy
-
-    class Broken(RFRec):
-        def _init_clients(self, block, message, key):
-            state = super()._init_clients(block, message, key)
-            state["users"].now[block.users == 0] = np.nan
-            return state
-
-    model = Broken(n_factors=3, n_rounds=8, random_state=0).fit(X, y)
-    rounds = [e for e in model.communication_.entries if e["phase"] == "round"]
-    assert [e["rejected"] for e in rounds] == [1] * 8
-    assert np.isfinite(model.predict(X)).all()
-    assert np.isfinite(model.item_factors_).all()
-
-
 def test_too_much_memory_is_refused_before_any_work():
     n_users, n_items = 3000, 6000
     rng = np.random.default_rng(0)

@@ -126,14 +126,6 @@ def test_clients_go_on_with_the_steps_of_their_optimiser():
     np.testing.assert_array_equal(model.predict(X), expected.predict(X))
 
 
-def test_updates_do_not_depend_on_threads():
-    one, two = (
-        small(RFRec, n_jobs=n_jobs).fit(X[~IS_NEW], y[~IS_NEW]).partial_fit(X[IS_NEW], y[IS_NEW])
-        for n_jobs in (1, 2)
-    )
-    np.testing.assert_array_equal(one.predict(X), two.predict(X))
-
-
 @pytest.mark.parametrize("Method", UPDATED.values(), ids=list(UPDATED))
 def test_nothing_of_a_forgotten_user_is_left(Method):
     name = "a name that nobody else has"
