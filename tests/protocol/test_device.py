@@ -145,16 +145,6 @@ def test_a_device_must_say_in_one_bit_whether_it_was_clipped():
     assert (entry["rejected"], entry["messages_up"]) == (4, len(uploads) - 4)
 
 
-def test_what_a_device_cannot_know_must_be_given():
-    X, y = make_toy()
-    with pytest.raises(ValueError, match="LocALS needs the catalogue"):
-        Device(LocALS(), X, client_id=1)
-    with pytest.raises(ValueError, match="on which scale users rate; set rating_scale"):
-        Server.of(make(RFRec, rating_scale=None)).register(
-            [Device(make(RFRec, rating_scale=None), X, y, client_id=1).register()]
-        )
-
-
 def one_round(method, X, y):
     """The devices after their first update, and the uploads of each step."""
     server, devices = Server.of(method, Key(1)), devices_of(method, X, y, Key(1))
@@ -291,24 +281,6 @@ def test_a_validation_asked_for_again_after_the_update_has_the_same_answer():
     assert numbers_of(device.update(1)[0]) == numbers_of([upload])
     now, then = device._measured[0]["user_factors_"], measured[0]["user_factors_"]
     np.testing.assert_array_equal(now, then)
-
-
-def test_a_server_restored_at_any_point_goes_on_as_before():
-    X, y = make_toy()
-    states = []
-    for sleeps in (False, True):
-        server, devices, uploads = first_round(make(RFRec, aggregation="clients"), X, y)
-        for round in range(3):
-            if sleeps:
-                server, devices = pickle.loads(pickle.dumps((server, devices)))
-            if round:
-                uploads = updated(server, devices)
-                if sleeps:
-                    server = pickle.loads(pickle.dumps(server))
-            server.close_round(uploads)
-        states.append((server.state["item_vectors"], server.ledger, server.history[-1]["bytes_up"]))
-    np.testing.assert_array_equal(states[0][0], states[1][0])
-    assert states[0][1:] == states[1][1:]
 
 
 def flipped(extra):
