@@ -1,6 +1,5 @@
 """Clipped uploads and noise on their sums, against loops over clients."""
 
-import pickle
 import re
 import warnings
 
@@ -200,16 +199,6 @@ def test_the_bit_of_a_short_upload_is_counted(toy):
 
 
 # ------------------------------------------------------------------------------- account
-
-
-def test_what_is_planned_is_what_is_spent(toy):
-    model = quiet(make(private(epsilon=3.0, delta=1e-3), n_rounds=4), *toy)
-    report = model.privacy_
-    assert report.epsilon == pytest.approx(3.0, rel=1e-6)
-    assert (report.mechanism, report.delta, report.trust) == ("central noise", 1e-3, "the server")
-    assert report.n_uploads == 4
-    assert report.events[0].count == 4
-    assert pickle.loads(pickle.dumps(model)).privacy_ == report
 
 
 @pytest.mark.parametrize(

@@ -66,15 +66,6 @@ def test_the_sum_is_exact_whoever_is_lost(n_neighbors, lost):
     assert total.tolist() == summed(vectors, set(range(N)) - gone)
 
 
-def test_a_third_of_the_clients_may_be_lost():
-    plan = SecAggPlus().plan(30)
-    vectors, ring = make(plan)
-    lost = ring.order[:10].tolist()
-    total, alive, _, _ = masked_sum(plan, vectors, ring, Lost(vector=lost))
-    assert alive.sum() == 20
-    assert total.tolist() == summed(vectors, set(range(30)) - set(lost))
-
-
 @pytest.mark.parametrize("stage", ["shares", "vector", "confirmation", "answer"])
 def test_below_the_threshold_the_sum_is_lost_and_nothing_else(stage):
     vectors, ring = make()
