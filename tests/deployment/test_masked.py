@@ -5,7 +5,6 @@ import pytest
 from sklearn.base import clone
 
 from fedrecsk import FedEASE, Federation, FedMF, LocALS, RFRec
-from fedrecsk.deployment.checks import check_deployable
 from fedrecsk.deployment.exchanges import NotEnough
 from fedrecsk.deployment.keys import read_identity, write_identities, write_keys
 from fedrecsk.deployment.node import Node
@@ -258,9 +257,3 @@ def test_identities_are_read_by_their_owner_only(tmp_path):
         read_identity(wrong)
     with pytest.raises(ValueError, match="clients make their own keys"):
         write_keys(masked(FedMF(**SMALL)), 3, tmp_path / "keys")
-
-
-def test_what_cannot_be_masked_is_named():
-    check_deployable(masked(FedMF(client_fraction=0.5, **SMALL)))
-    with pytest.raises(ValueError, match='set upload="all"'):
-        check_deployable(masked(LocALS(**SMALL)))

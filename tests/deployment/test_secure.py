@@ -8,7 +8,6 @@ import pytest
 from sklearn.base import clone
 
 from fedrecsk import CoLR, Federation, FedMF
-from fedrecsk.deployment.checks import check_deployable
 from fedrecsk.deployment.exchanges import NotEnough
 from fedrecsk.deployment.keys import read_keys, write_keys
 from fedrecsk.deployment.node import Node
@@ -250,6 +249,9 @@ def test_keys_of_the_wrong_side_scheme_or_mode(tmp_path):
         read_keys(estimator, None, "server")
     with pytest.raises(FileNotFoundError, match="no keys in"):
         read_keys(estimator, tmp_path / "nothing", "server")
+    party = read_keys(estimator, server, "server")
+    with pytest.raises(ValueError, match=r"n_clients is 4, but the keys are for 3.*write_keys"):
+        in_process.coordinator(estimator, {}, tmp_path / "4", n_clients=4, party=party)
     with pytest.raises(FileExistsError, match="exists already"):
         write_keys(estimator, 3, tmp_path)
     other = secure(clone(estimator), CKKS())
@@ -260,33 +262,6 @@ def test_keys_of_the_wrong_side_scheme_or_mode(tmp_path):
         read_keys(estimator, clients, "clients")
 
 
-def test_late_clients_are_told(tmp_path):
-    estimator = secure(FedMF(3, **SMALL))
-    nodes = nodes_of(estimator, tmp_path)
-    late = Node(
-        estimator,
-        lambda: {"client_id": 7, "X": X[:3], "y": Y[:3]},
-        Store(tmp_path / "late"),
-        nodes[100].party,
-    )
-    one = coordinator(estimator, nodes, tmp_path)
-
-    def tamper(request, reply):
-        if request.kind == "round":
-            one.exchanges.carrier.connected[200] = late
-        return reply
-
-    one.exchanges.carrier.tamper = tamper
-    assert one.run().n_rounds_ == 3
-    assert not (tmp_path / "late" / "model.joblib").exists()
-
-
-def test_what_cannot_be_deployed_is_named():
-    estimator = secure(FedMF(3, **SMALL)).set_params(early_stopping=True)
-    with pytest.raises(ValueError, match="early_stopping=False"):
-        check_deployable(estimator)
-
-
 def test_a_node_cannot_ask_for_deleted_sums(tmp_path, caplog):
     estimator = secure(FedMF(3, **SMALL))
     nodes = nodes_of(estimator, tmp_path)
@@ -295,14 +270,3 @@ def test_a_node_cannot_ask_for_deleted_sums(tmp_path, caplog):
     records = one.run()
     assert one.server.totals.message.first > 0
     assert counts(records, "rejected") == [0, 0, 1]
-
-
-def test_keys_for_fewer_clients(tmp_path, caplog):
-    estimator = secure(FedMF(3, **SMALL))
-    nodes = nodes_of(estimator, tmp_path)
-    with pytest.raises(ValueError, match=r"n_clients is 4, but the keys are for 3.*write_keys"):
-        coordinator(estimator, nodes, tmp_path, n_clients=4)
-    one = coordinator(estimator, nodes, tmp_path)
-    one.members.most = 2
-    with pytest.raises(NotEnough, match="the keys are for 2 clients, who have registered"):
-        one.run()

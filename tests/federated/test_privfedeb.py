@@ -154,17 +154,6 @@ def test_a_step_is_the_posterior_mean(noise_std):
     assert variance * (1 - gain * h) == pytest.approx(second / mass, abs=1e-8)
 
 
-def test_of_an_item_that_nobody_rated_only_its_popularity_counts():
-    """Popular items are better here, so it is worse than the others."""
-    counts = np.array([0.0, 2, 4, 8, 16, 32])
-    slope = 0.3 * np.log(counts + counts.mean() / 2)
-    release = server.Release(counts, counts * slope, 1e-6, 1e-12)
-    biases, variance = release.biases()
-    np.testing.assert_allclose(biases, slope, atol=1e-4)
-    assert variance[0] == server.BIAS_VARIANCE
-    assert variance[-1] < 1e-6
-
-
 def test_row_weights_favour_seldom_rated_items_and_keep_the_mean():
     release = server.Release(np.array([0.0, 1, 10, 100]), np.zeros(4), 1.0, 0.1)
     a = release.row_weights()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
-from fedrecsk import FedEASE, FedEB, Federation, FedFast, FedSpectral, LightFR, LocALS, RFRec
+from fedrecsk import FedEASE, Federation, FedFast, FedSpectral, LightFR, RFRec
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip
 from fedrecsk.datasets import make_ratings
@@ -106,15 +106,6 @@ def test_it_learns_from_new_rows_users_and_items(Method):
     assert not np.isin(items[0], X[X[:, 0] == 38, 1]).any()
     # Again, and as often as there is something new.
     assert model.partial_fit([[0, 29]], [4.0]).n_rounds_ > 0
-
-
-@pytest.mark.parametrize("Method", [RFRec, FedEB, LocALS], ids=lambda Method: Method.__name__)
-def test_it_goes_on_from_the_last_model(Method):
-    def loss(model):
-        return model.loss_curve_[0]
-
-    model = small(Method).fit(X[~IS_NEW], y[~IS_NEW]).partial_fit(X[IS_NEW], y[IS_NEW])
-    assert loss(model) < loss(small(Method).fit(X, y))
 
 
 def test_clients_go_on_with_the_steps_of_their_optimiser():

@@ -131,16 +131,6 @@ def test_torchs_random_numbers_and_threads_are_left_alone(toy):
     np.testing.assert_array_equal(one.user_factors_, other.user_factors_)
 
 
-def test_it_ranks_better_than_by_chance():
-    X, _ = make_ratings(n_users=150, n_items=60, n_ratings=3000, random_state=0)
-    test = np.arange(len(X)) % 5 == 0
-    options = {"learning_rate": 0.01, "random_state": 0, "layers": (16, 8)}
-    model = NCF(**options).fit(X[~test])
-    start = NCF(**options | {"learning_rate": 1e-9}).fit(X[~test])
-    assert model.score(X[test]) > 1.5 * start.score(X[test])
-    assert model.loss_curve_[-1] < model.loss_curve_[0]
-
-
 def test_ratings_are_estimated_and_clipped():
     X, y = make_ratings(n_users=150, n_items=60, n_ratings=4000, random_state=0)
     test = np.arange(len(X)) % 5 == 0
@@ -152,13 +142,6 @@ def test_ratings_are_estimated_and_clipped():
     assert model.rating_range_ == (1, 5)
     extreme = NCF(loss="squared", learning_rate=0.5, random_state=0).fit(X[~test], y[~test])
     assert 1 <= extreme.predict(X).min() <= extreme.predict(X).max() <= 5
-
-
-def test_a_larger_scale_of_ratings_is_the_same_model(toy):
-    X, y = toy
-    one = NCF(loss="squared", random_state=0).fit(X, y)
-    other = NCF(loss="squared", random_state=0).fit(X, 10 * y + 3)
-    np.testing.assert_allclose(other.predict(X), 10 * one.predict(X) + 3, rtol=1e-4)
 
 
 @pytest.mark.parametrize("loss", ["bce", "squared"])

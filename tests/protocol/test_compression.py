@@ -167,24 +167,6 @@ def test_what_float16_cannot_hold_is_rejected_and_ends_nothing():
     assert np.isfinite(model.predict(X)).all()
 
 
-def test_a_forged_upload_has_the_columns_that_its_client_names():
-    class Told(SignFlip):
-        def _forged(self, view, upload, generator):
-            return {name: u._replace(change=u.change + 1.0) for name, u in upload.items()}
-
-    columns = np.array([[False, True, False]])
-    change = np.zeros((1, 4, 3))
-    change[:, :, 1] = 1.0
-
-    def of_columns(code):
-        return {"a": SparseRows.stacked(change, columns=columns)}
-
-    federation = Federation(adversary=Told(clients=[2]))
-    upload, ledger = sent(federation, {"a": FieldSpec((4, 3))}, of_columns)
-    np.testing.assert_array_equal(upload["a"].sum, 6 * change[0])
-    assert ledger.bytes_up == 5 * 4 * 4
-
-
 def test_forged_integers_are_integers_and_are_not_compressed():
     attack = SignFlip(clients=[2], strength=0.4)
     upload, ledger = sent(

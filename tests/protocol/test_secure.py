@@ -8,7 +8,6 @@ import pytest
 from sklearn.base import clone
 
 from fedrecsk import (
-    FedEB,
     Federation,
     FedFast,
     FedMF,
@@ -193,50 +192,6 @@ def test_answers_are_repeated_bit_for_bit():
 # ------------------------------------------------------------------ what the server sees
 
 
-@pytest.mark.parametrize("scheme", [CKKS_SCHEME, PAILLIER], ids=["CKKS", "Paillier"])
-def test_the_server_has_no_keys_and_no_numbers_of_clients(scheme):
-    """All that the server receives and stores, but ciphertexts, is the same for other ratings."""
-    estimator = secure(FedEB(3, client_fraction=1.0, **SMALL), scheme)
-    views = []
-    for sign in (1, -1):
-        fit = Fit(estimator, 1)
-        for device in fit.devices:
-            for values in (device.data.values, device.block.values):
-                values[:] = 3 + sign * (values - 3)
-        models = fit.run()
-        stored, public = pickle.dumps(fit.server), fit.keys.server.to_bytes()
-        secret = fit.keys.clients.to_bytes()
-        for start in range(len(secret) - scheme.key_nbytes(), len(secret) - 32, 997):
-            piece = secret[start : start + 32]
-            assert piece not in stored or piece in public
-        for row in np.concatenate([model.item_factors_ for model in models]):
-            assert row.tobytes() not in stored
-            assert row.astype(np.float32).tobytes() not in stored
-        sent = [(one.phase, one.round, one.client, one.encrypted.n_values) for one in fit.sent]
-        seen = [
-            (one.phase, one.round, one.clients.tolist()) for one in fit.server.totals.message.sums
-        ]
-        views.append((sent, seen, fit.server.ledger))
-    assert views[0] == views[1]
-
-
-def test_keys_that_are_of_the_other_side_or_missing_or_too_few_are_named():
-    estimator = secure(FedMF(3, **SMALL), PAILLIER)
-    keys = PAILLIER.generate_keys(2)
-    with pytest.raises(ValueError, match=r"These are the clients' keys.*keys\.server"):
-        Server.of(estimator, party=keys.clients)
-    with pytest.raises(ValueError, match=r"clients' side of the keys.*keys\.clients"):
-        Device(estimator, X, Y, client_id=1, party=keys.server)
-    with pytest.raises(ValueError, match=r"has secure_aggregation; .* party=keys\.server"):
-        Server.of(estimator)
-    with pytest.raises(ValueError, match=r"has secure_aggregation; .* party=keys\.clients"):
-        Device(estimator, X, Y, client_id=1)
-    devices = [Device(estimator, X, Y, client_id=k, party=keys.clients) for k in range(3)]
-    with pytest.raises(ValueError, match=r"3 clients.*at most 2.*n_clients=3"):
-        Server.of(estimator, party=keys.server).register([one.register() for one in devices])
-    assert pickle.loads(pickle.dumps(devices[0])).party is None
-
-
 # ---------------------------------------------------------------------------- wrong input
 
 
@@ -310,6 +265,8 @@ def test_a_client_that_diverges_sends_nothing():
 def test_what_devices_cannot_do_is_named(change, message):
     estimator = secure(RFRec(3, aggregation="clients", **SMALL), PAILLIER).set_params(**change)
     keys = PAILLIER.generate_keys(3)
+    with pytest.raises(ValueError, match=r"These are the clients' keys.*keys\.server"):
+        Server.of(secure(FedMF(3, **SMALL), PAILLIER), party=keys.clients)
     with pytest.raises(ValueError, match=message):
         Server.of(estimator, party=keys.server)
     with pytest.raises(ValueError, match=message):

@@ -9,12 +9,12 @@ from joblib import Parallel
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
-from fedrecsk import CoLR, Federation, FedMF, LightFR, LocALS, RFRec, RFRecF, SCoLR
+from fedrecsk import CoLR, Federation, LightFR, LocALS, RFRec, RFRecF, SCoLR
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.data.interactions import encode
 from fedrecsk.federated._round_loop import Loop, Run
 from fedrecsk.privacy import LaplaceMechanism
-from fedrecsk.protocol import Numbers, Server, blocks, participation
+from fedrecsk.protocol import Numbers, Server, blocks
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.registration import Registration
 from tests.conftest import make_toy
@@ -99,34 +99,6 @@ def test_places_follow_the_order_of_the_ids():
 
 
 # ------------------------------------------------------------------------- chosen cohorts
-
-
-class Even(FedMF):
-    """Its cohort is every other client, in odd rounds; in even ones the federation draws it."""
-
-    def _choose_cohort(self, server, n_clients, size, key):
-        assert n_clients == 12
-        assert size == 3
-        assert "item_factors" in server
-        return np.arange(n_clients) % 2 == 0 if key.round % 2 else None
-
-
-@pytest.mark.parametrize("mode", ["upload", "stale", "offline"])
-def test_a_method_may_choose_the_cohort_and_dropout_applies_to_it(mode):
-    federation = Federation(dropout=0.4, dropout_mode=mode)
-    server, uploads = opened(Even(2, n_rounds=2, client_fraction=0.25, federation=federation))
-    drawn = participation.draw(12, 0.25, federation, server.key.at(0))
-    np.testing.assert_array_equal(server._participation, drawn)
-    server.close_round(uploads)
-    turn, _ = server.open_round()
-    chosen = np.arange(12) % 2 == 0
-    np.testing.assert_array_equal(
-        turn, participation.of_cohort(chosen, federation, server.key.at(1))
-    )
-    assert 0 < turn.dropped.sum() < 6
-    assert not turn.dropped[~chosen].any()
-    np.testing.assert_array_equal(turn.delivers, chosen & ~turn.dropped)
-    np.testing.assert_array_equal(turn.active, chosen if mode != "offline" else turn.delivers)
 
 
 def test_clients_that_share_state_have_cohorts_of_the_federation():

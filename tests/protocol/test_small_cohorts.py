@@ -27,9 +27,12 @@ def test_a_fit_that_reached_nobody_serves_all(Estimator):
     assert np.isfinite(model.predict(X)).all()
 
 
-@pytest.mark.parametrize("Estimator", [FedEB, LocALS])
-def test_users_in_no_round_fit_their_vectors_to_the_final_model(Estimator):
-    model = make(Estimator, n_rounds=2, client_fraction=0.2, warm_start=True).fit(X, Y)
+@pytest.mark.parametrize(
+    ("Estimator", "parameters"), [(FedEB, {}), (LocALS, {}), (RFRec, {"aggregation": "holders"})]
+)
+def test_users_in_no_round_fit_their_vectors_to_the_final_model(Estimator, parameters):
+    settings = {"n_rounds": 2, "client_fraction": 0.2, "warm_start": True} | parameters
+    model = make(Estimator, **settings).fit(X, Y)
     (clients,) = model._run.clients
     missed = model.user_ids_[~clients._has_updated]
     assert 0 < len(missed) < 40
