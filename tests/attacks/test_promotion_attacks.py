@@ -37,7 +37,7 @@ from fedrecsk.attacks import (
     Promotion,
     TargetedAdversary,
 )
-from fedrecsk.attacks._targeted import hard_negatives, margin_step, top_k_threshold
+from fedrecsk.attacks._targeted import margin_step, top_k_threshold
 from fedrecsk.data.interactions import encode
 from fedrecsk.datasets import make_ratings
 from fedrecsk.metrics import exposure
@@ -151,15 +151,6 @@ def test_raised_items_are_on_the_lists_of_half_of_the_users_they_lacked():
     gained = after & ~before
     assert 0.35 <= gained.sum() / (~before).sum() <= 0.65
     np.testing.assert_array_equal(margin_step(10 * users.mean(axis=0), users[:1], last[:1]), 0)
-
-
-def test_hard_users_do_not_like_the_item():
-    users = np.random.default_rng(0).standard_normal((50, 4))
-    vector = np.array([1.0, 2.0, 0.0, -1.0])
-    scores = users @ vector
-    hard = hard_negatives(users, vector, 10) @ vector
-    np.testing.assert_allclose(hard[scores > 0], 0.9**10 * scores[scores > 0])
-    np.testing.assert_array_equal(hard[scores <= 0], scores[scores <= 0])
 
 
 def test_synthetic_users_have_as_many_random_items_and_the_target():

@@ -2,18 +2,16 @@
 
 import numpy as np
 import pytest
-from numba import njit
 from scipy.special import expit
 from sklearn.base import clone
 
 from benchmarks._variants import variant
 from fedrecsk import CoLR, Federation, FedMF, Popularity, PrivRec, SCoLR
 from fedrecsk.data.interactions import encode
-from fedrecsk.federated._fedmf_kernels import below
 from fedrecsk.federated.fedmf import EPOCHS_OF_THE_NEW, AveragedItems
 from fedrecsk.protocol import blocks
 from fedrecsk.protocol.early_stopping import HeldOut
-from fedrecsk.protocol.keys import Key, Keys
+from fedrecsk.protocol.keys import Key
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
 from tests.federated.turns import IDLE, SETTINGS, clients_of_kind, key_of, turns_of
 from tests.reference import colr as reference
@@ -122,12 +120,6 @@ COMBINATIONS = [
 ]
 
 
-@njit
-def draw_below(n, stream, out):
-    for k in range(len(out)):
-        out[k] = below(n, stream)
-
-
 def each_of(combinations):
     ids = [f"{Estimator.__name__}-{parameters}" for Estimator, parameters in combinations]
     return pytest.mark.parametrize(("Estimator", "parameters"), combinations, ids=ids)
@@ -214,18 +206,6 @@ def test_the_ledger_counts_each_clients_own_rank(aggregation, toy):
         assert up == 4 * total * m + weights + n * model.rank
 
 
-def test_local_ranks_are_uniform_and_new_each_round():
-    model, data = SCoLR(8), encode(np.stack([np.arange(4000), np.zeros(4000, int)], axis=1))
-    block = blocks.cut(data)[0]
-    keys = [Keys(Key(0, t), Key(0, t)) for t in (0, 1)]
-    one, other = (model._columns(block, key).sum(axis=1) for key in keys)
-    counts = np.bincount(one, minlength=9)
-    assert counts[0] == 0
-    # Chi-squared with 7 degrees of freedom; .999 quantile.
-    assert ((counts[1:] - 500) ** 2 / 500).sum() < 24.3
-    assert 0.08 < np.mean(one == other) < 0.17
-
-
 @every_method
 def test_predict_gives_chances_or_ratings(Estimator, toy):
     X, y = toy
@@ -297,16 +277,6 @@ def test_clients_that_have_diverged_are_told_and_not_added(Estimator, broken, to
         rounds = [e for e in model.communication_.entries if e["phase"] == "round"]
         assert [e["rejected"] for e in rounds] == [1] * 3
         assert np.isfinite(model.item_factors_).all()
-
-
-def test_draws_are_uniform_and_independent():
-    stream, draws = np.array([7], dtype=np.uint64), np.empty(16000, dtype=np.int64)
-    draw_below(8, stream, draws)
-    counts = np.bincount(draws, minlength=8)
-    # Chi-squared with 7 degrees of freedom; .999 quantile.
-    assert ((counts - 2000) ** 2 / 2000).sum() < 24.3
-    later = np.bincount(8 * draws[:-1] + draws[1:], minlength=64)
-    assert ((later - 250) ** 2 / 250).sum() < 103.4
 
 
 @pytest.mark.parametrize(

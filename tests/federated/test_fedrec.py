@@ -127,21 +127,6 @@ def uploads_of(model, X, y, n_rounds):
     return data, rounds
 
 
-@pytest.mark.parametrize("virtual_items", ["fixed", "redrawn"])
-def test_virtual_items_are_unrated_and_as_many_as_asked_for(virtual_items):
-    model = make(virtual_items=virtual_items)
-    data, (one, other) = uploads_of(model, *make_toy(20, 40, density=0.3), 2)
-    changed = False
-    for u in range(data.n_users):
-        rated = data.items[data.indptr[u] : data.indptr[u + 1]]
-        for sent in (one[u], other[u]):
-            assert np.isin(rated, sent).all()
-            assert len(np.unique(sent)) == len(sent)
-            assert len(sent) == min(2 * len(rated), data.n_items)
-        changed |= not np.array_equal(one[u], other[u])
-    assert changed == (virtual_items == "redrawn")
-
-
 def test_every_set_of_virtual_items_is_equally_likely():
     X = [[u, 0] for u in range(3000)] + [[-1, i] for i in range(5)]
     model = make(n_virtual=2)

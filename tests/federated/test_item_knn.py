@@ -150,12 +150,3 @@ def test_too_many_items_are_refused_before_any_work(monkeypatch):
     monkeypatch.setattr(memory, "available", lambda: 64 * len(X))
     with pytest.raises(ValueError, match="FedItemKNN's matrices of 9 by 9 items"):
         FedItemKNN().fit(X, y)
-
-
-@every_knn
-def test_similar_items_and_unknown_users(model):
-    X, y = make_toy(30, 9, seed=2)
-    model = clone(model).fit(X, y)
-    scores = model.similar_items(X[:2, 1], 3)[1]
-    rows = model.item_weights_[model._items.codes(X[:2, 1])].toarray()
-    np.testing.assert_allclose(scores, -np.sort(-rows, axis=1)[:, :3], atol=1e-6)

@@ -11,7 +11,6 @@ from fedrecsk import (
     CoLR,
     FedEB,
     Federation,
-    FedFast,
     FedMF,
     LightFR,
     LocALS,
@@ -392,17 +391,10 @@ def test_a_client_may_join_late(Estimator, parameters):
     method = make(Estimator, **parameters)
     server, devices = joined_late(method, X, y, 4, late=True)
     n_clients = len(devices)
-    assert server.n_clients == n_clients
-    assert devices[-1].block.clients.tolist() == [n_clients - 1]
     assert devices[-1].block.users.tolist() == [n_clients - 1]
-    assert server.history[1]["participants"] == n_clients - 1
-    assert server.history[3]["participants"] == n_clients
     entries = [one for one in server.ledger.entries if one["phase"] == "round"]
     assert [one["messages_up"] for one in entries] == [n_clients - 1] * 2 + [n_clients] * 2
-    assert sum(one["rejected"] for one in server.ledger.entries) == 0
-    assert sum(server.ledger.client_bytes_down) == sum(
-        one["bytes_down"] for one in server.ledger.entries
-    )
+    assert sum(server.ledger.client_bytes_down) == server.ledger.bytes_down
     final = server.send_final()
     model = devices[-1].fitted(final, server.round)
     assert np.isfinite(model.recommend(model.user_ids_, 2)[1]).all()
@@ -445,7 +437,6 @@ def test_who_cannot_join_late():
 @pytest.mark.parametrize(
     ("Estimator", "parameters", "message"),
     [
-        (FedFast, {}, "No client can join FedFast late"),
         (SCoLR, {"rank": 2, "local_rank": [1, 2]}, "No client can join SCoLR late"),
         (
             RFRec,

@@ -64,21 +64,6 @@ def test_each_client_receives_its_own_entry_and_newcomers_those_of_all():
     assert model.user_number_.tolist() == [*range(40), 19.5]
 
 
-def test_a_cohort_measures_the_last_model():
-    parameters = {"early_stopping": True, "n_iter_no_change": 99, "client_fraction": 0.1}
-    model = FedMF(3, n_rounds=8, **parameters, random_state=0).fit(X, Y)
-    final = [e for e in model.communication_.entries if e["phase"] == "final"]
-    assert [entry["messages_up"] for entry in final] == [4]
-    assert final[0]["messages_down"] == 40
-    assert np.isfinite(model.history_[-1]["validation_loss"])
-
-
-def test_a_fit_shorter_than_a_pass_is_judged_by_its_rounds():
-    model = make(LocALS, n_rounds=2, client_fraction=0.1, early_stopping=True).fit(X, Y)
-    assert model.best_round_ == 1
-    assert np.isfinite(model.predict(X)).all()
-
-
 def test_who_measured_the_best_model_keeps_what_it_had(monkeypatch):
     """Among them are users who have measured it and never trained."""
     ended, at_its_end = [], Run.at_its_end

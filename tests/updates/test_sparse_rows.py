@@ -146,15 +146,6 @@ def test_fields_of_any_shape(shape):
     np.testing.assert_allclose(rows.norms(), np.linalg.norm(values.reshape(3, -1), axis=1))
 
 
-def test_a_form_weighs_what_a_client_sends():
-    spec = FieldSpec((9, 4), "chosen")
-    assert spec.sizes("float32", 3).tolist() == [3 * 4 * 4 + 3 * 4, 3 * 4 * 4, 12]
-    assert spec.sizes("float64", 3, 2).tolist() == [3 * 2 * 8 + 3 * 4, 3 * 2 * 8, 6]
-    assert FieldSpec((9, 4)).sizes("float32", [3, 0]).tolist() == [[144] * 2, [144] * 2, [36] * 2]
-    assert FieldSpec((9, 65), bits=True, rows="held").sizes("float32", 2)[0] == 2 * 16
-    assert FieldSpec((9,), dtype="uint8", learned=False).sizes("float32", 9)[1] == 0
-
-
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
