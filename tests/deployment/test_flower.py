@@ -208,31 +208,6 @@ def write_node_keys(folder, nodes):
         )
 
 
-def test_processes_with_tls_and_known_nodes_give_the_simulated_fit(tmp_path):
-    estimator = toy(n_rounds=1)
-    write_project(tmp_path, estimator, simulated_key(estimator).seed)
-    write_node_keys(tmp_path, ["one", "two", "stranger"])
-    pem = tmp_path / "server.pem"
-    link = ["--ssl-ca-certfile", pem, "--ssl-certfile", pem]
-    link += ["--ssl-keyfile", tmp_path / "server.key", "--enable-supernode-auth"]
-    node = ["--root-certificates", pem]
-    with Processes(tmp_path, link, node, f'root-certificates = "{pem}"') as processes:
-        processes.start_superlink()
-        processes.flwr("flwr", "supernode", "register", "one.pub", "here")
-        processes.flwr("flwr", "supernode", "register", "two.pub", "here")
-        for silo, name in enumerate(("one", "two", "stranger")):
-            key = "--auth-supernode-private-key", tmp_path / f"{name}.key"
-            processes.start_node(name, rows_of(silo % 2, 2), silo, *key)
-        processes.run()
-        processes.wait_for("server/model.joblib")
-        # The superlink does not know the third key.
-        processes.wait(lambda: processes.started["stranger"].poll() is not None, 240)
-    models = [joblib.load(tmp_path / name / "model.joblib") for name in ("one", "two")]
-    server = joblib.load(tmp_path / "server" / "model.joblib")
-    assert not (tmp_path / "stranger").exists()
-    assert_same(models, server, clone(estimator).fit(X, Y, clients=X[:, 0] % 2))
-
-
 def checkpoint(folder):
     """The server's half, as it was saved after the last round; None before the rounds."""
     file = folder / "server" / "checkpoint"
@@ -351,7 +326,8 @@ Node.answer = answer_or_stop
 """
 
 
-def test_a_masked_round_ends_without_a_killed_node(tmp_path):
+def test_a_masked_round_of_known_nodes_ends_without_a_killed_one(tmp_path):
+    """Over TLS; a node whose key the superlink does not know takes no part."""
     pytest.importorskip("cryptography", reason="needs fedrecsk[privacy]")
     scheme = SecAggPlus(max_dropout=0.4, max_colluding=0.0)
     federation = Federation(secure_aggregation=scheme)
@@ -361,11 +337,21 @@ def test_a_masked_round_ends_without_a_killed_node(tmp_path):
     with (tmp_path / "toy" / "client_app.py").open("a") as file:
         file.write(STOPS)
     identities = write_identities(range(4), tmp_path / "keys")
-    with Processes(tmp_path) as processes:
+    names = [f"node-{k}" for k in range(4)]
+    write_node_keys(tmp_path, [*names, "stranger"])
+    pem = tmp_path / "server.pem"
+    link = ["--ssl-ca-certfile", pem, "--ssl-certfile", pem]
+    link += ["--ssl-keyfile", tmp_path / "server.key", "--enable-supernode-auth"]
+    node = ["--root-certificates", pem]
+    with Processes(tmp_path, link, node, f'root-certificates = "{pem}"') as processes:
         processes.start_superlink()
-        for k in range(4):
-            processes.start_node(f"node-{k}", rows_of(k, 4), k, keys=identities[k])
+        for name in names:
+            processes.flwr("flwr", "supernode", "register", f"{name}.pub", "here")
+        for k, name in enumerate([*names, "stranger"]):
+            key = "--auth-supernode-private-key", tmp_path / f"{name}.key"
+            processes.start_node(name, rows_of(k % 4, 4), k, *key, keys=identities[k % 4])
         processes.run(n_clients=4, quorum=0.5)
+        processes.wait(lambda: processes.started["stranger"].poll() is not None, 240)
         processes.wait(lambda: (tmp_path / "stopped").exists(), 900)
         processes.kill("node-2")
         processes.wait_for("server/model.joblib", "node-0/model.joblib", seconds=900)
@@ -374,3 +360,4 @@ def test_a_masked_round_ends_without_a_killed_node(tmp_path):
     assert [one["messages_up"] for one in rounds] == [3]
     assert server.privacy_.server_sees == "exact sums"
     assert np.isfinite(server.item_factors_).all()
+    assert not (tmp_path / "stranger").exists()

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from benchmarks._variants import variant
-from fedrecsk import BiasOnly, ExplicitFCF, Federation
+from fedrecsk import ExplicitFCF, Federation
 from fedrecsk.data.interactions import encode
 from fedrecsk.privacy import CentralDP
-from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
+from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
 from tests.federated.turns import SETTINGS, clients_of_kind, key_of, turns_of
 from tests.reference import fcf as reference
 
@@ -145,11 +145,3 @@ def test_items_that_nobody_has_rated_have_no_vector(toy):
     model = make(items=items).fit(X, y)
     assert not model.item_factors_[-1].any()
     assert model.item_bias_[-1] == 0
-
-
-def test_quality(ml100k, monkeypatch):
-    monkeypatch.setattr(ExplicitFCF, "_dtype", np.float32)
-    X_train, y_train, X_test, y_test = split(*ml100k, 1)
-    model = ExplicitFCF(random_state=1).fit(X_train, y_train)
-    assert rmse(model, X_test, y_test) < 0.921
-    assert rmse(BiasOnly().fit(X_train, y_train), X_test, y_test) > 0.935

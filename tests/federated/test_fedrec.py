@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from benchmarks._variants import variant
-from fedrecsk import BiasOnly, Federation, FedRec
+from fedrecsk import Federation, FedRec
 from fedrecsk.attacks import measure_leak
 from fedrecsk.data.interactions import encode
-from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
+from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
 from tests.federated.turns import PLAIN_SETTINGS, key_of, turns_of
 from tests.reference import fedrec as reference
 
@@ -190,11 +190,3 @@ def test_newcomers_get_the_vector_of_least_loss(biases, toy):
     found = model.user_factors_[-1]
     found = np.r_[model.user_bias_[-1], found] if biases else found
     np.testing.assert_allclose(found, expected, atol=1e-6)
-
-
-def test_it_beats_biases_on_movielens(ml100k, monkeypatch):
-    monkeypatch.setattr(FedRec, "_dtype", np.float32)
-    X_train, y_train, X_test, y_test = split(*ml100k, seed=5)
-    biases = rmse(BiasOnly().fit(X_train, y_train), X_test, y_test)
-    model = FedRec(random_state=0).fit(X_train, y_train)
-    assert rmse(model, X_test, y_test) < min(0.945, biases)

@@ -13,7 +13,7 @@ from fedrecsk.plotting import CostDisplay
 from fedrecsk.protocol import estimate_training_time
 from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.protocol.messages import GroupMessages, deliver
-from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
+from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
 from tests.federated.test_explicit_fcf import problem_of, start_of
 from tests.federated.turns import SETTINGS, key_of, turns_of
 from tests.reference import semidfegl as reference
@@ -206,10 +206,3 @@ def test_newcomers_stand_alone_and_are_solved_exactly(toy):
     errors = model.global_bias_ + b + model.item_bias_[items] + E @ z - y[mine]
     np.testing.assert_allclose(E.T @ errors / 2 + 0.5 * np.sqrt(n) * p, 0, atol=1e-9)
     assert errors.sum() + model.reg_bias * b == pytest.approx(0, abs=1e-9)
-
-
-def test_quality(ml100k, monkeypatch):
-    monkeypatch.setattr(SemiDFEGL, "_dtype", np.float32)
-    X_train, y_train, X_test, y_test = split(*ml100k, 1)
-    model = SemiDFEGL(n_rounds=40, random_state=1).fit(X_train, y_train)
-    assert rmse(model, X_test, y_test) < 0.93
