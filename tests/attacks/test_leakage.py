@@ -262,9 +262,6 @@ def test_a_model_that_would_stop_early_or_uploads_nothing():
     assert measure_leak(model, X, n_rounds=5).interactions == 1.0
     with pytest.raises(ValueError, match="RFRecF uploaded nothing in n_rounds=1"):
         measure_leak(RFRecF(3, aggregation_probability=1e-9, random_state=0), X, y)
-    for name in ("n_rounds", "max_clients"):
-        with pytest.raises(ValueError, match=f"{name}=0 must be a whole number, at least 1"):
-            measure_leak(model, X, **{name: 0})
 
 
 def test_every_federated_method_has_an_inversion():

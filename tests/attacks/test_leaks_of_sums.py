@@ -59,15 +59,6 @@ def test_no_more_clients_of_the_sums_are_measured_than_asked_for(cohort, toy):
         assert 0 < few.n_profiles <= 6
 
 
-def test_differences_of_one_round_reveal_what_an_upload_does(toy):
-    model = LocALS(4, reg_user=1.0, upload="all", random_state=0)
-    alone = measure_leak(model, *toy)
-    apart = measure_leak(model, *toy, cohort=12, differences="same round")
-    assert apart.vectors == alone.vectors == 1.0
-    assert apart.interactions == alone.interactions == 1.0
-    assert (apart.cohort, apart.differences) == (12, "same round")
-
-
 def test_differences_of_two_rounds_isolate_clients_once_the_others_hold_still(toy):
     """LocALS converges, and then the same items bring the same uploads."""
     model = LocALS(3, reg_user=30.0, upload="all", random_state=0)

@@ -181,10 +181,6 @@ def test_a_client_that_diverges_goes_back_to_where_it_began(toy, monkeypatch):
             {"federation": Federation(aggregator=NormClipping())},
             "the aggregator would have no effect; set aggregator=None, or aggregation='visits' and",
         ),
-        (
-            {"federation": Federation(aggregator=NormClipping()), "aggregation": "visits"},
-            "the aggregator would have no effect",
-        ),
         ({"federation": Federation(secure_aggregation=CKKS())}, "set secure_aggregation=None"),
     ],
 )

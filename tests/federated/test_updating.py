@@ -55,15 +55,6 @@ def test_an_updated_sum_is_that_of_a_fit_to_all_rows(model):
 
 
 @by_name
-def test_a_sum_without_a_user_is_that_of_a_fit_to_the_others(model):
-    gone, items = [3, 17], np.unique(X[:, 1])
-    model = clone(model).fit(X).forget(gone)
-    rest = X[~np.isin(X[:, 0], gone)]
-    expected = clone(model).set_params(items=items).fit(rest)
-    np.testing.assert_allclose(model.predict(rest), expected.predict(rest), rtol=1e-4, atol=1e-5)
-
-
-@by_name
 def test_only_clients_with_new_rows_send(model):
     model = clone(model).fit(X[X[:, 0] != 7])
     model.partial_fit(np.r_[X[X[:, 0] == 7], [[5, 29]]])

@@ -1,6 +1,5 @@
 """What noise a fit adds and reports, against dp-accounting and formulas with numbers."""
 
-import warnings
 from types import SimpleNamespace
 
 import dp_accounting
@@ -17,6 +16,8 @@ from fedrecsk.protocol.keys import Key
 from fedrecsk.updates import FieldSpec, SparseRows
 from tests.updates.making import updates_of
 
+pytestmark = pytest.mark.filterwarnings("ignore:CentralDP.delta=")
+
 PUBLIC = {"items": np.arange(9), "rating_scale": (1, 5)}
 
 
@@ -29,9 +30,7 @@ def gaussian_epsilon(noise_multipliers, delta):
 
 
 def releases_of(model, n_clients):
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "CentralDP.delta=")
-        return CentralNoise(model, model.federation, n_clients, Key(0), Key(1))
+    return CentralNoise(model, model.federation, n_clients, Key(0), Key(1))
 
 
 # ------------------------------------------------------------------------ the adaptive clip

@@ -19,7 +19,6 @@ from fedrecsk import (
 from fedrecsk.federated import _round_loop
 from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, Paillier
 from fedrecsk.protocol import Device, Server
-from fedrecsk.protocol.encryption import EncryptedSums
 from fedrecsk.protocol.keys import Key
 from tests.conftest import make_toy
 from tests.protocol.test_device import entered
@@ -153,32 +152,6 @@ def assert_as_simulated(estimator, monkeypatch):
                 theirs = value if name.startswith("item_") else value[codes]
                 np.testing.assert_allclose(getattr(model, name), theirs, atol=close, err_msg=name)
         assert model.n_rounds_ == 3
-
-
-def test_the_sum_is_of_those_who_have_arrived():
-    # A client that is silent, and one that learns of two steps later.
-    estimator = secure(FedMF(3, client_fraction=1.0, **SMALL), CKKS_SCHEME)
-    fit = Fit(estimator, 1).set_up()
-    fit.round(silent=[1])
-    fit.round(silent=[1])
-    assert fit.server.totals.message.sums[-1].clients.tolist() == [0, 2]
-    fit.round()
-    first, second, third = fit.fitted()
-    np.testing.assert_array_equal(first.item_factors_, second.item_factors_)
-    np.testing.assert_array_equal(first.item_factors_, third.item_factors_)
-    # A round without uploads changes nothing.
-    fit.round(silent=[0, 1, 2])
-    np.testing.assert_array_equal(fit.fitted()[0].item_factors_, first.item_factors_)
-    entries = [one for one in fit.server.ledger.entries if one["phase"] == "round"]
-    assert [one["messages_up"] for one in entries] == [2, 2, 3, 0]
-    # What all have taken can be forgotten; nobody who lacks it can then go on.
-    totals = fit.server.totals
-    totals.forget(totals.n_sums)
-    assert totals.message.since(totals.n_sums) == totals.message == (totals.n_sums, ())
-    with pytest.raises(ValueError, match=r"were deleted with forget\(\)"):
-        totals.message.since(0)
-    with pytest.raises(ValueError, match="cannot go on from step 99"):
-        fit.devices[0].take(EncryptedSums(99, ()))
 
 
 def test_answers_are_repeated_bit_for_bit():
