@@ -386,14 +386,6 @@ def test_the_view_has_the_uploads_of_clients_that_send():
     assert len(view.uploads[2:5]) == 3
 
 
-@pytest.mark.parametrize("name", [name for name, spec in FORMS.items() if spec.learned])
-def test_moments_are_those_of_the_clients_that_send_a_row(name):
-    view = make_view(make_blocks())
-    mean, deviation = moments(view, name)
-    np.testing.assert_allclose(view.mean(name), mean, atol=1e-9)
-    np.testing.assert_allclose(view.std(name), deviation, atol=1e-7)
-
-
 @pytest.mark.parametrize("name", ["followed", "sparse", "held", "picked"])
 def test_the_number_of_senders_of_a_row_is_judged_by_what_own_clients_change(name):
     view = make_view(make_blocks())

@@ -6,7 +6,7 @@ import pytest
 from fedrecsk import FCF, FedEASE, FedMF, GlobSGD, LightFR, LocALS, RFRec
 from fedrecsk.attacks import measure_leak
 from fedrecsk.attacks._server_view import Differences, Singles
-from fedrecsk.attacks._source_separation import by_pairs, lines, separate_rows, single
+from fedrecsk.attacks._source_separation import by_pairs
 from tests.conftest import make_toy
 
 
@@ -86,28 +86,6 @@ def test_lines_of_fcf_stand_out_beside_its_matrix():
     report = measure_leak(model, X, cohort=2, n_rounds=2)
     assert report.n_profiles > 3
     assert report.directions > 0.2
-
-
-def test_rows_are_separated_by_their_lines():
-    random = np.random.default_rng(0)
-    clients = random.normal(size=(3, 6))
-    parts = random.normal(size=(40, 3)) * (random.uniform(size=(40, 3)) < 0.4)
-    parts = parts[parts.any(axis=1)]
-    shares = separate_rows(parts @ clients, 1e-6)
-    assert len(shares) == 3
-    for own, change in shares:
-        match = np.argmax([abs(client @ change[0]) / np.linalg.norm(client) for client in clients])
-        np.testing.assert_array_equal(own, np.flatnonzero(parts[:, match]))
-        np.testing.assert_allclose(change, np.outer(parts[own, match], clients[match]), atol=1e-9)
-    assert separate_rows(random.normal(size=(30, 6)), 1e-6) == []
-
-
-def test_a_line_that_is_a_sum_of_two_others_is_none_of_its_own():
-    one, two = np.eye(2)
-    rows = np.repeat([one, two, (one + two) / np.sqrt(2)], [4, 5, 6], axis=0)
-    assert len(lines(rows, 1e-6)) == 3
-    left = single(lines(rows, 1e-6), signed=False)
-    np.testing.assert_allclose(sorted(map(tuple, np.abs(left))), [[0, 1], [1, 0]], atol=1e-9)
 
 
 def test_pairs_of_a_sum_give_one_client_after_the_other():

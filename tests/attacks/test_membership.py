@@ -5,7 +5,7 @@ import pytest
 
 from fedrecsk import FedEASE, LocALS, Popularity, RFRec
 from fedrecsk.attacks import measure_forgetting, measure_membership
-from fedrecsk.attacks._membership import _halves, _ratios
+from fedrecsk.attacks._membership import _ratios
 from fedrecsk.datasets import make_interactions
 from tests.conftest import make_toy
 
@@ -46,12 +46,6 @@ def test_ratings_are_judged_by_their_errors(toy):
     report = measure_membership(RFRec(4, n_rounds=5), X, y, level="pair", n_models=4)
     assert report.n_targets == len(X)
     assert 0.3 < report.auc < 1
-
-
-def test_every_target_is_in_half_of_the_models():
-    halves = _halves(6, 50, np.random.RandomState(0))
-    assert (halves.sum(axis=0) == 3).all()
-    assert len(np.unique(halves, axis=1).T) > 10
 
 
 def test_ratios_follow_from_the_other_models_only():

@@ -154,14 +154,6 @@ def test_a_flipper_who_has_everything_keeps_it(Estimator):
     assert np.isfinite(model.fit(X).predict(X)).all()
 
 
-def test_the_item_itself_is_never_among_the_popular_ones(toy):
-    data = encode(*toy)
-    attack = PipAttack(item=1003, n_popular=data.n_items)
-    popular = attack.enter(data, False, Key(0)).memory["popular"]
-    others = np.flatnonzero(data.item_ids.values != 1003)
-    np.testing.assert_array_equal(np.sort(popular), others)
-
-
 # ------------------------------------------------------------ ALIE, MinMax and Fang in whole fits
 
 

@@ -233,15 +233,6 @@ def test_points_have_no_standard_deviations(toy):
         make(posterior="map").fit(*toy).predict(toy[0], return_std=True)
 
 
-def test_early_stopping_of_small_cohorts_waits_for_passes(ml100k):
-    X, y = ml100k
-    model = FedEB(client_fraction=0.05, early_stopping=True, random_state=0, n_rounds=400)
-    model.fit(X, y)
-    # The first judgement is of a pass of twenty cohorts.
-    assert model.best_round_ > 100
-    assert model.history_[model.best_round_]["validation_loss"] < 0.95
-
-
 # -------------------------------------------------------------------------- what is sent
 
 

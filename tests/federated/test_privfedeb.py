@@ -213,16 +213,6 @@ def _means_of_users(X, y, items):
     return model
 
 
-def test_noise_by_the_clients_is_as_good(many):
-    X, y, X_test, y_test, items = many
-    errors = []
-    for noise in ("server", "clients"):
-        federation = Federation(central_dp=CentralDP(epsilon=3, noise=noise))
-        model = PrivFedEB(items=items, rating_scale=(1, 5), federation=federation, random_state=0)
-        errors.append(rmse(model.fit(X, y), X_test, y_test))
-    assert errors[1] == pytest.approx(errors[0], rel=0.01)
-
-
 @pytest.mark.parametrize("weight", [1e-20, 1e9])
 def test_weights_out_of_all_proportion_are_named(weight, toy):
     X, y = toy

@@ -16,7 +16,6 @@ from fedrecsk.federated._round_loop import Loop, Run
 from fedrecsk.privacy import LaplaceMechanism
 from fedrecsk.protocol import Numbers, Server, blocks
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.registration import Registration
 from tests.conftest import make_toy
 from tests.protocol.test_device import devices_of, entered, first_round, updated
 
@@ -74,28 +73,6 @@ def test_a_round_that_is_not_open_cannot_be_closed():
     server.close_round(uploads)
     with pytest.raises(ValueError, match=r"Round 1 is not open; call open_round\(\) first"):
         server.close_round(uploads)
-
-
-def test_a_client_that_registers_twice_is_named():
-    server = Server(RFRec(3), Federation(), Key(0), np.arange(5), (1, 5))
-    one, two = np.ones(1, dtype=int), np.ones(2, dtype=int)
-    ids = np.array(["ann", "bob"]), np.array(["bob"])
-    with pytest.raises(ValueError, match="Client bob registers twice; give each client"):
-        server.register([Registration(ids[0], two, two), Registration(ids[1], one, one)])
-
-
-def test_places_follow_the_order_of_the_ids():
-    server = Server(RFRec(3), Federation(), Key(0), np.arange(5), (1, 5))
-    places = server.register(
-        [
-            Registration(np.array([30, 10]), np.array([3, 1]), np.array([1, 1])),
-            Registration(np.array([20]), np.array([2]), np.array([1])),
-        ]
-    )
-    assert [place.clients.tolist() for place in places] == [[2, 0], [1]]
-    assert [place.first_users.tolist() for place in places] == [[3, 0], [1]]
-    assert server.client_ids.tolist() == [10, 20, 30]
-    assert server.n_users == 6
 
 
 # ------------------------------------------------------------------------- chosen cohorts
