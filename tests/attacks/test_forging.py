@@ -369,9 +369,6 @@ def test_an_attack_forges_the_clients_that_it_controls():
     assert attack.forge(silent, seeds_of(silent)) is silent
 
 
-# ----------------------------------------------------------------------------------- the view
-
-
 def test_the_view_has_the_uploads_of_clients_that_send():
     blocks = make_blocks()
     view = make_view(blocks)

@@ -133,9 +133,6 @@ def test_apps_find_keys_and_estimator_by_their_context(scheme, tmp_path, monkeyp
             app(grid, Context(**config | {"keys": str(paths[0])}))
 
 
-# --------------------------------------------------------------------- simulation runtime
-
-
 @pytest.mark.skipif(find_spec("ray") is None, reason="Flower's simulation runtime needs ray")
 @pytest.mark.filterwarnings("ignore")
 def test_the_simulation_runtime_gives_the_simulated_fit(tmp_path, monkeypatch):

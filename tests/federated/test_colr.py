@@ -162,9 +162,6 @@ def test_given_local_ranks_change_from_round_to_round(toy):
     assert np.abs(fixed.item_factors_ - changing.item_factors_).max() > 1e-3
 
 
-# ----------------------------------------------------------------- what the page claims
-
-
 def test_the_basis_has_orthogonal_rows_of_the_same_length_and_is_new_each_round():
     model = CoLR(3, n_factors=12)
     basis, other = (basis_of(model, Key(0, t)) for t in (0, 1))
@@ -297,9 +294,6 @@ def test_bad_input_is_named(model, message):
     X, _ = make_toy(density=0.0)
     with pytest.raises(ValueError, match=message):
         model.fit(X)
-
-
-# -------------------------------------------------------------------------------- quality
 
 
 @every_method

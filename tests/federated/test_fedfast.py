@@ -171,9 +171,6 @@ def test_a_client_that_diverges_goes_back_to_where_it_began(toy, monkeypatch):
     np.testing.assert_array_equal(model.user_factors_[code], first_vectors(model, 12)[code])
 
 
-# ------------------------------------------------------------------------------ bad input
-
-
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [

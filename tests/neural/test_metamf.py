@@ -195,9 +195,6 @@ def test_compressed_uploads_are_understood(toy):
     np.testing.assert_allclose(coarse.predict(toy[0]), exact.predict(toy[0]), atol=0.2)
 
 
-# ------------------------------------------------------------------- users, bad settings
-
-
 def test_strangers_and_newcomers_are_served_by_the_mean_code(toy):
     X, y = toy
     model = make().fit(X, y)

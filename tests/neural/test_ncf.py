@@ -79,9 +79,6 @@ def test_the_module_gives_the_predictions(architecture, toy):
     assert not (model.item_factors_ == 7).any()
 
 
-# --------------------------------------------------------------------------- the examples
-
-
 def test_negatives_are_items_without_a_row_and_all_of_them():
     X, y = make_toy(12, 9, density=0.5)
     model = NCF(n_epochs=40, random_state=0)
@@ -114,9 +111,6 @@ def test_a_user_who_has_rated_everything_has_no_negatives():
     _, batches, _ = recorded(model, X)
     assert all((weights[:, 1:] == 0).all() for *_, weights in batches)
     assert model.loss_curve_[0] == pytest.approx(np.log(2), abs=0.1)
-
-
-# --------------------------------------------------------------------------------- fits
 
 
 def test_torchs_random_numbers_and_threads_are_left_alone(toy):
@@ -197,9 +191,6 @@ def test_an_unknown_user_is_the_mean_user(toy):
     assert before[0] == pytest.approx(1 / (1 + np.exp(-score)))
     model.fold_in([[7, X[0, 1]]])
     np.testing.assert_array_equal(model.predict([[-1, X[0, 1]], [-1, -1], [X[0, 0], -1]]), before)
-
-
-# ----------------------------------------------------------------------------- bad input
 
 
 @pytest.mark.parametrize("layers", [(64,), (), (8, 0), (8, 2.5), (1, 4), ("a", "b")])

@@ -70,9 +70,6 @@ def test_the_count_of_short_uploads_is_as_noisy_as_accounted():
     assert np.std(shares) == pytest.approx(0.05, rel=4 * np.sqrt(0.5 / 2000))
 
 
-# ------------------------------------------------------------------------ the plan
-
-
 @pytest.mark.sampled
 @pytest.mark.parametrize("share", [0.1, 0.6])
 @pytest.mark.parametrize(

@@ -87,9 +87,6 @@ def test_bytes_are_those_of_the_messages():
     assert sent[0].up == 128 + 17 * (4 + 50) + 125 + 14 * (4 + 16) + 17 * 17
 
 
-# ------------------------------------------------------------------------- its parts
-
-
 def test_any_threshold_of_the_shares_is_enough_and_fewer_say_nothing():
     seed = bytes(range(16))
     shares = dict(enumerate(split(seed, 5, 3), start=1))

@@ -162,9 +162,6 @@ def test_answers_are_repeated_bit_for_bit():
     assert again.update(0)[0][0].encrypted == first.encrypted
 
 
-# ------------------------------------------------------------------ what the server sees
-
-
 # ---------------------------------------------------------------------------- wrong input
 
 

@@ -75,9 +75,6 @@ def test_a_round_that_is_not_open_cannot_be_closed():
         server.close_round(uploads)
 
 
-# ------------------------------------------------------------------------- chosen cohorts
-
-
 def test_clients_that_share_state_have_cohorts_of_the_federation():
     class Chosen(RFRec):
         def _choose_cohort(self, server, n_clients, size, key):
@@ -275,9 +272,6 @@ def test_a_client_that_holds_other_items_than_it_registered_is_rejected():
     assert server.ledger.entries[-1]["rejected"] == 1
 
 
-# ------------------------------------------------------------------------------ what is sent
-
-
 class NeverBetter(CoLR):
     """All of its models are equally good, so the first one is the best."""
 
@@ -297,9 +291,6 @@ def test_the_best_model_is_sent_whole_where_others_get_by_with_changes():
     assert [row["validation_loss"] for row in model.history_] == [1.0] * 5
     assert final["bytes_down"] < final["bytes_down_whole"] == 12 * 9 * 8 * 4
     assert best["bytes_down"] == best["bytes_down_whole"] == 12 * 9 * 8 * 4
-
-
-# --------------------------------------------------------------------------- empty rounds
 
 
 @pytest.mark.parametrize("mode", ["upload", "stale"])
