@@ -16,7 +16,7 @@ from fedrecsk.deployment.store import Store
 from fedrecsk.privacy import CKKS, Paillier
 from tests.conftest import make_toy
 from tests.deployment import in_process
-from tests.deployment.in_process import counts, lose, prepared, spoil
+from tests.deployment.in_process import counts, prepared, spoil, step_of
 
 X, Y = make_toy()
 SILOS = X[:, 0] % 3
@@ -107,9 +107,17 @@ def test_lost_answers_and_a_server_that_starts_again(tmp_path):
     again = coordinator(estimator, nodes, tmp_path)
     assert again.is_resumed
     assert again.server.round == 1
-    spoil(again, lose, node=100)
+    # It comes back in the last round, when it lacks the sums of two.
+    carrier = again.exchanges.carrier
+    away = carrier.connected.pop(100)
+
+    def come_back(request):
+        if step_of(request) == ("round", 2):
+            carrier.connected[100] = away
+
+    carrier.watch = come_back
     records = again.run()
-    assert counts(records, "dropped") == [0, 1, 1]
+    assert counts(records, "dropped")[:2] == [0, 1]
     models = models_of(nodes)
     for model in models[1:]:
         np.testing.assert_array_equal(model.item_factors_, models[0].item_factors_)

@@ -19,6 +19,7 @@ from fedrecsk import (
 from fedrecsk.federated import _round_loop
 from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, Paillier
 from fedrecsk.protocol import Device, Server
+from fedrecsk.protocol.encryption import EncryptedSums
 from fedrecsk.protocol.keys import Key
 from tests.conftest import make_toy
 from tests.protocol.test_device import entered
@@ -56,7 +57,6 @@ class Fit:
         self.devices = [
             Device(estimator, X[k == SILOS], Y[k == SILOS], client_id=k, **given) for k in range(3)
         ]
-        self.sent = []
 
     def stored(self):
         """Store both sides and load them again."""
@@ -66,34 +66,27 @@ class Fit:
             one.party = self.keys.clients
 
     def set_up(self):
-        self.sent += [one for step in entered(self.server, self.devices) for one in step]
+        entered(self.server, self.devices)
         self.stored()
         return self
 
-    def updates(self, silent=()):
+    def updates(self):
         """The uploads of a new round."""
         turn, message = self.server.open_round()
         uploads = []
         for k in np.flatnonzero(turn.active):
-            if k not in silent:
-                # Whoever has missed steps catches up here.
-                self.devices[k].receive(self.server.round, message)
-                uploads += self.devices[k].update(self.server.round)[0]
+            self.devices[k].receive(self.server.round, message)
+            uploads += self.devices[k].update(self.server.round)[0]
         return uploads
 
-    def round(self, silent=()):
-        uploads = self.updates(silent)
-        self.sent += uploads
-        self.server.close_round(uploads)
+    def round(self):
+        self.server.close_round(self.updates())
         self.stored()
 
     def run(self):
         self.set_up()
         while self.server.round < self.estimator.n_rounds:
             self.round()
-        return self.fitted()
-
-    def fitted(self):
         message = self.server.send_final()
         return [one.fitted(message, self.server.round) for one in self.devices]
 
@@ -235,8 +228,6 @@ def test_a_client_that_diverges_sends_nothing():
 def test_what_devices_cannot_do_is_named(change, message):
     estimator = secure(RFRec(3, aggregation="clients", **SMALL), PAILLIER).set_params(**change)
     keys = PAILLIER.generate_keys(3)
-    with pytest.raises(ValueError, match=r"These are the clients' keys.*keys\.server"):
-        Server.of(secure(FedMF(3, **SMALL), PAILLIER), party=keys.clients)
     with pytest.raises(ValueError, match=message):
         Server.of(estimator, party=keys.server)
     with pytest.raises(ValueError, match=message):
@@ -256,6 +247,29 @@ def test_noise_comes_from_the_clients_and_is_reported(part, monkeypatch):
     report = fit.server.privacy_report()
     assert report.server_sees == "encrypted sums"
     assert report.epsilon == simulated(estimator, monkeypatch).privacy_.epsilon
+
+
+def test_keys_that_are_missing_or_of_the_other_side_are_named():
+    estimator, keys = secure(FedMF(3, **SMALL), PAILLIER), PAILLIER.generate_keys(2)
+    for build, message in (
+        (lambda: Server.of(estimator, party=keys.clients), r"the clients' keys.*keys\.server"),
+        (lambda: Server.of(estimator), r"has secure_aggregation; .* party=keys\.server"),
+        (lambda: Device(estimator, X, Y, client_id=1, party=keys.server), "clients' side of the"),
+        (lambda: Device(estimator, X, Y, client_id=1), "secure_aggregation; .* party=keys.clients"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            build()
+
+
+def test_steps_that_were_deleted_are_named():
+    fit = Fit(secure(FedMF(3, client_fraction=1.0, **SMALL), PAILLIER), 1).set_up()
+    fit.round()
+    totals = fit.server.totals
+    totals.forget(totals.n_sums)
+    with pytest.raises(ValueError, match=r"were deleted with forget\(\)"):
+        totals.message.since(0)
+    with pytest.raises(ValueError, match="cannot go on from step 99"):
+        fit.devices[0].take(EncryptedSums(99, ()))
 
 
 def test_keys_as_bytes():
