@@ -98,7 +98,9 @@ def test_lost_answers_and_a_server_that_starts_again(tmp_path):
         if request.kind != "round":
             return reply
         n_rounds += 1
-        # Node 100 answers in the first round only; in the second nobody else does either.
+        # Node 100 is there in the first round only; in the second nobody else answers either.
+        if n_rounds == 3:
+            del first.exchanges.carrier.connected[100]
         return reply if n_rounds <= 3 else None
 
     first.exchanges.carrier.tamper = tamper
