@@ -16,7 +16,6 @@ from tests.conftest import rmse, split
         (FedRec(), 5, 0.945),
         (SemiDFEGL(n_rounds=40), 1, 0.93),
     ],
-    ids=lambda one: type(one).__name__,
 )
 def test_methods_are_as_good_as_they_say(model, seed, bound, ml100k):
     X, y, X_test, y_test = split(*ml100k, seed)
