@@ -47,6 +47,7 @@ def test_the_attack_proves_less_than_the_promise(setting, toy):
         assert audit.longest_upload <= 1 + 1e-9
         if setting == "all clients":
             assert "at most 3.00 by promise" in repr(audit)
+            assert "<table" in audit._repr_html_()
             # It is not an empty bound either.
             assert audit.lower_bound > 0.1 * audit.promised
 

@@ -156,6 +156,7 @@ def test_a_users_method_has_its_own_inversion():
     assert report.interactions == 1.0
     text = "(Heir, n_clients=4, n_rounds=2: vectors 0.000 (no leak shown; without uploads 0.000)"
     assert text in repr(report)
+    assert "<table" in report._repr_html_()
     assert len(seen) == 4
     bare, exchanges, n_items = seen[0]
     assert [one.key.round for one in exchanges] == [0, 1]

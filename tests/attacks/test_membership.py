@@ -36,6 +36,7 @@ def test_an_overfitted_model_reveals_its_users(toy):
     model = LocALS(32, reg_user=0.1, reg_item=0.0, n_rounds=10)
     report = measure_membership(model, X, n_models=8, random_state=0)
     assert report.n_targets == 40
+    assert "40 users, 8 models" in report._repr_html_()
     assert report.advantage > 0.3
     assert report.auc > 0.75
     assert report.tpr_at_1_fpr > 0.05
