@@ -1,7 +1,5 @@
 """The clients' half: asked too early, and never asked at all."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from joblib import Parallel
@@ -12,7 +10,7 @@ from fedrecsk.aggregation import NormClipping
 from fedrecsk.data.interactions import encode
 from fedrecsk.federated._round_loop import Loop, Run
 from fedrecsk.privacy import LaplaceMechanism
-from fedrecsk.protocol import Clients, ClientUpdates, FieldSpec, participation
+from fedrecsk.protocol import Clients, ClientUpdates, FieldSpec
 from fedrecsk.protocol.blocks import cut
 from fedrecsk.protocol.keys import Key, Keys
 from tests.conftest import make_toy
@@ -41,36 +39,6 @@ def test_an_update_before_a_message_says_what_to_call():
     clients.receive(0, message, turn)
     with pytest.raises(ValueError, match="update in round 1, because they have received no"):
         clients.update(1)
-
-
-def test_clients_that_never_received_a_message_send_nothing():
-    """Their first connection fails ("stale"): there is no model that they could go on with."""
-    _, clients, turn, _ = opened(RFRec(3, aggregation="holders"))
-    clients.receive(0, None, turn._replace(receives=np.zeros(12, dtype=bool)))
-    updates, loss = clients.update(0)
-    assert updates == []
-    assert loss.tolist() == [0, 0]
-    assert clients.state is None
-
-
-def test_clients_of_one_block_may_have_received_different_messages():
-    stale = Federation(dropout=0.5, dropout_mode="stale")
-    _, clients, _, first = opened(RFRec(3, aggregation="holders", federation=stale))
-    turn = participation.Participation.full(12)
-    late = np.arange(12) < 5
-    clients.receive(0, first, turn._replace(receives=~late))
-    ((of_some,), _) = clients.update(0)
-    assert of_some.sends.tolist() == (~late).tolist()
-    second = type(first)(
-        item_vectors=replace(first["item_vectors"], values=first["item_vectors"].values + 1)
-    )
-    clients.receive(1, second, turn._replace(receives=late))
-    updates, _ = clients.update(1)
-    assert [one.sends.tolist() for one in updates] == [(~late).tolist(), late.tolist()]
-    assert set(clients._messages) == {0, 1}
-    clients.receive(2, second, turn)
-    clients.update(2)
-    assert set(clients._messages) == {2}
 
 
 # ------------------------------------------------------------------------ what methods hand over
@@ -174,21 +142,3 @@ def test_without_validation_rows_there_is_nothing_to_validate_and_no_best_model(
     with pytest.raises(ValueError, match=r"no best model.* use send_final"):
         server.send_best()
     assert len(server.ledger.entries) == n_entries
-
-
-def test_clients_keep_what_they_had_under_the_best_model():
-    clients, turn, message, best = validating()
-    clients.receive(0, message, turn)
-    clients.update(0)
-    measured, asked = clients.fitted(best, 1)["user_factors_"], np.arange(12) < 7
-    clients.validate(1, best, turn._replace(receives=asked))
-    clients.keep_measured()
-    clients.receive(1, message, turn)
-    clients.update(1)
-    now = clients.fitted(best, 2, kept=False)["user_factors_"]
-    assert (now != measured).any(axis=1).all()
-    kept = clients.fitted(best, 2)["user_factors_"]
-    np.testing.assert_array_equal(kept, np.where(asked[:, None], measured, now))
-    # A later model, which these clients did not measure, was better still.
-    clients.forget_kept()
-    np.testing.assert_array_equal(clients.fitted(best, 2)["user_factors_"], now)
