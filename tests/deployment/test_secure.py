@@ -52,6 +52,13 @@ def coordinator(estimator, nodes, folder, **settings):
     )
 
 
+def a_fit(folder):
+    """A coordinator of FedMF under Paillier's scheme, and its nodes."""
+    estimator = secure(FedMF(3, **SMALL))
+    nodes = nodes_of(estimator, folder)
+    return coordinator(estimator, nodes, folder), nodes
+
+
 def models_of(nodes):
     return [joblib.load(one.store.folder / "model.joblib") for one in nodes.values()]
 
@@ -126,9 +133,7 @@ def test_lost_answers_and_a_server_that_starts_again(tmp_path):
 
 
 def test_a_node_with_an_older_state_is_refused(tmp_path, caplog):
-    estimator = secure(FedMF(3, **SMALL))
-    nodes = nodes_of(estimator, tmp_path)
-    one = coordinator(estimator, nodes, tmp_path)
+    one, nodes = a_fit(tmp_path)
     store, old = nodes[100].store, {}
 
     def tamper(request, reply):
@@ -181,9 +186,7 @@ SPOILT = [(cut, 1), (of_ones, 1), (of_zeros, 1), (at_random, 0)]
 
 @pytest.mark.parametrize(("spoilt", "rejected"), SPOILT)
 def test_spoilt_uploads_do_not_end_the_fit(spoilt, rejected, tmp_path):
-    estimator = secure(FedMF(3, **SMALL))
-    nodes = nodes_of(estimator, tmp_path)
-    one = coordinator(estimator, nodes, tmp_path)
+    one, nodes = a_fit(tmp_path)
     spoil(one, spoilt, node=101)
     with warnings.catch_warnings(record=True) as caught:
         records = one.run()
@@ -195,9 +198,7 @@ def test_spoilt_uploads_do_not_end_the_fit(spoilt, rejected, tmp_path):
 
 @pytest.mark.parametrize("number", [-1, 3])
 def test_nodes_refuse_rounds_that_the_fit_does_not_have(number, tmp_path):
-    estimator = secure(FedMF(3, **SMALL))
-    nodes = nodes_of(estimator, tmp_path)
-    one = coordinator(estimator, nodes, tmp_path)
+    one, nodes = a_fit(tmp_path)
     answers = []
 
     def ask_for_more(request, reply):
@@ -214,9 +215,7 @@ def test_nodes_refuse_rounds_that_the_fit_does_not_have(number, tmp_path):
 
 
 def test_nothing_in_plaintext_crosses_or_is_stored(tmp_path):
-    estimator = secure(FedMF(3, **SMALL))
-    nodes = nodes_of(estimator, tmp_path)
-    one = coordinator(estimator, nodes, tmp_path)
+    one, nodes = a_fit(tmp_path)
     seen = []
     one.exchanges.carrier.tamper = lambda request, reply: (
         seen.extend([request.content, reply]) or reply
@@ -273,9 +272,7 @@ def test_keys_of_the_wrong_side_scheme_or_mode(tmp_path):
 
 
 def test_a_node_cannot_ask_for_deleted_sums(tmp_path, caplog):
-    estimator = secure(FedMF(3, **SMALL))
-    nodes = nodes_of(estimator, tmp_path)
-    one = coordinator(estimator, nodes, tmp_path, quorum=0.6)
+    one, _ = a_fit(tmp_path)
     spoil(one, lambda reply: pack({"lacks": "message"}, {}), node=101, number=2)
     records = one.run()
     assert one.server.totals.message.first > 0
