@@ -129,6 +129,47 @@ def test_equals_the_naive_reference_in_any_setting(setting, toy, float64):
 # ----------------------------------------------------------------------- its mathematics
 
 
+@pytest.fixture
+def problem():
+    """A model and one user's ratings, none of them anything in particular."""
+    rng = np.random.default_rng(0)
+    weights = np.array([1.0, 0, 2, 1, 0, 1])
+    model = reference.Model(
+        rng.normal(0, 0.5, (6, 4)),
+        rng.normal(0, 0.5, (6, 3)),
+        np.array([3.0, 9, 4, 1, 2, 7]),
+        np.array([2.0, 3, 5, 4]),
+        2.5,
+        1.7,
+    )
+    return model, rng.normal(size=6), weights
+
+
+def derivative(function, at, step=1e-6):
+    """Central differences, number by number."""
+    out = np.zeros_like(at)
+    for place in np.ndindex(*at.shape):
+        up, down = at.copy(), at.copy()
+        up[place] += step
+        down[place] -= step
+        out[place] = (function(up) - function(down)) / (2 * step)
+    return out
+
+
+def test_uploads_are_the_gradient_of_the_bound(problem):
+    model, ratings, weights = problem
+    posterior = reference.infer(model, ratings, weights)
+    items, implicit, _ = reference.upload(model, ratings, weights)
+
+    def bound(items, implicit):
+        return reference.bound(items, implicit, model, posterior, ratings, weights)
+
+    of_items = derivative(lambda x: bound(x, model.implicit), model.items)
+    of_implicit = derivative(lambda y: bound(model.items, y), model.implicit)
+    np.testing.assert_allclose(items, of_items, atol=1e-8)
+    np.testing.assert_allclose(implicit, of_implicit, atol=1e-8)
+
+
 @pytest.mark.parametrize("size", [3, 9, 40])
 def test_eigenpairs_of_a_sketch(size):
     """As wide as the catalogue it is exact; narrower, it is Nystroem's approximation."""
