@@ -169,26 +169,17 @@ def test_the_ledger_counts_what_devices_send_to_each_other(toy):
 def test_comparisons_and_plots_show_it_only_where_there_is_any(toy):
     models = {"graph": make(), "plain": ExplicitFCF(2, n_rounds=2), "biases": BiasOnly()}
     result = compare(models, *toy, cv=2, scoring="rmse")
-    row = {one["estimator"]: one for one in as_rows(result.summary)}
+    row = result.summary.set_index("estimator").to_dict("index")
     assert row["graph"]["mean_mb_device_to_device"] > row["plain"]["mean_mb_device_to_device"] == 0
     assert "MB device to device" in result.to_html()
-    costs = dict(zip(*costs_of(CostDisplay.from_results(result, score="rmse")), strict=True))
+    display = CostDisplay.from_results(result, score="rmse")
+    costs = dict(zip(display.names, display.costs, strict=True))
     names = ["mean_mb_up", "mean_mb_down", "mean_mb_device_to_device"]
     up, down, direct = (row["graph"][name] for name in names)
     assert costs["graph"] == pytest.approx(up + down + 2 * direct)
     del models["graph"]
-    assert (
-        "mean_mb_device_to_device"
-        not in as_rows(compare(models, *toy, cv=2, scoring="rmse").summary)[0]
-    )
-
-
-def as_rows(table):
-    return table if isinstance(table, list) else table.to_dict("records")
-
-
-def costs_of(display):
-    return display.names, display.costs
+    summary = compare(models, *toy, cv=2, scoring="rmse").summary
+    assert "mean_mb_device_to_device" not in summary
 
 
 def test_newcomers_stand_alone_and_are_solved_exactly(toy):

@@ -1,7 +1,5 @@
 """The updates of a block of clients, and of all blocks of a round."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -58,18 +56,6 @@ def test_sums_are_those_of_the_accepted_clients():
     assert summed.fields["n"].tolist() == [2, 2, 2, 2]
     assert summed.fields["n"].dtype == np.int64
     np.testing.assert_allclose(updates.whole(0)["x"], whole[0] + CENTER)
-
-
-def test_broken_clients_are_not_accepted():
-    updates = block([0, 1])
-    rows = updates.fields["x"]
-    values = rows.values.copy()
-    values[1] = np.nan
-    broken = updates.with_fields(x=rows.with_values(values)).without_broken()
-    assert broken.accepted.tolist() == [True, False]
-    assert broken.added_up().fields.keys() == {"x", "n"}
-    nobody = replace(broken, accepted=np.zeros(2, dtype=bool))
-    assert nobody.added_up().fields == {}
 
 
 @pytest.mark.parametrize("hold", [False, True])
