@@ -11,7 +11,6 @@ from fedrecsk.attacks import (
     ALIE,
     Adversary,
     Fang,
-    LabelFlip,
     MinMax,
     Promotion,
     RandomDirection,
@@ -188,6 +187,7 @@ ATTACKS = [
     (RandomUpload(strength=1e-9), random_upload),
     (RandomUpload(strength=1e9), random_upload),
     (SignFlip(strength=2.5), sign_flip),
+    (SignFlip(strength=0.5), sign_flip),
     (RandomDirection(), random_direction),
     (Promotion(item=10 * TARGET, strength=4.0), promotion),
     (ALIE(z=1.5), alie),
@@ -228,37 +228,6 @@ def test_many_clients_are_forged_as_one_at_a_time(attack, naive):
         assert forged.fields["n_visits"] is updates.fields["n_visits"]
         assert forged.fields["followed"].center is updates.fields["followed"].center
         assert forged.specs is updates.specs
-
-
-@every_attack
-def test_numbers_that_are_not_finite_pass(attack, naive):
-    names = ["followed", "held", "gram"]
-    updates = make_updates(range(4), 0, names)
-    rows = updates.fields["held"]
-    updates = updates.with_fields(held=rows.with_values(np.full_like(rows.values, np.nan)))
-    with np.errstate(invalid="ignore"):
-        view = make_view([make_updates(range(4), 0, names)], attack, Movable())
-        forged = forge(attack, view, updates)
-    honest_matters = naive in (sign_flip, random_direction, promotion)
-    finite = forged.fields["held"].finite()
-    np.testing.assert_array_equal(finite, ~updates.sends if honest_matters else True)
-
-
-def test_a_flipped_bit_is_the_other_bit():
-    updates = make_updates(range(6), 0, ["bits"])
-    for scale in (0.5, 5.0):
-        forged = forge(SignFlip(strength=scale), None, updates)
-        np.testing.assert_array_equal(forged.fields["bits"].values, -updates.fields["bits"].values)
-
-
-def test_promotion_scales_what_all_clients_have_in_common():
-    updates = make_updates(range(6), 0, ["followed"])
-    rows = updates.fields["followed"]
-    assert not all(TARGET in rows.rows[rows.owners == client] for client in range(6))
-    forged = forge(Promotion(item=10 * TARGET), make_view([updates]), updates).fields["followed"]
-    factors = np.where(np.arange(N_ITEMS) == TARGET, 10.0, 1.0)[:, None]
-    np.testing.assert_allclose(forged.default, factors * rows.default)
-    assert len(forged.rows) == len(rows.rows)
 
 
 def test_what_all_clients_send_is_stored_once():
@@ -303,13 +272,6 @@ def test_a_users_forgery_is_rounded_and_stays_within_the_columns():
             sent = forged.upload(client)[name].change
             assert sent.dtype == honest.change.dtype
             np.testing.assert_allclose(sent, expected)
-
-
-def test_a_user_may_send_nan_which_the_server_then_sees():
-    updates = make_updates(range(6), 0, [name for name in FORMS if name[:7] != "trained"])
-    forged = forge(Custom(everywhere(lambda change: change * np.nan)), None, updates)
-    for rows in forged.learned.values():
-        np.testing.assert_array_equal(rows.finite(), ~updates.sends)
 
 
 def test_each_client_is_forged_with_its_own_generator():
@@ -395,22 +357,6 @@ def test_a_subclass_of_an_attack_is_not_ignored():
         forge(Calling(), None, updates)
 
 
-def test_who_forges_uploads_says_so():
-    class Quiet(LabelFlip):
-        pass
-
-    class Loud(LabelFlip):
-        def _forged(self, view, upload, generator):
-            return super()._forged(view, upload, generator)
-
-    forging = [attack for attack, _ in ATTACKS]
-    assert all(adversary.forges for adversary in [*forging, Loud()])
-    assert not any(a.forges for a in [LabelFlip(), Quiet(), Promotion(item=1, strength=1.0)])
-    updates = make_updates(range(3), 0, ["held"])
-    forged = forge(Loud(), None, updates).fields["held"]
-    np.testing.assert_array_equal(forged.values, updates.fields["held"].values)
-
-
 def test_an_attack_forges_the_clients_that_it_controls():
     data = encode(np.stack([np.arange(8), np.arange(8) % 3], axis=1))
     attack = SignFlip(clients=[2, 5]).enter(data, False, Key(0))
@@ -421,9 +367,6 @@ def test_an_attack_forges_the_clients_that_it_controls():
     silent = updates.take(np.array([True, False]))
     silent.sends[:] = False
     assert attack.forge(silent, seeds_of(silent)) is silent
-
-
-# ----------------------------------------------------------------------------------- the view
 
 
 def test_the_view_has_the_uploads_of_clients_that_send():
@@ -438,14 +381,6 @@ def test_the_view_has_the_uploads_of_clients_that_send():
             np.testing.assert_array_equal(one[name].change, other[name].change)
     np.testing.assert_array_equal(view.uploads[-1]["gram"].change, expected[-1]["gram"].change)
     assert len(view.uploads[2:5]) == 3
-
-
-@pytest.mark.parametrize("name", [name for name, spec in FORMS.items() if spec.learned])
-def test_moments_are_those_of_the_clients_that_send_a_row(name):
-    view = make_view(make_blocks())
-    mean, deviation = moments(view, name)
-    np.testing.assert_allclose(view.mean(name), mean, atol=1e-9)
-    np.testing.assert_allclose(view.std(name), deviation, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["followed", "sparse", "held", "picked"])

@@ -37,12 +37,10 @@ n-clients = 2
 folder = "server"
 quorum = 1.0
 patience = 60.0
-keys = ""
 """
 METHOD = """
 import numpy as np
 from fedrecsk import Federation, {name}
-from fedrecsk.privacy import SecAggPlus
 from fedrecsk.protocol.keys import Key
 
 method = {estimator}
@@ -111,18 +109,17 @@ class Processes:
     ----------
     folder : Path
         With a Flower project.
-    secure : tuple of list
-        Options of the superlink and of nodes, beside the address. Empty: ``--insecure``.
+    superlink, node : list
+        Options beside the address; the last one of a node is the certificate.
     """
 
-    def __init__(self, folder, superlink=("--insecure",), node=("--insecure",), connection=None):
+    def __init__(self, folder, superlink, node):
         self.folder = folder
         self.port = free_port()
         self.options = {"superlink": list(superlink), "node": list(node)}
         self.started = {}
         home = folder / "home"
         home.mkdir()
-        connection = connection or "insecure = true"
         (home / "config.toml").write_text(
             textwrap.dedent(f"""
             [superlink]
@@ -130,8 +127,8 @@ class Processes:
 
             [superlink.here]
             address = "127.0.0.1:{self.port}"
+            root-certificates = "{node[-1]}"
             """)
-            + connection
         )
         kept = {name: value for name, value in os.environ.items() if not name.startswith("FLWR")}
         # Python would otherwise compile all modules in every process.
@@ -173,17 +170,16 @@ class Processes:
         with socket.socket() as one:
             return one.connect_ex(("127.0.0.1", self.port)) == 0
 
-    def start_node(self, name, rows, client, *options, keys="keys/clients.key"):
+    def start_node(self, name, rows, client):
         """A node with these rows: user, item, rating."""
         np.save(self.folder / f"{name}.npy", rows)
-        config = f'data="{name}.npy" folder="{name}" client={client} keys="{keys}"'
+        config = f'data="{name}.npy" folder="{name}" client={client}'
         self.start(
             name,
             "flower-supernode",
             *("--superlink", f"127.0.0.1:{self.port}", "--port", free_port()),
             *("--node-config", config),
             *self.options["node"],
-            *options,
         )
 
     def run(self, **config):

@@ -61,11 +61,14 @@ def test_only_unfitted_federated_estimators_are_deployed():
         check_deployable(fitted)
 
 
-def test_the_same_parameters_agree_however_they_are_written():
+def test_parameters_agree_however_they_are_written_and_versions_must_be_the_same():
     one = RFRec(3, items=range(9), rating_scale=(1, 5), random_state=0)
     other = RFRec(np.int64(3), items=np.arange(9)[::-1], rating_scale=[1.0, 5.0], n_jobs=2)
     other.set_params(federation=Federation())
-    assert differences(digests(one), digests(other)) is None
+    ours = digests(one)
+    assert differences(ours, digests(other)) is None
+    text = differences(ours, ours | {"fedrecsk": "0.0.1"})
+    assert "the server has 0.0.1; install the same version" in text
 
 
 @pytest.mark.parametrize(
@@ -89,12 +92,6 @@ def test_differences_are_named(other, name):
     text = differences(digests(other), digests(server))
     assert text is not None
     assert re.search(name if type(other) is LocALS else f"in {name};", text)
-
-
-def test_versions_must_be_the_same():
-    ours = digests(LocALS(3, items=range(9)))
-    text = differences(ours, ours | {"fedrecsk": "0.0.1"})
-    assert "the server has 0.0.1; install the same version" in text
 
 
 def test_a_store_writes_whole_files_that_only_its_owner_reads(tmp_path):
@@ -186,19 +183,13 @@ def as_another_user(monkeypatch):
     return lambda: monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
 
 
-def test_code_in_another_users_folder_does_not_run(tmp_path, as_another_user):
-    trace = prepare(tmp_path / "server")
-    as_another_user()
-    with pytest.raises(PermissionError, match=r"belongs to user .*does not exist yet"):
-        coordinator(LocALS(3, items=range(9)), {}, tmp_path, n_clients=1)
-    assert not trace.exists()
-
-
-def test_code_in_another_users_file_does_not_run(tmp_path, as_another_user):
+def test_code_in_another_users_folder_or_file_does_not_run(tmp_path, as_another_user):
     trace, store = prepare(tmp_path / "server"), Store(tmp_path / "server")
     as_another_user()
     with pytest.raises(PermissionError, match="checkpoint belongs to user"):
         store.load("checkpoint")
+    with pytest.raises(PermissionError, match=r"belongs to user .*does not exist yet"):
+        coordinator(LocALS(3, items=range(9)), {}, tmp_path, n_clients=1)
     assert not trace.exists()
 
 

@@ -437,25 +437,6 @@ def joining_late(folder, estimator, in_round=0):
     return one, nodes
 
 
-@pytest.mark.parametrize("Estimator", [RFRec, LocALS])
-def test_a_client_joins_late(Estimator, tmp_path):
-    one, nodes = joining_late(tmp_path, small(Estimator))
-    server = one.run()
-    assert counts(server) == [2, 3, 3]
-    assert len(server.communication_.client_ids) == 3
-    model = joblib.load(model_of(nodes[max(nodes)]))
-    assert set(model.user_ids_) == set(X[SILOS.max() == SILOS, 0])
-    assert np.isfinite(model.predict(X)).all()
-
-
-def test_a_late_client_still_takes_part_after_the_server_was_killed(tmp_path):
-    one, nodes = joining_late(tmp_path, small())
-    kill(one, "round", 2, min(nodes))
-    with pytest.raises(Killed):
-        one.run()
-    assert counts(coordinator(small(), nodes, tmp_path).run()) == [2, 3, 3]
-
-
 def test_a_client_that_cannot_join_late_or_comes_in_the_last_round_is_told_so(tmp_path, caplog):
     one, nodes = joining_late(tmp_path / "apart", small(FedFast))
     assert one.run().n_rounds_ == 3

@@ -1,9 +1,8 @@
-"""On Flower: its simulation runtime, and its processes with TLS and faults."""
+"""On Flower: its apps in this process, and its processes with TLS and faults."""
 
 import ipaddress
 import pickle
 from datetime import UTC, datetime, timedelta
-from importlib.util import find_spec
 from types import SimpleNamespace
 
 import joblib
@@ -17,9 +16,8 @@ from fedrecsk.deployment.keys import write_identities, write_keys
 from fedrecsk.privacy import CKKS, SecAggPlus
 from fedrecsk.protocol import blocks
 from tests.conftest import make_toy
-from tests.deployment.in_process import prepared, simulated_key
+from tests.deployment.in_process import counts, prepared, simulated_key
 from tests.deployment.processes import Processes, write_project
-from tests.deployment.test_fit import assert_same
 
 DIGITS = Federation(wire_dtype="float64")
 X, Y = make_toy()
@@ -73,103 +71,108 @@ def test_apps_refuse_estimators_that_cannot_be_deployed():
 
 
 class HereGrid:
-    """A Grid whose nodes are a ClientApp in this process, each with a configuration."""
+    """A Grid whose nodes are a ClientApp in this process, each with a configuration.
 
-    def __init__(self, app, contexts):
-        self.app, self.contexts, self.replies = app, contexts, {}
+    `killed_by` is asked for each node and kind of message whether that ends the node.
+    """
+
+    def __init__(self, app, contexts, killed_by):
+        self.app, self.contexts, self.killed_by = app, contexts, killed_by
+        self.n_sent, self.replies = 0, {}
 
     def get_node_ids(self):
         return list(self.contexts)
 
     def push_messages(self, messages):
         (message,) = messages
-        ticket = f"message {len(self.replies)}"
-        content = self.app(message, self.contexts[message.metadata.dst_node_id]).content
-        metadata = SimpleNamespace(reply_to_message_id=ticket)
-        self.replies[ticket] = SimpleNamespace(
-            content=content, metadata=metadata, has_error=lambda: False
-        )
+        self.n_sent += 1
+        ticket, node = f"message {self.n_sent}", message.metadata.dst_node_id
+        if self.killed_by(node, message.metadata.group_id):
+            self.contexts.pop(node, None)
+        if node in self.contexts:
+            content = self.app(message, self.contexts[node]).content
+            metadata = SimpleNamespace(reply_to_message_id=ticket)
+            self.replies[ticket] = SimpleNamespace(
+                content=content, metadata=metadata, has_error=lambda: False
+            )
         return [ticket]
 
     def pull_messages(self, tickets):
-        return [self.replies[one] for one in tickets]
+        return [self.replies[one] for one in tickets if one in self.replies]
+
+
+@pytest.fixture
+def run_here(tmp_path, monkeypatch):
+    """Run the apps in this process, with a client for each file of keys; return what is saved."""
+    for name in ("task", "run", "node"):
+        monkeypatch.setattr(f"flwr.supercore.task_identity.TaskIdentity._{name}_id", 1)
+
+    def run(estimator, paths, saved="model.joblib", killed_by=lambda node, kind: False, **config):
+        key = simulated_key(estimator)
+
+        def load_data(context):
+            silo = context.node_config["silo"]
+            mine = X[:, 0] % len(paths) == silo
+            return {"client_id": silo, "X": X[mine], "y": Y[mine], "private": key}
+
+        def folder(context):
+            return tmp_path / str(context.node_config["silo"])
+
+        contexts = {silo + 1: Context(silo=silo, keys=str(path)) for silo, path in enumerate(paths)}
+        clients = client_app(lambda context: estimator, load_data, folder=folder)
+        config |= {"n-clients": len(paths), "folder": str(tmp_path / "server")}
+        app = server_app(lambda context: estimator, key=key, poll=0.01)
+        app(HereGrid(clients, contexts, killed_by), Context(**config))
+        return joblib.load(tmp_path / "server" / saved)
+
+    return run
 
 
 @pytest.mark.parametrize("scheme", [CKKS(), SecAggPlus()], ids=["CKKS", "SecAggPlus"])
-def test_apps_find_keys_and_estimator_by_their_context(scheme, tmp_path, monkeypatch):
+def test_apps_find_keys_and_estimator_by_their_context(scheme, run_here, tmp_path):
     pytest.importorskip("tenseal", reason="needs fedrecsk[privacy]")
-    for name in ("task", "run", "node"):
-        monkeypatch.setattr(f"flwr.supercore.task_identity.TaskIdentity._{name}_id", 1)
-    plain, masks = toy(), isinstance(scheme, SecAggPlus)
+    plain = toy()
     secure = clone(plain).set_params(federation__secure_aggregation=scheme)
-    if masks:
-        paths, of_server = write_identities(range(3), tmp_path / "keys"), ""
+    if isinstance(scheme, SecAggPlus):
+        server = run_here(secure, list(write_identities(range(3), tmp_path / "keys").values()))
+        assert server.privacy_.server_sees == "exact sums"
     else:
         of_clients, of_server = write_keys(secure, 3, tmp_path / "keys")
-        paths = 3 * [of_clients]
-
-    def load_data(context):
-        rows = rows_of(context.node_config["silo"], 3)
-        data = {"X": rows[:, :2].astype(int), "y": rows[:, 2], "private": simulated_key(plain)}
-        return data | {"client_id": context.node_config["silo"]}
-
-    contexts = {
-        silo + 1: Context(silo=silo, folder=str(tmp_path / f"{silo}"), keys=str(paths[silo]))
-        for silo in range(3)
-    }
-    grid = HereGrid(client_app(lambda context: secure, load_data), contexts)
-    app = server_app(lambda context: secure, key=simulated_key(plain), poll=0.01)
-    config = {"n-clients": 3, "folder": str(tmp_path / "server"), "keys": str(of_server)}
-    app(grid, Context(**config))
-    name = "model.joblib" if masks else "records.joblib"
-    sees = joblib.load(tmp_path / "server" / name).privacy_.server_sees
-    assert sees == ("exact sums" if masks else "encrypted sums")
+        server = run_here(secure, 3 * [of_clients], "records.joblib", keys=str(of_server))
+        assert server.privacy_.server_sees == "encrypted sums"
+        with pytest.raises(ValueError, match="clients' keys, with which the server could decrypt"):
+            run_here(secure, 3 * [of_clients], keys=str(of_clients))
     expected = clone(plain).fit(X, Y, clients=X[:, 0] % 3)
     for silo in range(3):
         model = joblib.load(tmp_path / f"{silo}" / "model.joblib")
         np.testing.assert_allclose(model.item_factors_, expected.item_factors_, atol=1e-4)
-    if not masks:
-        with pytest.raises(ValueError, match="clients' keys, with which the server could decrypt"):
-            app(grid, Context(**config | {"keys": str(paths[0])}))
 
 
-# --------------------------------------------------------------------- simulation runtime
-
-
-@pytest.mark.skipif(find_spec("ray") is None, reason="Flower's simulation runtime needs ray")
-@pytest.mark.filterwarnings("ignore")
-def test_the_simulation_runtime_gives_the_simulated_fit(tmp_path, monkeypatch):
-    from flwr.simulation import run_simulation
-
-    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
-    estimator = prepared(FedMF(3, n_rounds=3, random_state=0, federation=DIGITS), X, Y)
-    estimator.set_params(client_fraction=0.7)
-    key = simulated_key(estimator)
-
-    def load_data(context):
-        silo = int(context.node_config["partition-id"])
-        mine = X[:, 0] % 3 == silo
-        return {"client_id": silo, "X": X[mine], "y": Y[mine], "private": key}
-
-    def folder(context):
-        return tmp_path / str(context.node_config["partition-id"])
-
-    run_simulation(
-        server_app(estimator, n_clients=3, folder=tmp_path / "server", key=key, poll=0.02),
-        client_app(estimator, load_data, folder=folder),
-        num_supernodes=3,
-        backend_config={"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 1}},
+def test_a_masked_round_ends_without_a_node_that_was_killed(run_here, tmp_path):
+    """It has sent its shares, and receives the request for its masked numbers."""
+    pytest.importorskip("cryptography", reason="needs fedrecsk[privacy]")
+    scheme = SecAggPlus(max_dropout=0.4, max_colluding=0.0)
+    federation = Federation(secure_aggregation=scheme)
+    method = FedMF(3, n_rounds=2, client_fraction=1.0, random_state=0, federation=federation)
+    paths = list(write_identities(range(4), tmp_path / "keys").values())
+    server = run_here(
+        prepared(method, X, Y),
+        paths,
+        killed_by=lambda node, kind: (node, kind) == (3, "round"),
+        quorum=0.5,
+        patience=1.0,
     )
-    models = [joblib.load(tmp_path / str(k) / "model.joblib") for k in range(3)]
-    server = joblib.load(tmp_path / "server" / "model.joblib")
-    assert_same(models, server, clone(estimator).fit(X, Y, clients=X[:, 0] % 3))
+    assert counts(server) == [3, 3]
+    assert server.privacy_.server_sees == "exact sums"
+    assert np.isfinite(server.item_factors_).all()
+    assert [(tmp_path / str(k) / "model.joblib").exists() for k in range(4)] == [1, 1, 0, 1]
 
 
 # ----------------------------------------------------------------------------- processes
 
 
-def write_node_keys(folder, nodes):
-    """A certificate for 127.0.0.1, and a key pair for each node."""
+def write_certificate(folder):
+    """A certificate for 127.0.0.1, and its key."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -196,41 +199,7 @@ def write_node_keys(folder, nodes):
     (folder / "server.key").write_bytes(
         key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
     )
-    for node in nodes:
-        own = ec.generate_private_key(ec.SECP384R1())
-        (folder / f"{node}.key").write_bytes(
-            own.private_bytes(pem, serialization.PrivateFormat.OpenSSH, plain)
-        )
-        (folder / f"{node}.pub").write_bytes(
-            own.public_key().public_bytes(
-                serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-            )
-        )
-
-
-def test_processes_with_tls_and_known_nodes_give_the_simulated_fit(tmp_path):
-    estimator = toy(n_rounds=1)
-    write_project(tmp_path, estimator, simulated_key(estimator).seed)
-    write_node_keys(tmp_path, ["one", "two", "stranger"])
-    pem = tmp_path / "server.pem"
-    link = ["--ssl-ca-certfile", pem, "--ssl-certfile", pem]
-    link += ["--ssl-keyfile", tmp_path / "server.key", "--enable-supernode-auth"]
-    node = ["--root-certificates", pem]
-    with Processes(tmp_path, link, node, f'root-certificates = "{pem}"') as processes:
-        processes.start_superlink()
-        processes.flwr("flwr", "supernode", "register", "one.pub", "here")
-        processes.flwr("flwr", "supernode", "register", "two.pub", "here")
-        for silo, name in enumerate(("one", "two", "stranger")):
-            key = "--auth-supernode-private-key", tmp_path / f"{name}.key"
-            processes.start_node(name, rows_of(silo % 2, 2), silo, *key)
-        processes.run()
-        processes.wait_for("server/model.joblib")
-        # The superlink does not know the third key.
-        processes.wait(lambda: processes.started["stranger"].poll() is not None, 240)
-    models = [joblib.load(tmp_path / name / "model.joblib") for name in ("one", "two")]
-    server = joblib.load(tmp_path / "server" / "model.joblib")
-    assert not (tmp_path / "stranger").exists()
-    assert_same(models, server, clone(estimator).fit(X, Y, clients=X[:, 0] % 2))
+    return folder / "server.pem", folder / "server.key"
 
 
 def checkpoint(folder):
@@ -272,17 +241,20 @@ Node.answer = answer_slowly_and_twice
 
 
 def test_killed_nodes_a_killed_superlink_nan_a_twin_and_a_second_upload(tmp_path):
-    """Rounds go on without a killed node; all go on from their files after a power cut.
+    """Over TLS, rounds go on without a killed node, and all from their files after a power cut.
 
     The node whose data had NaN joins late.
     """
+    pytest.importorskip("cryptography", reason="needs fedrecsk[privacy]")
     estimator = toy(n_rounds=5)
     write_project(tmp_path, estimator, simulated_key(estimator).seed)
     with (tmp_path / "toy" / "client_app.py").open("a") as file:
         file.write(APP)
     spoilt = rows_of(2, 3)
     spoilt[0, 2] = np.nan
-    with Processes(tmp_path) as processes:
+    pem, own = write_certificate(tmp_path)
+    link = ["--ssl-ca-certfile", pem, "--ssl-certfile", pem, "--ssl-keyfile", own]
+    with Processes(tmp_path, link, ["--root-certificates", pem]) as processes:
         processes.start_superlink()
         processes.start_node("one", rows_of(0, 3), 0)
         processes.start_node("nan", spoilt, 2)
@@ -326,51 +298,3 @@ def test_killed_nodes_a_killed_superlink_nan_a_twin_and_a_second_upload(tmp_path
         assert not (tmp_path / name / "model.joblib").exists()
     model = joblib.load(tmp_path / "two" / "model.joblib")
     assert model.recommend(model.user_ids_, 2)[0].shape == (len(model.user_ids_), 2)
-
-
-# Client 2 stops in round 0, after it has sent its shares.
-STOPS = """
-import time
-from pathlib import Path
-from fedrecsk.deployment.node import Node
-from fedrecsk.deployment.records import unpack
-
-answer = Node.answer
-
-
-def answer_or_stop(node, content):
-    asked, _ = unpack(content)
-    step, client = (asked["kind"], asked.get("number")), node.load_data()["client_id"]
-    while step == ("round", 0) and client == 2:
-        Path("stopped").touch()
-        time.sleep(0.05)
-    return answer(node, content)
-
-
-Node.answer = answer_or_stop
-"""
-
-
-def test_a_masked_round_ends_without_a_killed_node(tmp_path):
-    pytest.importorskip("cryptography", reason="needs fedrecsk[privacy]")
-    scheme = SecAggPlus(max_dropout=0.4, max_colluding=0.0)
-    federation = Federation(secure_aggregation=scheme)
-    method = FedMF(3, n_rounds=1, client_fraction=1.0, random_state=0, federation=federation)
-    estimator = prepared(method, X, Y)
-    write_project(tmp_path, estimator, simulated_key(estimator).seed)
-    with (tmp_path / "toy" / "client_app.py").open("a") as file:
-        file.write(STOPS)
-    identities = write_identities(range(4), tmp_path / "keys")
-    with Processes(tmp_path) as processes:
-        processes.start_superlink()
-        for k in range(4):
-            processes.start_node(f"node-{k}", rows_of(k, 4), k, keys=identities[k])
-        processes.run(n_clients=4, quorum=0.5)
-        processes.wait(lambda: (tmp_path / "stopped").exists(), 900)
-        processes.kill("node-2")
-        processes.wait_for("server/model.joblib", "node-0/model.joblib", seconds=900)
-    server = joblib.load(tmp_path / "server" / "model.joblib")
-    rounds = [one for one in server.communication_.entries if one["phase"] == "round"]
-    assert [one["messages_up"] for one in rounds] == [3]
-    assert server.privacy_.server_sees == "exact sums"
-    assert np.isfinite(server.item_factors_).all()

@@ -5,7 +5,6 @@ import pytest
 from sklearn.base import clone
 
 from fedrecsk import FedEASE, Federation, FedMF, LocALS, RFRec
-from fedrecsk.deployment.checks import check_deployable
 from fedrecsk.deployment.exchanges import NotEnough
 from fedrecsk.deployment.keys import read_identity, write_identities, write_keys
 from fedrecsk.deployment.node import Node
@@ -58,6 +57,13 @@ def nodes_of(estimator, folder, clients=FIVE, identities=None, rows=True, key=No
     }
 
 
+def a_fit(folder, **settings):
+    """A coordinator of masked FedMF, and its nodes."""
+    estimator = masked(FedMF(client_fraction=1.0, **SMALL))
+    nodes = nodes_of(estimator, folder)
+    return coordinator(estimator, nodes, folder, **settings), nodes
+
+
 @pytest.mark.parametrize(
     "estimator",
     [
@@ -105,8 +111,7 @@ every_stage = pytest.mark.parametrize("stage", ["keys", "shares", "", "confirm",
 
 @every_stage
 def test_a_node_that_is_lost_does_not_stop_a_round(stage, tmp_path):
-    estimator = masked(FedMF(client_fraction=1.0, **SMALL))
-    one = coordinator(estimator, nodes_of(estimator, tmp_path), tmp_path, quorum=0.8)
+    one, _ = a_fit(tmp_path, quorum=0.8)
     spoil(one, lose, kind=f"round {stage}".strip(), node=103, number=1)
     server = one.run()
     assert server.n_rounds_ == 3
@@ -114,9 +119,7 @@ def test_a_node_that_is_lost_does_not_stop_a_round(stage, tmp_path):
 
 
 def test_below_the_threshold_a_round_is_lost_and_the_fit_goes_on(tmp_path, caplog):
-    estimator = masked(FedMF(client_fraction=1.0, **SMALL))
-    nodes, answered = nodes_of(estimator, tmp_path), []
-    one = coordinator(estimator, nodes, tmp_path, quorum=0.4)
+    (one, _), answered = a_fit(tmp_path, quorum=0.4), []
 
     def lose_three(reply):
         answered.append(reply)
@@ -129,8 +132,7 @@ def test_below_the_threshold_a_round_is_lost_and_the_fit_goes_on(tmp_path, caplo
 
 def test_the_server_sees_no_upload(tmp_path):
     """What crosses in two fits to other ratings of one client has no number in common."""
-    estimator = masked(FedMF(client_fraction=1.0, **SMALL))
-    one = coordinator(estimator, nodes_of(estimator, tmp_path), tmp_path)
+    one, _ = a_fit(tmp_path)
     sent = []
 
     def tamper(request, reply):
@@ -184,9 +186,7 @@ def test_an_update_is_masked_too(tmp_path):
 
 
 def test_a_node_does_not_unmask_two_sums_of_one_round(tmp_path):
-    estimator = masked(FedMF(client_fraction=1.0, **SMALL))
-    nodes = nodes_of(estimator, tmp_path)
-    one = coordinator(estimator, nodes, tmp_path)
+    one, nodes = a_fit(tmp_path)
     answers = {}
 
     def tamper(request, reply):
@@ -258,9 +258,3 @@ def test_identities_are_read_by_their_owner_only(tmp_path):
         read_identity(wrong)
     with pytest.raises(ValueError, match="clients make their own keys"):
         write_keys(masked(FedMF(**SMALL)), 3, tmp_path / "keys")
-
-
-def test_what_cannot_be_masked_is_named():
-    check_deployable(masked(FedMF(client_fraction=0.5, **SMALL)))
-    with pytest.raises(ValueError, match='set upload="all"'):
-        check_deployable(masked(LocALS(**SMALL)))

@@ -162,14 +162,6 @@ def test_uploads_come_back_as_they_were():
             np.testing.assert_array_equal(one, other)
 
 
-def test_codes_of_a_compressor_are_sent_as_they_are():
-    for values in (np.zeros((6, 2), np.int8), np.ones((6, 2), np.float16)):
-        message = ClientMessage("round", 0, 0, {"gram": Numbers(values)})
-        upload = upload_of(*upload_arrays(message, FORMS, "float32"), FORMS, ROUND)
-        np.testing.assert_array_equal(upload.fields["gram"].values, values)
-        assert upload.fields["gram"].values.dtype == values.dtype
-
-
 def test_what_does_not_fit_its_type_is_not_bent_until_it_does():
     """The server must see it to reject it."""
     fields = {"n_users": Numbers(np.array([2**40])), "signs": Numbers(np.zeros((3, 70), np.int8))}

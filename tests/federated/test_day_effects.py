@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from sklearn.base import clone
 
-from fedrecsk import FedEB, Federation
+from fedrecsk import FedEB
 from fedrecsk.datasets import make_ratings
 
 DAY = 86_400
@@ -81,17 +81,6 @@ def test_newcomers_and_updates_have_days_of_their_own(rows):
     assert not np.allclose(model.predict(X[~old]), model.predict(elsewhere), atol=1e-3)
     model.forget([0])
     assert model.user_days_.shape[0] == len(model.user_ids_) == len(np.unique(X[:, 0])) - 1
-
-
-def test_the_order_of_rows_and_blocks_do_not_matter(rows):
-    X, y = rows
-    order = np.random.default_rng(0).permutation(len(X))
-    one = method(timestamps=2).fit(X, y).predict(X)
-    other = method(timestamps=2).fit(X[order], y[order]).predict(X)
-    np.testing.assert_allclose(one, other, atol=1e-5)
-    shops = method(timestamps=2, federation=Federation(wire_dtype="float64"))
-    shops = shops.fit(X, y, clients=X[:, 0] // 5)
-    assert np.isfinite(shops.predict(X)).all()
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,9 @@ from sklearn.base import clone
 
 from benchmarks._variants import variant
 from fedrecsk import FCF, Federation, GlobSGD
-from fedrecsk.attacks import measure_leak
 from fedrecsk.data.interactions import encode
 from fedrecsk.federated._wmf import ImplicitMF
-from fedrecsk.privacy import Paillier
-from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
+from tests.conftest import BLOCK_SIZES, fits_in_blocks
 from tests.federated.test_wmf import dense, first_items
 from tests.federated.turns import IDLE, SETTINGS, clients_of_kind, turns_of
 from tests.reference import fcf as reference
@@ -119,15 +117,6 @@ def test_the_ledger_counts_own_rows_and_small_matrices(n_clients, toy):
     assert {e["bytes_down"] for e in rounds} == {4 * (n_rows * d + n * d * d)}
 
 
-@pytest.mark.parametrize("setting", [{}, {"aggregator": IDLE}], ids=str)
-def test_both_uploads_give_the_same_model(setting, toy):
-    X, _ = toy
-    one, other = (
-        make(upload=upload, federation=Federation(**setting)).fit(X) for upload in ("all", "local")
-    )
-    np.testing.assert_allclose(one.item_factors_, other.item_factors_, atol=1e-12)
-
-
 def test_dense_uploads_that_do_not_fit_are_refused(toy, monkeypatch):
     from fedrecsk.federated import fcf
 
@@ -143,27 +132,6 @@ def test_dense_uploads_that_do_not_fit_are_refused(toy, monkeypatch):
         clone(model).set_params(client_fraction=0.5),
     ):
         assert np.isfinite(fits.fit(X).item_factors_).all()
-
-
-@pytest.mark.parametrize("n_rounds", [1, 2])
-@every_upload
-def test_one_plaintext_upload_gives_everything(upload, n_rounds):
-    X, y = make_toy(n_users=30, n_items=20, density=0.4)
-    model = variant(FCF, 4, reg_user=1.0, INIT_STD=0.3, random_state=0, upload=upload)
-    report = measure_leak(model, X, y, n_rounds=n_rounds, max_clients=10)
-    assert report.vectors == report.directions == 1.0
-    assert report.interactions == report.values == 1.0
-
-
-def test_an_encrypted_fit_is_the_plain_one(toy):
-    pytest.importorskip("phe", reason="needs fedrecsk[privacy]")
-    X, _ = toy
-    scheme = Paillier(key_bits=512, allow_weak=True, audit="all")
-    setting = Federation(secure_aggregation=scheme)
-    plain = make(optimizer="gd", learning_rate=0.1).fit(X)
-    secret = make(optimizer="gd", learning_rate=0.1, federation=setting).fit(X)
-    np.testing.assert_allclose(secret.item_factors_, plain.item_factors_, atol=1e-9)
-    assert secret.encryption_.n_encrypted == 5 * 12
 
 
 def test_quality(ml100k):

@@ -7,10 +7,8 @@ import pytest
 from sklearn.base import clone
 
 from benchmarks._variants import variant
-from fedrecsk import Federation, FedFast, FedMF
+from fedrecsk import Federation, FedFast
 from fedrecsk.aggregation import NormClipping
-from fedrecsk.attacks import SignFlip
-from fedrecsk.compression import TopK
 from fedrecsk.data import _checks
 from fedrecsk.data.interactions import catalogue_ids, encode
 from fedrecsk.federated.fedmf import EPOCHS_OF_THE_NEW
@@ -135,39 +133,6 @@ def test_a_cohort_has_of_each_cluster_its_share():
     assert np.abs(drawn - 400 * 0.06).max() < 5 * np.sqrt(400 * 0.06 * 0.94)
 
 
-def test_plain_averaging_has_the_items_of_fedmf(toy, monkeypatch):
-    """Its server knows the users' vectors as well; with all clients in one round they begin there.
-
-    FedMF's users begin elsewhere, so they are given the same vectors.
-    """
-    X, _ = toy
-    monkeypatch.setattr(FedMF, "_dtype", np.float64)
-    model = make(**PLAIN, n_rounds=5)
-    start = first_vectors(model, 12)
-
-    class SameStart(FedMF):
-        INIT_STD = model.INIT_STD
-
-        def _init_clients(self, block, message, key):
-            state = super()._init_clients(block, message, key)
-            return state | {"users": start[block.users].copy()}
-
-    ours, theirs = model.get_params(deep=False), FedMF().get_params(deep=False)
-    shared = {name: ours[name] for name in theirs.keys() & ours.keys()}
-    items = SameStart(**shared, shrinkage=0.0, averaging=False).fit(X).item_factors_
-    np.testing.assert_allclose(model.fit(X).item_factors_, items, atol=1e-12)
-
-
-def test_clients_that_were_never_drawn_move_with_their_cluster(toy):
-    X, _ = toy
-    model = make(n_rounds=1, client_fraction=0.25).fit(X)
-    moved = np.abs(model.user_factors_ - first_vectors(model, 12)).max(axis=1)
-    assert (moved > 0).sum() > 3
-    still = clone(model).set_params(discount=None).fit(X)
-    moved = np.abs(still.user_factors_ - first_vectors(model, 12)).max(axis=1)
-    assert (moved > 0).sum() == 3
-
-
 def test_newcomers_begin_without_the_server(toy):
     """They have no vector there, and fit one to the final items."""
     X, _ = toy
@@ -206,22 +171,12 @@ def test_a_client_that_diverges_goes_back_to_where_it_began(toy, monkeypatch):
     np.testing.assert_array_equal(model.user_factors_[code], first_vectors(model, 12)[code])
 
 
-# ------------------------------------------------------------------------- what it reveals
-
-
-# ------------------------------------------------------------------------------ bad input
-
-
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
         (
             {"federation": Federation(aggregator=NormClipping())},
             "the aggregator would have no effect; set aggregator=None, or aggregation='visits' and",
-        ),
-        (
-            {"federation": Federation(aggregator=NormClipping()), "aggregation": "visits"},
-            "the aggregator would have no effect",
         ),
         ({"federation": Federation(secure_aggregation=CKKS())}, "set secure_aggregation=None"),
     ],
@@ -239,17 +194,6 @@ def test_plain_averaging_takes_an_aggregator(toy):
     )
     np.testing.assert_allclose(free, loose, atol=1e-12)
     assert np.abs(free - tight).max() > 1e-3
-
-
-@pytest.mark.parametrize(
-    "setting", [{"adversary": SignFlip(0.2)}, {"compression": TopK(0.3)}], ids=str
-)
-def test_what_happens_to_uploads_happens_before_they_are_weighed(setting, toy):
-    X, _ = toy
-    plain = make().fit(X).item_factors_
-    changed = make(federation=Federation(**setting)).fit(X).item_factors_
-    assert np.isfinite(changed).all()
-    assert np.abs(plain - changed).max() > 1e-3
 
 
 def test_equal_vectors_make_fewer_clusters(toy, recwarn):

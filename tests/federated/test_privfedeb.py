@@ -9,7 +9,7 @@ from fedrecsk import BiasOnly, Federation, PrivFedEB
 from fedrecsk.data.interactions import encode
 from fedrecsk.datasets import make_ratings
 from fedrecsk.federated import privfedeb as server
-from fedrecsk.privacy import CentralDP, LaplaceMechanism
+from fedrecsk.privacy import CentralDP
 from fedrecsk.protocol import blocks, participation
 from fedrecsk.protocol.keys import setup_round
 from fedrecsk.protocol.messages import Dense
@@ -154,17 +154,6 @@ def test_a_step_is_the_posterior_mean(noise_std):
     assert variance * (1 - gain * h) == pytest.approx(second / mass, abs=1e-8)
 
 
-def test_of_an_item_that_nobody_rated_only_its_popularity_counts():
-    """Popular items are better here, so it is worse than the others."""
-    counts = np.array([0.0, 2, 4, 8, 16, 32])
-    slope = 0.3 * np.log(counts + counts.mean() / 2)
-    release = server.Release(counts, counts * slope, 1e-6, 1e-12)
-    biases, variance = release.biases()
-    np.testing.assert_allclose(biases, slope, atol=1e-4)
-    assert variance[0] == server.BIAS_VARIANCE
-    assert variance[-1] < 1e-6
-
-
 def test_row_weights_favour_seldom_rated_items_and_keep_the_mean():
     release = server.Release(np.array([0.0, 1, 10, 100]), np.zeros(4), 1.0, 0.1)
     a = release.row_weights()
@@ -185,19 +174,6 @@ def test_counts_are_their_posterior_means(noise_std, share):
     np.testing.assert_allclose(found, reference.counts(noisy, noise_std), rtol=1e-9, atol=1e-9)
     errors = [np.mean((x - counts) ** 2) for x in (found, np.maximum(noisy, 0))]
     assert errors[0] <= share * errors[1]
-
-
-def test_columns_of_tastes_are_standardised_over_the_ratings():
-    rng = np.random.default_rng(0)
-    counts = np.exp(rng.normal(3, 1, 50))
-    a = server.Release(counts, np.zeros(50), 0.0, 0.1).row_weights()
-    popularity, quality = server.tastes(rng.normal(size=50), a).T
-    assert (np.diff(popularity[np.argsort(counts)]) > 0).all()
-    share = (counts + counts.mean() / 2) / (1.5 * counts.sum())
-    for column in (popularity, quality):
-        assert share @ column == pytest.approx(0, abs=1e-12)
-        assert share @ column**2 == pytest.approx(server.TASTE**2)
-    np.testing.assert_array_equal(server.tastes(np.zeros(50), np.ones(50)), 0)
 
 
 @pytest.fixture(scope="module")
@@ -235,22 +211,6 @@ def _means_of_users(X, y, items):
     model = PrivFedEB(0, items=items, rating_scale=(1, 5), n_rounds=1, random_state=0).fit(X, y)
     model.item_bias_ = np.zeros_like(model.item_bias_)
     return model
-
-
-def test_noise_by_the_clients_is_as_good(many):
-    X, y, X_test, y_test, items = many
-    errors = []
-    for noise in ("server", "clients"):
-        federation = Federation(central_dp=CentralDP(epsilon=3, noise=noise))
-        model = PrivFedEB(items=items, rating_scale=(1, 5), federation=federation, random_state=0)
-        errors.append(rmse(model.fit(X, y), X_test, y_test))
-    assert errors[1] == pytest.approx(errors[0], rel=0.01)
-
-
-def test_local_noise_is_refused():
-    federation = Federation(local_dp=LaplaceMechanism(0.2, 0.04))
-    with pytest.raises(ValueError, match=r"PrivFedEB has no local_dp: .* Use central_dp, or RFRec"):
-        make(federation=federation, items=[1, 2]).fit([[0, 1], [1, 2]], [1.0, 5.0])
 
 
 @pytest.mark.parametrize("weight", [1e-20, 1e9])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.private_rankings import PAPER, epsilons
-from fedrecsk import Federation, FedMF, PrivRec
+from fedrecsk import Federation, PrivRec
 from fedrecsk.data.interactions import encode
 from fedrecsk.privacy import CentralDP
 from tests.federated.test_colr import clients_of, first_items, float64, make
@@ -60,12 +60,6 @@ def test_steps_are_longer_for_more_items():
     for n_items, step in ((1, 1.0), (185, 1.0), (370, 2.0), (10**6, 20.0)):
         assert PrivRec()._length_of_step(n_items) == step
         assert PrivRec(server_learning_rate=3)._length_of_step(n_items) == 3
-
-
-def test_privrec_is_fedmf_by_reptile(toy):
-    shared = {"n_factors": 4, "n_rounds": 5, "client_fraction": 0.6, "random_state": 0}
-    ours, same = PrivRec(**shared), FedMF(aggregation="reptile", **shared)
-    np.testing.assert_array_equal(ours.fit(toy[0]).item_factors_, same.fit(toy[0]).item_factors_)
 
 
 def test_the_papers_epsilon_is_that_of_the_conversion_of_2017():

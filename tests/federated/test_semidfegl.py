@@ -4,18 +4,16 @@ import numpy as np
 import pytest
 
 from benchmarks._variants import variant
-from fedrecsk import BiasOnly, ExplicitFCF, Federation, SemiDFEGL
-from fedrecsk.aggregation import NormClipping
-from fedrecsk.attacks import measure_leak
+from fedrecsk import BiasOnly, ExplicitFCF, SemiDFEGL
 from fedrecsk.data.interactions import encode
-from fedrecsk.federated.papers.semidfegl import clustered, memberships
+from fedrecsk.federated.papers.semidfegl import clustered
 from fedrecsk.metrics import bytes_device_to_device_scorer, bytes_scorer
 from fedrecsk.model_selection import compare
 from fedrecsk.plotting import CostDisplay
-from fedrecsk.protocol import Device, estimate_training_time
+from fedrecsk.protocol import estimate_training_time
 from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.protocol.messages import GroupMessages, deliver
-from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse, split
+from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
 from tests.federated.test_explicit_fcf import problem_of, start_of
 from tests.federated.turns import SETTINGS, key_of, turns_of
 from tests.reference import semidfegl as reference
@@ -99,34 +97,8 @@ def test_equals_the_naive_reference_in_any_setting(setting, tiny):
     assert_equals_reference(make(n_layers=3, n_rounds=5, **setting), *tiny, BLOCK_SIZES[1:2])
 
 
-def test_the_reference_propagates_as_lightgcn_does():
-    """With everybody there, layers are powers of D^-1/2 A D^-1/2 on one graph of all nodes."""
-    model, rng = make(n_factors=3, n_layers=3), np.random.default_rng(0)
-    own, n_common = [[0, 2], [1], [0, 1, 3]], 2
-    Q, common = rng.standard_normal((4, 3)), rng.standard_normal((n_common, 3))
-    p = rng.standard_normal((3, 3))
-    devices = [([(p[u], own[u])], Q, common) for u in range(3)]
-    z = np.stack([one[0] for one in reference.layers_of_group(model, devices, 3)])
-    pairs = [(u, i) for u in range(3) for i in own[u]]
-    start = np.concatenate([p, common, [Q[i] for _, i in pairs]])
-    A = np.zeros((len(start), len(start)))
-    A[:3, 3 : 3 + n_common] = 1
-    for leaf, (u, _) in enumerate(pairs):
-        A[u, 3 + n_common + leaf] = 1
-    A += A.T
-    A /= np.sqrt(np.outer(A.sum(axis=0), A.sum(axis=0)))
-    layers = [np.linalg.matrix_power(A, k) @ start for k in range(4)]
-    np.testing.assert_allclose(z, np.mean(layers, axis=0)[:3], atol=1e-12)
-
-
 def test_groups_are_soft_clusters_of_users_and_items():
     rng = np.random.default_rng(1)
-    points = rng.standard_normal((30, 3))
-    for fuzziness in (1.2, 2.0):
-        expected = reference.fuzzy_c_means(list(points), list(points[:4]), fuzziness)
-        found = memberships(points, points[:4], fuzziness)
-        np.testing.assert_allclose(found, expected, atol=1e-9)
-        assert found.sum(axis=1) == pytest.approx(1)
     # Two directions of users, and of items; client 2 has sent nothing yet.
     users = np.array([[1.0, 0], [2, 0.1], [5, 5], [0, 3], [-0.1, 1]])
     items = np.array([[0, 0.5], [4.0, 0], [0.1, 9], [7, 0.2]])
@@ -197,26 +169,17 @@ def test_the_ledger_counts_what_devices_send_to_each_other(toy):
 def test_comparisons_and_plots_show_it_only_where_there_is_any(toy):
     models = {"graph": make(), "plain": ExplicitFCF(2, n_rounds=2), "biases": BiasOnly()}
     result = compare(models, *toy, cv=2, scoring="rmse")
-    row = {one["estimator"]: one for one in as_rows(result.summary)}
+    row = result.summary.set_index("estimator").to_dict("index")
     assert row["graph"]["mean_mb_device_to_device"] > row["plain"]["mean_mb_device_to_device"] == 0
     assert "MB device to device" in result.to_html()
-    costs = dict(zip(*costs_of(CostDisplay.from_results(result, score="rmse")), strict=True))
+    display = CostDisplay.from_results(result, score="rmse")
+    costs = dict(zip(display.names, display.costs, strict=True))
     names = ["mean_mb_up", "mean_mb_down", "mean_mb_device_to_device"]
     up, down, direct = (row["graph"][name] for name in names)
     assert costs["graph"] == pytest.approx(up + down + 2 * direct)
     del models["graph"]
-    assert (
-        "mean_mb_device_to_device"
-        not in as_rows(compare(models, *toy, cv=2, scoring="rmse").summary)[0]
-    )
-
-
-def as_rows(table):
-    return table if isinstance(table, list) else table.to_dict("records")
-
-
-def costs_of(display):
-    return display.names, display.costs
+    summary = compare(models, *toy, cv=2, scoring="rmse").summary
+    assert "mean_mb_device_to_device" not in summary
 
 
 def test_newcomers_stand_alone_and_are_solved_exactly(toy):
@@ -234,32 +197,3 @@ def test_newcomers_stand_alone_and_are_solved_exactly(toy):
     errors = model.global_bias_ + b + model.item_bias_[items] + E @ z - y[mine]
     np.testing.assert_allclose(E.T @ errors / 2 + 0.5 * np.sqrt(n) * p, 0, atol=1e-9)
     assert errors.sum() + model.reg_bias * b == pytest.approx(0, abs=1e-9)
-
-
-def test_the_server_reads_embeddings_items_and_ratings():
-    X, y = make_toy(n_users=30, n_items=20, density=0.4)
-    for biases in (True, False):
-        for n_rounds, n_common in ((1, 2), (3, 2), (3, 0)):
-            model = make(n_factors=4, n_groups=3, n_common=n_common, biases=biases)
-            report = measure_leak(model, X, y, n_rounds=n_rounds)
-            assert report.vectors == report.interactions == 1.0
-            assert report.values > 0.9
-
-
-def test_what_does_not_go_together_is_refused(toy):
-    X, y = toy
-    for federation, message in (
-        (Federation(aggregator=NormClipping()), "the aggregator would have no effect"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            make(federation=federation).fit(X, y)
-    public = make(items=np.unique(X[:, 1]), rating_scale=(1, 5))
-    with pytest.raises(ValueError, match=r"clients of SemiDFEGL talk to one another.*n_common=0"):
-        Device(public, X[:3], y[:3], client_id="a")
-
-
-def test_quality(ml100k, monkeypatch):
-    monkeypatch.setattr(SemiDFEGL, "_dtype", np.float32)
-    X_train, y_train, X_test, y_test = split(*ml100k, 1)
-    model = SemiDFEGL(n_rounds=40, random_state=1).fit(X_train, y_train)
-    assert rmse(model, X_test, y_test) < 0.93

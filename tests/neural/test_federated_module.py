@@ -442,13 +442,6 @@ def test_clients_that_fail_after_the_rounds_are_named(toy, silos):
         model.fit(X, y, clients=clients)
 
 
-def test_clients_that_fail_under_early_stopping_are_named(toy, monkeypatch):
-    monkeypatch.setattr(FederatedModule, "_client_update", lambda *args: (args[2], None, None))
-    model = FederatedModule(loss=root, n_negatives=0, early_stopping=True, random_state=0)
-    with pytest.raises(ValueError, match=rf"Client \d+ {AT_THE_END}"):
-        model.fit(toy[0], np.full(len(toy[1]), 5.0))
-
-
 def test_new_clients_that_fail_are_named(toy):
     model = FederatedModule(loss=root, n_negatives=0, n_rounds=1, random_state=0)
     model.fit(toy[0], toy[1] % 4)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fedrecsk.privacy import CKKS, Ciphertext, secure_sum
+from fedrecsk.privacy import CKKS, secure_sum
 
 pytestmark = pytest.mark.sampled
 
@@ -69,16 +69,6 @@ def test_tenseal_itself_finds_no_key_on_the_server(keys):
         context.serialize(save_secret_key=True)
 
 
-def test_the_wrong_secret_key_decrypts_nothing_useful(keys):
-    values = np.linspace(-1, 1, 2048)
-    stolen = Ciphertext(
-        CKKS().generate_keys(2).clients.encrypt(values).blocks, 2048, 1, keys.clients.key_id
-    )
-    garbage = keys.clients.decrypt(stolen)
-    assert np.median(np.abs(garbage)) > 1000
-    assert abs(np.corrcoef(garbage, values)[0, 1]) < 0.2
-
-
 def test_a_value_that_may_overflow_is_refused_with_its_cure(keys):
     limit = CKKS().max_value(60)
     assert limit == pytest.approx(8192 / 60, rel=1e-4)
@@ -106,11 +96,6 @@ def test_a_value_that_may_overflow_is_refused_with_its_cure(keys):
 def test_bad_parameters_are_named(parameters, message):
     with pytest.raises(ValueError, match=message):
         CKKS(**parameters).generate_keys()
-
-
-def test_tenseal_refuses_what_is_weaker_too():
-    with pytest.raises(ValueError, match="not set correctly"):
-        tenseal.context(tenseal.SCHEME_TYPE.CKKS, 4096, coeff_mod_bit_sizes=[55, 55])
 
 
 # CoLR, Table 3, in KB.

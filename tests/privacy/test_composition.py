@@ -9,21 +9,12 @@ from scipy import stats
 
 from fedrecsk.privacy import GaussianMechanism, LaplaceMechanism, SphereMechanism, shuffled_epsilon
 from fedrecsk.privacy.accounting import (
-    gaussian_delta,
     gaussian_epsilon,
     laplace_epsilon,
     pure_epsilon,
 )
 
 DELTA = 1e-5
-
-
-def test_gaussian_delta_is_the_area_between_the_densities():
-    x = np.linspace(-12, 14, 400_001)
-    for mu, epsilon in [(0.5, 0.1), (1.0, 1.0), (2.0, 3.0)]:
-        excess = stats.norm.pdf(x, mu) - math.exp(epsilon) * stats.norm.pdf(x)
-        area = np.maximum(excess, 0).sum() * (x[1] - x[0])
-        assert gaussian_delta(mu, epsilon) == pytest.approx(area, rel=1e-5)
 
 
 @pytest.mark.parametrize("mu", [1e-2, 0.1, 1, 5, 100])
@@ -95,14 +86,14 @@ def test_mechanisms_are_found_for_an_epsilon(epsilon, n_uploads):
 
 @pytest.mark.parametrize("Mechanism", [GaussianMechanism, SphereMechanism])
 @pytest.mark.parametrize(
-    ("epsilon", "n_uploads", "culprit"),
-    [(wrong, 3, "epsilon") for wrong in (0, -1, float("nan"), float("inf"), 1e300, "1", None)]
-    + [(1, wrong, "n_uploads") for wrong in (0, 1.5, float("nan"), "1", None)],
+    ("name", "wrong"),
+    [("epsilon", wrong) for wrong in (0, -1, float("nan"), float("inf"), 1e300, "1", None)]
+    + [("n_uploads", wrong) for wrong in (0, 1.5, float("nan"), "1", None)]
+    + [("delta", 1.0), ("delta", -0.1), ("clip", -1.0)],
 )
-def test_what_no_mechanism_has_is_refused(Mechanism, epsilon, n_uploads, culprit):
-    message = f"The '{culprit}' parameter of {Mechanism.__name__}.for_epsilon must be a"
-    with pytest.raises(ValueError, match=message):
-        Mechanism.for_epsilon(epsilon, n_uploads)
+def test_what_no_mechanism_has_is_refused(Mechanism, name, wrong):
+    with pytest.raises(ValueError, match=f"The '{name}' parameter of {Mechanism.__name__}"):
+        Mechanism.for_epsilon(**{"epsilon": 1.0, "n_uploads": 3, name: wrong})
 
 
 @pytest.mark.parametrize("Mechanism", [GaussianMechanism, SphereMechanism])
@@ -120,14 +111,6 @@ def test_numbers_of_uploads_are_whole(mechanism, wrong):
     name = type(mechanism).__name__
     with pytest.raises(ValueError, match=f"'n_uploads' parameter of {name}.total_epsilon must be"):
         mechanism.total_epsilon(wrong, 10)
-
-
-@pytest.mark.parametrize("Mechanism", [GaussianMechanism, SphereMechanism])
-@pytest.mark.parametrize("given", [{"delta": 1.0}, {"delta": -0.1}, {"clip": -1.0}])
-def test_clips_and_deltas_out_of_range_are_named(Mechanism, given):
-    (name,) = given
-    with pytest.raises(ValueError, match=f"The '{name}' parameter of {Mechanism.__name__}"):
-        Mechanism.for_epsilon(1.0, 3, **given)
 
 
 def test_laplace_noise_composes_over_numbers_by_delta():
@@ -167,14 +150,6 @@ def test_the_closed_form_is_a_bound(epsilon0, n):
     assert delta_of_clones(epsilon0, n, epsilon) <= delta
     # But not one that anything would meet.
     assert delta_of_clones(epsilon0, n, epsilon / 8) > delta
-
-
-def test_more_clients_hide_more():
-    values = [shuffled_epsilon(1.0, n, 1e-6) for n in (10**3, 10**4, 10**5, 10**6)]
-    assert values == sorted(values, reverse=True)
-    assert values[0] <= 1.0
-    # With the square root of their number.
-    assert values[2] / values[3] == pytest.approx(math.sqrt(10), rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """What noise a fit adds and reports, against dp-accounting and formulas with numbers."""
 
-import warnings
 from types import SimpleNamespace
 
 import dp_accounting
@@ -17,6 +16,8 @@ from fedrecsk.protocol.keys import Key
 from fedrecsk.updates import FieldSpec, SparseRows
 from tests.updates.making import updates_of
 
+pytestmark = pytest.mark.filterwarnings("ignore:CentralDP.delta=")
+
 PUBLIC = {"items": np.arange(9), "rating_scale": (1, 5)}
 
 
@@ -29,9 +30,7 @@ def gaussian_epsilon(noise_multipliers, delta):
 
 
 def releases_of(model, n_clients):
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "CentralDP.delta=")
-        return CentralNoise(model, model.federation, n_clients, Key(0), Key(1))
+    return CentralNoise(model, model.federation, n_clients, Key(0), Key(1))
 
 
 # ------------------------------------------------------------------------ the adaptive clip
@@ -69,9 +68,6 @@ def test_the_count_of_short_uploads_is_as_noisy_as_accounted():
     # 10 short uploads more than half of 200; the noise has a standard deviation of 10.
     assert np.mean(shares) == pytest.approx(0.55, abs=4 * 0.05 / np.sqrt(2000))
     assert np.std(shares) == pytest.approx(0.05, rel=4 * np.sqrt(0.5 / 2000))
-
-
-# ------------------------------------------------------------------------ the plan
 
 
 @pytest.mark.sampled

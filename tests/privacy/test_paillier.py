@@ -70,38 +70,8 @@ def test_the_largest_values_do_not_reach_their_neighbours(n_clients, fraction_bi
     keys = scheme.generate_keys(n_clients)
     one = keys.clients.encrypt(vector)
     np.testing.assert_array_equal(keys.clients.decrypt(one), vector)
-    n_added = min(n_clients, 60)
-    total = keys.clients.decrypt(keys.server.sum([one] * n_added))
-    np.testing.assert_allclose(total, n_added * vector, rtol=1e-15)
-
-
-def test_the_slots_carry_their_full_sum():
-    # As large as sums over 6040 clients get, without encrypting so many.
-    scheme = small()
-    keys = scheme.generate_keys(n_clients=6040)
-    limit = scheme.max_value(6040)
-    total = keys.server.sum([keys.clients.encrypt([limit, -limit, limit])] * 6040)
-    expected = 6040 * limit * np.array([1, -1, 1])
-    np.testing.assert_allclose(keys.clients.decrypt(total), expected, rtol=1e-12)
-
-
-def test_a_sum_over_many_clients_is_judged_in_more_than_float64():
-    scheme = small(fraction_bits=54)
-    vectors = [np.array([0.1, -0.2])] * 2000
-    result = secure_sum(scheme.generate_keys(2000), iter(vectors))
-    assert result.n_clients == 2000
-    bound = scheme.precision(2000, 0.2)
-    if np.finfo(np.longdouble).nmant > 52:
-        assert result.error <= bound
-    # Here float64 itself is less exact than the sum under encryption.
-    assert np.abs(np.sum(vectors, axis=0) - result.values).max() > bound
-
-
-def test_phe_agrees_on_what_is_inside(keys):
-    ciphertext = keys.clients.encrypt([1.0, -1.0])
-    plaintext = keys.clients._private.raw_decrypt(int.from_bytes(ciphertext.blocks[0], "little"))
-    offset = 2**63 // 60
-    assert plaintext == (offset + 2**40) + (offset - 2**40) * 2**64
+    total = keys.clients.decrypt(keys.server.sum([one] * n_clients))
+    np.testing.assert_allclose(total, n_clients * vector, rtol=1e-12)
 
 
 def test_only_the_size_of_the_ciphertext_is_visible(keys):

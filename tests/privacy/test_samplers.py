@@ -45,16 +45,6 @@ def test_large_skellam_noise(variance):
     check(draws, stats.norm(scale=np.sqrt(variance)))
 
 
-@pytest.mark.parametrize("variance", [10.0, 1e3, 1e5])
-def test_rounded_normal_draws_come_close_to_skellam_noise_as_variances_grow(variance):
-    width = int(12 * np.sqrt(variance)) + 20
-    numbers = np.arange(-width, width + 1)
-    exact = stats.skellam.pmf(numbers, variance / 2, variance / 2)
-    ends = np.append(numbers - 0.5, width + 0.5)
-    rounded = np.diff(stats.norm.cdf(ends, scale=np.sqrt(variance)))
-    assert 0.05 / variance < np.abs(exact - rounded).sum() / 2 < 0.1 / variance
-
-
 @pytest.mark.parametrize("clip", [1e-30, 0.5, 1e30])
 @pytest.mark.parametrize("noise_multiplier", [1e-6, 3.0, 1e6])
 def test_noise_on_sums(clip, noise_multiplier):
@@ -181,17 +171,11 @@ def only_from_zero(numbers):
     return near & (numbers * 2.0**53 != np.rint(numbers * 2.0**53))
 
 
-@pytest.mark.parametrize("kind", ["laplace", "normal"])
-def test_naive_sums_show_the_value_they_come_from(kind):
-    noise = getattr(np.random.default_rng(0), kind)(0, 2.0, (2, N_SENT))
-    from_zero, from_one = 0.0 + noise[0], 1.0 + noise[1]
-    # An event of a tenth of the outcomes under one value that is impossible under the other.
-    assert only_from_zero(from_zero).mean() > 0.06
-    assert only_from_zero(from_one).mean() == 0
-
-
 @pytest.mark.parametrize("mechanism", ADDED, ids=lambda one: one.name)
 def test_what_clients_send_does_not_show_it(mechanism):
+    # The attack works where noise is simply added.
+    kind = {"laplace": "laplace", "gaussian": "normal"}[mechanism.name]
+    assert only_from_zero(getattr(np.random.default_rng(0), kind)(0, 2.0, N_SENT)).mean() > 0.06
     from_zero, from_one = sent(mechanism, 0.0), sent(mechanism, 1.0, seed=1)
     assert only_from_zero(from_zero).mean() == only_from_zero(from_one).mean() == 0
     # Both are on the same grid, all of it.

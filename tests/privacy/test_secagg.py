@@ -18,7 +18,6 @@ from fedrecsk.privacy._masked_sum import (
     combine,
     identities,
     masked_sum,
-    packed,
     signed,
     split,
     unpacked,
@@ -66,15 +65,6 @@ def test_the_sum_is_exact_whoever_is_lost(n_neighbors, lost):
     assert total.tolist() == summed(vectors, set(range(N)) - gone)
 
 
-def test_a_third_of_the_clients_may_be_lost():
-    plan = SecAggPlus().plan(30)
-    vectors, ring = make(plan)
-    lost = ring.order[:10].tolist()
-    total, alive, _, _ = masked_sum(plan, vectors, ring, Lost(vector=lost))
-    assert alive.sum() == 20
-    assert total.tolist() == summed(vectors, set(range(30)) - set(lost))
-
-
 @pytest.mark.parametrize("stage", ["shares", "vector", "confirmation", "answer"])
 def test_below_the_threshold_the_sum_is_lost_and_nothing_else(stage):
     vectors, ring = make()
@@ -97,20 +87,6 @@ def test_bytes_are_those_of_the_messages():
     assert sent[0].up == 128 + 17 * (4 + 50) + 125 + 14 * (4 + 16) + 17 * 17
 
 
-# ------------------------------------------------------------------------- its parts
-
-
-@pytest.mark.parametrize("n_bits", [1, 8, 27, 35, 63, 64])
-def test_numbers_keep_their_lowest_bits(n_bits):
-    numbers = np.random.default_rng(0).integers(0, 2**63, 101).astype(np.uint64)
-    content = packed(numbers, n_bits)
-    assert len(content) == -(-101 * n_bits // 8)
-    expected = [int(number) % 2**n_bits for number in numbers]
-    assert unpacked(content, 101, n_bits).tolist() == expected
-    wrapped = [e - 2**n_bits if e >= 2 ** (n_bits - 1) else e for e in expected]
-    assert signed(numbers, n_bits).tolist() == wrapped
-
-
 def test_any_threshold_of_the_shares_is_enough_and_fewer_say_nothing():
     seed = bytes(range(16))
     shares = dict(enumerate(split(seed, 5, 3), start=1))
@@ -123,17 +99,6 @@ def test_any_threshold_of_the_shares_is_enough_and_fewer_say_nothing():
         # The line of degree 2 through (0, wanted), (1, first), (2, second) at 3.
         third = (wanted - 3 * first + 3 * second) % protocol.PRIME
         assert combine({**two, 3: third.to_bytes(17)}) == wanted.to_bytes(16)
-
-
-def test_a_ring_has_each_neighbour_on_both_ends():
-    for n, k in ((9, 4), (10, 8), (10, 9), (3, 2), (5, 4)):
-        ring = Ring(np.random.default_rng(n).permutation(n), k)
-        lists = ring.neighbours()
-        assert all(len(set(own)) == k and one not in own for one, own in lists.items())
-        assert all(one in lists[other] for one, own in lists.items() for other in own)
-        alive = np.random.default_rng(0).random(n) < 0.6
-        expected = [sum(alive[np.isin(ring.order, lists[c])]) for c in ring.order.tolist()]
-        assert ring.n_alive(alive).tolist() == expected
 
 
 # -------------------------------------------------------------------- neighbours and threshold

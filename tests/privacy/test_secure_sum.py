@@ -1,11 +1,9 @@
 """What both schemes of encryption share; CKKS's and Paillier's own are in their files."""
 
-import pickle
 import sys
 
 import numpy as np
 import pytest
-from sklearn.base import clone
 
 from fedrecsk.privacy import CKKS, Paillier
 
@@ -80,12 +78,6 @@ def test_wrong_vectors_and_sums_are_refused(scheme, keys):
     few = scheme.generate_keys(n_clients=2)
     with pytest.raises(ValueError, match=r"made for at most 2.*generate_keys\(n_clients=3\)"):
         few.server.sum(few.clients.encrypt([1.0]) for _ in range(3))
-
-
-def test_it_is_an_estimator(scheme):
-    copied = pickle.loads(pickle.dumps(clone(scheme).set_params(audit="all")))
-    assert copied.get_params() == scheme.get_params() | {"audit": "all"}
-    assert "audit='all'" in repr(copied)
 
 
 @pytest.mark.parametrize("module", ["tenseal", "phe", "gmpy2"])

@@ -33,18 +33,12 @@ def test_on_a_circle_no_direction_is_more_likely_than_epsilon_allows(epsilon):
     assert np.log(counts[0] / counts[1]).max() > 0.8 * epsilon
 
 
-@pytest.mark.parametrize("upload", [[0.7, -0.9, 0.2], [0.1, 0.0, 0.0], [0.0, 0.0, 0.0], [3, 4, 0]])
+@pytest.mark.parametrize("upload", [[0.7, -0.9, 0.2], [0.1, 0, 0], [0, 0, 0], [3, 4, 0], [0.5]])
 def test_the_expectation_is_the_clipped_upload(upload):
     answers = drawn(SphereMechanism(2.0, 3.0), upload)
     length = max(np.linalg.norm(upload), 2.0)
     error = 4 * answers.std(axis=0) / math.sqrt(N)
     assert (np.abs(answers.mean(axis=0) - np.array(upload) * 2.0 / length) < error).all()
-
-
-def test_a_single_number_is_sent_without_bias():
-    answers = drawn(SphereMechanism(1.0, 1.0), [0.5])
-    assert answers.shape == (N, 1)
-    assert answers.mean() == pytest.approx(0.5, abs=4 * answers.std() / math.sqrt(N))
 
 
 @pytest.mark.parametrize(("dimension", "epsilon"), [(3, 1.0), (10, 4.0), (30_000, 10.0)])
@@ -55,11 +49,6 @@ def test_no_other_cap_is_better(dimension, epsilon):
     assert best.mean >= max(others) * (1 - 1e-9)
     # Where the derivative is zero, the mean is the height.
     assert best.mean == pytest.approx(best.height, rel=1e-4)
-
-
-def test_a_cap_is_better_than_half_the_sphere():
-    assert best_cap(30_000, 10.0).mean > 4 * _cap(30_000, 10.0, 0.0).mean
-    assert best_cap(30_000, 0.1).mean > _cap(30_000, 0.1, 0.0).mean
 
 
 def test_noise_std_is_that_of_each_number():

@@ -1,36 +1,19 @@
 """The clients' half: asked too early, and never asked at all."""
 
-import copy
-import pickle
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from joblib import Parallel
 from sklearn.base import clone
 
-from fedrecsk import Federation, FedMF, LocALS, RFRec
+from fedrecsk import Federation, RFRec
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.data.interactions import encode
 from fedrecsk.federated._round_loop import Loop, Run
 from fedrecsk.privacy import LaplaceMechanism
-from fedrecsk.protocol import Clients, ClientUpdates, FieldSpec, participation
+from fedrecsk.protocol import Clients, ClientUpdates, FieldSpec
 from fedrecsk.protocol.blocks import cut
 from fedrecsk.protocol.keys import Key, Keys
-from fedrecsk.updates import RoundUpdates
 from tests.conftest import make_toy
-
-METHODS = pytest.mark.parametrize(
-    "estimator",
-    [
-        RFRec(3),
-        RFRec(3, aggregation="holders"),
-        LocALS(3, reg_user=1.0),
-        FedMF(3, client_fraction=1.0),
-        RFRec(3, federation=Federation(aggregator=NormClipping())),
-    ],
-    ids=repr,
-)
 
 
 def opened(estimator, **settings):
@@ -49,29 +32,6 @@ def validating():
     return clients, turn, message, type(message)(**clients._announcement, **message)
 
 
-def summed(server, updates):
-    """What the server makes of the updates of one block."""
-    if updates.held is None:
-        return updates.fields
-    return server.uplink._combined(RoundUpdates([updates.held]), robustly=True)
-
-
-@METHODS
-def test_clients_that_slept_answer_as_if_they_had_not(estimator):
-    server, clients, turn, message = opened(estimator)
-    awake, asleep = copy.deepcopy(clients), clients
-    for round in range(3):
-        answers = []
-        for one in (awake, asleep):
-            one.receive(round, message, turn)
-            answers.append(one.update(round))
-        asleep = pickle.loads(pickle.dumps(asleep))
-        np.testing.assert_array_equal(answers[0][1], answers[1][1])
-        sums = [summed(server, one) for (one,), _ in answers]
-        for name in sums[0]:
-            np.testing.assert_array_equal(sums[0][name], sums[1][name])
-
-
 def test_an_update_before_a_message_says_what_to_call():
     _, clients, turn, message = opened(RFRec(3))
     with pytest.raises(ValueError, match=r"update in round 0, .* call receive\(round, message\)"):
@@ -79,36 +39,6 @@ def test_an_update_before_a_message_says_what_to_call():
     clients.receive(0, message, turn)
     with pytest.raises(ValueError, match="update in round 1, because they have received no"):
         clients.update(1)
-
-
-def test_clients_that_never_received_a_message_send_nothing():
-    """Their first connection fails ("stale"): there is no model that they could go on with."""
-    _, clients, turn, _ = opened(RFRec(3, aggregation="holders"))
-    clients.receive(0, None, turn._replace(receives=np.zeros(12, dtype=bool)))
-    updates, loss = clients.update(0)
-    assert updates == []
-    assert loss.tolist() == [0, 0]
-    assert clients.state is None
-
-
-def test_clients_of_one_block_may_have_received_different_messages():
-    stale = Federation(dropout=0.5, dropout_mode="stale")
-    _, clients, _, first = opened(RFRec(3, aggregation="holders", federation=stale))
-    turn = participation.Participation.full(12)
-    late = np.arange(12) < 5
-    clients.receive(0, first, turn._replace(receives=~late))
-    ((of_some,), _) = clients.update(0)
-    assert of_some.sends.tolist() == (~late).tolist()
-    second = type(first)(
-        item_vectors=replace(first["item_vectors"], values=first["item_vectors"].values + 1)
-    )
-    clients.receive(1, second, turn._replace(receives=late))
-    updates, _ = clients.update(1)
-    assert [one.sends.tolist() for one in updates] == [(~late).tolist(), late.tolist()]
-    assert set(clients._messages) == {0, 1}
-    clients.receive(2, second, turn)
-    clients.update(2)
-    assert set(clients._messages) == {2}
 
 
 # ------------------------------------------------------------------------ what methods hand over
@@ -212,76 +142,3 @@ def test_without_validation_rows_there_is_nothing_to_validate_and_no_best_model(
     with pytest.raises(ValueError, match=r"no best model.* use send_final"):
         server.send_best()
     assert len(server.ledger.entries) == n_entries
-
-
-def test_clients_keep_what_they_had_under_the_best_model():
-    clients, turn, message, best = validating()
-    clients.receive(0, message, turn)
-    clients.update(0)
-    measured, asked = clients.fitted(best, 1)["user_factors_"], np.arange(12) < 7
-    clients.validate(1, best, turn._replace(receives=asked))
-    clients.keep_measured()
-    clients.receive(1, message, turn)
-    clients.update(1)
-    now = clients.fitted(best, 2, kept=False)["user_factors_"]
-    assert (now != measured).any(axis=1).all()
-    kept = clients.fitted(best, 2)["user_factors_"]
-    np.testing.assert_array_equal(kept, np.where(asked[:, None], measured, now))
-    # A later model, which these clients did not measure, was better still.
-    clients.forget_kept()
-    np.testing.assert_array_equal(clients.fitted(best, 2)["user_factors_"], now)
-
-
-# ----------------------------------------------------------------- who joins late, and who never
-
-
-def seeded(model, n_clients=12):
-    """The model with a seed for which some clients come in the last round only, and some never."""
-    setting = model.federation or Federation()
-    for seed in range(50):
-        key = Key(int(np.random.RandomState(seed).randint(2**31 - 1)))
-        turns = [
-            participation.draw(n_clients, model.client_fraction, setting, key.at(t))
-            for t in range(model.n_rounds)
-        ]
-        *before, last = (turn.active for turn in turns)
-        never = ~np.any([*before, last], axis=0)
-        late = last & ~np.any(before, axis=0)
-        if never.any() and late.any():
-            return model.set_params(random_state=seed), never, late
-    raise AssertionError("no such seed")
-
-
-COHORTS = [
-    {"client_fraction": 0.2, "n_rounds": 3},
-    {"client_fraction": 1.0, "n_rounds": 3, "federation__dropout": 0.7},
-]
-
-
-@METHODS
-@pytest.mark.parametrize("cohorts", COHORTS, ids=str)
-def test_clients_that_come_late_or_never_are_served(estimator, cohorts):
-    X, y = make_toy()
-    model = clone(estimator).set_params(**cohorts)
-    if model.federation is not None:
-        model.set_params(federation__dropout_mode="offline")
-    model, never, late = seeded(model)
-    model.fit(X, y)
-    assert np.isfinite(model.predict(X)).all()
-    served = model.user_factors_[never | late]
-    assert (np.abs(served).max(axis=1) > 0).all()
-    assert len(np.unique(served, axis=0)) == len(served)
-
-
-@pytest.mark.parametrize("aggregation", ["clients", "holders"])
-def test_a_client_that_never_took_part_has_what_a_newcomer_gets(aggregation):
-    X, y = make_toy()
-    model, never, _ = seeded(RFRec(3, aggregation=aggregation, **COHORTS[0]))
-    model.fit(X, y)
-    users = model.user_ids_[never]
-    theirs = np.isin(X[:, 0], users)
-    again = copy.deepcopy(model).fold_in(X[theirs] + [10_000, 0], y[theirs])
-    places = np.searchsorted(again.user_ids_, users + 10_000)
-    np.testing.assert_allclose(
-        again.user_factors_[places], model.user_factors_[never], rtol=1e-5, atol=1e-6
-    )

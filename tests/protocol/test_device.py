@@ -11,7 +11,6 @@ from fedrecsk import (
     CoLR,
     FedEB,
     Federation,
-    FedFast,
     FedMF,
     LightFR,
     LocALS,
@@ -143,16 +142,6 @@ def test_a_device_must_say_in_one_bit_whether_it_was_clipped():
     server.close_round(uploads)
     entry = server.ledger.entries[-1]
     assert (entry["rejected"], entry["messages_up"]) == (4, len(uploads) - 4)
-
-
-def test_what_a_device_cannot_know_must_be_given():
-    X, y = make_toy()
-    with pytest.raises(ValueError, match="LocALS needs the catalogue"):
-        Device(LocALS(), X, client_id=1)
-    with pytest.raises(ValueError, match="on which scale users rate; set rating_scale"):
-        Server.of(make(RFRec, rating_scale=None)).register(
-            [Device(make(RFRec, rating_scale=None), X, y, client_id=1).register()]
-        )
 
 
 def one_round(method, X, y):
@@ -293,24 +282,6 @@ def test_a_validation_asked_for_again_after_the_update_has_the_same_answer():
     np.testing.assert_array_equal(now, then)
 
 
-def test_a_server_restored_at_any_point_goes_on_as_before():
-    X, y = make_toy()
-    states = []
-    for sleeps in (False, True):
-        server, devices, uploads = first_round(make(RFRec, aggregation="clients"), X, y)
-        for round in range(3):
-            if sleeps:
-                server, devices = pickle.loads(pickle.dumps((server, devices)))
-            if round:
-                uploads = updated(server, devices)
-                if sleeps:
-                    server = pickle.loads(pickle.dumps(server))
-            server.close_round(uploads)
-        states.append((server.state["item_vectors"], server.ledger, server.history[-1]["bytes_up"]))
-    np.testing.assert_array_equal(states[0][0], states[1][0])
-    assert states[0][1:] == states[1][1:]
-
-
 def flipped(extra):
     return extra[::-1].copy()
 
@@ -420,17 +391,10 @@ def test_a_client_may_join_late(Estimator, parameters):
     method = make(Estimator, **parameters)
     server, devices = joined_late(method, X, y, 4, late=True)
     n_clients = len(devices)
-    assert server.n_clients == n_clients
-    assert devices[-1].block.clients.tolist() == [n_clients - 1]
     assert devices[-1].block.users.tolist() == [n_clients - 1]
-    assert server.history[1]["participants"] == n_clients - 1
-    assert server.history[3]["participants"] == n_clients
     entries = [one for one in server.ledger.entries if one["phase"] == "round"]
     assert [one["messages_up"] for one in entries] == [n_clients - 1] * 2 + [n_clients] * 2
-    assert sum(one["rejected"] for one in server.ledger.entries) == 0
-    assert sum(server.ledger.client_bytes_down) == sum(
-        one["bytes_down"] for one in server.ledger.entries
-    )
+    assert sum(server.ledger.client_bytes_down) == server.ledger.bytes_down
     final = server.send_final()
     model = devices[-1].fitted(final, server.round)
     assert np.isfinite(model.recommend(model.user_ids_, 2)[1]).all()
@@ -473,7 +437,6 @@ def test_who_cannot_join_late():
 @pytest.mark.parametrize(
     ("Estimator", "parameters", "message"),
     [
-        (FedFast, {}, "No client can join FedFast late"),
         (SCoLR, {"rank": 2, "local_rank": [1, 2]}, "No client can join SCoLR late"),
         (
             RFRec,

@@ -42,15 +42,6 @@ def test_bytes_follow_the_wire_dtype_and_the_fields_own(wire_dtype, itemsize):
     assert downlink.ledger.entries[-1]["payload_down"] == N_CLIENTS * 6 * itemsize
 
 
-def test_nothing_costs_nothing():
-    downlink = make()
-    for nothing in (None, Message()):
-        assert downlink.send(nothing, EVERYONE) is nothing
-    downlink.announce(Message())
-    assert downlink.ledger.entries[-1]["messages_down"] == downlink.ledger.bytes_down == 0
-    assert Message().sizes(np.arange(3), "float32").tolist() == [[0, 0, 0]] * 2
-
-
 def test_rows_cost_those_who_receive_them_their_own_items():
     downlink = make(n_held=[3, 1, 1, 0, 0, 0, 0])
     message = Message(q=Rows(np.ones((9, 4))), n=Rows(np.ones(9), dtype="uint8"))
@@ -175,9 +166,3 @@ def test_under_encryption_every_sum_is_received_once_whoever_was_away():
     assert downlink.ledger.client_bytes_down.tolist() == [each] * N_CLIENTS
     downlink.send(model, EVERYONE)
     assert downlink.ledger.client_bytes_down.tolist() == [each + basis] * N_CLIENTS
-
-
-def test_an_encrypted_announcement_is_one_ciphertext():
-    downlink = make(channel=Channel())
-    downlink.announce(Message(n=Dense(np.ones(9), dtype="uint8"), scale=Dense(np.ones(3))))
-    assert downlink.ledger.client_bytes_down.tolist() == [1012] * N_CLIENTS

@@ -11,8 +11,8 @@ from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import TopK
 from fedrecsk.privacy import CKKS, LaplaceMechanism, Paillier
-from fedrecsk.privacy._secure_sum import Party, SecureSum
-from fedrecsk.protocol import FieldSpec, Ledger, encryption
+from fedrecsk.privacy._secure_sum import Party
+from fedrecsk.protocol import FieldSpec, Ledger
 from fedrecsk.protocol.downlink import Downlink
 from fedrecsk.protocol.encryption import SecureChannel
 from fedrecsk.protocol.keys import Key
@@ -65,28 +65,6 @@ def test_a_wrong_decrypted_sum_is_noticed(scheme, monkeypatch):
         monkeypatch.setattr(Party, "decrypt", lambda *given, by=wrong: np.add(decrypt(*given), by))
         with pytest.raises(RuntimeError, match=r"decrypted sum has an error of .* allows at most"):
             channel.sum(vectors, 2)
-
-
-def test_the_report_is_that_of_all_sums(monkeypatch):
-    channel = SecureChannel(schemes()[1])
-    for n_values in (3, 8, 1):
-        channel.nbytes(n_values)
-    sums = [
-        SecureSum(np.zeros(1), 1e-13, 2, 0, 0, client_seconds=3.0, server_seconds=1.0),
-        SecureSum(np.zeros(1), 3e-13, 3, 0, 0, client_seconds=5.0, server_seconds=4.0),
-        SecureSum(np.zeros(1), 2e-13, 1, 0, 0, client_seconds=1.0, server_seconds=1.0),
-    ]
-    monkeypatch.setattr(encryption, "secure_sum", lambda keys, vectors: sums.pop(0))
-    # The largest number is negative, and more clients than these are in each round's sum.
-    for numbers in ([1.0, -7.0], [2.0, -9.0, 3.0], [5.0]):
-        channel.sum([np.array([number]) for number in numbers], 60)
-    report = channel.report()
-    assert report.precision == channel.scheme.precision(3, 9.0)
-    assert report.max_error == 3e-13
-    assert report.n_encrypted == 2 + 3 + 1
-    assert report.client_seconds == pytest.approx((3 + 5 + 1) / 3)
-    assert report.server_seconds == pytest.approx((1 + 4 + 1) / 6)
-    assert report.ciphertext_bytes == channel.scheme.ciphertext_bytes(8)
 
 
 def test_clients_for_the_audit_are_drawn_in_each_round():

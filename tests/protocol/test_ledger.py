@@ -31,28 +31,6 @@ def test_entries_and_clients_add_up_to_the_same():
     assert [e["messages_down"] for e in ledger.entries] == [0, 2, 1]
 
 
-def readings(ledger):
-    """The bytes down of the last entry, by way of counting."""
-    return [ledger.entries[-1][f"bytes_down{x}"] for x in ("", "_whole", "_missed", "_latest")]
-
-
-def test_a_client_receives_the_smaller_of_the_whole_and_what_it_has_missed():
-    ledger = Ledger(np.arange(2))
-    ledger.open("round", 0)
-    ledger.down(np.arange(2), np.array([40, 40]), np.array([12, 90]), np.array([12, 12]))
-    assert readings(ledger) == [52, 80, 102, 24]
-    assert ledger.client_bytes_down.tolist() == [12, 40]
-    # What comes with the same message, and what has one way of counting, counts alike in all.
-    ledger.more_down(np.array([1, 0]), np.array([5, 7]))
-    assert readings(ledger) == [64, 92, 114, 36]
-    assert ledger.client_bytes_down.tolist() == [19, 45]
-    assert ledger.entries[-1]["messages_down"] == 2
-    ledger.open("catalogue")
-    ledger.down(np.arange(2), np.full(2, 7))
-    assert readings(ledger) == [14] * 4
-    assert ledger.entries[-1]["payload_down"] == 0
-
-
 def test_ledgers_of_several_fits_join_into_one():
     one, other = ledger_of_two_rounds(), ledger_of_two_rounds()
     other.more_down(np.array([1]), np.array([1000]))
@@ -89,11 +67,3 @@ def test_it_is_equal_to_its_copy_until_one_of_them_goes_on():
     assert copied != ledger
     with pytest.raises(TypeError, match="unhashable"):
         hash(ledger)
-
-
-def test_it_shows_itself():
-    ledger = ledger_of_two_rounds()
-    assert "2 rounds, 3 clients, 624 B up and 570 B down" in repr(ledger)
-    frame = ledger.to_frame()
-    assert frame["phase"].tolist() == ["setup", "round", "round"]
-    assert frame["bytes_down"].tolist() == [0, 280, 290]

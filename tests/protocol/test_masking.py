@@ -122,9 +122,6 @@ def test_a_protocol_that_gives_another_sum_is_noticed(monkeypatch):
         masked(METHODS["RFRec"]).fit(X, Y)
 
 
-# ---------------------------------------------------------------------------- the ledger
-
-
 def test_the_ledger_counts_the_messages_of_all_rounds():
     plain = clone(METHODS["LocALS"]).fit(X, Y).communication_
     model, lossy = masked(METHODS["LocALS"]), masked(METHODS["LocALS"], dropout=0.2)
@@ -216,9 +213,6 @@ def test_sums_of_consecutive_rounds_differ_by_the_clients_in_one_of_them():
     assert secure.chance == exact.chance
     for name in exact.chance:
         assert abs(getattr(secure, name) - getattr(exact, name)) < 0.1
-
-
-# ---------------------------------------------------------------------------- wrong settings
 
 
 @pytest.mark.parametrize(

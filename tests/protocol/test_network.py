@@ -41,17 +41,6 @@ def test_all_phases_count_unless_told_otherwise():
     np.testing.assert_allclose(rounds.round_seconds, 10 + 16 / 3)
 
 
-def test_other_columns_can_be_read():
-    ledger = ledger_of(1, 100)
-    ledger.entries[1]["payload_up"] = 60 * 25
-    time = estimate_training_time(
-        ledger, NetworkProfile(1, 1, 0, 0), up="payload_up", rounds_only=True
-    )
-    assert time.seconds == 125
-    with pytest.raises(ValueError, match=r"no column 'payload'.*'bytes_down'"):
-        estimate_training_time(ledger, down="payload")
-
-
 def test_a_fitted_model_is_read_through_its_ledger(toy):
     model = RFRec(n_factors=3, n_rounds=4, random_state=0).fit(*toy)
     time = estimate_training_time(model, PROFILES["4g"])
@@ -119,5 +108,7 @@ def test_an_unknown_profile_and_a_model_without_a_ledger_are_named(toy):
         estimate_training_time(ledger_of(1, 1), ["4g"])
     with pytest.raises(ValueError, match=r"profile='5g' is unknown.*'4g', 'broadband'"):
         estimate_training_time(ledger_of(1, 1), "5g")
+    with pytest.raises(ValueError, match=r"no column 'payload'.*'bytes_down'"):
+        estimate_training_time(ledger_of(1, 1), down="payload")
     with pytest.raises(TypeError, match="Popularity has no communication_"):
         estimate_training_time(Popularity().fit(toy[0]))

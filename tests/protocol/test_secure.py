@@ -8,7 +8,6 @@ import pytest
 from sklearn.base import clone
 
 from fedrecsk import (
-    FedEB,
     Federation,
     FedFast,
     FedMF,
@@ -58,7 +57,6 @@ class Fit:
         self.devices = [
             Device(estimator, X[k == SILOS], Y[k == SILOS], client_id=k, **given) for k in range(3)
         ]
-        self.sent = []
 
     def stored(self):
         """Store both sides and load them again."""
@@ -68,34 +66,27 @@ class Fit:
             one.party = self.keys.clients
 
     def set_up(self):
-        self.sent += [one for step in entered(self.server, self.devices) for one in step]
+        entered(self.server, self.devices)
         self.stored()
         return self
 
-    def updates(self, silent=()):
+    def updates(self):
         """The uploads of a new round."""
         turn, message = self.server.open_round()
         uploads = []
         for k in np.flatnonzero(turn.active):
-            if k not in silent:
-                # Whoever has missed steps catches up here.
-                self.devices[k].receive(self.server.round, message)
-                uploads += self.devices[k].update(self.server.round)[0]
+            self.devices[k].receive(self.server.round, message)
+            uploads += self.devices[k].update(self.server.round)[0]
         return uploads
 
-    def round(self, silent=()):
-        uploads = self.updates(silent)
-        self.sent += uploads
-        self.server.close_round(uploads)
+    def round(self):
+        self.server.close_round(self.updates())
         self.stored()
 
     def run(self):
         self.set_up()
         while self.server.round < self.estimator.n_rounds:
             self.round()
-        return self.fitted()
-
-    def fitted(self):
         message = self.server.send_final()
         return [one.fitted(message, self.server.round) for one in self.devices]
 
@@ -156,85 +147,12 @@ def assert_as_simulated(estimator, monkeypatch):
         assert model.n_rounds_ == 3
 
 
-def test_the_sum_is_of_those_who_have_arrived():
-    # A client that is silent, and one that learns of two steps later.
-    estimator = secure(FedMF(3, client_fraction=1.0, **SMALL), CKKS_SCHEME)
-    fit = Fit(estimator, 1).set_up()
-    fit.round(silent=[1])
-    fit.round(silent=[1])
-    assert fit.server.totals.message.sums[-1].clients.tolist() == [0, 2]
-    fit.round()
-    first, second, third = fit.fitted()
-    np.testing.assert_array_equal(first.item_factors_, second.item_factors_)
-    np.testing.assert_array_equal(first.item_factors_, third.item_factors_)
-    # A round without uploads changes nothing.
-    fit.round(silent=[0, 1, 2])
-    np.testing.assert_array_equal(fit.fitted()[0].item_factors_, first.item_factors_)
-    entries = [one for one in fit.server.ledger.entries if one["phase"] == "round"]
-    assert [one["messages_up"] for one in entries] == [2, 2, 3, 0]
-    # What all have taken can be forgotten; nobody who lacks it can then go on.
-    totals = fit.server.totals
-    totals.forget(totals.n_sums)
-    assert totals.message.since(totals.n_sums) == totals.message == (totals.n_sums, ())
-    with pytest.raises(ValueError, match=r"were deleted with forget\(\)"):
-        totals.message.since(0)
-    with pytest.raises(ValueError, match="cannot go on from step 99"):
-        fit.devices[0].take(EncryptedSums(99, ()))
-
-
 def test_answers_are_repeated_bit_for_bit():
     fit = Fit(secure(FedMF(3, client_fraction=1.0, **SMALL), CKKS_SCHEME), 1).set_up()
     device, (first, *_) = fit.devices[0], fit.updates()
     again = pickle.loads(pickle.dumps(device))
     again.party = fit.keys.clients
     assert again.update(0)[0][0].encrypted == first.encrypted
-
-
-# ------------------------------------------------------------------ what the server sees
-
-
-@pytest.mark.parametrize("scheme", [CKKS_SCHEME, PAILLIER], ids=["CKKS", "Paillier"])
-def test_the_server_has_no_keys_and_no_numbers_of_clients(scheme):
-    """All that the server receives and stores, but ciphertexts, is the same for other ratings."""
-    estimator = secure(FedEB(3, client_fraction=1.0, **SMALL), scheme)
-    views = []
-    for sign in (1, -1):
-        fit = Fit(estimator, 1)
-        for device in fit.devices:
-            for values in (device.data.values, device.block.values):
-                values[:] = 3 + sign * (values - 3)
-        models = fit.run()
-        stored, public = pickle.dumps(fit.server), fit.keys.server.to_bytes()
-        secret = fit.keys.clients.to_bytes()
-        for start in range(len(secret) - scheme.key_nbytes(), len(secret) - 32, 997):
-            piece = secret[start : start + 32]
-            assert piece not in stored or piece in public
-        for row in np.concatenate([model.item_factors_ for model in models]):
-            assert row.tobytes() not in stored
-            assert row.astype(np.float32).tobytes() not in stored
-        sent = [(one.phase, one.round, one.client, one.encrypted.n_values) for one in fit.sent]
-        seen = [
-            (one.phase, one.round, one.clients.tolist()) for one in fit.server.totals.message.sums
-        ]
-        views.append((sent, seen, fit.server.ledger))
-    assert views[0] == views[1]
-
-
-def test_keys_that_are_of_the_other_side_or_missing_or_too_few_are_named():
-    estimator = secure(FedMF(3, **SMALL), PAILLIER)
-    keys = PAILLIER.generate_keys(2)
-    with pytest.raises(ValueError, match=r"These are the clients' keys.*keys\.server"):
-        Server.of(estimator, party=keys.clients)
-    with pytest.raises(ValueError, match=r"clients' side of the keys.*keys\.clients"):
-        Device(estimator, X, Y, client_id=1, party=keys.server)
-    with pytest.raises(ValueError, match=r"has secure_aggregation; .* party=keys\.server"):
-        Server.of(estimator)
-    with pytest.raises(ValueError, match=r"has secure_aggregation; .* party=keys\.clients"):
-        Device(estimator, X, Y, client_id=1)
-    devices = [Device(estimator, X, Y, client_id=k, party=keys.clients) for k in range(3)]
-    with pytest.raises(ValueError, match=r"3 clients.*at most 2.*n_clients=3"):
-        Server.of(estimator, party=keys.server).register([one.register() for one in devices])
-    assert pickle.loads(pickle.dumps(devices[0])).party is None
 
 
 # ---------------------------------------------------------------------------- wrong input
@@ -329,6 +247,29 @@ def test_noise_comes_from_the_clients_and_is_reported(part, monkeypatch):
     report = fit.server.privacy_report()
     assert report.server_sees == "encrypted sums"
     assert report.epsilon == simulated(estimator, monkeypatch).privacy_.epsilon
+
+
+def test_keys_that_are_missing_or_of_the_other_side_are_named():
+    estimator, keys = secure(FedMF(3, **SMALL), PAILLIER), PAILLIER.generate_keys(2)
+    for build, message in (
+        (lambda: Server.of(estimator, party=keys.clients), r"the clients' keys.*keys\.server"),
+        (lambda: Server.of(estimator), r"has secure_aggregation; .* party=keys\.server"),
+        (lambda: Device(estimator, X, Y, client_id=1, party=keys.server), "clients' side of the"),
+        (lambda: Device(estimator, X, Y, client_id=1), "secure_aggregation; .* party=keys.clients"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            build()
+
+
+def test_steps_that_were_deleted_are_named():
+    fit = Fit(secure(FedMF(3, client_fraction=1.0, **SMALL), PAILLIER), 1).set_up()
+    fit.round()
+    totals = fit.server.totals
+    totals.forget(totals.n_sums)
+    with pytest.raises(ValueError, match=r"were deleted with forget\(\)"):
+        totals.message.since(0)
+    with pytest.raises(ValueError, match="cannot go on from step 99"):
+        fit.devices[0].take(EncryptedSums(99, ()))
 
 
 def test_keys_as_bytes():

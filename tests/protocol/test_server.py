@@ -9,14 +9,13 @@ from joblib import Parallel
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
-from fedrecsk import CoLR, Federation, FedMF, LightFR, LocALS, RFRec, RFRecF, SCoLR
+from fedrecsk import CoLR, Federation, LightFR, LocALS, RFRec, RFRecF, SCoLR
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.data.interactions import encode
 from fedrecsk.federated._round_loop import Loop, Run
 from fedrecsk.privacy import LaplaceMechanism
-from fedrecsk.protocol import Numbers, Server, blocks, participation
+from fedrecsk.protocol import Numbers, Server, blocks
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.registration import Registration
 from tests.conftest import make_toy
 from tests.protocol.test_device import devices_of, entered, first_round, updated
 
@@ -38,13 +37,6 @@ def opened(estimator):
         one.receive(0, received, turn)
         uploads += one.update(0)[0]
     return server, uploads
-
-
-def test_two_uploads_of_one_client_are_refused_in_one_block_too():
-    server, uploads = opened(RFRec(3, n_rounds=1))
-    both = {name: np.repeat(getattr(uploads[3], name), 2) for name in ("clients", "sends")}
-    with pytest.raises(ValueError, match="Client 121 has already sent in round 0"):
-        server.close_round([replace(uploads[3], **both)])
 
 
 def test_an_upload_of_a_client_that_was_not_asked_is_refused():
@@ -81,59 +73,6 @@ def test_a_round_that_is_not_open_cannot_be_closed():
     server.close_round(uploads)
     with pytest.raises(ValueError, match=r"Round 1 is not open; call open_round\(\) first"):
         server.close_round(uploads)
-
-
-def test_a_client_that_registers_twice_is_named():
-    server = Server(RFRec(3), Federation(), Key(0), np.arange(5), (1, 5))
-    one, two = np.ones(1, dtype=int), np.ones(2, dtype=int)
-    ids = np.array(["ann", "bob"]), np.array(["bob"])
-    with pytest.raises(ValueError, match="Client bob registers twice; give each client"):
-        server.register([Registration(ids[0], two, two), Registration(ids[1], one, one)])
-
-
-def test_places_follow_the_order_of_the_ids():
-    server = Server(RFRec(3), Federation(), Key(0), np.arange(5), (1, 5))
-    places = server.register(
-        [
-            Registration(np.array([30, 10]), np.array([3, 1]), np.array([1, 1])),
-            Registration(np.array([20]), np.array([2]), np.array([1])),
-        ]
-    )
-    assert [place.clients.tolist() for place in places] == [[2, 0], [1]]
-    assert [place.first_users.tolist() for place in places] == [[3, 0], [1]]
-    assert server.client_ids.tolist() == [10, 20, 30]
-    assert server.n_users == 6
-
-
-# ------------------------------------------------------------------------- chosen cohorts
-
-
-class Even(FedMF):
-    """Its cohort is every other client, in odd rounds; in even ones the federation draws it."""
-
-    def _choose_cohort(self, server, n_clients, size, key):
-        assert n_clients == 12
-        assert size == 3
-        assert "item_factors" in server
-        return np.arange(n_clients) % 2 == 0 if key.round % 2 else None
-
-
-@pytest.mark.parametrize("mode", ["upload", "stale", "offline"])
-def test_a_method_may_choose_the_cohort_and_dropout_applies_to_it(mode):
-    federation = Federation(dropout=0.4, dropout_mode=mode)
-    server, uploads = opened(Even(2, n_rounds=2, client_fraction=0.25, federation=federation))
-    drawn = participation.draw(12, 0.25, federation, server.key.at(0))
-    np.testing.assert_array_equal(server._participation, drawn)
-    server.close_round(uploads)
-    turn, _ = server.open_round()
-    chosen = np.arange(12) % 2 == 0
-    np.testing.assert_array_equal(
-        turn, participation.of_cohort(chosen, federation, server.key.at(1))
-    )
-    assert 0 < turn.dropped.sum() < 6
-    assert not turn.dropped[~chosen].any()
-    np.testing.assert_array_equal(turn.delivers, chosen & ~turn.dropped)
-    np.testing.assert_array_equal(turn.active, chosen if mode != "offline" else turn.delivers)
 
 
 def test_clients_that_share_state_have_cohorts_of_the_federation():
@@ -310,15 +249,6 @@ def test_a_client_cannot_get_past_a_robust_aggregator(kind):
     assert 0 < np.linalg.norm(upload[name].sum - idle) <= 12 * 0.01 + 1e-9
 
 
-def test_the_server_tells_what_a_client_has_changed_from_what_it_has_sent_itself():
-    setting = Federation(aggregator=NormClipping(1e9))
-    server, uploads = deployed(RFRec(3, federation=setting, **RATES))
-    sent, numbers = server.state["item_vectors"].astype(float), uploads[0].fields["item_vectors"]
-    rows = server.accept(uploads[0]).held.single(0).fields["item_vectors"]
-    np.testing.assert_array_equal(rows.center, sent)
-    np.testing.assert_array_equal(rows.whole()[0], numbers.values - sent)
-
-
 def test_a_client_that_holds_other_items_than_it_registered_is_rejected():
     X, y = make_toy()
     method = LocALS(3, reg_user=1.0, items=np.unique(X[:, 1]))
@@ -342,9 +272,6 @@ def test_a_client_that_holds_other_items_than_it_registered_is_rejected():
     assert server.ledger.entries[-1]["rejected"] == 1
 
 
-# ------------------------------------------------------------------------------ what is sent
-
-
 class NeverBetter(CoLR):
     """All of its models are equally good, so the first one is the best."""
 
@@ -366,9 +293,6 @@ def test_the_best_model_is_sent_whole_where_others_get_by_with_changes():
     assert best["bytes_down"] == best["bytes_down_whole"] == 12 * 9 * 8 * 4
 
 
-# --------------------------------------------------------------------------- empty rounds
-
-
 @pytest.mark.parametrize("mode", ["upload", "stale"])
 def test_rounds_without_a_single_upload_are_warned_of_once(mode):
     X, y = make_toy()
@@ -383,17 +307,6 @@ def test_rounds_without_a_single_upload_are_warned_of_once(mode):
     assert f"In {n_empty} of 20 rounds every upload was lost" in str(warning.message)
     assert "lower federation.dropout" in str(warning.message)
     assert warning.filename == __file__
-
-
-def test_a_model_stays_what_it_is_in_an_empty_round():
-    server, uploads = opened(RFRec(3, n_rounds=1))
-    before = server.state["item_vectors"].copy()
-    nobody = np.zeros(1, dtype=bool)
-    lost = [replace(one, arrives=nobody, accepted=nobody, fields={}) for one in uploads]
-    assert server.close_round(lost) is None
-    np.testing.assert_array_equal(server.state["item_vectors"], before)
-    assert server.n_empty_rounds == 1
-    assert server.ledger.entries[-1]["rejected"] == 0
 
 
 def test_rounds_in_which_nobody_sends_by_design_are_not_warned_of(recwarn):

@@ -9,7 +9,7 @@ from sklearn.base import clone
 
 from fedrecsk import FedEB, Federation, FedMF, LocALS, RFRec
 from fedrecsk.federated._round_loop import Run
-from fedrecsk.protocol import Message, PerClient
+from fedrecsk.protocol import Message, PerClient, blocks
 from tests.conftest import make_toy
 from tests.test_contract import every_federated, make
 
@@ -27,9 +27,12 @@ def test_a_fit_that_reached_nobody_serves_all(Estimator):
     assert np.isfinite(model.predict(X)).all()
 
 
-@pytest.mark.parametrize("Estimator", [FedEB, LocALS])
-def test_users_in_no_round_fit_their_vectors_to_the_final_model(Estimator):
-    model = make(Estimator, n_rounds=2, client_fraction=0.2, warm_start=True).fit(X, Y)
+@pytest.mark.parametrize(
+    ("Estimator", "parameters"), [(FedEB, {}), (LocALS, {}), (RFRec, {"aggregation": "holders"})]
+)
+def test_users_in_no_round_fit_their_vectors_to_the_final_model(Estimator, parameters):
+    settings = {"n_rounds": 2, "client_fraction": 0.2, "warm_start": True} | parameters
+    model = make(Estimator, **settings).fit(X, Y)
     (clients,) = model._run.clients
     missed = model.user_ids_[~clients._has_updated]
     assert 0 < len(missed) < 40
@@ -61,35 +64,21 @@ def test_each_client_receives_its_own_entry_and_newcomers_those_of_all():
     assert model.user_number_.tolist() == [*range(40), 19.5]
 
 
-def test_a_cohort_measures_the_last_model():
-    parameters = {"early_stopping": True, "n_iter_no_change": 99, "client_fraction": 0.1}
-    model = FedMF(3, n_rounds=8, **parameters, random_state=0).fit(X, Y)
-    final = [e for e in model.communication_.entries if e["phase"] == "final"]
-    assert [entry["messages_up"] for entry in final] == [4]
-    assert final[0]["messages_down"] == 40
-    assert np.isfinite(model.history_[-1]["validation_loss"])
-
-
-def test_a_fit_shorter_than_a_pass_is_judged_by_its_rounds():
-    model = make(LocALS, n_rounds=2, client_fraction=0.1, early_stopping=True).fit(X, Y)
-    assert model.best_round_ == 1
-    assert np.isfinite(model.predict(X)).all()
-
-
 def test_who_measured_the_best_model_keeps_what_it_had(monkeypatch):
     """Among them are users who have measured it and never trained."""
+    monkeypatch.setattr(blocks, "block_size", lambda data: 1)
     ended, at_its_end = [], Run.at_its_end
     monkeypatch.setattr(Run, "at_its_end", lambda run: ended.append(at_its_end(run)) or ended[-1])
-    model = make(RFRec, n_rounds=3, client_fraction=0.2, aggregation="holders")
+    model = make(RFRec, n_rounds=7, client_fraction=0.2, aggregation="holders")
     model.set_params(early_stopping=True).fit(X, Y)
-    (clients,) = ended[-1].clients
-    kept, who = clients._kept
-    untrained = who & ~clients._has_updated
-    assert model.best_round_ == 2
-    assert who.sum() == 8
-    assert untrained.any()
-    for name, rows in kept.items():
-        np.testing.assert_array_equal(getattr(model, name)[who], rows)
+    # Nobody keeps what it had under an earlier model, which was the best until then.
+    kept = [one for one in ended[-1].clients if one._kept is not None]
+    assert model.best_round_ == 6
+    assert len(kept) == 8
+    assert not all(one._has_updated.any() for one in kept)
+    for one in kept:
+        for name, rows in one._kept[0].items():
+            np.testing.assert_array_equal(getattr(model, name)[one.block.users], rows)
 
 
 def test_messages_of_the_past_are_kept_where_somebody_may_go_on_with_them():

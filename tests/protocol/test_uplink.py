@@ -106,25 +106,6 @@ def test_a_sum_that_is_not_finite_is_dropped_and_counted():
     assert all(one.fields["x"].tolist() == [1, 1, 1] for one in parts[3:])
 
 
-def test_updates_are_taken_one_at_a_time():
-    """A round must not need the memory of all blocks' sums."""
-    uplink, counted = make(), []
-
-    def stream():
-        for one in of_everybody({"x": np.ones(3)}, X):
-            counted.append(len(uplink._uploads.nonzero()[0]))
-            yield one
-
-    closed(uplink, stream())
-    assert counted == list(range(N_CLIENTS))
-
-
-def test_no_updates_are_no_upload():
-    uplink = make()
-    assert closed(uplink, []) is None
-    assert uplink.ledger.bytes_up == uplink.ledger.entries[-1]["messages_up"] == 0
-
-
 @pytest.mark.parametrize("n", [2**60 + 1, 2**53 + 1])
 def test_integers_are_added_exactly(n):
     specs, values = {"n": FieldSpec((2, 1), dtype="int64")}, np.array([[n], [3]])
@@ -245,14 +226,6 @@ def test_an_aggregator_of_ones_own_gets_what_was_learned_and_no_counts():
     assert (
         uploaded(Federation(aggregator=Median()), specs, 2, q=np.ones((3, 2)), n=np.ones(2)) is None
     )
-
-
-def test_sizes_are_those_of_the_senders_alone():
-    uplink = make()
-    turn = RoundMasks(np.arange(N_CLIENTS) < 2, np.ones(N_CLIENTS, dtype=bool), False)
-    closed(uplink, [summed(range(N_CLIENTS), turn, None, {"x": np.ones(3)})])
-    assert uplink.ledger.client_bytes_up.tolist() == [12, 12, 0, 0, 0, 0, 0]
-    assert uplink._coordinates.tolist() == [3, 3, 0, 0, 0, 0, 0]
 
 
 def test_a_secure_sum_takes_the_same_numbers_of_everybody():

@@ -9,21 +9,22 @@ from tests.reference.wmf import user_penalty, user_solve
 
 
 class Adam:
-    """The server's Adam, with the corrections of both moments; or plain gradient descent."""
+    """Adam for one array (Kingma and Ba, algorithm 1), or plain gradient descent."""
 
     def __init__(self, model):
         self.model, self.t, self.m, self.v = model, 0, 0.0, 0.0
 
-    def step(self, items, gradient):
+    def step(self, items, gradient, rate=None):
         model = self.model
+        rate = model.learning_rate if rate is None else rate
         if model.optimizer == "gd":
-            return items - model.learning_rate * gradient
+            return items - rate * gradient
         self.t += 1
         self.m = model.BETA_1 * self.m + (1 - model.BETA_1) * gradient
         self.v = model.BETA_2 * self.v + (1 - model.BETA_2) * gradient * gradient
         m_hat = self.m / (1 - model.BETA_1**self.t)
         v_hat = self.v / (1 - model.BETA_2**self.t)
-        return items - model.learning_rate * m_hat / (np.sqrt(v_hat) + model.EPSILON)
+        return items - rate * m_hat / (np.sqrt(v_hat) + model.EPSILON)
 
 
 class ImplicitClient:

