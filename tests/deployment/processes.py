@@ -170,7 +170,7 @@ class Processes:
         with socket.socket() as one:
             return one.connect_ex(("127.0.0.1", self.port)) == 0
 
-    def start_node(self, name, rows, client):
+    def start_node(self, name, rows, client, *options):
         """A node with these rows: user, item, rating."""
         np.save(self.folder / f"{name}.npy", rows)
         config = f'data="{name}.npy" folder="{name}" client={client}'
@@ -180,6 +180,7 @@ class Processes:
             *("--superlink", f"127.0.0.1:{self.port}", "--port", free_port()),
             *("--node-config", config),
             *self.options["node"],
+            *options,
         )
 
     def run(self, **config):

@@ -18,6 +18,7 @@ from fedrecsk.protocol import blocks
 from tests.conftest import make_toy
 from tests.deployment.in_process import counts, prepared, simulated_key
 from tests.deployment.processes import Processes, write_project
+from tests.deployment.test_fit import assert_same
 
 DIGITS = Federation(wire_dtype="float64")
 X, Y = make_toy()
@@ -200,6 +201,47 @@ def write_certificate(folder):
         key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
     )
     return folder / "server.pem", folder / "server.key"
+
+
+def write_node_keys(folder, nodes):
+    """A key pair for each node."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    plain, openssh = serialization.NoEncryption(), serialization.PublicFormat.OpenSSH
+    for node in nodes:
+        own = ec.generate_private_key(ec.SECP384R1())
+        private = own.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, plain
+        )
+        public = own.public_key().public_bytes(serialization.Encoding.OpenSSH, openssh)
+        (folder / f"{node}.key").write_bytes(private)
+        (folder / f"{node}.pub").write_bytes(public)
+
+
+def test_processes_with_tls_and_known_nodes_give_the_simulated_fit(tmp_path):
+    pytest.importorskip("cryptography", reason="needs fedrecsk[privacy]")
+    estimator = toy(n_rounds=1)
+    write_project(tmp_path, estimator, simulated_key(estimator).seed)
+    write_node_keys(tmp_path, ["one", "two", "stranger"])
+    pem, own = write_certificate(tmp_path)
+    link = ["--ssl-ca-certfile", pem, "--ssl-certfile", pem, "--ssl-keyfile", own]
+    link += ["--enable-supernode-auth"]
+    with Processes(tmp_path, link, ["--root-certificates", pem]) as processes:
+        processes.start_superlink()
+        processes.flwr("flwr", "supernode", "register", "one.pub", "here")
+        processes.flwr("flwr", "supernode", "register", "two.pub", "here")
+        for silo, name in enumerate(("one", "two", "stranger")):
+            key = "--auth-supernode-private-key", tmp_path / f"{name}.key"
+            processes.start_node(name, rows_of(silo % 2, 2), silo, *key)
+        processes.run()
+        processes.wait_for("server/model.joblib")
+        # The superlink does not know the third key.
+        processes.wait(lambda: processes.started["stranger"].poll() is not None, 240)
+    models = [joblib.load(tmp_path / name / "model.joblib") for name in ("one", "two")]
+    server = joblib.load(tmp_path / "server" / "model.joblib")
+    assert not (tmp_path / "stranger").exists()
+    assert_same(models, server, clone(estimator).fit(X, Y, clients=X[:, 0] % 2))
 
 
 def checkpoint(folder):
