@@ -17,7 +17,6 @@ from benchmarks.papers import (  # noqa: E402
     _codes,
     _content,
     _data,
-    _optional,
     _protocols,
     _uploads,
 )
@@ -78,15 +77,7 @@ def test_a_stopped_run_is_resumed(options, monkeypatch, capsys):
     assert "| 100k | another | RMSE | 2.0000 | | | | not in fedrecsk yet |" in printed
 
 
-def test_what_does_not_reproduce_says_why(options, monkeypatch, capsys):
-    monkeypatch.setitem(
-        reproduce.PAPERS, "toy", lambda: table(lambda *_: {"RMSE": 1.5}, Popularity())
-    )
-    reproduce.run("toy", options)
-    assert "| +0.5000 | why |" in capsys.readouterr().out
-
-
-def test_absent_data_and_divergence_are_rows(options, monkeypatch, capsys):
+def test_absent_data_deviations_and_divergence_are_rows(options, monkeypatch, capsys):
     def absent(*_):
         raise FileNotFoundError("no such data")
 
@@ -97,6 +88,11 @@ def test_absent_data_and_divergence_are_rows(options, monkeypatch, capsys):
     listed = capsys.readouterr().out
     assert "- toy, Table 1, 100k: a method: data absent." in listed
     assert "- toy, Table 1, 100k: another: not in fedrecsk yet." in listed
+
+    worse = table(lambda *_: {"RMSE": 1.5}, Popularity())
+    monkeypatch.setitem(reproduce.PAPERS, "worse", lambda: worse)
+    reproduce.run("worse", options)
+    assert "| +0.5000 | why |" in capsys.readouterr().out
 
     def diverges(*_):
         raise ValueError("The clients diverged: all of them")
@@ -222,11 +218,8 @@ def test_hits_among_n_negatives_are_those_of_negatives_that_are_drawn(monkeypatc
         np.mean(drawn), abs=0.07
     )
     assert {one["HR@10, all negatives"] for one in found} == {0.0}
-
-
-def test_an_item_without_a_training_row_is_never_found():
-    X = np.array([[0, 0], [0, 77]])
-    found = _among.scores_by_negatives(Fixed(np.zeros(10)), X, X[1:], 0)
+    # An item without a training row is never found.
+    found = _among.scores_by_negatives(model, X, np.array([[0, 77]]), 0)
     assert set(found.values()) == {0.0}
 
 
@@ -269,17 +262,6 @@ def test_negatives_are_pairs_without_a_row():
     drawn = set(map(tuple, rows[labels == 0].tolist()))
     assert 50 < len(drawn) == np.sum(labels == 0)
     assert not drawn & set(map(tuple, X.tolist()))
-
-
-def test_methods_that_are_not_here_say_why(monkeypatch):
-    model, why = _optional.optional("fedrecsk", "BiasOnly", reg_user=3.0)
-    assert (model.reg_user, why) == (3.0, "")
-    assert _optional.optional("fedrecsk", "Nothing") == (None, "not in fedrecsk yet")
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "torch" else find(name)
-    )
-    assert _optional.optional("fedrecsk.neural", "NCF") == (None, _optional.NO_TORCH)
 
 
 def test_quantised_factors_are_signs_above_the_median():
@@ -341,25 +323,6 @@ def test_settings_are_compared_before_anything_runs(options, monkeypatch):
     with pytest.raises(SystemExit, match=r"with other settings(.|\n)*reg_user=77"):
         reproduce.run("toy", options)
     assert calls == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--seeds", "0"], "--seeds 0: at least one run"),
-        (["--results", "{file}"], "--results .*: .*exists"),
-        (
-            ["--data-home", "{file}", "--results", "{folder}"],
-            "--data-home: .*is a file",
-        ),
-    ],
-)
-def test_bad_arguments_are_named_before_anything_runs(arguments, message, tmp_path, capsys):
-    (tmp_path / "file").touch()
-    names = {"file": str(tmp_path / "file"), "folder": str(tmp_path / "new")}
-    with pytest.raises(SystemExit):
-        reproduce.main(["fedals", *(a.format(**names) for a in arguments)])
-    assert re.search(message, capsys.readouterr().err)
 
 
 MODULES = sorted(
