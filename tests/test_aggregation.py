@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
-from fedrecsk import Federation, FedMF, LocALS, RFRec
+from fedrecsk import Federation, FedMF, LocALS
 from fedrecsk.aggregation import (
     Aggregator,
     CoordinateMedian,
@@ -25,7 +25,6 @@ from fedrecsk.aggregation._comparison import stacks
 from fedrecsk.attacks import Promotion, SignFlip
 from fedrecsk.datasets import make_interactions
 from fedrecsk.metrics import exposure
-from fedrecsk.privacy import LaplaceMechanism
 from fedrecsk.updates import (
     FieldSpec,
     HeldUpdates,
@@ -117,19 +116,6 @@ def test_rows_that_a_client_does_not_send_count_as_unchanged():
     uploads = [{"x": Update(r, np.full((len(r), 2), k + 1.0))} for k, r in enumerate(rows)]
     total = CoordinateMedian().combine(uploads, {"x": (3, 2)})["x"]
     np.testing.assert_array_equal(total, 3 * np.array([[1.0, 1], [0, 0], [2, 2]]))
-
-
-def test_noise_of_local_privacy_comes_before_the_aggregator():
-    X, y = make_toy(n_users=20, density=0.9)
-    noisy = LaplaceMechanism(clip=0.2, scale=0.1)
-    items = {}
-    for bound in (1e-9, 1e9):
-        federation = Federation(local_dp=noisy, aggregator=NormClipping(bound))
-        public = {"rating_scale": (1, 5), "items": np.unique(X[:, 1])}
-        model = RFRec(**public, random_state=0, federation=federation)
-        items[bound] = [clone(model).set_params(n_rounds=n).fit(X, y).item_factors_ for n in (1, 3)]
-    np.testing.assert_allclose(*items[1e-9], atol=1e-6)
-    assert np.abs(np.subtract(*items[1e9])).max() > 0.01
 
 
 @pytest.mark.parametrize("aggregator", [CoordinateMedian(), TrimmedMean(), Krum()], ids=str)
@@ -239,20 +225,6 @@ def test_the_geometric_median_equals_the_naive_reference(rounds, n_iterations):
         np.testing.assert_allclose(found[name], 9 * expected, rtol=1e-9)
 
 
-def test_the_geometric_median_has_the_smallest_sum_of_distances(changes):
-    changes[0] *= 1e3
-    middle = combined(GeometricMedian(200), changes) / len(changes)
-
-    def distances(point):
-        return sum(np.linalg.norm(change - point) for change in changes)
-
-    rng = np.random.default_rng(0)
-    least = distances(middle)
-    for step in (1e-3, 0.1, 1.0):
-        for _ in range(20):
-            assert distances(middle + step * rng.standard_normal(middle.shape)) > least
-
-
 def test_an_upload_without_any_change_does_not_hold_the_geometric_median_back(changes):
     changes = [change + 5 for change in changes]
     middle = combined(GeometricMedian(), [*changes, np.zeros((4, 3))]) / 10
@@ -277,9 +249,7 @@ def test_fl_trust_says_what_is_wrong_with_its_reference():
         federation = Federation(aggregator=FLTrust(reference), adversary=adversary)
         LocALS(federation=federation, n_rounds=1).fit(X, clients=clients)
 
-    with pytest.raises(ValueError, match=r"FLTrust\(reference=77\) is not a client of this fit"):
-        fit(77)
-    for other in ("3", None, [3]):
+    for other in (77, "3", None, [3]):
         with pytest.raises(ValueError, match=r"FLTrust\(.*\) is not a client of this fit"):
             fit(other)
     with pytest.raises(ValueError, match=r"trusts client 3, but the federation's adversary"):
