@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.sparse import csr_array
 from sklearn import config_context
 from sklearn.base import clone
 from sklearn.experimental import enable_halving_search_cv  # noqa: F401
@@ -280,12 +279,6 @@ def parts_or_reason(splitter, X):
     }, None
 
 
-def test_of_equal_times_the_later_row_is_the_last():
-    X = [["ann", "a", 1], ["ann", "b", 1], ["bob", "c", 0]]
-    [(_, test)] = LeaveLastOut().split(X)
-    assert test.tolist() == [1]
-
-
 # --------------------------------------------------------------------------------- input
 
 
@@ -294,18 +287,11 @@ def views(X):
     users, items, times = X.T
     frame = pd.DataFrame({"who": users, "what": items, "when": times})
     names = np.char.add("id", users.astype(str))
-    yield "int8", X.astype(np.int8)
-    yield "uint64", X.astype(np.uint64)
-    yield "beyond int64, unsigned", X.astype(np.uint64) + np.uint64(2**63)
-    yield "float", X.astype(float)
     yield "huge", np.column_stack([users * 2**57, items - 2**62, times])
-    yield "fractions", np.column_stack([users / 3 + 2**20, items, times])
     yield "strings", X.astype(str)
     yield "objects", np.column_stack([names, items, times.astype(object)])
     yield "lists", np.column_stack([names, items.astype(object), times]).tolist()
-    yield "frame", frame
     yield "named frame", frame.assign(who=names).astype({"what": "category"})
-    yield "beyond int64", [[2**70 + user, item, time] for user, item, time in X.tolist()]
     yield "dates", frame.assign(when=pd.Timestamp("2000-02-28") + pd.to_timedelta(times, "D"))
 
 
@@ -357,10 +343,8 @@ def test_times_are_numbers_or_dates():
     ("column", "message"),
     [
         ([1, 1, 1], r"timestamps \(column 2 of X\) are all equal to 1"),
-        ([1.0, np.nan, 2.0], "missing or infinite in 1 rows, first in row 1"),
         ([np.inf, 1.0, 2.0], "missing or infinite in 1 rows, first in row 0"),
         ([1, None, 2], "missing or infinite in 1 rows, first in row 1"),
-        (pd.array([1, None, 2], dtype="Int64"), "missing or infinite in 1 rows, first in row 1"),
         (pd.to_datetime(["2020-01-01", None, "2021-01-01"]), "missing or infinite in 1 rows"),
         (
             ["2020-01-01", "soon", "later"],
@@ -395,20 +379,15 @@ def test_a_missing_column_of_times_is_named(Class, timed):
 
 @some_splitters
 @pytest.mark.parametrize(
-    ("change", "error", "message"),
+    ("change", "message"),
     [
-        (lambda X: X[:, :1], ValueError, "one row per interaction"),
-        (lambda X: X[:, 0], ValueError, "one row per interaction"),
-        (lambda X: X[:0], ValueError, "one row per interaction"),
-        (lambda X: None, ValueError, "one row per interaction"),
-        (lambda X: csr_array(X), TypeError, "X is a sparse matrix"),
-        (lambda X: np.where(X[0, 0] == X, np.nan, X), ValueError, "user ids .* contain NaN"),
-        (lambda X: np.where(X[0, 1] == X, np.nan, X), ValueError, "item ids .* contain NaN"),
-        (lambda X: [["a", *X[0, 1:]], *X[1:].tolist()], ValueError, "mix strings and numbers"),
+        (lambda X: X[:, 0], "one row per interaction"),
+        (lambda X: X[:0], "one row per interaction"),
+        (lambda X: np.where(X[0, 0] == X, np.nan, X), "user ids .* contain NaN"),
     ],
 )
-def test_bad_input_is_named_before_the_first_split(splitter, timed, change, error, message):
-    with pytest.raises(error, match=message):
+def test_bad_input_is_named_before_the_first_split(splitter, timed, change, message):
+    with pytest.raises(ValueError, match=message):
         splitter.split(change(timed[0]))
 
 
@@ -417,7 +396,6 @@ def test_bad_input_is_named_before_the_first_split(splitter, timed, change, erro
     [
         (LeaveLastOut(2), [[1, 1, 1], [1, 2, 2]], r"more than n_last=2 rows \(the most is 2\)"),
         (UserHoldout(0.1), [[1, 1], [1, 2]], "test_size=0.1 holds out no row"),
-        (UserHoldout(2), [[1, 1], [1, 2]], "test_size=2 holds out no row"),
         (UserKFold(3), [[1, 1], [1, 2], [2, 1]], "Only 2 rows .* n_splits=3"),
         (WarmStartKFold(2), [[1, 1], [1, 2], [2, 3]], "Only 0 rows .*filter_k_core"),
         (TemporalHoldout(5), [[1, 1, 1], [1, 2, 2]], "test_size=5 leaves the test set empty: X"),
@@ -445,16 +423,9 @@ def test_empty_sets_are_errors(splitter, X, message):
     ("splitter", "name"),
     [
         (LeaveLastOut(0), "n_last"),
-        (LeaveLastOut(1.5), "n_last"),
         (UserHoldout(1.0), "test_size"),
-        (UserHoldout(0), "test_size"),
-        (UserHoldout(n_splits=0), "n_splits"),
         (UserKFold(1), "n_splits"),
-        (UserKFold(shuffle="yes"), "shuffle"),
-        (WarmStartKFold(shuffle=True, random_state="x"), "random_state"),
-        (TemporalHoldout(1.5), "test_size"),
         (TemporalHoldout(validation_size=0), "validation_size"),
-        (TemporalHoldout(per_user="yes"), "per_user"),
     ],
     ids=repr,
 )
@@ -498,9 +469,6 @@ def test_user_holdout_draws_every_row_alike():
     assert np.bincount(np.concatenate(tests)) / 1000 == pytest.approx(np.full(8, 0.5), abs=0.06)
 
 
-# ------------------------------------------------------------------------------ real data
-
-
 # --------------------------------------------------------------------------- transformer
 
 
@@ -519,11 +487,14 @@ def test_a_splitter_is_a_transformer(splitter, timed):
     assert splitter.feature_names_in_.tolist() == ["u", "i", "t"]
     assert splitter.n_features_in_ == 3
     parts = [splitter.train_indices_, splitter.test_indices_]
+    again = pickle.loads(pickle.dumps(splitter))
+    pd.testing.assert_frame_equal(again.held_out_, splitter.held_out_)
     if getattr(splitter, "validation_size", None) is None:
         np.testing.assert_array_equal(splitter.test_indices_, test)
     else:
         parts.insert(1, splitter.validation_indices_)
         np.testing.assert_array_equal(splitter.validation_indices_, test)
+        assert not hasattr(again.set_params(validation_size=None).fit(X), "validation_indices_")
 
     clients = [f"c{user}" for user in X[:, 0]]
     pieces = clone(splitter).train_test_split(frame, y, clients)
@@ -534,17 +505,10 @@ def test_a_splitter_is_a_transformer(splitter, timed):
         assert pieces[2 * len(parts) + i] == [clients[row] for row in rows]
 
 
-@some_splitters
-def test_pipelines_refuse_splitters(splitter, timed):
-    pipeline = make_pipeline(clone(splitter), BiasOnly())
+def test_pipelines_refuse_splitters(timed):
+    pipeline = make_pipeline(LeaveLastOut(), BiasOnly())
     with pytest.raises(TypeError, match="should be transformers and implement fit and transform"):
         pipeline.fit(*timed)
-
-
-def test_a_new_fit_forgets_the_validation_part(timed):
-    splitter = TemporalHoldout(validation_size=0.2).fit(timed[0])
-    splitter.set_params(validation_size=None).fit(timed[0])
-    assert not hasattr(splitter, "validation_indices_")
 
 
 # ------------------------------------------------------------- scikit-learn's machinery
@@ -575,32 +539,19 @@ def test_scikit_learn_compatible(Class, check):
 
 
 @some_splitters
-def test_parameters_copies_and_repr(splitter, timed):
-    twin = clone(splitter)
-    assert twin.get_params() == splitter.get_params()
-    assert repr(twin) == repr(splitter)
-    assert "<div" in splitter._repr_html_()
-    again = pickle.loads(pickle.dumps(twin.fit(timed[0])))
-    np.testing.assert_array_equal(again.held_out_, twin.held_out_)
-    for name, value in splitter.get_params().items():
-        assert type(splitter)().set_params(**{name: value}).get_params()[name] == value
-
-
-@some_splitters
 def test_grid_searches_take_splitters(splitter, timed):
     X, y = timed
     model, grid = make_pipeline(FunctionTransformer(), BiasOnly()), {"biasonly__reg_user": [1, 9]}
     frame = pd.DataFrame({"u": X[:, 0].astype(str), "i": X[:, 1], "t": X[:, 2]})
     scoring = "neg_mean_squared_error"
     scores = []
-    for table in (X, frame, X.tolist()):
+    for table in (X, frame):
         search = GridSearchCV(model, grid, cv=splitter, scoring=scoring, error_score="raise")
         search.fit(table, y)
         assert search.n_splits_ == splitter.get_n_splits()
         scores.append(search.cv_results_["mean_test_score"])
     assert np.isfinite(scores).all()
     assert scores[0] == pytest.approx(scores[1])
-    assert scores[0] == pytest.approx(scores[2])
     with config_context(enable_metadata_routing=True):
         search = GridSearchCV(BiasOnly(), {}, cv=splitter, error_score="raise")
         search.fit(X, y, clients=X[:, 0] % 3, sample_weight=np.ones(len(y)))
