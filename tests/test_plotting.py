@@ -1,4 +1,3 @@
-import itertools
 import pickle
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from sklearn.metrics import make_scorer, root_mean_squared_error  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import FunctionTransformer  # noqa: E402
 
-from fedrecsk import BiasOnly, Federation, LocALS, Popularity, RFRec  # noqa: E402
+from fedrecsk import BiasOnly, LocALS, Popularity, RFRec  # noqa: E402
 from fedrecsk.attacks import RandomUpload  # noqa: E402
 from fedrecsk.metrics import evaluate_ranking  # noqa: E402
 from fedrecsk.model_selection import compare  # noqa: E402
@@ -141,7 +140,6 @@ def test_a_display_is_pickled_with_its_figure(draw):
     [
         ([0.02, 5], ["0.03", "0.1", "0.3", "1", "3"]),
         ([2, 20], ["2", "5", "10", "20"]),
-        ([1600, 540_000], ["3k", "10k", "30k", "100k", "300k"]),
         ([30, 2e9], ["100", "1k", "10k", "100k", "1M", "10M", "100M", "1G"]),
     ],
 )
@@ -154,10 +152,6 @@ def test_losses_are_written_short(losses, shown):
 
 
 MANY = [f"method {i}" for i in range(7)], ["item mean", "implicit ALS", "popularity"]
-LONGISH = (
-    ["LocALS, 16 factors", "GlobSGD, 16 factors", "LocSGD", "FedRec with noise"],
-    ["item mean"],
-)
 LONG = [f"federation__local_dp__scale={i}" for i in range(3)], []
 
 
@@ -168,7 +162,7 @@ def costs_of(federated, centralised):
     return CostDisplay(names=[*federated, *centralised], costs=costs, scores=scores)
 
 
-@pytest.mark.parametrize("names", [MANY, LONGISH, LONG], ids=["many", "longish", "long"])
+@pytest.mark.parametrize("names", [MANY, LONG], ids=["many", "long"])
 @pytest.mark.parametrize("size", [(3.4, 2.6), (6, 2.4)], ids=str)
 def test_a_legend_outside_leaves_the_axes_two_thirds(names, size):
     with plt.rc_context({"figure.figsize": size}):
@@ -209,29 +203,23 @@ def test_reference_lines_are_drawn_by_name(draw):
             draw(reference={"paper": bad})
 
 
-@pytest.mark.parametrize("cls", [CostDisplay, RobustnessDisplay])
-def test_reference_estimators_are_scored_on_the_same_folds(cls):
-    X, y = RATINGS
-    params = {"cv": 2, "scoring": "rmse"}
-    display = cls.from_estimator(
-        RFRec(n_factors=2, n_rounds=2, random_state=0),
-        X,
-        y,
-        param_name="n_factors" if cls is CostDisplay else "federation__dropout",
-        param_range=[1, 2] if cls is CostDisplay else [0.0, 0.5],
+def test_reference_estimators_are_scored_on_the_same_folds():
+    model, params = RFRec(n_factors=2, n_rounds=2, random_state=0), {"cv": 2, "scoring": "rmse"}
+    reference = {"biases": BiasOnly(), "paper": 0.5}
+    display = CostDisplay.from_estimator(
+        model,
+        *RATINGS,
+        param_name="n_factors",
+        param_range=[1, 2],
         score="rmse",
-        reference={"biases": BiasOnly(), "paper": 0.5},
+        reference=reference,
         compare_params=params,
     )
-    models = [BiasOnly(), RFRec(n_factors=2, n_rounds=2, random_state=0)]
-    models[1].set_params(federation=Federation(dropout=0.5))
-    biases, lossy = compare(models, X, y, **params).summary["mean_rmse"]
+    biases, two = compare([BiasOnly(), model], *RATINGS, **params).summary["mean_rmse"]
     assert display.reference == pytest.approx({"biases": biases, "paper": 0.5})
-    if cls is CostDisplay:
-        assert display.names == ["n_factors=1", "n_factors=2"]
-        assert display.costs[0] < display.costs[1]
-    else:
-        assert display.curves["RFRec"][1][-1] == pytest.approx(lossy)
+    assert display.names == ["n_factors=1", "n_factors=2"]
+    assert display.costs[0] < display.costs[1]
+    assert display.scores[1] == pytest.approx(two)
 
 
 def lines_of(display):
@@ -260,16 +248,6 @@ def assert_nothing_is_cut(display):
         assert box.y1 <= page.y1 + 1
 
 
-def tick_boxes(display):
-    """Extents of the labels of ticks within the axes, from left to right."""
-    display.figure_.canvas.draw()
-    low, high = display.ax_.get_xlim()
-    axis = display.ax_.xaxis
-    ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
-    labels = [t.label1 for t in ticks if low <= t.get_loc() <= high and t.label1.get_text()]
-    return sorted((label.get_window_extent() for label in labels), key=lambda box: box.x0)
-
-
 @pytest.mark.parametrize(("width", "turned"), [(3.6, 30), (9.0, 0)])
 def test_names_of_attacks_are_aslant_where_they_would_touch(width, turned):
     names = ["nobody", "noise of size 1", "sign flip", "random direction"]
@@ -277,9 +255,6 @@ def test_names_of_attacks_are_aslant_where_they_would_touch(width, turned):
     with plt.rc_context({"figure.figsize": (width, 3.6)}):
         display = RobustnessDisplay(curves=curves).plot()
     assert {text.get_rotation() for text in display.ax_.get_xticklabels()} == {turned}
-    if not turned:
-        boxes = tick_boxes(display)
-        assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
 
 
 def test_matplotlib_is_not_imported_before():
@@ -323,22 +298,25 @@ def test_a_score_that_cannot_be_had_is_told_before_anything_is_fitted(
         cls.from_estimator(model, *RATINGS, param_name="n_rounds", param_range=[1], **kwargs)
 
 
-@pytest.mark.parametrize("scoring", [None, ["rmse"], {"mine": lambda model, X, y: 1.0}])
-def test_the_comparison_is_asked_for_the_score(scoring):
-    vary = {"param_name": "n_rounds", "param_range": [1, 2]}
-    params = {"cv": 2} if scoring is None else {"cv": 2, "scoring": scoring}
+@pytest.mark.parametrize(
+    ("scoring", "score"),
+    [
+        (None, "ndcg@5"),
+        (["rmse"], "ndcg@5"),
+        ({"mine": lambda model, X, y: model.score(X, y)}, "mine"),
+    ],
+)
+def test_the_comparison_is_asked_for_the_score(scoring, score):
+    params = {"cv": 2} | ({} if scoring is None else {"scoring": scoring})
     models = [RFRec(n_factors=2, random_state=0), LocALS(n_factors=2, random_state=0)]
+    vary = {"param_name": "n_rounds", "param_range": [1, 2]}
     display = RobustnessDisplay.from_estimator(
-        models, *RATINGS, score="ndcg@5", compare_params=params, **vary
+        models, *RATINGS, score=score, compare_params=params, **vary
     )
     assert list(display.curves) == ["RFRec", "LocALS"]
-    expected = compare([models[0].set_params(n_rounds=1)], *RATINGS, cv=2, scoring="ndcg@5")
-    assert display.curves["RFRec"][1][0] == expected.summary["mean_ndcg@5"][0]
-    if isinstance(scoring, dict):
-        display = RobustnessDisplay.from_estimator(
-            models, *RATINGS, score="mine", compare_params=params, **vary
-        )
-        assert display.curves["LocALS"][1].tolist() == [1, 1]
+    scoring = scoring if score == "mine" else score
+    expected = compare([models[0].set_params(n_rounds=1)], *RATINGS, cv=2, scoring=scoring)
+    assert display.curves["RFRec"][1][0] == expected.summary[f"mean_{score}"][0]
 
 
 # ------------------------------------------------------------------------------- cost
@@ -554,19 +532,14 @@ def test_the_worst_of_several_attacks_from_fits():
 
 
 def test_a_list_is_one_value_where_there_is_no_attacker_to_choose():
-    catalogue = np.unique(RATINGS[0][:, 1]).tolist()
-    for display, values in (
-        (CostDisplay, {"all": catalogue}),
-        (RobustnessDisplay, [catalogue]),
-    ):
-        drawn = display.from_estimator(
-            LocALS(n_factors=2, n_rounds=1, random_state=0),
-            RATINGS[0],
-            param_name="items",
-            param_range=values,
-            compare_params={"cv": 2},
-        )
-        assert len(drawn.figure_.axes) == 1
+    drawn = RobustnessDisplay.from_estimator(
+        LocALS(n_factors=2, n_rounds=1, random_state=0),
+        RATINGS[0],
+        param_name="items",
+        param_range=[np.unique(RATINGS[0][:, 1]).tolist()],
+        compare_params={"cv": 2},
+    )
+    assert len(drawn.curves["LocALS"][0]) == 1
 
 
 # ----------------------------------------------------------------------------- privacy
