@@ -112,11 +112,7 @@ def test_lastfm_360k(run):
     ]
     path = "lastfm-dataset-360K/usersha1-artmbid-artname-plays.tsv"
     names = run("Last.fm", {path: "\n".join(rows)}, 1)
-    assert names["X"].tolist() == [
-        [ann, 'the "beatles'],
-        [ann, "nan"],
-        [bob, "José, and others"],
-    ]
+    assert names["X"].tolist() == [[ann, 'the "beatles'], [ann, "nan"], [bob, "José, and others"]]
 
 
 def test_amazon_reviews(run):
@@ -232,9 +228,3 @@ def test_yelp(run):
         ["OyoGAe7OKp", "7ATYjTIgM3", 1325604498],
     ]
     assert_array_equal(names["y"], [3, 5])
-
-
-def test_generated_data(run):
-    names = run("Generated data", {})
-    assert names["X"].shape == (100_000, 3)
-    assert names["y"].shape == (100_000,)
