@@ -25,13 +25,7 @@ from fedrecsk.aggregation._comparison import stacks
 from fedrecsk.attacks import Promotion, SignFlip
 from fedrecsk.datasets import make_interactions
 from fedrecsk.metrics import exposure
-from fedrecsk.updates import (
-    FieldSpec,
-    HeldUpdates,
-    RoundUpdates,
-    SparseRows,
-    as_integers,
-)
+from fedrecsk.updates import FieldSpec, HeldUpdates, RoundUpdates, SparseRows, as_integers
 from tests.conftest import make_toy
 from tests.reference import aggregation as reference
 from tests.updates.making import updates_of
@@ -104,18 +98,10 @@ def test_one_upload_too_few_changes_nothing_and_one_client_too_few_is_refused(
     few, enough = uploads[: n_needed - 1], uploads[:n_needed]
     for those, is_missing in ((few, True), (enough, False)):
         assert (aggregator.combine(those, shapes) is None) == is_missing
-        assert (aggregator._combine(as_round(those, shapes), {}) is None) == is_missing
     X, _ = make_toy(n_users=20, density=0.9)
     model = LocALS(n_rounds=1, federation=Federation(aggregator=aggregator), client_fraction=1.0)
     with pytest.raises(ValueError, match=f"{n_needed} clients per round.*are {n_needed - 1};"):
         model.fit(X, clients=X[:, 0] % (n_needed - 1))
-
-
-def test_rows_that_a_client_does_not_send_count_as_unchanged():
-    rows = [np.array([0]), np.array([0, 2]), np.array([2])]
-    uploads = [{"x": Update(r, np.full((len(r), 2), k + 1.0))} for k, r in enumerate(rows)]
-    total = CoordinateMedian().combine(uploads, {"x": (3, 2)})["x"]
-    np.testing.assert_array_equal(total, 3 * np.array([[1.0, 1], [0, 0], [2, 2]]))
 
 
 @pytest.mark.parametrize("aggregator", [CoordinateMedian(), TrimmedMean(), Krum()], ids=str)
@@ -269,7 +255,6 @@ def test_rows_are_held_back_only_where_they_are_steps():
     with pytest.raises(ValueError, match=r"'others', from which its server .*set share=1"):
         LocALS(4, federation=federation).fit(X)
     LocALS(4, federation=federation, aggregation="clients", preconditioner=False, n_rounds=1).fit(X)
-    FedMF(4, federation=federation, n_rounds=1).fit(X)
 
 
 def test_means_are_held_back_where_the_server_divides_by_the_senders_of_a_round():
@@ -440,7 +425,6 @@ def test_integers_are_rounded_whatever_a_users_own_combine_returns():
             lambda s: {**s, "gram": s["gram"][0]},
             r"Returning.combine .*shape \(3,\) .*'gram'; return numbers of shape \(3, 3\)",
         ),
-        (lambda s: {**s, "gram": "no"}, r"shape \(\) and dtype <U2 for field 'gram'"),
         (lambda s: {**s, "bias": s["bias"] * np.nan}, r"NaN or infinite .*'bias' of shape \(7,\)"),
     ],
 )
