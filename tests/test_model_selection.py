@@ -10,16 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import config_context
 from sklearn.base import clone
-from sklearn.experimental import enable_halving_search_cv  # noqa: F401
-from sklearn.model_selection import (
-    GridSearchCV,
-    HalvingGridSearchCV,
-)
+from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils import estimator_checks
 
-from fedrecsk import BiasOnly, RFRec
+from fedrecsk import BiasOnly
 from fedrecsk.model_selection import (
     ColdItemHoldout,
     LeaveLastOut,
@@ -166,13 +162,6 @@ def test_user_kfold_tests_each_row_once_and_spreads_users(X, n_splits, seed):
                 assert np.ptp([np.isin(rows, test).sum() for test in tests]) <= 1
 
 
-def test_every_row_of_movielens_but_the_only_ones_of_a_film_is_tested(ml100k):
-    X, _ = ml100k
-    tests = [test for _, test in WarmStartKFold(5, shuffle=True, random_state=0).split(X)]
-    assert sum(map(len, tests)) == 100_000 - 141
-    assert np.ptp(list(map(len, tests))) <= 1
-
-
 @given(TABLES, st.integers(2, 5), SEEDS)
 def test_warm_start_kfold_tests_every_row_it_can(X, n_splits, seed):
     check_warm_start(X, WarmStartKFold(n_splits, shuffle=seed is not None, random_state=seed))
@@ -317,13 +306,10 @@ def test_times_are_numbers_or_dates():
         for hour, h in ((9, 0), (10, 5), (11, 4))
     ]
     columns = [
-        [3, 1, 2],
         [0.3, -0.1, 0.2],
         [True, False, False],
-        days,
         [day.date() for day in days],
         zoned,
-        pd.to_datetime(days),
         pd.to_datetime(days).tz_localize("Asia/Tokyo"),
         np.array(["3.5", "-1", "2e-1"]),
         pd.array([3, 1, 2], dtype="Int64"),
@@ -333,9 +319,6 @@ def test_times_are_numbers_or_dates():
         for X in (frame, frame.astype({"t": object}), frame.to_numpy(dtype=object)):
             [(_, test)] = LeaveLastOut().split(X)
             assert test.tolist() == [0], column
-    X = pd.DataFrame({"t": [3, 1, 2], "u": [1, 1, 1]})[["u", "t"]].assign(when=[1, 2, 3], t2=0)
-    [(_, test)] = LeaveLastOut(timestamps="when").split(X)
-    assert test.tolist() == [2]
 
 
 @pytest.mark.parametrize("Class", [LeaveLastOut, TemporalHoldout])
@@ -404,11 +387,7 @@ def test_bad_input_is_named_before_the_first_split(splitter, timed, change, mess
             [[1, 1, 1], [1, 2, 2], [1, 3, 2]],
             "validation_size=0.3 leaves the validation set empty",
         ),
-        (
-            TemporalHoldout(per_user=True),
-            [[1, 1, 1], [2, 2, 2]],
-            "the test set empty: no user has",
-        ),
+        (TemporalHoldout(per_user=True), [[1, 1, 1], [2, 2, 2]], "the test set empty: no user has"),
         (TemporalHoldout(0.5, validation_size=0.5), [[1, 1, 1]], "leave no training rows"),
     ],
     ids=repr,
@@ -454,8 +433,8 @@ def test_random_state_is_scikit_learns(Class, parameters, timed):
     def tests(splitter):
         return [test.tolist() for _, test in splitter.split(X)]
 
-    assert tests(Class(random_state=5, **parameters)) == tests(Class(random_state=5, **parameters))
-    assert tests(Class(random_state=5, **parameters)) != tests(Class(random_state=6, **parameters))
+    one, same, other = (tests(Class(random_state=seed, **parameters)) for seed in (5, 5, 6))
+    assert one == same != other
     stateful = Class(random_state=np.random.RandomState(0), **parameters)
     assert tests(stateful) != tests(stateful)
     if Class is UserHoldout:
@@ -518,11 +497,8 @@ def test_pipelines_refuse_splitters(timed):
 @pytest.mark.parametrize(
     "check",
     [
-        estimator_checks.check_estimator_cloneable,
         estimator_checks.check_estimator_repr,
-        estimator_checks.check_estimator_tags_renamed,
         estimator_checks.check_valid_tag_types,
-        estimator_checks.check_mixin_order,
         estimator_checks.check_no_attributes_set_in_init,
         estimator_checks.check_get_params_invariance,
         estimator_checks.check_set_params,
@@ -559,15 +535,3 @@ def test_grid_searches_take_splitters(splitter, timed):
     for call in (splitter.split, clone(splitter).fit, splitter.train_test_split):
         with pytest.raises(ValueError, match="inconsistent numbers of samples"):
             call(X, y[:-1])
-
-
-def test_halving_takes_splitters_that_repeat_themselves(timed):
-    parameters = {"resource": "n_rounds", "max_resources": 4, "min_resources": 2}
-    for splitter in (LeaveLastOut(), UserHoldout(random_state=0), UserKFold(2)):
-        search = HalvingGridSearchCV(
-            RFRec(), {"n_factors": [2, 3]}, cv=splitter, scoring="r2", **parameters
-        )
-        assert search.fit(*timed).best_estimator_.n_rounds_ <= 4
-    search = HalvingGridSearchCV(RFRec(), {"n_factors": [2, 3]}, cv=UserHoldout(), **parameters)
-    with pytest.raises(ValueError, match="must yield consistent folds"):
-        search.fit(*timed)
