@@ -44,9 +44,10 @@ def test_scikit_learn_compatible(estimator, check):
         pd.DataFrame({"u": ["bob", "ann"], "i": [7, 2**60 + 1], "t": [0.5, 1.5]}),
         pd.DataFrame({"u": [1, 2], "i": [7, 8], "t": pd.to_datetime(["2020-01-01", "2021-01-01"])}),
         [["ann", 7, "red"], ["bob", 8, "blue"]],
+        [[2**60, 7, 0.5], [2**60 + 1, 8, 1.5]],
         np.array([["1", "alien", "977"], ["2", "brazil", "978"]]),
     ],
-    ids=["ints", "floats", "frame", "dates", "context", "text"],
+    ids=["ints", "floats", "frame", "dates", "context", "huge", "text"],
 )
 def test_ids_come_back(X):
     encoder = IdEncoder()
@@ -89,11 +90,7 @@ def test_an_encoder_in_a_pipeline_changes_nothing(model, toy):
 # -------------------------------------------------------------------------- ratings
 
 
-@given(
-    st.lists(st.floats(-10, 10), min_size=1, max_size=20),
-    st.floats(-5, 5),
-    st.floats(0.1, 5),
-)
+@given(st.lists(st.floats(-10, 10), min_size=1, max_size=20), st.floats(-5, 5), st.floats(0.1, 5))
 def test_scaled_ratings_come_back(ratings, low, width):
     column = np.array(ratings)[:, None]
     scaler = RatingScaler(feature_range=(low, low + width))
@@ -222,7 +219,8 @@ def test_implicit_feedback_is_what_reaches_the_threshold():
 
 
 @pytest.mark.parametrize(
-    "keep", [partial(filter_k_core, k=4), partial(filter_min_ratings, min_user=4, min_item=7), to_implicit]
+    "keep",
+    [partial(filter_k_core, k=4), partial(filter_min_ratings, min_user=4, min_item=7), to_implicit],
 )
 def test_what_was_given_comes_back_in_its_type(keep, toy):
     X, y = toy
