@@ -57,10 +57,6 @@ class Server:
     def post(self, content, **options):
         return self.ask("POST", "/recommend", content, **options)
 
-    def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=30)
-
 
 def served(tmp_path_factory, name, trust):
     model, X, _ = fitted(name)
