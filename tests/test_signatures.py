@@ -12,7 +12,7 @@ import pytest
 from sklearn.base import clone
 
 from fedrecsk import BiasedMF, BiasOnly
-from fedrecsk._utils.docs import TEXTS, documented
+from fedrecsk._utils.docs import documented
 from fedrecsk.base import RatingMixin, Recommender
 from tests.listed import THINGS
 
@@ -126,20 +126,8 @@ def test_a_subclass_without_the_decorator_is_named(use):
     message = "Forgotten annotates 'more', which did not become a parameter. Decorate Forgotten"
     with pytest.raises(TypeError, match=message):
         use(Forgotten())
-
-
-def test_a_base_without_the_decorator_is_named():
-    @dataclass(eq=False, repr=False)
-    class Heir(Forgotten):
-        pass
-
-    with pytest.raises(TypeError, match="Heir annotates 'more', which did not become a parameter"):
-        Heir().get_params()
-
-
-def test_a_private_name_is_no_parameter():
     with pytest.raises(TypeError, match="Private annotates '_dtype', which became a parameter"):
-        Private().get_params()
+        use(Private())
 
 
 def test_other_subclasses_work():
@@ -208,33 +196,6 @@ def test_shared_texts_are_written_out_in_place():
         "    One of",
         '    {"a", "b"}.',
     ]
-
-
-def test_shared_texts_must_exist():
-    class Typo:
-        """{itmes}"""
-
-    class Without:
-        """{tol}"""
-
-    with pytest.raises(KeyError, match="itmes"):
-        documented(Typo)
-    with pytest.raises(AttributeError, match="tol"):
-        documented(Without)
-
-
-def test_shared_texts_fit_the_page():
-    for text in TEXTS.values():
-        head, *body = text.strip().splitlines()
-        if head.startswith("*"):  # a note
-            assert all(len(line) <= 96 for line in body)
-            continue
-        assert " : " in head or head.isidentifier()
-        assert any(line.startswith("    ") for line in body)
-        for line in filter(None, body):
-            is_heading = line.replace(", ", "").isidentifier() or set(line) == {"-"}
-            assert line.startswith("    ") or " : " in line or is_heading
-            assert len(line) <= 96
 
 
 @pytest.mark.full
