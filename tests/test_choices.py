@@ -93,31 +93,3 @@ def test_gain_is_a_mean_with_the_standard_error_of_a_mean_over_users():
 )
 def test_a_gain_is_kept_if_it_is_beyond_two_standard_errors_in_all_splits(found, kept):
     assert choices.is_kept(*found) == kept
-
-
-@pytest.mark.parametrize(("together", "chosen"), [(5.0, [{"a": 2}, {"b": 1}]), (2.5, [{"a": 2}])])
-def test_the_best_values_are_kept_together_only_if_that_gains_more(together, chosen, monkeypatch):
-    gains = {"a": {1: 1.0, 2: 3.0}, "b": {1: 2.0}, "c": {1: -1.0}}
-
-    def run(method, changed, parts, seeds, options):
-        if len(changed) > 1:
-            level = together
-        else:
-            level = sum(gains[name][value] for name, value in changed.items())
-        return measured(np.full((3, 6), level))
-
-    class Nothing:
-        def choosing(self, *_):
-            return []
-
-    monkeypatch.setattr(choices, "measured", run)
-    monkeypatch.setitem(choices.PROTOCOLS, "RFRec", Nothing())
-    grid = [{name: value} for name, values in gains.items() for value in values]
-    assert choices.choose("RFRec", "100k", grid, Options) == chosen
-
-
-def test_every_grid_names_parameters_and_leaves_the_default_out():
-    for method, grid in choices.GRID.items():
-        estimator = getattr(choices.fedrecsk, method)()
-        for name, values in grid.items():
-            assert getattr(estimator, name) not in values, (method, name)

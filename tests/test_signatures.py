@@ -12,8 +12,7 @@ import pytest
 from sklearn.base import clone
 
 from fedrecsk import BiasedMF, BiasOnly
-from fedrecsk._utils.docs import documented
-from fedrecsk.base import RatingMixin, Recommender
+from fedrecsk.base import Recommender
 from tests.listed import THINGS
 
 ESTIMATORS = {
@@ -168,34 +167,6 @@ def test_parameters_are_described_with_their_defaults(name):
     assert own <= found.keys() | {one for names in alike for one in names.split(", ")}
     assert not re.search(r"^ *\{[a-z_ ]+\}$", Estimator.__doc__, re.MULTILINE), "a placeholder"
     assert max(map(len, Estimator.__doc__.splitlines())) <= 100
-
-
-def test_shared_texts_are_written_out_in_place():
-    @documented
-    @dataclass(eq=False, repr=False)
-    class Method(RatingMixin, Recommender):
-        """One line.
-
-        Parameters
-        ----------
-        {tol}
-            In squared ratings.
-        kind : {"a", "b"}, default="a"
-            One of
-            {"a", "b"}.
-        """
-
-        _: KW_ONLY
-        tol: float = 1e-4
-
-    assert inspect.cleandoc(Method.__doc__).splitlines()[4:] == [
-        "tol : float, default=1e-4",
-        "    Smallest decrease of the validation loss that counts as an improvement.",
-        "    In squared ratings.",
-        'kind : {"a", "b"}, default="a"',
-        "    One of",
-        '    {"a", "b"}.',
-    ]
 
 
 @pytest.mark.full
