@@ -23,12 +23,7 @@ from fedrecsk import BiasOnly, LocALS, Popularity, RFRec  # noqa: E402
 from fedrecsk.attacks import RandomUpload  # noqa: E402
 from fedrecsk.metrics import evaluate_ranking  # noqa: E402
 from fedrecsk.model_selection import compare  # noqa: E402
-from fedrecsk.plotting import (  # noqa: E402
-    ConvergenceDisplay,
-    CostDisplay,
-    PrivacyDisplay,
-    RobustnessDisplay,
-)
+from fedrecsk.plotting import ConvergenceDisplay, CostDisplay, PrivacyDisplay, RobustnessDisplay  # noqa: E402
 from fedrecsk.privacy import LaplaceMechanism  # noqa: E402
 from tests.conftest import make_toy  # noqa: E402
 
@@ -135,22 +130,6 @@ def test_a_display_is_pickled_with_its_figure(draw):
     assert legend(again)[:2] == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    ("losses", "shown"),
-    [
-        ([0.02, 5], ["0.03", "0.1", "0.3", "1", "3"]),
-        ([2, 20], ["2", "5", "10", "20"]),
-        ([30, 2e9], ["100", "1k", "10k", "100k", "1M", "10M", "100M", "1G"]),
-    ],
-)
-def test_losses_are_written_short(losses, shown):
-    display = PrivacyDisplay(curves={"a": (losses, [1, 2], [0, 0])}).plot()
-    display.figure_.canvas.draw()
-    low, high = display.ax_.get_xlim()
-    ticks = display.ax_.xaxis.get_major_ticks()
-    assert [t.label1.get_text() for t in ticks if low <= t.get_loc() <= high] == shown
-
-
 MANY = [f"method {i}" for i in range(7)], ["item mean", "implicit ALS", "popularity"]
 LONG = [f"federation__local_dp__scale={i}" for i in range(3)], []
 
@@ -246,15 +225,6 @@ def assert_nothing_is_cut(display):
         assert box.x1 <= page.x1 + 1
         assert box.y0 >= page.y0 - 1
         assert box.y1 <= page.y1 + 1
-
-
-@pytest.mark.parametrize(("width", "turned"), [(3.6, 30), (9.0, 0)])
-def test_names_of_attacks_are_aslant_where_they_would_touch(width, turned):
-    names = ["nobody", "noise of size 1", "sign flip", "random direction"]
-    curves = {"a": (names, np.ones(4), np.zeros(4))}
-    with plt.rc_context({"figure.figsize": (width, 3.6)}):
-        display = RobustnessDisplay(curves=curves).plot()
-    assert {text.get_rotation() for text in display.ax_.get_xticklabels()} == {turned}
 
 
 def test_matplotlib_is_not_imported_before():
