@@ -147,6 +147,16 @@ def test_users_own_parts_that_do_not_work_are_named(setting, message):
         fit(**setting)
 
 
+def test_a_compressor_without_a_direction_compresses_both():
+    class Halves(Compressor):
+        def _compress(self, values, generator):
+            return Compressed(values, values.size, values.size, itemsize=2)
+
+    plain, halved = fit().communication_, fit(compression=Halves()).communication_
+    assert halved.bytes_up < plain.bytes_up
+    assert halved.bytes_down < plain.bytes_down
+
+
 def test_top_k_that_makes_messages_longer_warns():
     with pytest.warns(UserWarning, match=r"TopK\(ratio=0.8\) makes messages longer"):
         longer = fit(compression=TopK(0.8)).communication_

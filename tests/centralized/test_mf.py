@@ -104,18 +104,6 @@ def test_equals_the_naive_reference(Estimator, n_factors, weighted, monkeypatch)
     assert model.predict(pairs) == pytest.approx(np.clip(predicted, 1, 5), rel=1e-9)
 
 
-def test_the_literal_decay_of_implicit_vectors_is_the_papers(monkeypatch):
-    """One user with one rating: all decays at once are one per rating, to first order."""
-    monkeypatch.setattr(_sgd, "DTYPE", np.float64)
-    X, y = [["ann", "emma"], ["bob", "alien"]], [1.0, 5.0]
-    Wide = with_constants(SVDpp, INIT_STD=0.5)
-    parameters = {"n_epochs": 1, "random_state": 0, "learning_rate": 1e-4}
-    free = Wide(3, reg_implicit=0, **parameters).fit(X, y)
-    literal = Wide(3, reg=0.1, reg_implicit=0.1, **parameters).fit(X, y)
-    pulled = (literal.implicit_factors_ - free.implicit_factors_) / free.implicit_factors_
-    assert pulled == pytest.approx(np.full((2, 3), -1e-4 * 0.1), rel=1e-2)
-
-
 # ---------------------------------------------------------------------- what fit promises
 
 
