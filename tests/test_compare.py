@@ -52,7 +52,6 @@ class RatingPeer(RegressorMixin, BaseEstimator):
             raise RuntimeError(f"no user {self.needs_user}")
         self.item_ids_ = np.unique(X[:, 1])
         self.mean_ = float(np.average(y, weights=sample_weight))
-        self.n_rows_ = len(X)
         self.rows_ = X
         return self
 

@@ -53,22 +53,6 @@ def test_one_cutoff_is_a_temporal_holdout(X, validation_size):
         assert (days[test] >= first).all()
 
 
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"cutoff": 1e15}, "leaves no test rows: the times of X are from"),
-        ({"cutoff": -1}, "cutoff=-1 leaves no training rows"),
-        ({"cutoff": "2024-05-01"}, "One of cutoff and the times.*Give both in the same form"),
-        ({"cutoff": 0.5, "per_user": True}, "one time for all users"),
-        ({"cutoff": [0.5]}, "'cutoff' parameter of TemporalHoldout"),
-    ],
-    ids=str,
-)
-def test_a_bad_cutoff_is_named(X, parameters, message):
-    with pytest.raises(ValueError, match=message):
-        TemporalHoldout(**parameters).split(X)
-
-
 @pytest.fixture(scope="module")
 def mixed(X):
     """The same rows in an order of time in which users come back."""
@@ -138,17 +122,22 @@ def test_what_cannot_follow_is_named(mixed):
 
 
 @pytest.mark.parametrize(
-    ("cutoffs", "message"),
+    ("splitter", "message"),
     [
-        (["2024-05-01"], "Give both in the same form"),
-        ([1e15], r"no row from 1000000000000000.0 on.*other or fewer cutoffs"),
-        ([-1.0], "no row before -1.0"),
-        (["some day"], "'some day' is not an ISO date"),
-        ([], "list of times or quantiles"),
-        (0, "'cutoffs' parameter of RollingOrigin must be"),
+        (TemporalHoldout(cutoff=1e15), "leaves no test rows: the times of X are from"),
+        (TemporalHoldout(cutoff=-1), "cutoff=-1 leaves no training rows"),
+        (TemporalHoldout(cutoff="2024-05-01"), "One of cutoff and the times.*Give both in the sa"),
+        (TemporalHoldout(cutoff=0.5, per_user=True), "one time for all users"),
+        (TemporalHoldout(cutoff=[0.5]), "'cutoff' parameter of TemporalHoldout"),
+        (RollingOrigin(["2024-05-01"]), "Give both in the same form"),
+        (RollingOrigin([1e15]), r"no row from 1000000000000000.0 on.*other or fewer cutoffs"),
+        (RollingOrigin([-1.0]), "no row before -1.0"),
+        (RollingOrigin(["some day"]), "'some day' is not an ISO date"),
+        (RollingOrigin([]), "list of times or quantiles"),
+        (RollingOrigin(0), "'cutoffs' parameter of RollingOrigin must be"),
     ],
     ids=str,
 )
-def test_bad_cutoffs_are_named(X, cutoffs, message):
+def test_bad_cutoffs_are_named(X, splitter, message):
     with pytest.raises(ValueError, match=message):
-        RollingOrigin(cutoffs).split(X)
+        splitter.split(X)
