@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.base import is_regressor
-from sklearn.model_selection import GridSearchCV, KFold
 
 from fedrecsk import (
     PMF,
@@ -89,15 +88,6 @@ def test_rows_of_weight_zero_do_not_matter():
     assert model.item_ids_.tolist() == [20, 30]
     assert model.item_bias_[1] == 0
     assert model.user_ids_.tolist() == [1, 2]
-
-
-def test_folds_keep_the_catalogue():
-    cv = KFold(4)
-    scoring = lambda model, X, y: model.n_items_  # noqa: E731
-    grid = {"items": [[10, 20, 30, 40], pd.Series([10, 20, 30, 40]), None]}
-    search = GridSearchCV(BiasOnly(), grid, cv=cv, scoring=scoring, error_score="raise").fit(X, y)
-    sizes = [search.cv_results_[f"split{k}_test_score"].tolist() for k in range(4)]
-    assert sizes == [[4, 4, 3], [4, 4, 2], [4, 4, 3], [4, 4, 2]]
 
 
 @pytest.mark.parametrize("Estimator", [PMF, BiasedMF, SVDpp])

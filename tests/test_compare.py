@@ -126,15 +126,24 @@ def test_rating_and_ranking_models_stand_side_by_side(ratings):
         "popular": Popularity(),
         "bias": BiasOnly(),
         "dummy": DummyRegressor(),
+        "peer": Peer(),
+        "rating peer": RatingPeer(),
+        "pipeline": make_pipeline(FunctionTransformer(), rfrec()),
+        "search": GridSearchCV(rfrec(), {"n_rounds": [1, 2]}, cv=UserKFold(2)),
     }
     result = compare(models, X, y, cv=2, return_estimator=True)
     table = result.per_fold.set_index("estimator")
     assert (table["error"] == "").all()
-    assert table.loc[["rating", "bias", "dummy"], ["rmse", "mae"]].notna().all(axis=None)
-    assert table.loc[["ranking", "popular"], ["rmse", "mae"]].isna().all(axis=None)
+    rank = ["ranking", "popular", "peer"]
+    no_costs = ["popular", "bias", "dummy", "peer", "rating peer"]
+    assert table.drop(rank)[["rmse", "mae"]].notna().all(axis=None)
+    assert table.loc[rank, ["rmse", "mae"]].isna().all(axis=None)
     assert table[["ndcg@10", "hit_rate@10", *TIMES]].notna().all(axis=None)
-    assert table.loc[["rating", "ranking"], COSTS].notna().all(axis=None)
-    assert table.loc[["popular", "bias", "dummy"], COSTS].isna().all(axis=None)
+    assert table.drop(no_costs)[COSTS].notna().all(axis=None)
+    assert table.loc[no_costs, COSTS].isna().all(axis=None)
+    for column in ("rmse", "mb_up"):
+        assert table.loc["pipeline", column].tolist() == table.loc["rating", column].tolist()
+    assert table.loc["search", "rounds"].isin([1, 2]).all()
     assert table.loc["rating", "rounds"].tolist() == [3, 3]
     for row in result.per_fold[:4].to_dict("records"):
         model = result.estimators[row["estimator"]][row["fold"]]
@@ -304,32 +313,6 @@ def test_what_cannot_be_compared_is_named_before_any_fit(change, error, message,
 
 
 # ----------------------------------------------------------------------- whom it works on
-
-
-def test_peers_pipelines_and_searches(ratings):
-    X, y = ratings
-    search = GridSearchCV(rfrec(), {"n_rounds": [1, 2]}, cv=UserKFold(2))
-    models = {
-        "peer": Peer(),
-        "rating peer": RatingPeer(),
-        "pipeline": make_pipeline(FunctionTransformer(), rfrec()),
-        "alone": rfrec(),
-        "search": search,
-    }
-    scoring = {
-        "rmse": make_scorer(_rmse),
-        **make_ranking_scorer(["ndcg", "hit_rate"], exclude_seen=False),
-    }
-    with pytest.warns(UserWarning, match="rmse: not for peer"):
-        table = compare(models, X, y, cv=2, scoring=scoring).per_fold.set_index("estimator")
-    assert (table["error"] == "").all()
-    assert table.loc["peer", "rmse"].isna().all()
-    assert table.drop("peer")["rmse"].notna().all()
-    assert table["ndcg@10"].notna().all()
-    assert table.loc["pipeline", "mb_up"].tolist() == table.loc["alone", "mb_up"].tolist()
-    assert table.loc["pipeline", "rmse"].tolist() == table.loc["alone", "rmse"].tolist()
-    assert table.loc["search", "rounds"].isin([1, 2]).all()
-    assert table.loc[["peer", "rating peer"], COSTS].isna().all(axis=None)
 
 
 def test_a_fit_and_a_predict_are_enough(ratings):

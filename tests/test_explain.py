@@ -104,9 +104,9 @@ SCALED = [(name, {"reg_exponent": 0.7}) for name in ("LocALS", "FCF", "ImplicitA
 
 @pytest.mark.parametrize(("name", "parameters"), [*((name, {}) for name in NAMES), *SCALED])
 def test_newcomers_scores_are_those_of_the_formulas(name, parameters):
-    model, X, _ = fitted(name, **parameters)
+    model, *_ = fitted(name, **parameters)
     items, values = model.item_ids_[[1, 4, 6]], np.array([5.0, 2.0, 4.0])
-    rows = np.column_stack([np.full(3, 77), items, *X[:3, 2:].T])
+    rows = np.column_stack([np.full(3, 77), items])
     theirs = ridge_by_hand(model, items, values, np.ones(3))
     for code, item in enumerate(model.item_ids_):
         found, parts, rest = model.explain(77, item, as_frame=False, interactions=(rows, values))
@@ -117,8 +117,8 @@ def test_newcomers_scores_are_those_of_the_formulas(name, parameters):
 @linear
 def test_a_contribution_is_linear_in_the_row(name):
     """Without the other rows' ratings: only one row moves, and only its part does."""
-    model, X, _ = fitted(name)
-    rows = np.column_stack([np.full(3, 77), model.item_ids_[[1, 4, 6]], *X[:3, 2:].T])
+    model, *_ = fitted(name)
+    rows = np.column_stack([np.full(3, 77), model.item_ids_[[1, 4, 6]]])
     parts = [
         model.explain(77, model.item_ids_[0], interactions=(rows, np.array([3.0, one, 4.0])))
         .set_index("item")["contribution"]

@@ -46,12 +46,12 @@ def exported(model, folder):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_recommends_what_the_model_recommends(name, tmp_path):
-    model, X, _ = fitted(name)
+    model, *_ = fitted(name)
     public = exported(model, tmp_path)
     histories = [([1, 4, 6], [5.0, 2.0, 4.0]), ([0], [1.0]), ([2, 3, 2, 8], [1.0, 4.0, 5.0, 5.0])]
     for codes, ratings in histories:
         items = model.item_ids_[codes]
-        rows = np.column_stack([np.full(len(items), 77), items, *X[: len(items), 2:].T])
+        rows = np.column_stack([np.full(len(items), 77), items])
         for exclude_seen in (True, False):
             theirs = model.recommend(
                 [77], 5, interactions=(rows, np.array(ratings)), exclude_seen=exclude_seen

@@ -18,7 +18,6 @@ from numpy.testing import assert_array_equal
 
 from fedrecsk.datasets import (
     clear_data_home,
-    fetch,
     fetch_filmtrust,
     fetch_kuairec,
     fetch_lastfm,
@@ -408,17 +407,6 @@ def test_what_no_retry_mends_is_an_error(bad, error, message, n_tries, fetch_fro
         fetch_from(server, n_retries=2)
     assert len(server.asked) == n_tries
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.filterwarnings("ignore:Downloading")
-def test_the_wait_doubles_up_to_a_minute(monkeypatch, tmp_path):
-    waits = []
-    monkeypatch.setattr(fetch.time, "sleep", waits.append)
-    # Port 9 of this machine (discard) refuses connections.
-    publish_at("http://127.0.0.1:9", monkeypatch)
-    with pytest.raises(OSError, match=r"refused.*tries: 9"):
-        fetch_movielens(data_home=tmp_path, n_retries=8, delay=1)
-    assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
 @pytest.mark.parametrize(
