@@ -50,6 +50,7 @@ REFUSALS = (
     "but LightFR sends codes and integers",
     "has nothing to compress",
     "has no rows of items",
+    "has no such rows",
     "so the aggregator would have no effect",
 )
 
