@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
-from fedrecsk import Federation, FedMF, LocALS, RFRec
+from fedrecsk import Federation, FedMF, LocALS
 from fedrecsk.aggregation import (
     Aggregator,
     CoordinateMedian,
@@ -25,14 +25,7 @@ from fedrecsk.aggregation._comparison import stacks
 from fedrecsk.attacks import Promotion, SignFlip
 from fedrecsk.datasets import make_interactions
 from fedrecsk.metrics import exposure
-from fedrecsk.privacy import LaplaceMechanism
-from fedrecsk.updates import (
-    FieldSpec,
-    HeldUpdates,
-    RoundUpdates,
-    SparseRows,
-    as_integers,
-)
+from fedrecsk.updates import FieldSpec, HeldUpdates, RoundUpdates, SparseRows, as_integers
 from tests.conftest import make_toy
 from tests.reference import aggregation as reference
 from tests.updates.making import updates_of
@@ -105,31 +98,10 @@ def test_one_upload_too_few_changes_nothing_and_one_client_too_few_is_refused(
     few, enough = uploads[: n_needed - 1], uploads[:n_needed]
     for those, is_missing in ((few, True), (enough, False)):
         assert (aggregator.combine(those, shapes) is None) == is_missing
-        assert (aggregator._combine(as_round(those, shapes), {}) is None) == is_missing
     X, _ = make_toy(n_users=20, density=0.9)
     model = LocALS(n_rounds=1, federation=Federation(aggregator=aggregator), client_fraction=1.0)
     with pytest.raises(ValueError, match=f"{n_needed} clients per round.*are {n_needed - 1};"):
         model.fit(X, clients=X[:, 0] % (n_needed - 1))
-
-
-def test_rows_that_a_client_does_not_send_count_as_unchanged():
-    rows = [np.array([0]), np.array([0, 2]), np.array([2])]
-    uploads = [{"x": Update(r, np.full((len(r), 2), k + 1.0))} for k, r in enumerate(rows)]
-    total = CoordinateMedian().combine(uploads, {"x": (3, 2)})["x"]
-    np.testing.assert_array_equal(total, 3 * np.array([[1.0, 1], [0, 0], [2, 2]]))
-
-
-def test_noise_of_local_privacy_comes_before_the_aggregator():
-    X, y = make_toy(n_users=20, density=0.9)
-    noisy = LaplaceMechanism(clip=0.2, scale=0.1)
-    items = {}
-    for bound in (1e-9, 1e9):
-        federation = Federation(local_dp=noisy, aggregator=NormClipping(bound))
-        public = {"rating_scale": (1, 5), "items": np.unique(X[:, 1])}
-        model = RFRec(**public, random_state=0, federation=federation)
-        items[bound] = [clone(model).set_params(n_rounds=n).fit(X, y).item_factors_ for n in (1, 3)]
-    np.testing.assert_allclose(*items[1e-9], atol=1e-6)
-    assert np.abs(np.subtract(*items[1e9])).max() > 0.01
 
 
 @pytest.mark.parametrize("aggregator", [CoordinateMedian(), TrimmedMean(), Krum()], ids=str)
@@ -239,20 +211,6 @@ def test_the_geometric_median_equals_the_naive_reference(rounds, n_iterations):
         np.testing.assert_allclose(found[name], 9 * expected, rtol=1e-9)
 
 
-def test_the_geometric_median_has_the_smallest_sum_of_distances(changes):
-    changes[0] *= 1e3
-    middle = combined(GeometricMedian(200), changes) / len(changes)
-
-    def distances(point):
-        return sum(np.linalg.norm(change - point) for change in changes)
-
-    rng = np.random.default_rng(0)
-    least = distances(middle)
-    for step in (1e-3, 0.1, 1.0):
-        for _ in range(20):
-            assert distances(middle + step * rng.standard_normal(middle.shape)) > least
-
-
 def test_an_upload_without_any_change_does_not_hold_the_geometric_median_back(changes):
     changes = [change + 5 for change in changes]
     middle = combined(GeometricMedian(), [*changes, np.zeros((4, 3))]) / 10
@@ -277,9 +235,7 @@ def test_fl_trust_says_what_is_wrong_with_its_reference():
         federation = Federation(aggregator=FLTrust(reference), adversary=adversary)
         LocALS(federation=federation, n_rounds=1).fit(X, clients=clients)
 
-    with pytest.raises(ValueError, match=r"FLTrust\(reference=77\) is not a client of this fit"):
-        fit(77)
-    for other in ("3", None, [3]):
+    for other in (77, "3", None, [3]):
         with pytest.raises(ValueError, match=r"FLTrust\(.*\) is not a client of this fit"):
             fit(other)
     with pytest.raises(ValueError, match=r"trusts client 3, but the federation's adversary"):
@@ -299,7 +255,6 @@ def test_rows_are_held_back_only_where_they_are_steps():
     with pytest.raises(ValueError, match=r"'others', from which its server .*set share=1"):
         LocALS(4, federation=federation).fit(X)
     LocALS(4, federation=federation, aggregation="clients", n_rounds=1).fit(X)
-    FedMF(4, federation=federation, n_rounds=1).fit(X)
 
 
 def test_means_are_held_back_where_the_server_divides_by_the_senders_of_a_round():
@@ -470,7 +425,6 @@ def test_integers_are_rounded_whatever_a_users_own_combine_returns():
             lambda s: {**s, "gram": s["gram"][0]},
             r"Returning.combine .*shape \(3,\) .*'gram'; return numbers of shape \(3, 3\)",
         ),
-        (lambda s: {**s, "gram": "no"}, r"shape \(\) and dtype <U2 for field 'gram'"),
         (lambda s: {**s, "bias": s["bias"] * np.nan}, r"NaN or infinite .*'bias' of shape \(7,\)"),
     ],
 )

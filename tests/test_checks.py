@@ -7,7 +7,7 @@ import pytest
 from sklearn.base import clone
 
 from benchmarks._variants import with_constants
-from fedrecsk import FCF, ExplicitFCF, FedRec, ImplicitLMF, LightFR, Popularity
+from fedrecsk import FCF, ExplicitFCF, FedRec, ImplicitLMF, LightFR
 from fedrecsk.datasets import make_interactions, make_ratings
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.preprocessing import RatingScaler
@@ -133,17 +133,3 @@ def test_defaults_neither_explode_nor_fail(name, shape):
         assert np.isfinite(model.predict(X)).all()
         if not model.__sklearn_tags__().target_tags.required:
             make(name).fit(make_interactions(*shape, random_state=1))
-
-
-def test_popularity_needs_somebody_who_likes_something(ratings):
-    X, y = ratings
-    with pytest.raises(ValueError, match="No row of X has y > 0"):
-        Popularity().fit(X, -y)
-    some = np.where(y > 3, y, -y)
-    model, liked = Popularity().fit(X, some), Popularity().fit(X[y > 3])
-    order = np.argsort(-model.item_popularity_, kind="stable")
-    known = np.isin(model.item_ids_, liked.item_ids_)
-    assert (model.item_popularity_[~known] == 0).all()
-    ratio = model.item_popularity_[known] / liked.item_popularity_
-    assert ratio == pytest.approx(np.full(known.sum(), liked.n_users_ / model.n_users_))
-    assert known[order[0]]

@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 
-from fedrecsk import FedMF
-
 choices = pytest.importorskip("benchmarks.choices", reason="run pytest from the repository")
 
-from benchmarks import fcf, fedals, fedeb, fedfast, fedrec, lightfr, methods, rfrec  # noqa: E402
-from benchmarks._seeds import CHOOSING, REPORTED, choosing, reported, untested  # noqa: E402
+from benchmarks import fcf, fedeb, fedfast, fedrec, lightfr, methods  # noqa: E402
+from benchmarks._seeds import CHOOSING, REPORTED, choosing  # noqa: E402
 from fedrecsk.datasets import make_ratings  # noqa: E402
 
 pytestmark = pytest.mark.full
@@ -39,38 +37,6 @@ def test_no_seed_is_both_chosen_on_and_reported():
 
 
 @pytest.mark.parametrize(
-    ("ask", "message"),
-    [
-        (lambda: reported(2001), "Seeds 0 to 2000: for reported numbers there are 0 to 1999"),
-        (lambda: reported(3, 1998), "Seeds 1998 to 2000"),
-        (lambda: choosing(1001), "Seeds 2000 to 3000: for choosing defaults there are 2000"),
-        (lambda: reported(0), "0 seeds"),
-    ],
-)
-def test_seeds_of_the_other_kind_are_refused(ask, message):
-    with pytest.raises(SystemExit, match=message):
-        ask()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--reported-seeds", "5"], "seeds 0 to 3 only; ask for at most 4"),
-        (["--only", "rank", "prox"], "--only rank: RFRec tries reg_user, reg_item"),
-    ],
-)
-def test_a_command_that_could_not_be_honoured_is_refused(arguments, message, capsys):
-    with pytest.raises(SystemExit):
-        choices.main(["RFRec", *arguments])
-    assert message in capsys.readouterr().err
-
-
-def test_untested_rows_are_those_of_no_test_part():
-    rows = np.array([[1, 5], [1, 6], [2, 5]])
-    assert untested(rows, [np.array([[1, 6]]), np.array([[2, 6], [2, 5]])]).tolist() == [1, 0, 0]
-
-
-@pytest.mark.parametrize(
     ("protocol", "seeds"),
     [(choices.Ratings(), [0, 1, 2, 300]), (choices.Catalogue(), [0, 1, 2, 3])],
 )
@@ -94,21 +60,6 @@ def test_validation_rows_of_rankings_come_before_the_test(toy):
         assert all(times[pair] <= earliest[pair[0]] for pair in pairs(part.rows))
         for row, drawn in zip(part.rows, part.target, strict=True):
             assert pairs([(row[0], item) for item in drawn]).isdisjoint(rated)
-
-
-def test_few_keeps_at_most_ten_rows_per_user(toy):
-    part = next(iter(choices.Ratings().choosing("few", choosing(1), Options)))
-    assert np.unique(part.X[:, 0], return_counts=True)[1].max() == choices.FEW
-    assert len(part.y) == len(part.X)
-
-
-def test_reported_parts_are_those_of_the_benchmarks(toy):
-    X, y = toy
-    part = next(iter(choices.Ratings().reported("100k", [2], Options)))
-    for ours, theirs in zip(part, rfrec.split(X[:, :2], y, 2), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-    part = next(iter(choices.Catalogue().reported("100k", [2], Options)))
-    np.testing.assert_array_equal(part.rows, fedals.split(X[:, :2], 2)[1])
 
 
 def measured(values):
@@ -142,47 +93,3 @@ def test_gain_is_a_mean_with_the_standard_error_of_a_mean_over_users():
 )
 def test_a_gain_is_kept_if_it_is_beyond_two_standard_errors_in_all_splits(found, kept):
     assert choices.is_kept(*found) == kept
-
-
-@pytest.mark.parametrize(
-    ("together", "chosen"),
-    [(5.0, [{"a": 2}, {"b": 1}]), (2.5, [{"a": 2}])],
-)
-def test_the_best_values_are_kept_together_only_if_that_gains_more(together, chosen, monkeypatch):
-    gains = {"a": {1: 1.0, 2: 3.0}, "b": {1: 2.0}, "c": {1: -1.0}}
-
-    def run(method, changed, parts, seeds, options):
-        if len(changed) > 1:
-            level = together
-        else:
-            level = sum(gains[name][value] for name, value in changed.items())
-        return measured(np.full((3, 6), level))
-
-    class Nothing:
-        def choosing(self, *_):
-            return []
-
-    monkeypatch.setattr(choices, "measured", run)
-    monkeypatch.setitem(choices.PROTOCOLS, "RFRec", Nothing())
-    grid = [{name: value} for name, values in gains.items() for value in values]
-    assert choices.choose("RFRec", "100k", grid, Options) == chosen
-
-
-def test_constants_of_a_module_are_changed_for_the_fits_alone(toy):
-    parts = list(choices.Rankings().choosing("100k", choosing(1), Options))
-    before = FedMF.EMPHASIS
-    grid = {"n_rounds": 3, "n_factors": 4, "averaging": True}
-    runs = [
-        choices.measured("FedMF", grid | changed, parts, choosing(1), Options)[0].values
-        for changed in ({}, {"EMPHASIS": 0}, {"EMPHASIS": before})
-    ]
-    assert before == FedMF.EMPHASIS
-    assert not np.array_equal(runs[0], runs[1])
-    np.testing.assert_array_equal(runs[0], runs[2])
-
-
-def test_every_grid_names_parameters_and_leaves_the_default_out():
-    for method, grid in choices.GRID.items():
-        estimator = getattr(choices.fedrecsk, method)()
-        for name, values in grid.items():
-            assert getattr(estimator, name) not in values, (method, name)

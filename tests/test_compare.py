@@ -7,7 +7,6 @@ import pytest
 from sklearn import config_context
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.dummy import DummyRegressor
-from sklearn.ensemble import BaggingRegressor
 from sklearn.exceptions import FitFailedWarning
 from sklearn.linear_model import Ridge
 from sklearn.metrics import make_scorer, root_mean_squared_error
@@ -15,12 +14,8 @@ from sklearn.model_selection import GridSearchCV, GroupKFold, cross_validate
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
 
-from fedrecsk import BiasOnly, Federation, ImplicitALS, LocALS, Popularity, RFRec
-from fedrecsk.metrics import (
-    bytes_up_scorer,
-    make_ranking_scorer,
-    rounds_scorer,
-)
+from fedrecsk import BiasOnly, Federation, LocALS, Popularity, RFRec
+from fedrecsk.metrics import bytes_up_scorer, make_ranking_scorer, rounds_scorer
 from fedrecsk.model_selection import UserKFold, _compare, compare
 from fedrecsk.privacy import LaplaceMechanism
 from tests.conftest import make_toy
@@ -57,7 +52,6 @@ class RatingPeer(RegressorMixin, BaseEstimator):
             raise RuntimeError(f"no user {self.needs_user}")
         self.item_ids_ = np.unique(X[:, 1])
         self.mean_ = float(np.average(y, weights=sample_weight))
-        self.n_rows_ = len(X)
         self.rows_ = X
         return self
 
@@ -132,15 +126,24 @@ def test_rating_and_ranking_models_stand_side_by_side(ratings):
         "popular": Popularity(),
         "bias": BiasOnly(),
         "dummy": DummyRegressor(),
+        "peer": Peer(),
+        "rating peer": RatingPeer(),
+        "pipeline": make_pipeline(FunctionTransformer(), rfrec()),
+        "search": GridSearchCV(rfrec(), {"n_rounds": [1, 2]}, cv=UserKFold(2)),
     }
     result = compare(models, X, y, cv=2, return_estimator=True)
     table = result.per_fold.set_index("estimator")
     assert (table["error"] == "").all()
-    assert table.loc[["rating", "bias", "dummy"], ["rmse", "mae"]].notna().all(axis=None)
-    assert table.loc[["ranking", "popular"], ["rmse", "mae"]].isna().all(axis=None)
+    rank = ["ranking", "popular", "peer"]
+    no_costs = ["popular", "bias", "dummy", "peer", "rating peer"]
+    assert table.drop(rank)[["rmse", "mae"]].notna().all(axis=None)
+    assert table.loc[rank, ["rmse", "mae"]].isna().all(axis=None)
     assert table[["ndcg@10", "hit_rate@10", *TIMES]].notna().all(axis=None)
-    assert table.loc[["rating", "ranking"], COSTS].notna().all(axis=None)
-    assert table.loc[["popular", "bias", "dummy"], COSTS].isna().all(axis=None)
+    assert table.drop(no_costs)[COSTS].notna().all(axis=None)
+    assert table.loc[no_costs, COSTS].isna().all(axis=None)
+    for column in ("rmse", "mb_up"):
+        assert table.loc["pipeline", column].tolist() == table.loc["rating", column].tolist()
+    assert table.loc["search", "rounds"].isin([1, 2]).all()
     assert table.loc["rating", "rounds"].tolist() == [3, 3]
     for row in result.per_fold[:4].to_dict("records"):
         model = result.estimators[row["estimator"]][row["fold"]]
@@ -151,17 +154,10 @@ def test_rating_and_ranking_models_stand_side_by_side(ratings):
     summary = result.summary.set_index("estimator")
     assert summary.loc["rating", ["mean_epsilon", "std_epsilon"]].tolist() == [np.inf, 0]
     assert np.isfinite(summary.loc["noisy", "mean_epsilon"])
-
-
-def test_the_summary_has_mean_and_population_spread(ratings):
-    X, y = ratings
-    result = compare({"RFRec": rfrec(), "popular": Popularity()}, X, y, cv=4)
-    (own,) = result.summary[result.summary["estimator"] == "RFRec"].to_dict("records")
-    values = result.per_fold.query("estimator == 'RFRec'")["rmse"]
-    assert own["mean_rmse"] == pytest.approx(values.mean())
-    assert own["std_rmse"] == pytest.approx(values.std(ddof=0))
-    assert (own["n_folds"], own["n_failed"]) == (4, 0)
-    assert result.summary["estimator"].tolist() == ["RFRec", "popular"]
+    assert summary.index.tolist() == list(models)
+    assert summary.loc["rating", "mean_rmse"] == pytest.approx(table.loc["rating", "rmse"].mean())
+    spread = table.loc["rating", "rmse"].std(ddof=0)
+    assert summary.loc["rating", "std_rmse"] == pytest.approx(spread)
 
 
 def test_without_y_only_ranking_is_scored(ratings):
@@ -172,23 +168,6 @@ def test_without_y_only_ranking_is_scored(ratings):
     with pytest.warns(FitFailedWarning, match="RFRec estimator requires y"):
         result = compare([rfrec(), Popularity()], X, cv=2)
     assert result.summary["n_failed"].tolist() == [2, 0]
-
-
-def test_scoring_is_that_of_scikit_learn(ratings):
-    X, y = ratings
-    models = [rfrec(), Popularity()]
-    with pytest.warns(UserWarning, match="neg_mean_absolute_error, r2: not for Popularity"):
-        by_name = compare(models, X, y, cv=2, scoring=["neg_mean_absolute_error", "r2"]).per_fold
-    assert (by_name["neg_mean_absolute_error"][:2] < 0).all()
-    assert by_name[["neg_mean_absolute_error", "r2"]][2:].isna().all(axis=None)
-    one = compare(models[:1], X, y, cv=2, scoring="neg_mean_absolute_error").per_fold
-    assert one["neg_mean_absolute_error"][:2].tolist() == (
-        by_name["neg_mean_absolute_error"][:2].tolist()
-    )
-    ranking = compare(models, X, y, cv=2, scoring=make_ranking_scorer(["mrr", "ndcg"], k=3))
-    assert ranking.per_fold[["mrr@3", "ndcg@3"]].notna().all(axis=None)
-    size = compare(models, X, y, cv=2, scoring=lambda estimator, X, y: len(X)).per_fold["score"]
-    assert size[:2].sum() == len(X) == size[2:].sum()
 
 
 # --------------------------------------------------------------------------- what may fail
@@ -220,6 +199,9 @@ def test_a_fold_that_fails_is_a_row_that_says_so(ratings):
     kept = table.loc[~failed].query("estimator == 'fragile'")["rmse"]
     assert summary.loc["fragile", "mean_rmse"] == pytest.approx(kept.mean())
     assert f"fragile, fold {bad}: {message}" in repr(result)
+    _, _, fragile, whole, *_ = repr(result).splitlines()
+    assert re.search(r"^fragile +\d\.\d{3} ± \d\.\d{3} \(2 of 3\) ", fragile)
+    assert "(" not in whole
 
 
 def _rmse(y, predicted):
@@ -281,22 +263,6 @@ def test_an_error_of_many_lines_is_told_in_one(method, ratings):
     assert str(warned[0].message).splitlines()[1:] == [line]
 
 
-def test_means_of_fewer_folds_say_of_how_many(ratings):
-    X, y = ratings
-    folds = list(GroupKFold(3).split(X, y, groups=X[:, 0]))
-    (bad,) = (i for i, (train, _) in enumerate(folds) if X[0, 0] not in X[train, 0])
-    for order, shown in (
-        ([bad, bad, (bad + 1) % 3], r"^fragile +\d\.\d{3} \(1 of 3\) "),
-        ([bad, (bad + 1) % 3, (bad + 2) % 3], r"^fragile +\d\.\d{3} ± \d\.\d{3} \(2 of 3\) "),
-    ):
-        models = {"fragile": RatingPeer(needs_user=X[0, 0]), "whole": BiasOnly()}
-        with pytest.warns(FitFailedWarning):
-            result = compare(models, X, y, cv=[folds[i] for i in order])
-        _, _, fragile, whole, *_ = repr(result).splitlines()
-        assert re.search(shown, fragile)
-        assert "(" not in whole
-
-
 def test_the_share_of_unknown_users_is_told(ratings):
     X, y = ratings
     folds = list(GroupKFold(3).split(X, y, groups=X[:, 0]))
@@ -306,92 +272,47 @@ def test_the_share_of_unknown_users_is_told(ratings):
     assert "without training" not in repr(compare([BiasOnly()], X, y, cv=2))
 
 
-@pytest.mark.parametrize(
-    ("estimators", "error", "message"),
-    [
-        ([], ValueError, "empty"),
-        ({}, ValueError, "empty"),
-        (Popularity(), TypeError, "put a single one in a list"),
-        (
-            {1: Popularity(), "1": BiasOnly()},
-            ValueError,
-            "Two estimators have the same name: 1, '1'",
-        ),
-        ([Popularity], TypeError, r"pass an instance, Popularity\(\)"),
-        ({"word": "popular"}, TypeError, "'word' is not an estimator"),
-    ],
-)
-def test_bad_estimators_are_named(estimators, error, message, ratings):
-    with pytest.raises(error, match=message):
-        compare(estimators, *ratings)
+FOLD = np.arange(9), np.arange(80, 90)
+BAD = [
+    ({"estimators": []}, ValueError, "empty"),
+    ({"estimators": Popularity()}, TypeError, "put a single one in a list"),
+    ({"estimators": {1: Popularity(), "1": BiasOnly()}}, ValueError, "the same name: 1, '1'"),
+    ({"estimators": [Popularity]}, TypeError, r"pass an instance, Popularity\(\)"),
+    ({"estimators": {"word": "popular"}}, TypeError, "'word' is not an estimator"),
+    ({"scoring": {"rounds": rounds_scorer}}, ValueError, "'rounds', which is a column of every"),
+    ({"scoring": [rounds_scorer]}, ValueError, "pass scorers in a dict"),
+    ({"scoring": "ndcg"}, ValueError, "Unknown score 'ndcg'; choose from rmse, .*get_scorer_nam"),
+    ({"scoring": {"error of mine": "rmsee"}}, ValueError, "Unknown score 'rmsee'"),
+    ({"scoring": "bytes_up"}, ValueError, "Costs need no scorer: the columns mb_up, .* are always"),
+    ({"scoring": "ndgc@5"}, ValueError, "Unknown metric 'ndgc'; choose from ndcg"),
+    ({"scoring": "ndcg@0"}, ValueError, "k must be an integer of at least 1"),
+    ({"scoring": {"mine": None}}, ValueError, "scoring holds None"),
+    ({"scoring": "auc@10"}, ValueError, "AUC has none; write 'auc'"),
+    ({"scoring": ["diversity@1"]}, ValueError, "take k of at least 2"),
+    ({"X": "ab" * 66}, ValueError, "'X' parameter of compare must be an array-like"),
+    ({"n_jobs": 0}, ValueError, r"'n_jobs' parameter of compare must be an int in the range \[1"),
+    ({"sample_weight": [1]}, ValueError, "inconsistent numbers of samples"),
+    ({"cv": []}, ValueError, "cv gives no folds"),
+    ({"cv": FOLD}, ValueError, r"cv=\[\(train, test\)\]"),
+    ({"cv": [(FOLD[0], [])]}, ValueError, "Fold 0 of cv has no test rows"),
+    ({"cv": [(FOLD[0], [10**6])]}, ValueError, "test rows of fold 0 of cv are not posi"),
+    ({"cv": [(FOLD[0], [0.5])]}, ValueError, "test rows of fold 0 of cv are not posi"),
+]
 
 
-@pytest.mark.parametrize(
-    ("scoring", "message"),
-    [
-        ({"rounds": rounds_scorer}, "'rounds', which is a column of every comparison"),
-        ({"estimator": rounds_scorer}, "'estimator', which is a column"),
-        ([rounds_scorer], "pass scorers in a dict"),
-        ("ndcg", "Unknown score 'ndcg'; choose from rmse, mae, ndcg@10, .*get_scorer_names"),
-        (["rmse", "ndcg@x"], "Unknown score 'ndcg@x'"),
-        ({"error of mine": "rmsee"}, "Unknown score 'rmsee'"),
-        ("bytes_up", "Costs need no scorer: the columns mb_up, .* are always computed"),
-        ("ndgc@5", "Unknown metric 'ndgc'; choose from ndcg"),
-        ("ndcg@0", "k must be an integer of at least 1"),
-        (7, "scoring"),
-    ],
-)
-def test_bad_scoring_is_named(scoring, message, ratings):
-    with pytest.raises(ValueError, match=message):
-        compare([Popularity()], *ratings, scoring=scoring)
+@pytest.mark.parametrize(("change", "error", "message"), BAD)
+def test_what_cannot_be_compared_is_named_before_any_fit(change, error, message, ratings):
+    class NeverFitted(BiasOnly):
+        def fit(self, *arguments, **metadata):
+            raise AssertionError("it was fitted")
 
-
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        ({"X": None}, "'X' parameter of compare must be an array-like"),
-        ({"X": "ab" * 66}, "'X' parameter of compare must be an array-like"),
-        ({"y": "ab" * 66}, "'y' parameter of compare must be an array-like"),
-        ({"n_jobs": 0}, r"'n_jobs' parameter of compare must be an int in the range \[1, inf\)"),
-        ({"clients": [1]}, "inconsistent numbers of samples"),
-        ({"sample_weight": [1]}, "inconsistent numbers of samples"),
-    ],
-)
-def test_what_is_wrong_is_told_of_compare(bad, message, ratings):
     X, y = ratings
-    assert len(X) == len("ab" * 66)  # so that lengths agree
-    call = {"X": X, "y": y, "cv": [(np.arange(80), np.arange(80, len(X)))]} | bad
-    with pytest.raises(ValueError, match=message):
-        compare([rfrec()], **call)
+    call = {"estimators": [NeverFitted()], "X": X, "y": y, "cv": [FOLD]} | change
+    with pytest.raises(error, match=message):
+        compare(**call)
 
 
 # ----------------------------------------------------------------------- whom it works on
-
-
-def test_peers_pipelines_and_searches(ratings):
-    X, y = ratings
-    search = GridSearchCV(rfrec(), {"n_rounds": [1, 2]}, cv=UserKFold(2))
-    models = {
-        "peer": Peer(),
-        "rating peer": RatingPeer(),
-        "pipeline": make_pipeline(FunctionTransformer(), rfrec()),
-        "alone": rfrec(),
-        "search": search,
-    }
-    scoring = {
-        "rmse": make_scorer(_rmse),
-        **make_ranking_scorer(["ndcg", "hit_rate"], exclude_seen=False),
-    }
-    with pytest.warns(UserWarning, match="rmse: not for peer"):
-        table = compare(models, X, y, cv=2, scoring=scoring).per_fold.set_index("estimator")
-    assert (table["error"] == "").all()
-    assert table.loc["peer", "rmse"].isna().all()
-    assert table.drop("peer")["rmse"].notna().all()
-    assert table["ndcg@10"].notna().all()
-    assert table.loc["pipeline", "mb_up"].tolist() == table.loc["alone", "mb_up"].tolist()
-    assert table.loc["pipeline", "rmse"].tolist() == table.loc["alone", "rmse"].tolist()
-    assert table.loc["search", "rounds"].isin([1, 2]).all()
-    assert table.loc[["peer", "rating peer"], COSTS].isna().all(axis=None)
 
 
 def test_a_fit_and_a_predict_are_enough(ratings):
@@ -443,11 +364,13 @@ def test_a_list_of_recommendations_is_not_ranked(ratings):
 def test_scores_asked_for_and_not_given_have_a_reason(ratings):
     X, y = ratings
     models = {"popular": Popularity(), "lister": Lister(), "plain": Plain(), "bias": BiasOnly()}
-    with pytest.warns(UserWarning, match="^rmse, mae: not for popular, lister.") as warned:
-        table = compare(models, X, y, cv=2, scoring=["rmse", "mae"]).per_fold
+    scoring = ["rmse", "neg_mean_absolute_error"]
+    with pytest.warns(UserWarning, match=f"^{', '.join(scoring)}: not for popular, list") as warned:
+        table = compare(models, X, y, cv=2, scoring=scoring).per_fold
     assert [one.filename for one in warned] == [__file__]
     table = table.set_index("estimator")
-    assert table.loc[["plain", "bias"], ["rmse", "mae"]].notna().all(axis=None)
+    assert table.loc[["plain", "bias"], scoring].notna().all(axis=None)
+    assert table.loc[["popular", "lister"], scoring].isna().all(axis=None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         compare([Popularity(), BiasOnly()], X, y, cv=2)
@@ -457,19 +380,19 @@ def test_scores_asked_for_and_not_given_have_a_reason(ratings):
 def test_scores_go_by_the_names_of_their_columns(ratings):
     X, y = ratings
     names = ["rmse", "mae", "ndcg@10", "hit_rate@10"]
-    chosen = compare([BiasOnly()], X, y, cv=2, scoring=names).summary
-    default = compare([BiasOnly()], X, y, cv=2).summary
-    for name in names:
-        columns = [column for column in default.columns if name in str(column)]
-        assert columns
-        for column in columns:
-            assert (chosen[column] == default[column]).all()
+    chosen = compare([BiasOnly()], X, y, cv=2, scoring=names).per_fold
+    default = compare([BiasOnly()], X, y, cv=2).per_fold
+    pd.testing.assert_frame_equal(chosen[names], default[names])
     assert "recall@3" in str(compare([BiasOnly()], X, y, cv=2, scoring="recall@3"))
     others = ["map@5", "auc", "coverage@5", "novelty@5", "diversity@5"]
     found = compare([BiasOnly(), Popularity()], X, y, cv=2, scoring=others).per_fold[others]
     assert np.isfinite(found.to_numpy()).all()
     renamed = compare([BiasOnly()], X, y, cv=2, scoring={"quality": "ndcg@10"}).per_fold
-    assert renamed["quality"].mean() == default["mean_ndcg@10"][0]
+    assert renamed["quality"].tolist() == default["ndcg@10"].tolist()
+    ranking = make_ranking_scorer(["mrr", "ndcg"], k=3)
+    assert compare([BiasOnly()], X, y, cv=2, scoring=ranking).per_fold["mrr@3"].notna().all()
+    size = compare([BiasOnly()], X, y, cv=2, scoring=lambda estimator, X, y: len(X)).per_fold
+    assert size["score"].sum() == len(X)
 
 
 def test_names_come_from_classes_or_are_given(ratings):
@@ -484,25 +407,12 @@ def test_names_come_from_classes_or_are_given(ratings):
 # ------------------------------------------------------------------------------- metadata
 
 
-def test_clients_reach_those_that_take_them(ratings):
+def test_clients_and_weights_reach_fit_and_weights_reach_scores(ratings):
     X, y = ratings
     silos = X[:, 0] % 3
-    models = {
-        "alone": rfrec(),
-        "pipeline": make_pipeline(FunctionTransformer(), rfrec()),
-        "peer": RatingPeer(),
-    }
-    result = compare(models, X, y, cv=2, scoring={}, clients=silos, return_estimator=True)
-    assert (result.per_fold["error"] == "").all()
-    assert len(result.estimators["alone"][0].communication_.client_ids) == 3
-    assert len(result.estimators["pipeline"][0][-1].communication_.client_ids) == 3
-
-
-def test_weights_reach_fit_and_scores(ratings):
-    X, y = ratings
     weight = np.random.default_rng(0).integers(1, 4, len(y)).astype(float)
     train, test = next(UserKFold(2, shuffle=True, random_state=0).split(X))
-    model = rfrec().fit(X[train], y[train], sample_weight=weight[train])
+    model = rfrec().fit(X[train], y[train], clients=silos[train], sample_weight=weight[train])
     expected = root_mean_squared_error(y[test], model.predict(X[test]), sample_weight=weight[test])
     mean = np.average(y[train], weights=weight[train])
     models = {
@@ -510,42 +420,20 @@ def test_weights_reach_fit_and_scores(ratings):
         "pipeline": make_pipeline(FunctionTransformer(), rfrec()),
         "unasked": RatingPeer(),
     }
-    scoring = {"rmse": make_scorer(root_mean_squared_error)}
+    with config_context(enable_metadata_routing=True):
+        plain = make_scorer(root_mean_squared_error).set_score_request(sample_weight=False)
+    scoring = {"rmse": make_scorer(root_mean_squared_error), "plain": plain}
     folds = [(train, test)]
-    result = compare(
-        models, X, y, cv=folds, scoring=scoring, sample_weight=weight, return_estimator=True
-    )
+    metadata = {"clients": silos, "sample_weight": weight}
+    result = compare(models, X, y, cv=folds, scoring=scoring, return_estimator=True, **metadata)
     table = result.per_fold.set_index("estimator")
+    for model in (result.estimators["alone"][0], result.estimators["pipeline"][0][-1]):
+        assert len(model.communication_.client_ids) == 3
     assert table.loc["alone", "rmse"] == table.loc["pipeline", "rmse"] == pytest.approx(expected)
-    assert result.estimators["unasked"][0].mean_ == pytest.approx(mean)
-
-
-def test_weights_reach_an_ensemble_that_passes_them_on(ratings):
-    X, y = ratings
-    weight = np.random.default_rng(0).integers(1, 4, len(y)).astype(float)
-    with config_context(enable_metadata_routing=True):
-        peer = RatingPeer().set_fit_request(sample_weight=True)
-    bagging = BaggingRegressor(peer, n_estimators=2, random_state=0)
-    folds = [(np.arange(80), np.arange(80, len(X)))]
-    scoring = {"rmse": make_scorer(root_mean_squared_error)}
-    weighed, plain = (
-        compare([bagging], X, y, cv=folds, scoring=scoring, sample_weight=w).per_fold["rmse"][0]
-        for w in (weight, None)
+    assert table["plain"]["alone"] == pytest.approx(
+        root_mean_squared_error(y[test], model.predict(X[test]))
     )
-    assert np.isfinite(weighed)
-    assert weighed != plain
-
-
-def test_scores_told_not_to_weigh_do_not(ratings):
-    X, y = ratings
-    weight = np.random.default_rng(0).integers(1, 4, len(y)).astype(float)
-    with config_context(enable_metadata_routing=True):
-        scorer = make_scorer(root_mean_squared_error).set_score_request(sample_weight=False)
-    (train, test), *_ = folds = list(UserKFold(2).split(X))
-    model = rfrec().fit(X[train], y[train], sample_weight=weight[train])
-    expected = root_mean_squared_error(y[test], model.predict(X[test]))
-    table = compare([rfrec()], X, y, cv=folds, scoring={"e": scorer}, sample_weight=weight).per_fold
-    assert table["e"][0] == pytest.approx(expected)
+    assert result.estimators["unasked"][0].mean_ == pytest.approx(mean)
 
 
 def test_what_takes_no_weights_is_not_compared_without(ratings):
@@ -573,46 +461,6 @@ def test_it_prints_what_applies(ratings):
     central = repr(compare([Popularity()], X, cv=[(np.arange(80), np.arange(80, len(X)))]))
     assert "1 recommender on 1 fold" in central
     assert not any(word in central for word in ("±", "rmse", "mb_up", "epsilon"))
-
-
-def test_quality_and_cost_on_movielens(ml100k):
-    X, y = ml100k
-    models = {
-        "RFRec": RFRec(random_state=0),
-        "LocALS": LocALS(random_state=0),
-        "implicit ALS": ImplicitALS(reg=10, alpha=2, random_state=0),
-        "popularity": Popularity(),
-        "biases": BiasOnly(),
-    }
-    result = compare(models, X, y, cv=2)
-    assert (result.per_fold["error"] == "").all()
-    mean = result.summary.set_index("estimator")
-    assert mean.loc["RFRec", "mean_rmse"] < mean.loc["biases", "mean_rmse"]
-    for model in ("LocALS", "implicit ALS"):
-        assert mean.loc[model, "mean_ndcg@10"] > mean.loc["popularity", "mean_ndcg@10"]
-    assert mean.loc["LocALS", "mean_mb_up"] < mean.loc["RFRec", "mean_mb_up"]
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"cv": []}, ValueError, "cv gives no folds"),
-        ({"cv": (np.arange(50), np.arange(50, 60))}, ValueError, r"cv=\[\(train, test\)\]"),
-        ({"cv": [(np.arange(9), [])]}, ValueError, "Fold 0 of cv has no test rows"),
-        ({"cv": [(np.arange(9), [10**6])]}, ValueError, "test rows of fold 0 of cv are not posi"),
-        ({"cv": [(np.arange(9), [0.5])]}, ValueError, "test rows of fold 0 of cv are not posi"),
-        ({"scoring": {"mine": None}}, ValueError, "scoring holds None"),
-        ({"scoring": "auc@10"}, ValueError, "AUC has none; write 'auc'"),
-        ({"scoring": ["diversity@1"]}, ValueError, "take k of at least 2"),
-    ],
-)
-def test_what_cannot_be_compared_is_named_before_any_fit(options, error, message, ratings):
-    class NeverFitted(BiasOnly):
-        def fit(self, *arguments, **metadata):
-            raise AssertionError("it was fitted")
-
-    with pytest.raises(error, match=message):
-        compare([NeverFitted()], *ratings, **options)
 
 
 def test_rows_that_are_both_trained_on_and_tested_are_reported(ratings):
@@ -676,6 +524,14 @@ def test_against_equals_a_plain_paired_bootstrap():
     p = 2 * min(np.mean(np.array(differences) <= 0), np.mean(np.array(differences) >= 0))
     assert found["p"] == pytest.approx(p, abs=0.05)
     assert found["better"] is None
+    comparison = per_user(**scores)
+    with pytest.raises(ValueError, match=r"No estimator is called 'C'; name one of \['A', 'B'\]"):
+        comparison.against("C")
+    with pytest.raises(ValueError, match="'n_resamples' parameter of against"):
+        comparison.against("A", n_resamples=0)
+    alone = {name: table[:1] for name, table in scores.items()}
+    assert per_user(**alone).against("B").empty
+    assert "≈" not in str(per_user(**alone))
 
 
 def test_against_knows_better_from_luck():
@@ -701,19 +557,6 @@ def test_against_knows_better_from_luck():
     assert "paired bootstrap" in shown["≈:"]
     assert r"\approx" in comparison.to_latex()
     assert "≈" in comparison.to_html()
-
-
-def test_against_says_what_is_wrong():
-    comparison = per_user(A=pd.DataFrame({"mae": [1.0, 2.0]}))
-    with pytest.raises(ValueError, match="No estimator is called 'B'; name one of \\['A'\\]"):
-        comparison.against("B")
-    for number in (0, "many"):
-        with pytest.raises(ValueError, match="'n_resamples' parameter of against"):
-            comparison.against("A", n_resamples=number)
-    assert comparison.against("A").empty
-    alone = {name: pd.DataFrame({"mae": [error]}) for name, error in (("A", 1.0), ("B", 2.0))}
-    assert per_user(**alone).against("B").empty
-    assert "≈" not in str(per_user(**alone))
 
 
 def test_failed_folds_are_left_out_of_the_differences(ratings):

@@ -23,21 +23,13 @@ def test_shape_and_dtype_come_back(method, dtype, shape):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sent = method.compress(values, rng())
+        nothing = method.compress(np.zeros_like(values), rng())
     assert sent.values.shape == shape
     assert sent.values.dtype == dtype
     np.testing.assert_array_equal(values, before)
-
-
-@pytest.mark.parametrize("method", ALL, ids=str)
-def test_zeros_stay_zeros(method):
-    sent = method.compress(np.zeros((6, 4)), rng())
-    np.testing.assert_array_equal(sent.values, np.zeros((6, 4)))
-
-
-@pytest.mark.parametrize("method", ALL, ids=str)
-def test_counts_are_refused(method):
+    assert not nothing.values.any()
     with pytest.raises(TypeError, match="compresses real numbers, but got int64"):
-        method.compress(np.ones((3, 3), dtype=np.int64), rng())
+        method.compress(np.ones(shape, dtype=np.int64), rng())
 
 
 def naive_top_k(values, k):
@@ -97,6 +89,9 @@ def test_each_number_becomes_one_of_its_neighbours(dtype):
         step = np.abs(values).max() / 127 * (1 + 1e-6)
         assert len(np.unique(received)) <= 255
     assert np.all(np.abs(received - values) <= step)
+    sent = Quantization(dtype).compress(values[:6, :4], rng())
+    assert sent.nbytes(4) == sent.nbytes(8) == {"float16": 48, "int8": 28}[dtype]
+    assert sent.payload_nbytes(4) == {"float16": 48, "int8": 24}[dtype]
 
 
 @pytest.mark.parametrize("values", [[1e-30, -1e-38], [1e-300, 0.0], [3e38, -1e30]])
@@ -106,18 +101,6 @@ def test_int8_follows_any_scale(values):
         warnings.simplefilter("error")
         received = Quantization("int8").compress(values, rng()).values
     assert np.all(np.abs(received - values) <= max(np.abs(values).max() / 126, 2e-45))
-
-
-def test_what_float16_cannot_hold_becomes_infinite():
-    received = Quantization("float16").compress(np.array([1.0, -1e6, 65504, 1e300]), rng()).values
-    np.testing.assert_array_equal(received, [1, -np.inf, 65504, np.inf])
-
-
-@pytest.mark.parametrize(("dtype", "nbytes"), [("float16", 48), ("int8", 28)])
-def test_bytes_of_quantised_numbers(dtype, nbytes):
-    sent = Quantization(dtype).compress(rng().normal(size=(6, 4)), rng())
-    assert sent.nbytes(4) == sent.nbytes(8) == nbytes
-    assert sent.payload_nbytes(4) == nbytes - 4 * (dtype == "int8")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
@@ -130,20 +113,6 @@ def test_a_number_next_to_nothing_does_not_change_how_others_are_rounded(dtype):
     almost = Quantization(dtype).compress(np.where(others, values, 1e-17), rng(1)).values
     np.testing.assert_array_equal(sent[others], almost[others])
     assert not sent[~others].any()
-
-
-@pytest.mark.parametrize(
-    ("method", "message"),
-    [
-        (TopK(1.5), "'ratio' parameter"),
-        (LowRank(1.5), "'rank' parameter"),
-        (Quantization("int4"), "'dtype' parameter"),
-        (TopK(direction="sideways"), "'direction' parameter"),
-    ],
-)
-def test_bad_parameters_are_named(method, message):
-    with pytest.raises(ValueError, match=message):
-        method._validate_params()
 
 
 # ------------------------------------------------------------------- blocks of clients
@@ -211,18 +180,6 @@ def test_what_is_sent_is_what_the_server_reconstructs(method):
         np.testing.assert_allclose(method._decoded(*sent, change.shape), change, rtol=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("setting", ["default", "ties", "zeros", "held"])
-def test_top_k_of_random_blocks(setting, seed):
-    rows = make_rows(setting, seed=seed)
-    method = TopK(float(rng(seed).uniform(0.01, 1)))
-    received = method._compress_rows(rows, seeds_of(rows), 4).rows
-    for client in range(rows.n_clients):
-        change = rows.update(client).change
-        expected = naive_top_k(change, int(method._n_kept(change.size)))
-        np.testing.assert_array_equal(received.update(client).change, expected)
-
-
 @every_method
 def test_the_order_of_an_array_in_memory_does_not_matter(method):
     values = rng(0).normal(size=(9, 5))
@@ -262,6 +219,8 @@ def test_broken_clients_are_reported_and_leave_the_others_alone(method, broken):
 
 
 def test_numbers_that_the_message_cannot_hold_are_reported():
+    received = Quantization("float16").compress(np.array([1.0, -1e6, 65504, 1e300]), rng()).values
+    np.testing.assert_array_equal(received, [1, -np.inf, 65504, np.inf])
     values = np.zeros((3, 2, 2))
     values[0], values[1] = 65504.0, 65505.0
     rows = SparseRows.stacked(values, spec=FieldSpec((2, 2)))

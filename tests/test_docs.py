@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 from fedrecsk import Federation
-from fedrecsk.compression import TopK
-from fedrecsk.privacy import LaplaceMechanism, Paillier
 from fedrecsk.protocol.keys import Key
 from tests.conftest import fits_in_blocks, make_toy
 from tests.test_testing import Ridge
@@ -95,15 +93,3 @@ def test_the_worked_method_sends_what_the_page_says():
     assert ledger.bytes_up == 12 * (4 * (2 + 9) + 5 * matrix)
     catalogue = 8 * 9
     assert ledger.bytes_down == 12 * (catalogue + 4 + 6 * matrix)
-
-
-def test_the_worked_method_runs_in_other_settings():
-    X, y = make_toy()
-    plain = make(n_rounds=2).fit(X, y)
-    secure = make(n_rounds=2, federation=Federation(secure_aggregation=Paillier(audit=1)))
-    assert secure.fit(X, y).predict(X) == pytest.approx(plain.predict(X))
-    small = make(n_rounds=2, federation=Federation(compression=TopK(0.25))).fit(X, y)
-    assert small.communication_.bytes_up < plain.communication_.bytes_up
-    federation = Federation(local_dp=LaplaceMechanism(clip=1, scale=1))
-    with pytest.raises(RuntimeError, match="clip"):
-        make(federation=federation, items=np.unique(X[:, 1])).fit(X, y)

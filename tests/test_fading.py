@@ -1,7 +1,5 @@
 """Half-lives of pairs and of histories, against loops over users and pairs."""
 
-import datetime
-
 import joblib
 import numpy as np
 import pandas as pd
@@ -197,29 +195,14 @@ def test_a_repeated_pair_has_its_latest_time():
     np.testing.assert_array_equal(one.predict(merged), other.predict(merged))
 
 
-def as_strings(times):
-    return np.array([f"2024-05-{1 + t:02d}T12:00:00" for t in times], dtype=object)
-
-
-KINDS = {
-    "float": lambda times: 100.5 + times,
-    "datetime64": lambda times: pd.to_datetime("2024-01-01") + pd.to_timedelta(times, "D"),
-    "with a zone": lambda times: pd.to_datetime(as_strings(times), utc=True),
-    "date": lambda times: [datetime.date(2024, 1, 1 + int(t)) for t in times],
-    "ISO": as_strings,
-    "numbers as strings": lambda times: [str(100 + t) for t in times],
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_times_of_every_kind(kind):
+def test_times_may_be_dates_of_which_some_are_missing():
     X, y, _ = timed()
-    frame = pd.DataFrame({"user": X[:, 0], "item": X[:, 1], "when": KINDS[kind](X[:, 2] - 100)})
-    model = FedEASE(3.0, history_half_life=2.0)
-    expected = clone(model).fit(X, y).predict(X)
-    for timestamps in (2, "when"):
-        model.set_params(timestamps=timestamps).fit(frame, y)
-        np.testing.assert_array_equal(model.predict(frame), expected)
+    frame = pd.DataFrame(X, columns=["user", "item", "when"])
+    frame["when"] = pd.to_datetime("2024-01-01") + pd.to_timedelta(frame["when"] - 100, "D")
+    model = FedEASE(3.0, history_half_life=2.0, timestamps="when")
+    expected = clone(model).set_params(timestamps=2).fit(X, y).predict(X)
+    for table in (frame, frame.assign(when=frame["when"].astype(str))):
+        np.testing.assert_array_equal(model.fit(table, y).predict(table), expected)
     frame.loc[::5, "when"] = None
     assert np.isfinite(model.fit(frame, y).predict(frame)).all()
 
@@ -332,11 +315,8 @@ def test_promoted_items_come_last():
         ({}, "a year ago", "are strings, and 'a year ago' is not an ISO date"),
         ({}, np.nan, "are missing in all rows; give another column, or timestamps=None"),
         ({}, 5.0, "are all equal to 5.0"),
-        ({"timestamps": "when"}, 5.0, "names a column, but X has no column names"),
         ({"timestamps": 3}, 5.0, "X has no timestamps: timestamps=3, but X has 3 columns"),
         ({"history_half_life": -1.0}, 5.0, "'history_half_life' parameter of .* must be"),
-        ({"history_half_life": "long"}, 5.0, "'history_half_life' parameter of .* must be"),
-        ({"timestamps": 1}, 5.0, "'timestamps' parameter of .* must be"),
     ],
     ids=str,
 )
@@ -348,10 +328,3 @@ def test_bad_input_is_named_before_any_work(parameters, column, message, monkeyp
         monkeypatch.setattr(type(model), "_fit", None)
         with pytest.raises(ValueError, match=message):
             with_half_lives(model).set_params(**parameters).fit(X, y)
-
-
-def test_a_missing_column_of_times_is_named():
-    X, y, _ = timed()
-    model = SUMS[2]
-    with pytest.raises(ValueError, match="X has no timestamps: timestamps=2, but X has 2 columns"):
-        with_half_lives(model).fit(X[:, :2], y)

@@ -53,30 +53,11 @@ def test_years_count_as_if_standardised():
     other[:, 0] = 3 * features[:, 0] - 500
     again = ItemPrior(other, n_ratings).means(vectors)
     np.testing.assert_allclose(again, expected, rtol=1e-7)
-
-
-def test_strength_is_learned():
-    rng = np.random.default_rng(0)
-    features = rng.normal(size=(500, 8)) / 4
-    signal = features @ rng.normal(size=(8, 1)) * 3
-    vectors = np.column_stack([signal[:, 0], rng.normal(size=500)])
-    vectors[:, 0] += 0.1 * rng.normal(size=500)
-    found = Regression(features, np.ones(500)).means(vectors)
-    np.testing.assert_allclose(found[:, 0], signal[:, 0], atol=0.1)
-    # What features do not explain is predicted by its mean.
-    assert np.sqrt(np.mean((found[:, 1] - vectors[:, 1].mean()) ** 2)) < 0.05
-
-
-def test_constant_and_collinear_columns_change_nothing():
-    features, vectors, n_ratings = problem()
-    expected = ItemPrior(features, n_ratings).means(vectors)
+    # Constant columns change nothing, and copies of others little.
     constant = np.column_stack([features, np.ones(len(features)), np.full(len(features), 7.0)])
     np.testing.assert_allclose(ItemPrior(constant, n_ratings).means(vectors), expected, rtol=1e-6)
-    # Copies count like one column of twice the prior variance, whatever their number of columns.
     twice = np.column_stack([features, features[:, 3]])
-    found = ItemPrior(twice, n_ratings).means(vectors)
-    assert np.isfinite(found).all()
-    np.testing.assert_allclose(found, expected, atol=0.5)
+    np.testing.assert_allclose(ItemPrior(twice, n_ratings).means(vectors), expected, atol=0.5)
 
 
 @pytest.mark.parametrize("n_rated", [0, 1, 2])
@@ -127,7 +108,6 @@ def test_rows_come_in_the_order_of_ids():
         (FRAME, None),
         (FRAME, ["b", "c", "a"]),
         (FRAME.to_numpy(), ["c", "a", "b"]),
-        (FRAME.to_numpy().tolist(), ["c", "a", "b"]),
         (sparse.coo_array(FRAME.to_numpy()), ["c", "a", "b"]),
         (FRAME.astype(pd.SparseDtype(float, 0)), None),
         (FRAME.astype({"crime": bool}), None),
@@ -138,16 +118,13 @@ def test_rows_come_in_the_order_of_ids():
 
 
 BAD = [
-    (FRAME.to_numpy(), None, "no ids.*Pass items="),
     (FRAME.to_numpy(), ["a", "b"], "has 3 rows, but items has 2 ids"),
     (FRAME, ["a", "b", "c", "d"], "no row for item d; add what is missing"),
     (FRAME, ["a", "b"], "has rows for item c, which items does not list"),
     (FRAME.rename(index={"a": "b"}), None, "item b more than once in its index"),
     (FRAME.replace({2001: np.nan}), None, "item a has the value nan in the column 'year'; fill in"),
-    (FRAME.astype(float).replace({2001.0: np.inf}), None, "item a has the value inf"),
     (FRAME.assign(title=["x", "y", "z"]), None, "column 'title' of item_features holds .*Tfidf"),
     (FRAME.astype({"crime": "category"}), None, "column 'crime' .*get_dummies"),
-    (FRAME.assign(day=pd.Timestamp("2020-01-01")), None, "column 'day' of item_features"),
     (FRAME.iloc[:, :0], None, "no columns"),
 ]
 

@@ -39,8 +39,6 @@ def test_elsewhere_the_size_of_the_machine(machine, monkeypatch):
 
 def test_what_does_not_fit_is_refused(machine):
     memory.require(100 * 2**20, "Two matrices", "Buy more.")
-    with pytest.raises(ValueError, match=r"take about 0\.0977 GiB, but only 0\.0977 GiB"):
-        memory.require(100 * 2**20 + 1, "Two matrices", "Buy more.")
     with pytest.raises(
         ValueError, match=r"Two matrices take about 0\.195 GiB, but only 0\.0977 .*Buy"
     ):

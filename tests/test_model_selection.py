@@ -8,19 +8,14 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.sparse import csr_array
 from sklearn import config_context
 from sklearn.base import clone
-from sklearn.experimental import enable_halving_search_cv  # noqa: F401
-from sklearn.model_selection import (
-    GridSearchCV,
-    HalvingGridSearchCV,
-)
+from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils import estimator_checks
 
-from fedrecsk import BiasOnly, RFRec
+from fedrecsk import BiasOnly
 from fedrecsk.model_selection import (
     ColdItemHoldout,
     LeaveLastOut,
@@ -167,13 +162,6 @@ def test_user_kfold_tests_each_row_once_and_spreads_users(X, n_splits, seed):
                 assert np.ptp([np.isin(rows, test).sum() for test in tests]) <= 1
 
 
-def test_every_row_of_movielens_but_the_only_ones_of_a_film_is_tested(ml100k):
-    X, _ = ml100k
-    tests = [test for _, test in WarmStartKFold(5, shuffle=True, random_state=0).split(X)]
-    assert sum(map(len, tests)) == 100_000 - 141
-    assert np.ptp(list(map(len, tests))) <= 1
-
-
 @given(TABLES, st.integers(2, 5), SEEDS)
 def test_warm_start_kfold_tests_every_row_it_can(X, n_splits, seed):
     check_warm_start(X, WarmStartKFold(n_splits, shuffle=seed is not None, random_state=seed))
@@ -280,12 +268,6 @@ def parts_or_reason(splitter, X):
     }, None
 
 
-def test_of_equal_times_the_later_row_is_the_last():
-    X = [["ann", "a", 1], ["ann", "b", 1], ["bob", "c", 0]]
-    [(_, test)] = LeaveLastOut().split(X)
-    assert test.tolist() == [1]
-
-
 # --------------------------------------------------------------------------------- input
 
 
@@ -294,18 +276,11 @@ def views(X):
     users, items, times = X.T
     frame = pd.DataFrame({"who": users, "what": items, "when": times})
     names = np.char.add("id", users.astype(str))
-    yield "int8", X.astype(np.int8)
-    yield "uint64", X.astype(np.uint64)
-    yield "beyond int64, unsigned", X.astype(np.uint64) + np.uint64(2**63)
-    yield "float", X.astype(float)
     yield "huge", np.column_stack([users * 2**57, items - 2**62, times])
-    yield "fractions", np.column_stack([users / 3 + 2**20, items, times])
     yield "strings", X.astype(str)
     yield "objects", np.column_stack([names, items, times.astype(object)])
     yield "lists", np.column_stack([names, items.astype(object), times]).tolist()
-    yield "frame", frame
     yield "named frame", frame.assign(who=names).astype({"what": "category"})
-    yield "beyond int64", [[2**70 + user, item, time] for user, item, time in X.tolist()]
     yield "dates", frame.assign(when=pd.Timestamp("2000-02-28") + pd.to_timedelta(times, "D"))
 
 
@@ -331,13 +306,10 @@ def test_times_are_numbers_or_dates():
         for hour, h in ((9, 0), (10, 5), (11, 4))
     ]
     columns = [
-        [3, 1, 2],
         [0.3, -0.1, 0.2],
         [True, False, False],
-        days,
         [day.date() for day in days],
         zoned,
-        pd.to_datetime(days),
         pd.to_datetime(days).tz_localize("Asia/Tokyo"),
         np.array(["3.5", "-1", "2e-1"]),
         pd.array([3, 1, 2], dtype="Int64"),
@@ -347,9 +319,6 @@ def test_times_are_numbers_or_dates():
         for X in (frame, frame.astype({"t": object}), frame.to_numpy(dtype=object)):
             [(_, test)] = LeaveLastOut().split(X)
             assert test.tolist() == [0], column
-    X = pd.DataFrame({"t": [3, 1, 2], "u": [1, 1, 1]})[["u", "t"]].assign(when=[1, 2, 3], t2=0)
-    [(_, test)] = LeaveLastOut(timestamps="when").split(X)
-    assert test.tolist() == [2]
 
 
 @pytest.mark.parametrize("Class", [LeaveLastOut, TemporalHoldout])
@@ -357,10 +326,8 @@ def test_times_are_numbers_or_dates():
     ("column", "message"),
     [
         ([1, 1, 1], r"timestamps \(column 2 of X\) are all equal to 1"),
-        ([1.0, np.nan, 2.0], "missing or infinite in 1 rows, first in row 1"),
         ([np.inf, 1.0, 2.0], "missing or infinite in 1 rows, first in row 0"),
         ([1, None, 2], "missing or infinite in 1 rows, first in row 1"),
-        (pd.array([1, None, 2], dtype="Int64"), "missing or infinite in 1 rows, first in row 1"),
         (pd.to_datetime(["2020-01-01", None, "2021-01-01"]), "missing or infinite in 1 rows"),
         (
             ["2020-01-01", "soon", "later"],
@@ -395,20 +362,15 @@ def test_a_missing_column_of_times_is_named(Class, timed):
 
 @some_splitters
 @pytest.mark.parametrize(
-    ("change", "error", "message"),
+    ("change", "message"),
     [
-        (lambda X: X[:, :1], ValueError, "one row per interaction"),
-        (lambda X: X[:, 0], ValueError, "one row per interaction"),
-        (lambda X: X[:0], ValueError, "one row per interaction"),
-        (lambda X: None, ValueError, "one row per interaction"),
-        (lambda X: csr_array(X), TypeError, "X is a sparse matrix"),
-        (lambda X: np.where(X[0, 0] == X, np.nan, X), ValueError, "user ids .* contain NaN"),
-        (lambda X: np.where(X[0, 1] == X, np.nan, X), ValueError, "item ids .* contain NaN"),
-        (lambda X: [["a", *X[0, 1:]], *X[1:].tolist()], ValueError, "mix strings and numbers"),
+        (lambda X: X[:, 0], "one row per interaction"),
+        (lambda X: X[:0], "one row per interaction"),
+        (lambda X: np.where(X[0, 0] == X, np.nan, X), "user ids .* contain NaN"),
     ],
 )
-def test_bad_input_is_named_before_the_first_split(splitter, timed, change, error, message):
-    with pytest.raises(error, match=message):
+def test_bad_input_is_named_before_the_first_split(splitter, timed, change, message):
+    with pytest.raises(ValueError, match=message):
         splitter.split(change(timed[0]))
 
 
@@ -417,7 +379,6 @@ def test_bad_input_is_named_before_the_first_split(splitter, timed, change, erro
     [
         (LeaveLastOut(2), [[1, 1, 1], [1, 2, 2]], r"more than n_last=2 rows \(the most is 2\)"),
         (UserHoldout(0.1), [[1, 1], [1, 2]], "test_size=0.1 holds out no row"),
-        (UserHoldout(2), [[1, 1], [1, 2]], "test_size=2 holds out no row"),
         (UserKFold(3), [[1, 1], [1, 2], [2, 1]], "Only 2 rows .* n_splits=3"),
         (WarmStartKFold(2), [[1, 1], [1, 2], [2, 3]], "Only 0 rows .*filter_k_core"),
         (TemporalHoldout(5), [[1, 1, 1], [1, 2, 2]], "test_size=5 leaves the test set empty: X"),
@@ -426,11 +387,7 @@ def test_bad_input_is_named_before_the_first_split(splitter, timed, change, erro
             [[1, 1, 1], [1, 2, 2], [1, 3, 2]],
             "validation_size=0.3 leaves the validation set empty",
         ),
-        (
-            TemporalHoldout(per_user=True),
-            [[1, 1, 1], [2, 2, 2]],
-            "the test set empty: no user has",
-        ),
+        (TemporalHoldout(per_user=True), [[1, 1, 1], [2, 2, 2]], "the test set empty: no user has"),
         (TemporalHoldout(0.5, validation_size=0.5), [[1, 1, 1]], "leave no training rows"),
     ],
     ids=repr,
@@ -445,16 +402,9 @@ def test_empty_sets_are_errors(splitter, X, message):
     ("splitter", "name"),
     [
         (LeaveLastOut(0), "n_last"),
-        (LeaveLastOut(1.5), "n_last"),
         (UserHoldout(1.0), "test_size"),
-        (UserHoldout(0), "test_size"),
-        (UserHoldout(n_splits=0), "n_splits"),
         (UserKFold(1), "n_splits"),
-        (UserKFold(shuffle="yes"), "shuffle"),
-        (WarmStartKFold(shuffle=True, random_state="x"), "random_state"),
-        (TemporalHoldout(1.5), "test_size"),
         (TemporalHoldout(validation_size=0), "validation_size"),
-        (TemporalHoldout(per_user="yes"), "per_user"),
     ],
     ids=repr,
 )
@@ -483,8 +433,8 @@ def test_random_state_is_scikit_learns(Class, parameters, timed):
     def tests(splitter):
         return [test.tolist() for _, test in splitter.split(X)]
 
-    assert tests(Class(random_state=5, **parameters)) == tests(Class(random_state=5, **parameters))
-    assert tests(Class(random_state=5, **parameters)) != tests(Class(random_state=6, **parameters))
+    one, same, other = (tests(Class(random_state=seed, **parameters)) for seed in (5, 5, 6))
+    assert one == same != other
     stateful = Class(random_state=np.random.RandomState(0), **parameters)
     assert tests(stateful) != tests(stateful)
     if Class is UserHoldout:
@@ -496,9 +446,6 @@ def test_user_holdout_draws_every_row_alike():
     X = np.column_stack([np.repeat([3, 1], [6, 2]), np.arange(8)])
     tests = [test for _, test in UserHoldout(0.5, n_splits=1000, random_state=0).split(X)]
     assert np.bincount(np.concatenate(tests)) / 1000 == pytest.approx(np.full(8, 0.5), abs=0.06)
-
-
-# ------------------------------------------------------------------------------ real data
 
 
 # --------------------------------------------------------------------------- transformer
@@ -519,11 +466,14 @@ def test_a_splitter_is_a_transformer(splitter, timed):
     assert splitter.feature_names_in_.tolist() == ["u", "i", "t"]
     assert splitter.n_features_in_ == 3
     parts = [splitter.train_indices_, splitter.test_indices_]
+    again = pickle.loads(pickle.dumps(splitter))
+    pd.testing.assert_frame_equal(again.held_out_, splitter.held_out_)
     if getattr(splitter, "validation_size", None) is None:
         np.testing.assert_array_equal(splitter.test_indices_, test)
     else:
         parts.insert(1, splitter.validation_indices_)
         np.testing.assert_array_equal(splitter.validation_indices_, test)
+        assert not hasattr(again.set_params(validation_size=None).fit(X), "validation_indices_")
 
     clients = [f"c{user}" for user in X[:, 0]]
     pieces = clone(splitter).train_test_split(frame, y, clients)
@@ -534,17 +484,10 @@ def test_a_splitter_is_a_transformer(splitter, timed):
         assert pieces[2 * len(parts) + i] == [clients[row] for row in rows]
 
 
-@some_splitters
-def test_pipelines_refuse_splitters(splitter, timed):
-    pipeline = make_pipeline(clone(splitter), BiasOnly())
+def test_pipelines_refuse_splitters(timed):
+    pipeline = make_pipeline(LeaveLastOut(), BiasOnly())
     with pytest.raises(TypeError, match="should be transformers and implement fit and transform"):
         pipeline.fit(*timed)
-
-
-def test_a_new_fit_forgets_the_validation_part(timed):
-    splitter = TemporalHoldout(validation_size=0.2).fit(timed[0])
-    splitter.set_params(validation_size=None).fit(timed[0])
-    assert not hasattr(splitter, "validation_indices_")
 
 
 # ------------------------------------------------------------- scikit-learn's machinery
@@ -554,11 +497,8 @@ def test_a_new_fit_forgets_the_validation_part(timed):
 @pytest.mark.parametrize(
     "check",
     [
-        estimator_checks.check_estimator_cloneable,
         estimator_checks.check_estimator_repr,
-        estimator_checks.check_estimator_tags_renamed,
         estimator_checks.check_valid_tag_types,
-        estimator_checks.check_mixin_order,
         estimator_checks.check_no_attributes_set_in_init,
         estimator_checks.check_get_params_invariance,
         estimator_checks.check_set_params,
@@ -575,32 +515,19 @@ def test_scikit_learn_compatible(Class, check):
 
 
 @some_splitters
-def test_parameters_copies_and_repr(splitter, timed):
-    twin = clone(splitter)
-    assert twin.get_params() == splitter.get_params()
-    assert repr(twin) == repr(splitter)
-    assert "<div" in splitter._repr_html_()
-    again = pickle.loads(pickle.dumps(twin.fit(timed[0])))
-    np.testing.assert_array_equal(again.held_out_, twin.held_out_)
-    for name, value in splitter.get_params().items():
-        assert type(splitter)().set_params(**{name: value}).get_params()[name] == value
-
-
-@some_splitters
 def test_grid_searches_take_splitters(splitter, timed):
     X, y = timed
     model, grid = make_pipeline(FunctionTransformer(), BiasOnly()), {"biasonly__reg_user": [1, 9]}
     frame = pd.DataFrame({"u": X[:, 0].astype(str), "i": X[:, 1], "t": X[:, 2]})
     scoring = "neg_mean_squared_error"
     scores = []
-    for table in (X, frame, X.tolist()):
+    for table in (X, frame):
         search = GridSearchCV(model, grid, cv=splitter, scoring=scoring, error_score="raise")
         search.fit(table, y)
         assert search.n_splits_ == splitter.get_n_splits()
         scores.append(search.cv_results_["mean_test_score"])
     assert np.isfinite(scores).all()
     assert scores[0] == pytest.approx(scores[1])
-    assert scores[0] == pytest.approx(scores[2])
     with config_context(enable_metadata_routing=True):
         search = GridSearchCV(BiasOnly(), {}, cv=splitter, error_score="raise")
         search.fit(X, y, clients=X[:, 0] % 3, sample_weight=np.ones(len(y)))
@@ -608,15 +535,3 @@ def test_grid_searches_take_splitters(splitter, timed):
     for call in (splitter.split, clone(splitter).fit, splitter.train_test_split):
         with pytest.raises(ValueError, match="inconsistent numbers of samples"):
             call(X, y[:-1])
-
-
-def test_halving_takes_splitters_that_repeat_themselves(timed):
-    parameters = {"resource": "n_rounds", "max_resources": 4, "min_resources": 2}
-    for splitter in (LeaveLastOut(), UserHoldout(random_state=0), UserKFold(2)):
-        search = HalvingGridSearchCV(
-            RFRec(), {"n_factors": [2, 3]}, cv=splitter, scoring="r2", **parameters
-        )
-        assert search.fit(*timed).best_estimator_.n_rounds_ <= 4
-    search = HalvingGridSearchCV(RFRec(), {"n_factors": [2, 3]}, cv=UserHoldout(), **parameters)
-    with pytest.raises(ValueError, match="must yield consistent folds"):
-        search.fit(*timed)

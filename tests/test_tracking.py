@@ -36,13 +36,6 @@ def test_it_hands_on_what_the_history_has(toy):
     assert np.array_equal(alone.predict(toy[0]), model.predict(toy[0]))
 
 
-def test_print_is_a_sink(toy, capsys):
-    LocALS(2, n_rounds=2, random_state=0).set_callbacks(Tracker(print)).fit(toy[0])
-    lines = capsys.readouterr().out.splitlines()
-    assert [line[-1] for line in lines] == ["0", "1"]
-    assert "'bytes_up'" in lines[0]
-
-
 def test_scores_are_those_of_the_model_at_the_time(toy):
     X, y = toy
     mlflow = MLflow()

@@ -35,11 +35,6 @@ def test_equals_the_updates_written_out(toy, weighted):
     assert model.predict(X) == pytest.approx(expected)
 
 
-def test_without_shrinkage_a_lone_user_keeps_its_mean():
-    model = BiasOnly(reg_user=0, reg_item=0).fit([[1, 1], [2, 2], [2, 3]], [5.0, 2.0, 2.0])
-    assert model.predict([[1, 1], [2, 2]]) == pytest.approx([5.0, 2.0])
-
-
 def test_a_new_users_bias_is_its_shrunken_residual():
     X, y = make_toy()
     mine = X[:, 0] == X[0, 0]

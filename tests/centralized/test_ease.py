@@ -31,21 +31,6 @@ def test_each_column_is_a_ridge_regression_on_the_other_items(reg, weighted):
     np.testing.assert_allclose(model.predict(pairs), (rows @ expected).ravel(), atol=1e-9)
 
 
-def test_newcomers_have_the_scores_that_fit_would_give_their_rows():
-    X, y = make_toy(25, 11, seed=3)
-    weight = np.random.default_rng(0).uniform(0.5, 3, len(y))
-    model = EASE(5.0).fit(X, y, sample_weight=weight)
-    user = X[0, 0]
-    own = X[:, 0] == user
-    twin = X[own].copy()
-    twin[:, 0] = -1
-    model.fold_in(twin, y[own], sample_weight=weight[own])
-    pairs = np.column_stack([np.full(11, user), model.item_ids_])
-    scores = model.predict(pairs)
-    pairs[:, 0] = -1
-    np.testing.assert_array_equal(model.predict(pairs), scores)
-
-
 def test_known_users_rows_are_replaced_among_those_of_others():
     X, y = make_toy(25, 11, seed=3)
     model, before = EASE(5.0).fit(X, y), EASE(5.0).fit(X, y).user_history_.toarray()

@@ -12,7 +12,6 @@ from threadpoolctl import threadpool_limits
 from fedrecsk import ImplicitALS, ImplicitBPR, ImplicitLMF, Popularity
 from tests.conftest import make_toy
 from tests.reference import als as reference
-from tests.test_contract import Recorder
 
 LIBRARY = {
     ImplicitALS: AlternatingLeastSquares,
@@ -85,18 +84,6 @@ def test_scores_and_lists_are_the_librarys(Estimator):
     its, values = library.recommend(np.arange(60), matrix, N=5)
     np.testing.assert_array_equal(items, model.item_ids_[its])
     assert scores == pytest.approx(values, rel=1e-5, abs=1e-5)
-
-
-@every_adapter
-def test_names_and_defaults_are_the_librarys(Estimator):
-    library = by_the_library(Estimator)
-    renamed = {"n_epochs": "iterations", "reg": "regularization"}
-    ours = plain(Estimator).get_params()
-    own = {"items", "item_bias", "reg_exponent", "timestamps", "history_half_life", "item_features"}
-    for name in ours.keys() - own - {"n_factors", "n_jobs", "solver"}:
-        assert getattr(library, renamed.get(name, name)) == ours[name], name
-    assert ImplicitALS().solver == "cg"
-    assert by_the_library(ImplicitALS).use_cg
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.7])
@@ -205,12 +192,6 @@ def test_divergence_is_an_error_that_names_the_culprit(toy):
     assert not hasattr(model, "user_factors_")
 
 
-def test_an_explosion_is_a_warning_that_names_the_culprit(toy):
-    model = ImplicitLMF(4, learning_rate=1e15, reg=1e15)
-    with pytest.warns(UserWarning, match=r"exploded: scores .*learning_rate=1e"):
-        model.fit(*toy)
-
-
 def test_a_singular_system_is_an_error(toy):
     with pytest.raises(ValueError, match="increasing the regularization"):
         ImplicitALS(solver="cholesky", reg=0).fit(*toy)
@@ -290,26 +271,6 @@ def test_lmf_maximises_the_expected_likelihood_of_newcomers(toy):
         assert pull - push == pytest.approx(2 * user, rel=1e-3, abs=1e-3)
 
 
-def test_lmf_samples_no_more_than_its_columns(toy):
-    training, new = newcomers(toy)
-    few, many = (
-        ImplicitLMF(4, neg_prop=n, random_state=0).fit(*training).fold_in(*new) for n in (6, 1000)
-    )
-    assert_same_factors(few, many)
-    fewer = ImplicitLMF(4, neg_prop=1, random_state=0).fit(*training).fold_in(*new)
-    assert (fewer.user_factors_ != few.user_factors_).any()
-
-
-@every_adapter
-def test_fold_in_goes_by_the_fitted_factors(Estimator, toy):
-    training, (X, y) = newcomers(toy)
-    model = Estimator(4, random_state=0).fit(*training)
-    expected = model.recommend(X[:, 0], 2, interactions=(X, y))
-    model.set_params(n_factors=9)
-    for one, other in zip(model.recommend(X[:, 0], 2, interactions=(X, y)), expected, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 # -------------------------------------------------------------------------- real data
 
 
@@ -378,12 +339,3 @@ def test_threads_reach_the_library(Estimator, toy, monkeypatch):
     assert seen[0].num_threads == 2
     assert model.set_params(n_jobs=None).fit(*toy)
     assert seen[1].num_threads == 1
-
-
-def test_an_error_in_a_callback_is_not_swallowed(toy):
-    class Broken(Recorder):
-        def on_fit_task_end(self, estimator, context):
-            raise RuntimeError("broken callback")
-
-    with pytest.raises(RuntimeError, match="broken callback"):
-        ImplicitALS(4).set_callbacks(Broken()).fit(*toy)

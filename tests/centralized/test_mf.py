@@ -59,12 +59,7 @@ def by_the_reference(model, X, y, weights):
     for t in range(model.n_epochs):
         rate = model.learning_rate * model.learning_rate_decay**t
         loss = epoch(
-            ratings,
-            *order,
-            *state.values(),
-            rate=rate,
-            learning_rate=model.learning_rate,
-            **given,
+            ratings, *order, *state.values(), rate=rate, learning_rate=model.learning_rate, **given
         )
         losses.append(loss / len(ratings) * rows.scale**2)
     return rows, state, losses
@@ -109,18 +104,6 @@ def test_equals_the_naive_reference(Estimator, n_factors, weighted, monkeypatch)
     assert model.predict(pairs) == pytest.approx(np.clip(predicted, 1, 5), rel=1e-9)
 
 
-def test_the_literal_decay_of_implicit_vectors_is_the_papers(monkeypatch):
-    """One user with one rating: all decays at once are one per rating, to first order."""
-    monkeypatch.setattr(_sgd, "DTYPE", np.float64)
-    X, y = [["ann", "emma"], ["bob", "alien"]], [1.0, 5.0]
-    Wide = with_constants(SVDpp, INIT_STD=0.5)
-    parameters = {"n_epochs": 1, "random_state": 0, "learning_rate": 1e-4}
-    free = Wide(3, reg_implicit=0, **parameters).fit(X, y)
-    literal = Wide(3, reg=0.1, reg_implicit=0.1, **parameters).fit(X, y)
-    pulled = (literal.implicit_factors_ - free.implicit_factors_) / free.implicit_factors_
-    assert pulled == pytest.approx(np.full((2, 3), -1e-4 * 0.1), rel=1e-2)
-
-
 # ---------------------------------------------------------------------- what fit promises
 
 
@@ -141,26 +124,6 @@ def test_extreme_ratings_and_weights(Estimator, toy):
     weights[3] = 1e9
     model = Estimator(4, random_state=0).fit(X, y, sample_weight=weights)
     assert model.predict(X[3:4]) == pytest.approx(y[3:4], abs=0.3)
-
-
-@every_method
-def test_loss_decreases_and_predictions_stay_in_range(Estimator):
-    X, y = make_toy(60, 40)
-    Wide = with_constants(Estimator, INIT_STD=0.3)
-    model = Wide(random_state=0, reg=0, shrinkage=0, n_epochs=200).fit(X, y)
-    assert model.loss_curve_[-1] < 0.5 * model.loss_curve_[0]
-    pairs = np.stack(np.meshgrid(model.user_ids_, model.item_ids_), axis=-1).reshape(-1, 2)
-    predicted = model.predict(pairs)
-    assert (predicted.min(), predicted.max()) == model.rating_range_ == (1, 5)
-
-
-@every_method
-def test_divergence_is_named(Estimator, toy):
-    with (
-        np.errstate(all="ignore"),
-        pytest.raises(ValueError, match="diverged: "),
-    ):
-        with_constants(Estimator, INIT_STD=1e10)(4, random_state=0).fit(*toy)
 
 
 # ------------------------------------------------------------ early stopping, warm starts
@@ -195,12 +158,6 @@ def test_the_validation_curve_is_the_error_on_rows_nobody_learned(Estimator):
     squares = (model.predict(pairs) - held_out.values) ** 2
     error = np.average(squares, weights=held_out.weights)
     assert min(model.validation_curve_) == pytest.approx(error)
-
-
-@every_method
-def test_early_stopping_needs_rows(Estimator):
-    with pytest.raises(ValueError, match="no rows for training and validation among 1"):
-        Estimator(4, early_stopping=True).fit([["ann", "emma"]], [3.0])
 
 
 @every_method
@@ -275,12 +232,6 @@ def test_fold_in_minimises_the_objective_in_the_new_users_parameters(Estimator, 
         assert objective(p + nudge[:3], bias + nudge[3] * (Estimator is not PMF)) > best
 
 
-def test_prior_means_need_two_coordinates(toy):
-    with pytest.raises(ValueError, match="prior_mean needs a coordinate for users and another"):
-        PMF(1).fit(*toy)
-    assert PMF(1, prior_mean=0).fit(*toy).item_factors_.shape == (9, 1)
-
-
 # ----------------------------------------------------------------------------- real data
 
 
@@ -300,6 +251,14 @@ def test_never_worse_than_biases_on_sparse_data(Estimator, early_stopping, ml100
     model = Estimator(early_stopping=early_stopping, random_state=0).fit(train_X, train_y)
     biases = BiasOnly().fit(train_X, train_y)
     assert rmse(model, test_X, test_y) <= rmse(biases, test_X, test_y)
+
+
+def test_what_cannot_be_learned_is_named(toy):
+    with pytest.raises(ValueError, match="no rows for training and validation among 1"):
+        BiasedMF(4, early_stopping=True).fit([["ann", "emma"]], [3.0])
+    with pytest.raises(ValueError, match="prior_mean needs a coordinate for users and another"):
+        PMF(1).fit(*toy)
+    assert PMF(1, prior_mean=0).fit(*toy).item_factors_.shape == (9, 1)
 
 
 def test_more_patience_continues_a_stopped_fit(toy):

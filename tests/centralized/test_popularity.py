@@ -17,13 +17,3 @@ def test_counts_the_users_of_each_item():
 def test_weights_count_and_non_positive_preferences_do_not():
     model = Popularity().fit(X, [1, 1, 0, -1, 5, 1], sample_weight=[2, 1, 1, 1, 1, 1])
     assert model.predict([[1, 10], [1, 20], [1, 30]]) == pytest.approx([2 / 4, 2 / 4, 1 / 4])
-
-
-def test_everybody_gets_the_same_list():
-    items, _ = Popularity().fit(X).recommend([1, 99], 3, exclude_seen=False)
-    assert items.tolist() == [[10, 20, 30]] * 2
-
-
-def test_new_users_only_bring_what_they_have_seen():
-    model = Popularity().fit(X).fold_in([[7, 10]])
-    assert model.recommend([7], 2)[0].tolist() == [[20, 30]]

@@ -18,7 +18,6 @@ from numpy.testing import assert_array_equal
 
 from fedrecsk.datasets import (
     clear_data_home,
-    fetch,
     fetch_filmtrust,
     fetch_kuairec,
     fetch_lastfm,
@@ -125,7 +124,6 @@ CASES = {
         "small", ["1.5", "", "", "2.5"], [(0, 7), (0, 8), (5, 7), (6, 8)], "without"
     ),
 }
-WITH_CHECKSUM = [name for name in CASES if name != "movielens-latest-small"]
 
 
 @functools.cache  # A zip file holds the time of its writing, and the checksum must stay the same.
@@ -233,11 +231,11 @@ def check(case, X, y):
     assert_array_equal(y, case.y)
 
 
-def test_every_published_set_has_a_case():
-    assert set(CASES) == set(PUBLISHED)
+# One with a published checksum, and one without.
+TWO = pytest.mark.parametrize("name", ["movielens-100k", "movielens-latest-small"])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_download_is_kept_and_used_again(name, small, tmp_path, monkeypatch):
     case, home = CASES[name], tmp_path / "new" / "home"
     with sending(archive(name)) as server:
@@ -250,8 +248,9 @@ def test_download_is_kept_and_used_again(name, small, tmp_path, monkeypatch):
         check(case, *case.fetcher(data_home=home, return_X_y=True, download_if_missing=False))
     assert snapshot(home) == before
     assert server.asked == [f"/{case.archive}"]
+    keep = put(home, "ml-100k/ratings.csv.gz", "")
     clear_data_home(home)
-    assert not home.exists()
+    assert [path for path in home.rglob("*") if path.is_file()] == [keep]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -271,18 +270,6 @@ def test_unpacked_original(name, small, no_download, tmp_path):
     check(case, bunch.data.to_numpy(), bunch.target.to_numpy())
 
 
-def test_one_archive_serves_both_matrices(small, monkeypatch, tmp_path):
-    names = ["kuairec-big", "kuairec-small"]
-    checksum = "md5:" + hashlib.md5(archive(*names), usedforsecurity=False).hexdigest()
-    with sending(archive(*names)) as server:
-        server.publish(monkeypatch)
-        for name in names:
-            spec = dataclasses.replace(PUBLISHED[name], checksum=checksum)
-            monkeypatch.setitem(PUBLISHED, name, spec)
-            check(CASES[name], *CASES[name].fetcher(data_home=tmp_path / "home", return_X_y=True))
-    assert server.asked == ["/KuaiRec.zip"]
-
-
 @pytest.mark.parametrize("name", ["ratings.csv", "ratings.csv.gz"])
 def test_a_table_gets_no_timestamps_invented(name, small, no_download, tmp_path, monkeypatch):
     case = CASES["movielens-1m"]
@@ -300,7 +287,7 @@ def test_a_table_gets_no_timestamps_invented(name, small, no_download, tmp_path,
     check(case, *fetch_movielens("1m", return_X_y=True))
 
 
-@pytest.mark.parametrize("name", CASES)
+@TWO
 def test_missing_and_not_to_be_downloaded(name, no_download, tmp_path):
     home = tmp_path / "home"
     with pytest.raises(FileNotFoundError, match="download_if_missing is False") as error:
@@ -311,7 +298,7 @@ def test_missing_and_not_to_be_downloaded(name, no_download, tmp_path):
     assert not home.exists()
 
 
-@pytest.mark.parametrize("name", CASES)
+@TWO
 def test_a_wrong_download_is_refused_and_not_kept(name, small, tmp_path, monkeypatch):
     home = tmp_path / "home"
     with sending("<html>") as server:
@@ -321,17 +308,13 @@ def test_a_wrong_download_is_refused_and_not_kept(name, small, tmp_path, monkeyp
     assert list(home.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", WITH_CHECKSUM)
-def test_a_wrong_archive_in_data_home_is_named(name, no_download, tmp_path):
-    path = put(tmp_path, CASES[name].archive, archive(name))
-    kind, digest = PUBLISHED[name].checksum.split(":")
+def test_wrong_archives_in_data_home_are_named(no_download, tmp_path):
+    path = put(tmp_path, "ml-1m.zip", archive("movielens-1m"))
+    kind, digest = PUBLISHED["movielens-1m"].checksum.split(":")
     with pytest.raises(ValueError, match=f"{kind.upper()} checksum .* {digest}") as error:
-        CASES[name].fetcher(data_home=tmp_path)
+        fetch_movielens("1m", data_home=tmp_path)
     assert str(path) in str(error.value)
     assert path.exists()
-
-
-def test_an_archive_without_the_ratings(no_download, tmp_path):
     put(tmp_path, "ml-latest-small.zip", archive("movielens-100k"))
     with pytest.raises(ValueError, match=r"has no file ml-latest-small/ratings\.csv"):
         fetch_movielens("latest-small", data_home=tmp_path)
@@ -340,7 +323,6 @@ def test_an_archive_without_the_ratings(no_download, tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("movielens-1m", r"ratings\) = \(3, 2, 4\) instead of \(6040, 3706, 1000209\)"),
         ("movielens-32m", r"ratings\) = \(3, 2, 4\) instead of \(200948, None, 32000204\)"),
         ("movielens-latest-small", "4 ratings, not 50000 to 200000"),
         ("kuairec-small", r"watch ratios\) = \(3, 2, 4\) instead of \(1411, 3327, 4676570\)"),
@@ -351,19 +333,8 @@ def test_other_data_under_that_name_are_refused(name, message, tmp_path):
     with pytest.raises(ValueError, match=message) as error:
         CASES[name].fetcher(data_home=tmp_path)
     assert str(path) in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("user,item\n1,2\n", "and ratings"),
-        ("user,item,rating\na,2,3\n", "whole-numbered"),
-        ("user,item,rating\n1,b,3\n", "whole-numbered"),
-    ],
-)
-def test_tables_of_another_kind_are_refused(content, message, tmp_path):
-    put(tmp_path, "ml-100k/ratings.csv", content)
-    with pytest.raises(ValueError, match=message):
+    put(tmp_path, "ml-100k/ratings.csv", "user,item,rating\na,2,3\n")
+    with pytest.raises(ValueError, match="whole-numbered"):
         fetch_movielens("100k", data_home=tmp_path)
 
 
@@ -372,7 +343,6 @@ def test_tables_of_another_kind_are_refused(content, message, tmp_path):
     [
         ("movielens-latest-small", ",4,", ",0.7,", "half stars from 0.5 to 5"),
         ("filmtrust", " 3.5", " 4.5", "half stars from 0.5 to 4"),
-        ("filmtrust", " 3.5", " 0", "half stars from 0.5 to 4"),
         ("kuairec-big", "1593878904.0", "", "line 3: the timestamp is missing"),
         ("lastfm", "2\t52", "2\tx", "is not Last.fm 2K.*'x'"),
         ("movielens-1m", "2::10", "::10", "is not MovieLens 1M"),
@@ -386,15 +356,10 @@ def test_impossible_values_are_refused(name, old, new, message, small, tmp_path)
 
 
 @pytest.mark.parametrize("fetcher", [fetch_movielens, fetch_filmtrust, fetch_kuairec, fetch_lastfm])
-@pytest.mark.parametrize(
-    "bad", [{"n_retries": -1}, {"delay": -1.0}, {"timeout": 0.0}, {"data_home": 1}]
-)
-def test_bad_parameters(fetcher, bad, no_download):
-    with pytest.raises(ValueError, match=next(iter(bad))):
-        fetcher(**bad)
-    for function in (get_data_home, clear_data_home):
-        with pytest.raises(ValueError, match="data_home"):
-            function(3)
+def test_bad_parameters(fetcher, no_download):
+    for bad in ({"n_retries": -1}, {"delay": -1.0}, {"timeout": 0.0}, {"data_home": 1}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            fetcher(**bad)
     if fetcher in (fetch_movielens, fetch_kuairec):
         with pytest.raises(ValueError, match="variant"):
             fetcher("2m")
@@ -432,10 +397,8 @@ def test_a_failed_try_is_followed_by_another(bad, fetch_from):
     ("bad", "error", "message", "n_tries"),
     [
         (BREAKS_OFF, OSError, "tries: 3.*FEDRECSK_DATA.*by hand", 3),
-        ((500, b"", 0), OSError, "500.*tries: 3", 3),
         (IS_SILENT, OSError, "timed out.*tries: 3", 3),
         ((404, b"", 0), OSError, "404.*tries: 1", 1),
-        ((403, b"", 0), OSError, "403.*tries: 1", 1),
         ((200, GOOD[:-9], len(GOOD) - 9), ValueError, "damaged", 1),
     ],
 )
@@ -444,17 +407,6 @@ def test_what_no_retry_mends_is_an_error(bad, error, message, n_tries, fetch_fro
         fetch_from(server, n_retries=2)
     assert len(server.asked) == n_tries
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.filterwarnings("ignore:Downloading")
-def test_the_wait_doubles_up_to_a_minute(monkeypatch, tmp_path):
-    waits = []
-    monkeypatch.setattr(fetch.time, "sleep", waits.append)
-    # Port 9 of this machine (discard) refuses connections.
-    publish_at("http://127.0.0.1:9", monkeypatch)
-    with pytest.raises(OSError, match=r"refused.*tries: 9"):
-        fetch_movielens(data_home=tmp_path, n_retries=8, delay=1)
-    assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
 @pytest.mark.parametrize(
@@ -466,10 +418,7 @@ def test_an_interrupted_download_leaves_nothing_behind(problem, fetch_from, tmp_
         raise problem
 
     monkeypatch.setattr(pooch.HTTPDownloader, "__call__", fail)
-    with (
-        sending(GOOD) as server,
-        pytest.raises(type(problem), match="left"),
-    ):
+    with sending(GOOD) as server, pytest.raises(type(problem), match="left"):
         fetch_from(server)
     assert list(tmp_path.iterdir()) == []
 
@@ -508,16 +457,6 @@ def test_argument_beats_variable_beats_home(tmp_path, monkeypatch):
     assert get_data_home("~/tilde") == str(tmp_path / "me" / "tilde")
     for name in ("me/fedrecsk_data", "variable", "argument", "me/tilde"):
         assert (tmp_path / name).is_dir()
-
-
-def test_clear_deletes_archives_and_nothing_else(tmp_path):
-    keep = put(tmp_path, "ml-100k/ratings.csv.gz", "")
-    put(tmp_path, "ml-100k.zip", "")
-    clear_data_home(tmp_path)
-    assert keep.exists()
-    assert not (tmp_path / "ml-100k.zip").exists()
-    clear_data_home(tmp_path / "none")
-    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
+from fedrecsk import BiasedMF, BiasOnly
 from fedrecsk.datasets import generate, make_interactions, make_ratings
+from tests.conftest import rmse, split
 
 
 def gini(counts):
@@ -16,35 +18,12 @@ def gini(counts):
     return (2 * np.arange(1, n + 1) - n - 1) @ counts / (n * counts.sum())
 
 
-def bias_only_and_factor_rmse(X, y, n_factors=10, ridge=16.0):
-    """Test errors of biases alone, and of biases plus ALS on their residuals."""
-    test = np.random.RandomState(0).random_sample(len(y)) < 0.2
-    users, items = X[:, 0], X[:, 1]
-    n_users, n_items = users.max() + 1, items.max() + 1
-    u, i, r = users[~test], items[~test], y[~test] - y[~test].mean()
-    user_bias, item_bias = np.zeros(n_users), np.zeros(n_items)
-    for _ in range(10):
-        item_bias = np.bincount(i, r - user_bias[u], n_items) / (np.bincount(i, None, n_items) + 2)
-        user_bias = np.bincount(u, r - item_bias[i], n_users) / (np.bincount(u, None, n_users) + 4)
-    r = r - user_bias[u] - item_bias[i]
+FACTORS = BiasedMF(random_state=0)
 
-    residuals, seen = np.zeros((n_users, n_items)), np.zeros((n_users, n_items))
-    residuals[u, i], seen[u, i] = r, 1
 
-    def solve(residuals, seen, fixed):
-        outer = np.einsum("ij,ik->ijk", fixed, fixed).reshape(len(fixed), -1)
-        gram = (seen @ outer).reshape(-1, n_factors, n_factors) + ridge * np.eye(n_factors)
-        return np.linalg.solve(gram, (residuals @ fixed)[..., None])[..., 0]
-
-    item_factors = 0.1 * np.random.RandomState(0).standard_normal((n_items, n_factors))
-    for _ in range(15):
-        user_factors = solve(residuals, seen, item_factors)
-        item_factors = solve(residuals.T, seen.T, user_factors)
-
-    u, i = users[test], items[test]
-    error = y[test] - y[~test].mean() - user_bias[u] - item_bias[i]
-    taste = (user_factors[u] * item_factors[i]).sum(axis=1)
-    return np.sqrt(np.mean(error**2)), np.sqrt(np.mean((error - taste) ** 2))
+def error_of(model, X, y):
+    X_train, y_train, X_test, y_test = split(X, y, seed=0)
+    return rmse(model.fit(X_train, y_train), X_test, y_test)
 
 
 @st.composite
@@ -61,40 +40,37 @@ def sizes(draw):
     st.tuples(st.integers(-5, 5), st.integers(1, 10)),
     st.booleans(),
     st.integers(0, 2**32 - 1),
+    st.booleans(),
 )
-def test_any_size(size, n_factors, noise, popularity, scale, timestamps, seed):
+def test_any_size(size, n_factors, noise, popularity, scale, timestamps, seed, many):
     n_users, n_items, n_ratings = size
+    minimum = 1 + seed % (n_ratings // n_users)
     low, high = scale[0], scale[0] + scale[1]
-    X, y = make_ratings(
-        *size,
-        n_factors=n_factors,
-        noise=noise,
-        popularity=popularity,
-        rating_scale=(low, high),
-        timestamps=timestamps,
-        random_state=seed,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        if many:
+            patch.setattr(generate, "_RANKED_PAIRS", 0)
+        X, y = make_ratings(
+            *size,
+            n_factors=n_factors,
+            noise=noise,
+            popularity=popularity,
+            rating_scale=(low, high),
+            min_ratings_per_user=minimum,
+            timestamps=timestamps,
+            random_state=seed,
+        )
     assert X.dtype == np.int64
     assert y.dtype == np.float64
     assert X.shape == (n_ratings, 2 + timestamps)
     assert y.shape == (n_ratings,)
     assert len(np.unique(X[:, :2], axis=0)) == n_ratings
-    assert_array_equal(np.unique(X[:, 0]), np.arange(n_users))
+    assert np.bincount(X[:, 0], minlength=n_users).min() >= minimum
     assert X[:, 1].min() >= 0
     assert X[:, 1].max() < n_items
     assert len(np.unique(X[:, 1])) == n_items or n_ratings < n_items
     assert_array_equal(y, np.round(y))
     assert low <= y.min()
     assert y.max() <= high
-
-
-@given(st.integers(1, 30), st.integers(1, 30), st.data())
-def test_min_ratings_per_user(n_users, n_items, data):
-    minimum = data.draw(st.integers(1, n_items))
-    n_ratings = data.draw(st.integers(n_users * minimum, n_users * n_items))
-    X, _ = make_ratings(n_users, n_items, n_ratings, min_ratings_per_user=minimum, random_state=0)
-    assert len(X) == n_ratings
-    assert np.bincount(X[:, 0], minlength=n_users).min() >= minimum
 
 
 def interactions(*size, **parameters):
@@ -141,14 +117,6 @@ def test_items_drawn_one_by_one_are_as_popular_and_as_liked(monkeypatch):
     assert np.abs(one_by_one - shares(generate._rank_items)).max() < 4 * np.sqrt(0.5 / 5000)
 
 
-@pytest.mark.parametrize("popularity", [0, 4.7, 500])
-def test_many_pairs(monkeypatch, popularity):
-    monkeypatch.setattr(generate, "_RANKED_PAIRS", 0)
-    X, _ = make_ratings(40, 60, 2000, popularity=popularity, random_state=0)
-    assert len(np.unique(X[:, :2], axis=0)) == 2000
-    assert_array_equal(np.unique(X[:, 1]), np.arange(60))
-
-
 def test_default_resembles_movielens_100k():
     # On the right of each: what MovieLens-100k has.
     X, y = make_ratings(random_state=0)
@@ -172,16 +140,16 @@ def test_default_resembles_movielens_100k():
 
 
 def test_default_is_as_hard_as_movielens_100k():
-    X, y = make_ratings(random_state=0)
-    bias_only, factors = bias_only_and_factor_rmse(X, y)
-    assert bias_only == pytest.approx(0.938, abs=0.015)
-    assert bias_only - factors == pytest.approx(0.024, abs=0.008)
+    # On the right of each: what they have on MovieLens-100k.
+    errors = [error_of(model, *make_ratings(random_state=0)) for model in (BiasOnly(), FACTORS)]
+    assert errors[0] == pytest.approx(0.940, abs=0.015)
+    assert errors[0] - errors[1] == pytest.approx(0.036, abs=0.008)
 
 
 @pytest.mark.parametrize(
     ("parameter", "values", "of"),
     [
-        ("noise", (0, 0.8, 3), lambda X, y: bias_only_and_factor_rmse(X, y)[0]),
+        ("noise", (0, 0.8, 3), lambda X, y: error_of(BiasOnly(), X, y)),
         ("popularity", (0, 2, 5), lambda X, y: gini(np.bincount(X[:, 1]))),
     ],
 )
@@ -224,18 +192,11 @@ def test_as_frame(make):
         ({"n_users": 10, "n_items": 4, "n_ratings": 9}, "less than n_users . min_ratings_per_us"),
         ({"min_ratings_per_user": 1683}, "more than n_items=1682"),
         ({"min_ratings_per_user": 107}, "= 943 . 107 = 100901"),
-        ({"min_ratings_per_user": 0}, "min_ratings_per_user"),
         ({"n_users": 0}, "n_users"),
-        ({"n_factors": -1}, "n_factors"),
         ({"noise": -0.1}, "noise"),
-        ({"noise": float("nan")}, "noise"),
         ({"popularity": float("inf")}, "popularity"),
         ({"rating_scale": (5, 1)}, "lowest first"),
-        ({"rating_scale": (1, 1)}, "lowest first"),
         ({"rating_scale": (0.5, 5)}, "whole numbers"),
-        ({"rating_scale": (1, 2, 3)}, "whole numbers"),
-        ({"rating_scale": 5}, "rating_scale"),
-        ({"random_state": "seed"}, "random_state"),
     ],
 )
 def test_bad_parameters_are_refused_before_any_work(parameters, message, monkeypatch):

@@ -3,9 +3,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
-from scipy import sparse
 
+from fedrecsk import ImplicitALS, Popularity
 from fedrecsk.datasets import generate, make_interactions, make_ratings
+from fedrecsk.metrics import evaluate_ranking
 from tests.datasets.test_generate import gini, sizes
 
 FIRST_SECOND = np.datetime64("2020-01-01", "s").astype(int)
@@ -20,31 +21,13 @@ def last_fifth(X, turns):
     return rank >= np.round(0.8 * n_per_user[X[:, 0]])
 
 
-def precision_at_10(X, test, n_factors=20, n_sweeps=8):
+def precision_at_10(X, test):
     """Return the precision of recommending by popularity, and by implicit ALS."""
-    users, items = X[:, 0], X[:, 1]
-    shape = users.max() + 1, items.max() + 1
-    train = sparse.csr_array((np.ones(sum(~test)), (users[~test], items[~test])), shape)
-    held_out = sparse.csr_array((np.ones(sum(test)), (users[test], items[test])), shape).toarray()
-
-    def solve(positives, fixed):
-        # A positive counts twice, everything else once.
-        gram = fixed.T @ fixed + 0.1 * np.eye(n_factors)
-        outer = (fixed[:, :, None] * fixed[:, None, :]).reshape(len(fixed), -1)
-        weights = gram + (positives @ outer).reshape(-1, n_factors, n_factors)
-        return np.linalg.solve(weights, 2 * (positives @ fixed)[:, :, None])[:, :, 0]
-
-    item_factors = 0.01 * np.random.RandomState(0).standard_normal((shape[1], n_factors))
-    for _ in range(n_sweeps):
-        user_factors = solve(train, item_factors)
-        item_factors = solve(train.T, user_factors)
-
-    def precision(scores):
-        scores = np.where(train.toarray() > 0, -np.inf, scores)
-        best = np.argsort(-scores, axis=1, kind="stable")[:, :10]
-        return np.take_along_axis(held_out, best, axis=1).mean()
-
-    return precision(train.sum(axis=0)), precision(user_factors @ item_factors.T)
+    als = ImplicitALS(20, alpha=2, reg=0.1, n_epochs=8, item_bias=False, random_state=0)
+    return [
+        evaluate_ranking(model.fit(X[~test]), X[test], metrics="precision")["precision@10"]
+        for model in (Popularity(), als)
+    ]
 
 
 @given(
@@ -109,23 +92,6 @@ def test_time_is_decoration_without_drift_and_matters_with_it():
     assert als[0.0] - 0.05 > als[1.0] > als[2.0] + 0.05
 
 
-def test_drift_moves_popularity_between_users_and_within_them():
-    def change(X, early):
-        """Return how far the distributions of items differ between `early` and the rest."""
-        shares = [np.bincount(X[rows, 1], minlength=300) / sum(rows) for rows in (early, ~early)]
-        return abs(shares[0] - shares[1]).sum()
-
-    between, within = [], []
-    for drift in (0.0, 2.0):
-        X = make_interactions(300, 300, 20_000, drift=drift, random_state=0)
-        arrival = np.full(300, np.iinfo(np.int64).max)
-        np.minimum.at(arrival, X[:, 0], X[:, 2])
-        between.append(change(X, arrival[X[:, 0]] < np.median(arrival)))
-        within.append(change(X, ~last_fifth(X, X[:, 2])))
-    assert between[1] > 1.5 * between[0]
-    assert within[1] > 1.5 * within[0]
-
-
 @pytest.mark.full
 def test_taste_is_what_a_factor_model_gains_by():
     gains = []
@@ -142,14 +108,8 @@ def test_taste_is_what_a_factor_model_gains_by():
     [
         ({"n_users": 3, "n_items": 4, "n_interactions": 13}, "n_interactions=13 is more than"),
         ({"n_users": 10, "n_items": 4, "n_interactions": 9}, "n_users . min_interactions_per_us"),
-        ({"min_interactions_per_user": 1683}, "min_interactions_per_user=1683 is more than"),
         ({"drift": 1.0, "timestamps": False}, "drift=1.0 needs timestamps"),
-        ({"n_users": 0}, "n_users"),
-        ({"n_factors": -1}, "n_factors"),
         ({"taste": -0.1}, "taste"),
-        ({"drift": float("nan")}, "drift"),
-        ({"popularity": float("inf")}, "popularity"),
-        ({"random_state": "seed"}, "random_state"),
     ],
 )
 def test_bad_parameters_are_refused_before_any_work(parameters, message, monkeypatch):

@@ -67,9 +67,6 @@ def test_missing_films_are_named(tmp_path):
     (tmp_path / "ratings.csv").write_text("")
     with pytest.raises(FileNotFoundError, match=r"no titles and genres beside .*features=False"):
         reading.read_features(tmp_path / "ratings.csv")
-
-
-def test_a_tuple_has_no_place_for_features():
     with pytest.raises(ValueError, match="return_X_y=True returns no features"):
         fetch_movielens(features=True, return_X_y=True)
 

@@ -4,7 +4,6 @@ import gzip
 import io
 import lzma
 import os
-import pickle
 import tarfile
 import warnings
 import zipfile
@@ -82,12 +81,14 @@ def test_usual_header_names(write, header):
     assert_array_equal(y, [3])
 
 
-def test_header_decides_the_order_and_other_columns_are_ignored(write):
+def test_header_decides_the_order_and_quotation_marks_may_be_ordinary(write):
     path = write('when,rating,title,movieId,user\nnoon,5,"Heat, the film",31,7\n')
     with pytest.warns(UserWarning, match="columns 'when', 'title' are not read"):
         X, y = load_ratings(path, return_X_y=True)
-    assert_array_equal(X, [[31, 7][::-1]])
+    assert_array_equal(X, [[7, 31]])
     assert_array_equal(y, [5])
+    X = load_ratings(write('"ann\tthe "heat\t5\nbob\t"up" 2\t4\n'), quoted=False).data
+    assert X.tolist() == [['"ann', 'the "heat'], ["bob", '"up" 2']]
 
 
 def test_columns_by_name_position_and_none(write):
@@ -120,12 +121,10 @@ def test_columns_by_position_and_a_header_that_is_told(write):
     assert_array_equal(load_ratings(twice, columns={"user": 2}).data, [[3, 2]])
 
 
-def test_no_rating_column_is_implicit_feedback(write):
-    X, y = load_ratings(write("user,item,timestamp\n1,2,3\n"), return_X_y=True)
-    assert_array_equal(X, [[1, 2, 3]])
-    assert y is None
-    X, y = load_ratings(write("1\t2\n1\t3\n"), return_X_y=True)
-    assert_array_equal(X, [[1, 2], [1, 3]])
+@pytest.mark.parametrize("content", ["user,item,timestamp\n1,2,3\n4,5,6\n", "1\t2\n4\t5\n"])
+def test_no_rating_column_is_implicit_feedback(write, content):
+    X, y = load_ratings(write(content), return_X_y=True)
+    assert_array_equal(X[:, :2], [[1, 2], [4, 5]])
     assert y is None
 
 
@@ -137,18 +136,15 @@ def test_no_rating_column_is_implicit_feedback(write):
         *(
             (texts, texts)
             for texts in [
-                ["007", "8", "9"],
                 ["7", "007", "8"],
                 ["1.0", "2", "3"],
                 ["-0", "0", "1"],
                 ["+1", "2", "3"],
-                ["1", "b", "3"],
                 ["1_000", "2", "3"],
                 ["1", "1e3", "2"],
                 ["nan", "NA", "1"],
                 ["True", "False", "True"],
                 ["12345678901234567890", "2", "3"],
-                ["é", "日本", "x"],
             ]
         ),
     ],
@@ -164,31 +160,6 @@ def test_id_types(write, monkeypatch, texts, expected, chunk):
     assert rows_of(X[:, 1]) == [5, 5, 5]
 
 
-def test_mixed_types_keep_each_columns_own(write):
-    X = load_ratings(write("7,ann,1,1577872800\n8,bob,2,1577959200\n")).data
-    assert X.dtype == object
-    assert rows_of(X) == [[7, "ann", 1577872800], [8, "bob", 1577959200]]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"\xef\xbb\xbfuser,item,rating\n1,2,3\n",
-        b"user,item,rating\r\n1,2,3\r\n",
-        b"user,item,rating\n1,2,3",
-        b"\nuser,item,rating\n\n1,2,3\n  \n\n",
-        b"user, item, rating\n 1, 2 , 3 \n",
-        b'"user","item","rating"\n"1","2","3"\n',
-        gzip.compress(b"user,item,rating\n1,2,3\n", mtime=0),
-    ],
-    ids=["bom", "crlf", "no newline", "blank lines", "blanks", "quotes", "gzip"],
-)
-def test_dialects(write, content):
-    X, y = load_ratings(write(content), return_X_y=True)
-    assert_array_equal(X, [[1, 2]])
-    assert_array_equal(y, [3])
-
-
 def test_as_frame(write):
     path = write("user,item,rating\nann,2,3\nbob,3,4\n")
     bunch = load_ratings(path, as_frame=True)
@@ -197,33 +168,21 @@ def test_as_frame(write):
     assert bunch.data["item"].dtype == np.int64
     assert bunch.target.name == "rating"
     assert list(bunch.frame.columns) == ["user", "item", "rating"]
-    X, y = load_ratings(write("1,2\n"), as_frame=True, return_X_y=True)
-    assert X.shape == (1, 2)
-    assert y is None
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("", r"ratings\.txt is empty"),
-        ("\n \n", r"ratings\.txt is empty"),
         ("user,item,rating\n", "no rows after"),
         ("1,2,3\n\n1,2\n", "line 3: the rating is missing.*delete the line"),
         ("1,2,3\n\n1,2,3,4\n", "Expected 3 fields in line 3, saw 4.*separator ','.*Correct"),
         ("1,2,3\n1,2,1_000\n", "line 2: the rating '1_000'"),
-        ("1,2,3\n1,2,True\n", "line 2: the rating 'True'"),
-        ("1,2,3\n1,2,1e999\n", "line 2: the rating"),
-        (
-            "user,item,rating\n1,2,3\n1,2,good\n",
-            r"line 3: the rating 'good' is no finite number.*Correct",
-        ),
+        ("user,item,rating\n1,2,3\n1,2,good\n", "line 3: the rating 'good' is no finite .*Corr"),
         ("1,2,3\n1,2,nan\n", "line 2: the rating 'nan'"),
-        ("1,2,3\n1,2,-inf\n", "line 2: the rating"),
-        ("1,2,3\n\n1,2,\n", "line 3: the rating is missing"),
         ("1,2,3\n,2,3\n", "line 2: the user is missing"),
         ("1,2,3,4\n1,2,3, \n", "line 2: the timestamp is missing"),
         ("buyer,movie,rating\n1,2,3\n", r"no column found for the user.*buyer.*columns="),
-        ("user,rating\n1,2\n", "no column found for the item"),
         ("12345\n678\n", "no separator found in its first line '12345'"),
         ('1,2,3\n1,"2,3\n4,5,6\n', "quoted=False"),
     ],
@@ -239,9 +198,7 @@ def test_bad_files_name_the_line_and_the_cure(write, content, message):
     [
         ({"user": "nobody"}, ValueError, "no column 'nobody' for the user.*'uid'"),
         ({"user": 7}, ValueError, "no column 7 for the user.*0 to 2"),
-        ({"user": -1}, ValueError, "no column -1"),
         ({"user": 1.5}, TypeError, "must be a name, a position or None"),
-        ({"user": True}, TypeError, "must be a name, a position or None"),
         ({"client": 0}, ValueError, "unknown role 'client'"),
         ({"user": 0, "item": 0}, ValueError, "two roles"),
         ({"user": None}, ValueError, "no column found for the user"),
@@ -266,10 +223,10 @@ def test_what_is_no_file_is_named(tmp_path):
             load_ratings(path)
 
 
-@pytest.mark.parametrize("bad", [{"sep": ""}, {"sep": 1}, {"header": "maybe"}, {"columns": ["u"]}])
-def test_bad_parameters_are_refused_before_the_file_is_opened(bad):
-    with pytest.raises(ValueError, match=next(iter(bad))):
-        load_ratings("no such file", **bad)
+def test_bad_parameters_are_refused_before_the_file_is_opened():
+    for bad in ({"sep": ""}, {"header": "maybe"}, {"columns": ["u"]}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            load_ratings("no such file", **bad)
 
 
 ids = st.one_of(
@@ -308,16 +265,20 @@ def test_what_is_written_is_read(tmp_path_factory, rows, sep):
 @pytest.mark.parametrize(
     ("content", "options"),
     [
+        (b"\xef\xbb\xbf" + ROWS.encode(), {}),
+        (ROWS.replace("\n", "\r\n"), {}),
+        (ROWS[:-1], {}),
+        ("\n" + ROWS.replace("\n", "\n\n") + "  \n", {}),
+        (ROWS.replace(",", " , "), {}),
+        ('"user","item","rating"\n"1","2","3"\n4,5,"4.5"\n', {}),
+        (gzip.compress(ROWS.encode(), mtime=0), {}),
         (ROWS.encode("utf-16"), {}),
-        (ROWS.encode("utf-32"), {}),
         (b"\xfe\xff" + ROWS.encode("utf-16-be"), {}),
         (ROWS.encode("utf-16-le"), {"encoding": "utf-16-le"}),
-        (gzip.compress(ROWS.encode("utf-16"), mtime=0), {}),
         (bz2.compress(ROWS.encode()), {}),
         (lzma.compress(ROWS.encode()), {}),
         (zipped("ratings.csv"), {}),
         (zipped("folder/", "folder/r.csv", "__MACOSX/._r.csv"), {}),
-        ("# made up\n#\n" + ROWS, {"comment": "#"}),
         ("// made up, and more\n" + ROWS + "// end", {"comment": "//"}),
         (ROWS.replace("user", "#user"), {}),
         ("sep=,\n" + ROWS, {"comment": "sep="}),
@@ -331,11 +292,6 @@ def test_read_right(write, content, options):
     assert_array_equal(y, [3, 4.5])
 
 
-def test_quotation_marks_as_ordinary_characters(write):
-    X = load_ratings(write('"ann\tthe "heat\t5\nbob\t"up" 2\t4\n'), quoted=False).data
-    assert X.tolist() == [['"ann', 'the "heat'], ["bob", '"up" 2']]
-
-
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
@@ -343,37 +299,26 @@ def test_quotation_marks_as_ordinary_characters(write):
         (ROWS.replace("user", "usér").encode("latin-1"), {}, "not utf-8 text.*'latin-1'"),
         ((ROWS * 30_000 + "1,é,3").encode("latin-1"), {}, "not utf-8 text.*'latin-1'"),
         (ROWS, {"encoding": "utf-9"}, "encoding='utf-9' is not an encoding.*'latin-1'"),
-        (ROWS, {"encoding": "hex"}, "encoding='hex' is not an encoding of text"),
         (b"PAR1\x15\x04" + bytes(99), {}, "binary file.*read_parquet"),
-        (pickle.dumps([1]), {}, "not utf-8 text|NUL"),
         (zipped("a.csv", "b.csv"), {}, r"2 files \(a.csv, b.csv.*unpack"),
-        (zipped("a.csv")[:-30], {}, "damaged"),
         (zipped(), {}, "binary file|archive"),
         # Deflate64, as Windows' Explorer compresses large files.
         (zipped("a.csv").replace(b"\x14\0\0\0\x08\0", b"\x14\0\0\0\x09\0"), {}, "Unpack it"),
         (gzip.compress(b"1,2,3\n" * 99, mtime=0)[:-12], {}, "damaged"),
         (gzip.compress(os.urandom(2**18).hex().encode().replace(b"a", b"\n"))[:-12], {}, "."),
-        (bz2.compress(ROWS.encode() * 99)[:-9], {}, "damaged"),
-        (b"BZh91AY&SY" + bytes(99), {}, "damaged"),
         (lzma.compress(ROWS.encode() * 99)[:-9], {}, "damaged"),
         (tarred("ratings.csv"), {}, "archive .unpack it"),
-        (b"1" * 2**18, {}, "no table with one interaction per line"),
         ("1,2,3\n" * 9 + "1" * 2**22, {}, "line 10: the item is missing"),
         ('{"user": 1, "item": 2}\n', {}, "JSON.*read_json"),
-        ("[[1, 2, 3],\n[4, 5, 6]]\n", {}, "JSON"),
         ("<!DOCTYPE html>\n<p>Not found</p>\n", {}, "web page"),
         ("# made up\n" + ROWS, {}, "comment='#'"),
-        ("sep=,\n" + ROWS, {}, "comment='sep='"),
         ("% bip weighted\n1 2\n3 4\n", {}, "comment='%'"),
         ("user,item,user,rating\n1,2,3,4\n", {}, "2 columns 'user'.*by position.*columns="),
-        ("a,b,b\n1,2,3\n", {"columns": {"user": "a", "item": "b"}}, "2 columns 'b'"),
         ("user;item;rating\n1;2;3,5\n", {}, "decimal comma"),
         ("user,year,rating\n1,2,3\n", {}, "no column found for the item.*{'item': 'year'}"),
         (",".join("1" * 40) + "\n", {}, "40 column.*no header.*matrix of users by items"),
         ("user," + ",".join(f"film{i}" for i in range(40)), {}, "and 31 more.*matrix"),
-        (ROWS, {"sep": "\n"}, "no line break"),
         (ROWS, {"sep": ";"}, "sep=';' is not in its first line 'user,item,rating'.*sep=','"),
-        (ROWS, {"comment": ""}, "None means no comments"),
     ],
 )
 def test_named_with_a_cure(write, content, options, message):

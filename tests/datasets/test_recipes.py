@@ -30,23 +30,20 @@ def blocks(heading):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Run a section's only block, or the one of that position, among the given files."""
+    """Run the block of a position in a section, among the given files."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDRECSK_DATA", str(tmp_path))
     for name, spec in published.PUBLISHED.items():
         lenient = dataclasses.replace(spec, counts=None, n_rows_between=None)
         monkeypatch.setitem(published.PUBLISHED, name, lenient)
 
-    def run(heading, files, position=None):
+    def run(heading, files, position=0):
         for name, text in files.items():
             path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        found = blocks(heading)
-        if position is None:
-            assert len(found) == 1
         names = {}
-        exec(found[position or 0], names)
+        exec(blocks(heading)[position], names)
         return names
 
     return run
@@ -83,87 +80,93 @@ def test_the_page_has_the_counts_that_are_checked():
     assert published.PUBLISHED["kuairec-big"].checksum.split(":")[1] in text
 
 
-def test_your_own_file(run):
-    names = run(
-        "Your own file",
-        {
-            "ratings.csv": "user,item,rating\n1,2,3\n",
-            "log.tsv.gz": "# shop\ncustomer_no\tsku\tbought_at\n7\t9\t2024-05-01\n",
-        },
-    )
-    assert_array_equal(names["X"], [[7, 9, 1714521600]])
-    assert names["y"] is None
+ANN, BOB = "a" * 40, "b" * 40
+PLAYS = f"""{ANN}\tmbid\tthe "beatles\t2137
+{ANN}\t\tnan\t1099
+{BOB}\tmbid\t\t7
+sep 20, 2008\tmbid\tu2\t31
+{BOB}\tmbid\tJosé, and others\t5"""
+MOVIELENS = {
+    "ml-100k/u.data": "196\t242\t3\t881250949\n",
+    "ml-1m/ratings.dat": "1::1193::5::978300760\n",
+    "ml-latest-small/ratings.csv": "userId,movieId,rating,timestamp\n1,1,4.5,964982703\n",
+}
+AMAZON_ROW = ["AGKHLEW2SOWHNMFQIJGBECAF7INQ", "B00YQ6X8EO"]
+AMAZON = {
+    "ratings_Beauty.csv": "A39HTATAQ9V7YF,0205616461,5.0,1369699200\n",
+    "All_Beauty.csv": "0143026860,A1V6B6TNIC10QE,1.0,1424304000\n",
+    "All_Beauty.csv.gz": "user_id,parent_asin,rating,timestamp\n"
+    f"{','.join(AMAZON_ROW)},5.0,1588687728923\n",
+}
+OWN = {
+    "ratings.csv": "user,item,rating\n1,2,3\n",
+    "log.tsv.gz": "# shop\ncustomer_no\tsku\tbought_at\n7\t9\t2024-05-01\n",
+}
+LASTFM = {
+    "hetrec2011-lastfm-2k/user_artists.dat": "userID\tartistID\tweight\n2\t51\t13\n3\t51\t1\n"
+}
+REVIEWS = [
+    {"review_id": "r", "user_id": "mh_-eMZ6K5", "business_id": "XQfwVwDr-v", "stars": 3.0}
+    | {"useful": 0, "text": 'Good, "quiet";\nnear', "date": "2018-07-07 22:09:11"},
+    {"review_id": "s", "user_id": "OyoGAe7OKp", "business_id": "7ATYjTIgM3", "stars": 5.0}
+    | {"useful": 1, "text": "", "date": "2012-01-03 15:28:18"},
+]
+YELP = {"yelp_academic_dataset_review.json": "\n".join(map(json.dumps, REVIEWS)) + "\n"}
+BUSINESSES = [
+    ["mh_-eMZ6K5", "XQfwVwDr-v", 1531001351],
+    ["OyoGAe7OKp", "7ATYjTIgM3", 1325604498],
+]
+FILMTRUST = {"filmtrust/ratings.txt": "1 1 2\n1 2 4\n1 3 3.5\n"}
+VIDEOS = [[0, 3649, 1593878903438], [7, 3649, 1593879366687]]
 
 
-def test_lastfm_2k(run):
-    rows = "userID\tartistID\tweight\n2\t51\t13883\n3\t51\t1\n"
-    names = run("Last.fm", {"hetrec2011-lastfm-2k/user_artists.dat": rows}, 0)
-    assert_array_equal(names["X"], [[2, 51], [3, 51]])
+def pinterest(end):
+    train, test = ["0\t0", "0\t1", "1\t0"], ["0\t5", "1\t1"]
+    return {
+        f"pinterest-20.{name}.rating": "".join(f"{row}{end}\n" for row in rows)
+        for name, rows in (("train", train), ("test", test))
+    }
 
 
-def test_lastfm_360k(run):
-    ann, bob = "a" * 40, "b" * 40
-    rows = [
-        f'{ann}\tmbid\tthe "beatles\t2137',
-        f"{ann}\t\tnan\t1099",
-        f"{bob}\tmbid\t\t7",
-        "sep 20, 2008\tmbid\tu2\t31",
-        f"{bob}\tmbid\tJosé, and others\t5",
-    ]
-    path = "lastfm-dataset-360K/usersha1-artmbid-artname-plays.tsv"
-    names = run("Last.fm", {path: "\n".join(rows)}, 1)
-    assert names["X"].tolist() == [
-        [ann, 'the "beatles'],
-        [ann, "nan"],
-        [bob, "José, and others"],
-    ]
+PINS = [[0, 0], [0, 1], [1, 0], [0, 5], [1, 1]]
+# Where a block reads several files, the last one's rows are left.
+RECIPES = [
+    ("Your own file", 0, OWN, [[7, 9, 1714521600]], None),
+    ("Last.fm", 0, LASTFM, [[2, 51], [3, 51]], None),
+    (
+        "Last.fm",
+        1,
+        {"lastfm-dataset-360K/usersha1-artmbid-artname-plays.tsv": PLAYS},
+        [[ANN, 'the "beatles'], [ANN, "nan"], [BOB, "José, and others"]],
+        None,
+    ),
+    ("Amazon reviews", 0, AMAZON, [[*AMAZON_ROW, 1588687728923]], [5]),
+    ("MovieLens", 0, MOVIELENS, [[196, 242, 881250949]], [3]),
+    ("MovieLens", 1, MOVIELENS, [[1, 1, 964982703]], [4.5]),
+    ("KuaiRec", 0, {"KuaiRec 2.0/data/big_matrix.csv": KUAIREC}, VIDEOS, [1.273397, 0]),
+    (
+        "KuaiRec",
+        1,
+        {"KuaiRec 2.0/data/big_matrix.csv": KUAIREC},
+        [row[:2] for row in VIDEOS],
+        [1.273397, 0],
+    ),
+    *(("FilmTrust", n, FILMTRUST, [[1, 1], [1, 2], [1, 3]], [2, 4, 3.5]) for n in (0, 1)),
+    *(
+        ("Douban-Movie", 0, {"douban/ratings.txt": text}, [[1, 1000], [2, 17]], [5, 1])
+        for text in ("1 1000 5\n2 17 1\n", "1\t1000\t5\n2\t17\t1\n")
+    ),
+    *(("Pinterest", 0, pinterest(end), PINS, None) for end in ("", "\t0", "\t1.0\t0")),
+    ("Yelp", 0, YELP, BUSINESSES, [3, 5]),
+]
 
 
-def test_amazon_reviews(run):
-    names = run(
-        "Amazon reviews",
-        {
-            "ratings_Beauty.csv": "A39HTATAQ9V7YF,0205616461,5.0,1369699200\n",
-            "All_Beauty.csv": "0143026860,A1V6B6TNIC10QE,1.0,1424304000\n",
-            "All_Beauty.csv.gz": "user_id,parent_asin,rating,timestamp\n"
-            "AGKHLEW2SOWHNMFQIJGBECAF7INQ,B00YQ6X8EO,5.0,1588687728923\n",
-        },
-    )
-    # The third block's result; each is read the same way.
-    assert names["X"].tolist() == [["AGKHLEW2SOWHNMFQIJGBECAF7INQ", "B00YQ6X8EO", 1588687728923]]
-    assert_array_equal(names["y"], [5])
-
-
-@pytest.mark.parametrize("position", [0, 1])
-def test_movielens(run, position):
-    names = run(
-        "MovieLens",
-        {
-            "ml-100k/u.data": "196\t242\t3\t881250949\n",
-            "ml-1m/ratings.dat": "1::1193::5::978300760\n",
-            "ml-latest-small/ratings.csv": "userId,movieId,rating,timestamp\n1,1,4.5,964982703\n",
-        },
-        position,
-    )
-    # The second block reads all three, one after another.
-    X, y = ([[196, 242, 881250949]], [3]) if position == 0 else ([[1, 1, 964982703]], [4.5])
-    assert_array_equal(names["X"], X)
-    assert_array_equal(names["y"], y)
-
-
-@pytest.mark.parametrize("position", [0, 1])
-def test_kuairec(run, position):
-    names = run("KuaiRec", {"KuaiRec 2.0/data/big_matrix.csv": KUAIREC}, position)
-    X = np.array([[0, 3649, 1593878903438], [7, 3649, 1593879366687]])
-    assert_array_equal(names["X"], X if position == 0 else X[:, :2])
-    assert_array_equal(names["y"], [1.273397, 0])
-
-
-@pytest.mark.parametrize("position", [0, 1])
-def test_filmtrust(run, position):
-    names = run("FilmTrust", {"filmtrust/ratings.txt": "1 1 2\n1 2 4\n1 3 3.5\n"}, position)
-    assert_array_equal(names["X"], [[1, 1], [1, 2], [1, 3]])
-    assert_array_equal(names["y"], [2, 4, 3.5])
+@pytest.mark.parametrize(("heading", "position", "files", "X", "y"), RECIPES)
+def test_a_recipe_reads_its_files(heading, position, files, X, y, run):
+    names = run(heading, files, position)
+    assert names["X"].tolist() == X
+    if y is not None:
+        assert_array_equal(names["y"], y)
 
 
 def test_jester(run, monkeypatch):
@@ -178,14 +181,6 @@ def test_jester(run, monkeypatch):
     names = run("Jester", {})
     assert_array_equal(names["X"], [[0, 1], [1, 100], [2, 2], [3, 100], [4, 3], [5, 100]])
     assert_array_equal(names["y"], [-7.82, 9.37] * 3)
-
-
-@pytest.mark.parametrize("sep", [" ", "\t"])
-def test_douban_movie(run, sep):
-    rows = [("1", "1000", "5"), ("2", "17", "1")]
-    names = run("Douban-Movie", {"douban/ratings.txt": "".join(sep.join(r) + "\n" for r in rows)})
-    assert_array_equal(names["X"], [[1, 1000], [2, 17]])
-    assert_array_equal(names["y"], [5, 1])
 
 
 @pytest.mark.parametrize("position", [0, 1])
@@ -204,37 +199,3 @@ def test_ciao(run, tmp_path, position):
     assert_array_equal(names["X"], [[1, 2, 1300000000], [7375, 99746, 1300000001]])
     assert names["y"].dtype == np.float64
     assert_array_equal(names["y"], [4, 1])
-
-
-@pytest.mark.parametrize("end", ["", "\t0", "\t1.0\t0"])
-def test_pinterest(run, end):
-    names = run(
-        "Pinterest",
-        {
-            "pinterest-20.train.rating": f"0\t0{end}\n0\t1{end}\n1\t0{end}\n",
-            "pinterest-20.test.rating": f"0\t5{end}\n1\t1{end}\n",
-        },
-    )
-    assert_array_equal(names["X"], [[0, 0], [0, 1], [1, 0], [0, 5], [1, 1]])
-
-
-def test_yelp(run):
-    reviews = [
-        {"review_id": "r", "user_id": "mh_-eMZ6K5", "business_id": "XQfwVwDr-v", "stars": 3.0}
-        | {"useful": 0, "text": 'Good, "quiet";\nnear', "date": "2018-07-07 22:09:11"},
-        {"review_id": "s", "user_id": "OyoGAe7OKp", "business_id": "7ATYjTIgM3", "stars": 5.0}
-        | {"useful": 1, "text": "", "date": "2012-01-03 15:28:18"},
-    ]
-    text = "".join(json.dumps(review) + "\n" for review in reviews)
-    names = run("Yelp", {"yelp_academic_dataset_review.json": text})
-    assert names["X"].tolist() == [
-        ["mh_-eMZ6K5", "XQfwVwDr-v", 1531001351],
-        ["OyoGAe7OKp", "7ATYjTIgM3", 1325604498],
-    ]
-    assert_array_equal(names["y"], [3, 5])
-
-
-def test_generated_data(run):
-    names = run("Generated data", {})
-    assert names["X"].shape == (100_000, 3)
-    assert names["y"].shape == (100_000,)

@@ -1,6 +1,5 @@
 """evaluate_ranking against loops over users, and what it says of bad input."""
 
-import gzip
 import re
 import warnings
 from pathlib import Path
@@ -83,9 +82,6 @@ def test_the_whole_catalogue(Model, case, exclude_seen, threshold):
         assert value == pytest.approx(expected), name
 
 
-BEYOND = ("coverage", "novelty", "diversity")
-
-
 @every_model
 @given(case=splits())
 def test_auc_and_what_is_beyond_accuracy(Model, case):
@@ -113,17 +109,6 @@ def test_auc_and_what_is_beyond_accuracy(Model, case):
         for n in (1, k)
     ]
     assert together == {name: value for one in alone for name, value in one.items()}
-
-
-@every_model
-def test_auc_among_negatives_is_the_share_of_them_behind(Model):
-    X, _ = make_toy(n_users=20, n_items=40, density=0.3)
-    model = Model().fit(X[:-60])
-    _, first = np.unique(X[-60:, 0], return_index=True)
-    test = X[-60:][first]
-    options = {"n_negatives": 1, "random_state": 0}
-    values = evaluate_ranking(model, test, metrics=["auc", "precision"], k=1, **options)
-    assert values["auc"] == pytest.approx(values["precision@1"])
 
 
 def test_lists_have_no_meaning_among_negatives(toy):
@@ -276,19 +261,6 @@ def test_batches_do_not_matter(Model, monkeypatch):
             assert evaluate_ranking(model, X[-60:], y[-60:], **options) == pytest.approx(values)
 
 
-def test_pairs_under_test_are_not_excluded_and_other_seen_ones_are(toy):
-    X, _ = toy
-    model = Popularity().fit(X)
-    n_left = evaluate_ranking(model, X, metrics="recall", k=9)
-    assert n_left == {"recall@9": 1.0}
-    user = X[0, 0]
-    own = X[X[:, 0] == user, 1]
-    unseen = next(i for i in model.item_ids_ if i not in own)
-    n_unseen = model.n_items_ - len(own)
-    found = evaluate_ranking(model, [[user, unseen]], metrics="recall", k=n_unseen)
-    assert found == {f"recall@{n_unseen}": 1.0}
-
-
 def test_the_model_score_is_ndcg_at_10():
     X, y = make_toy(30, 25, density=0.4)
     model = Popularity().fit(X[:-80], y[:-80])
@@ -302,6 +274,9 @@ def test_weights_are_gains_and_zero_is_absence():
     model = Given().fit(np.array([[1, 20], *X, [2, 20], [3, 20]]))
     weights = np.array([3.0, 1.0, 0.5, 2.0, 1.0, 0.0])
     values = evaluate_ranking(model, X, metrics=METRICS, k=2, sample_weight=weights)
+    for size in (1e-300, 1e308):
+        again = evaluate_ranking(model, X, k=2, sample_weight=weights / 3 * size)
+        assert again["ndcg@2"] == pytest.approx(values["ndcg@2"])
     for metric in METRICS:
         expected = reference.evaluate(
             metric,
@@ -313,19 +288,6 @@ def test_weights_are_gains_and_zero_is_absence():
             weights=weights[:-1],
         )
         assert values[f"{metric}@2"] == pytest.approx(expected), metric
-
-
-@pytest.mark.parametrize("Model", [BiasOnly, Popularity])
-def test_ids_of_any_kind_give_the_same(Model):
-    X, y = make_toy(20, 15)
-    train, test = slice(None, -40), slice(-40, None)
-    strings = np.char.add("id", X.astype(str))
-    mixed = pd.DataFrame({"u": strings[:, 0], "i": X[:, 1], "when": np.nan})
-    options = {"metrics": METRICS, "k": [1, 4], "n_negatives": 3, "random_state": 0}
-    expected = evaluate_ranking(Model().fit(X[train], y[train]), X[test], y[test], **options)
-    for table in (X.astype(float), strings, mixed):
-        model = Model().fit(table[train], y[train])
-        assert evaluate_ranking(model, table[test], y[test], **options) == expected
 
 
 def test_pipelines_and_their_negatives_are_transformed():
@@ -341,12 +303,6 @@ def test_pipelines_and_their_negatives_are_transformed():
         assert evaluate_ranking(named, X[test], y[test], k=2, **options) == evaluate_ranking(
             direct, X[test], y[test], k=2, **options
         )
-    frame = pd.DataFrame(X, columns=["u", "i"])
-    shifted = make_pipeline(FunctionTransformer(lambda X: X + np.array([1000, 5])), BiasOnly())
-    shifted.fit(frame[train], y[train])
-    assert evaluate_ranking(
-        shifted, frame[test], y[test], k=2, negatives=negatives
-    ) == evaluate_ranking(direct, X[test], y[test], k=2, negatives=negatives)
 
 
 # --------------------------------------------------------------------------- bad input
@@ -358,15 +314,11 @@ TRAIN = np.array([[1, 10], [1, 11], [2, 10], [2, 12], [3, 13]])
     ("options", "message"),
     [
         ({"k": 0}, "k must be an integer of at least 1"),
-        ({"k": []}, "k is empty"),
         ({"k": [1, 5]}, "k=5 is more than the 4 items of the catalogue"),
         ({"k": 4, "n_negatives": 1}, r"k=4 is more than the 2 candidates of user 1"),
         ({"k": 3, "negatives": {1: [13]}}, r"k=3 is more than the 2 candidates of user 1"),
         ({"metrics": "ap"}, "Unknown metric 'ap'; choose from ndcg"),
-        ({"metrics": ()}, "metrics is empty"),
-        ({"metrics": None}, "metrics must be a name or several, got None"),
         ({"metrics": "ndcg@5"}, "Unknown metric 'ndcg@5'; .*cutoffs go into k"),
-        ({"y": ["a"]}, "y holds strings"),
         ({"n_negatives": 0}, "'n_negatives' parameter of evaluate_ranking"),
         ({"n_negatives": 2}, "n_negatives=2, but user 1 has only 1 items"),
         ({"n_negatives": 1, "negatives": {1: [10]}}, "pass only one"),
@@ -374,19 +326,11 @@ TRAIN = np.array([[1, 10], [1, 11], [2, 10], [2, 12], [3, 13]])
         ({"items": "old"}, "'items' parameter of evaluate_ranking"),
         ({"items": "new"}, "No test row is of users='all' and items='new'"),
         ({"items": "known", "n_negatives": 1}, "ranks all these items; leave out n_negatives"),
-        ({"negatives": {}}, "negatives"),
         ({"negatives": [1, 2]}, "a mapping from user to items, or a table"),
-        ({"negatives": {"ann": [10]}}, "numbers in fit and are strings here"),
-        ({"exclude_seen": "yes"}, "'exclude_seen' parameter"),
-        ({"threshold": np.nan}, "'threshold' parameter"),
         ({"threshold": 1.5}, r"No test row is relevant \(y >= 1.5\)"),
         ({"y": [0.0]}, r"No test row is relevant \(y > 0\)"),
-        ({"y": [1.0, 1.0]}, "inconsistent numbers of samples"),
         ({"y": [np.nan]}, "y contains NaN"),
         ({"sample_weight": [-1.0]}, "sample_weight"),
-        ({"X": [[1]]}, r"1 feature\(s\)"),
-        ({"X": np.empty((0, 2))}, r"0 sample\(s\)"),
-        ({"X": [[np.nan, 12]]}, "user ids .column 0 of X. contain NaN"),
         ({"X": [["ann", 12]]}, "user ids were numbers in fit and are strings here"),
     ],
 )
@@ -404,8 +348,11 @@ def test_bad_input_is_named_before_any_work(options, message, monkeypatch):
 def test_not_a_fitted_recommender():
     with pytest.raises(NotFittedError):
         evaluate_ranking(Popularity(), [[1, 2]])
-    with pytest.raises(NotFittedError):
-        evaluate_ranking(make_pipeline("passthrough", Popularity()), [[1, 2]])
+    with pytest.raises(ValueError, match="scores for user 1 contain NaN"):
+        evaluate_ranking(Given().fit(TRAIN).set_params(offset=np.nan), [[1, 12]], k=1)
+    model = RandomRecommender(random_state=0).fit([[1, 1], [1, 2], [2, 2]])
+    with pytest.raises(ValueError, match=r"no item without training rows.* by add_items"):
+        evaluate_ranking(model, [[1, 9]], items="new", k=1)
     line = LinearRegression().fit([[1, 2], [2, 3]], [1, 2])
     with pytest.raises(
         TypeError, match=r"LinearRegression is not a recommender: it has no item_ids_. "
@@ -436,12 +383,6 @@ def test_a_model_that_tells_is_asked_and_another_goes_by_the_rows_of_fit():
         assert isinstance(X, kind or pd.DataFrame)
         assert np.asarray(X).tolist() == [[1, item] for item in np.unique(np.asarray(TRAIN)[:, 1])]
         assert kind or list(X.columns) == ["u", "i"]
-
-
-def test_nan_scores_are_named():
-    model = Given().fit(TRAIN).set_params(offset=np.nan)
-    with pytest.raises(ValueError, match="scores for user 1 contain NaN"):
-        evaluate_ranking(model, [[1, 12]], k=1)
 
 
 @pytest.mark.parametrize(("n_seen", "n_tested"), [(2, 0), (1, 1), (0, 2)])
@@ -477,20 +418,11 @@ def test_the_usual_leave_one_out_file_as_it_is(ml1m):
     # He et al. (WWW 2017) plot popularity at HR@10 0.45 and NDCG@10 0.25 on these files.
     assert values["hit_rate@10"] == pytest.approx(0.45, abs=0.01)
     assert values["ndcg@10"] == pytest.approx(0.25, abs=0.01)
-    with gzip.open(files / "leave_one_out_negatives.csv.gz", "rt") as lines:
-        table = np.loadtxt(lines, delimiter=",", skiprows=1, dtype=np.int64)
-    assert evaluate_ranking(model, held_out, negatives=table) == values
 
 
 @pytest.mark.parametrize(
     ("rows", "options", "messages"),
     [
-        (
-            lambda X: X + np.array([5000, 0]),
-            {},
-            ["knows 0 of the .* users in the test rows, and the rest are treated"],
-        ),
-        (lambda X: X + np.array([0, 5000]), {}, ["knows 0 of the .* items in the test rows"]),
         (
             lambda X: X + 9000,
             {},
@@ -531,15 +463,6 @@ def test_a_rating_score_of_strangers_is_reported(toy):
     assert model.score(X, y) == pytest.approx(r2_score(y, model.predict(X)))
 
 
-@pytest.mark.parametrize("weight", [1e-300, 1e308])
-def test_gains_of_any_size_give_the_same_ndcg(toy, weight):
-    X, y = toy
-    model = BiasOnly().fit(X[:-20], y[:-20])
-    expected = evaluate_ranking(model, X[-20:], k=3)
-    found = evaluate_ranking(model, X[-20:], k=3, sample_weight=np.full(20, weight))
-    assert found == pytest.approx(expected)
-
-
 def test_exposure_says_what_it_cannot_do(toy):
     X, _ = toy
     model = Popularity().fit(X)
@@ -549,9 +472,3 @@ def test_exposure_says_what_it_cannot_do(toy):
         exposure(model, X[0, 1], k=0)
     with pytest.warns(UserWarning, match="none of these 2 users"):
         assert exposure(model, X[0, 1], [-1, -2], k=9) == 1.0
-
-
-def test_new_items_that_the_model_does_not_know_cannot_be_ranked():
-    model = RandomRecommender(random_state=0).fit([[1, 1], [1, 2], [2, 2]])
-    with pytest.raises(ValueError, match=r"no item without training rows.* by add_items"):
-        evaluate_ranking(model, [[1, 9]], items="new", k=1)

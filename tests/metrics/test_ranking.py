@@ -61,22 +61,15 @@ def test_auc_is_the_mean_over_all_orders_of_ties(case):
             metrics.user_auc(gains, scores)
 
 
-@given(seed=st.integers(0, 2**16), levels=st.sampled_from([3, 1000]))
-def test_auc_is_scikit_learns(seed, levels):
-    rng = np.random.default_rng(seed)
-    truth = rng.random((5, 30)) < 0.3
-    truth[:, :2] = [False, True]
-    scores = rng.integers(0, levels, truth.shape).astype(float)
-    expected = roc_auc_score(truth, scores, average="samples")
-    assert metrics.user_auc(truth, scores) == pytest.approx(expected)
-
-
 @given(seed=st.integers(0, 2**16), k=st.integers(1, 30), levels=st.sampled_from([3, 1000]))
-def test_ndcg_is_scikit_learns(seed, k, levels):
+def test_ndcg_and_auc_are_scikit_learns(seed, k, levels):
     rng = np.random.default_rng(seed)
     gains = rng.integers(0, 3, (5, 30)).astype(float)
+    gains[:, :2] = [0, 1]
     scores = rng.integers(0, levels, (5, 30)).astype(float)
     assert metrics.ndcg_at_k(gains, scores, k=k) == pytest.approx(ndcg_score(gains, scores, k=k))
+    expected = roc_auc_score(gains > 0, scores, average="samples")
+    assert metrics.user_auc(gains, scores) == pytest.approx(expected)
 
 
 @every_metric
@@ -95,17 +88,6 @@ def test_only_the_order_of_scores_matters(name, case, data):
         np.testing.assert_allclose(others, values)
 
 
-@pytest.mark.parametrize("name", ["hit_rate", "recall", "mrr"])
-@given(case=rankings())
-def test_a_longer_list_finds_no_less(name, case):
-    gains, scores = case
-    values = [
-        FUNCTIONS[name](gains, scores, k=k, average=None) for k in range(1, scores.shape[1] + 1)
-    ]
-    assert np.all(np.diff(np.nan_to_num(values), axis=0) >= -1e-12)
-    assert np.nanmax(np.nan_to_num(values)) <= 1 + 1e-12
-
-
 @every_metric
 def test_known_values(name):
     # Relevant at places 1 and 4 of 5, cut at 3; worked out by hand.
@@ -121,28 +103,10 @@ def test_known_values(name):
     assert value == pytest.approx(by_hand[name])
 
 
-@every_metric
-def test_a_model_without_opinion_scores_as_chance(name):
-    gains = np.zeros((1, 4000))
-    gains[0, 0] = 1
-    value = FUNCTIONS[name](gains, np.zeros((1, 4000)), k=10)
-    places = np.arange(1, 11)
-    by_hand = {
-        "ndcg": np.sum(1 / np.log2(places + 1)) / 4000,
-        "hit_rate": 10 / 4000,
-        "precision": 1 / 4000,
-        "recall": 10 / 4000,
-        "mrr": np.sum(1 / places) / 4000,
-        "map": np.sum(1 / places) / 4000,
-    }
-    assert value == pytest.approx(by_hand[name])
-
-
 @pytest.mark.parametrize(
     ("y_true", "y_score", "k", "message"),
     [
         ([[1, 0]], [[1.0, 2.0]], 0, "k must be an integer of at least 1"),
-        ([[1, 0]], [[1.0, 2.0]], 1.5, "k must be an integer of at least 1"),
         ([[1, 0]], [[1.0, 2.0]], True, "k must be an integer of at least 1"),
         ([[1, 0]], [[1.0, 2.0]], 3, "k=3 is more than the 2 candidates"),
         ([[1, 0, 1]], [[1.0, 2.0]], 1, r"y_true has shape \(1, 3\), but y_score has \(1, 2\)"),
@@ -154,21 +118,8 @@ def test_a_model_without_opinion_scores_as_chance(name):
 def test_bad_input_is_named(y_true, y_score, k, message):
     with pytest.raises(ValueError, match=message):
         metrics.recall_at_k(y_true, y_score, k=k)
-
-
-def test_bad_average_is_named():
     with pytest.raises(ValueError, match="average must be 'macro' or None, got 'micro'"):
         metrics.ndcg_at_k([[1]], [[1.0]], k=1, average="micro")
-
-
-@given(
-    scores=arrays(float, (3, 7), elements=st.sampled_from([-np.inf, 0.0, 1.0, 2.0])),
-    k=st.integers(1, 7),
-)
-def test_top_k_is_a_stable_sort(scores, k):
-    np.testing.assert_array_equal(
-        top_k(scores, k), np.argsort(-scores, axis=1, kind="stable")[:, :k]
-    )
 
 
 @pytest.mark.parametrize("decimals", [0, 1, 8])
