@@ -212,8 +212,8 @@ class Quantization(BlockCompressor):
     Notes
     -----
     A number between two that can be sent becomes either of them, with probabilities that make
-    its expectation exact (stochastic rounding), so errors average out over clients. Zeros stay
-    zeros.
+    its expectation exact, up to 2**-16 of their distance (stochastic rounding), so errors average
+    out over clients. Zeros stay zeros.
 
     Examples
     --------

@@ -234,18 +234,18 @@ class SparseRows:
         first, n = int(np.argmax(who)), np.count_nonzero(who)
         if who[first : first + n].all():
             # Neighbours, as in a tile: nothing need be copied.
-            who = slice(first, first + n)
+            clients = slice(first, first + n)
             own = slice(self.indptr[first], self.indptr[first + n])
         else:
-            own = np.repeat(who, self.n_rows)
+            clients, own = who, np.repeat(who, self.n_rows)
         return replace(
             self,
             indptr=indptr,
             rows=self.rows[own],
             values=self.values[own],
-            factors=None if self.factors is None else self.factors[who],
-            columns=None if self.columns is None else self.columns[who],
-            steps=None if self.steps is None else self.steps[who],
+            factors=None if self.factors is None else self.factors[clients],
+            columns=None if self.columns is None else self.columns[clients],
+            steps=None if self.steps is None else self.steps[clients],
         )
 
     def scaled(self, factors: np.ndarray | float) -> SparseRows:
