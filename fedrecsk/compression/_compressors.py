@@ -16,6 +16,8 @@ from fedrecsk.compression._base import BlockCompressor, Compressor, check_array
 topk_kernels: LazyModule = LazyModule("fedrecsk.compression._top_k_kernels")
 _EXPONENT_BITS = np.float64(np.inf).view(np.int64)
 _LARGEST_FLOAT16 = 65504.0
+# In how many equal parts draws cut the distance between two numbers that can be sent.
+N_DRAWS = 2.0**16
 _SMALLEST_FLOAT32 = np.finfo(np.float32).smallest_subnormal
 
 
@@ -159,7 +161,7 @@ class LowRank(BlockCompressor):
     def _encoded(self, received, step):
         if not self._shortens(*received.shape) or not np.isfinite(received).all():
             return received, None
-        basis = _leading(received, self.rank)
+        (basis,) = _leading([received], self.rank)
         return received @ basis, basis.T
 
     def _decoded(self, values, extra, shape):
@@ -174,21 +176,24 @@ class LowRank(BlockCompressor):
         return values.astype(np.float64) @ extra.astype(np.float64)
 
     def _receive(self, indptr, n_rows, matrix, is_finite, generators):
-        for client in np.flatnonzero(self._shortens(n_rows, matrix.shape[1]) & is_finite):
-            own = matrix[indptr[client] : indptr[client + 1]]
-            basis = _leading(own, self.rank)
+        clients = np.flatnonzero(self._shortens(n_rows, matrix.shape[1]) & is_finite)
+        matrices = [matrix[indptr[client] : indptr[client + 1]] for client in clients]
+        for own, basis in zip(matrices, _leading(matrices, self.rank), strict=True):
             np.matmul(own @ basis, basis.T, out=own)
 
 
-def _leading(matrix, rank):
-    """Return the right singular vectors of the largest singular values, as columns."""
+def _leading(matrices, rank):
+    """Return each matrix's right singular vectors of the largest singular values, as columns."""
+    if not matrices:
+        return []
     with np.errstate(over="ignore"):
-        gram = matrix.T @ matrix
-    if not 1e-200 < gram.trace() < 1e200:
+        grams = np.stack([matrix.T @ matrix for matrix in matrices])
+    traces = np.trace(grams, axis1=1, axis2=2)
+    for place in np.flatnonzero(~((traces > 1e-200) & (traces < 1e200))):
         # Squares would be zero or infinite.
-        scaled = matrix / (np.abs(matrix).max(initial=0) or 1.0)
-        gram = scaled.T @ scaled
-    return np.linalg.eigh(gram)[1][:, -int(rank) :]
+        scaled = matrices[place] / (np.abs(matrices[place]).max(initial=0) or 1.0)
+        grams[place] = scaled.T @ scaled
+    return np.linalg.eigh(grams)[1][:, :, -int(rank) :]
 
 
 @dataclass(eq=False, repr=False)
@@ -207,8 +212,8 @@ class Quantization(BlockCompressor):
     Notes
     -----
     A number between two that can be sent becomes either of them, with probabilities that make
-    its expectation exact (stochastic rounding), so errors average out over clients. Zeros stay
-    zeros.
+    its expectation exact, up to 2**-16 of their distance (stochastic rounding), so errors average
+    out over clients. Zeros stay zeros.
 
     Examples
     --------
@@ -254,16 +259,20 @@ class Quantization(BlockCompressor):
         with np.errstate(invalid="ignore", over="ignore"):
             for client, generator in enumerate(generators):
                 change = matrix[indptr[client] : indptr[client + 1]]
+                largest = max(change.max(initial=0), -change.min(initial=0))
+                if self.dtype == "int8":
+                    step = steps[client] = _int8_step(largest)
+                else:
+                    step = _float16_steps(change)
+                    if largest > _LARGEST_FLOAT16:
+                        change[np.abs(change) > _LARGEST_FLOAT16] *= np.inf
                 # A draw for each number, so that zeros do not change the other draws.
-                draws = generator.random(change.shape, dtype=np.float32)
-                if self.dtype == "float16":
-                    change[:] = _to_float16(change, draws)
-                    continue
-                steps[client] = _int8_step(max(change.max(initial=0), -change.min(initial=0)))
-                change /= steps[client]
+                draws = _draws(change.shape, generator)
+                change *= N_DRAWS / step
                 change += draws
+                change *= 1 / N_DRAWS
                 np.floor(change, out=change)
-                change *= steps[client]
+                change *= step
         return steps if self.dtype == "int8" else None
 
     def _lengths(self, n_rows, width):
@@ -292,14 +301,23 @@ class Quantization(BlockCompressor):
         return values * np.float64(extra[0])
 
 
-def _to_float16(values, draws):
-    """Round to a neighbour in float16 by uniform draws; numbers beyond its range are infinite."""
-    # Powers of two: those of the numbers, or the least of float16, whose neighbours are 2**-10 of
-    # them apart.
-    powers = (values.view(np.int64) & _EXPONENT_BITS).view(np.float64)
-    distance = np.maximum(powers, 2.0**-14) * 2.0**-10
-    rounded = np.floor(values / distance + draws) * distance
-    return np.where(np.abs(values) <= _LARGEST_FLOAT16, rounded, np.copysign(np.inf, values))
+def _draws(shape, generator):
+    """Draw odd numbers below `N_DRAWS`, four from each word of the generator."""
+    size = int(np.prod(shape))
+    words = generator.integers(2**64, size=-(-size // 4), dtype=np.uint64)
+    draws = words.view(np.uint16)[:size]
+    # What is next to a number that can be sent becomes that number.
+    draws |= np.uint16(1)
+    return draws.reshape(shape)
+
+
+def _float16_steps(values):
+    """Return the distance of each number's neighbours in float16."""
+    # Powers of two: those of the numbers, or the least of float16, times 2**-10.
+    steps = (values.view(np.int64) & _EXPONENT_BITS).view(np.float64)
+    np.maximum(steps, 2.0**-14, out=steps)
+    steps *= 2.0**-10
+    return steps
 
 
 def _int8_step(largest):

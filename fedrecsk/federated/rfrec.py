@@ -392,9 +392,10 @@ class RFRec(FederatedContent, Predictions, BiasColumn, RatingMixin, FederatedRec
         rows, n_users = block.row_counts, np.diff(block.client_indptr)
         n_broken = np.zeros(block.n_clients)
         for vectors, counts in ((state["held"].now, rows), (state["users"].now, n_users)):
-            owners = np.repeat(np.arange(block.n_clients), counts)
-            broken = ~np.isfinite(vectors).all(axis=1)
-            n_broken += np.bincount(owners, broken, minlength=block.n_clients)
+            if not all_finite(vectors):
+                owners = np.repeat(np.arange(block.n_clients), counts)
+                broken = ~np.isfinite(vectors).all(axis=1)
+                n_broken += np.bincount(owners, broken, minlength=block.n_clients)
         return n_broken == 0
 
     def _upload_centers(self, message):

@@ -216,8 +216,15 @@ def protected(
     parts = []
     for tile in updates.tiles() if through_stages else [updates]:
         tile = through(tile, through_stages)
-        tile = tile.without_broken() if through_stages else tile
-        parts.append(replace(tile, fields={}) if hold else tile.added_up())
+        if hold:
+            tile = tile.without_broken() if through_stages else tile
+            parts.append(replace(tile, fields={}))
+            continue
+        done = tile.added_up()
+        if through_stages and not all(all_finite(done.fields[n]) for n in done.learned):
+            # Once more without those whose numbers are broken.
+            done = tile.without_broken().added_up()
+        parts.append(done)
     if not parts:
         return replace(updates, fields={})
     whole = joined(parts)

@@ -65,7 +65,8 @@ class SparseRows:
         **others: Any,
     ) -> Self:
         """Make rows from the values themselves, whose changes are counted from `origin`."""
-        return cls(indptr, rows, values.astype(np.float64) - origin[rows], **others)
+        changes = np.subtract(values, origin[rows], dtype=np.float64)
+        return cls(indptr, rows, changes, **others)
 
     @classmethod
     def stacked(cls, values: np.ndarray, **others: Any) -> Self:
@@ -203,10 +204,16 @@ class SparseRows:
         factors = factors if self.factors is None else factors * self.factors
         is_exact = weights is None and self.factors is None and self.spec.is_integer
         factors = factors.astype(np.int64 if is_exact else np.float64)
-        own = factors[self.owners]
         if self.spec.sparse:
+            own = factors[self.owners]
             places = self.rows, np.zeros(len(own), dtype=np.int64)
             return sparse.csc_array((own * self.values[:, 0], places), shape=self.spec.shape)
+        if len(self.rows) == self.n_clients * self.spec.shape[0]:
+            # Every client has all rows.
+            shape = self.n_clients, self.spec.shape[0] * self.spec.width
+            changes = self.values.reshape(shape).astype(factors.dtype, copy=False)
+            return (factors @ changes).reshape(self.spec.shape)
+        own = factors[self.owners]
         places = sparse.csr_array(
             (own, self.rows, np.arange(len(own) + 1)), shape=(len(own), self.spec.shape[0])
         )
@@ -223,15 +230,22 @@ class SparseRows:
         """Take the clients of a mask."""
         if who.all():
             return self
-        own = np.repeat(who, self.n_rows)
+        indptr = np.concatenate([[0], np.cumsum(self.n_rows[who])])
+        first, n = int(np.argmax(who)), np.count_nonzero(who)
+        if who[first : first + n].all():
+            # Neighbours, as in a tile: nothing need be copied.
+            clients = slice(first, first + n)
+            own = slice(self.indptr[first], self.indptr[first + n])
+        else:
+            clients, own = who, np.repeat(who, self.n_rows)
         return replace(
             self,
-            indptr=np.concatenate([[0], np.cumsum(self.n_rows[who])]),
+            indptr=indptr,
             rows=self.rows[own],
             values=self.values[own],
-            factors=None if self.factors is None else self.factors[who],
-            columns=None if self.columns is None else self.columns[who],
-            steps=None if self.steps is None else self.steps[who],
+            factors=None if self.factors is None else self.factors[clients],
+            columns=None if self.columns is None else self.columns[clients],
+            steps=None if self.steps is None else self.steps[clients],
         )
 
     def scaled(self, factors: np.ndarray | float) -> SparseRows:
