@@ -439,6 +439,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         return {
             "ratings": fedeb_kernels.Ratings(values, block.weights.astype(self._dtype)),
             "n_ratings": message["n_ratings"].values.astype(self._dtype),
+            "popularity": self._popularity(message["n_ratings"].values.astype(self._dtype)),
             # The result of each update; the next one starts afresh.
             "posterior": self._empty_posterior(block.n_users, 0),
             "unit": unit,
@@ -477,13 +478,18 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         return means
 
     @staticmethod
-    def _with_tastes(items, n_ratings):
-        """Return rows (b_i, q_i, z_i) of items from (b_i, q_i) and their numbers of ratings."""
+    def _popularity(n_ratings):
+        """Return the logarithms of items' numbers of ratings, centered; 0 without ratings."""
         known, popularity = n_ratings > 0, np.zeros(len(n_ratings))
         padded = n_ratings[known].astype(float)
         padded += padded.mean() / 2
         logarithms = np.log(padded)
         popularity[known] = logarithms - padded @ logarithms / padded.sum()
+        return popularity
+
+    @staticmethod
+    def _with_tastes(items, popularity):
+        """Return rows (b_i, q_i, z_i) of items from (b_i, q_i) and their popularity."""
         return np.column_stack([items, SLOPES[0] * popularity, SLOPES[1] * items[:, 0]])
 
     @property
@@ -503,7 +509,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
     def _infer(self, block, state, message, prefix, turn, posterior):
         """Infer the active clients' users given the model; return loss, weight and uploads."""
         real, layout = self._dtype, block.layout
-        items = self._with_tastes(message[f"{prefix}items"].values, state["n_ratings"])
+        items = self._with_tastes(message[f"{prefix}items"].values, state["popularity"])
         items = items.astype(real)
         implicit = np.zeros((len(items), 0), real)
         if self.implicit:
@@ -511,12 +517,15 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         alpha, lambda_0, *reg = message["scales"].values
         prior = np.r_[lambda_0, np.ones(self._width - 1)].astype(real)
         uncertain = self.posterior == "variational"
+        variances = np.zeros((0, self._width), real)
+        if uncertain:
+            # What is known has no variance.
+            precisions = np.r_[reg, np.full(TASTES, np.inf)].astype(real)
+            variances = 1 / (precisions + real(alpha) * state["n_ratings"][:, None])
         model = fedeb_kernels.Model(
             items,
             implicit,
-            state["n_ratings"] if uncertain else np.zeros(0, real),
-            # What is known has no variance.
-            np.r_[reg, np.full(TASTES, np.inf)].astype(real),
+            variances,
             prior,
             float(alpha),
             self.NU if self.user_noise else 0.0,
@@ -601,7 +610,8 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
 
     def _average_items(self, message):
         """Return the rows (b_i, q_i, z_i) of the final message, in units."""
-        return self._with_tastes(message["average_items"].values, message["n_ratings"].values)
+        popularity = self._popularity(message["n_ratings"].values)
+        return self._with_tastes(message["average_items"].values, popularity)
 
     @staticmethod
     def _expected(block, users, item_bias, items):
