@@ -114,7 +114,8 @@ def step(
     The objective of a client is sum_r w [(r - link(level + b_u + b_i + p.q))^2
     + reg_item |q_i|^2 + reg_item_bias b_i^2] + sum_u [reg_user |p_u|^2 + reg_user_bias b_u^2]
     + prox / 2 |V - broadcast|^2, and all its gradients are taken at the same point. Returns sums of
-    w (r - estimate)^2 and of w before the step. Without `totals` nothing is added up; with `clip`, clipped to it.
+    w (r - estimate)^2 and of w before the step. Numbers are clipped to `clip`, if any, before they
+    are added up, if there are `totals`.
     """
     real, width = held.now.dtype.type, held.now.shape[1]
     loss, total_weight = 0.0, 0.0

@@ -349,7 +349,7 @@ class Loop:
         busy = [one for one in clients if turn.active[one.block.clients].any()]
         for step in range(server.method._n_exchanges):
             self._exchange(busy, step)
-        if _forger(server.federation, self.run.attack) is not None:
+        if self.run.attack is not None and server.federation.adversary.forges:
             self._show_adversary(busy, received, turn)
         loss, total = np.zeros(2), server.new_total()
         seconds = -seconds_compiling()
@@ -591,7 +591,7 @@ def _clients(server, blocks, client_ids, histories, held_out, attack):
             rest = _blocks.of_clients(held_out, block.clients)
         # Controlled clients compute what honest ones of the same history compute.
         history = int(histories[first])
-        group = groups.setdefault(history, Group(method))
+        group = groups.setdefault(history, Group())
         clients.append(
             Clients(
                 method,

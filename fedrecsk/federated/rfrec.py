@@ -322,7 +322,7 @@ class RFRec(FederatedContent, Predictions, BiasColumn, RatingMixin, FederatedRec
     def _client_update(self, block, state, message, turn, key):
         broadcast = message["item_vectors"].values
         self._join(block, state, turn.active, broadcast)
-        totals = self._totals(block, turn)
+        totals = self._totals(broadcast, turn)
         rates = self.prox, self.learning_rate
         loss = self._step(block, state, broadcast, turn.active, *rates, totals)
         return state, self._upload(block, state, broadcast, turn, totals), loss
@@ -362,14 +362,15 @@ class RFRec(FederatedContent, Predictions, BiasColumn, RatingMixin, FederatedRec
         # In squared ratings, like the validation loss.
         return np.multiply(loss, (state["unit"] ** 2, 1.0))
 
-    def _totals(self, block, turn):
+    @staticmethod
+    def _totals(broadcast, turn):
         """Return where the senders' rated items are added up; nowhere if uploads are separate."""
-        nobody = np.zeros(block.n_clients, dtype=bool)
+        nobody = np.zeros_like(turn.active)
         return rfrec_kernels.Totals(
             nobody if turn.separate else turn.active & turn.delivers,
-            np.ones(block.n_clients, dtype=bool),
-            np.zeros((block.n_items, self._width)),
-            np.zeros(block.n_items),
+            np.ones_like(turn.active),
+            np.zeros(broadcast.shape),
+            np.zeros(len(broadcast)),
         )
 
     def _upload(self, block, state, broadcast, turn, totals):

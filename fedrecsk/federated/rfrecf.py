@@ -141,7 +141,7 @@ class RFRecF(RFRec):
                 rate = self.learning_rate / (1 - self.aggregation_probability)
                 loss = self._step(block, state, mean, turn.active, 0.0, rate)
             case 0, 1:
-                totals = self._totals(block, turn)
+                totals = self._totals(mean, turn)
                 vectors = state["users"].now, state["held"].now
                 rfrec_kernels.add_up(block.layout, turn.active, *vectors, self._clip, totals)
                 uploads = self._upload(block, state, mean, turn, totals)

@@ -19,7 +19,7 @@ from fedrecsk import (
 )
 from fedrecsk.federated import _round_loop
 from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, Paillier
-from fedrecsk.protocol import Device, Server
+from fedrecsk.protocol import Device, EncryptedServer, Server
 from fedrecsk.protocol.encryption import EncryptedSums
 from fedrecsk.protocol.keys import Key
 from tests.conftest import make_toy
@@ -53,7 +53,7 @@ class Fit:
     def __init__(self, estimator, seed):
         self.estimator = estimator
         self.keys = estimator.federation.secure_aggregation.generate_keys(n_clients=3)
-        self.server = Server.of(estimator, Key(seed), party=self.keys.server)
+        self.server = EncryptedServer.of(estimator, Key(seed), party=self.keys.server)
         given = {"party": self.keys.clients, "private": Key(seed)}
         self.devices = [
             Device(estimator, X[k == SILOS], Y[k == SILOS], client_id=k, **given) for k in range(3)
@@ -123,7 +123,9 @@ def test_a_secure_fit_is_the_simulated_one(Estimator, monkeypatch):
     scheme = Paillier(512, fraction_bits=0, allow_weak=True) if Estimator is LightFR else CKKS()
     if small(Estimator)._treats_clients_apart:
         with pytest.raises(ValueError, match="secure_aggregation"):
-            Server.of(secure(small(Estimator), scheme), party=scheme.generate_keys(3).server)
+            EncryptedServer.of(
+                secure(small(Estimator), scheme), party=scheme.generate_keys(3).server
+            )
         return
     assert_as_simulated(secure(small(Estimator), scheme), monkeypatch)
 
@@ -224,7 +226,7 @@ def test_keys_that_are_of_the_other_side_or_missing_or_too_few_are_named():
     estimator = secure(FedMF(3, **SMALL), PAILLIER)
     keys = PAILLIER.generate_keys(2)
     with pytest.raises(ValueError, match=r"These are the clients' keys.*keys\.server"):
-        Server.of(estimator, party=keys.clients)
+        EncryptedServer.of(estimator, party=keys.clients)
     with pytest.raises(ValueError, match=r"clients' side of the keys.*keys\.clients"):
         Device(estimator, X, Y, client_id=1, party=keys.server)
     with pytest.raises(ValueError, match=r"has secure_aggregation; .* party=keys\.server"):
@@ -233,7 +235,9 @@ def test_keys_that_are_of_the_other_side_or_missing_or_too_few_are_named():
         Device(estimator, X, Y, client_id=1)
     devices = [Device(estimator, X, Y, client_id=k, party=keys.clients) for k in range(3)]
     with pytest.raises(ValueError, match=r"3 clients.*at most 2.*n_clients=3"):
-        Server.of(estimator, party=keys.server).register([one.register() for one in devices])
+        EncryptedServer.of(estimator, party=keys.server).register(
+            [one.register() for one in devices]
+        )
     assert pickle.loads(pickle.dumps(devices[0])).party is None
 
 
@@ -311,11 +315,11 @@ def test_what_devices_cannot_do_is_named(change, message):
     estimator = secure(RFRec(3, aggregation="clients", **SMALL), PAILLIER).set_params(**change)
     keys = PAILLIER.generate_keys(3)
     with pytest.raises(ValueError, match=message):
-        Server.of(estimator, party=keys.server)
+        EncryptedServer.of(estimator, party=keys.server)
     with pytest.raises(ValueError, match=message):
         Device(estimator, X, Y, client_id=1, party=keys.clients)
     with pytest.raises(ValueError, match=r"chooses its cohorts|secure_aggregation"):
-        Server.of(secure(FedFast(3, **SMALL), PAILLIER), party=keys.server)
+        EncryptedServer.of(secure(FedFast(3, **SMALL), PAILLIER), party=keys.server)
 
 
 @pytest.mark.parametrize("part", ["local_dp", "central_dp"])
