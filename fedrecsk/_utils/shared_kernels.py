@@ -12,11 +12,10 @@ mix = inline(splitmix.mix)
 def all_finite(matrix):
     """Return whether no entry is NaN or infinite."""
     # A comparison, because `reassoc` folds x - x whether or not x is NaN.
-    n_broken = 0
-    flat = matrix.ravel()
+    flat, is_broken = matrix.reshape(-1), False
     for k in range(len(flat)):
-        n_broken += not abs(flat[k]) < np.inf
-    return n_broken == 0
+        is_broken |= not abs(flat[k]) < np.inf
+    return not is_broken
 
 
 # ------------------------------------------------------------------------- random numbers

@@ -32,7 +32,8 @@ def fedeb(model, message, upload, n_items):
         precision = alpha * (nu + n_ratings - alpha * upload["scales"].change[2]) / nu
     # Times their weights.
     residuals = rows[:, 0] / (precision or 1)
-    received = model._with_tastes(message["items"].values, message["n_ratings"].values)
+    popularity = model._popularity(message["n_ratings"].values)
+    received = model._with_tastes(message["items"].values, popularity)
     received, width = received[items].astype(np.float64), 1 + model.n_factors
     x = np.column_stack([np.ones(len(items)), received[:, 1:]])
     center, prior = np.zeros(x.shape[1]), np.ones(x.shape[1])

@@ -36,6 +36,7 @@ from fedrecsk.deployment.records import (
 )
 from fedrecsk.deployment.store import MODEL, RECORDS
 from fedrecsk.federated._updating import SHARE
+from fedrecsk.protocol.encrypted_server import EncryptedServer
 from fedrecsk.protocol.encryption import EncryptedSums
 from fedrecsk.protocol.messages import Dense, Message, PerClient, Rows
 from fedrecsk.protocol.server import Server
@@ -196,7 +197,10 @@ class Coordinator:
         if self._last is not None:
             n_rounds = max(1, round(SHARE * method._rounds(self.n_clients)))
             method, last = clone(method).set_params(n_rounds=n_rounds), self._last.members
-        server = Server.of(method, key, party=self.party)
+        if self.party is None:
+            server = Server.of(method, key)
+        else:
+            server = EncryptedServer.of(method, key, party=self.party)
         members = Members(None if self.party is None else self.party.n_clients, last)
         return Progress(secrets.token_hex(8), ours, server, members)
 
@@ -361,7 +365,7 @@ class Coordinator:
             members.lost -= members.counted
         traffic = self.progress.traffic[-1]
         server.ledger.count(dropped=len(asked) - traffic["answers"], rejected=n_malformed)
-        if server.totals is not None:
+        if isinstance(server, EncryptedServer):
             server.totals.forget(min(one.n_steps for one in self.members))
         self._warn_of_lost_round(number, n_undecided)
         log.info(

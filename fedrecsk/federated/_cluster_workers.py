@@ -186,7 +186,7 @@ class Holder:
             except ValueError as error:
                 errors.append(error)
             for b, block in enumerate(blocks):
-                group = groups.setdefault(int(own[block.clients[0]]), Group(method))
+                group = groups.setdefault(int(own[block.clients[0]]), Group())
                 one = self.clients[number, b] = Clients(
                     method,
                     block,

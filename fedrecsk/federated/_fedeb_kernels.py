@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedrecsk._utils.jit import inline, kernel
-from fedrecsk._utils.shared_kernels import add_row
+from fedrecsk._utils.shared_kernels import add_row, all_finite
 
 # Matrix products are faster on rows of whole vector registers.
 LANES = 8
@@ -33,9 +33,7 @@ class Model(NamedTuple):
     items: np.ndarray  # (n_items, d + 1), b_i, q_i and z_i
     # (n_items, at most d), y_i; (n_items, 0) if there is no implicit part
     implicit: np.ndarray
-    # (n_items,), total weight of each item's ratings; (0,) if items have no variances
-    n_ratings: np.ndarray
-    reg: np.ndarray  # (d + 1,), precision of items given their prior (R)
+    variances: np.ndarray  # (n_items, d + 1), V_i; (0, d + 1) if items have none
     prior: np.ndarray  # (d + 1,), precision of users given theirs (the diagonal of Lambda)
     alpha: float  # precision of a rating, of a typical user
     # how many ratings the prior of a user's precision is worth; 0 if all users have alpha
@@ -162,18 +160,15 @@ def infer(start, stop, layout, ratings, model, work):
         i, w = np.int64(layout.row_items[layout.rows[start + a]]), ratings.weights[start + a]
         rest, precision = ratings.values[start + a] - items[i, 0], alpha * w
         for k in range(width):
-            rows[a, k] = items[i, k]
-        for k in range(width):
-            products[a, k] = precision * items[i, k]
+            rows[a, k], products[a, k] = items[i, k], precision * items[i, k]
         rows[a, 0], products[a, 0] = one, precision
         rows[a, width], products[a, width] = rest, precision * rest
         weight += w
         for k in range(n_implicit):
             center[k] += model.implicit[i, k]
-        if len(model.n_ratings) > 0:
-            known = alpha * model.n_ratings[i]
+        if len(model.variances) > 0:
             for k in range(width):
-                variance[k] += w / (model.reg[k] + known)
+                variance[k] += w * model.variances[i, k]
     np.dot(rows[:n].T, products[:n], matrix)
     for k in range(n_implicit):
         center[k] *= one / np.sqrt(real(n))
@@ -263,20 +258,11 @@ def clear(matrix, n):
 
 
 @inline
-def is_finite(matrix, n):
-    """Return whether no number of the first n rows is NaN or infinite."""
-    n_broken = 0
-    for row in range(n):
-        for k in range(matrix.shape[1]):
-            n_broken += not abs(matrix[row, k]) < np.inf
-    return n_broken == 0
-
-
-@inline
 def send(c, first, n_own, work, out):
     """Write down what client c sends, unless it is not finite."""
     scales_are_finite = abs(work.scales[0] + work.scales[2] + work.scales[3]) < np.inf
-    if not (is_finite(work.items, n_own) and is_finite(work.implicit, n_own) and scales_are_finite):
+    rows_are_finite = all_finite(work.items[:n_own]) and all_finite(work.implicit[:n_own])
+    if not (rows_are_finite and scales_are_finite):
         out.is_finite[c] = False
         if not out.keeps_broken:
             return

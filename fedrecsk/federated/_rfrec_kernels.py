@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedrecsk._utils.jit import inline, kernel
-from fedrecsk._utils.shared_kernels import add_row, dot_rows, fill_row
+from fedrecsk._utils.shared_kernels import add_row, all_finite, dot_rows, fill_row
 
 
 class Vectors(NamedTuple):
@@ -48,6 +48,21 @@ class Rule(NamedTuple):
     epsilon: float
 
 
+class Totals(NamedTuple):
+    """Where the vectors of rated items are added up.
+
+    senders : (n_clients,) bool
+    is_finite : (n_clients,) bool, receives which active clients' vectors are all finite
+    sums : (n_items, width) float64, of these senders
+    counts : (n_items,) float64, how many of them have rated each item
+    """
+
+    senders: np.ndarray
+    is_finite: np.ndarray
+    sums: np.ndarray
+    counts: np.ndarray
+
+
 class Scratch(NamedTuple):
     """Scratch of :func:`step`.
 
@@ -79,13 +94,28 @@ def scratch(layout, held):
 
 
 @kernel
-def step(layout, values, weights, active, users, held, broadcast, objective, rule, n_steps, work):
-    """Step every active client's users and rated items, in place.
+def step(
+    layout,
+    values,
+    weights,
+    active,
+    users,
+    held,
+    broadcast,
+    objective,
+    rule,
+    n_steps,
+    work,
+    clip,
+    totals,
+):
+    """Step every active client's users and rated items, in place, and add up the senders' items.
 
     The objective of a client is sum_r w [(r - link(level + b_u + b_i + p.q))^2
     + reg_item |q_i|^2 + reg_item_bias b_i^2] + sum_u [reg_user |p_u|^2 + reg_user_bias b_u^2]
     + prox / 2 |V - broadcast|^2, and all its gradients are taken at the same point. Returns sums of
-    w (r - estimate)^2 and of w before the step.
+    w (r - estimate)^2 and of w before the step. Numbers are clipped to `clip`, if any, before they
+    are added up, if there are `totals`.
     """
     real, width = held.now.dtype.type, held.now.shape[1]
     loss, total_weight = 0.0, 0.0
@@ -110,6 +140,8 @@ def step(layout, values, weights, active, users, held, broadcast, objective, rul
                 work.gradient[0, 0] = slope + bias_penalty * users.now[u, 0]
             descend(users.now, users.mean, users.square, u, 1, work.gradient, rule, n_steps[c])
         descend(held.now, held.mean, held.square, first, n, work.items, rule, n_steps[c])
+        if totals is not None:
+            add_own(c, layout, users.now, held.now, clip, totals)
     return loss, total_weight
 
 
@@ -118,29 +150,30 @@ def find_slopes(u, layout, values, weights, users, held, objective, work):
     """Set user u's slopes and partner; return sums of losses, weights and slopes."""
     real, width = held.now.dtype.type, users.now.shape[1]
     start, stop = layout.indptr[u], layout.indptr[u + 1]
+    # Slices, because LLVM gathers what begins at a number whose sign it does not know.
+    rows, values, weights = layout.rows[start:stop], values[start:stop], weights[start:stop]
     level = real(objective.level)
     for f in range(width):
         work.partner[0, f] = users.now[u, f]
     if objective.biases:
         work.partner[0, 0] = 1
         level += users.now[u, 0]
-    for k in range(start, stop):
-        score = level + dot_rows(work.partner, 0, held.now, layout.rows[k], width)
-        work.estimates[k - start] = score
+    for k in range(len(rows)):
+        work.estimates[k] = level + dot_rows(work.partner, 0, held.now, rows[k], width)
     if objective.sigmoid:
-        for k in range(stop - start):
+        for k in range(len(rows)):
             work.estimates[k] = real(1) / (real(1) + np.exp(-work.estimates[k]))
-    for k in range(start, stop):
-        estimate = work.estimates[k - start]
+    for k in range(len(rows)):
+        estimate = work.estimates[k]
         slope = estimate * (real(1) - estimate) if objective.sigmoid else real(1)
-        work.slopes[k - start] = real(-2) * weights[k] * (values[k] - estimate) * slope
+        work.slopes[k] = real(-2) * weights[k] * (values[k] - estimate) * slope
     # Loops that add up store nothing: see the test of what depends on where arrays lie in memory.
     loss, weight, total = real(0), real(0), real(0)
-    for k in range(start, stop):
-        error = values[k] - work.estimates[k - start]
+    for k in range(len(rows)):
+        error = values[k] - work.estimates[k]
         loss += weights[k] * error * error
         weight += weights[k]
-        total += work.slopes[k - start]
+        total += work.slopes[k]
     return loss, weight, total
 
 
@@ -191,18 +224,27 @@ def descend(now, mean, square, first, n, gradient, rule, n_steps):
 
 
 @kernel
-def add_up(row_indptr, row_items, held, senders, clip, origin, sums):
-    """Add up the senders' own item vectors, clipped, each less the origin's."""
-    for c in range(len(senders)):
-        if not senders[c]:
-            continue
-        for row in range(row_indptr[c], row_indptr[c + 1]):
-            i = row_items[row]
-            if clip is None:
-                for f in range(held.shape[1]):
-                    sums[i, f] += np.float64(held[row, f]) - np.float64(origin[i, f])
-            else:
-                most = held.dtype.type(clip)
-                for f in range(held.shape[1]):
-                    x = min(max(held[row, f], -most), most)
-                    sums[i, f] += np.float64(x) - np.float64(origin[i, f])
+def add_up(layout, active, users, held, clip, totals):
+    """Add up the senders' items, of the active clients."""
+    for c in range(len(active)):
+        if active[c]:
+            add_own(c, layout, users, held, clip, totals)
+
+
+@inline
+def add_own(c, layout, users, held, clip, totals):
+    """Add client c's rated items, clipped, if it sends and its vectors are all finite."""
+    first, last = layout.row_indptr[c], layout.row_indptr[c + 1]
+    own = users[layout.client_indptr[c] : layout.client_indptr[c + 1]]
+    totals.is_finite[c] = all_finite(held[first:last]) and all_finite(own)
+    if not (totals.senders[c] and totals.is_finite[c]):
+        return
+    for row in range(first, last):
+        i = layout.row_items[row]
+        totals.counts[i] += 1
+        if clip is None:
+            add_row(totals.sums, i, held.dtype.type(1), held, row, held.shape[1])
+        else:
+            most = held.dtype.type(clip)
+            for f in range(held.shape[1]):
+                totals.sums[i, f] += min(max(held[row, f], -most), most)

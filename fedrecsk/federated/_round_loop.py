@@ -333,23 +333,21 @@ class Loop:
 
     def round(self):
         """Simulate one round; return what a curious server sees of it, a Seen."""
-        server = self.server
+        server, attack, round = self.server, self.run.attack, self.server.round
         turn, message = server.open_round()
-        round = server.round
+        received = None
         if message:
             received = server.method._decode_broadcast(message, server.key.at(round))
             if round and server.method.early_stopping:
                 self._validate(turn)
                 if server.stopping.stopped:
                     return None
-        else:
-            received = None
         clients = self._involved(turn.receives | turn.active)
         self.tell(clients, Clients.receive, round, received, turn)
         busy = [one for one in clients if turn.active[one.block.clients].any()]
         for step in range(server.method._n_exchanges):
             self._exchange(busy, step)
-        if _forger(server.federation, self.run.attack) is not None:
+        if attack is not None and server.federation.adversary.forges:
             self._show_adversary(busy, received, turn)
         loss, total = np.zeros(2), server.new_total()
         seconds = -seconds_compiling()
@@ -360,8 +358,8 @@ class Loop:
                 total.add(updates)
         server.ledger.work(max(0.0, seconds + seconds_compiling()))
         upload = server.close_round(total, loss)
-        if self.run.attack is not None:
-            self.run.attack.look(None)
+        if attack is not None:
+            attack.look(None)
         return Seen(received, total.held, upload)
 
     def _exchange(self, clients, step):
@@ -591,7 +589,7 @@ def _clients(server, blocks, client_ids, histories, held_out, attack):
             rest = _blocks.of_clients(held_out, block.clients)
         # Controlled clients compute what honest ones of the same history compute.
         history = int(histories[first])
-        group = groups.setdefault(history, Group(method))
+        group = groups.setdefault(history, Group())
         clients.append(
             Clients(
                 method,

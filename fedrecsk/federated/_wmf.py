@@ -43,13 +43,15 @@ class WMFUsers(FadingHistory):
         return Message(**message, gram=Derived(self._gram(message["item_factors"].values)))
 
     def _init_clients(self, block, message, key):
-        users = np.zeros((block.n_users, self.n_factors), dtype=self._dtype)
-        return self._preferences(block) | {"users": users}
+        state = self._preferences(block)
+        state["penalties"] = self._user_penalties(block, state["extra"])
+        return state | {"users": np.zeros((block.n_users, self.n_factors), dtype=self._dtype)}
 
     def _personalize(self, block, state, message, turn, key):
         # Users start afresh: only their own data count.
         part = block.part(turn.active)
         state = self._faded(part, self._preferences(part))
+        state["penalties"] = self._user_penalties(part, state["extra"])
         state["users"] = np.empty((part.n_users, self.n_factors), dtype=self._dtype)
         self._fit_users(part, state, np.ones(part.n_clients, dtype=bool), *self._received(message))
         return {"users": block.spread(state["users"], turn.active)}
@@ -64,7 +66,7 @@ class WMFUsers(FadingHistory):
             wmf_kernels.Ratings(chosen, state["extra"], state["pull"]),
             items,
             gram.reshape(-1, *gram.shape[-2:]),
-            self._user_penalties(block, state["extra"]),
+            state["penalties"],
             n_steps,
             wmf_kernels.workspace(block, users),
             users,

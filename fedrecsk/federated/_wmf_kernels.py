@@ -23,11 +23,11 @@ import numpy as np
 from fedrecsk._utils.jit import inline, kernel
 from fedrecsk._utils.shared_kernels import (
     add_row,
+    all_finite,
     copy_row,
     dot_rows,
     factor,
     fill_row,
-    is_finite_row,
     scale_row,
     solve,
 )
@@ -181,12 +181,14 @@ def collect(vectors, ratings, start, stop, work):
 @inline
 def weigh_rows(vectors, ratings, start, stop, work):
     """Write vectors to work.left and, times `extra`, to work.right; add those times `pull`."""
-    d = vectors.shape[1]
-    for k in range(start, stop):
-        v = ratings.chosen[k]
-        copy_row(work.left, k - start, vectors, v, d)
-        scale_row(work.right, k - start, ratings.extra[k], vectors, v, d)
-        add_row(work.target, 0, ratings.pull[k], vectors, v, d)
+    n, d, left, sums = stop - start, vectors.shape[1], work.left, work.residuals
+    chosen, extra = ratings.chosen[start:stop], ratings.extra[start:stop]
+    for k in range(n):
+        v, number = chosen[k], extra[k]
+        for f in range(d):
+            left[k, f], work.right[k, f] = vectors[v, f], number * vectors[v, f]
+    np.dot(left[:n].T, ratings.pull[start:stop], sums[0])
+    add_row(work.target, 0, vectors.dtype.type(1), sums, 0, d)
 
 
 @inline
@@ -405,13 +407,8 @@ def item_gradients(layout, ratings, active, items, full, work, users, out):
 def send(c, layout, rows, matrix, full, out):
     """Write client c's upload."""
     d, first, one = rows.shape[1], layout.row_indptr[c], rows.dtype.type(1)
-    n, n_broken = layout.row_indptr[c + 1] - first, 0
-    for k in range(n):
-        n_broken += not is_finite_row(rows, k, d)
-    if full:
-        for f in range(d):
-            n_broken += not is_finite_row(matrix, f, d)
-    out.is_finite[c] = n_broken == 0
+    n = layout.row_indptr[c + 1] - first
+    out.is_finite[c] = all_finite(rows[:n]) and (not full or all_finite(matrix))
     if not (out.is_finite[c] or out.separate):
         return
     for k in range(n):

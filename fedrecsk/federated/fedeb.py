@@ -451,6 +451,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         return {
             "ratings": fedeb_kernels.Ratings(values, block.weights.astype(self._dtype)),
             "n_ratings": message["n_ratings"].values.astype(self._dtype),
+            "popularity": self._popularity(message["n_ratings"].values.astype(self._dtype)),
             # The result of each update; the next one starts afresh.
             "posterior": self._empty_posterior(block.n_users, 0),
             "unit": unit,
@@ -465,7 +466,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         return specs | self._user_sum_specs(self._width)
 
     def _client_update(self, block, state, message, turn, key):
-        items = self._with_tastes(message["items"].values, state["n_ratings"])
+        items = self._with_tastes(message["items"].values, state["popularity"])
         given = items, message.get("implicit"), message["scales"]
         squares, weight, out = self._infer(block, state, *given, turn, state["posterior"])
         fields = self._written(block, turn, out)
@@ -491,13 +492,18 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         return means
 
     @staticmethod
-    def _with_tastes(items, n_ratings):
-        """Return rows (b_i, q_i, z_i) of items from (b_i, q_i) and their numbers of ratings."""
+    def _popularity(n_ratings):
+        """Return the logarithms of items' numbers of ratings, centered; 0 without ratings."""
         known, popularity = n_ratings > 0, np.zeros(len(n_ratings))
         padded = n_ratings[known].astype(float)
         padded += padded.mean() / 2
         logarithms = np.log(padded)
         popularity[known] = logarithms - padded @ logarithms / padded.sum()
+        return popularity
+
+    @staticmethod
+    def _with_tastes(items, popularity):
+        """Return rows (b_i, q_i, z_i) of items from (b_i, q_i) and their popularity."""
         return np.column_stack([items, SLOPES[0] * popularity, SLOPES[1] * items[:, 0]])
 
     @property
@@ -516,17 +522,20 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
 
     def _infer(self, block, state, items, implicit, scales, turn, posterior):
         """Infer the active clients' users given the model; return loss, weight and uploads."""
-        real, layout, n_known = self._dtype, block.layout, items.shape[1] - 1 - self.n_factors
+        real, layout, width = self._dtype, block.layout, items.shape[1]
         implicit = np.zeros((len(items), 0)) if implicit is None else implicit.values
         alpha, lambda_0, *reg = scales.values
-        prior = np.r_[lambda_0, np.ones(items.shape[1] - 1)].astype(real)
+        prior = np.r_[lambda_0, np.ones(width - 1)].astype(real)
         uncertain = self.posterior == "variational"
+        variances = np.zeros((0, width), real)
+        if uncertain:
+            # What is known has no variance.
+            precisions = np.r_[reg, np.full(width - len(reg), np.inf)].astype(real)
+            variances = 1 / (precisions + real(alpha) * state["n_ratings"][:, None])
         model = fedeb_kernels.Model(
             items.astype(real),
             implicit.astype(real, copy=False),
-            state["n_ratings"] if uncertain else np.zeros(0, real),
-            # What is known has no variance.
-            np.r_[reg, np.full(n_known, np.inf)].astype(real),
+            variances,
             prior,
             float(alpha),
             self.NU if self.user_noise else 0.0,
@@ -611,7 +620,8 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
 
     def _average_items(self, message):
         """Return the rows (b_i, q_i, z_i, a_i) of the final message, in units."""
-        rows = self._with_tastes(message["average_items"].values, message["n_ratings"].values)
+        popularity = self._popularity(message["n_ratings"].values)
+        rows = self._with_tastes(message["average_items"].values, popularity)
         audiences = message.get("audiences")
         return rows if audiences is None else np.column_stack([rows, audiences.values])
 

@@ -353,10 +353,8 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
         width = items.shape[1]
         prior = np.ones(width)
         prior[0] = LAMBDA_0
-        no_implicit, no_variances = np.zeros((len(items), 0)), np.zeros(0)
-        model = fedeb_kernels.Model(
-            items, no_implicit, no_variances, np.zeros(width), prior, ALPHA, 0.0, True
-        )
+        no_implicit, no_variances = np.zeros((len(items), 0)), np.zeros((0, width))
+        model = fedeb_kernels.Model(items, no_implicit, no_variances, prior, ALPHA, 0.0, True)
         work = fedeb_kernels.workspace(layout, model, n_sent)
         out = self._empty_uploads(block, turn, n_sent)
         constants = state["row_weights"], EMPHASIS, FLOOR

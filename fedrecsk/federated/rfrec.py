@@ -21,7 +21,7 @@ from fedrecsk.federated._ratings import BiasColumn
 from fedrecsk.federated._rfrec_predictions import Predictions
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Message
-from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, all_finite
+from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
 
 rfrec_kernels: LazyModule = LazyModule("fedrecsk.federated._rfrec_kernels")
 wmf_kernels: LazyModule = LazyModule("fedrecsk.federated._wmf_kernels")
@@ -117,7 +117,7 @@ class RFRec(FederatedContent, Predictions, BiasColumn, RatingMixin, FederatedRec
           1  server sends the mean of the V_c               _model
           2  clients step on their users and rated items    _client_update: kernel step
           3  ... and on the items that they have not rated  _update_unrated_items
-          4  clients upload clip(V_c)                       _upload: kernel add_up
+          4  clients upload clip(V_c)                       kernel step, _upload
           5  server averages                                _aggregate
 
     *What is sent.* Once, up: each client's sum and number of ratings, its number of ratings of
@@ -322,8 +322,10 @@ class RFRec(FederatedContent, Predictions, BiasColumn, RatingMixin, FederatedRec
     def _client_update(self, block, state, message, turn, key):
         broadcast = message["item_vectors"].values
         self._join(block, state, turn.active, broadcast)
-        loss = self._step(block, state, broadcast, turn.active, self.prox, self.learning_rate)
-        return state, self._upload(block, state, broadcast, turn), loss
+        totals = self._totals(broadcast, turn)
+        rates = self.prox, self.learning_rate
+        loss = self._step(block, state, broadcast, turn.active, *rates, totals)
+        return state, self._upload(block, state, broadcast, turn, totals), loss
 
     def _join(self, block, state, active, broadcast):
         """Let rated items begin as they are received, in the first round of their clients."""
@@ -332,7 +334,7 @@ class RFRec(FederatedContent, Predictions, BiasColumn, RatingMixin, FederatedRec
             state["held"].now[first] = broadcast[block.row_items[first]]
             state["joined"] |= first
 
-    def _step(self, block, state, broadcast, active, prox, rate):
+    def _step(self, block, state, broadcast, active, prox, rate, totals=None):
         """Step the active clients' users and rated items along their gradients."""
         state["steps"][active] += 1
         layout = block.layout
@@ -354,49 +356,39 @@ class RFRec(FederatedContent, Predictions, BiasColumn, RatingMixin, FederatedRec
             rfrec_kernels.Rule(float(rate), self.BETA_1, self.BETA_2, self.EPSILON),
             np.maximum(state["steps"], 1),
             rfrec_kernels.scratch(layout, state["held"]),
+            self._clip,
+            totals,
         )
         # In squared ratings, like the validation loss.
         return np.multiply(loss, (state["unit"] ** 2, 1.0))
 
-    def _upload(self, block, state, broadcast, turn):
+    @staticmethod
+    def _totals(broadcast, turn):
+        """Return where the senders' rated items are added up; nowhere if uploads are separate."""
+        nobody = np.zeros_like(turn.active)
+        return rfrec_kernels.Totals(
+            nobody if turn.separate else turn.active & turn.delivers,
+            np.ones_like(turn.active),
+            np.zeros(broadcast.shape),
+            np.zeros(len(broadcast)),
+        )
+
+    def _upload(self, block, state, broadcast, turn, totals):
         """Return clip(V_c) of each client, or with "holders" its change where it has rated."""
-        held, is_finite = state["held"].now, None
+        sums, is_finite = totals.sums, totals.is_finite
         shared = state["common"]["shared"] if self.aggregation == "clients" else None
         if turn.separate:
             others = {}
             if shared is not None:
                 others = {"default": shared.astype(np.float64) - broadcast, "center": broadcast}
-            sent, is_finite = self._clipped(held), self._is_finite(block, state)
-            rows = SparseRows.since(broadcast, block.row_indptr, block.row_items, sent, **others)
-            return ClientUpdates({"item_vectors": rows}, is_finite=is_finite)
-        sums = self._sum(block, held, broadcast, shared, turn.active & turn.delivers)
-        if not all_finite(sums):
-            # Once more without the clients that have diverged.
-            is_finite = self._is_finite(block, state)
-            senders = turn.active & turn.delivers & is_finite
-            sums = self._sum(block, held, broadcast, shared, senders)
+            sent = self._clipped(state["held"].now)
+            sums = SparseRows.since(broadcast, block.row_indptr, block.row_items, sent, **others)
+        elif shared is None:
+            sums -= totals.counts[:, None] * broadcast
+        else:
+            n_senders = np.count_nonzero(totals.senders & is_finite)
+            sums += (n_senders - totals.counts)[:, None] * shared
         return ClientUpdates({"item_vectors": sums}, is_finite=is_finite)
-
-    def _sum(self, block, held, broadcast, shared, senders):
-        """Return the sum of what the senders send, of which `shared` are the unrated items."""
-        origin, sums = broadcast, np.zeros(broadcast.shape)
-        if shared is not None:
-            origin, sums = shared, np.multiply(shared, np.count_nonzero(senders), dtype=np.float64)
-        own = block.row_indptr, block.row_items, held
-        rfrec_kernels.add_up(*own, senders, self._clip, origin, sums)
-        return sums
-
-    @staticmethod
-    def _is_finite(block, state):
-        """Return which clients' vectors are all finite."""
-        rows, n_users = block.row_counts, np.diff(block.client_indptr)
-        n_broken = np.zeros(block.n_clients)
-        for vectors, counts in ((state["held"].now, rows), (state["users"].now, n_users)):
-            if not all_finite(vectors):
-                owners = np.repeat(np.arange(block.n_clients), counts)
-                broken = ~np.isfinite(vectors).all(axis=1)
-                n_broken += np.bincount(owners, broken, minlength=block.n_clients)
-        return n_broken == 0
 
     def _upload_centers(self, message):
         if self.aggregation != "clients":

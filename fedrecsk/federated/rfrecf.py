@@ -10,7 +10,7 @@ import numpy as np
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
-from fedrecsk.federated.rfrec import RFRec
+from fedrecsk.federated.rfrec import RFRec, rfrec_kernels
 
 
 @documented
@@ -141,7 +141,10 @@ class RFRecF(RFRec):
                 rate = self.learning_rate / (1 - self.aggregation_probability)
                 loss = self._step(block, state, mean, turn.active, 0.0, rate)
             case 0, 1:
-                uploads = self._upload(block, state, mean, turn)
+                totals = self._totals(mean, turn)
+                vectors = state["users"].now, state["held"].now
+                rfrec_kernels.add_up(block.layout, turn.active, *vectors, self._clip, totals)
+                uploads = self._upload(block, state, mean, turn, totals)
             case 1, 0:
                 self._move_to_mean(block, state, turn.active, mean)
         return state, uploads, loss

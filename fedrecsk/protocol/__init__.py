@@ -3,6 +3,7 @@
 from fedrecsk.protocol.client_message import ClientMessage, Numbers
 from fedrecsk.protocol.clients import Clients
 from fedrecsk.protocol.device import Device
+from fedrecsk.protocol.encrypted_server import EncryptedServer
 from fedrecsk.protocol.federation import Federation
 from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.protocol.messages import (
@@ -26,6 +27,7 @@ __all__ = [
     "Dense",
     "Derived",
     "Device",
+    "EncryptedServer",
     "Federation",
     "FieldSpec",
     "GroupMessages",

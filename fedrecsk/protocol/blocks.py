@@ -133,7 +133,7 @@ class Block:
         """Row of each rating, shape (n_ratings,)."""
         return self._holdings[2]
 
-    @property
+    @cached_property
     def layout(self) -> Layout:
         """Which users and items belong to which client, as kernels take it."""
         return Layout(self.client_indptr, self.indptr, self.row_indptr, self.rows, self.row_items)

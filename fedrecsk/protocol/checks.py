@@ -49,8 +49,9 @@ def check_keys(method: Any, party: Party | None, side: Literal["server", "client
         check_secure(method)
     if encrypts != (party is not None):
         what = "has secure_aggregation" if encrypts else "has no secure_aggregation"
+        to = " to EncryptedServer.of" if side == "server" else ""
         hint = (
-            f"pass this side of the keys, party=keys.{side}, or set it to None"
+            f"pass this side of the keys, party=keys.{side}{to}, or set it to None"
             if encrypts
             else "set it to CKKS(), for example, or pass no party"
         )

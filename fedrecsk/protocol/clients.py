@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,38 +18,25 @@ from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, Self
+    from typing import Self
 
     from numpy.typing import NDArray
 
     from fedrecsk.protocol.blocks import Block
     from fedrecsk.protocol.federation import Federation
-    from fedrecsk.protocol.keys import Key, Keys
+    from fedrecsk.protocol.keys import Keys
     from fedrecsk.protocol.messages import GroupMessages
 
 
 VALIDATION = {"validation_loss": FieldSpec((2,), learned=False)}
 
 
+@dataclass(eq=False)
 class Group:
-    """Computation that clients with equal histories share, done once for all of them.
+    """What clients with equal histories share, and the last round in which it took its step."""
 
-    Parameters
-    ----------
-    method : FederatedRecommender
-    """
-
-    def __init__(self, method: Any) -> None:
-        self.method = method
-        self.common = None
-        self._round = -1
-
-    def follow(self, message: Message | None, key: Key) -> None:
-        """Take the group's step of the round, unless it has been taken."""
-        if key.round != self._round:
-            self.common: Any = self.method._update_unrated_items(self.common, message, key)
-            self._round = key.round
-        return self.common
+    common: Any = None
+    round: int = -1
 
 
 class Clients:
@@ -99,7 +86,7 @@ class Clients:
         self.federation = federation
         self.keys = keys
         self._specs: dict[str, FieldSpec] = method._upload_specs(block.n_items)
-        self.group: Group = Group(method) if group is None else group
+        self.group: Group = Group() if group is None else group
         self.held_out = held_out
         self.forge = forge
         self.separate = separate
@@ -218,8 +205,11 @@ class Clients:
             self._messages[round] = message.of(self.block.clients)
             self._last[part.receives] = round
         ready = part.active & (self._last >= 0)
-        if self.method._shares_state and ready.any():
-            self.group.follow(self._messages[self._last[ready][0]], self.keys.at(round))
+        group = self.group
+        if self.method._shares_state and ready.any() and group.round != round:
+            message, key = self._messages[self._last[ready][0]], self.keys.at(round)
+            group.common = self.method._update_unrated_items(group.common, message, key)
+            group.round = round
 
     def exchange(self, round: int, step: int) -> GroupMessages | None:
         """Return what these clients send directly to others in a round; None if nothing.
@@ -260,9 +250,17 @@ class Clients:
         """
         steps, total = self._trained(round)
         self._training = None
-        key = self.keys.at(round)
-        updates = [self._protected(round, *one, key) for one in steps if one[0] is not None]
-        return updates, total
+        federation, key, result = self.federation, self.keys.private.at(round), []
+        address, single = ("round", round), self._separates
+        for updates, turn, message in steps:
+            if updates is None:
+                continue
+            done = completed(self, updates, address, self._specs, turn, single=single)
+            if single:
+                through = stages(federation, key, message, self.forge, each=self._draws_each)
+                done = protected(done, through, hold=self._holds)
+            result.append(done)
+        return result, total
 
     def honest(self, round: int) -> list[ClientUpdates]:
         """Train in this round, and return the updates that an adversary will replace.
@@ -287,10 +285,22 @@ class Clients:
         for last in np.unique(self._last[ready]).tolist():
             turn = RoundMasks(ready & (self._last == last), part.delivers, self._hands_over_single)
             message = self._messages[last]
-            uploads, loss = self._step(message, turn, key)
+            self._begin(message, key)
+            if self.method._shares_state:
+                self.state["common"] = self.group.common
+            with naming_clients(self.client_ids, f"in round {round}"):
+                self.state, updates, loss = self.method._client_update(
+                    self.block, self.state, message, turn, key
+                )
             total += (0.0, 0.0) if loss is None else loss
-            steps.append((uploads, turn, message))
-        self._forget_messages()
+            steps.append((updates, turn, message))
+        # Only silent rounds and lost messages let clients start from an earlier message again.
+        federation, used = self.federation, set()
+        if self.method._may_be_silent or (
+            federation.dropout > 0 and federation.dropout_mode == "stale"
+        ):
+            used = set(np.unique(self._last).tolist())
+        self._messages = {t: message for t, message in self._messages.items() if t in used}
         self._training = round, steps, total
         return self._training[1:]
 
@@ -323,37 +333,6 @@ class Clients:
         """Let the update of a round take back what these clients have sent, in a method of sums."""
         self._begin(Message(), self.keys.at(round))
         self.state = self.method._taking_back(self.state)
-
-    def _step(self, message, turn, key):
-        self._begin(message, key)
-        if self.method._shares_state:
-            self.state["common"] = self.group.common
-        with naming_clients(self.client_ids, f"in round {key.round}"):
-            self.state, uploads, loss = self.method._client_update(
-                self.block, self.state, message, turn, key
-            )
-        return uploads, loss
-
-    def _forget_messages(self):
-        """Delete messages that no client will start from in later rounds."""
-        federation = self.federation
-        if self.method._may_be_silent or (
-            federation.dropout > 0 and federation.dropout_mode == "stale"
-        ):
-            used = set(np.unique(self._last).tolist())
-            self._messages = {t: message for t, message in self._messages.items() if t in used}
-        else:
-            self._messages = {}
-
-    # ------------------------------------------------------------- from update to upload
-
-    def _protected(self, round, updates, turn, message, key):
-        """Return what leaves the clients of the updates that they have computed."""
-        done = completed(self, updates, ("round", round), self._specs, turn, single=self._separates)
-        if not self._separates:
-            return done
-        steps = stages(self.federation, key.private, message, self.forge, each=self._draws_each)
-        return protected(done, steps, hold=self._holds)
 
     # ------------------------------------------------------------------- the model's end
 

@@ -144,7 +144,8 @@ class Ledger:
             bytes_down_latest=latest.sum(),
             payload_down=0 if payload is None else payload.sum(),
         )
-        self._at_least("largest_down", nbytes)
+        entry = self.entries[-1]
+        entry["largest_down"] = max(entry["largest_down"], int(nbytes.max(initial=0)))
 
     def more_down(self, clients: NDArray[np.int64], nbytes: np.ndarray) -> None:
         """Count more bytes that each of `clients` (codes) received with the last message."""
@@ -159,11 +160,8 @@ class Ledger:
         self.client_bytes_up[clients] += nbytes
         n_payload = 0 if payload is None else payload.sum()
         self.count(bytes_up=nbytes.sum(), payload_up=n_payload)
-        self._at_least("largest_up", nbytes)
-
-    def _at_least(self, name, nbytes):
-        """Raise a count of the open entry to the largest of these bytes."""
-        self.entries[-1][name] = max(self.entries[-1][name], int(nbytes.max(initial=0)))
+        entry = self.entries[-1]
+        entry["largest_up"] = max(entry["largest_up"], int(nbytes.max(initial=0)))
 
     def between_devices(
         self, clients: NDArray[np.int64], n_messages: np.ndarray, nbytes: np.ndarray

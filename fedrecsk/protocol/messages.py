@@ -140,14 +140,12 @@ class Message(dict):
 
     def of(self, clients: NDArray[np.int64]) -> Message:
         """Return the message as these clients (codes) receive it, with their own `PerClient`."""
-        if not any(isinstance(field, PerClient) for field in self.values()):
-            return self
-        own = {
-            name: replace(field, values=field.values[clients])
-            for name, field in self.items()
-            if isinstance(field, PerClient)
-        }
-        return Message(**(self | own))
+        received = self
+        for name, field in self.items():
+            if isinstance(field, PerClient):
+                own = replace(field, values=field.values[clients])
+                received = Message(**(received | {name: own}))
+        return received
 
     def sizes(self, n_held: NDArray[np.int64], wire_dtype: str) -> NDArray[np.int64]:
         """Add up the fields' `sizes`: bytes, and bytes of learned numbers, for each client."""

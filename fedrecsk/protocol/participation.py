@@ -38,7 +38,12 @@ class Participation(NamedTuple):
 
     def of(self, clients: NDArray[np.int64]) -> Participation:
         """Participation of some clients (codes)."""
-        return Participation(*(mask[clients] for mask in self))
+        return Participation(
+            self.receives[clients],
+            self.active[clients],
+            self.delivers[clients],
+            self.dropped[clients],
+        )
 
 
 class RoundMasks(NamedTuple):
@@ -85,7 +90,8 @@ def draw(
 def of_cohort(cohort: NDArray[np.bool_], federation: Federation, key: Key) -> Participation:
     """Draw which clients of a cohort (a mask) drop out of the round."""
     dropped = np.zeros(len(cohort), dtype=bool)
-    dropped[cohort] = key.uniform("dropout", cohort.nonzero()[0]) < federation.dropout
+    if federation.dropout > 0:
+        dropped[cohort] = key.uniform("dropout", cohort.nonzero()[0]) < federation.dropout
     connected = cohort & ~dropped
     match federation.dropout_mode:
         case "upload":

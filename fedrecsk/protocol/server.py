@@ -18,7 +18,7 @@ from fedrecsk.protocol.client_message import ClientMessage, held_items, unpacked
 from fedrecsk.protocol.clients import VALIDATION
 from fedrecsk.protocol.downlink import Downlink, matrix_to_compress
 from fedrecsk.protocol.early_stopping import EarlyStopping
-from fedrecsk.protocol.encryption import EncryptedSums, EncryptedTotals, SecureChannel
+from fedrecsk.protocol.encryption import SecureChannel
 from fedrecsk.protocol.keys import Key, setup_round
 from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.protocol.masking import MaskedChannel
@@ -31,8 +31,7 @@ from fedrecsk.protocol.registration import (
     catalogue_nbytes,
     sort_registrations,
 )
-from fedrecsk.protocol.uplink import StepTotal, Uplink, aligned_size
-from fedrecsk.updates import Counts
+from fedrecsk.protocol.uplink import StepTotal, Uplink
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from fedrecsk.privacy import Party
     from fedrecsk.privacy.report import PrivacyReport
     from fedrecsk.protocol.federation import Federation
     from fedrecsk.protocol.messages import Upload
@@ -60,10 +58,7 @@ class Server:
     clients of the set-up), but it learns which items late clients hold. Methods that divide by the
     number of clients of the set-up scale the uploads of a round to that number.
 
-    Outside the simulator, under encryption (CKKS or Paillier), it never has the model: it draws
-    cohorts, adds ciphertexts, and every message is the
-    :class:`~fedrecsk.protocol.encryption.EncryptedSums` of the exchanges that have ended, from
-    which the clients compute the model. Its keys, which are public, are in its pickle.
+    Outside the simulator, an :class:`EncryptedServer` serves a fit under encryption.
 
     Parameters
     ----------
@@ -102,8 +97,6 @@ class Server:
         self.history: list[dict[str, Any]] = []
         # Rounds run so far.
         self.round: int = 0
-        # Under secure sums outside the simulator: what it knows in the place of a state.
-        self.totals: EncryptedTotals | None = None
         # Rounds in which all uploads were lost, and rounds with too few for the aggregator.
         self.n_empty_rounds: int = 0
         self.n_undecided_rounds: int = 0
@@ -132,7 +125,6 @@ class Server:
         estimator: Any,
         key: Key | None = None,
         secret: Key | None = None,
-        party: Party | None = None,
     ) -> Self:
         """Return a server outside the simulator.
 
@@ -144,23 +136,22 @@ class Server:
             The shared key. None: drawn by the operating system.
         secret : Key or None
             Of the server's own draws, as above.
-        party : Party or None
-            The server's side of the keys, if the federation has `secure_aggregation`.
 
         Raises
         ------
         ValueError
-            If the estimator or its federation is not one for devices; or if `party` is missing, or
-            has the clients' keys.
+            If the estimator or its federation is not one for devices, or if it encrypts; see
+            :class:`EncryptedServer`.
         """
+        return cls._made(estimator, key, secret)
+
+    @classmethod
+    def _made(cls, estimator, key, secret, party=None):
         method = bare(estimator)
         check_keys(method, party, "server")
         key = Key(secrets.randbits(63)) if key is None else key
         ids = catalogue_ids(method.items).values
-        server = cls(method, method._setting(), key, ids, secret=secret)
-        if party is not None:
-            server.totals = EncryptedTotals(party)
-        return server
+        return cls(method, method._setting(), key, ids, secret=secret)
 
     # --------------------------------------------------------------- before the rounds
 
@@ -179,16 +170,11 @@ class Server:
         Raises
         ------
         ValueError
-            If a client registers twice, or if there are more clients than the keys are for.
+            If a client registers twice.
         """
         ids, order, n_users, n_held = sort_registrations(registrations)
-        if self.totals is not None and len(ids) > self.totals.party.n_clients:
-            raise ValueError(
-                f"{len(ids)} clients have registered, but the keys are for sums over at most "
-                f"{self.totals.party.n_clients}; make keys with "
-                f"generate_keys(n_clients={len(ids)})."
-            )
         self.client_ids: np.ndarray = ids[order]
+        self.n_clients: int = len(ids)
         self.n_held: NDArray[np.int64] = n_held
         self.n_users: int = int(n_users.sum())
         self._first_users = np.cumsum(n_users) - n_users
@@ -225,10 +211,12 @@ class Server:
         if self.channel is not None:
             self.ledger.open("keys")
             self.downlink.count(self.channel.key_nbytes)
-        catalogue = Catalogue(len(self.item_ids), self.n_clients, self.rating_range)
-        if self.totals is None:
-            self.state = self.method._init_server(catalogue, self.key)
+        self.state = self._first_state()
         return self._places(registrations, order, 0)
+
+    def _first_state(self):
+        catalogue = Catalogue(len(self.item_ids), self.n_clients, self.rating_range)
+        return self.method._init_server(catalogue, self.key)
 
     def _places(self, registrations, order, first):
         """Return codes of clients that begin with `first`, by registration."""
@@ -281,6 +269,7 @@ class Server:
         first_users = self.n_users + np.cumsum(n_users) - n_users
         self._first_users = np.concatenate([self._first_users, first_users])
         self.client_ids = np.concatenate([self.client_ids, ids[order]])
+        self.n_clients = len(self.client_ids)
         self.n_held = np.concatenate([self.n_held, n_held])
         self.n_users += int(n_users.sum())
         self._has_received = np.pad(self._has_received, (0, n_late))
@@ -344,11 +333,6 @@ class Server:
             )
 
     @property
-    def n_clients(self) -> int:
-        """Clients that have registered."""
-        return len(self.client_ids)
-
-    @property
     def _smallest_cohort(self):
         return participation.smallest_cohort(
             self.n_clients,
@@ -362,12 +346,10 @@ class Server:
         """Number of set-up exchanges before the rounds."""
         return self.method._n_setups
 
-    def setup_message(self, step: int, *, late: bool = False) -> Message | EncryptedSums | None:
+    def setup_message(self, step: int, *, late: bool = False) -> Any:
         """Message to every client in a set-up exchange, or only to those that join late."""
         who = self._asked(late)
         self.ledger.open("setup", step)
-        if self.totals is not None:
-            return self.totals.message
         message = self.method._setup_broadcast(self.state, step)
         if self.releases is not None:
             message = (message or Message()) | self.releases.terms(self.key.at(setup_round(step)))
@@ -398,13 +380,6 @@ class Server:
             Whether these are answers of clients that join late, from which the server only learns
             which items they hold.
         """
-        no_answer = ValueError(
-            f"No client has answered set-up exchange {step}, but all registered ones must."
-        )
-        if self.totals is not None:
-            if not self._add_encrypted(uploads, ("setup", step), self._everyone):
-                raise no_answer
-            return
         total = self._total(uploads, ("setup", step), self._asked(late))
         if late:
             n_rejected = total.n_arrived - total.n_accepted
@@ -413,18 +388,21 @@ class Server:
         key = self.key.at(setup_round(step))
         upload = self.uplink.close(total, key)
         if upload is None:
-            raise no_answer
+            raise self._no_answer(step)
         self.state = self.method._setup_aggregate(self.state, upload, step, key)
+
+    @staticmethod
+    def _no_answer(step):
+        return ValueError(
+            f"No client has answered set-up exchange {step}, but all registered ones must."
+        )
 
     def announcement(self) -> Message:
         """Message to every client after the set-up."""
         return self.method._initial_broadcast(self.state)
 
-    def send_announcement(self, *, late: bool = False) -> Message | EncryptedSums:
+    def send_announcement(self, *, late: bool = False) -> Any:
         """Send the announcement, and count its bytes; `late`: only to those that join late."""
-        if self.totals is not None:
-            self._is_set_up = True
-            return self.totals.message
         who = self._asked(late)
         message = self.announcement()
         if message and self.ledger.entries[-1]["phase"] != "setup":
@@ -435,14 +413,12 @@ class Server:
 
     # --------------------------------------------------------------------- each round
 
-    def open_round(self) -> tuple[Participation, Message | EncryptedSums | None]:
+    def open_round(self) -> tuple[Participation, Any]:
         """Begin a round; returns the participation and the message, None if none is sent."""
         key = self.key.at(self.round)
         self._late = None
         self._participation = self._drawn(key)
         self.ledger.open("round", self.round)
-        if self.totals is not None:
-            return self._participation, self.totals.message
         message = self.method._broadcast(self.state, key)
         if self.round == 0 and self.federation.compression is not None:
             self._warn_of_idle_compression(message or {})
@@ -488,22 +464,21 @@ class Server:
         if self.releases is not None and self.releases.always:
             # Clients know the shared key.
             key = self.releases.secret_of(key)
-        if self.only is not None:
-            return participation.of_cohort(self.only, self.federation, key)
-        fraction = self.method.client_fraction
-        size = participation.cohort_size(self.n_clients, fraction)
-        cohort = self.method._choose_cohort(self.state, self.n_clients, size, key)
-        if cohort is None:
-            rotates = self.method._prefers_rotation
-            return participation.draw(
-                self.n_clients, fraction, self.federation, key, prefers_rotation=rotates
-            )
-        if self.method._shares_state:
-            raise TypeError(
-                f"{type(self.method).__name__} shares state between clients of equal history, and "
-                "chosen cohorts give each client its own; let _choose_cohort return None."
-            )
-        return participation.of_cohort(cohort, self.federation, key)
+        method, fraction, cohort = self.method, self.method.client_fraction, self.only
+        if cohort is None and method._chooses_cohorts:
+            size = participation.cohort_size(self.n_clients, fraction)
+            cohort = method._choose_cohort(self.state, self.n_clients, size, key)
+            if cohort is not None and method._shares_state:
+                raise TypeError(
+                    f"{type(method).__name__} shares state between clients of equal history, and "
+                    "chosen cohorts give each client its own; let _choose_cohort return None."
+                )
+        if cohort is not None:
+            return participation.of_cohort(cohort, self.federation, key)
+        rotates = method._prefers_rotation
+        return participation.draw(
+            self.n_clients, fraction, self.federation, key, prefers_rotation=rotates
+        )
 
     def close_round(
         self,
@@ -536,17 +511,8 @@ class Server:
             If no round is open, or if an upload belongs to another round, comes from an unknown
             client or one that was not selected, or is the client's second one.
         """
-        key, turn = self.key.at(self.round), self._participation
-        if turn is None:
-            raise ValueError(f"Round {self.round} is not open; call open_round() first.")
-        step = "round", self.round
-        if self.totals is not None:
-            self._add_encrypted(uploads, step, turn.active)
-            self.ledger.count(participants=turn.active.sum(), dropped=turn.dropped.sum())
-            self._record(loss)
-            self._participation = None
-            return None
-        total = self._total(uploads, step, turn.active)
+        key, turn = self.key.at(self.round), self._turn()
+        total = self._total(uploads, ("round", self.round), turn.active)
         self.accepted = np.concatenate([np.zeros(0, dtype=np.int64), *total.accepted])
         updating = turn.active & self._has_received
         self.ledger.count(participants=updating.sum(), dropped=turn.dropped.sum())
@@ -559,11 +525,18 @@ class Server:
         # What overflows ends the fit, or warns, with its likely cause.
         with np.errstate(over="ignore", invalid="ignore"):
             self.state = self.method._aggregate(self.state, self._message, upload, key)
-        self._record(loss)
-        self._participation = None
+        self._end_round(loss)
         return upload
 
-    def _record(self, loss):
+    def _turn(self):
+        """Return the open round's participation."""
+        if self._participation is None:
+            raise ValueError(f"Round {self.round} is not open; call open_round() first.")
+        return self._participation
+
+    def _end_round(self, loss):
+        """Record the open round, and close it."""
+        self._participation = None
         entry, (total, weight) = self.ledger.entries[-1], loss
         # If no client has made a training step, the last loss is kept.
         last = self.history[-1]["loss"] if self.history and entry["participants"] else float("nan")
@@ -578,29 +551,6 @@ class Server:
             row["validation_loss"] = float("nan")
         self.history.append(row)
         self.round += 1
-
-    def _add_encrypted(self, uploads, step, asked):
-        """Add up ciphertexts, and count what crosses; return how many were accepted."""
-        assert self.totals is not None
-        assert self.channel is not None
-        n_values = aligned_size(self._specs(step))
-        uploads = checked(uploads, step, asked, self.client_ids)
-        accepted = {
-            int(one.client): one.encrypted
-            for one in uploads
-            if self.totals.check(one.encrypted, n_values)
-        }
-        clients, nbytes = np.array(sorted(accepted), dtype=np.int64), self.channel.nbytes(n_values)
-        self.uplink.count_encrypted(clients, n_values, nbytes)
-        self.ledger.count(messages_up=len(accepted), rejected=len(uploads) - len(accepted))
-        if self.releases is not None and accepted:
-            key = self.key.at(setup_round(step[1]) if step[0] == "setup" else step[1])
-            self.releases.charge([clients], key, Counts(n_shares=len(clients)))
-        self.totals.add(*step, accepted)
-        if accepted:
-            # The sum, which goes to all clients.
-            self.downlink.count(nbytes)
-        return len(accepted)
 
     def new_total(self, phase: str = "round", number: int = 0) -> StepTotal:
         """Return an empty total of an exchange, to which updates of own clients are added."""
@@ -734,10 +684,8 @@ class Server:
         """Return the announcement and the current model, as clients need them to recommend."""
         return Message(**self.announcement(), **self.method._final_model(self.state))
 
-    def send_final(self) -> Message | EncryptedSums:
+    def send_final(self) -> Any:
         """Send all clients the model of the last round; returns it with the announcement."""
-        if self.totals is not None:
-            return self.totals.message
         self.ledger.open("final", self.round)
         model, delta = self.method._final_model(self.state), None
         if model.keys() == self.method._model(self.state).keys():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import add
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -173,18 +174,6 @@ class Uplink:
             return totals
         return fields_of(decrypted, specs)
 
-    def _measure(self, updates, specs, learned):
-        clients = updates.clients[updates.sends]
-        nbytes, payload, coordinates = updates.sizes[:, updates.sends]
-        if self.channel is not None:
-            nbytes = np.full(len(clients), self.channel.nbytes(aligned_size(specs)))
-        if self.masks is not None:
-            # Counted when all have come, because masked numbers depend on how many they are.
-            nbytes = np.zeros_like(nbytes)
-        self.ledger.up(clients, nbytes, payload if learned else None)
-        self._uploads[clients] += 1
-        self._coordinates[clients] += coordinates
-
     def count_encrypted(self, clients: NDArray[np.int64], n_values: int, nbytes: int) -> None:
         """Count ciphertexts of `n_values` numbers from these clients (codes)."""
         self.ledger.up(clients, np.full(len(clients), nbytes), None)
@@ -241,18 +230,28 @@ class StepTotal:
 
     def add(self, updates: ClientUpdates) -> None:
         """Add the updates of a block, and count their bytes."""
-        self.uplink._measure(updates, self.specs, self.learned)
-        self.n_arrived += int(updates.arrives.sum())
-        self.n_accepted += updates.n_accepted
-        self.counts = self.counts.plus(updates.counts)
-        self.senders.append(updates.clients[updates.sends])
+        uplink, n_accepted = self.uplink, int(updates.accepted.sum())
+        senders = updates.clients[updates.sends]
+        nbytes, payload, coordinates = updates.sizes[:, updates.sends]
+        if uplink.channel is not None:
+            nbytes = np.full(len(senders), uplink.channel.nbytes(aligned_size(self.specs)))
+        if uplink.masks is not None:
+            # Counted when all have come, because masked numbers depend on how many they are.
+            nbytes = np.zeros_like(nbytes)
+        uplink.ledger.up(senders, nbytes, payload if self.learned else None)
+        uplink._uploads[senders] += 1
+        uplink._coordinates[senders] += coordinates
+        self.senders.append(senders)
         self.arrived.append(updates.clients[updates.arrives])
         self.accepted.append(updates.clients[updates.accepted])
+        self.n_arrived += len(self.arrived[-1])
+        self.n_accepted += n_accepted
+        self.counts = Counts(*map(add, self.counts, updates.counts))
         if updates.held is not None:
             self.held.append(updates.held)
         else:
             add_sums(self.sums, updates.fields)
-            self.n_without_noise += updates.n_accepted * updates.lacks_noise
+            self.n_without_noise += n_accepted * updates.lacks_noise
 
 
 def aligned_size(specs: dict[str, FieldSpec]) -> int:

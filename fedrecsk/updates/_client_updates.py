@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -58,10 +59,6 @@ class Counts(NamedTuple):
     n_shares: int = 0
     n_without_share: int = 0
     short_excess: float = 0.0
-
-    def plus(self, other: Counts) -> Counts:
-        """Add the counts of other clients."""
-        return Counts(*(one + more for one, more in zip(self, other, strict=True)))
 
 
 @dataclass(eq=False)
@@ -215,7 +212,7 @@ def joined(parts: Sequence[ClientUpdates]) -> ClientUpdates:
     counts = Counts()
     for part in parts:
         add_sums(sums, part.fields)
-        counts = counts.plus(part.counts)
+        counts = Counts(*map(add, counts, part.counts))
     names = "sends", "clients", "arrives", "accepted", "sizes"
     # The last axis is the client.
     whole = {name: np.concatenate([getattr(p, name) for p in parts], axis=-1) for name in names}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -69,12 +70,12 @@ class FieldSpec:
     bits: bool = False
     sparse: bool = False
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Number of columns in a row."""
         return int(np.prod(self.shape[1:], dtype=np.int64))
 
-    @property
+    @cached_property
     def is_integer(self) -> bool:
         """Whether the numbers are integers, which add up exactly in int64."""
         return self.bits or (self.dtype is not None and np.dtype(self.dtype).kind in "iub")
@@ -88,7 +89,7 @@ class FieldSpec:
         info = np.iinfo(dtype.name)
         return max(float(info.min), -LARGEST_INTEGER), min(float(info.max), LARGEST_INTEGER)
 
-    @property
+    @cached_property
     def sum_dtype(self) -> type[np.int64] | type[np.float64]:
         """Data type of the sum over clients."""
         return np.int64 if self.is_integer else np.float64

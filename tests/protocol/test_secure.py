@@ -8,6 +8,7 @@ import pytest
 from sklearn.base import clone
 
 from fedrecsk import (
+    FedEB,
     Federation,
     FedFast,
     FedMF,
@@ -18,7 +19,7 @@ from fedrecsk import (
 )
 from fedrecsk.federated import _round_loop
 from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, Paillier
-from fedrecsk.protocol import Device, Server
+from fedrecsk.protocol import Device, EncryptedServer, Server
 from fedrecsk.protocol.encryption import EncryptedSums
 from fedrecsk.protocol.keys import Key
 from tests.conftest import make_toy
@@ -52,11 +53,12 @@ class Fit:
     def __init__(self, estimator, seed):
         self.estimator = estimator
         self.keys = estimator.federation.secure_aggregation.generate_keys(n_clients=3)
-        self.server = Server.of(estimator, Key(seed), party=self.keys.server)
+        self.server = EncryptedServer.of(estimator, Key(seed), party=self.keys.server)
         given = {"party": self.keys.clients, "private": Key(seed)}
         self.devices = [
             Device(estimator, X[k == SILOS], Y[k == SILOS], client_id=k, **given) for k in range(3)
         ]
+        self.sent = []
 
     def stored(self):
         """Store both sides and load them again."""
@@ -66,7 +68,7 @@ class Fit:
             one.party = self.keys.clients
 
     def set_up(self):
-        entered(self.server, self.devices)
+        self.sent += [one for step in entered(self.server, self.devices) for one in step]
         self.stored()
         return self
 
@@ -77,6 +79,7 @@ class Fit:
         for k in np.flatnonzero(turn.active):
             self.devices[k].receive(self.server.round, message)
             uploads += self.devices[k].update(self.server.round)[0]
+        self.sent += uploads
         return uploads
 
     def round(self):
@@ -114,7 +117,9 @@ def test_a_secure_fit_is_the_simulated_one(Estimator, monkeypatch):
     scheme = Paillier(512, fraction_bits=0, allow_weak=True) if Estimator is LightFR else CKKS()
     if small(Estimator)._treats_clients_apart:
         with pytest.raises(ValueError, match="secure_aggregation"):
-            Server.of(secure(small(Estimator), scheme), party=scheme.generate_keys(3).server)
+            EncryptedServer.of(
+                secure(small(Estimator), scheme), party=scheme.generate_keys(3).server
+            )
         return
     assert_as_simulated(secure(small(Estimator), scheme), monkeypatch)
 
@@ -153,6 +158,33 @@ def test_answers_are_repeated_bit_for_bit():
     again = pickle.loads(pickle.dumps(device))
     again.party = fit.keys.clients
     assert again.update(0)[0][0].encrypted == first.encrypted
+
+
+@pytest.mark.parametrize("scheme", [CKKS_SCHEME, PAILLIER], ids=["CKKS", "Paillier"])
+def test_the_server_has_no_keys_and_no_numbers_of_clients(scheme):
+    """All that the server receives and stores, but ciphertexts, is the same for other ratings."""
+    estimator = secure(FedEB(3, client_fraction=1.0, **SMALL), scheme)
+    views = []
+    for sign in (1, -1):
+        fit = Fit(estimator, 1)
+        for device in fit.devices:
+            for values in (device.data.values, device.block.values):
+                values[:] = 3 + sign * (values - 3)
+        models = fit.run()
+        stored, public = pickle.dumps(fit.server), fit.keys.server.to_bytes()
+        secret = fit.keys.clients.to_bytes()
+        for start in range(len(secret) - scheme.key_nbytes(), len(secret) - 32, 997):
+            piece = secret[start : start + 32]
+            assert piece not in stored or piece in public
+        for row in np.concatenate([model.item_factors_ for model in models]):
+            assert row.tobytes() not in stored
+            assert row.astype(np.float32).tobytes() not in stored
+        sent = [(one.phase, one.round, one.client, one.encrypted.n_values) for one in fit.sent]
+        seen = [
+            (one.phase, one.round, one.clients.tolist()) for one in fit.server.totals.message.sums
+        ]
+        views.append((sent, seen, fit.server.ledger))
+    assert views[0] == views[1]
 
 
 # ---------------------------------------------------------------------------- wrong input
@@ -229,11 +261,11 @@ def test_what_devices_cannot_do_is_named(change, message):
     estimator = secure(RFRec(3, aggregation="clients", **SMALL), PAILLIER).set_params(**change)
     keys = PAILLIER.generate_keys(3)
     with pytest.raises(ValueError, match=message):
-        Server.of(estimator, party=keys.server)
+        EncryptedServer.of(estimator, party=keys.server)
     with pytest.raises(ValueError, match=message):
         Device(estimator, X, Y, client_id=1, party=keys.clients)
     with pytest.raises(ValueError, match=r"chooses its cohorts|secure_aggregation"):
-        Server.of(secure(FedFast(3, **SMALL), PAILLIER), party=keys.server)
+        EncryptedServer.of(secure(FedFast(3, **SMALL), PAILLIER), party=keys.server)
 
 
 @pytest.mark.parametrize("part", ["local_dp", "central_dp"])
@@ -252,7 +284,10 @@ def test_noise_comes_from_the_clients_and_is_reported(part, monkeypatch):
 def test_keys_that_are_missing_or_of_the_other_side_are_named():
     estimator, keys = secure(FedMF(3, **SMALL), PAILLIER), PAILLIER.generate_keys(2)
     for build, message in (
-        (lambda: Server.of(estimator, party=keys.clients), r"the clients' keys.*keys\.server"),
+        (
+            lambda: EncryptedServer.of(estimator, party=keys.clients),
+            r"the clients' keys.*keys\.server",
+        ),
         (lambda: Server.of(estimator), r"has secure_aggregation; .* party=keys\.server"),
         (lambda: Device(estimator, X, Y, client_id=1, party=keys.server), "clients' side of the"),
         (lambda: Device(estimator, X, Y, client_id=1), "secure_aggregation; .* party=keys.clients"),
