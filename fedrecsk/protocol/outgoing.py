@@ -213,24 +213,27 @@ def protected(
     updates: ClientUpdates, through_stages: Sequence[Callable[..., Any]], *, hold: bool
 ) -> ClientUpdates:
     """Pass single updates through all stages, and add them up, or hold them for the server."""
-    parts = []
-    for tile in updates.tiles() if through_stages else [updates]:
-        tile = through(tile, through_stages)
-        if hold:
-            tile = tile.without_broken() if through_stages else tile
-            parts.append(replace(tile, fields={}))
-            continue
-        done = tile.added_up()
-        if through_stages and not all(all_finite(done.fields[n]) for n in done.learned):
-            # Once more without those whose numbers are broken.
-            done = tile.without_broken().added_up()
-        parts.append(done)
-    if not parts:
+    if not len(updates.clients):
         return replace(updates, fields={})
-    whole = joined(parts)
+    # Clipping leaves rows as they are; other stages may write out whole matrices.
+    only_clips = all(getattr(stage, "func", None) is _clip for stage in through_stages)
+    tiles = [updates] if only_clips else updates.tiles()
+    whole = joined(_through_and_added(tile, through_stages, hold) for tile in tiles)
     if hold:
         whole.held = HeldUpdates(updates, through_stages, whole.accepted)
     return whole
+
+
+def _through_and_added(updates, through_stages, hold):
+    """Pass updates through all stages; return their sums, or nothing of them to hold."""
+    updates = through(updates, through_stages)
+    if hold:
+        return replace(updates.without_broken() if through_stages else updates, fields={})
+    done = updates.added_up()
+    if through_stages and not all(all_finite(done.fields[n]) for n in done.learned):
+        # Once more without those whose numbers are broken.
+        done = updates.without_broken().added_up()
+    return done
 
 
 def _add_noise(updates, *, mechanism, key, each):

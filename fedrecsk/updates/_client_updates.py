@@ -8,7 +8,7 @@ ClientUpdates.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -204,19 +204,19 @@ class SingleUploads(Sequence):
         return self._upload(numbers)
 
 
-def joined(parts: Sequence[ClientUpdates]) -> ClientUpdates:
-    """Join the sums of several tiles of a block."""
-    first, sums = parts[0], {}
-    if len(parts) == 1:
-        return first
-    counts = Counts()
+def joined(parts: Iterable[ClientUpdates]) -> ClientUpdates:
+    """Join the sums of several tiles of a block, each of which goes when it has been added."""
+    sums, counts, rest = {}, Counts(), []
     for part in parts:
         add_sums(sums, part.fields)
         counts = Counts(*map(add, counts, part.counts))
+        rest.append(replace(part, fields={}))
+    if len(rest) == 1:
+        return replace(rest[0], fields=sums)
     names = "sends", "clients", "arrives", "accepted", "sizes"
     # The last axis is the client.
-    whole = {name: np.concatenate([getattr(p, name) for p in parts], axis=-1) for name in names}
-    return replace(first, fields=sums, is_finite=None, counts=counts, **whole)
+    whole = {name: np.concatenate([getattr(p, name) for p in rest], axis=-1) for name in names}
+    return replace(rest[0], fields=sums, is_finite=None, counts=counts, **whole)
 
 
 def client_generator(seed: int | np.uint64, name: str) -> np.random.Generator:

@@ -1,6 +1,7 @@
 """Clipped uploads and noise on their sums, against loops over clients."""
 
 import re
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -427,3 +428,15 @@ def test_what_clients_noise_costs_under_secure_sums_is_said_before_the_fit(
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*share of the noise.*")
         model.fit(*toy)
+
+
+def test_clipped_uploads_of_few_pairs_are_not_written_out():
+    """A client has 3 of the 1,500 items, but its upload is a vector of 1.1 million pairs."""
+    X = np.column_stack([np.repeat(np.arange(400), 3), np.arange(1200)])
+    model = FedEASE(items=np.arange(1500), federation=private(epsilon=5, delta=1e-3, clip=1))
+    tracemalloc.start()
+    model.fit(X)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    n_bytes = 8 * 1500 * 1501 // 2
+    assert peak < 20 * n_bytes
