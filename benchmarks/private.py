@@ -28,7 +28,7 @@ from benchmarks.rfrec import split
 from fedrecsk import BiasOnly, FedEB, Federation, PrivFedEB
 from fedrecsk.attacks import audit_privacy, measure_membership
 from fedrecsk.datasets import fetch_movielens
-from fedrecsk.federated import privfedeb
+from fedrecsk.federated import fedeb, privfedeb
 from fedrecsk.privacy import CentralDP
 
 EPSILONS = (10, 3, 1)
@@ -225,7 +225,7 @@ def _run(model, part, seed, options):
 
 def _n_factors(model):
     """How many factors a model has learned."""
-    known = privfedeb.TASTES if isinstance(model, PrivFedEB) else 0
+    known = (privfedeb if isinstance(model, PrivFedEB) else fedeb).TASTES
     if getattr(model, "item_features", None) is not None:
         known += privfedeb.DIRECTIONS
     return model.item_factors_.shape[1] - known if hasattr(model, "item_factors_") else 0
