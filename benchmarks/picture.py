@@ -37,9 +37,9 @@ POINTS = {
         "RFRec": (-8, -3),
         "RFRec, local DP (clip .2, scale .04)": (-8, -3),
         "RFRecF": (-8, -3),
-        "FedEB, cohorts of 10 %": (9, -9),
-        "FedEB, cohorts of 1 %, d = 40, int8 uploads": (-8, -3),
-        "FedEB, cohorts of 1 %, d = 40, mean of 4 runs": (0, 9),
+        "FedEB, cohorts of 10 %": (8, -14),
+        "FedEB, cohorts of 1 %, d = 40, int8 uploads": (-7, -14),
+        "FedEB, cohorts of 1 %, d = 40, mean of 4 runs": (9, -4),
     },
     "rankings": {
         "LocSGD": (8, -3),
