@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 from sklearn.base import clone
-from sklearn.metrics import root_mean_squared_error
+from sklearn.metrics import roc_auc_score, root_mean_squared_error
 
 from benchmarks._command_line import command_line
 from benchmarks._seeds import choosing, reported
@@ -274,6 +274,40 @@ def leak(options):
             )
 
 
+def audiences(options):
+    """How well what clients receive of an item tells what else its raters have rated (AUC)."""
+    X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
+    print("| items with an audience | raters | items | popularity | q | y | audiences |")
+    print("|---|---|---|---|---|---|---|")
+    floor, one, some = fedeb.FEWEST_RATERS, (1, 1), (10, 12)
+    for fewest, raters in ((1, one), (1, (2, 2)), (1, some), (floor, one), (floor, some)):
+        fedeb.FEWEST_RATERS = fewest
+        model = FedEB(random_state=0).fit(X[:, :2], y)
+        users = np.searchsorted(model.user_ids_, X[:, 0])
+        items = np.searchsorted(model.item_ids_, X[:, 1])
+        has_rated = np.zeros((users.max() + 1, items.max() + 1), dtype=bool)
+        has_rated[users, items] = True
+        n, q = has_rated.sum(axis=0), model.item_factors_
+        columns = {
+            "popularity": np.sqrt(n)[:, None],
+            "q": q[:, : model.n_factors],
+            "y": model.implicit_factors_,
+            "audiences": q[:, model.n_factors + fedeb.TASTES :],
+        }
+        rare = np.flatnonzero((n >= raters[0]) & (n <= raters[1]))
+        found = {name: [] for name in columns}
+        for item in rare:
+            others = np.delete(np.arange(len(n)), item)
+            for user in np.flatnonzero(has_rated[:, item]):
+                for name, rows in columns.items():
+                    score = (rows[others] @ rows[item]) * np.sqrt(n[others])
+                    found[name].append(roc_auc_score(has_rated[user, others], score))
+        cells = " | ".join(f"{np.mean(auc):.2f}" for auc in found.values())
+        label = f"{fewest} rater" if fewest == 1 else f"{fewest} raters"
+        span = raters[0] if raters[0] == raters[1] else f"{raters[0]} to {raters[1]}"
+        print(f"| of {label} or more | {span} | {len(rare)} | {cells} |", flush=True)
+
+
 def speed(options):
     """Seconds of whole fits of ML-1M, 1,000 rounds of 1 %, with one and two threads."""
     X, y = fetch_movielens("1m", data_home=options.data_home, return_X_y=True)
@@ -319,7 +353,7 @@ def _rmse(model, X, y, X_test, y_test, seed, options):
 def main(argv=None):
     """Run one of the benchmarks."""
     functions = (quality, standard, rule, cohorts, averaged, sparse, parts, days)
-    functions += (uploads, leak, speed)
+    functions += (uploads, leak, audiences, speed)
     commands = {f.__name__: f for f in functions}
     parser = command_line("fedeb", __doc__)
     parser.add_argument("command", choices=commands)

@@ -18,6 +18,8 @@ _EXPONENT_BITS = np.float64(np.inf).view(np.int64)
 _LARGEST_FLOAT16 = 65504.0
 # In how many equal parts draws cut the distance between two numbers that can be sent.
 N_DRAWS = 2.0**16
+# Numbers of the Gram matrices that are decomposed at once.
+GRAM_NUMBERS = 2**19
 _SMALLEST_FLOAT32 = np.finfo(np.float32).smallest_subnormal
 
 
@@ -177,15 +179,16 @@ class LowRank(BlockCompressor):
 
     def _receive(self, indptr, n_rows, matrix, is_finite, generators):
         clients = np.flatnonzero(self._shortens(n_rows, matrix.shape[1]) & is_finite)
-        matrices = [matrix[indptr[client] : indptr[client + 1]] for client in clients]
-        for own, basis in zip(matrices, _leading(matrices, self.rank), strict=True):
-            np.matmul(own @ basis, basis.T, out=own)
+        step = max(1, GRAM_NUMBERS // matrix.shape[1] ** 2)
+        for start in range(0, len(clients), step):
+            some = clients[start : start + step]
+            matrices = [matrix[indptr[client] : indptr[client + 1]] for client in some]
+            for own, basis in zip(matrices, _leading(matrices, self.rank), strict=True):
+                np.matmul(own @ basis, basis.T, out=own)
 
 
 def _leading(matrices, rank):
     """Return each matrix's right singular vectors of the largest singular values, as columns."""
-    if not matrices:
-        return []
     with np.errstate(over="ignore"):
         grams = np.stack([matrix.T @ matrix for matrix in matrices])
     traces = np.trace(grams, axis1=1, axis2=2)

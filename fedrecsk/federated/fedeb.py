@@ -42,6 +42,8 @@ SLOPES = 0.2, 0.3
 TASTES = len(SLOPES)
 # How many coordinates an item's audience has, and the standard deviation of tastes for them.
 AUDIENCES, TASTE_FOR_AUDIENCES = 32, 0.4
+# Items that fewer users have rated have no audience, which would say what else these have rated.
+FEWEST_RATERS = 10
 # Averages for prediction cover at least this many rounds.
 LOOK_BACK = 10
 
@@ -148,7 +150,8 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
     are rated by the same users. z_i has two numbers that clients know anyway, of the item's
     popularity and b_i, and s_u says how much the user likes popular and good items more than others
     do. a_i are the leading coordinates of K, items' audiences, and by t_u what a user thinks of an
-    item beyond all else carries over to items that the same users rate; it counts at the end only.
+    item beyond all else carries over to items that the same users rate; it counts at the end, and
+    where early stopping measures.
     Both are learned on the device. The method and its name are this project's.
 
     Parameters
@@ -239,9 +242,9 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
     ``z_i = (.2 (log(n_i + c) - l), .3 b_i)``, where c is half the mean of n_i and l the mean of the
     logarithm over items weighted by n_i + c, all for items with ratings; the first is 0 for others.
     ``a_i = .4 (K's 32 leading eigenvectors, times the roots of their eigenvalues)``, so that
-    ``a_i . a_j`` is near .16 K_ij; step 6 has ``x_i = (1, q_i, z_i, a_i)``.
-    With ``x_i = (1, q_i, z_i)``, X the rows of the items that u has rated, and
-    ``V_i = 1 / (R + alpha n_i)``, 0 for z_i, step 2 is::
+    ``a_i . a_j`` is near .16 K_ij, but 0 for items with fewer than 10 users. With
+    ``x_i = (1, q_i, z_i)``, in step 6 ``(1, q_i, z_i, a_i)``, X the rows of the items that u has
+    rated, and ``V_i = 1 / (R + alpha n_i)``, 0 for z_i and a_i, step 2 is::
 
         G = X'X + diag(0, sum_i V_i),   S = (alpha G + Lambda)^-1
         phi = (b_u, p_u, s_u) = S (alpha X' (r - mean - b) + Lambda (0, m_u, 0))
@@ -263,7 +266,9 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
     *What it reveals.* The server uses only sums, so secure sums hide the rest. Without them, one
     upload reveals exactly which items its user has rated and how, and the user's vector
     (:func:`fedrecsk.attacks.measure_leak`). A sum over a small cohort does not hide the rows of
-    items that only one of its clients has rated.
+    items that only one of its clients has rated. Audiences tell every client, and whoever has the
+    model, how often two items are rated by the same users; items with fewer than 10 users have
+    none, because theirs would list what else these have rated.
 
     *Item features.* With `item_features` x_i the prior mean is ``f_i + a + A' x_i``, which the
     server learns in each round by a ridge regression of ``(b_i, q_i) - f_i`` on x_i with weights
@@ -413,6 +418,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
             **self._squares_of(upload),
             "mean": total / weight,
             "n_ratings": n_ratings,
+            "n_users": np.rint(n_users),
             "shares": shares,
             "prior": prior,
             "center": np.zeros_like(server["items"]),
@@ -428,6 +434,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         if server["prior"] is not None:
             vectors, sizes = (one[..., :AUDIENCES] for one in server["prior"])
             audiences = vectors * (TASTE_FOR_AUDIENCES * np.sqrt(sizes))
+            audiences[server["n_users"] < FEWEST_RATERS] = 0
             message["audiences"] = Dense(audiences, learned=False)
         return message
 
@@ -751,8 +758,9 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
             )
 
     def _least_bytes(self, data):
-        covariances = np.dtype(self._dtype).itemsize * data.n_users * self._width**2
-        return super()._least_bytes(data) + (covariances if self.client_fraction == 1 else 0)
+        n_numbers = self._width**2 + min(AUDIENCES, self.sketch_size)
+        others = np.dtype(self._dtype).itemsize * data.n_users * n_numbers
+        return super()._least_bytes(data) + (others if self.client_fraction == 1 else 0)
 
     def _upload_moving(self, view, rows, moves):
         # Adam divides by the size of past gradients, so only much larger ones decide.

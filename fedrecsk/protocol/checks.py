@@ -49,7 +49,7 @@ def check_keys(method: Any, party: Party | None, side: Literal["server", "client
         check_secure(method)
     if encrypts != (party is not None):
         what = "has secure_aggregation" if encrypts else "has no secure_aggregation"
-        to = " to EncryptedServer.of" if side == "server" else ""
+        to = " (of EncryptedServer.of)" if side == "server" else ""
         hint = (
             f"pass this side of the keys, party=keys.{side}{to}, or set it to None"
             if encrypts

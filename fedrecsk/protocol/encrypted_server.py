@@ -43,7 +43,8 @@ class EncryptedServer(Server):
         estimator: Any,
         key: Key | None = None,
         secret: Key | None = None,
-        party: Party | None = None,
+        *,
+        party: Party,
     ) -> Self:
         """Return a server outside the simulator.
 
@@ -55,17 +56,16 @@ class EncryptedServer(Server):
             The shared key. None: drawn by the operating system.
         secret : Key or None
             Of the server's own draws, as in :class:`Server`.
-        party : Party or None
-            The server's side of the keys. None: refused.
+        party : Party
+            The server's side of the keys.
 
         Raises
         ------
         ValueError
-            If the estimator or its federation is not one for devices; or if `party` is missing, or
-            has the clients' keys.
+            If the estimator or its federation is not one for devices or does not encrypt, or if
+            `party` has the clients' keys.
         """
         server = cls._made(estimator, key, secret, party)
-        assert party is not None
         server.totals = EncryptedTotals(party)
         return server
 

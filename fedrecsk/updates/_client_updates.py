@@ -146,7 +146,7 @@ class ClientUpdates:
         nbytes = 8 * sum(int(np.prod(spec.shape, dtype=np.int64)) for spec in wholes)
         n_clients = len(self.clients)
         has_default = any(rows.default is not None for rows in self.fields.values())
-        limit = min(TILE_BYTES, WRITTEN_BYTES) if has_default else TILE_BYTES
+        limit = WRITTEN_BYTES if has_default else TILE_BYTES
         step = max(1, limit // max(1, nbytes))
         tiles = np.arange(n_clients) // step
         for tile in range(-(-n_clients // step)):

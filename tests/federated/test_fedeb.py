@@ -32,6 +32,12 @@ def dense(data, scale):
     return ratings, weights, mean, unit
 
 
+@pytest.fixture(autouse=True)
+def some_items_of_toy_have_audiences(monkeypatch):
+    for module in (fedeb, reference):
+        monkeypatch.setattr(module, "FEWEST_RATERS", 8)
+
+
 def assert_equals_reference(model, X, y, block_sizes=BLOCK_SIZES[:1], **fit_params):
     data = encode(X, y, **fit_params)
     ratings, weights, mean, unit = dense(data, model.rating_scale or (y.min(), y.max()))
@@ -61,6 +67,8 @@ def assert_equals_reference(model, X, y, block_sizes=BLOCK_SIZES[:1], **fit_para
         np.testing.assert_allclose(known, final.x[:, 1 : model.n_factors + 3], atol=1e-9)
         if model.sketch_size:
             expected = final.audiences @ final.audiences.T
+            # Of some items.
+            assert 0 < (final.audiences != 0).any(axis=1).sum() < len(final.audiences)
             np.testing.assert_allclose(audiences @ audiences.T, expected, atol=1e-9)
         if model.implicit:
             np.testing.assert_allclose(fitted.implicit_factors_, final.implicit, atol=1e-9)

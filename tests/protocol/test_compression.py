@@ -8,7 +8,7 @@ import pytest
 from sklearn.base import clone
 
 from fedrecsk import Federation, LocALS, RFRec, SCoLR
-from fedrecsk.attacks import SignFlip
+from fedrecsk.attacks import Adversary, SignFlip
 from fedrecsk.compression import LowRank, Quantization, TopK
 from fedrecsk.data.interactions import encode
 from fedrecsk.protocol import ClientUpdates, FieldSpec, Message, SparseRows, Summed
@@ -171,3 +171,16 @@ def test_what_an_earlier_fit_left_is_gone():
     assert hasattr(model, "compromised_clients_")
     model.set_params(federation=None).fit(X)
     assert not hasattr(model, "compromised_clients_")
+
+
+def test_what_float16_cannot_hold_is_rejected_and_ends_nothing():
+    class Huge(Adversary):
+        def _forged(self, view, upload, generator):
+            return {name: u._replace(change=1e9 + u.change) for name, u in upload.items()}
+
+    X, _ = make_toy()
+    setting = Federation(adversary=Huge(0.2), compression=Quantization("float16", direction="up"))
+    model = LocALS(3, random_state=0, federation=setting).fit(X)
+    rounds = [e for e in model.communication_.entries if e["phase"] == "round"]
+    assert {e["rejected"] for e in rounds} == {2}
+    assert np.isfinite(model.predict(X)).all()

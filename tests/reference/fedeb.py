@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 NU = 10.0
+FEWEST_RATERS = 10
 
 
 @dataclass
@@ -283,4 +284,5 @@ def run(estimator, ratings, weights, users_of, start, turns, features=None):
     audiences = None
     if estimator.sketch_size:
         audiences = 0.4 * (vectors * np.sqrt(eigenvalues))[:, ::-1][:, :32]
+        audiences[rated.sum(axis=0) < FEWEST_RATERS] = 0
     return Model(*averages, n_ratings, reg, lambda_0, alpha, *options, means, audiences)

@@ -62,7 +62,7 @@ def test_sums_are_those_of_the_accepted_clients():
 @pytest.mark.parametrize("clients_in_a_tile", [1, 2, 100])
 def test_tiles_do_not_change_the_result(monkeypatch, clients_in_a_tile, hold):
     nbytes = 8 * (4 * 2 + 4)
-    monkeypatch.setattr(_client_updates, "TILE_BYTES", clients_in_a_tile * nbytes)
+    monkeypatch.setattr(_client_updates, "WRITTEN_BYTES", clients_in_a_tile * nbytes)
     updates = block([5, 2, 7])
     assert len(list(updates.tiles())) == -(-3 // clients_in_a_tile)
     done = protected(updates, [double], hold=hold)
@@ -78,7 +78,7 @@ def test_tiles_do_not_change_the_result(monkeypatch, clients_in_a_tile, hold):
 
 @pytest.mark.parametrize("clients_in_a_tile", [1, 100])
 def test_a_round_has_its_clients_in_the_order_of_their_codes(monkeypatch, clients_in_a_tile):
-    monkeypatch.setattr(_client_updates, "TILE_BYTES", clients_in_a_tile * 8 * 12)
+    monkeypatch.setattr(_client_updates, "WRITTEN_BYTES", clients_in_a_tile * 8 * 12)
     blocks = [block([5, 2, 7], seed=0), block([1, 9], seed=1)]
     accepted = [np.array([True, True, False]), np.ones(2, dtype=bool)]
     held = [HeldUpdates(one, [double], who) for one, who in zip(blocks, accepted, strict=True)]
