@@ -94,7 +94,7 @@ def test_each_number_becomes_one_of_its_neighbours(dtype):
     assert sent.payload_nbytes(4) == {"float16": 48, "int8": 24}[dtype]
 
 
-@pytest.mark.parametrize("values", [[1e-30, -1e-38], [1e-300, 0.0], [3e38, -1e30]])
+@pytest.mark.parametrize("values", [[1e-30, -1e-38], [2.5e-43, 0.0], [1e-300, 0.0], [3e38, -1e30]])
 def test_int8_follows_any_scale(values):
     values = np.array(values)
     with warnings.catch_warnings():

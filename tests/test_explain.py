@@ -73,7 +73,8 @@ def ridge_by_hand(model, items, values, weights):
         alpha, prior = 1.3 / unit**2, np.diag(np.r_[6.0 / unit**2, np.ones(d)])
     else:
         alpha, prior = model.noise_std_**-2, np.diag(np.r_[model.bias_std_**-2, np.ones(d)])
-        center[1:-2] = model.implicit_factors_[codes].sum(axis=0) / np.sqrt(len(codes))
+        implicit = model.implicit_factors_[codes].sum(axis=0) / np.sqrt(len(codes))
+        center[1 : 1 + len(implicit)] = implicit
     gram = own.T @ np.diag(weights) @ own
     if name == "FedEB":
         gram += np.diag(np.r_[0, weights @ model.item_variance_[codes][:, 1:]])

@@ -87,7 +87,7 @@ def test_settings_change_nothing(model):
     secret = make(user_features=FEATURES, upload="all", n_rounds=3, federation=masked)
     open_ = make(user_features=FEATURES, upload="all", n_rounds=3).fit(X[OLD], Y[OLD])
     secret.fit(X[OLD], Y[OLD])
-    np.testing.assert_allclose(secret.predict(X[OLD]), open_.predict(X[OLD]), atol=0.05)
+    np.testing.assert_allclose(secret.predict(X[OLD]), open_.predict(X[OLD]), atol=0.1)
 
 
 def test_search_and_warm_start(model):

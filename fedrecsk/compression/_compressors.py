@@ -325,5 +325,8 @@ def _float16_steps(values):
 
 def _int8_step(largest):
     """Return the step for numbers up to `largest`: float32, so that none exceeds 127 steps."""
-    step = np.float32(largest / 127 * (1 + 2.0**-21))
-    return np.float64(np.maximum(step, _SMALLEST_FLOAT32))
+    step = np.maximum(np.float32(largest / 127 * (1 + 2.0**-21)), _SMALLEST_FLOAT32)
+    if 127 * np.float64(step) < largest < np.inf:
+        # A number so small that it has been rounded down.
+        step = np.nextafter(step, np.float32(1))
+    return np.float64(step)

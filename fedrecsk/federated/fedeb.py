@@ -433,7 +433,9 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         )
         if server["prior"] is not None:
             vectors, sizes = (one[..., :AUDIENCES] for one in server["prior"])
-            audiences = vectors * (TASTE_FOR_AUDIENCES * np.sqrt(sizes))
+            # The largest number of a vector is positive, whatever LAPACK's signs are.
+            signs = np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(len(sizes))])
+            audiences = vectors * (TASTE_FOR_AUDIENCES * signs * np.sqrt(sizes))
             audiences[server["n_users"] < FEWEST_RATERS] = 0
             message["audiences"] = Dense(audiences, learned=False)
         return message
