@@ -66,6 +66,11 @@ class EncryptedServer(Server):
             `party` has the clients' keys.
         """
         server = cls._made(estimator, key, secret, party)
+        if not server.federation.encrypts:
+            raise ValueError(
+                "The federation does not encrypt; set secure_aggregation to CKKS(), for example, "
+                "or use Server.of."
+            )
         server.totals = EncryptedTotals(party)
         return server
 

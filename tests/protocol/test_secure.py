@@ -33,6 +33,7 @@ PAILLIER = Paillier(512, allow_weak=True)
 SHARES = CentralDP(epsilon=50, delta=1e-3, noise="clients", clip=1.0)
 SMALL = {"n_rounds": 3, "random_state": 0}
 X, Y = make_toy()
+PLAIN = FedMF(3, items=np.unique(X[:, 1]))
 SILOS = X[:, 0] % 3
 
 
@@ -293,6 +294,7 @@ def test_keys_that_are_missing_or_of_the_other_side_are_named():
             r"the clients' keys.*keys\.server",
         ),
         (lambda: Server.of(estimator), r"has secure_aggregation; .* party=keys\.server"),
+        (lambda: EncryptedServer.of(PLAIN, party=None), r"does not encrypt; .* use Server\.of"),
         (lambda: Device(estimator, X, Y, client_id=1, party=keys.server), "clients' side of the"),
         (lambda: Device(estimator, X, Y, client_id=1), "secure_aggregation; .* party=keys.clients"),
     ):
