@@ -245,10 +245,10 @@ def test_who_cannot_be_folded_in_is_named(Estimator, toy):
     np.testing.assert_array_equal(model.predict(X), before)
     assert model.n_users_ == 12
     # In company of others, they stay unknown.
-    stranger = model.recommend([-7], 9)
+    unknown_user = model.recommend([-7], 9)
     model.fold_in([[-7, -8], [-6, item]], [3.0, 3.0])
     assert model.user_ids_[12:].tolist() == [-6]
-    for one, other in zip(model.recommend([-7], 9), stranger, strict=True):
+    for one, other in zip(model.recommend([-7], 9), unknown_user, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
