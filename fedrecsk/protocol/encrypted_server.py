@@ -50,12 +50,8 @@ class EncryptedServer(Server):
 
         Parameters
         ----------
-        estimator : federated estimator
-            `items` must be the catalogue, and a rating method needs its `rating_scale`.
-        key : Key or None
-            The shared key. None: drawn by the operating system.
-        secret : Key or None
-            Of the server's own draws, as in :class:`Server`.
+        estimator, key, secret
+            As in :meth:`Server.of`.
         party : Party
             The server's side of the keys.
 

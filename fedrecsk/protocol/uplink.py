@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from operator import add
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -246,7 +245,7 @@ class StepTotal:
         self.accepted.append(updates.clients[updates.accepted])
         self.n_arrived += len(self.arrived[-1])
         self.n_accepted += n_accepted
-        self.counts = Counts(*map(add, self.counts, updates.counts))
+        self.counts = self.counts.plus(updates.counts)
         if updates.held is not None:
             self.held.append(updates.held)
         else:

@@ -60,6 +60,10 @@ class Counts(NamedTuple):
     n_without_share: int = 0
     short_excess: float = 0.0
 
+    def plus(self, other: Counts) -> Counts:
+        """Add the counts of other clients."""
+        return Counts(*map(add, self, other))
+
 
 @dataclass(eq=False)
 class ClientUpdates:
@@ -209,7 +213,7 @@ def joined(parts: Iterable[ClientUpdates]) -> ClientUpdates:
     sums, counts, rest = {}, Counts(), []
     for part in parts:
         add_sums(sums, part.fields)
-        counts = Counts(*map(add, counts, part.counts))
+        counts = counts.plus(part.counts)
         rest.append(replace(part, fields={}))
     if len(rest) == 1:
         return replace(rest[0], fields=sums)
