@@ -12,29 +12,25 @@ from scipy.sparse import csr_array
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
-from fedrecsk.base import RatingMixin, linear_scores
+from fedrecsk.base import linear_scores
 from fedrecsk.data import _times
 from fedrecsk.data._rating_scale import scale_of
 from fedrecsk.federated._day_effects import DayEffects
+from fedrecsk.federated._empirical_bayes import EmpiricalBayes
 from fedrecsk.federated._fedeb_prior import directions, eigenpairs, sketch
 from fedrecsk.federated._fedeb_scales import Scales, learned
 from fedrecsk.federated._item_content import FederatedContent
 from fedrecsk.federated._optimizers import adam
-from fedrecsk.federated._ratings import RatingScale
 from fedrecsk.federated._user_features import SUMS, UserFeatures
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.portable import Ridge
 from fedrecsk.protocol.messages import Dense, Message, Rows
-from fedrecsk.protocol.participation import RoundMasks
-from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
+from fedrecsk.updates import ClientUpdates, FieldSpec
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 fedeb_kernels: LazyModule = LazyModule("fedrecsk.federated._fedeb_kernels")
 
-# The ends of the scale are this many units apart: on a scale from 1 to 5 a unit is a star.
-UNITS = 4.0
 # Largest total weight of a user's ratings; a weight of 1 is a rating.
 HEAVIEST = 1e6
 # Standard deviations of users' slopes on popularity and on b_i (their tastes).
@@ -50,82 +46,6 @@ LOOK_BACK = 10
 # Where precisions start, in units: of ratings, of users' biases, of items' biases and vectors given
 # their prior mean (R), and of that mean (psi).
 ALPHA, LAMBDA_0, REG_BIAS, REG, PSI = 1.3, 6.0, 5.0, 100.0, 10.0
-
-
-class EmpiricalBayes(RatingScale, RatingMixin, FederatedRecommender):
-    """What FedEB and PrivFedEB share: units of ratings, and uploads of rows of items."""
-
-    _single_uploads = True
-    _prefers_rotation = True
-    _dtype = np.float32
-
-    @staticmethod
-    def _unit(low, high):
-        """Return what counts as 1 in the model, in ratings."""
-        return ((high - low) or UNITS) / UNITS
-
-    def _arriving(self, n_clients):
-        """Return the share of the clients whose uploads arrive in a round, as planned."""
-        return self._cohort_share(n_clients) * (1 - self._setting().dropout)
-
-    @staticmethod
-    def _empty_uploads(block, turn, width, n_implicit=0, dtype=np.float64):
-        """Return where kernels write: sums by item, or the active clients' own rows."""
-        senders, n_rows, slots, n = turn.active & turn.delivers, block.n_items, block.row_items, 1
-        if turn.separate:
-            own = block.own_rows(turn.active)
-            senders, n_rows, slots, n = turn.active, len(own.items), own.slots, block.n_clients
-        else:
-            dtype = np.float64
-        return fedeb_kernels.Uploads(
-            senders,
-            np.zeros((n_rows, width), dtype),
-            np.zeros((n_rows, n_implicit), dtype),
-            slots,
-            np.zeros((n, 4)),
-            np.ones(block.n_clients, dtype=bool),
-            turn.separate,
-        )
-
-    @staticmethod
-    def _written(block, turn, out):
-        """Return what kernels have written, as fields of uploads."""
-        if not turn.separate:
-            return {"items": out.items, "implicit": out.implicit, "scales": out.scales[0]}
-        own = block.own_rows(turn.active)
-        return {
-            "items": SparseRows(own.indptr, own.items, out.items),
-            "implicit": SparseRows(own.indptr, own.items, out.implicit),
-            "scales": SparseRows.stacked(out.scales),
-        }
-
-    def _personalize(self, block, state, message, turn, key):
-        # Users start afresh: only their own data count.
-        part = block.part(turn.active)
-        everybody, nobody = np.ones(part.n_clients, dtype=bool), np.zeros(part.n_clients, bool)
-        state = self._init_clients(part, message, key)
-        fitted = self._fitted_users(part, state, message, RoundMasks(everybody, nobody, False))
-        return {name: block.spread(rows, turn.active) for name, rows in fitted.items()}
-
-    def _item_vectors(self, message):
-        return message["items"].values
-
-    def _posterior_rule(self, noise_variance, bias_variance, **others):
-        """Return the rule of users' posterior means, in ratings."""
-        vectors = np.column_stack([np.ones(self.n_items_, self._dtype), self.item_factors_])
-        prior_precision = np.ones(vectors.shape[1])
-        prior_precision[0] = 1 / bias_variance
-        return Ridge.of(
-            vectors,
-            np.diag(prior_precision),
-            offset=self.global_bias_ + self.item_bias_.astype(float),
-            rates=True,
-            confidence=1 / noise_variance,
-            **others,
-        )
-
-    def _response(self, scores):
-        return np.clip(scores, *self.rating_scale_)
 
 
 @documented
@@ -151,8 +71,8 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
     popularity and b_i, and s_u says how much the user likes popular and good items more than others
     do. a_i are the leading coordinates of K, items' audiences, and by t_u what a user thinks of an
     item beyond all else carries over to items that the same users rate; it counts at the end, and
-    where early stopping measures.
-    Both are learned on the device. The method and its name are this project's.
+    where early stopping measures. Both are learned on the device. The method and its name are this
+    project's.
 
     Parameters
     ----------
@@ -768,6 +688,3 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         # Adam divides by the size of past gradients, so only much larger ones decide.
         size = np.abs(view.mean("items")).max() * view.n_senders / view.n_own
         return {"items": size / self._rate(self._cohort_share(view.data.n_clients)) * moves}
-
-
-# -------------------------------------------------- the server: precisions, by damped EM
