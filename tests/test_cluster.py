@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -459,6 +460,23 @@ def test_an_interrupted_fit_goes_on_after_its_checkpoint(name, client, tmp_path)
     np.testing.assert_array_equal(*predicted)
     assert ours.communication_ == expected.communication_
     assert not list(here.iterdir())
+
+
+def test_workers_are_found_while_dask_asks_for_none(client):
+    cluster, asking = _cluster.Cluster(client, [], 1), True
+
+    def ask():
+        # As Dask does by itself every two seconds.
+        while asking:
+            client.scheduler_info(n_workers=0)
+
+    with ThreadPoolExecutor() as threads:
+        threads.submit(ask)
+        try:
+            counts = {len(cluster._workers()) for _ in range(300)}
+        finally:
+            asking = False
+    assert counts == {2}
 
 
 def test_an_interrupt_leaves_the_cluster_as_it_was(client):

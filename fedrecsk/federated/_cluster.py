@@ -263,8 +263,15 @@ class Cluster:
         self.holders.clear()
 
     def _workers(self):
-        # None of a scheduler that has ended.
-        return sorted(self.client.scheduler_info(n_workers=-1).get("workers", ()))
+        # Not by scheduler_info, whose answer Dask overwrites now and then by one without workers.
+        scheduler = self.client.scheduler
+        if scheduler is None:
+            return []
+        try:
+            return sorted(self.client.sync(scheduler.identity, n_workers=-1)["workers"])
+        except OSError:
+            # It has ended.
+            return []
 
     # ------------------------------------------------------------------ before the rounds
 
