@@ -123,11 +123,10 @@ RATINGS = [
         clone(SMALL_COHORTS).set_params(federation=INT8_UP),
     ),
     Entry(
-        "FedEB, cohorts of 1 %, d = 40, mean of 4 runs",
-        RatingEnsemble([(f"run {k}", clone(SMALL_COHORTS)) for k in range(4)]),
+        "FedEB, cohorts of 10 %, mean of 4 runs",
+        RatingEnsemble([(f"run {k}", FedEB(client_fraction=0.1)) for k in range(4)]),
     ),
 ]
-SUM = "FedEASE + FedSpectral + LocALS"
 RANKINGS = [
     Entry("popularity", Popularity()),
     Entry("implicit BPR", ImplicitBPR()),
@@ -147,7 +146,10 @@ RANKINGS = [
     Entry("FedEASE", FedEASE()),
     Entry("FedEASE + FedSpectral", ranking.MODELS["FedEASE + FedSpectral"]),
     Entry("FedSpectral", FedSpectral()),
-    Entry(SUM, ranking.MODELS[SUM]),
+    Entry(
+        "FedEASE + FedSpectral + LocALS, d = 192",
+        ranking.MODELS["FedEASE + FedSpectral + LocALS, d = 192"],
+    ),
 ]
 
 

@@ -39,7 +39,7 @@ POINTS = {
         "RFRecF": (-8, -3),
         "FedEB, cohorts of 10 %": (8, -14),
         "FedEB, cohorts of 1 %, d = 40, int8 uploads": (-7, -14),
-        "FedEB, cohorts of 1 %, d = 40, mean of 4 runs": (9, -4),
+        "FedEB, cohorts of 10 %, mean of 4 runs": (9, -4),
     },
     "rankings": {
         "LocSGD": (8, -3),
@@ -52,14 +52,15 @@ POINTS = {
         "SCoLR, rank 4": (-8, -3),
         "LightFR": (8, -3),
         "FedEASE": (8, -9),
-        "FedEASE + FedSpectral + LocALS": (-7, 9),
+        "FedEASE + FedSpectral + LocALS, d = 192": (-7, 9),
     },
 }
 NAMES = {
     "RFRec, local DP (clip .2, scale .04)": "RFRec, local DP",
     "FedEB, cohorts of 10 %": "FedEB",
     "FedEB, cohorts of 1 %, d = 40, int8 uploads": "FedEB, int8",
-    "FedEB, cohorts of 1 %, d = 40, mean of 4 runs": "mean of 4 FedEB",
+    "FedEB, cohorts of 10 %, mean of 4 runs": "mean of 4 FedEB",
+    "FedEASE + FedSpectral + LocALS, d = 192": "FedEASE + FedSpectral + LocALS",
     "FCF for ratings": "ExplicitFCF",
     "CoLR, rank 4": "CoLR",
     "SCoLR, rank 4": "SCoLR",
