@@ -169,6 +169,9 @@ class ImplicitMF(FederatedContent, WMFUsers, RankingMixin, FederatedRecommender)
         }
     )
 
+    # A parameter of FederatedWMF.
+    aggregation: ClassVar[str] = "full"
+
     _single_uploads = True
 
     # --------------------------------------------------------------- before the rounds
@@ -218,29 +221,67 @@ class ImplicitMF(FederatedContent, WMFUsers, RankingMixin, FederatedRecommender)
             return Message(item_factors=Dense(items))
         return Message(item_factors=Rows(items), gram=Dense(self._gram(items), compressible=False))
 
-    def _gradients(self, block, state, message, turn, *, full):
+    def _upload_specs(self, n_items):
+        d, rows = self.n_factors, "all" if self.upload == "all" else "held"
+        specs = {"rows": FieldSpec((n_items, d), rows)}
+        if self.aggregation == "full":
+            specs["others"] = FieldSpec((d, d), compressible=False)
+        if self.aggregation == "holders":
+            specs["n_holders"] = FieldSpec((n_items,), rows, dtype="uint8", learned=False)
+        return specs
+
+    def _gradients(self, block, state, message, turn):
         """Fit the active clients' users; return half their gradients in the items, and the loss."""
         items, gram = self._received(message)
         users, out = state["users"], wmf_kernels.uploads(block, turn, state["users"])
         loss = self._fit_users(block, state, turn.active, items, gram)
         ratings = wmf_kernels.Ratings(block.rows, state["extra"], state["pull"])
-        work = wmf_kernels.workspace(block, users)
+        work, full = wmf_kernels.workspace(block, users), self.aggregation == "full"
         wmf_kernels.item_gradients(
             block.layout, ratings, turn.active, items, full, work, users, out
         )
         return out, loss
 
-    @staticmethod
-    def _rows_and_matrices(block, turn, out, idle=None):
-        """Return the uploads as sums or client by client; `idle` is the F of an idle client."""
-        if not turn.separate:
-            return {"rows": out.rows, "others": out.squares[0]}
-        indptr, items, _ = block.own_rows(turn.active)
-        squares = out.squares if idle is None else out.squares - idle
-        return {
-            "rows": SparseRows(indptr, items, out.rows),
-            "others": SparseRows.stacked(squares, center=idle),
-        }
+    def _uploads(self, block, turn, out):
+        """Return rows, and matrices or numbers of holders if they are sent."""
+        if turn.separate:
+            indptr, items, _ = block.own_rows(turn.active)
+            idle = self._upload_centers({}).get("others")
+            squares = out.squares if idle is None else out.squares - idle
+            fields = {
+                "rows": SparseRows(indptr, items, out.rows),
+                "others": SparseRows.stacked(squares, center=idle),
+                "n_holders": SparseRows(indptr, items, np.ones(len(items), dtype=np.uint8)),
+            }
+        else:
+            fields = {"rows": out.rows, "others": out.squares[0]}
+            if self.aggregation == "holders":
+                sends = np.repeat(out.senders & out.is_finite, block.row_counts)
+                held = np.bincount(block.row_items[sends], minlength=block.n_items)
+                fields["n_holders"] = held
+        names = self._upload_specs(block.n_items)
+        return ClientUpdates({name: fields[name] for name in names}, is_finite=out.is_finite)
+
+    def _mean_rows(self, upload):
+        """Return each row's mean over the clients, or over its holders (zero without any)."""
+        if self.aggregation != "holders":
+            return upload["rows"].mean
+        return upload["rows"].sum / np.maximum(upload["n_holders"].sum, 1)[:, None]
+
+    def _mean_gradient(self, items, upload):
+        """Return the mean of the uploads of :meth:`_gradients`, without penalties."""
+        if self.aggregation != "full":
+            return self._mean_rows(upload)
+        return upload["rows"].mean + items @ upload["others"].mean
+
+    def _upload_of_one(self, vector, items, message):
+        """Return what a one-user client with this vector sends for own items of weight 1."""
+        scores = items @ vector
+        multiples = (1 + self.alpha) * (scores - 1)
+        if "others" not in self._upload_specs(1):
+            return {"rows": np.outer(multiples, vector)}
+        others = np.outer(vector, vector)
+        return {"rows": np.outer(multiples - scores, vector), "others": others}
 
     # ------------------------------------------------------------------------- the end
 
@@ -273,50 +314,6 @@ class FederatedWMF(ImplicitMF):
         "which rows a client requests and sends reveals the items it holds, and noise cannot hide "
         "that. Use RFRec under local differential privacy."
     )
-
-    # ------------------------------------------------------------------- on the clients
-
-    def _upload_specs(self, n_items):
-        d, rows = self.n_factors, "all" if self.upload == "all" else "held"
-        specs = {"rows": FieldSpec((n_items, d), rows)}
-        if self.aggregation == "full":
-            specs["others"] = FieldSpec((d, d), compressible=False)
-        if self.aggregation == "holders":
-            specs["n_holders"] = FieldSpec((n_items,), rows, dtype="uint8", learned=False)
-        return specs
-
-    @property
-    def _idle_matrix(self):
-        """The matrix of a client that does not change the items it does not hold; None: 0."""
-        return np.eye(self.n_factors)
-
-    def _upload_centers(self, message):
-        if self.aggregation != "full" or self._idle_matrix is None:
-            return {}
-        return {"others": self._idle_matrix}
-
-    def _uploads(self, block, turn, out):
-        """Return rows, and matrices or numbers of holders if they are sent."""
-        fields = self._rows_and_matrices(block, turn, out, self._idle_matrix)
-        if self.aggregation == "holders" and turn.separate:
-            rows = fields["rows"]
-            ones = np.ones(len(rows.rows), dtype=np.uint8)
-            fields["n_holders"] = SparseRows(rows.indptr, rows.rows, ones)
-        elif self.aggregation == "holders":
-            sends = np.repeat(out.senders & out.is_finite, block.row_counts)
-            held = np.bincount(block.row_items[sends], minlength=block.n_items)
-            fields["n_holders"] = held
-        names = self._upload_specs(block.n_items)
-        fields = {name: one for name, one in fields.items() if name in names}
-        return ClientUpdates(fields, is_finite=out.is_finite)
-
-    # -------------------------------------------------------------------- on the server
-
-    def _mean_rows(self, upload):
-        """Return each row's mean over the clients, or over its holders (zero without any)."""
-        if self.aggregation != "holders":
-            return upload["rows"].mean
-        return upload["rows"].sum / np.maximum(upload["n_holders"].sum, 1)[:, None]
 
     def _cautious(self, server, upload, lean=1.0):
         """Return the step of each item that keeps a preconditioned update from overshooting.
@@ -356,6 +353,10 @@ class ClientItemsWMF(FederatedWMF):
         "prox": [Interval(Real, 0, None, closed="left")],
         "local_epochs": [Interval(Integral, 1, None, closed="left")],
     }
+
+    def _upload_centers(self, message):
+        # The matrix of a client that does not change the items that it does not hold.
+        return {"others": np.eye(self.n_factors)} if self.aggregation == "full" else {}
 
     def _initial_broadcast(self, server):
         # Penalties that differ are the server's.

@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.federated._user_features import SUMS, UserFeatures
-from fedrecsk.federated._wmf import ClientItemsWMF
+from fedrecsk.federated._wmf import ClientItemsWMF, wmf_kernels
 from fedrecsk.protocol.messages import Message
 from fedrecsk.protocol.participation import RoundMasks
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-wmf_kernels: LazyModule = LazyModule("fedrecsk.federated._wmf_kernels")
 
 CG_STEPS = 3
 # Number of positives at which a user's vector takes half of what features predict.

@@ -13,14 +13,13 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data._rating_scale import scale_of
-from fedrecsk.federated._empirical_bayes import EmpiricalBayes
+from fedrecsk.federated._empirical_bayes import EmpiricalBayes, fedeb_kernels
 from fedrecsk.federated._item_content import FederatedContent
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.protocol.participation import RoundMasks
 from fedrecsk.updates import ClientUpdates, FieldSpec
 
-fedeb_kernels: LazyModule = LazyModule("fedrecsk.federated._fedeb_kernels")
 privfedeb_kernels: LazyModule = LazyModule("fedrecsk.federated._privfedeb_kernels")
 
 # Precisions of a rating, and of users' biases.

@@ -10,18 +10,16 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._rating_scale import scale_of
 from fedrecsk.federated._optimizers import ServerStep
 from fedrecsk.federated._ratings import BiasColumn
+from fedrecsk.federated._wmf import wmf_kernels
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.portable import Ridge
 from fedrecsk.protocol.messages import Dense, Message, Rows
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
-
-wmf_kernels: LazyModule = LazyModule("fedrecsk.federated._wmf_kernels")
 
 
 class Ratings(NamedTuple):
