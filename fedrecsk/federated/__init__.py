@@ -3,9 +3,8 @@
 from fedrecsk.base._hamming import pack_codes, unpack_codes
 from fedrecsk.federated.colr import CoLR, SCoLR
 from fedrecsk.federated.fcf import FCF
-from fedrecsk.federated.fedease import FedEASE
+from fedrecsk.federated.fedease import FedEASE, FedItemKNN
 from fedrecsk.federated.fedeb import FedEB
-from fedrecsk.federated.feditemknn import FedItemKNN
 from fedrecsk.federated.fedmf import FedMF, PrivRec
 from fedrecsk.federated.lightfr import LightFR
 from fedrecsk.federated.locals import LocALS

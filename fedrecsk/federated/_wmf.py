@@ -13,7 +13,7 @@ from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RankingMixin, check_likes
 from fedrecsk.base._fading import FadingHistory
 from fedrecsk.base._item_weights import fades_of
-from fedrecsk.federated._item_content import FederatedContent
+from fedrecsk.federated._features import FederatedContent
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.portable import Ridge
 from fedrecsk.protocol.messages import Dense, Derived, Message, Rows

@@ -19,7 +19,7 @@ from fedrecsk.base import RankingMixin
 from fedrecsk.base._hamming import HammingSearch, pack_codes, random_codes, unpack_codes
 from fedrecsk.data._checks import hint
 from fedrecsk.data._rating_scale import check_ratings, check_scale
-from fedrecsk.federated._item_content import FederatedContent
+from fedrecsk.federated._features import FederatedContent
 from fedrecsk.federated._lightfr_new_items import NewItems
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Derived, Message

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
-from fedrecsk.federated._user_features import SUMS, UserFeatures
+from fedrecsk.federated._features import SUMS, UserFeatures
 from fedrecsk.federated._wmf import ClientItemsWMF, wmf_kernels
 from fedrecsk.protocol.messages import Message
 from fedrecsk.protocol.participation import RoundMasks

@@ -13,7 +13,7 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._rating_scale import scale_of
-from fedrecsk.federated._ratings import RatingScale
+from fedrecsk.federated._feedback import RatingScale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.neural._layout import one_thread
 from fedrecsk.neural._metamf_network import (

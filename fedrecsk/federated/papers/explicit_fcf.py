@@ -13,8 +13,8 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._rating_scale import scale_of
+from fedrecsk.federated._feedback import BiasColumn
 from fedrecsk.federated._optimizers import ServerStep
-from fedrecsk.federated._ratings import BiasColumn
 from fedrecsk.federated._wmf import wmf_kernels
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.portable import Ridge
@@ -80,10 +80,8 @@ class RatingGradients(ServerStep, BiasColumn, RatingMixin, FederatedRecommender)
     _n_setups = 1
 
     def _setup_specs(self, n_items, step):
-        specs = {
-            "ratings": FieldSpec((2,), learned=False),
-            "n_ratings": FieldSpec((n_items,), self._rows, learned=False),
-        }
+        specs = super()._setup_specs(n_items, step)
+        specs["n_ratings"] = FieldSpec((n_items,), self._rows, learned=False)
         if self._rows == "held":
             # An int32 for each rated item: its index.
             specs["held_items"] = FieldSpec((n_items,), "held", dtype="int32", learned=False)

@@ -13,7 +13,7 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._rating_scale import scale_of
-from fedrecsk.federated._ratings import BiasColumn
+from fedrecsk.federated._feedback import BiasColumn
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Summed
@@ -216,9 +216,6 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
     @property
     def _n_setups(self):
         return int(self.biases)
-
-    def _setup_specs(self, n_items, step):
-        return {"ratings": FieldSpec((2,), learned=False)}
 
     def _setup_aggregate(self, server, upload, step, key):
         total, weight = upload["ratings"].sum
