@@ -284,7 +284,7 @@ class UserFeatures(FederatedRecommender):
         return super()._rule_of(item)
 
 
-def read(features: Any, what: str = "user_features") -> tuple[Ids, Any]:
+def read(features, what="user_features"):
     """Return the ids and the rows, float64, of users' features, or raise."""
     if not has_ids(features):
         raise TypeError(
@@ -317,13 +317,13 @@ def read(features: Any, what: str = "user_features") -> tuple[Ids, Any]:
     return Ids(ids, f"the index of {what}"), rows
 
 
-def design(features: Any) -> Any:
+def design(features):
     """Return rows (1, features) of users, zeros for those without features."""
     known = ~np.isnan(features).any(axis=1)
     return np.where(known[:, None], np.column_stack([np.ones(len(features)), features]), 0.0)
 
 
-def coefficients(squares: Any, sums: Any) -> Any:
+def coefficients(squares, sums):
     """Return the users' expected vectors as coefficients of (1, features), from sums over users."""
     squares, n_users, sums, rest = squares[:-1], squares[-1, 0], sums[:-1], sums[-1]
     total = squares[0, 0]

@@ -259,8 +259,9 @@ class ImplicitMF(FederatedContent, WMFUsers, RankingMixin, FederatedRecommender)
                 sends = np.repeat(out.senders & out.is_finite, block.row_counts)
                 held = np.bincount(block.row_items[sends], minlength=block.n_items)
                 fields["n_holders"] = held
-        names = self._upload_specs(block.n_items)
-        return ClientUpdates({name: fields[name] for name in names}, is_finite=out.is_finite)
+        sent = self._upload_specs(block.n_items)
+        fields = {name: one for name, one in fields.items() if name in sent}
+        return ClientUpdates(fields, is_finite=out.is_finite)
 
     def _mean_rows(self, upload):
         """Return each row's mean over the clients, or over its holders (zero without any)."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_array
+from scipy.spatial.distance import cdist
+from scipy.special import softmax
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
@@ -51,7 +53,7 @@ class Groups(NamedTuple):
     items: np.ndarray
 
     @property
-    def scales(self) -> Any:
+    def scales(self):
         """1 / sqrt(degree) of the items of each group, which its devices are connected to."""
         return 1 / np.sqrt(np.maximum(self.n_devices, 1))
 
@@ -534,21 +536,13 @@ def _n_users(block):
 # ---------------------------------------------------------------------------------- the groups
 
 
-def no_groups(n_clients: Any) -> Any:
+def no_groups(n_clients):
     """Return the groups before anything is known: every client is on its own."""
     nothing = np.zeros(0, dtype=np.int64)
     return Groups(np.full(n_clients, -1, dtype=np.int32), nothing, nothing.reshape(0, 0))
 
 
-def clustered(
-    embeddings: Any,
-    known: Any,
-    items: Any,
-    n_groups: Any,
-    n_common: Any,
-    fuzziness: Any,
-    generator: Any,
-) -> Any:
+def clustered(embeddings, known, items, n_groups, n_common, fuzziness, generator):
     """Return the groups of the clients of a mask (n_clients,) and of the items, by direction.
 
     The centres begin at clients that the generator draws.
@@ -567,7 +561,7 @@ def clustered(
     return Groups(of_client, np.bincount(of_client[known], minlength=n_groups), predicted)
 
 
-def memberships(points: Any, centres: Any, fuzziness: Any) -> Any:
+def memberships(points, centres, fuzziness):
     """Return each point's share in each cluster by fuzzy c-means from given centres (Bezdek 1981).
 
     It lowers ``sum_xk share_xk^fuzziness |x - centre_k|^2``, in turns for the shares (of each
@@ -587,14 +581,12 @@ def memberships(points: Any, centres: Any, fuzziness: Any) -> Any:
 
 
 def _shares(points, centres, fuzziness):
-    squares = (points**2).sum(axis=1)[:, None] - 2 * points @ centres.T + (centres**2).sum(axis=1)
+    squares = np.maximum(cdist(points, centres, "sqeuclidean"), 1e-12)
     # In logarithms, because powers of 1 / (fuzziness - 1) are large.
-    logs = -np.log(np.maximum(squares, 1e-12)) / (fuzziness - 1)
-    shares = np.exp(logs - logs.max(axis=1, keepdims=True))
-    return shares / shares.sum(axis=1, keepdims=True)
+    return softmax(-np.log(squares) / (fuzziness - 1), axis=1)
 
 
-def directions(vectors: Any) -> Any:
+def directions(vectors):
     """Return vectors scaled to length 1; zero stays zero."""
     vectors = vectors.astype(np.float64)
     lengths = np.sqrt((vectors**2).sum(axis=1, keepdims=True))
