@@ -29,7 +29,18 @@ fedmf_kernels: LazyModule = LazyModule("fedrecsk.federated._fedmf_kernels")
 FEW_NEGATIVES = 4
 
 
-class RatingScale:
+class RatingSums:
+    """Mixin of methods whose clients add up their ratings in the set-up, for the mean of all."""
+
+    def _setup_specs(self, n_items, step):
+        return {"ratings": FieldSpec((2,), learned=False)}
+
+    def _setup_update(self, block, message, step, key):
+        ratings = np.array([block.weights @ block.values, block.weights.sum()])
+        return ClientUpdates({"ratings": ratings})
+
+
+class RatingScale(RatingSums):
     """Mixin of methods with a parameter `rating_scale`, before FederatedRecommender."""
 
     def _check_before_fit(self):
@@ -66,12 +77,8 @@ class BiasColumn(RatingScale):
             vectors[:, 0] = 0
         return vectors.astype(self._dtype)
 
-    def _setup_specs(self, n_items, step):
-        return {"ratings": FieldSpec((2,), learned=False)}
-
     def _setup_update(self, block, message, step, key):
-        fields = {
-            "ratings": np.array([block.weights @ block.values, block.weights.sum()]),
+        fields = super()._setup_update(block, message, step, key).fields | {
             "n_ratings": np.bincount(block.items, block.weights, minlength=block.n_items),
             "held_items": np.bincount(block.row_items, minlength=block.n_items),
         }
@@ -95,7 +102,7 @@ class BiasColumn(RatingScale):
 
 
 @dataclass(eq=False, repr=False)
-class LearnsFromFeedback(RankingMixin, FederatedRecommender):
+class LearnsFromFeedback(RatingSums, RankingMixin, FederatedRecommender):
     """Base class of FedMF and its kin, and of the neural methods.
 
     With ``loss="bce"`` rows with y > 0 are positives, and each brings `n_negatives` items that its
@@ -128,13 +135,6 @@ class LearnsFromFeedback(RankingMixin, FederatedRecommender):
     @property
     def _n_setups(self):
         return int(self.loss == "squared")
-
-    def _setup_specs(self, n_items, step):
-        return {"ratings": FieldSpec((2,), learned=False)}
-
-    def _setup_update(self, block, message, step, key):
-        ratings = np.array([block.weights @ block.values, block.weights.sum()])
-        return ClientUpdates({"ratings": ratings})
 
     def _setup_aggregate(self, server, upload, step, key):
         total, weight = upload["ratings"].sum

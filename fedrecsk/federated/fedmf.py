@@ -27,13 +27,7 @@ LONGEST = 20.0
 
 @dataclass(eq=False, repr=False)
 class AveragedItems(LearnsFromFeedback):
-    """Base class of FedMF, CoLR and FedFast: an item matrix trained by federated averaging.
-
-    The average of the item matrix over the rounds is a polynomial-decay one (O. Shamir and
-    T. Zhang, "Stochastic Gradient Descent for Non-smooth Optimization", ICML 2013), which does not
-    need the length of a window. "reptile" is algorithm 2 of A. Nichol, J. Achiam and J. Schulman,
-    "On First-Order Meta-Learning Algorithms", arXiv:1803.02999.
-    """
+    """Base class of FedMF, CoLR and FedFast: an item matrix trained by federated averaging."""
 
     _: KW_ONLY
     n_factors: int = 64
@@ -173,7 +167,10 @@ class AveragedItems(LearnsFromFeedback):
         return server | self._moved_items(server, self._mean_update(upload))
 
     def _moved_items(self, server, update):
-        """Return the server's item matrix after an update, and its average."""
+        """Return the server's item matrix after an update, and its average.
+
+        With polynomial decay (Shamir and Zhang, ICML 2013), which needs no length of a window.
+        """
         items = (server["item_factors"] + update).astype(self._dtype)
         if not self._averages:
             return {"item_factors": items}
@@ -280,6 +277,7 @@ class AveragedItems(LearnsFromFeedback):
         if self.aggregation == "data_size":
             return sums / upload["data_size"].sum
         if self.aggregation == "reptile":
+            # Algorithm 2 of Nichol, Achiam and Schulman, arXiv:1803.02999.
             return self._length_of_step(len(sums)) / upload.n_clients * sums
         return sums / np.maximum(upload["n_visits"].sum, 1)
 
@@ -472,18 +470,14 @@ class PrivRec(FedMF):
 
     Parameters
     ----------
-    n_factors : int, default=64
-        Length of p_u and q_i (d).
+    n_factors, loss, n_negatives, local_epochs, batch_size, learning_rate, reg
+        As in :class:`FedMF`.
     n_rounds : int, default=50
         Number of rounds in total (T), the paper's.
-    loss, n_negatives, local_epochs, batch_size, learning_rate, reg, shrinkage, averaging
-        As in :class:`FedMF`.
     aggregation : {"reptile", "visits", "data_size"}, default="reptile"
         As in :class:`FedMF`. With another than "reptile" this is FedMF with other defaults.
-    server_learning_rate : float or "auto", default="auto"
-        Length of the server's step, as a multiple of the mean change (eta_s). The more items, the
-        fewer clients visit a given one, and the smaller is the mean of all. "auto": 1 for each 185
-        items, at least 1 and at most 20.
+    server_learning_rate, shrinkage, averaging
+        As in :class:`FedMF`; the first is eta_s below.
     client_fraction : float, default=0.6
         Share of the clients in a round, the paper's. Its epsilon is for cohorts that are drawn by
         chance, ``federation=Federation(sampling="poisson")``.

@@ -224,13 +224,6 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
 
     _n_setups = 1
 
-    def _setup_specs(self, n_items, step):
-        return {"ratings": FieldSpec((2,), learned=False)}
-
-    def _setup_update(self, block, message, step, key):
-        ratings = np.array([block.weights @ block.values, block.weights.sum()])
-        return ClientUpdates({"ratings": ratings})
-
     def _setup_aggregate(self, server, upload, step, key):
         total, number = upload["ratings"].sum
         return server | {"level": float(total / number) if self.level else 0.0}

@@ -23,34 +23,24 @@ MAX_STEPS, TOLERANCE = 50, 1e-4
 
 
 class EgoGraphs(NamedTuple):
-    """The users' surroundings in the last round that their client took part in.
+    """The users' surroundings in the last round that their client took part in."""
 
-    n_common, own, scale : (n_users, 1), the number of predicted items that the user is connected
-        to (k), the share of own items among its neighbours, and 1 / sqrt(degree)
-    common : (n_users, d), sum of the predicted items, divided by the root of their degree
-    peers : (n_users, d), mean of what the devices of the group have sent
-    first : (n_users, d), layer 1
-    """
-
-    n_common: np.ndarray
-    own: np.ndarray
-    scale: np.ndarray
-    common: np.ndarray
-    peers: np.ndarray
-    first: np.ndarray
+    # (n_users, 1) each
+    n_common: np.ndarray  # number of predicted items that the user is connected to (k)
+    own: np.ndarray  # share of own items among its neighbours
+    scale: np.ndarray  # 1 / sqrt(degree)
+    # (n_users, d) each
+    common: np.ndarray  # sum of the predicted items, divided by the root of their degree
+    peers: np.ndarray  # mean of what the devices of the group have sent
+    first: np.ndarray  # layer 1
 
 
 class Groups(NamedTuple):
-    """The groups of devices, and the items predicted for each.
+    """The groups of devices, and the items predicted for each."""
 
-    of_client : (n_clients,) int32, -1 for clients whose embedding the server does not know
-    n_devices : (n_groups,), which may be zero
-    items : (n_groups, n_common), codes; an item may be in several groups
-    """
-
-    of_client: np.ndarray
-    n_devices: np.ndarray
-    items: np.ndarray
+    of_client: np.ndarray  # (n_clients,) int32, -1 where the server does not know the embedding
+    n_devices: np.ndarray  # (n_groups,), which may be zero
+    items: np.ndarray  # (n_groups, n_common), codes; an item may be in several groups
 
     @property
     def scales(self):
@@ -543,16 +533,14 @@ def no_groups(n_clients):
 
 
 def clustered(embeddings, known, items, n_groups, n_common, fuzziness, generator):
-    """Return the groups of the clients of a mask (n_clients,) and of the items, by direction.
-
-    The centres begin at clients that the generator draws.
-    """
+    """Return groups, by direction, of the clients of a mask and of the items."""
     users = directions(embeddings[known])
     distinct = np.unique(users, axis=0, return_index=True)[1]
     n_groups = min(n_groups, len(distinct))
     if n_groups == 0:
         return no_groups(len(known))
     points = np.concatenate([users, directions(items)])
+    # The centres begin at clients that are drawn.
     centres = users[generator.permutation(np.sort(distinct))[:n_groups]]
     shares = memberships(points, centres, fuzziness)
     of_client = np.full(len(known), -1, dtype=np.int32)
@@ -565,8 +553,7 @@ def memberships(points, centres, fuzziness):
     """Return each point's share in each cluster by fuzzy c-means from given centres (Bezdek 1981).
 
     It lowers ``sum_xk share_xk^fuzziness |x - centre_k|^2``, in turns for the shares (of each
-    point, of sum 1) and for the centres. Towards fuzziness 1, each point belongs to its nearest
-    centre alone.
+    point, of sum 1) and for the centres.
     """
     for _ in range(MAX_STEPS):
         weights = _shares(points, centres, fuzziness) ** fuzziness
