@@ -172,8 +172,6 @@ class UserFeatures(FederatedRecommender):
         self._added = None
         return super()._fit(data, report)
 
-    # ------------------------------------------------------------- what a method adds to its own
-
     @property
     def _n_features(self):
         return 0 if self.user_features is None else self.user_features.shape[1]
@@ -250,8 +248,6 @@ class UserFeatures(FederatedRecommender):
         if block.features is None or MEANS not in message:
             return None
         return design(block.features) @ message[MEANS].values
-
-    # --------------------------------------------------------------------------------- checks
 
     def _check_before_fit(self):
         if self.user_features is not None:

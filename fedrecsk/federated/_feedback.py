@@ -130,8 +130,6 @@ class LearnsFromFeedback(RatingSums, RankingMixin, FederatedRecommender):
     def _raw_scores(self, users: np.ndarray, items: np.ndarray) -> NDArray[np.float64]:
         """Return the scores of pairs of codes (-1 for unknown) before `_response`; shape (n,)."""
 
-    # --------------------------------------------------------------- before the rounds
-
     @property
     def _n_setups(self):
         return int(self.loss == "squared")
@@ -144,8 +142,6 @@ class LearnsFromFeedback(RatingSums, RankingMixin, FederatedRecommender):
         if self.loss != "squared":
             return Message()
         return Message(global_bias=Dense(np.array([server["global_bias"]])))
-
-    # ------------------------------------------------------------------- on the clients
 
     def _feedback(self, block, message):
         """Target and weight of each rating; a client's weights are relative to their mean."""
@@ -169,8 +165,6 @@ class LearnsFromFeedback(RatingSums, RankingMixin, FederatedRecommender):
     def _layout(block):
         return fedmf_kernels.Layout(block.client_indptr, block.indptr, block.items)
 
-    # --------------------------------------------------------------------- predictions
-
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.target_tags.required = self.loss == "squared"
@@ -183,8 +177,6 @@ class LearnsFromFeedback(RatingSums, RankingMixin, FederatedRecommender):
 
     def _response(self, scores):
         return expit(scores) if self.loss == "bce" else scores
-
-    # ------------------------------------------------------------ checks, early stopping
 
     def _check_setting(self, federation, data, blocks):
         if not self._needs_positives:

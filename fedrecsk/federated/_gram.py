@@ -69,8 +69,6 @@ class FederatedGram(FadingPairs, RankingMixin, FederatedRecommender):
         "RFRec for local differential privacy."
     )
 
-    # ---------------------------------------------------------------------- the algorithm
-
     # Whether `_solve` takes a sparse column in place of a triangle.
     _solves_sparse = False
 
@@ -149,8 +147,6 @@ class FederatedGram(FadingPairs, RankingMixin, FederatedRecommender):
         gram[np.ix_(places, places)] = whole(before["gram"], before["n_items"])
         return server | {"gram": lower_part(gram)}
 
-    # ----------------------------------------------------------------------- what it needs
-
     def _solved(self, server):
         """Return the result of `_solve` for the sum, computed once."""
         if not server["solved"]:
@@ -172,8 +168,6 @@ class FederatedGram(FadingPairs, RankingMixin, FederatedRecommender):
 
     def _private_vectors(self, state):
         return histories(state["likes"], self._dtype).toarray()
-
-    # ------------------------------------------------------------------------------ checks
 
     def _least_bytes(self, data):
         # `_check_setting` knows more.

@@ -174,8 +174,6 @@ class ImplicitMF(FederatedContent, WMFUsers, RankingMixin, FederatedRecommender)
 
     _single_uploads = True
 
-    # --------------------------------------------------------------- before the rounds
-
     _carried = ("item_factors",)
     _predicted_fields = ("item_factors",)
 
@@ -212,8 +210,6 @@ class ImplicitMF(FederatedContent, WMFUsers, RankingMixin, FederatedRecommender)
             return server["reg_item"]
         confidence = 1 + self.alpha * np.maximum(server["held_share"], 0)
         return server["reg_item"] * confidence**self.reg_exponent
-
-    # ---------------------------------------------------------------------- each round
 
     def _model(self, server):
         items = server["item_factors"]
@@ -284,14 +280,10 @@ class ImplicitMF(FederatedContent, WMFUsers, RankingMixin, FederatedRecommender)
         others = np.outer(vector, vector)
         return {"rows": np.outer(multiples - scores, vector), "others": others}
 
-    # ------------------------------------------------------------------------- the end
-
     def _final_model(self, server):
         # To recommend, a client needs the items that it does not hold.
         items, content = server["item_factors"], server["content"]
         return Message(item_factors=Dense(items if content is None else content.filled(items)))
-
-    # ------------------------------------------------------------------------------ checks
 
     def _check_setting(self, federation, data, blocks):
         check_likes(data)
@@ -324,8 +316,6 @@ class FederatedWMF(ImplicitMF):
         """
         share = min(1.0, 2 * upload.n_clients / server["n_clients"])
         return share / (1 + lean * self.alpha * server["held_share"] / 2)
-
-    # -------------------------------------------------------------------- what attacks need
 
     def _factor_of_mean(self, view):
         """Return the factor of the adversary's rows that makes the server's mean equal to them."""

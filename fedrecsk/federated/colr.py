@@ -113,8 +113,6 @@ class CoLR(AveragedItems):
     # A's step is learning_rate (rank / n_factors)^RANK_EXPONENT; 0.5 in the authors' code.
     RANK_EXPONENT = 0.75
 
-    # ---------------------------------------------------------------------- each round
-
     def _broadcast(self, server, key):
         basis = self._length * self._directions(key)[: self.rank]
         basis = Dense(basis.astype(self._dtype), learned=False)
@@ -160,8 +158,6 @@ class CoLR(AveragedItems):
         # Only the part of a move along the round's directions can be sent.
         encoded = moves @ np.linalg.pinv(view.message["basis"].values.astype(np.float64))
         return super()._upload_moving(view, rows, encoded)
-
-    # -------------------------------------------------------------------- what differs
 
     def _least_bytes(self, data):
         # The factors have more columns than what is sent, and B is completed in float64.
@@ -292,8 +288,6 @@ class SCoLR(CoLR):
         "aggregation": [StrOptions({"visits", "entries", "data_size"})],
     }
 
-    # ---------------------------------------------------------------------- each round
-
     def _upload_specs(self, n_items):
         specs = super()._upload_specs(n_items)
         # A compressor would have to send which columns it has kept.
@@ -331,8 +325,6 @@ class SCoLR(CoLR):
         n_own = np.concatenate(columns).sum(axis=0)
         return {"updates": sent["updates"] * (view.n_own / np.maximum(n_own, 1))}
 
-    # -------------------------------------------------------------------- what differs
-
     def _local_ranks(self, block, key):
         """r_u of each client of the block in this round."""
         if isinstance(self.local_rank, str):
@@ -356,8 +348,6 @@ class SCoLR(CoLR):
         if self.aggregation != "entries":
             return super()._visits(indptr, columns)
         return np.repeat(columns, np.diff(indptr), axis=0).astype(np.uint8)
-
-    # ------------------------------------------------------------------------------ checks
 
     @property
     def _admits_late_clients(self):

@@ -145,8 +145,6 @@ class FCF(ServerStep, ImplicitMF):
         # items' penalties.
         return int(self.upload == "local" or self.reg_exponent > 0)
 
-    # ---------------------------------------------------------------------- the algorithm
-
     def _upload_specs(self, n_items):
         if self.upload == "local":
             return super()._upload_specs(n_items)
@@ -167,8 +165,6 @@ class FCF(ServerStep, ImplicitMF):
         gradient = gradient + self._item_penalties(server) * items
         return self._stepped(server, "item_factors", 2 * gradient)
 
-    # ----------------------------------------------------------------------- what it needs
-
     def _of_all(self, block, turn, items, out):
         """Return the gradients of all items: Q P_c'P_c, and more for the items of a client."""
         items, who = items.astype(out.squares.dtype, copy=False), turn.active
@@ -186,8 +182,6 @@ class FCF(ServerStep, ImplicitMF):
     def _upload_moving(self, view, rows, moves):
         name = "gradient" if self.upload == "all" else "rows"
         return {name: self._gradient_moving(view, name, moves)}
-
-    # ------------------------------------------------------------------------------ checks
 
     def _check_setting(self, federation, data, blocks):
         super()._check_setting(federation, data, blocks)

@@ -62,8 +62,6 @@ class OwnWeights(FederatedGram):
     def _user_attributes(self, block, state):
         return {"user_history_": state["history"]}
 
-    # ----------------------------------------------------------------------- what it needs
-
     @property
     def _sends_rows(self):
         if self.download == "auto":
@@ -213,8 +211,6 @@ class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeights):
         "reg": [Interval(Real, 0, None, closed="neither")],
         **WeightsContent._content_constraints,
     }
-
-    # ---------------------------------------------------------------------- the algorithm
 
     def _solve(self, gram, n_items, noise_std):
         if noise_std > 0:

@@ -200,8 +200,6 @@ class LocALS(UserFeatures, ClientItemsWMF):
 
     EXACT_UP_TO = 128  # number of factors; with more, users are found by conjugate gradients
 
-    # ---------------------------------------------------------------------- the algorithm
-
     def _init_clients(self, block, message, key):
         state: dict[str, Any] = super()._init_clients(block, message, key)
         state |= {"raters": None, "starts": None}
@@ -228,8 +226,6 @@ class LocALS(UserFeatures, ClientItemsWMF):
             sums = self._user_sums(block, state["users"], turn, sends)
             updates = updates.with_fields(**{SUMS: sums})
         return state, updates, loss
-
-    # ------------------------------------------------------------------- with user_features
 
     def _init_server(self, catalogue, key):
         return super()._init_server(catalogue, key) | self._no_user_sums(self.n_factors)
@@ -267,8 +263,6 @@ class LocALS(UserFeatures, ClientItemsWMF):
 
     def _n_rows_of_users(self, block):
         return np.add.reduceat(np.where(block.values > 0, block.weights, 0), block.indptr[:-1])
-
-    # ----------------------------------------------------------------------- what it needs
 
     def _solve_items(self, block, state, items, turn):
         """Solve for the active clients' items, given their users; return Uploads."""

@@ -68,8 +68,6 @@ class RatingGradients(ServerStep, BiasColumn, RatingMixin, FederatedRecommender)
     # The items whose rows are sent: those that the client has rated.
     _rows = "held"
 
-    # --------------------------------------------------------------- before the rounds
-
     def _init_server(self, catalogue, key):
         return {
             "item_vectors": self._first_items(catalogue, key),
@@ -116,16 +114,12 @@ class RatingGradients(ServerStep, BiasColumn, RatingMixin, FederatedRecommender)
             "users": np.zeros((block.n_users, self._width), dtype=self._dtype),
         }
 
-    # ---------------------------------------------------------------- after the rounds
-
     def _final_model(self, server):
         # To recommend, a client needs the items that it has not rated.
         return Message(item_vectors=Dense(server["item_vectors"]))
 
     def _response(self, scores):
         return np.clip(scores, *self.rating_scale_)
-
-    # ------------------------------------------------------------------- what it needs
 
     def _penalties(self, n_ratings, reg):
         """Return the penalties on each number of vectors, by their numbers of ratings."""
@@ -338,8 +332,6 @@ class ExplicitFCF(RatingGradients):
     def _rows(self):
         return "held" if self.upload == "local" else "all"
 
-    # ---------------------------------------------------------------------- each round
-
     def _model(self, server):
         rows = Rows if self.upload == "local" else Dense
         return Message(item_vectors=rows(server["item_vectors"]))
@@ -363,8 +355,6 @@ class ExplicitFCF(RatingGradients):
             return server
         gradient = upload["gradient"].mean + server["penalties"] * server["item_vectors"]
         return self._stepped(server, "item_vectors", 2 * gradient)
-
-    # ------------------------------------------------------------------------- the end
 
     def _public_half(self):
         vectors, offset = self.item_factors_, np.full(self.n_items_, self.global_bias_)

@@ -199,8 +199,6 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
     _dtype = np.float32
     _user_width = "n_factors"
 
-    # --------------------------------------------------------------- before the rounds
-
     def _init_server(self, catalogue, key):
         shape = (catalogue.n_items, self._width)
         vectors = self.INIT_RANGE * key.generator("item vectors").uniform(-1, 1, shape)
@@ -224,8 +222,6 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
     def _initial_broadcast(self, server):
         scale = np.array([*server["rating_scale"], server["level"]])
         return Message(scale=Dense(scale), share=Dense(np.array(server["share"])))
-
-    # ---------------------------------------------------------------------- each round
 
     def _model(self, server):
         return Message(item_vectors=Dense(server["item_vectors"]))
@@ -289,8 +285,6 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
         items[moved] -= self._rate(key.round, server["share"]) * mean
         return server | {"item_vectors": items.astype(self._dtype)}
 
-    # ------------------------------------------------------------------------- the end
-
     def _personalize(self, block, state, message, turn, key):
         trained = state is not None
         if not trained:
@@ -316,8 +310,6 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
 
     def _private_vectors(self, state):
         return state["users"][:, int(self.biases) :]
-
-    # ------------------------------------------------------------------- on the clients
 
     @property
     def _reg(self):
@@ -391,8 +383,6 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
         divisor = view.n_expected("gradients") / view.n_own
         rate = self._rate(view.round, float(view.message["share"].values))
         return {"gradients": -divisor / rate * moves}
-
-    # ------------------------------------------------------------------ checks, predictions
 
     def _rounds(self, n_clients):
         is_auto = self.n_rounds == "auto"

@@ -106,8 +106,6 @@ class LocSGD(ClientItemsWMF):
         "learning_rate": [Interval(Real, 0, 1000, closed="right")],
     }
 
-    # ---------------------------------------------------------------------- the algorithm
-
     def _client_update(self, block, state, message, turn, key):
         (items, gram), users, active = self._received(message), state["users"], turn.active
         problem, work = self._problem(state), wmf_kernels.workspace(block, users)
@@ -138,8 +136,6 @@ class LocSGD(ClientItemsWMF):
             block.layout, active, items, problem.full, work, versions, follows, out
         )
         return state, self._uploads(block, turn, out), loss
-
-    # ----------------------------------------------------------------------- what it needs
 
     def _upload_of_one(self, vector, items, message):
         """Return what a one-user client with this vector sends for items of weight 1."""
@@ -255,8 +251,6 @@ class GlobSGD(FederatedWMF):
         "preconditioner": ["boolean"],
     }
 
-    # ---------------------------------------------------------------------- the algorithm
-
     def _client_update(self, block, state, message, turn, key):
         out, loss = self._gradients(block, state, message, turn)
         return state, self._uploads(block, turn, out), loss
@@ -271,8 +265,6 @@ class GlobSGD(FederatedWMF):
             gradient = divide(gradient, hessian)
         items = items - self._rate(server, upload) * gradient
         return server | {"item_factors": items.astype(self._dtype)}
-
-    # ----------------------------------------------------------------------- what it needs
 
     def _rate(self, server, upload):
         if self.learning_rate != "auto":
