@@ -184,7 +184,12 @@ class FederatedGram(FadingPairs, RankingMixin, FederatedRecommender):
     def _check_setting(self, federation, data, blocks):
         check_likes(data)
         if self._keeps_sparse(data.n_items):
-            self._check_many_items(data.n_items)
+            if data.n_items > MOST_ITEMS:
+                raise ValueError(
+                    f"{type(self).__name__} takes at most {MOST_ITEMS} items, because clients "
+                    f"number pairs of items in 32 bits, and there are {data.n_items}. Leave out "
+                    "rare items, for example with preprocessing.filter_min_ratings."
+                )
             held = [n_pairs(block.row_counts.astype(np.int64)).sum() for block in blocks]
             nbytes = PAIR_BYTES * sum(held)
         else:
@@ -199,14 +204,6 @@ class FederatedGram(FadingPairs, RankingMixin, FederatedRecommender):
             "Leave out rare items, for example with preprocessing.filter_min_ratings, or use a "
             "method with factors such as LocALS.",
         )
-
-    def _check_many_items(self, n_items):
-        if n_items > MOST_ITEMS:
-            raise ValueError(
-                f"{type(self).__name__} takes at most {MOST_ITEMS} items, because clients number "
-                f"pairs of items in 32 bits, and there are {n_items}. Leave out rare items, for "
-                "example with preprocessing.filter_min_ratings."
-            )
 
 
 # ------------------------------------------------------------------------- central privacy

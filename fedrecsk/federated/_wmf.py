@@ -59,18 +59,10 @@ class WMFUsers(FadingHistory):
     def _fit_users(self, block, state, active, items, gram, chosen=None, n_steps=None):
         """Fit the active clients' users to items; return loss and weight over all their pairs."""
         chosen, users = block.items if chosen is None else chosen, state["users"]
-        loss, weight = wmf_kernels.fit_users(
-            block.client_indptr,
-            block.indptr,
-            active,
-            wmf_kernels.Ratings(chosen, state["extra"], state["pull"]),
-            items,
-            gram.reshape(-1, *gram.shape[-2:]),
-            state["penalties"],
-            n_steps,
-            wmf_kernels.workspace(block, users),
-            users,
-        )
+        ratings = wmf_kernels.Ratings(chosen, state["extra"], state["pull"])
+        grams, work = gram.reshape(-1, *gram.shape[-2:]), wmf_kernels.workspace(block, users)
+        given = block.client_indptr, block.indptr, active, ratings, items, grams
+        loss, weight = wmf_kernels.fit_users(*given, state["penalties"], n_steps, work, users)
         n_users = np.diff(block.client_indptr)[active].sum()
         return loss, weight + n_users * block.n_items
 

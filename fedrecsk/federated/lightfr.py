@@ -282,13 +282,8 @@ class LightFR(NewItems, FederatedContent, HammingSearch, RankingMixin, Federated
         self, block, state, message, turn, key, *, sends=True, moves=True, draws=TRAINING_DRAWS
     ):
         """Update the clients' codes; return what they send, if anything, and their loss."""
-        items = lightfr_kernels.Items(
-            message["item_codes"].values,
-            message["item_signs"].values,
-            message["item_sums"].values,
-            message["item_products"].values,
-            *self._base,
-        )
+        names = "item_codes", "item_signs", "item_sums", "item_products"
+        items = lightfr_kernels.Items(*(message[name].values for name in names), *self._base)
         mean = message["mean_user"].values if self._has_prior else np.zeros(self.n_bits)
         rule = lightfr_kernels.Rule(
             self._max_entry,

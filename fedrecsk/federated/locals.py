@@ -267,18 +267,10 @@ class LocALS(UserFeatures, ClientItemsWMF):
     def _solve_items(self, block, state, items, turn):
         """Solve for the active clients' items, given their users; return Uploads."""
         users, out = state["users"], wmf_kernels.uploads(block, turn, state["users"])
-        wmf_kernels.solve_items(
-            block.layout,
-            wmf_kernels.Ratings(block.rows, state["extra"], state["pull"]),
-            state["raters"],
-            state["starts"],
-            turn.active,
-            items,
-            self._problem(state),
-            wmf_kernels.workspace(block, users),
-            users,
-            out,
-        )
+        ratings = wmf_kernels.Ratings(block.rows, state["extra"], state["pull"])
+        given = block.layout, ratings, state["raters"], state["starts"], turn.active, items
+        work = wmf_kernels.workspace(block, users)
+        wmf_kernels.solve_items(*given, self._problem(state), work, users, out)
         return out
 
     def _own_items(self, block, state, message, active):

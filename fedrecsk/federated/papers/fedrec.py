@@ -257,16 +257,11 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
         examples = self._drawn(block, state, turn.active, key)
         held = replace(block, indptr=examples.indptr, items=examples.items)
         out, users, clients = self._empty_uploads(held, turn), state["users"], block.client_indptr
-        loss, total_weight = fedrec_kernels.local_round(
-            clients,
-            examples,
-            turn.active,
-            users,
-            self._received(message, state["level"]),
-            self._training(key.round, state["share"]),
-            fedrec_kernels.scratch(clients, examples, turn.active, users),
-            out,
-        )
+        model = self._received(message, state["level"])
+        training = self._training(key.round, state["share"])
+        given = clients, examples, turn.active, users
+        work = fedrec_kernels.scratch(*given)
+        loss, total_weight = fedrec_kernels.local_round(*given, model, training, work, out)
         fields = {"gradients": out.gradients, "weights": out.masses}
         if turn.separate:
             own = held.row_indptr, held.row_items

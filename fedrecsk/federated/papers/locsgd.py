@@ -112,25 +112,14 @@ class LocSGD(ClientItemsWMF):
         ratings = wmf_kernels.Ratings(block.rows, state["extra"], state["pull"])
         versions = items[block.row_items]
         follows = np.tile(np.eye(self.n_factors, dtype=self._dtype), (block.n_clients, 1, 1))
-        steps = self.n_steps, float(self.learning_rate)
+        given = block.layout, ratings, active, items, problem, work, users, versions, follows
         for epoch in range(self.local_epochs):
             if epoch == 0:
                 loss = self._fit_users(block, state, active, items, gram)
             else:
                 grams = self._own_grams(block, active, message, versions, follows)
                 self._fit_users(block, state, active, versions, grams, block.rows)
-            wmf_kernels.descend_items(
-                block.layout,
-                ratings,
-                active,
-                items,
-                problem,
-                work,
-                users,
-                versions,
-                follows,
-                *steps,
-            )
+            wmf_kernels.descend_items(*given, self.n_steps, float(self.learning_rate))
         out = wmf_kernels.uploads(block, turn, users)
         wmf_kernels.send_versions(
             block.layout, active, items, problem.full, work, versions, follows, out

@@ -430,17 +430,9 @@ class SemiDFEGL(RatingGradients):
         if upload is not None:
             server = self._learned(server, upload)
         if self.n_common and key.round % self.CLUSTER_EVERY == 0:
-            server = server | {
-                "groups": clustered(
-                    server["embeddings"],
-                    server["known"],
-                    self._factors(server["item_vectors"]),
-                    self.n_groups,
-                    self.n_common,
-                    self.FUZZINESS,
-                    key.generator("centres"),
-                )
-            }
+            given = server["embeddings"], server["known"], self._factors(server["item_vectors"])
+            sizes, generator = (self.n_groups, self.n_common), key.generator("centres")
+            server = server | {"groups": clustered(*given, *sizes, self.FUZZINESS, generator)}
         return server
 
     def _learned(self, server, upload):
