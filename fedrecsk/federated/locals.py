@@ -152,14 +152,10 @@ class LocALS(UserFeatures, ClientItemsWMF):
     ``reg_exponent=0``) to the mean of the uploads of an item that n_i clients hold: the penalty
     pulls items of few clients to m_i instead of 0. Nothing more is sent.
 
-    *User features.* With x_u = (1, features), the rounds' p_u are regressed on x_u (empirical
-    Bayes), with weights ``w_u = n_u / (n_u + 20)``, n_u the total weight of the user's positives,
-    however old. More is sent: once, up, ``sum w x x'`` and the number of users in it; in each
-    round, up, ``sum w x p'`` and ``sum w p^2``, of which the server takes the last or, with
-    cohorts, averages; at the end, down, the coefficients, one column for each number of p. The
-    rounds themselves do not use features. At the end a client adds ``1 / (n_u + 1)`` of what
-    features predict to p_u, and users of `add_users` have all of it. One plaintext upload of a
-    client with one user reveals the user's features.
+    *User features.* As in :class:`FedEB`, also in what is sent and revealed, with p_u in place of
+    phi and weights ``w_u = n_u / (n_u + 20)``, n_u the total weight of the user's positives,
+    however old. At the end a client adds ``1 / (n_u + 1)`` of what features predict to p_u, and
+    users of `add_users` have all of it.
 
     *Penalties scaled by frequency* are those of [2]_, ``lambda (T + alpha0 m)^nu`` with
     ``alpha0 = 1 / alpha`` and ``reg_user = lambda alpha0^(nu - 1) m^nu``, and likewise for items.

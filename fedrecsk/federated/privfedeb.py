@@ -241,6 +241,10 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
         **FederatedContent._content_constraints,
     }
 
+    _no_local_dp = (
+        "its uploads are bounded as a whole, and not number by number. Use central_dp, or RFRec "
+        "for local differential privacy."
+    )
     _predicted_fields = ("average_items",)
     _absent_fields = ("row_weights", "features")
     _n_setups = 1
@@ -461,11 +465,6 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
     # ------------------------------------------------------------------- checks, attacks
 
     def _check_before_fit(self):
-        if self._setting().local_dp is not None:
-            raise ValueError(
-                f"{type(self).__name__} has no local_dp: its uploads are bounded as a whole, and "
-                "not number by number. Use central_dp, or RFRec for local differential privacy."
-            )
         super()._check_before_fit()
         mechanism = self._setting().central_dp
         for name in ("clip", "setup_clip"):
