@@ -6,7 +6,7 @@ import numpy as np
 
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.base import RatingMixin
-from fedrecsk.federated._ratings import RatingScale
+from fedrecsk.federated._feedback import RatingScale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.portable import Ridge
 from fedrecsk.protocol.participation import RoundMasks

@@ -103,21 +103,24 @@ class Upload(NamedTuple):
 class Scratch(NamedTuple):
     """Arrays for the largest client; those made of zeros are zero again after each use."""
 
+    # (n_examples,) each
     whose: np.ndarray
     what: np.ndarray
+    order: np.ndarray
     target: np.ndarray
     weight: np.ndarray
-    order: np.ndarray
     slopes: np.ndarray
+    # (n_items,) each, but for `pages`
     is_visited: np.ndarray
-    pages: np.ndarray
+    n_in_batch: np.ndarray
     slot_of: np.ndarray
     visited: np.ndarray
-    n_in_batch: np.ndarray
+    pages: np.ndarray
+    # by user
     n_of_user: np.ndarray
     gradients: np.ndarray
     users: np.ndarray
-    rows: np.ndarray
+    rows: np.ndarray  # of the visited items
     stream: np.ndarray
 
 
@@ -128,27 +131,16 @@ def scratch(layout, active, config, broadcast):
     n_users = np.diff(layout.client_indptr)[active].max(initial=0)
     n_examples = n_rated * (1 + config.n_negatives)
     n_visited = 0 if config.frozen else n_items
-    whose, what, order = np.empty((3, n_examples), np.int32)
-    target, weight, slopes = np.empty((3, n_examples), dtype)
-    slot_of, visited = np.empty((2, n_visited), np.int32)
-    gradients, users = np.zeros((2, n_users, d), dtype)
     return Scratch(
-        whose=whose,
-        what=what,
-        target=target,
-        weight=weight,
-        order=order,
-        slopes=slopes,
-        is_visited=np.zeros(n_visited, np.int32),
-        pages=np.zeros((n_visited >> PAGE_BITS) + 1, np.bool_),
-        slot_of=slot_of,
-        visited=visited,
-        n_in_batch=np.zeros(n_visited, np.int32),
-        n_of_user=np.zeros(n_users, np.int32),
-        gradients=gradients,
-        users=users,
-        rows=np.empty((min(n_visited, n_examples), d), dtype),
-        stream=np.empty(1, np.uint64),
+        *np.empty((3, n_examples), np.int32),
+        *np.empty((3, n_examples), dtype),
+        *np.zeros((2, n_visited), np.int32),
+        *np.empty((2, n_visited), np.int32),
+        np.zeros((n_visited >> PAGE_BITS) + 1, np.bool_),
+        np.zeros(n_users, np.int32),
+        *np.zeros((2, n_users, d), dtype),
+        np.empty((min(n_visited, n_examples), d), dtype),
+        np.empty(1, np.uint64),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a method needs that learns from ratings, or from positives and sampled negatives."""
+"""What methods learn from: ratings on a scale, or positives and sampled negatives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from scipy.special import expit
 
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
-from fedrecsk.base import RankingMixin
+from fedrecsk.base import RankingMixin, check_likes
+from fedrecsk.data._rating_scale import check_ratings, check_scale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Dense, Message
@@ -28,8 +29,80 @@ fedmf_kernels: LazyModule = LazyModule("fedrecsk.federated._fedmf_kernels")
 FEW_NEGATIVES = 4
 
 
+class RatingSums:
+    """Mixin of methods whose clients add up their ratings in the set-up, for the mean of all."""
+
+    def _setup_specs(self, n_items, step):
+        return {"ratings": FieldSpec((2,), learned=False)}
+
+    def _setup_update(self, block, message, step, key):
+        ratings = np.array([block.weights @ block.values, block.weights.sum()])
+        return ClientUpdates({"ratings": ratings})
+
+
+class RatingScale(RatingSums):
+    """Mixin of methods with a parameter `rating_scale`, before FederatedRecommender."""
+
+    def _check_before_fit(self):
+        super()._check_before_fit()
+        if self.rating_scale is not None:
+            check_scale(self.rating_scale)
+
+    def _check_setting(self, federation, data, blocks):
+        super()._check_setting(federation, data, blocks)
+        if self.rating_scale is not None:
+            check_ratings(data.values, self.rating_scale)
+
+    def _new_user_attributes(self, data):
+        check_ratings(data.values, self.rating_scale_)
+        return super()._new_user_attributes(data)
+
+
+class BiasColumn(RatingScale):
+    """Mixin of methods with a parameter `biases`: column 0 of items and users is then the bias.
+
+    Messages have `item_vectors` and a `scale`: the ends of the rating scale and the mean rating.
+    """
+
+    @property
+    def _width(self):
+        """Length of an item's or a user's vector, with its bias."""
+        return self.n_factors + int(self.biases)
+
+    def _first_items(self, catalogue, key):
+        """Server: item vectors to begin with; items without ratings become zero later."""
+        shape = (catalogue.n_items, self._width)
+        vectors = self.INIT_STD * key.generator("item vectors").standard_normal(shape)
+        if self.biases:
+            vectors[:, 0] = 0
+        return vectors.astype(self._dtype)
+
+    def _setup_update(self, block, message, step, key):
+        fields = super()._setup_update(block, message, step, key).fields | {
+            "n_ratings": np.bincount(block.items, block.weights, minlength=block.n_items),
+            "held_items": np.bincount(block.row_items, minlength=block.n_items),
+        }
+        specs = self._setup_specs(block.n_items, step)
+        return ClientUpdates({name: fields[name] for name in specs})
+
+    def _server_attributes(self, message):
+        items, first = message["item_vectors"].values, int(self.biases)
+        low, high, level = (float(number) for number in message["scale"].values)
+        attributes = {
+            "item_factors_": items[:, first:],
+            "global_bias_": level,
+            "rating_scale_": (low, high),
+        }
+        return attributes | ({"item_bias_": items[:, 0]} if self.biases else {})
+
+    def _user_attributes(self, block, state):
+        users, first = state["users"], int(self.biases)
+        attributes = {"user_factors_": users[:, first:]}
+        return attributes | ({"user_bias_": users[:, 0]} if self.biases else {})
+
+
 @dataclass(eq=False, repr=False)
-class LearnsFromFeedback(RankingMixin, FederatedRecommender):
+class LearnsFromFeedback(RatingSums, RankingMixin, FederatedRecommender):
     """Base class of FedMF and its kin, and of the neural methods.
 
     With ``loss="bce"`` rows with y > 0 are positives, and each brings `n_negatives` items that its
@@ -57,18 +130,9 @@ class LearnsFromFeedback(RankingMixin, FederatedRecommender):
     def _raw_scores(self, users: np.ndarray, items: np.ndarray) -> NDArray[np.float64]:
         """Return the scores of pairs of codes (-1 for unknown) before `_response`; shape (n,)."""
 
-    # --------------------------------------------------------------- before the rounds
-
     @property
     def _n_setups(self):
         return int(self.loss == "squared")
-
-    def _setup_specs(self, n_items, step):
-        return {"ratings": FieldSpec((2,), learned=False)}
-
-    def _setup_update(self, block, message, step, key):
-        ratings = np.array([block.weights @ block.values, block.weights.sum()])
-        return ClientUpdates({"ratings": ratings})
 
     def _setup_aggregate(self, server, upload, step, key):
         total, weight = upload["ratings"].sum
@@ -78,8 +142,6 @@ class LearnsFromFeedback(RankingMixin, FederatedRecommender):
         if self.loss != "squared":
             return Message()
         return Message(global_bias=Dense(np.array([server["global_bias"]])))
-
-    # ------------------------------------------------------------------- on the clients
 
     def _feedback(self, block, message):
         """Target and weight of each rating; a client's weights are relative to their mean."""
@@ -103,8 +165,6 @@ class LearnsFromFeedback(RankingMixin, FederatedRecommender):
     def _layout(block):
         return fedmf_kernels.Layout(block.client_indptr, block.indptr, block.items)
 
-    # --------------------------------------------------------------------- predictions
-
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.target_tags.required = self.loss == "squared"
@@ -118,16 +178,10 @@ class LearnsFromFeedback(RankingMixin, FederatedRecommender):
     def _response(self, scores):
         return expit(scores) if self.loss == "bce" else scores
 
-    # ------------------------------------------------------------ checks, early stopping
-
     def _check_setting(self, federation, data, blocks):
         if not self._needs_positives:
             return
-        if not (data.values > 0).any():
-            raise ValueError(
-                "No row of X has y > 0, so there are no positives. Pass y=None to count every row, "
-                "or shift y so that positives are above 0."
-            )
+        check_likes(data)
         most = data.n_items - np.diff(data.indptr).min()
         if self.n_negatives > max(most, FEW_NEGATIVES):
             raise ValueError(

@@ -69,8 +69,6 @@ class FederatedGram(FadingPairs, RankingMixin, FederatedRecommender):
         "RFRec for local differential privacy."
     )
 
-    # ---------------------------------------------------------------------- the algorithm
-
     # Whether `_solve` takes a sparse column in place of a triangle.
     _solves_sparse = False
 
@@ -149,8 +147,6 @@ class FederatedGram(FadingPairs, RankingMixin, FederatedRecommender):
         gram[np.ix_(places, places)] = whole(before["gram"], before["n_items"])
         return server | {"gram": lower_part(gram)}
 
-    # ----------------------------------------------------------------------- what it needs
-
     def _solved(self, server):
         """Return the result of `_solve` for the sum, computed once."""
         if not server["solved"]:
@@ -173,8 +169,6 @@ class FederatedGram(FadingPairs, RankingMixin, FederatedRecommender):
     def _private_vectors(self, state):
         return histories(state["likes"], self._dtype).toarray()
 
-    # ------------------------------------------------------------------------------ checks
-
     def _least_bytes(self, data):
         # `_check_setting` knows more.
         return 0
@@ -190,7 +184,12 @@ class FederatedGram(FadingPairs, RankingMixin, FederatedRecommender):
     def _check_setting(self, federation, data, blocks):
         check_likes(data)
         if self._keeps_sparse(data.n_items):
-            self._check_many_items(data.n_items)
+            if data.n_items > MOST_ITEMS:
+                raise ValueError(
+                    f"{type(self).__name__} takes at most {MOST_ITEMS} items, because clients "
+                    f"number pairs of items in 32 bits, and there are {data.n_items}. Leave out "
+                    "rare items, for example with preprocessing.filter_min_ratings."
+                )
             held = [n_pairs(block.row_counts.astype(np.int64)).sum() for block in blocks]
             nbytes = PAIR_BYTES * sum(held)
         else:
@@ -205,72 +204,6 @@ class FederatedGram(FadingPairs, RankingMixin, FederatedRecommender):
             "Leave out rare items, for example with preprocessing.filter_min_ratings, or use a "
             "method with factors such as LocALS.",
         )
-
-    def _check_many_items(self, n_items):
-        if n_items > MOST_ITEMS:
-            raise ValueError(
-                f"{type(self).__name__} takes at most {MOST_ITEMS} items, because clients number "
-                f"pairs of items in 32 bits, and there are {n_items}. Leave out rare items, for "
-                "example with preprocessing.filter_min_ratings."
-            )
-
-
-@dataclass(eq=False, repr=False)
-class OwnWeights(FederatedGram):
-    """Base class of the methods whose clients add up the weights of their users' own items."""
-
-    _: KW_ONLY
-    download: Literal["auto", "local", "all"] = "auto"
-
-    _parameter_constraints: ClassVar[dict] = FederatedGram._parameter_constraints | {
-        "download": [StrOptions({"auto", "local", "all"})],
-    }
-
-    @property
-    def _n_setups(self):
-        return int(self._sends_rows)
-
-    def _setup_specs(self, n_items, step):
-        return {"held_items": FieldSpec((n_items,), "held", dtype="int32", learned=False)}
-
-    def _setup_update(self, block, message, step, key):
-        held = np.bincount(block.row_items, minlength=block.n_items)
-        return ClientUpdates({"held_items": held})
-
-    def _personalize(self, block, state, message, turn, key):
-        if state is not None:
-            return state
-        return {"history": histories(liked(block), self._dtype, self.history_half_life)}
-
-    def _server_attributes(self, message):
-        return {"item_weights_": message["item_weights"].values}
-
-    def _user_attributes(self, block, state):
-        return {"user_history_": state["history"]}
-
-    # ----------------------------------------------------------------------- what it needs
-
-    @property
-    def _sends_rows(self):
-        if self.download == "auto":
-            return not self._hides_items
-        return self.download == "local"
-
-    def _check_before_fit(self):
-        if self._hides_items and self._sends_rows:
-            secure = self._setting().secure_aggregation is not None
-            by = "secure_aggregation" if secure else "central_dp"
-            raise ValueError(
-                'download="local" reports to the server which items a client holds, which '
-                f'{by} must hide; set download="all" or "auto".'
-            )
-        super()._check_before_fit()
-
-    def _validation_losses(self, held_out):
-        """Return the objective, without its penalty, on rows that the client does not train on."""
-        likes = np.where(held_out.values > 0, held_out.weights, 0.0)
-        scores = self._score_pairs(held_out.users, held_out.items)
-        return (likes - scores) ** 2, np.ones(len(scores))
 
 
 # ------------------------------------------------------------------------- central privacy

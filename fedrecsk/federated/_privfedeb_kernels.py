@@ -15,12 +15,7 @@ from fedrecsk.federated._fedeb_kernels import clear, infer, multiply
 def first(layout, ratings, shrinkage, largest, share, own, out):
     """Write all clients' first uploads: counts and residuals by item, of norm at most `share`.
 
-    Parameters
-    ----------
-    shrinkage : how many ratings at the center a user's mean is shrunk by
-    largest : bound of a residual
-    own : (most, 2), scratch
-    out : Uploads; column 0 of `scales` receives the sums of squared counts
+    Column 0 of ``out.scales`` receives the sums of squared counts; `own` (most, 2) is scratch.
     """
     for c in range(len(out.senders)):
         start = layout.row_indptr[c]
@@ -58,13 +53,8 @@ def add_first(u, start, layout, ratings, shrinkage, largest, own):
 def update(layout, ratings, active, model, row_weights, emphasis, floor, work, users, out):
     """Write the active clients' uploads and users' vectors; return squared error and its weight.
 
-    Parameters
-    ----------
-    row_weights : (n_items,), a_i
-    emphasis : factor of the gradient in q_i (gamma)
-    floor : least mean square of a user's row that its upload is divided by
-    users : (n_users, d + 3)
-    out : Uploads, of the first d + 1 columns
+    `row_weights` are a_i, `emphasis` is the factor of the gradient in q_i, and `floor` the least
+    mean square of a user's row that its upload is divided by.
     """
     total, total_weight, width, n_sent = 0.0, 0.0, users.shape[1], out.items.shape[1]
     for c in range(len(active)):

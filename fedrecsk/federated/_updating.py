@@ -10,12 +10,8 @@ import pandas as pd
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
-from fedrecsk._utils.sklearn_compat import (
-    Interval,
-    check_sample_weight,
-    fit_context,
-    validate_parameter_constraints,
-)
+from fedrecsk._utils.parameters import checked
+from fedrecsk._utils.sklearn_compat import Interval, check_sample_weight, fit_context
 from fedrecsk.base import FitReport
 from fedrecsk.base._warm_start import check_unchanged
 from fedrecsk.data._checks import check_rows
@@ -32,6 +28,7 @@ if TYPE_CHECKING:
 
 # Rounds of an update, as a share of those of a fit.
 SHARE = 0.2
+ROUNDS = {"n_rounds": [Interval(Integral, 1, None, closed="left"), None]}
 
 
 def goes_on(estimator: Any) -> bool:
@@ -111,7 +108,7 @@ class Updating:
         >>> np.allclose(model.predict(X), FedEASE(reg=50.0).fit(X).predict(X), atol=1e-6)
         True
         """
-        _check_rounds(n_rounds, "partial_fit")
+        checked("partial_fit", ROUNDS, n_rounds=n_rounds)
         if not hasattr(self, "item_ids_"):
             return self.fit(X, y, clients=clients, sample_weight=sample_weight)
         self._require_y(y)
@@ -178,7 +175,7 @@ class Updating:
         >>> np.allclose(model.predict(others), refitted.predict(others), atol=1e-6)
         True
         """
-        _check_rounds(n_rounds, "forget")
+        checked("forget", ROUNDS, n_rounds=n_rounds)
         check_is_fitted(self)
         data = _run_of(self, "forget").data
         users = id_array(users, "users")
@@ -198,11 +195,6 @@ class Updating:
         data = _encoded(kept, data.item_ids)
         X, y = kept[["user", "item"]].to_numpy(), kept["value"].to_numpy()
         return _updated(self, data, (X, y, None), changed, n_rounds)
-
-
-def _check_rounds(n_rounds, caller_name):
-    constraints = {"n_rounds": [Interval(Integral, 1, None, closed="left"), None]}
-    validate_parameter_constraints(constraints, {"n_rounds": n_rounds}, caller_name=caller_name)
 
 
 def _run_of(estimator, caller_name):

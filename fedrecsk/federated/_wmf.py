@@ -13,7 +13,7 @@ from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RankingMixin, check_likes
 from fedrecsk.base._fading import FadingHistory
 from fedrecsk.base._item_weights import fades_of
-from fedrecsk.federated._item_content import FederatedContent
+from fedrecsk.federated._features import FederatedContent
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.portable import Ridge
 from fedrecsk.protocol.messages import Dense, Derived, Message, Rows
@@ -59,18 +59,10 @@ class WMFUsers(FadingHistory):
     def _fit_users(self, block, state, active, items, gram, chosen=None, n_steps=None):
         """Fit the active clients' users to items; return loss and weight over all their pairs."""
         chosen, users = block.items if chosen is None else chosen, state["users"]
-        loss, weight = wmf_kernels.fit_users(
-            block.client_indptr,
-            block.indptr,
-            active,
-            wmf_kernels.Ratings(chosen, state["extra"], state["pull"]),
-            items,
-            gram.reshape(-1, *gram.shape[-2:]),
-            state["penalties"],
-            n_steps,
-            wmf_kernels.workspace(block, users),
-            users,
-        )
+        ratings = wmf_kernels.Ratings(chosen, state["extra"], state["pull"])
+        grams, work = gram.reshape(-1, *gram.shape[-2:]), wmf_kernels.workspace(block, users)
+        given = block.client_indptr, block.indptr, active, ratings, items, grams
+        loss, weight = wmf_kernels.fit_users(*given, state["penalties"], n_steps, work, users)
         n_users = np.diff(block.client_indptr)[active].sum()
         return loss, weight + n_users * block.n_items
 
@@ -169,9 +161,10 @@ class ImplicitMF(FederatedContent, WMFUsers, RankingMixin, FederatedRecommender)
         }
     )
 
-    _single_uploads = True
+    # A parameter of FederatedWMF.
+    aggregation: ClassVar[str] = "full"
 
-    # --------------------------------------------------------------- before the rounds
+    _single_uploads = True
 
     _carried = ("item_factors",)
     _predicted_fields = ("item_factors",)
@@ -210,46 +203,79 @@ class ImplicitMF(FederatedContent, WMFUsers, RankingMixin, FederatedRecommender)
         confidence = 1 + self.alpha * np.maximum(server["held_share"], 0)
         return server["reg_item"] * confidence**self.reg_exponent
 
-    # ---------------------------------------------------------------------- each round
-
     def _model(self, server):
         items = server["item_factors"]
         if self.upload == "all":
             return Message(item_factors=Dense(items))
         return Message(item_factors=Rows(items), gram=Dense(self._gram(items), compressible=False))
 
-    def _gradients(self, block, state, message, turn, *, full):
+    def _upload_specs(self, n_items):
+        d, rows = self.n_factors, "all" if self.upload == "all" else "held"
+        specs = {"rows": FieldSpec((n_items, d), rows)}
+        if self.aggregation == "full":
+            specs["others"] = FieldSpec((d, d), compressible=False)
+        if self.aggregation == "holders":
+            specs["n_holders"] = FieldSpec((n_items,), rows, dtype="uint8", learned=False)
+        return specs
+
+    def _gradients(self, block, state, message, turn):
         """Fit the active clients' users; return half their gradients in the items, and the loss."""
         items, gram = self._received(message)
         users, out = state["users"], wmf_kernels.uploads(block, turn, state["users"])
         loss = self._fit_users(block, state, turn.active, items, gram)
         ratings = wmf_kernels.Ratings(block.rows, state["extra"], state["pull"])
-        work = wmf_kernels.workspace(block, users)
+        work, full = wmf_kernels.workspace(block, users), self.aggregation == "full"
         wmf_kernels.item_gradients(
             block.layout, ratings, turn.active, items, full, work, users, out
         )
         return out, loss
 
-    @staticmethod
-    def _rows_and_matrices(block, turn, out, idle=None):
-        """Return the uploads as sums or client by client; `idle` is the F of an idle client."""
-        if not turn.separate:
-            return {"rows": out.rows, "others": out.squares[0]}
-        indptr, items, _ = block.own_rows(turn.active)
-        squares = out.squares if idle is None else out.squares - idle
-        return {
-            "rows": SparseRows(indptr, items, out.rows),
-            "others": SparseRows.stacked(squares, center=idle),
-        }
+    def _uploads(self, block, turn, out):
+        """Return rows, and matrices or numbers of holders if they are sent."""
+        if turn.separate:
+            indptr, items, _ = block.own_rows(turn.active)
+            idle = self._upload_centers({}).get("others")
+            squares = out.squares if idle is None else out.squares - idle
+            fields = {
+                "rows": SparseRows(indptr, items, out.rows),
+                "others": SparseRows.stacked(squares, center=idle),
+                "n_holders": SparseRows(indptr, items, np.ones(len(items), dtype=np.uint8)),
+            }
+        else:
+            fields = {"rows": out.rows, "others": out.squares[0]}
+            if self.aggregation == "holders":
+                sends = np.repeat(out.senders & out.is_finite, block.row_counts)
+                held = np.bincount(block.row_items[sends], minlength=block.n_items)
+                fields["n_holders"] = held
+        sent = self._upload_specs(block.n_items)
+        fields = {name: one for name, one in fields.items() if name in sent}
+        return ClientUpdates(fields, is_finite=out.is_finite)
 
-    # ------------------------------------------------------------------------- the end
+    def _mean_rows(self, upload):
+        """Return each row's mean over the clients, or over its holders (zero without any)."""
+        if self.aggregation != "holders":
+            return upload["rows"].mean
+        return upload["rows"].sum / np.maximum(upload["n_holders"].sum, 1)[:, None]
+
+    def _mean_gradient(self, items, upload):
+        """Return the mean of the uploads of :meth:`_gradients`, without penalties."""
+        if self.aggregation != "full":
+            return self._mean_rows(upload)
+        return upload["rows"].mean + items @ upload["others"].mean
+
+    def _upload_of_one(self, vector, items, message):
+        """Return what a one-user client with this vector sends for own items of weight 1."""
+        scores = items @ vector
+        multiples = (1 + self.alpha) * (scores - 1)
+        if "others" not in self._upload_specs(1):
+            return {"rows": np.outer(multiples, vector)}
+        others = np.outer(vector, vector)
+        return {"rows": np.outer(multiples - scores, vector), "others": others}
 
     def _final_model(self, server):
         # To recommend, a client needs the items that it does not hold.
         items, content = server["item_factors"], server["content"]
         return Message(item_factors=Dense(items if content is None else content.filled(items)))
-
-    # ------------------------------------------------------------------------------ checks
 
     def _check_setting(self, federation, data, blocks):
         check_likes(data)
@@ -274,50 +300,6 @@ class FederatedWMF(ImplicitMF):
         "that. Use RFRec under local differential privacy."
     )
 
-    # ------------------------------------------------------------------- on the clients
-
-    def _upload_specs(self, n_items):
-        d, rows = self.n_factors, "all" if self.upload == "all" else "held"
-        specs = {"rows": FieldSpec((n_items, d), rows)}
-        if self.aggregation == "full":
-            specs["others"] = FieldSpec((d, d), compressible=False)
-        if self.aggregation == "holders":
-            specs["n_holders"] = FieldSpec((n_items,), rows, dtype="uint8", learned=False)
-        return specs
-
-    @property
-    def _idle_matrix(self):
-        """The matrix of a client that does not change the items it does not hold; None: 0."""
-        return np.eye(self.n_factors)
-
-    def _upload_centers(self, message):
-        if self.aggregation != "full" or self._idle_matrix is None:
-            return {}
-        return {"others": self._idle_matrix}
-
-    def _uploads(self, block, turn, out):
-        """Return rows, and matrices or numbers of holders if they are sent."""
-        fields = self._rows_and_matrices(block, turn, out, self._idle_matrix)
-        if self.aggregation == "holders" and turn.separate:
-            rows = fields["rows"]
-            ones = np.ones(len(rows.rows), dtype=np.uint8)
-            fields["n_holders"] = SparseRows(rows.indptr, rows.rows, ones)
-        elif self.aggregation == "holders":
-            sends = np.repeat(out.senders & out.is_finite, block.row_counts)
-            held = np.bincount(block.row_items[sends], minlength=block.n_items)
-            fields["n_holders"] = held
-        names = self._upload_specs(block.n_items)
-        fields = {name: one for name, one in fields.items() if name in names}
-        return ClientUpdates(fields, is_finite=out.is_finite)
-
-    # -------------------------------------------------------------------- on the server
-
-    def _mean_rows(self, upload):
-        """Return each row's mean over the clients, or over its holders (zero without any)."""
-        if self.aggregation != "holders":
-            return upload["rows"].mean
-        return upload["rows"].sum / np.maximum(upload["n_holders"].sum, 1)[:, None]
-
     def _cautious(self, server, upload, lean=1.0):
         """Return the step of each item that keeps a preconditioned update from overshooting.
 
@@ -326,8 +308,6 @@ class FederatedWMF(ImplicitMF):
         """
         share = min(1.0, 2 * upload.n_clients / server["n_clients"])
         return share / (1 + lean * self.alpha * server["held_share"] / 2)
-
-    # -------------------------------------------------------------------- what attacks need
 
     def _factor_of_mean(self, view):
         """Return the factor of the adversary's rows that makes the server's mean equal to them."""
@@ -356,6 +336,10 @@ class ClientItemsWMF(FederatedWMF):
         "prox": [Interval(Real, 0, None, closed="left")],
         "local_epochs": [Interval(Integral, 1, None, closed="left")],
     }
+
+    def _upload_centers(self, message):
+        # The matrix of a client that does not change the items that it does not hold.
+        return {"others": np.eye(self.n_factors)} if self.aggregation == "full" else {}
 
     def _initial_broadcast(self, server):
         # Penalties that differ are the server's.

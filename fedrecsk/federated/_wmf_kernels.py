@@ -55,14 +55,13 @@ class Workspace(NamedTuple):
 
     rows: np.ndarray  # (most rows of a client, d), its upload
     follow: np.ndarray  # (d, d), its F
-    base: np.ndarray  # (d, d)
-    # left, right: (most equations, d), the vectors of :func:`collect`; the same times their
-    # weights
-    left: np.ndarray
-    right: np.ndarray
-    # matrix, target: (d, d) and (1, d), the equations that it makes
+    # (d, d) and (1, d), the equations of :func:`collect`, to which it adds `base`
+    base: np.ndarray
     matrix: np.ndarray
     target: np.ndarray
+    # (most equations, d), the vectors in them; the same times their weights
+    left: np.ndarray
+    right: np.ndarray
     residuals: np.ndarray  # (3, d), residual, direction and image of conjugate gradients
     # (2, most rows of a client), a user's `extra` and `pull` by row; zero between uses
     dense: np.ndarray
@@ -91,14 +90,11 @@ def workspace(block, users):
     n_rows = block.row_counts.max(initial=0)
     n_users = np.diff(block.client_indptr).max(initial=1)
     n_equations = np.diff(block.indptr).max(initial=n_users)
-    follow, base, matrix = np.zeros((3, d, d), dtype)
     return Workspace(
         np.zeros((n_rows, d), dtype),
-        follow,
-        base,
-        *np.zeros((2, n_equations, d), dtype),
-        matrix,
+        *np.zeros((3, d, d), dtype),
         np.zeros((1, d), dtype),
+        *np.zeros((2, n_equations, d), dtype),
         np.zeros((3, d), dtype),
         np.zeros((2, n_rows), dtype),
     )

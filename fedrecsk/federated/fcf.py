@@ -145,37 +145,25 @@ class FCF(ServerStep, ImplicitMF):
         # items' penalties.
         return int(self.upload == "local" or self.reg_exponent > 0)
 
-    # ---------------------------------------------------------------------- the algorithm
-
     def _upload_specs(self, n_items):
-        d = self.n_factors
-        if self.upload == "all":
-            return {"gradient": FieldSpec((n_items, d))}
-        return {
-            "rows": FieldSpec((n_items, d), "held"),
-            "others": FieldSpec((d, d), compressible=False),
-        }
+        if self.upload == "local":
+            return super()._upload_specs(n_items)
+        return {"gradient": FieldSpec((n_items, self.n_factors))}
 
     def _client_update(self, block, state, message, turn, key):
-        out, loss = self._gradients(block, state, message, turn, full=True)
+        out, loss = self._gradients(block, state, message, turn)
         if self.upload == "local":
-            fields = self._rows_and_matrices(block, turn, out)
-        else:
-            fields = {"gradient": self._of_all(block, turn, message["item_factors"].values, out)}
-        return state, ClientUpdates(fields, is_finite=out.is_finite), loss
+            return state, self._uploads(block, turn, out), loss
+        gradient = self._of_all(block, turn, message["item_factors"].values, out)
+        return state, ClientUpdates({"gradient": gradient}, is_finite=out.is_finite), loss
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:
             return server
-        items = server["item_factors"].astype(np.float64)
-        if self.upload == "all":
-            gradient = upload["gradient"].mean
-        else:
-            gradient = upload["rows"].mean + items @ upload["others"].mean
+        items, is_whole = server["item_factors"].astype(np.float64), self.upload == "all"
+        gradient = upload["gradient"].mean if is_whole else self._mean_gradient(items, upload)
         gradient = gradient + self._item_penalties(server) * items
         return self._stepped(server, "item_factors", 2 * gradient)
-
-    # ----------------------------------------------------------------------- what it needs
 
     def _of_all(self, block, turn, items, out):
         """Return the gradients of all items: Q P_c'P_c, and more for the items of a client."""
@@ -191,22 +179,9 @@ class FCF(ServerStep, ImplicitMF):
         indptr = np.concatenate([[0], np.cumsum(who)]) * n_items
         return SparseRows(indptr, rows, whole.reshape(-1, d))
 
-    def _upload_of_one(self, vector, items, message):
-        """Return what a one-user client with this vector sends for own items of weight 1."""
-        scores = items @ vector
-        multiples = (1 + self.alpha) * (scores - 1)
-        if self.upload == "all":
-            return {"rows": np.outer(multiples, vector)}
-        return {
-            "rows": np.outer(multiples - scores, vector),
-            "others": np.outer(vector, vector),
-        }
-
     def _upload_moving(self, view, rows, moves):
         name = "gradient" if self.upload == "all" else "rows"
         return {name: self._gradient_moving(view, name, moves)}
-
-    # ------------------------------------------------------------------------------ checks
 
     def _check_setting(self, federation, data, blocks):
         super()._check_setting(federation, data, blocks)

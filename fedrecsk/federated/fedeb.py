@@ -17,11 +17,10 @@ from fedrecsk.data import _times
 from fedrecsk.data._rating_scale import scale_of
 from fedrecsk.federated._day_effects import DayEffects
 from fedrecsk.federated._empirical_bayes import EmpiricalBayes
+from fedrecsk.federated._features import SUMS, FederatedContent, UserFeatures
 from fedrecsk.federated._fedeb_prior import directions, eigenpairs, sketch
 from fedrecsk.federated._fedeb_scales import Scales, learned
-from fedrecsk.federated._item_content import FederatedContent
 from fedrecsk.federated._optimizers import adam
-from fedrecsk.federated._user_features import SUMS, UserFeatures
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Message, Rows
 from fedrecsk.updates import ClientUpdates, FieldSpec

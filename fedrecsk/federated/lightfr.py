@@ -19,15 +19,19 @@ from fedrecsk.base import RankingMixin
 from fedrecsk.base._hamming import HammingSearch, pack_codes, random_codes, unpack_codes
 from fedrecsk.data._checks import hint
 from fedrecsk.data._rating_scale import check_ratings, check_scale
-from fedrecsk.federated._item_content import FederatedContent
-from fedrecsk.federated._lightfr_new_items import NewItems
+from fedrecsk.data.interactions import id_columns
+from fedrecsk.federated._features import FederatedContent
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.protocol.messages import Dense, Derived, Message
-from fedrecsk.protocol.participation import cohort_size
+from fedrecsk.protocol.blocks import Block
+from fedrecsk.protocol.keys import Key, Keys
+from fedrecsk.protocol.messages import Dense, Derived, Message, Total
+from fedrecsk.protocol.participation import RoundMasks, cohort_size
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Summed
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from typing import Self
+
+    from numpy.typing import ArrayLike, NDArray
 
 lightfr_kernels: LazyModule = LazyModule("fedrecsk.federated._lightfr_kernels")
 
@@ -39,7 +43,7 @@ LEAST_USERS = 10
 
 @documented
 @dataclass(eq=False, repr=False)
-class LightFR(NewItems, FederatedContent, HammingSearch, RankingMixin, FederatedRecommender):
+class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommender):
     """Federated recommendation with binary codes, fitted and searched in Hamming space.
 
     Every item has a code of `n_bits` signs, which is all that the server sends and the device
@@ -282,13 +286,8 @@ class LightFR(NewItems, FederatedContent, HammingSearch, RankingMixin, Federated
         self, block, state, message, turn, key, *, sends=True, moves=True, draws=TRAINING_DRAWS
     ):
         """Update the clients' codes; return what they send, if anything, and their loss."""
-        items = lightfr_kernels.Items(
-            message["item_codes"].values,
-            message["item_signs"].values,
-            message["item_sums"].values,
-            message["item_products"].values,
-            *self._base,
-        )
+        names = "item_codes", "item_signs", "item_sums", "item_products"
+        items = lightfr_kernels.Items(*(message[name].values for name in names), *self._base)
         mean = message["mean_user"].values if self._has_prior else np.zeros(self.n_bits)
         rule = lightfr_kernels.Rule(
             self._max_entry,
@@ -594,6 +593,112 @@ class LightFR(NewItems, FederatedContent, HammingSearch, RankingMixin, Federated
         field = replace(self._final_message["item_codes"], values=codes.copy())
         message = Message(**self._final_message | {"item_codes": field})
         return {"item_codes_": codes, "_final_message": message}
+
+    def fold_in_items(
+        self,
+        X: ArrayLike,
+        y: ArrayLike | None = None,
+        *,
+        sample_weight: ArrayLike | None = None,
+        n_rounds: int = 20,
+    ) -> Self:
+        """Add items that were not in fit, without retraining (the paper's section 3.3.3).
+
+        This takes a few rounds with all users, whose codes stay fixed: those that have rows of a
+        new item upload what they would in fit, and the server sets only the bits of the new
+        items, without a balance term. These rounds are not in `communication_`.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As in `fit`. Rows of users unknown to the model are left out.
+        n_rounds : int, default=20
+            Largest number of rounds; they end when no bit changes.
+
+        Returns
+        -------
+        self : object
+
+        Raises
+        ------
+        ValueError
+            If an item is already known, no row has a user that the model knows, y is required but
+            missing or outside the scale, or weights are too large for exact sums.
+        """
+        check_is_fitted(self)
+        if y is None and self.targets == "ratings":
+            raise ValueError('targets="ratings" needs y; pass the ratings of the new items.')
+        X, y = self._checked(X, y)
+        items = id_columns(X)[1]
+        known = self._items.codes(items) >= 0
+        if known.any():
+            raise ValueError(
+                f"Item {items[known.argmax()]!s} is already known; fold_in_items adds new items "
+                "only. Drop its rows, or refit with them."
+            )
+        new = self._encoded(X, y, None, sample_weight, item_ids=None)
+        users = self._users.codes(new.user_ids.values)[new.users]
+        rows = np.flatnonzero(users >= 0)
+        if not len(rows):
+            raise ValueError(
+                "No row of X has a user that the model knows and a weight above 0, so there is no "
+                "data to learn the items from; fold_in their users first."
+            )
+        self._check_rows(new, self.rating_scale_)
+        kept, items = np.unique(new.items[rows], return_inverse=True)
+        ids = self._items.followed_by(new.item_ids.values[kept])
+        given = users[rows], self.n_items_ + items, new.values[rows], new.weights[rows]
+        block = self._with_new_rows(*given, len(ids))
+        codes = self._fitted_item_codes(block, n_rounds)
+        vars(self).update(self._with_codes(codes), _items=ids, item_ids_=ids.values)
+        self.n_items_, self._seen = len(ids), (block.indptr, block.items)
+        return self
+
+    def _with_new_rows(self, users, items, values, weights, n_items):
+        """Return all users' rows, each user a client; of the old ones only the items matter."""
+        seen_indptr, seen_items = self._seen
+        numbers, n_seen = np.arange(self.n_users_), len(seen_items)
+        owners = np.concatenate([np.repeat(numbers, np.diff(seen_indptr)), users])
+        order = np.argsort(owners, kind="stable")
+        lengths = np.bincount(owners, minlength=self.n_users_)
+        return Block(
+            clients=numbers,
+            users=numbers,
+            client_indptr=np.arange(self.n_users_ + 1),
+            indptr=np.concatenate([[0], np.cumsum(lengths)]),
+            items=np.concatenate([seen_items, items])[order].astype(np.int32),
+            values=np.concatenate([np.full(n_seen, self.rating_scale_[1]), values])[order],
+            weights=np.concatenate([np.ones(n_seen), weights])[order],
+            n_items=n_items,
+        )
+
+    def _fitted_item_codes(self, block, n_rounds):
+        """Return all items' codes after rounds in which only those of new items may change."""
+        model, n_old = copy.copy(self), self.n_items_
+        model.balance_item = 0.0
+        index, mean = np.arange(n_old, block.n_items), np.zeros(self.n_bits)
+        fresh = random_codes(Key(0), "item codes", index, 1, self.n_bits)[:, 0]
+        if "mean_user" in self._final_message:
+            mean = self._final_message["mean_user"].values
+        codes = np.concatenate([self.item_codes_, fresh])
+        server = {"item_codes": codes, "mean_user": mean, "total": 0}
+        scale = self._initial_broadcast({"rating_scale": self.rating_scale_})
+        state = {"rows": self._targets(block, scale), "codes": self.user_codes_}
+        everyone = np.ones(block.n_clients, dtype=bool)
+        turn = RoundMasks(everyone, everyone, False)
+        for t in range(n_rounds):
+            key, before = Key(0, t), server["item_codes"]
+            message = model._decode_broadcast(model._model(server), key)
+            updates, _ = model._step(block, state, message, turn, Keys(key, key), moves=False)
+            assert updates is not None
+            fields = ((name, getattr(one, "values", one)) for name, one in updates.fields.items())
+            upload = {name: Total(one, block.n_clients) for name, one in fields}
+            server = model._aggregate(server, message, upload, key)
+            server["item_codes"][:n_old] = before[:n_old]
+            # Sampled negatives are redrawn in every round.
+            if self.aggregation == "full" and np.array_equal(server["item_codes"], before):
+                break
+        return server["item_codes"]
 
     # ---------------------------------------------------------------------- predictions
 

@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval
-from fedrecsk.federated._user_features import SUMS, UserFeatures
-from fedrecsk.federated._wmf import ClientItemsWMF
+from fedrecsk.federated._features import SUMS, UserFeatures
+from fedrecsk.federated._wmf import ClientItemsWMF, wmf_kernels
 from fedrecsk.protocol.messages import Message
 from fedrecsk.protocol.participation import RoundMasks
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-wmf_kernels: LazyModule = LazyModule("fedrecsk.federated._wmf_kernels")
 
 CG_STEPS = 3
 # Number of positives at which a user's vector takes half of what features predict.
@@ -155,14 +152,10 @@ class LocALS(UserFeatures, ClientItemsWMF):
     ``reg_exponent=0``) to the mean of the uploads of an item that n_i clients hold: the penalty
     pulls items of few clients to m_i instead of 0. Nothing more is sent.
 
-    *User features.* With x_u = (1, features), the rounds' p_u are regressed on x_u (empirical
-    Bayes), with weights ``w_u = n_u / (n_u + 20)``, n_u the total weight of the user's positives,
-    however old. More is sent: once, up, ``sum w x x'`` and the number of users in it; in each
-    round, up, ``sum w x p'`` and ``sum w p^2``, of which the server takes the last or, with
-    cohorts, averages; at the end, down, the coefficients, one column for each number of p. The
-    rounds themselves do not use features. At the end a client adds ``1 / (n_u + 1)`` of what
-    features predict to p_u, and users of `add_users` have all of it. One plaintext upload of a
-    client with one user reveals the user's features.
+    *User features.* As in :class:`FedEB`, also in what is sent and revealed, with p_u in place of
+    phi and weights ``w_u = n_u / (n_u + 20)``, n_u the total weight of the user's positives,
+    however old. At the end a client adds ``1 / (n_u + 1)`` of what features predict to p_u, and
+    users of `add_users` have all of it.
 
     *Penalties scaled by frequency* are those of [2]_, ``lambda (T + alpha0 m)^nu`` with
     ``alpha0 = 1 / alpha`` and ``reg_user = lambda alpha0^(nu - 1) m^nu``, and likewise for items.
@@ -203,8 +196,6 @@ class LocALS(UserFeatures, ClientItemsWMF):
 
     EXACT_UP_TO = 128  # number of factors; with more, users are found by conjugate gradients
 
-    # ---------------------------------------------------------------------- the algorithm
-
     def _init_clients(self, block, message, key):
         state: dict[str, Any] = super()._init_clients(block, message, key)
         state |= {"raters": None, "starts": None}
@@ -231,8 +222,6 @@ class LocALS(UserFeatures, ClientItemsWMF):
             sums = self._user_sums(block, state["users"], turn, sends)
             updates = updates.with_fields(**{SUMS: sums})
         return state, updates, loss
-
-    # ------------------------------------------------------------------- with user_features
 
     def _init_server(self, catalogue, key):
         return super()._init_server(catalogue, key) | self._no_user_sums(self.n_factors)
@@ -271,23 +260,13 @@ class LocALS(UserFeatures, ClientItemsWMF):
     def _n_rows_of_users(self, block):
         return np.add.reduceat(np.where(block.values > 0, block.weights, 0), block.indptr[:-1])
 
-    # ----------------------------------------------------------------------- what it needs
-
     def _solve_items(self, block, state, items, turn):
         """Solve for the active clients' items, given their users; return Uploads."""
         users, out = state["users"], wmf_kernels.uploads(block, turn, state["users"])
-        wmf_kernels.solve_items(
-            block.layout,
-            wmf_kernels.Ratings(block.rows, state["extra"], state["pull"]),
-            state["raters"],
-            state["starts"],
-            turn.active,
-            items,
-            self._problem(state),
-            wmf_kernels.workspace(block, users),
-            users,
-            out,
-        )
+        ratings = wmf_kernels.Ratings(block.rows, state["extra"], state["pull"])
+        given = block.layout, ratings, state["raters"], state["starts"], turn.active, items
+        work = wmf_kernels.workspace(block, users)
+        wmf_kernels.solve_items(*given, self._problem(state), work, users, out)
         return out
 
     def _own_items(self, block, state, message, active):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -13,14 +13,13 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data._rating_scale import scale_of
-from fedrecsk.federated._empirical_bayes import EmpiricalBayes
-from fedrecsk.federated._item_content import FederatedContent
+from fedrecsk.federated._empirical_bayes import EmpiricalBayes, fedeb_kernels
+from fedrecsk.federated._features import FederatedContent
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.protocol.participation import RoundMasks
 from fedrecsk.updates import ClientUpdates, FieldSpec
 
-fedeb_kernels: LazyModule = LazyModule("fedrecsk.federated._fedeb_kernels")
 privfedeb_kernels: LazyModule = LazyModule("fedrecsk.federated._privfedeb_kernels")
 
 # Precisions of a rating, and of users' biases.
@@ -242,6 +241,10 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
         **FederatedContent._content_constraints,
     }
 
+    _no_local_dp = (
+        "its uploads are bounded as a whole, and not number by number. Use central_dp, or RFRec "
+        "for local differential privacy."
+    )
     _predicted_fields = ("average_items",)
     _absent_fields = ("row_weights", "features")
     _n_setups = 1
@@ -462,11 +465,6 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
     # ------------------------------------------------------------------- checks, attacks
 
     def _check_before_fit(self):
-        if self._setting().local_dp is not None:
-            raise ValueError(
-                f"{type(self).__name__} has no local_dp: its uploads are bounded as a whole, and "
-                "not number by number. Use central_dp, or RFRec for local differential privacy."
-            )
         super()._check_before_fit()
         mechanism = self._setting().central_dp
         for name in ("clip", "setup_clip"):
@@ -500,34 +498,26 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
 
 
 class Release(NamedTuple):
-    """What the set-up has published.
+    """What the set-up has published."""
 
-    Attributes
-    ----------
-    counts : (n_items,), N_i, at least 0
-    residuals : (n_items,), B_i, noisy
-    noise_std : float, of both
-    rating_weight : float, by how much a typical rating counts in the sums
-    """
-
-    counts: np.ndarray
-    residuals: np.ndarray
-    noise_std: float
-    rating_weight: float
+    counts: np.ndarray  # (n_items,), N_i, at least 0
+    residuals: np.ndarray  # (n_items,), B_i, noisy
+    noise_std: float  # of both
+    rating_weight: float  # by how much a typical rating counts in the sums
 
     @classmethod
-    def of(cls, sums: Any, noise_std: Any, squares: Any) -> Any:
+    def of(cls, sums, noise_std, squares):
         """Make it from sums of counts and residuals (n_items, 2), and of squared counts."""
         counts = denoised(sums[:, 0], noise_std)
         rating_weight = max(float(squares), 0.0) / max(float(counts.sum()), TINY)
         return cls(counts, sums[:, 1], noise_std, rating_weight)
 
     @property
-    def padded(self) -> Any:
+    def padded(self):
         """N_i plus half their mean, so that the noise on small ones does not matter."""
         return np.maximum(self.counts + self.counts.mean() / 2, TINY)
 
-    def row_weights(self) -> Any:
+    def row_weights(self):
         """a_i: weights of the items' rows in uploads; in the mean over ratings, a_i^2 is 1."""
         weights = (self.padded / self.padded.max()) ** -POWER
         total = self.counts.sum()
@@ -535,18 +525,15 @@ class Release(NamedTuple):
             return np.ones(len(weights))
         return weights / np.sqrt(self.counts @ weights**2 / total)
 
-    def noise(self, curvature: Any, row_weights: Any, noise_std: Any) -> Any:
+    def noise(self, curvature, row_weights, noise_std):
         """Variance of a round's sums: added noise, and that of the ratings themselves."""
         return noise_std**2 + self.rating_weight * curvature * row_weights / ALPHA
 
-    def biases(self, prior: Any = None) -> Any:
-        """First estimates of b_i, and their variances.
-
-        Their prior mean, unless given, is a line in log N_i, fitted to all items: popular items
-        are often better ones.
-        """
+    def biases(self, prior=None):
+        """Return first estimates of b_i, and their variances."""
         h = self.counts
         noise = self.noise(h, 1.0, self.noise_std)
+        # Popular items are often better ones.
         prior = self._line(noise) if prior is None else prior
         gain = gains(np.full(len(h), BIAS_VARIANCE), h, noise)
         return prior + gain * (self.residuals - h * prior), BIAS_VARIANCE * (1 - gain * h)
@@ -565,7 +552,7 @@ class Release(NamedTuple):
         slope = weights @ (x * y) / spread if spread > 1e-9 * total else 0.0
         return weights @ y / total + slope * x
 
-    def n_factors(self, share: Any) -> Any:
+    def n_factors(self, share):
         """Return how many factors the noise allows, given the share of clients in a round."""
         a = self.row_weights()
         curvature = share * self.counts * a
@@ -578,12 +565,12 @@ class Release(NamedTuple):
         return min(MOST, 1 + int(reliability / RELIABLE)) if reliability >= RELIABLE else 0
 
 
-def gains(variance: Any, curvature: Any, noise: Any) -> Any:
+def gains(variance, curvature, noise):
     """Return fractions of ``h (x - x_now) + noise`` that make x_now x's posterior mean."""
     return variance * curvature / np.maximum(variance * curvature**2 + noise, TINY)
 
 
-def denoised(counts: Any, noise_std: float) -> Any:
+def denoised(counts, noise_std):
     """Return posterior means of counts given noisy ones, whose prior is learned from them all."""
     clear = counts >= CLEAR * noise_std
     if clear.all() or noise_std == 0:
@@ -601,7 +588,7 @@ def denoised(counts: Any, noise_std: float) -> Any:
     return result
 
 
-def tastes(biases: Any, row_weights: Any, features: Any = None) -> Any:
+def tastes(biases, row_weights, features=None):
     """Return the columns of x_i that are public: popularity, b_i and features."""
     popularity = row_weights ** (-1 / POWER)
     columns = np.column_stack([np.log(popularity), biases])

@@ -14,10 +14,10 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin, linear_scores
 from fedrecsk.data._rating_scale import scale_of
-from fedrecsk.federated._item_content import FederatedContent
+from fedrecsk.federated._features import FederatedContent
+from fedrecsk.federated._feedback import BiasColumn
 from fedrecsk.federated._optimizers import adam
 from fedrecsk.federated._private import problems_of_scale
-from fedrecsk.federated._ratings import BiasColumn
 from fedrecsk.federated._rfrec_predictions import Predictions
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Message

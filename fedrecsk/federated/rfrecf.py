@@ -116,8 +116,6 @@ class RFRecF(RFRec):
                 'from what they start; set aggregation="holders" or compression=None, or call fit.'
             )
 
-    # ---------------------------------------------------------------------- each round
-
     _may_be_silent = True
 
     def _broadcast(self, server, key):
@@ -148,8 +146,6 @@ class RFRecF(RFRec):
             case 1, 0:
                 self._move_to_mean(block, state, turn.active, mean)
         return state, uploads, loss
-
-    # ------------------------------------------------------------------- on the clients
 
     def _coins(self, key):
         """Return the coins of the last round and of this one (zeta); `key` is the shared one."""

@@ -13,7 +13,7 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._rating_scale import scale_of
-from fedrecsk.federated._ratings import RatingScale
+from fedrecsk.federated._feedback import RatingScale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.neural._layout import one_thread
 from fedrecsk.neural._metamf_network import (
@@ -223,13 +223,6 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
         }
 
     _n_setups = 1
-
-    def _setup_specs(self, n_items, step):
-        return {"ratings": FieldSpec((2,), learned=False)}
-
-    def _setup_update(self, block, message, step, key):
-        ratings = np.array([block.weights @ block.values, block.weights.sum()])
-        return ClientUpdates({"ratings": ratings})
 
     def _setup_aggregate(self, server, upload, step, key):
         total, number = upload["ratings"].sum

@@ -10,18 +10,16 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._rating_scale import scale_of
+from fedrecsk.federated._feedback import BiasColumn
 from fedrecsk.federated._optimizers import ServerStep
-from fedrecsk.federated._ratings import BiasColumn
+from fedrecsk.federated._wmf import wmf_kernels
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.portable import Ridge
 from fedrecsk.protocol.messages import Dense, Message, Rows
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
-
-wmf_kernels: LazyModule = LazyModule("fedrecsk.federated._wmf_kernels")
 
 
 class Ratings(NamedTuple):
@@ -70,8 +68,6 @@ class RatingGradients(ServerStep, BiasColumn, RatingMixin, FederatedRecommender)
     # The items whose rows are sent: those that the client has rated.
     _rows = "held"
 
-    # --------------------------------------------------------------- before the rounds
-
     def _init_server(self, catalogue, key):
         return {
             "item_vectors": self._first_items(catalogue, key),
@@ -82,10 +78,8 @@ class RatingGradients(ServerStep, BiasColumn, RatingMixin, FederatedRecommender)
     _n_setups = 1
 
     def _setup_specs(self, n_items, step):
-        specs = {
-            "ratings": FieldSpec((2,), learned=False),
-            "n_ratings": FieldSpec((n_items,), self._rows, learned=False),
-        }
+        specs = super()._setup_specs(n_items, step)
+        specs["n_ratings"] = FieldSpec((n_items,), self._rows, learned=False)
         if self._rows == "held":
             # An int32 for each rated item: its index.
             specs["held_items"] = FieldSpec((n_items,), "held", dtype="int32", learned=False)
@@ -120,16 +114,12 @@ class RatingGradients(ServerStep, BiasColumn, RatingMixin, FederatedRecommender)
             "users": np.zeros((block.n_users, self._width), dtype=self._dtype),
         }
 
-    # ---------------------------------------------------------------- after the rounds
-
     def _final_model(self, server):
         # To recommend, a client needs the items that it has not rated.
         return Message(item_vectors=Dense(server["item_vectors"]))
 
     def _response(self, scores):
         return np.clip(scores, *self.rating_scale_)
-
-    # ------------------------------------------------------------------- what it needs
 
     def _penalties(self, n_ratings, reg):
         """Return the penalties on each number of vectors, by their numbers of ratings."""
@@ -342,8 +332,6 @@ class ExplicitFCF(RatingGradients):
     def _rows(self):
         return "held" if self.upload == "local" else "all"
 
-    # ---------------------------------------------------------------------- each round
-
     def _model(self, server):
         rows = Rows if self.upload == "local" else Dense
         return Message(item_vectors=rows(server["item_vectors"]))
@@ -367,8 +355,6 @@ class ExplicitFCF(RatingGradients):
             return server
         gradient = upload["gradient"].mean + server["penalties"] * server["item_vectors"]
         return self._stepped(server, "item_vectors", 2 * gradient)
-
-    # ------------------------------------------------------------------------- the end
 
     def _public_half(self):
         vectors, offset = self.item_factors_, np.full(self.n_items_, self.global_bias_)

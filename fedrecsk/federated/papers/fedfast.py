@@ -148,16 +148,12 @@ class FedFast(AveragedItems):
     # The server keeps a vector and a cluster of each client.
     _admits_late_clients = False
 
-    # --------------------------------------------------------------- before the rounds
-
     def _init_server(self, catalogue, key):
         shape = (catalogue.n_clients, self.n_factors)
         vectors = self.INIT_STD * key.generator("client vectors").standard_normal(shape)
         server = super()._init_server(catalogue, key)
         server["client_vectors"] = vectors.astype(self._dtype)
         return self._with_clusters(server, key)
-
-    # ----------------------------------------------------------- each round: ActvSAMP
 
     def _choose_cohort(self, server, n_clients, size, key):
         if self.sampling == "federation":
@@ -173,8 +169,6 @@ class FedFast(AveragedItems):
     def _model(self, server):
         own = PerClient(server["client_vectors"])
         return Message(**super()._model(server), client_vector=own)
-
-    # ------------------------------------------------------------- each round: clients
 
     def _init_clients(self, block, message, key):
         state = super()._init_clients(block, message, key)
@@ -200,8 +194,6 @@ class FedFast(AveragedItems):
         change = _means(block, state["users"]) - received
         updates.fields["client_vector"] = SparseRows.stacked(change)
         return state, updates, loss
-
-    # ------------------------------------------------------------ each round: ActvAGG
 
     def _aggregate(self, server, message, upload, key):
         if upload is not None:
@@ -272,8 +264,6 @@ class FedFast(AveragedItems):
         share = np.divide(honest, lengths, out=np.zeros_like(lengths), where=lengths > 0)
         return {"updates": (1 + np.sqrt(1 + 4 * share)) / 2 * moves}
 
-    # ------------------------------------------------------------------------- the end
-
     def _personalize(self, block, state, message, turn, key):
         if state is None:
             state = self._init_clients(block, message, key)
@@ -288,8 +278,6 @@ class FedFast(AveragedItems):
     def _as_newcomers(self, block):
         # The server has no vector of theirs.
         return replace(block, clients=np.full_like(block.clients, -1))
-
-    # ------------------------------------------------------------------------- checks
 
     def _check_before_fit(self):
         if self._setting().aggregator is not None and (

@@ -13,7 +13,7 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._rating_scale import scale_of
-from fedrecsk.federated._ratings import BiasColumn
+from fedrecsk.federated._feedback import BiasColumn
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Summed
@@ -199,8 +199,6 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
     _dtype = np.float32
     _user_width = "n_factors"
 
-    # --------------------------------------------------------------- before the rounds
-
     def _init_server(self, catalogue, key):
         shape = (catalogue.n_items, self._width)
         vectors = self.INIT_RANGE * key.generator("item vectors").uniform(-1, 1, shape)
@@ -217,9 +215,6 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
     def _n_setups(self):
         return int(self.biases)
 
-    def _setup_specs(self, n_items, step):
-        return {"ratings": FieldSpec((2,), learned=False)}
-
     def _setup_aggregate(self, server, upload, step, key):
         total, weight = upload["ratings"].sum
         return server | {"level": float(_rescaled(total / weight, *server["rating_scale"]))}
@@ -227,8 +222,6 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
     def _initial_broadcast(self, server):
         scale = np.array([*server["rating_scale"], server["level"]])
         return Message(scale=Dense(scale), share=Dense(np.array(server["share"])))
-
-    # ---------------------------------------------------------------------- each round
 
     def _model(self, server):
         return Message(item_vectors=Dense(server["item_vectors"]))
@@ -264,16 +257,11 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
         examples = self._drawn(block, state, turn.active, key)
         held = replace(block, indptr=examples.indptr, items=examples.items)
         out, users, clients = self._empty_uploads(held, turn), state["users"], block.client_indptr
-        loss, total_weight = fedrec_kernels.local_round(
-            clients,
-            examples,
-            turn.active,
-            users,
-            self._received(message, state["level"]),
-            self._training(key.round, state["share"]),
-            fedrec_kernels.scratch(clients, examples, turn.active, users),
-            out,
-        )
+        model = self._received(message, state["level"])
+        training = self._training(key.round, state["share"])
+        given = clients, examples, turn.active, users
+        work = fedrec_kernels.scratch(*given)
+        loss, total_weight = fedrec_kernels.local_round(*given, model, training, work, out)
         fields = {"gradients": out.gradients, "weights": out.masses}
         if turn.separate:
             own = held.row_indptr, held.row_items
@@ -291,8 +279,6 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
         mean = upload["gradients"].sum[moved] / weights[moved, None]
         items[moved] -= self._rate(key.round, server["share"]) * mean
         return server | {"item_vectors": items.astype(self._dtype)}
-
-    # ------------------------------------------------------------------------- the end
 
     def _personalize(self, block, state, message, turn, key):
         trained = state is not None
@@ -319,8 +305,6 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
 
     def _private_vectors(self, state):
         return state["users"][:, int(self.biases) :]
-
-    # ------------------------------------------------------------------- on the clients
 
     @property
     def _reg(self):
@@ -394,8 +378,6 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
         divisor = view.n_expected("gradients") / view.n_own
         rate = self._rate(view.round, float(view.message["share"].values))
         return {"gradients": -divisor / rate * moves}
-
-    # ------------------------------------------------------------------ checks, predictions
 
     def _rounds(self, n_clients):
         is_auto = self.n_rounds == "auto"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from scipy import sparse
@@ -165,7 +165,7 @@ class FedSpectral(WMFUsers, FederatedGram):
         return Message(item_factors=Dense(self._solved(server)["item_factors"]))
 
 
-def spectral_factors(gram: Any, n_factors: Any) -> Any:
+def spectral_factors(gram, n_factors):
     """Return Q = D^1/4 V e^1/2 of the leading eigenpairs of D^-1/4 G D^-1/4, scaled."""
     squares, size = gram.diagonal(), gram.shape[0]
     scale = np.where(squares > 0, squares, 1.0) ** 0.25
@@ -185,7 +185,7 @@ def spectral_factors(gram: Any, n_factors: Any) -> Any:
     return _scaled((scale[:, None] * vectors * np.sqrt(strengths))[:, ::-1])
 
 
-def factors_from_noise(matrix: Any, n_factors: Any, noise_std: Any) -> Any:
+def factors_from_noise(matrix, n_factors, noise_std):
     """Return Q = V e^1/2 of at most `n_factors` eigenpairs of G above its noise, scaled."""
     items = items_above_noise(matrix, noise_std)
     strengths, vectors = signal(matrix[np.ix_(items, items)], noise_std)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_array
+from scipy.spatial.distance import cdist
+from scipy.special import softmax
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
@@ -21,37 +23,27 @@ MAX_STEPS, TOLERANCE = 50, 1e-4
 
 
 class EgoGraphs(NamedTuple):
-    """The users' surroundings in the last round that their client took part in.
+    """The users' surroundings in the last round that their client took part in."""
 
-    n_common, own, scale : (n_users, 1), the number of predicted items that the user is connected
-        to (k), the share of own items among its neighbours, and 1 / sqrt(degree)
-    common : (n_users, d), sum of the predicted items, divided by the root of their degree
-    peers : (n_users, d), mean of what the devices of the group have sent
-    first : (n_users, d), layer 1
-    """
-
-    n_common: np.ndarray
-    own: np.ndarray
-    scale: np.ndarray
-    common: np.ndarray
-    peers: np.ndarray
-    first: np.ndarray
+    # (n_users, 1) each
+    n_common: np.ndarray  # number of predicted items that the user is connected to (k)
+    own: np.ndarray  # share of own items among its neighbours
+    scale: np.ndarray  # 1 / sqrt(degree)
+    # (n_users, d) each
+    common: np.ndarray  # sum of the predicted items, divided by the root of their degree
+    peers: np.ndarray  # mean of what the devices of the group have sent
+    first: np.ndarray  # layer 1
 
 
 class Groups(NamedTuple):
-    """The groups of devices, and the items predicted for each.
+    """The groups of devices, and the items predicted for each."""
 
-    of_client : (n_clients,) int32, -1 for clients whose embedding the server does not know
-    n_devices : (n_groups,), which may be zero
-    items : (n_groups, n_common), codes; an item may be in several groups
-    """
-
-    of_client: np.ndarray
-    n_devices: np.ndarray
-    items: np.ndarray
+    of_client: np.ndarray  # (n_clients,) int32, -1 where the server does not know the embedding
+    n_devices: np.ndarray  # (n_groups,), which may be zero
+    items: np.ndarray  # (n_groups, n_common), codes; an item may be in several groups
 
     @property
-    def scales(self) -> Any:
+    def scales(self):
         """1 / sqrt(degree) of the items of each group, which its devices are connected to."""
         return 1 / np.sqrt(np.maximum(self.n_devices, 1))
 
@@ -438,17 +430,9 @@ class SemiDFEGL(RatingGradients):
         if upload is not None:
             server = self._learned(server, upload)
         if self.n_common and key.round % self.CLUSTER_EVERY == 0:
-            server = server | {
-                "groups": clustered(
-                    server["embeddings"],
-                    server["known"],
-                    self._factors(server["item_vectors"]),
-                    self.n_groups,
-                    self.n_common,
-                    self.FUZZINESS,
-                    key.generator("centres"),
-                )
-            }
+            given = server["embeddings"], server["known"], self._factors(server["item_vectors"])
+            sizes, generator = (self.n_groups, self.n_common), key.generator("centres")
+            server = server | {"groups": clustered(*given, *sizes, self.FUZZINESS, generator)}
         return server
 
     def _learned(self, server, upload):
@@ -534,31 +518,21 @@ def _n_users(block):
 # ---------------------------------------------------------------------------------- the groups
 
 
-def no_groups(n_clients: Any) -> Any:
+def no_groups(n_clients):
     """Return the groups before anything is known: every client is on its own."""
     nothing = np.zeros(0, dtype=np.int64)
     return Groups(np.full(n_clients, -1, dtype=np.int32), nothing, nothing.reshape(0, 0))
 
 
-def clustered(
-    embeddings: Any,
-    known: Any,
-    items: Any,
-    n_groups: Any,
-    n_common: Any,
-    fuzziness: Any,
-    generator: Any,
-) -> Any:
-    """Return the groups of the clients of a mask (n_clients,) and of the items, by direction.
-
-    The centres begin at clients that the generator draws.
-    """
+def clustered(embeddings, known, items, n_groups, n_common, fuzziness, generator):
+    """Return groups, by direction, of the clients of a mask and of the items."""
     users = directions(embeddings[known])
     distinct = np.unique(users, axis=0, return_index=True)[1]
     n_groups = min(n_groups, len(distinct))
     if n_groups == 0:
         return no_groups(len(known))
     points = np.concatenate([users, directions(items)])
+    # The centres begin at clients that are drawn.
     centres = users[generator.permutation(np.sort(distinct))[:n_groups]]
     shares = memberships(points, centres, fuzziness)
     of_client = np.full(len(known), -1, dtype=np.int32)
@@ -567,12 +541,11 @@ def clustered(
     return Groups(of_client, np.bincount(of_client[known], minlength=n_groups), predicted)
 
 
-def memberships(points: Any, centres: Any, fuzziness: Any) -> Any:
+def memberships(points, centres, fuzziness):
     """Return each point's share in each cluster by fuzzy c-means from given centres (Bezdek 1981).
 
     It lowers ``sum_xk share_xk^fuzziness |x - centre_k|^2``, in turns for the shares (of each
-    point, of sum 1) and for the centres. Towards fuzziness 1, each point belongs to its nearest
-    centre alone.
+    point, of sum 1) and for the centres.
     """
     for _ in range(MAX_STEPS):
         weights = _shares(points, centres, fuzziness) ** fuzziness
@@ -587,14 +560,12 @@ def memberships(points: Any, centres: Any, fuzziness: Any) -> Any:
 
 
 def _shares(points, centres, fuzziness):
-    squares = (points**2).sum(axis=1)[:, None] - 2 * points @ centres.T + (centres**2).sum(axis=1)
+    squares = np.maximum(cdist(points, centres, "sqeuclidean"), 1e-12)
     # In logarithms, because powers of 1 / (fuzziness - 1) are large.
-    logs = -np.log(np.maximum(squares, 1e-12)) / (fuzziness - 1)
-    shares = np.exp(logs - logs.max(axis=1, keepdims=True))
-    return shares / shares.sum(axis=1, keepdims=True)
+    return softmax(-np.log(squares) / (fuzziness - 1), axis=1)
 
 
-def directions(vectors: Any) -> Any:
+def directions(vectors):
     """Return vectors scaled to length 1; zero stays zero."""
     vectors = vectors.astype(np.float64)
     lengths = np.sqrt((vectors**2).sum(axis=1, keepdims=True))

@@ -1,33 +1,60 @@
-"""The parameter `user_features`: what users are like before they rate, learned from sums.
+"""The parameters `item_features` and `user_features` of federated methods.
 
-Each client reads the features of its own users. Users' vectors v, less what is expected of them
-otherwise, are regressed on x = (1, features), with weights ``w = n_u / (n_u + h)``: clients send
-the number of their users with features and the sums over them of ``w x x'``, ``w x v'`` and
-``w v^2``. The coefficients come with the final model, from which clients infer their users once
-more.
+The server knows items' features, and clients send nothing more. Users' features say what users are
+like before they rate, learned from sums: each client reads the features of its own users. Users'
+vectors v, less what is expected of them otherwise, are regressed on x = (1, features), with weights
+``w = n_u / (n_u + h)``: clients send the number of their users with features and the sums over them
+of ``w x x'``, ``w x v'`` and ``w v^2``. The coefficients come with the final model, from which
+clients infer their users once more.
 """
 
 from __future__ import annotations
 
+import copy
 import reprlib
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pandas as pd
 from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted
 
+from fedrecsk.base._item_content import ItemContent
 from fedrecsk.base._item_prior import ROUNDING, SHRINKAGE, shrunk
 from fedrecsk.data.interactions import Ids, id_array, named
+from fedrecsk.data.item_features import has_ids
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.protocol.messages import Dense
+from fedrecsk.protocol.keys import Key
+from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.updates import FieldSpec, SparseRows
 
 if TYPE_CHECKING:
     from typing import Any, Self
 
 SQUARES, SUMS, MEANS = "user_features", "user_sums", "user_means"
+
+
+@dataclass(eq=False, repr=False)
+class FederatedContent(ItemContent):
+    """`item_features` of a method whose server keeps an ItemPrior as `content` in its state."""
+
+    # Fields of the final message with a row for each item that features predict, and those that
+    # are 0 for an item without ratings.
+    _predicted_fields: ClassVar[tuple[str, ...]] = ()
+    _absent_fields: ClassVar[tuple[str, ...]] = ()
+
+    def _with_items(self, rows):
+        """Return the attributes of the final message with rows for items with these features."""
+        message = Message(**self._final_message)
+        for names, predict in ((self._predicted_fields, True), (self._absent_fields, False)):
+            for name in set(names) & set(message):
+                field = message[name]
+                new = self._new_rows(field.values, rows, predict)
+                message[name] = replace(field, values=np.concatenate([field.values, new]))
+        method = copy.copy(self)
+        received = method._decode_broadcast(message, Key(0))
+        return method._server_attributes(received) | {"_final_message": message}
 
 
 class UserFeatures(FederatedRecommender):
@@ -145,8 +172,6 @@ class UserFeatures(FederatedRecommender):
         self._added = None
         return super()._fit(data, report)
 
-    # ------------------------------------------------------------- what a method adds to its own
-
     @property
     def _n_features(self):
         return 0 if self.user_features is None else self.user_features.shape[1]
@@ -224,8 +249,6 @@ class UserFeatures(FederatedRecommender):
             return None
         return design(block.features) @ message[MEANS].values
 
-    # --------------------------------------------------------------------------------- checks
-
     def _check_before_fit(self):
         if self.user_features is not None:
             read(self.user_features)
@@ -257,9 +280,9 @@ class UserFeatures(FederatedRecommender):
         return super()._rule_of(item)
 
 
-def read(features: Any, what: str = "user_features") -> tuple[Ids, Any]:
+def read(features, what="user_features"):
     """Return the ids and the rows, float64, of users' features, or raise."""
-    if not (hasattr(features, "index") and hasattr(features, "columns")):
+    if not has_ids(features):
         raise TypeError(
             f"{what} should be a pandas DataFrame whose index has the users' ids, got "
             f"{type(features).__name__}."
@@ -290,13 +313,13 @@ def read(features: Any, what: str = "user_features") -> tuple[Ids, Any]:
     return Ids(ids, f"the index of {what}"), rows
 
 
-def design(features: Any) -> Any:
+def design(features):
     """Return rows (1, features) of users, zeros for those without features."""
     known = ~np.isnan(features).any(axis=1)
     return np.where(known[:, None], np.column_stack([np.ones(len(features)), features]), 0.0)
 
 
-def coefficients(squares: Any, sums: Any) -> Any:
+def coefficients(squares, sums):
     """Return the users' expected vectors as coefficients of (1, features), from sums over users."""
     squares, n_users, sums, rest = squares[:-1], squares[-1, 0], sums[:-1], sums[-1]
     total = squares[0, 0]
