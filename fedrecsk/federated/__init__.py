@@ -3,16 +3,19 @@
 from fedrecsk.base._hamming import pack_codes, unpack_codes
 from fedrecsk.federated.colr import CoLR, SCoLR
 from fedrecsk.federated.fcf import FCF
-from fedrecsk.federated.fedease import FedEASE, FedItemKNN
+from fedrecsk.federated.fedease import FedEASE
 from fedrecsk.federated.fedeb import FedEB
-from fedrecsk.federated.fedmf import FedMF, PrivRec
+from fedrecsk.federated.feditemknn import FedItemKNN
+from fedrecsk.federated.fedmf import FedMF
 from fedrecsk.federated.lightfr import LightFR
 from fedrecsk.federated.locals import LocALS
 from fedrecsk.federated.papers.explicit_fcf import ExplicitFCF
 from fedrecsk.federated.papers.fedfast import FedFast
 from fedrecsk.federated.papers.fedrec import FedRec
 from fedrecsk.federated.papers.fedspectral import FedSpectral
-from fedrecsk.federated.papers.locsgd import GlobSGD, LocSGD
+from fedrecsk.federated.papers.globsgd import GlobSGD
+from fedrecsk.federated.papers.locsgd import LocSGD
+from fedrecsk.federated.papers.privrec import PrivRec
 from fedrecsk.federated.papers.semidfegl import SemiDFEGL
 from fedrecsk.federated.privfedeb import PrivFedEB
 from fedrecsk.federated.rfrec import RFRec

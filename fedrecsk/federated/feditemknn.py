@@ -1,0 +1,138 @@
+"""FedItemKNN: nearest items from one sum over clients."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from fedrecsk._utils.docs import documented
+from fedrecsk.base._item_weights import (
+    NearestItemsMixin,
+    lower_part,
+    sparse_weights,
+    whole,
+)
+from fedrecsk.federated._gram import without_noise
+from fedrecsk.federated.fedease import OwnWeights
+from fedrecsk.protocol.messages import Dense, Derived, Message, Rows
+
+
+@documented
+@dataclass(eq=False, repr=False)
+class FedItemKNN(NearestItemsMixin, OwnWeights):
+    """Nearest items from one sum in one round.
+
+    :class:`ItemKNN` needs only X'X, which is a sum over users. Every client uploads its users' part
+    of it once. The result is exactly that of the centralised model on the data of the clients whose
+    uploads have arrived. With 5,000 items and more the sum is kept sparse, so that catalogues of
+    tens of thousands of items take little memory.
+
+    Parameters
+    ----------
+    {n_neighbors}
+    {power}
+        On the scale of the sum of uploads.
+    {neighbours shrinkage}
+    n_rounds, upload
+        As in :class:`FedEASE`.
+    download : {"auto", "local", "all"}, default="auto"
+        What a client receives in the end: the nearest items of its own items, or those of all
+        items. "auto": "all" with secure aggregation or central privacy, and otherwise "local", for
+        which the client reports beforehand which items it holds.
+    {timestamps}
+    {pair_half_life}
+    {history_half_life}
+    {shared parameters}
+
+    Attributes
+    ----------
+    item_weights_ : csr_array of shape (n_items, n_items), dtype float32
+        B: row j is added to the scores of all items if a user likes item j.
+    user_history_ : csr_array of shape (n_users, n_items), dtype float32
+        X, faded: the weight of each item that a user likes. It never leaves the client.
+    {shared attributes}
+
+    Raises
+    ------
+    ValueError
+        As :class:`FedEASE` does, and if more than 65,535 items are kept sparse.
+
+    See Also
+    --------
+    ItemKNN : The same model without clients.
+    FedEASE : Weights between all items at once, for fewer items.
+
+    Notes
+    -----
+    *Algorithm*::
+
+        set-up  with download="local", clients report which items they hold  _setup_update
+        each round
+          1  server requests uploads (1 byte)                   _broadcast
+          2  clients that have not sent before upload x x',
+             summed over their users                            _client_update: kernel add_pairs
+          3  server adds up: G                                  _aggregate
+        end
+          4  server finds the nearest items of each item,
+             by B_ij = G_ij / ((G_ii G_jj)^power + shrinkage)   _solve
+          5  clients receive those of their items               _model
+          6  ... and add up those of a user's own items         _score_all
+
+    {time}
+    What is sent is as large as without time, and as private.
+
+    *What is sent.* Up, as in :class:`FedEASE`: once, 8 bytes for each pair of items that one of the
+    client's users likes, or with ``upload="all"`` 4 for each pair of the catalogue. In the end,
+    down: ``8 n_neighbors`` bytes (index and value) for each own item, or for each item with "all".
+
+    *Rounds, cohorts, lost uploads, what is revealed, central privacy* are as in :class:`FedEASE`.
+    Under central privacy and secure sums whole triangles are sent, which many items do not allow.
+
+    References
+    ----------
+    .. [1] B. Sarwar, G. Karypis, J. Konstan and J. Riedl, "Item-based collaborative filtering
+       recommendation algorithms", WWW 2001.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedrecsk import FedItemKNN, ItemKNN
+    >>> from fedrecsk.datasets import make_ratings
+    >>> X, _ = make_ratings(n_users=60, n_items=40, n_ratings=900, random_state=0)
+    >>> model, centralised = FedItemKNN().fit(X), ItemKNN().fit(X)
+    >>> np.allclose(model.predict(X), centralised.predict(X))
+    True
+    """
+
+    n_neighbors: int = 100
+    _: KW_ONLY
+    power: float = 0.25
+    shrinkage: float = 5.0
+    download: Literal["auto", "local", "all"] = "auto"
+
+    _parameter_constraints: ClassVar[dict] = (
+        OwnWeights._parameter_constraints | NearestItemsMixin._nearest_constraints
+    )
+
+    _solves_sparse = True
+
+    def _solve(self, gram, n_items, noise_std):
+        if noise_std > 0:
+            gram = lower_part(without_noise(whole(np.ravel(gram), n_items), noise_std))
+        neighbors, nearness = self._nearest(gram, n_items)
+        return {"neighbors": neighbors, "nearness": nearness}
+
+    def _model(self, server):
+        field, solved = Rows if self._sends_rows else Dense, self._solved(server)
+        return Message(
+            neighbors=field(solved["neighbors"], dtype="int32", learned=False),
+            nearness=field(solved["nearness"]),
+        )
+
+    def _decode_broadcast(self, message, key):
+        if "nearness" not in message:
+            return message
+        weights = sparse_weights(message["neighbors"].values, message["nearness"].values)
+        return Message(**message, item_weights=Derived(weights))
