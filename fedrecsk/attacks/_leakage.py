@@ -13,11 +13,17 @@ from sklearn.base import clone
 
 from fedrecsk._utils import html
 from fedrecsk._utils.parameters import suggest
-from fedrecsk.attacks._inversion_factors import explicit_fcf, fcf, fedfast, fedmf, wmf
-from fedrecsk.attacks._inversion_other import fedeb, fedrec, gram, lightfr, neural, semidfegl
+from fedrecsk.attacks import _inversions as inversions
 from fedrecsk.attacks._inversion_rfrec import rfrec
-from fedrecsk.attacks._server_view import Differences, Groups, Reconstruction, Singles
-from fedrecsk.attacks._source_separation import by_lines, by_lines_beside_a_matrix, by_pairs
+from fedrecsk.attacks._server_view import (
+    Differences,
+    Groups,
+    Reconstruction,
+    Singles,
+    by_lines,
+    by_lines_beside_a_matrix,
+    by_pairs,
+)
 from fedrecsk.updates import Update
 
 if TYPE_CHECKING:
@@ -415,32 +421,34 @@ class Inversion(NamedTuple):
     separate: Callable[..., list[Reconstruction]] | None = None
 
 
-_WMF = Inversion(wmf, by_lines(wmf, "rows"))
-_FEDMF = Inversion(fedmf, by_lines(fedmf, "updates", tolerance=1e-3))
+_WMF = Inversion(inversions.wmf, by_lines(inversions.wmf, "rows"))
+_FEDMF = Inversion(inversions.fedmf, by_lines(inversions.fedmf, "updates", tolerance=1e-3))
 _RFREC = Inversion(rfrec, by_lines(rfrec, "item_vectors", tolerance=1e-3, signed=True))
 
 # By class or, for this package's own methods, by its name: they import no attacks and, of the
 # neural ones, not all can be imported everywhere. Subclasses inherit.
 _INVERSIONS: dict[type | str, Inversion] = {
     "CoLR": _FEDMF,
-    "ExplicitFCF": Inversion(explicit_fcf, by_lines(explicit_fcf, "gradient")),
-    "FCF": Inversion(fcf, by_lines_beside_a_matrix),
-    "FedEASE": Inversion(gram, by_pairs),
-    "FedItemKNN": Inversion(gram, by_pairs),
-    "FedEB": Inversion(fedeb),
-    "FedFast": Inversion(fedfast),
+    "ExplicitFCF": Inversion(
+        inversions.explicit_fcf, by_lines(inversions.explicit_fcf, "gradient")
+    ),
+    "FCF": Inversion(inversions.fcf, by_lines_beside_a_matrix),
+    "FedEASE": Inversion(inversions.gram, by_pairs),
+    "FedItemKNN": Inversion(inversions.gram, by_pairs),
+    "FedEB": Inversion(inversions.fedeb),
+    "FedFast": Inversion(inversions.fedfast),
     "FedMF": _FEDMF,
-    "FedNCF": Inversion(neural),
-    "FedRec": Inversion(fedrec),
-    "FedSpectral": Inversion(gram, by_pairs),
-    "FederatedModule": Inversion(neural),
+    "FedNCF": Inversion(inversions.neural),
+    "FedRec": Inversion(inversions.fedrec),
+    "FedSpectral": Inversion(inversions.gram, by_pairs),
+    "FederatedModule": Inversion(inversions.neural),
     "GlobSGD": _WMF,
-    "LightFR": Inversion(lightfr),
+    "LightFR": Inversion(inversions.lightfr),
     "LocALS": _WMF,
     "LocSGD": _WMF,
-    "PFedRec": Inversion(neural),
+    "PFedRec": Inversion(inversions.neural),
     "RFRec": _RFREC,
-    "SemiDFEGL": Inversion(semidfegl),
+    "SemiDFEGL": Inversion(inversions.semidfegl),
 }
 
 

@@ -12,9 +12,8 @@ from scipy.stats import binom
 from fedrecsk._utils.extras import require
 from fedrecsk._utils.parameters import PlainParameters
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
-from fedrecsk.privacy._grid import STEPS, rounded, sensitivity, step_of
-from fedrecsk.privacy.accounting import CALLER
-from fedrecsk.privacy.local_dp import LARGEST, SMALLEST
+from fedrecsk.privacy.accounting import CALLER, STEPS, sensitivity
+from fedrecsk.privacy.local_dp import LARGEST, SMALLEST, rounded, step_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

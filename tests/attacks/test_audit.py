@@ -5,7 +5,7 @@ import pytest
 
 from fedrecsk import Federation, RFRec
 from fedrecsk.attacks import audit_privacy
-from fedrecsk.attacks._audit import _proved
+from fedrecsk.attacks._membership import _proved
 from fedrecsk.privacy import CentralDP, central_dp
 from tests.conftest import make_toy
 

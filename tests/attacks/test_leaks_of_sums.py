@@ -5,8 +5,7 @@ import pytest
 
 from fedrecsk import FCF, FedEASE, FedMF, GlobSGD, LightFR, LocALS, RFRec
 from fedrecsk.attacks import measure_leak
-from fedrecsk.attacks._server_view import Differences, Singles
-from fedrecsk.attacks._source_separation import by_pairs
+from fedrecsk.attacks._server_view import Differences, Singles, by_pairs
 from tests.conftest import make_toy
 
 

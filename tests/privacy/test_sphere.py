@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedrecsk.privacy import SphereMechanism
-from fedrecsk.privacy._sphere import _cap, best_cap
+from fedrecsk.privacy.local_dp import _cap, best_cap
 
 N = 4000
 
