@@ -16,7 +16,7 @@ from sklearn.utils import check_random_state
 from fedrecsk._utils import html
 from fedrecsk.attacks._leakage import check_is_instance, check_same_data
 from fedrecsk.data._checks import estimates_y
-from fedrecsk.privacy.central_dp import weighted_norms
+from fedrecsk.privacy.local_dp import norms
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -519,8 +519,8 @@ def _noise_of(model, data):
             for name in specs
         ]
         noises.append(np.concatenate([np.ravel(part) for part in parts]) / clip)
-        norms = [weighted_norms(tile, weights).max(initial=0) for tile in tiles]
-        longest = max(longest, float(max(norms, default=0)) / clip)
+        lengths = [norms(tile.fields, weights).max(initial=0) for tile in tiles]
+        longest = max(longest, float(max(lengths, default=0)) / clip)
     assert server is not None
     return noises, longest, server.privacy_report(), server.releases.plan
 

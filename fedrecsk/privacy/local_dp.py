@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import lru_cache
 from numbers import Integral, Real
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from fedrecsk.privacy.accounting import (
 from fedrecsk.updates import as_integers, client_generator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Self
 
     from numpy.typing import NDArray
@@ -117,14 +118,17 @@ class LocalMechanism(PlainParameters, ABC):
         """
 
     @classmethod
-    def _calibration(cls, epsilon, n_uploads):
-        """Check the arguments of `for_epsilon` and return them as Python's numbers."""
+    def _calibration(cls, epsilon, n_uploads, clip, delta):
+        """Check the arguments of `for_epsilon`; return a mechanism, and two as Python's numbers."""
         constraints = {
             "epsilon": [Interval(Real, 0, LARGEST_EPSILON, closed="right")],
             "n_uploads": [Interval(Integral, 1, None, closed="left")],
         }
         caller = f"{cls.__name__}.for_epsilon"
-        return checked(caller, constraints, epsilon=epsilon, n_uploads=n_uploads)
+        numbers = checked(caller, constraints, epsilon=epsilon, n_uploads=n_uploads)
+        mechanism = cls(clip, 1.0, delta=delta)
+        mechanism._validate_params()
+        return mechanism, *numbers
 
     def _counts(self, **counts):
         """Check numbers of uploads or coordinates and return them as Python's numbers."""
@@ -183,17 +187,27 @@ def with_default(part: SparseRows, rows: SparseRows) -> SparseRows:
     return replace(part, values=values, default=rows.default)
 
 
-def norms(parts: dict[str, SparseRows]) -> np.ndarray:
-    """Return the Euclidean norm of each client's whole upload, shape (n_clients,)."""
-    return np.sqrt(sum(part.norms() ** 2 for part in parts.values()))
+def norms(
+    fields: dict[str, SparseRows], weights: Mapping[str, float] = MappingProxyType({})
+) -> NDArray[np.float64]:
+    """Return the L2 norm of each client's whole upload, its fields times weights."""
+    return np.sqrt(
+        sum((weights.get(name, 1.0) * rows.norms()) ** 2 for name, rows in fields.items())
+    )
 
 
-def clip_factors(lengths: np.ndarray, clip: float) -> np.ndarray:
-    """Return what to multiply uploads of these norms by, so that none is longer than `clip`."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.minimum(1.0, MARGIN * clip / lengths)
+def with_noise(
+    whole: np.ndarray, seeds: NDArray[np.uint64], name: str, draw: Callable[..., Any], scale: float
+) -> np.ndarray:
+    """Add draws times `scale` to each client's numbers of a field, both on a grid, in place."""
+    step = step_of(scale)
+    towards_zero(whole, step)
+    for one, seed in zip(whole, seeds, strict=True):
+        one += rounded(draw(client_generator(seed, name), one.shape) * scale, step)
+    return whole
 
 
+@dataclass(eq=False, repr=False)
 class LaplaceMechanism(LocalMechanism):
     """Clip each uploaded coordinate to [-clip, clip] and add Laplace(0, scale) noise.
 
@@ -229,6 +243,11 @@ class LaplaceMechanism(LocalMechanism):
     (4.38, 100.0)
     """
 
+    clip: Any = None
+    scale: Any = None
+    _: KW_ONLY
+    delta: float = 0.0
+
     name = "laplace"
     protects_uploads = False
     _parameter_constraints: ClassVar[dict] = {
@@ -236,13 +255,6 @@ class LaplaceMechanism(LocalMechanism):
         "scale": [Interval(Real, SMALLEST, LARGEST, closed="both")],
         "delta": [Interval(Real, 0, 1, closed="left")],
     }
-
-    def __init__(
-        self, clip: float | None = None, scale: float | None = None, *, delta: float = 0.0
-    ):
-        self.clip: Any = clip
-        self.scale: Any = scale
-        self.delta = delta
 
     def _validate_params(self):
         if self.clip is not None and self.scale is None:
@@ -254,7 +266,6 @@ class LaplaceMechanism(LocalMechanism):
 
     @property
     def number_clip(self) -> float | None:
-        """Bound to which methods must clip each number."""
         return self.clip
 
     @property
@@ -275,7 +286,6 @@ class LaplaceMechanism(LocalMechanism):
         return laplace_epsilon(self.epsilon, n_coordinates, self.delta)
 
     def noise_std(self, n_coordinates: int) -> float:
-        """Return the standard deviation of the noise in each number."""
         return float(np.sqrt(2) * self.scale)
 
     def summed_noise(
@@ -286,20 +296,18 @@ class LaplaceMechanism(LocalMechanism):
         return rounded(plus - generator.gamma(n_clients, self.scale, shape), step_of(self.scale))
 
     def _protect(self, updates, seeds, *, each):
-        clip, fields, step = self.clip, {}, step_of(self.scale)
+        def draw(generator, shape):
+            # The difference of two exponential draws is a Laplace draw, in half the time.
+            return generator.standard_exponential(shape) - generator.standard_exponential(shape)
+
+        clip, fields = self.clip, {}
         for name, rows in updates.fields.items():
             self._check_spec(name, updates.specs[name])
             honest = rows.whole()
             center = np.zeros(1) if rows.center is None else rows.center.astype(np.float64)
             # Clipped again, because adding what was subtracted may round up.
             noised = np.clip(honest + center, -clip, clip)
-            noised = towards_zero(noised, step)
-            for one, seed in zip(noised, seeds(f"noise of {name}"), strict=True):
-                # The difference of two exponential draws is a Laplace draw, in half the time.
-                generator = client_generator(seed, name)
-                noise = generator.standard_exponential(one.shape)
-                noise -= generator.standard_exponential(one.shape)
-                one += rounded(noise * self.scale, step)
+            noised = with_noise(noised, seeds(f"noise of {name}"), name, draw, self.scale)
             noised -= center
             if rows.columns is not None:
                 noised = np.where(rows.columns[:, None, :], noised, honest)
@@ -309,6 +317,7 @@ class LaplaceMechanism(LocalMechanism):
         return updates.with_fields(**fields)
 
 
+@dataclass(eq=False, repr=False)
 class GaussianMechanism(LocalMechanism):
     """Clip each client's whole upload and add Gaussian noise to every number of it.
 
@@ -344,6 +353,11 @@ class GaussianMechanism(LocalMechanism):
     (1.83, 20.0)
     """
 
+    clip: Any = None
+    noise_multiplier: Any = None
+    _: KW_ONLY
+    delta: float = 1e-5
+
     name = "gaussian"
     protects_uploads = True
     _parameter_constraints: ClassVar[dict] = {
@@ -351,17 +365,6 @@ class GaussianMechanism(LocalMechanism):
         "noise_multiplier": [Interval(Real, SMALLEST, LARGEST, closed="both")],
         "delta": [Interval(Real, 0, 1, closed="neither")],
     }
-
-    def __init__(
-        self,
-        clip: float | None = None,
-        noise_multiplier: float | None = None,
-        *,
-        delta: float = 1e-5,
-    ):
-        self.clip: Any = clip
-        self.noise_multiplier: Any = noise_multiplier
-        self.delta = delta
 
     @classmethod
     def for_epsilon(
@@ -372,9 +375,7 @@ class GaussianMechanism(LocalMechanism):
         `epsilon` is at most 1e6. `n_uploads` is the number of uploads of a client: the rounds, if
         all clients take part in each. A ValueError names a number that is out of range.
         """
-        epsilon, n_uploads = cls._calibration(epsilon, n_uploads)
-        mechanism = cls(clip, 1.0, delta=delta)
-        mechanism._validate_params()
+        mechanism, epsilon, n_uploads = cls._calibration(epsilon, n_uploads, clip, delta)
         delta = mechanism.delta
 
         def excess(log_mu):
@@ -413,7 +414,6 @@ class GaussianMechanism(LocalMechanism):
         return gaussian_epsilon(2 * float(np.sqrt(n_uploads)) / self.noise_multiplier, self.delta)
 
     def noise_std(self, n_coordinates: int) -> float:
-        """Return the standard deviation of the noise in each number."""
         return self.std
 
     def summed_noise(
@@ -426,16 +426,14 @@ class GaussianMechanism(LocalMechanism):
 
     def _protect(self, updates, seeds, *, each):
         parts = own_parts(updates, self)
-        factors, step = clip_factors(norms(parts), self.clip), step_of(self.std)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            factors = np.minimum(1.0, MARGIN * self.clip / norms(parts))
         own, fields = seeds("noise of the upload") if each else None, {}
         for name, part in parts.items():
             part = part.scaled(factors)
             if own is not None:
-                noised = towards_zero(part.whole(), step)
-                for one, seed in zip(noised, own, strict=True):
-                    noise = client_generator(seed, name).standard_normal(one.shape)
-                    one += rounded(noise * self.std, step)
-                part = part.with_whole(noised)
+                draw = np.random.Generator.standard_normal
+                part = part.with_whole(with_noise(part.whole(), own, name, draw, self.std))
             fields[name] = with_default(part, updates.fields[name])
         return replace(updates.with_fields(**fields), lacks_noise=not each)
 
@@ -477,6 +475,7 @@ def _cap(dimension, epsilon, height):
     return Cap(height, share, float(chance), float(moment * gain / (1 + gain * share)))
 
 
+@dataclass(eq=False, repr=False)
 class SphereMechanism(LocalMechanism):
     """Send a random direction that tends to be that of the client's upload: PrivUnit.
 
@@ -528,6 +527,11 @@ class SphereMechanism(LocalMechanism):
     0.659
     """
 
+    clip: Any = None
+    epsilon: Any = None
+    _: KW_ONLY
+    delta: float = 0.0
+
     name = "sphere"
     protects_uploads = True
     _parameter_constraints: ClassVar[dict] = {
@@ -535,13 +539,6 @@ class SphereMechanism(LocalMechanism):
         "epsilon": [Interval(Real, LEAST, MOST, closed="both")],
         "delta": [Interval(Real, 0, 1, closed="left")],
     }
-
-    def __init__(
-        self, clip: float | None = None, epsilon: float | None = None, *, delta: float = 0.0
-    ):
-        self.clip: Any = clip
-        self.epsilon: Any = epsilon
-        self.delta = delta
 
     @classmethod
     def for_epsilon(
@@ -552,9 +549,7 @@ class SphereMechanism(LocalMechanism):
         As :meth:`GaussianMechanism.for_epsilon`. The epsilon of one upload must be from 1e-9 to
         500.
         """
-        epsilon, n_uploads = cls._calibration(epsilon, n_uploads)
-        mechanism = cls(clip, 1.0, delta=delta)
-        mechanism._validate_params()
+        mechanism, epsilon, n_uploads = cls._calibration(epsilon, n_uploads, clip, delta)
         delta = mechanism.delta
         each = epsilon / n_uploads
         if delta > 0 and n_uploads > 1:
