@@ -158,8 +158,7 @@ def shuffled_epsilon(epsilon: float, n_clients: int, delta: float) -> float:
     .. [1] V. Feldman, A. McMillan and K. Talwar, "Hiding among the clones: a simple and nearly
        optimal analysis of privacy amplification by shuffling", FOCS 2021, theorem 3.1.
     .. [2] V. Feldman, A. McMillan and K. Talwar, "Stronger privacy amplification by shuffling for
-       Renyi and approximate differential privacy", SODA 2023, with the erratum in
-       arXiv:2208.04591.
+       Renyi and approximate differential privacy", SODA 2023, with the erratum in arXiv:2208.04591.
 
     Examples
     --------

@@ -109,7 +109,7 @@ class CentralDP(PlainParameters):
     *Diverged clients* are left out, and are seen to be, which is not protected.
 
     *Floating point.* Sums and noise are rounded to a grid before they are added, so that the last
-    bits of the result say nothing (Mironov, CCS 2012). Clients' shares are integers.
+    bits say nothing (Mironov, CCS 2012).
 
     Examples
     --------

@@ -8,16 +8,13 @@ import math
 import secrets
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from fedrecsk._utils.sklearn_compat import Interval, Options
 from fedrecsk._utils.user_warnings import warn
-from fedrecsk.privacy._secure_sum import Ciphertext, Encryption, Keys, Party
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+from fedrecsk.privacy._secure_sum import Encryption, Keys, Party
 
 # Most bits of the coefficient modulus at 128-bit security, by degree (Homomorphic Encryption
 # Standard, 2018, table 1, ternary secrets).
@@ -123,11 +120,9 @@ class CKKS(Encryption):
 
     @property
     def values_per_block(self) -> int:
-        """How many values a ciphertext holds."""
         return self.poly_modulus_degree // 2
 
     def max_value(self, n_clients: int = 1) -> float:
-        """Return the largest size of a value that may enter a sum over `n_clients`."""
         # Coefficients of a sum are at most half the modulus; of a new encoding, by SEAL, a quarter.
         self._check_n_clients(n_clients)
         self._import("tenseal")
@@ -146,22 +141,18 @@ class CKKS(Encryption):
         deviation = math.sqrt(variance * self.poly_modulus_degree / 2) / 2.0**self.scale_bits
         return 8 * deviation + n_clients * max_abs * 2.0**-48
 
-    def ciphertext_bytes(self, n_values: int) -> int:
-        """Return the bytes of an encrypted vector of `n_values`, in whole KiB of each block."""
+    def _bytes_of_block(self):
         self._validate_params()
-        return self._n_blocks(n_values) * _block_bytes(
-            self.poly_modulus_degree, tuple(self.coeff_mod_bit_sizes), self.scale_bits
-        )
+        sizes = tuple(self.coeff_mod_bit_sizes)
+        return _block_bytes(self.poly_modulus_degree, sizes, self.scale_bits)
 
     def key_nbytes(self) -> int:
         """Return the bytes of the parameters and the secret key that every client receives."""
         self._validate_params()
         return _key_bytes(self.poly_modulus_degree, tuple(self.coeff_mod_bit_sizes))
 
-    def generate_keys(self, n_clients: int = 1) -> Keys:
+    def _new_keys(self, n_clients):
         """Make a new secret key for the clients; the server receives only the parameters."""
-        self._check_n_clients(n_clients)
-        self._validate_params()
         tenseal = self._import("tenseal")
         context = tenseal.context(
             tenseal.SCHEME_TYPE.CKKS,
@@ -242,11 +233,8 @@ class _CKKSParty(Party):
     def _key_bytes(self):
         return _serialized(self._context, secret=self.holds_secret_key)
 
-    def encrypt(self, values: ArrayLike) -> Ciphertext:
-        self._check_secret("encrypt")
-        return super().encrypt(values)
-
     def _encrypt_block(self, values):
+        self._check_secret("encrypt")
         return self._tenseal.ckks_vector(self._context, values.tolist()).serialize()
 
     def _load_block(self, block, n_values):
@@ -333,11 +321,9 @@ class Paillier(Encryption):
 
     @property
     def values_per_block(self) -> int:
-        """How many values a ciphertext holds."""
         return (self.key_bits - 1) // _SLOT_BITS if self.packing else 1
 
     def max_value(self, n_clients: int = 1) -> float:
-        """Return the largest size of a value that may enter a sum over `n_clients`."""
         self._check_n_clients(n_clients)
         return _largest(n_clients) / 2.0**self.fraction_bits
 
@@ -346,18 +332,15 @@ class Paillier(Encryption):
         self._check_n_clients(n_clients)
         return n_clients * (0.5 / 2.0**self.fraction_bits + max_abs * 2.0**-52)
 
-    def ciphertext_bytes(self, n_values: int) -> int:
-        """Return the exact bytes of an encrypted vector of `n_values` as it is sent."""
-        return self._n_blocks(n_values) * (2 * self.key_bits // 8)
+    def _bytes_of_block(self):
+        return 2 * self.key_bits // 8
 
     def key_nbytes(self) -> int:
         """Return the bytes of the key pair that every client receives: its two primes."""
         return self.key_bits // 8
 
-    def generate_keys(self, n_clients: int = 1) -> Keys:
+    def _new_keys(self, n_clients):
         """Make a new key pair: the clients receive both keys, the server only the modulus."""
-        self._check_n_clients(n_clients)
-        self._validate_params()
         phe = self._import("phe.paillier")
         _, private = phe.generate_paillier_keypair(n_length=self.key_bits)
         public = phe.PaillierPublicKey(private.public_key.n)
@@ -425,7 +408,7 @@ class _PaillierParty(Party):
 
     def _load_block(self, block, n_values):
         ciphertext = int.from_bytes(block, "little")
-        is_long = len(block) == 2 * self.scheme.key_bits // 8
+        is_long = len(block) == self.scheme._bytes_of_block()
         n, nsquare = int(self._public.n), self._public.nsquare
         if not is_long or ciphertext >= nsquare or math.gcd(ciphertext, n) != 1:
             raise ValueError("This is no ciphertext under these keys.")
@@ -450,4 +433,4 @@ class _PaillierParty(Party):
         return fixed.view(np.int64) / 2.0**self.scheme.fraction_bits
 
     def _to_bytes(self, ciphertext):
-        return ciphertext.to_bytes(2 * self.scheme.key_bits // 8, "little")
+        return ciphertext.to_bytes(self.scheme._bytes_of_block(), "little")

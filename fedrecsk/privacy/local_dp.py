@@ -227,9 +227,9 @@ class LaplaceMechanism(LocalMechanism):
 
     Notes
     -----
-    A clipped number and its noise are both multiples of a power of two, at most scale / 2**20,
-    before they are added, so that the last digits of the sum reveal nothing. With a positive
-    `delta`, the total is a bound by Renyi differential privacy; see :doc:`/user_guide/privacy`.
+    Numbers and noise are multiples of a power of two, at most scale / 2**20, so that last digits
+    reveal nothing. With a positive `delta`, the total is a bound by Renyi differential privacy; see
+    :doc:`/user_guide/privacy`.
 
     Examples
     --------
@@ -338,9 +338,8 @@ class GaussianMechanism(LocalMechanism):
     Notes
     -----
     T uploads are as private as one whose noise is smaller by a factor of sqrt(T), for which the
-    closed form is exact (Balle and Wang, ICML 2018, theorem 8). The clipped numbers and the noise
-    are both multiples of a power of two before they are added, so that the last digits of the sum
-    reveal nothing; see :doc:`/user_guide/privacy`.
+    closed form is exact (Balle and Wang, ICML 2018, theorem 8). Numbers and noise are multiples of
+    a power of two, as those of :class:`LaplaceMechanism`.
 
     Examples
     --------
