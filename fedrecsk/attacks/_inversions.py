@@ -174,7 +174,6 @@ def fedmf(model, exchanges, n_items):
     """Find the positives in each upload, and filter the user's vector over all of them."""
     # Positives move along B p_u, negatives the other way; the basis B is drawn anew in each round.
     visits = [_visit(model, one.message, one.upload, n_items) for one in exchanges]
-
     own = keep_common([Reconstruction(None, visit.items[visit.is_own]) for visit in visits])
     if model._sees_ratings or len(visits[-1].items) == 0:
         return own._replace(vector=_common_direction(visits))
@@ -500,7 +499,6 @@ def neural(model, exchanges, n_items):
     """Find the items that are trained in every round and are mostly pulled as positives."""
     # A positive pulls its rows one way, a negative the other way, all along about one line.
     n_negatives = 0 if model._sees_ratings else model.n_negatives
-
     n_trained, pull = np.zeros(n_items, dtype=int), np.zeros(n_items)
     for one in exchanges:
         rows, items = _read_moves(model, one.upload, n_items)

@@ -319,7 +319,6 @@ def by_pairs(model, exchanges, n_items):
     """Separate pairs of items: those of an item that only one client has are all its items."""
     # Its pairs are subtracted, and other items are left with one client. All likes weigh the same.
     rows, change = exchanges[0].upload["gram"]
-
     packed = np.zeros(n_items * (n_items + 1) // 2)
     packed[rows] = change
     pairs = np.zeros((n_items, n_items))

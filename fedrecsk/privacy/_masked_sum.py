@@ -232,13 +232,11 @@ def _with_pair(total, private, public, session, code, other, *, sign=1):
 class MaskingClient:
     """A client in one sum. Call its methods in this order, each at most once."""
 
-    def __init__(self, plan: Plan, session: bytes, code: int, *, checks: bool = True) -> None:
+    def __init__(self, plan: Plan, session: bytes, code: int) -> None:
         # The name of the sum, which no other sum has: messages of other sums are refused.
         self.session = session
         self.plan = plan
         self.code = code
-        # Tests of attacks do not insist that neighbours confirm the same survivors.
-        self._checks = checks
         self._sharing_key: bytes = secrets.token_bytes(KEY_BYTES)
         # Of its own mask, and of its key for masks with neighbours.
         self._seeds: list[bytes] = [secrets.token_bytes(SEED_BYTES) for _ in range(2)]
@@ -346,25 +344,27 @@ class MaskingClient:
         """Take the neighbours' confirmations, and return one share of each neighbour."""
         if self._survivors is None or self._has_answered:
             raise MaskingFailed(f"Client {self.code} unmasks one list of survivors, once.")
-        if self._checks:
-            for code, tag in confirmations.items():
-                known = code in self._shares and self._survivors[code]
-                if not known or not hmac.compare_digest(tag, self._confirmation(code, self.code)):
-                    raise MaskingFailed(
-                        f"Client {self.code} and client {code} got different lists of survivors, "
-                        "as from a server that wants to see single uploads; it refuses to unmask."
-                    )
-            if len(confirmations) < self.plan.threshold:
-                raise MaskingFailed(
-                    f"{len(confirmations)} neighbours of client {self.code} have confirmed the "
-                    f"list of survivors, fewer than the threshold {self.plan.threshold}; it "
-                    "refuses to unmask."
-                )
+        self._compare(confirmations)
         self._has_answered = True
         return {
             code: seed if self._survivors[code] else key
             for code, (seed, key) in self._shares.items()
         }
+
+    def _compare(self, confirmations):
+        """Raise unless enough neighbours, and no others, have confirmed the same survivors."""
+        for code, tag in confirmations.items():
+            known = code in self._shares and self._survivors[code]
+            if not known or not hmac.compare_digest(tag, self._confirmation(code, self.code)):
+                raise MaskingFailed(
+                    f"Client {self.code} and client {code} got different lists of survivors, as "
+                    "from a server that wants to see single uploads; it refuses to unmask."
+                )
+        if len(confirmations) < self.plan.threshold:
+            raise MaskingFailed(
+                f"{len(confirmations)} neighbours of client {self.code} have confirmed the list of "
+                f"survivors, fewer than the threshold {self.plan.threshold}; it refuses to unmask."
+            )
 
 
 class MaskingServer:
