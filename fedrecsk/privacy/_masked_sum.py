@@ -243,7 +243,7 @@ class MaskingClient:
         self._keys: dict[int, PublicKeys] = {}
         # Shares of the neighbours' seeds and keys.
         self._shares: dict[int, tuple[bytes, bytes]] = {}
-        self._survivors: np.ndarray | None = None
+        self._survivors: Any = None
         self._has_answered = False
 
     @property
