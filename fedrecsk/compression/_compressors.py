@@ -132,10 +132,7 @@ class Compressor(PlainParameters, ABC):
         """Like `compress`, for an array of finite real numbers."""
 
     def _compress_rows(self, rows: SparseRows, seeds: NDArray[np.uint64], itemsize: int) -> Packed:
-        """Compress one field of a block, a matrix of real numbers, with a seed for each client.
-
-        `itemsize` is how many bytes an uncompressed number has.
-        """
+        """Compress a matrix of a block, with a seed for each client; `itemsize`: uncompressed."""
         updates, nbytes, payload = [], [], []
         for client in range(rows.n_clients):
             numbers, change = rows.update(client)
@@ -153,14 +150,11 @@ class Compressor(PlainParameters, ABC):
 
 
 class Packed(NamedTuple):
-    """One field of a block as the server reconstructs it, and the bytes of each client's message.
-
-    `payload` has the bytes that papers count.
-    """
+    """One field of a block as the server reconstructs it, and the sizes of clients' messages."""
 
     rows: SparseRows
     nbytes: np.ndarray
-    payload: np.ndarray
+    payload: np.ndarray  # bytes that papers count
 
 
 def _check_compressed(name, change, sent):

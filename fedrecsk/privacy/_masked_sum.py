@@ -540,10 +540,7 @@ def masked_sum(
 def bytes_of_sum(
     plan: Plan, ring: Ring, alive: NDArray[np.bool_], n_values: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the bytes of all messages that clients send and receive, around the ring.
-
-    `alive` is the mask of the clients whose vector arrives.
-    """
+    """Return the bytes that clients send and receive, by place; vectors of `alive` arrive."""
     k, left = plan.n_neighbors, ring.n_alive(alive)
     keys = 2 * KEY_BYTES + SIGNATURE_BYTES
     shares = k * (CODE_BYTES + CIPHER_BYTES)
