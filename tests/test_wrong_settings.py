@@ -81,7 +81,7 @@ def test_wrong_calls_are_named(call, kind, message):
 @pytest.mark.parametrize("wrong", [{"n_rounds": 1.5}, {"max_clients": 2.5}])
 def test_numbers_of_a_leak_measurement_are_named(wrong):
     ((name, value),) = wrong.items()
-    with pytest.raises(ValueError, match=f"{name}={value!r} must be a whole number, at least 1"):
+    with pytest.raises(ValueError, match=f"'{name}' .* must be an int .*Got {value}"):
         measure_leak(LocALS(), make_toy()[0], **wrong)
 
 

@@ -87,10 +87,7 @@ class Aggregator(PlainParameters, ABC):
         """Raise if the aggregator does not suit uploads of these fields, a dict of FieldSpec."""
 
     def _start(self, client_ids):
-        """Return the dict that the aggregator keeps over the rounds of one fit; picklable.
-
-        `client_ids` are the ids of the registered clients, in the order of their codes.
-        """
+        """Return the dict that the aggregator keeps over a fit, given all clients' ids by code."""
         return {}
 
     @abstractmethod
@@ -116,10 +113,7 @@ class Aggregator(PlainParameters, ABC):
         """
 
     def _combine(self, updates, memory):
-        """Combine a round's learned fields into arrays of `sum_dtype`; None: too few uploads.
-
-        `memory` is what `_start` has returned, with what earlier rounds have written into it.
-        """
+        """Combine learned fields into arrays of `sum_dtype`, or None; `memory`: see `_start`."""
         specs = updates.specs
         shapes = {name: spec.shape for name, spec in specs.items()}
         uploads = SingleUploads(updates.n_clients, lambda place: updates.one(place).upload(0))

@@ -102,8 +102,7 @@ class RowClipping(NormClipping):
 
     See Also
     --------
-    NormClipping : Clips whole uploads only.
-    PopularityFilter : Also leaves rows out.
+    NormClipping : Clips whole uploads only. PopularityFilter : Also leaves rows out.
 
     Notes
     -----
@@ -132,7 +131,6 @@ class RowClipping(NormClipping):
         return totals
 
     def _accepted_rows(self, updates, name):
-        """Return the updates with this field's rows clipped."""
         return row_clipped(updates, name, self.max_norm, self.multiple)
 
 
@@ -335,8 +333,8 @@ class PopularityFilter(RowClipping):
        item among the popular ones, and n is how many clients have changed the item.
     4. In suspicious items the rows that push harder than this limit are left out.
 
-    This defence is our own, by the observation behind PipAttack [1]_ and PIECK [2]_ that promoted
-    items are aligned with popular ones.
+    This defence is our own, by the observation behind :class:`~fedrecsk.attacks.PipAttack` and
+    :class:`~fedrecsk.attacks.PIECK` that promoted items are aligned with popular ones.
 
     Parameters
     ----------
@@ -355,13 +353,6 @@ class PopularityFilter(RowClipping):
     popular items, such as noise, and attackers so few that their push could be chance. Where all
     clients change all rows, as in RFRec with Adam, popular items are recognised by the size of
     their rows alone. A round that receives fewer than five uploads changes nothing.
-
-    References
-    ----------
-    .. [1] S. Zhang, H. Yin, T. Chen, Z. Huang, Q. V. H. Nguyen and L. Cui, "PipAttack: Poisoning
-       Federated Recommender Systems for Manipulating Item Promotion", WSDM 2022.
-    .. [2] J. Zhang, H. Li, D. Rong, Y. Zhao, K. Chen and L. Shou, "Preventing the Popular Item
-       Embedding Based Attack in Federated Recommendations", ICDE 2024.
 
     Examples
     --------

@@ -1,11 +1,12 @@
 """Attacks: clients that poison the model, and servers or others that infer the clients' data."""
 
-from fedrecsk.attacks._audit import PrivacyAudit, audit_privacy
 from fedrecsk.attacks._base import Adversary, View
 from fedrecsk.attacks._leakage import LeakReport, measure_leak, register_inversion
 from fedrecsk.attacks._membership import (
     ForgettingReport,
     MembershipReport,
+    PrivacyAudit,
+    audit_privacy,
     measure_forgetting,
     measure_membership,
 )

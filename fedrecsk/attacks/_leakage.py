@@ -12,12 +12,31 @@ from scipy.sparse import csr_array
 from sklearn.base import clone
 
 from fedrecsk._utils import html
-from fedrecsk._utils.parameters import suggest
-from fedrecsk.attacks._inversion_factors import explicit_fcf, fcf, fedfast, fedmf, wmf
-from fedrecsk.attacks._inversion_other import fedeb, fedrec, gram, lightfr, neural, semidfegl
+from fedrecsk._utils.parameters import checked, suggest
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.attacks._inversion_rfrec import rfrec
-from fedrecsk.attacks._server_view import Differences, Groups, Reconstruction, Singles
-from fedrecsk.attacks._source_separation import by_lines, by_lines_beside_a_matrix, by_pairs
+from fedrecsk.attacks._inversions import (
+    explicit_fcf,
+    fcf,
+    fedeb,
+    fedfast,
+    fedmf,
+    fedrec,
+    gram,
+    lightfr,
+    neural,
+    semidfegl,
+    wmf,
+)
+from fedrecsk.attacks._server_view import (
+    Differences,
+    Groups,
+    Reconstruction,
+    Singles,
+    by_lines,
+    by_lines_beside_a_matrix,
+    by_pairs,
+)
 from fedrecsk.updates import Update
 
 if TYPE_CHECKING:
@@ -182,8 +201,8 @@ def measure_leak(
       explain the rows best. FCF: rows of items that the user does not have are (p . q) p.
     - ExplicitFCF, FedRec: rows are errors times (1, p). The user's ridge regression gives its bias;
       virtual ratings are all equal or linear in the items, and real ones are not.
-    - LightFR: gradients are exact integers, and one residual per item explains all bits. With
-      ratings, a code and its opposite fit equally well; that of the higher ratings is taken.
+    - LightFR: one residual per item explains all bits of its integer gradients. With ratings, a
+      code and its opposite fit equally well; that of the higher ratings is taken.
     - FedMF, CoLR, SCoLR: positives move along p_u (along B p_u), sampled negatives the other way.
       The server trains a vector on them as the client does, and corrects it by what each upload
       shows (a Kalman filter).
@@ -198,13 +217,11 @@ def measure_leak(
     - FedEASE, FedSpectral: the entry of an item with itself is the square of the user's entry for
       it; the user's row is the private vector here.
 
-    How a sum is taken apart: rows of one client lie along one line, so lines along which several
-    rows of the sum lie are clients, and other rows are combinations of a few lines (LocALS, LocSGD,
-    GlobSGD, FCF, ExplicitFCF, FedMF, CoLR, SCoLR, and the first uploads of RFRec). In FedEASE the
-    pairs of an item that one client alone has are all its items, which are then subtracted. The
-    report assigns these profiles to clients so that they fit best. About other clients of the sum
-    the server claims nothing or, if it has isolated none, that they have all its items. Sums of
-    other methods are not taken apart; that is no proof that they cannot be.
+    Sums of LocALS, LocSGD, GlobSGD, FCF, ExplicitFCF, FedMF, CoLR, SCoLR and the first uploads of
+    RFRec are taken apart by the lines along which a client's rows lie (:doc:`/user_guide/leaks`),
+    and those of FedEASE by items that one client alone has, whose pairs are all its items. About
+    clients that it has not isolated the server claims nothing or, if it has isolated none, that
+    they have all items of the sum. Sums of other methods may be taken apart in other ways.
 
     Examples
     --------
@@ -274,24 +291,15 @@ def measure_leak(
 
 
 def _check_numbers(n_rounds, max_clients, cohort, differences):
-    def is_whole(value):
-        return isinstance(value, Integral) and value >= 1
-
-    if not is_whole(n_rounds):
-        raise ValueError(f"n_rounds={n_rounds!r} must be a whole number, at least 1.")
-    if max_clients is not None and not is_whole(max_clients):
-        raise ValueError(
-            f"max_clients={max_clients!r} must be a whole number, at least 1, or None for all."
-        )
-    if not (cohort is None or is_whole(cohort) or (isinstance(cohort, str) and cohort == "all")):
-        raise ValueError(
-            f'cohort={cohort!r} must be a whole number, at least 1, "all", or None for single '
-            "uploads."
-        )
-    if differences not in (None, "same round", "next round"):
-        raise ValueError(
-            f'differences={differences!r} must be "same round", "next round" or None for none.'
-        )
+    whole = Interval(Integral, 1, None, closed="left")
+    constraints = {
+        "n_rounds": [whole],
+        "max_clients": [whole, None],
+        "cohort": [whole, StrOptions({"all"}), None],
+        "differences": [StrOptions({"same round", "next round"}), None],
+    }
+    values = n_rounds, max_clients, cohort, differences
+    checked("measure_leak", constraints, **dict(zip(constraints, values, strict=True)))
     if differences == "next round" and n_rounds < 2:
         raise ValueError(
             'differences="next round" subtracts the sums of two rounds, but n_rounds=1; set '
@@ -415,32 +423,23 @@ class Inversion(NamedTuple):
     separate: Callable[..., list[Reconstruction]] | None = None
 
 
-_WMF = Inversion(wmf, by_lines(wmf, "rows"))
-_FEDMF = Inversion(fedmf, by_lines(fedmf, "updates", tolerance=1e-3))
-_RFREC = Inversion(rfrec, by_lines(rfrec, "item_vectors", tolerance=1e-3, signed=True))
-
 # By class or, for this package's own methods, by its name: they import no attacks and, of the
 # neural ones, not all can be imported everywhere. Subclasses inherit.
 _INVERSIONS: dict[type | str, Inversion] = {
-    "CoLR": _FEDMF,
     "ExplicitFCF": Inversion(explicit_fcf, by_lines(explicit_fcf, "gradient")),
     "FCF": Inversion(fcf, by_lines_beside_a_matrix),
-    "FedEASE": Inversion(gram, by_pairs),
-    "FedItemKNN": Inversion(gram, by_pairs),
     "FedEB": Inversion(fedeb),
     "FedFast": Inversion(fedfast),
-    "FedMF": _FEDMF,
-    "FedNCF": Inversion(neural),
     "FedRec": Inversion(fedrec),
-    "FedSpectral": Inversion(gram, by_pairs),
-    "FederatedModule": Inversion(neural),
-    "GlobSGD": _WMF,
     "LightFR": Inversion(lightfr),
-    "LocALS": _WMF,
-    "LocSGD": _WMF,
-    "PFedRec": Inversion(neural),
-    "RFRec": _RFREC,
+    "RFRec": Inversion(rfrec, by_lines(rfrec, "item_vectors", tolerance=1e-3, signed=True)),
     "SemiDFEGL": Inversion(semidfegl),
+    **dict.fromkeys(("FedNCF", "FederatedModule", "PFedRec"), Inversion(neural)),
+    **dict.fromkeys(("FedEASE", "FedItemKNN", "FedSpectral"), Inversion(gram, by_pairs)),
+    **dict.fromkeys(("GlobSGD", "LocALS", "LocSGD"), Inversion(wmf, by_lines(wmf, "rows"))),
+    **dict.fromkeys(
+        ("CoLR", "FedMF"), Inversion(fedmf, by_lines(fedmf, "updates", tolerance=1e-3))
+    ),
 }
 
 

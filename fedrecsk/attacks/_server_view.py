@@ -1,7 +1,7 @@
 """What a curious server receives, and what it infers about a client.
 
-It receives single uploads, sums over cohorts, or differences of sums. The end has what inversions
-of uploads share.
+It receives single uploads, sums over cohorts, or differences of sums. Then come what inversions of
+uploads share, and how the sum of a few clients' uploads is separated into the clients' own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from scipy.optimize import nnls
 
 from fedrecsk.updates import Update, add_sums
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
     from fedrecsk.protocol.keys import Key
     from fedrecsk.protocol.messages import Message
+
+# Separation: least number of rows along a line, largest number of lines in a row if there are more
+# lines than columns, and rounds of reweighting in a fit to most of the rows.
+LEAST, MOST_AT_ONCE, REWEIGHTINGS = 3, 4, 30
 
 
 class Exchange(NamedTuple):
@@ -178,3 +183,155 @@ def direction_of(rows):
     if len(rows) == 0:
         return np.zeros(rows.shape[1])
     return np.linalg.svd(rows, full_matrices=False)[2][0]
+
+
+# --------------------------------------------------------------------------- taking sums apart
+# The rows of a client's upload are multiples of one vector. In a sum over a few clients some rows
+# still belong to a single client, and lie along the line of its vector with others of the same
+# client; rows that belong to several are combinations of these lines. Whose line it is does not
+# show.
+
+
+def by_lines(invert, field, *, tolerance=1e-6, signed=False):
+    """Return a function that separates rows on lines, and inverts each client's share."""
+    # tolerance: of the cosine of a client's rows. signed: the first upload's rows, and no others,
+    # lie along lines, and are equal but for their signs; otherwise the last upload is separated.
+
+    def separate(model, exchanges, n_items):
+        exchange = exchanges[0 if signed else -1]
+        rows, items = sent_rows(exchange.upload[field], n_items)
+        guesses = []
+        for own, change in separate_rows(rows, tolerance, signed):
+            upload = {field: Update(items[own], change)}
+            if field == "item_vectors":
+                whole = np.zeros((n_items, rows.shape[1]))
+                whole[items[own]] = change
+                upload = {field: Update(slice(None), whole)}
+            alone = Exchange(exchange.key, exchange.message, upload)
+            guesses.append(invert(model, [alone], n_items))
+        return guesses
+
+    return separate
+
+
+def by_lines_beside_a_matrix(model, exchanges, n_items):
+    """Separate FCF's rows: G q and, for a client's own items, a multiple of its vector."""
+    exchange = exchanges[-1]
+    rows = np.zeros((n_items, model.n_factors))
+    rows[exchange.upload["gradient"].rows] = exchange.upload["gradient"].change
+    received = exchange.message["item_factors"].values.astype(np.float64)
+    if model.upload == "all":
+        rows = rows - _most_common_map(received, rows)
+    size = np.linalg.norm(rows, axis=1)
+    items = np.flatnonzero(size > 1e-4 * size.max(initial=0.0))
+    if 2 * len(items) > n_items:
+        return []
+    guesses = []
+    for own, change in separate_rows(rows[items], 1e-4):
+        # Own items pull p towards them: their rows are multiples of p . q - 1, mostly negative.
+        vector = -change.sum(axis=0)
+        guesses.append(Reconstruction(vector / max(np.linalg.norm(vector), 1e-300), items[own]))
+    return guesses
+
+
+def _most_common_map(received, rows):
+    """Return the image of the received vectors under the matrix that explains most rows."""
+    weights = np.ones(len(rows))
+    image = np.zeros_like(rows)
+    for _ in range(REWEIGHTINGS):
+        root = np.sqrt(weights)[:, None]
+        image = received @ np.linalg.lstsq(root * received, root * rows)[0]
+        left = np.linalg.norm(rows - image, axis=1)
+        weights = 1 / np.maximum(left, 1e-9 * max(left.max(), 1e-300))
+    return image
+
+
+def separate_rows(rows, tolerance, signed=False):
+    """Return, for each line, the numbers of the rows with a part along it, and these parts."""
+    found = single(lines(rows, tolerance), signed)
+    if len(found) == 0:
+        return []
+    parts = combinations_of(found, rows, np.sqrt(2 * tolerance) + 1e-3)
+    largest = np.abs(parts).max(axis=1, keepdims=True)
+    parts[np.abs(parts) < 1e-2 * np.maximum(largest, 1e-300)] = 0
+    return [
+        (np.flatnonzero(part), np.outer(part[part != 0], line))
+        for part, line in zip(parts.T, found, strict=True)
+        if part.any()
+    ]
+
+
+def lines(rows, tolerance):
+    """Return unit vectors along which several rows lie, those of most rows first."""
+    size = np.linalg.norm(rows, axis=1)
+    unit = rows[size > 0] / size[size > 0, None]
+    alike = np.abs(unit @ unit.T) > 1 - tolerance
+    found = []
+    while len(unit):
+        counts = alike.sum(axis=1)
+        first = counts.argmax()
+        if counts[first] < LEAST:
+            break
+        own = alike[first]
+        line = np.linalg.svd(unit[own], full_matrices=False)[2][0]
+        found.append(line * np.sign((unit[own] @ line).sum() or 1.0))
+        unit, alike = unit[~own], alike[np.ix_(~own, ~own)]
+    return np.array(found).reshape(len(found), rows.shape[1])
+
+
+def single(found, signed):
+    """Return the lines that are no sum of others, as items of just two clients have."""
+    kept = list(range(len(found)))
+    for k in reversed(range(len(found))):
+        others = [other for other in kept if other != k and (other < k or not signed)]
+        if others and nnls(found[others].T, found[k])[1] < 1e-4:
+            kept.remove(k)
+    return found[kept]
+
+
+def combinations_of(found, rows, error):
+    """Return coefficients (n_rows, n_lines), 0 for rows that are no combination of few lines."""
+    size = np.maximum(np.linalg.norm(rows, axis=1), 1e-300)
+    if len(found) <= found.shape[1]:
+        parts = np.linalg.lstsq(found.T, rows.T)[0].T
+    else:
+        parts = _match(found, rows)
+    parts[np.linalg.norm(rows - parts @ found, axis=1) > error * size] = 0
+    return parts
+
+
+def _match(found, rows):
+    """Return coefficients by orthogonal matching pursuit, row by row."""
+    parts = np.zeros((len(rows), len(found)))
+    for row, part in zip(rows, parts, strict=True):
+        left, chosen = row, []
+        for _ in range(min(MOST_AT_ONCE, len(found))):
+            if np.linalg.norm(left) <= 1e-6 * np.linalg.norm(row):
+                break
+            chosen.append(int(np.abs(found @ left).argmax()))
+            fit = np.linalg.lstsq(found[chosen].T, row)[0]
+            left = row - fit @ found[chosen]
+        part[chosen] = fit if chosen else 0.0
+    return parts
+
+
+def by_pairs(model, exchanges, n_items):
+    """Separate pairs of items: those of an item that only one client has are all its items."""
+    # Its pairs are subtracted, and other items are left with one client. All likes weigh the same.
+    rows, change = exchanges[0].upload["gram"]
+    packed = np.zeros(n_items * (n_items + 1) // 2)
+    packed[rows] = change
+    pairs = np.zeros((n_items, n_items))
+    upper = np.triu_indices(n_items)
+    numbers = upper[1] * (upper[1] + 1) // 2 + upper[0]
+    pairs[upper] = pairs.T[upper] = packed[numbers]
+    held = np.diag(pairs)
+    unit = held[held > 0].min(initial=np.inf)
+    guesses = []
+    while True:
+        alone = np.flatnonzero(np.isclose(np.diag(pairs), unit, rtol=1e-3))
+        if len(alone) == 0:
+            return guesses
+        own = np.flatnonzero(pairs[alone[0]] > 0.5 * unit)
+        guesses.append(Reconstruction(np.sqrt(unit) * np.isin(np.arange(n_items), own), own))
+        pairs[np.ix_(own, own)] -= unit

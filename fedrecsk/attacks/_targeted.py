@@ -40,9 +40,9 @@ class _Promoter(Adversary):
 
     item: object = None
 
-    _parameter_constraints: ClassVar[dict] = Adversary._parameter_constraints | {
-        "item": "no_validation",
-    }
+    _parameter_constraints: ClassVar[dict] = (
+        Adversary._parameter_constraints | STRENGTH | {"item": "no_validation"}
+    )
 
     def _target_code(self, item_ids):
         """Return the code of the item to promote."""
@@ -114,8 +114,6 @@ class Promotion(_Promoter):
 
     strength: float = 10.0
 
-    _parameter_constraints: ClassVar[dict] = _Promoter._parameter_constraints | STRENGTH
-
     @property
     def forges(self) -> bool:
         return self.strength != 1 or type(self)._forged is not Adversary._forged
@@ -185,8 +183,6 @@ class TargetedAdversary(_Promoter):
     """
 
     strength: float = 1.0
-
-    _parameter_constraints: ClassVar[dict] = _Promoter._parameter_constraints | STRENGTH
 
     @abstractmethod
     def _moves(self, view: View) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -684,7 +680,6 @@ def margin_step(vector, users, thresholds):
     """Return the move of an item that puts it on the lists of half of the users that lack it."""
     # The direction ascends sum_u log sigmoid(margin_u), with margins in units of mean thresholds.
     margins = users @ vector - thresholds
-
     scale = np.abs(thresholds).mean() or 1.0
     direction = expit(-margins / scale) @ users
     gains = users @ direction

@@ -10,12 +10,15 @@ from fedrecsk.privacy._secure_sum import (
     SecureSum,
     secure_sum,
 )
-from fedrecsk.privacy._sphere import SphereMechanism
 from fedrecsk.privacy.accounting import Event, epsilon_of, shuffled_epsilon
 from fedrecsk.privacy.central_dp import CentralDP
-from fedrecsk.privacy.ckks import CKKS
-from fedrecsk.privacy.local_dp import GaussianMechanism, LaplaceMechanism, LocalMechanism
-from fedrecsk.privacy.paillier import Paillier
+from fedrecsk.privacy.encryption import CKKS, Paillier
+from fedrecsk.privacy.local_dp import (
+    GaussianMechanism,
+    LaplaceMechanism,
+    LocalMechanism,
+    SphereMechanism,
+)
 from fedrecsk.privacy.report import PrivacyBudget, PrivacyReport
 from fedrecsk.privacy.secagg import SecAggPlus
 

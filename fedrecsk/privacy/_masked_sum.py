@@ -232,20 +232,18 @@ def _with_pair(total, private, public, session, code, other, *, sign=1):
 class MaskingClient:
     """A client in one sum. Call its methods in this order, each at most once."""
 
-    def __init__(self, plan: Plan, session: bytes, code: int, *, checks: bool = True) -> None:
+    def __init__(self, plan: Plan, session: bytes, code: int) -> None:
         # The name of the sum, which no other sum has: messages of other sums are refused.
         self.session = session
         self.plan = plan
         self.code = code
-        # Tests of attacks do not insist that neighbours confirm the same survivors.
-        self._checks = checks
         self._sharing_key: bytes = secrets.token_bytes(KEY_BYTES)
         # Of its own mask, and of its key for masks with neighbours.
         self._seeds: list[bytes] = [secrets.token_bytes(SEED_BYTES) for _ in range(2)]
         self._keys: dict[int, PublicKeys] = {}
         # Shares of the neighbours' seeds and keys.
         self._shares: dict[int, tuple[bytes, bytes]] = {}
-        self._survivors: np.ndarray | None = None
+        self._survivors: Any = None
         self._has_answered = False
 
     @property
@@ -346,25 +344,27 @@ class MaskingClient:
         """Take the neighbours' confirmations, and return one share of each neighbour."""
         if self._survivors is None or self._has_answered:
             raise MaskingFailed(f"Client {self.code} unmasks one list of survivors, once.")
-        if self._checks:
-            for code, tag in confirmations.items():
-                known = code in self._shares and self._survivors[code]
-                if not known or not hmac.compare_digest(tag, self._confirmation(code, self.code)):
-                    raise MaskingFailed(
-                        f"Client {self.code} and client {code} got different lists of survivors, "
-                        "as from a server that wants to see single uploads; it refuses to unmask."
-                    )
-            if len(confirmations) < self.plan.threshold:
-                raise MaskingFailed(
-                    f"{len(confirmations)} neighbours of client {self.code} have confirmed the "
-                    f"list of survivors, fewer than the threshold {self.plan.threshold}; it "
-                    "refuses to unmask."
-                )
+        self._compare(confirmations)
         self._has_answered = True
         return {
             code: seed if self._survivors[code] else key
             for code, (seed, key) in self._shares.items()
         }
+
+    def _compare(self, confirmations):
+        """Raise unless enough neighbours, and no others, have confirmed the same survivors."""
+        for code, tag in confirmations.items():
+            known = code in self._shares and self._survivors[code]
+            if not known or not hmac.compare_digest(tag, self._confirmation(code, self.code)):
+                raise MaskingFailed(
+                    f"Client {self.code} and client {code} got different lists of survivors, as "
+                    "from a server that wants to see single uploads; it refuses to unmask."
+                )
+        if len(confirmations) < self.plan.threshold:
+            raise MaskingFailed(
+                f"{len(confirmations)} neighbours of client {self.code} have confirmed the list of "
+                f"survivors, fewer than the threshold {self.plan.threshold}; it refuses to unmask."
+            )
 
 
 class MaskingServer:
@@ -483,13 +483,6 @@ class Lost(NamedTuple):
     answer: Iterable[int] = ()
 
 
-class Sent(NamedTuple):
-    """Bytes that a client sent to the server and received from it in one sum."""
-
-    up: int
-    down: int
-
-
 def identities(codes: Iterable[int]) -> tuple[dict[int, Any], Callable[[int, bytes, bytes], None]]:
     """Make an Ed25519 key for each client; return the clients' `sign` and the common `verify`."""
     from cryptography.exceptions import InvalidSignature
@@ -515,58 +508,39 @@ def masked_sum(
     vectors: Mapping[int, NDArray[np.int64]],
     ring: Ring,
     lost: Lost = Lost(),  # noqa: B008
-) -> tuple[NDArray[np.int64], NDArray[np.bool_], dict[int, Sent], float]:
-    """Run the protocol in this process: the sum, survivors, bytes, and all clients' seconds."""
+) -> tuple[NDArray[np.int64], NDArray[np.bool_], float]:
+    """Run the protocol in this process: the sum, the survivors, and all clients' seconds."""
     session = secrets.token_bytes(16)
     sign, verify = identities(vectors)
     clients = {code: MaskingClient(plan, session, code) for code in vectors}
     server = MaskingServer(plan, session, ring, len(next(iter(vectors.values()))))
-    up, down = dict.fromkeys(vectors, 0), dict.fromkeys(vectors, 0)
     seconds = 0.0
 
-    def step(name, arguments, gone=(), nbytes=_listed):
+    def step(name, arguments, gone=()):
         """Let clients take a step, and return the answers that arrive."""
         nonlocal seconds
-        sent = {}
-        for code, own in arguments.items():
-            # What neighbours have sent is counted.
-            down[code] += sum(_listed(one) for one in own if isinstance(one, dict))
-            begun = time.thread_time()
-            sent[code] = getattr(clients[code], name)(*own)
-            seconds += time.thread_time() - begun
-            up[code] += nbytes(sent[code])
+        begun = time.thread_time()
+        sent = {code: getattr(clients[code], name)(*own) for code, own in arguments.items()}
+        seconds += time.thread_time() - begun
         return {code: one for code, one in sent.items() if code not in set(gone)}
 
-    keys = step("advertise", {c: (sign[c],) for c in clients}, nbytes=lambda one: one.nbytes)
+    keys = step("advertise", {c: (sign[c],) for c in clients})
     routed = server.route_keys(keys).items()
     shares = step("share", {c: (own, verify) for c, own in routed}, lost.shares)
     routed = server.route_shares(shares).items()
-    alive = server.survivors(
-        step("mask", {c: (vectors[c], own) for c, own in routed}, lost.vector, len)
-    )
+    masked = step("mask", {c: (vectors[c], own) for c, own in routed}, lost.vector)
+    alive = server.survivors(masked)
     left = np.flatnonzero(alive).tolist()
-    for code in left:
-        down[code] += -(-plan.n_clients // 8)
     confirmed = step("confirm", dict.fromkeys(left, (alive,)), lost.confirmation)
-    routed = {c: (own,) for c, own in server.route(confirmed).items()}
-    answers = step("unmask", routed, lost.answer, lambda one: sum(map(len, one.values())))
-    sent = {code: Sent(up[code], down[code]) for code in vectors}
-    return server.total(answers), alive, sent, seconds
-
-
-def _listed(message):
-    """Return the bytes of entries by neighbour."""
-    sizes = (one.nbytes if isinstance(one, PublicKeys) else len(one) for one in message.values())
-    return sum(CODE_BYTES + size for size in sizes)
+    routed = server.route(confirmed).items()
+    answers = step("unmask", {c: (own,) for c, own in routed}, lost.answer)
+    return server.total(answers), alive, seconds
 
 
 def bytes_of_sum(
     plan: Plan, ring: Ring, alive: NDArray[np.bool_], n_values: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the bytes that clients send and receive, around the ring, as `masked_sum` counts them.
-
-    `alive` is the mask of the clients whose vector arrives.
-    """
+    """Return the bytes that clients send and receive, by place; vectors of `alive` arrive."""
     k, left = plan.n_neighbors, ring.n_alive(alive)
     keys = 2 * KEY_BYTES + SIGNATURE_BYTES
     shares = k * (CODE_BYTES + CIPHER_BYTES)

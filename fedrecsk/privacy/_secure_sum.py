@@ -270,26 +270,12 @@ class SecureAggregation(PlainParameters, ABC):
     def precision(self, n_clients: int = 1, max_abs: float = 1.0) -> float:
         """Bound on the absolute error of a sum of `n_clients` vectors of values up to `max_abs`."""
 
-    @abstractmethod
-    def _advice(self, largest, n_clients):
-        """Return a sentence about what to change so that a value fits."""
-
     @staticmethod
     def _check_n_clients(n_clients):
         """Raise unless it is a valid number of clients."""
         if not isinstance(n_clients, Integral) or not 1 <= n_clients <= _MOST_CLIENTS:
             raise ValueError(
                 f"n_clients={n_clients!r} must be a whole number from 1 to {_MOST_CLIENTS}."
-            )
-
-    def _check_size(self, largest, n_clients):
-        """Raise if a value of size `largest` may overflow in a sum over `n_clients`."""
-        limit = self.max_value(n_clients)
-        if largest > limit:
-            raise ValueError(
-                f"A value of size {largest:.6g} may overflow: in a sum over {n_clients} "
-                f"clients each value must be at most {limit:.6g} in size for {self}. "
-                f"{self._advice(largest, n_clients)}"
             )
 
 
@@ -301,13 +287,33 @@ class Encryption(SecureAggregation):
     }
     hides_sums = True
 
+    def _check_size(self, largest, n_clients):
+        """Raise if a value of size `largest` may overflow in a sum over `n_clients`."""
+        limit = self.max_value(n_clients)
+        if largest > limit:
+            raise ValueError(
+                f"A value of size {largest:.6g} may overflow: in a sum over {n_clients} "
+                f"clients each value must be at most {limit:.6g} in size for {self}. "
+                f"{self._advice(largest, n_clients)}"
+            )
+
     @abstractmethod
+    def _advice(self, largest, n_clients):
+        """Return a sentence about what to change so that a value fits."""
+
     def generate_keys(self, n_clients: int = 1) -> Keys:
         """Make new keys from the operating system's random numbers.
 
         `n_clients` is the largest number of vectors in one sum. It determines how large values may
         be.
         """
+        self._check_n_clients(n_clients)
+        self._validate_params()
+        return self._new_keys(n_clients)
+
+    @abstractmethod
+    def _new_keys(self, n_clients: int) -> Keys:
+        """Make new keys."""
 
     def load_party(self, content: bytes) -> Party:
         """Return one side of a secure sum from the bytes of `Party.to_bytes`.
@@ -356,9 +362,13 @@ class Encryption(SecureAggregation):
     def values_per_block(self) -> int:
         """How many values share one ciphertext."""
 
-    @abstractmethod
     def ciphertext_bytes(self, n_values: int) -> int:
         """Return the bytes of an encrypted vector of `n_values` as it is sent, for ledgers."""
+        return self._n_blocks(n_values) * self._bytes_of_block()
+
+    @abstractmethod
+    def _bytes_of_block(self) -> int:
+        """Return the bytes of one ciphertext."""
 
     def _bytes_of_vector(self, n_values: int, n_clients: int) -> int:
         return self.ciphertext_bytes(n_values)

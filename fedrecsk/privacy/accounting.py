@@ -19,7 +19,6 @@ from scipy.stats import binom
 from fedrecsk._utils.extras import require
 from fedrecsk._utils.parameters import checked
 from fedrecsk._utils.sklearn_compat import Interval
-from fedrecsk.privacy._grid import sensitivity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +36,13 @@ LOSS_STEP = 1e-3
 # Orders of the Renyi divergence: integers, for which all mechanisms have a bound.
 ORDERS = [*range(2, 65), 128, 256]
 CALLER = "Accounting for differential privacy"
+# Grid steps within the clip when clients round their uploads.
+STEPS = 2**18
+
+
+def sensitivity(size: int) -> float:
+    """Return the largest L2 norm, in steps, of a clipped upload that its client has rounded."""
+    return STEPS + np.sqrt(size) / 2
 
 
 class Event(NamedTuple):
@@ -152,8 +158,7 @@ def shuffled_epsilon(epsilon: float, n_clients: int, delta: float) -> float:
     .. [1] V. Feldman, A. McMillan and K. Talwar, "Hiding among the clones: a simple and nearly
        optimal analysis of privacy amplification by shuffling", FOCS 2021, theorem 3.1.
     .. [2] V. Feldman, A. McMillan and K. Talwar, "Stronger privacy amplification by shuffling for
-       Renyi and approximate differential privacy", SODA 2023, with the erratum in
-       arXiv:2208.04591.
+       Renyi and approximate differential privacy", SODA 2023, with the erratum in arXiv:2208.04591.
 
     Examples
     --------

@@ -12,9 +12,8 @@ from scipy.stats import binom
 from fedrecsk._utils.extras import require
 from fedrecsk._utils.parameters import PlainParameters
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
-from fedrecsk.privacy._grid import STEPS, rounded, sensitivity, step_of
-from fedrecsk.privacy.accounting import CALLER
-from fedrecsk.privacy.local_dp import LARGEST, SMALLEST
+from fedrecsk.privacy.accounting import CALLER, STEPS, sensitivity
+from fedrecsk.privacy.local_dp import LARGEST, SMALLEST, norms, rounded, step_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -110,7 +109,7 @@ class CentralDP(PlainParameters):
     *Diverged clients* are left out, and are seen to be, which is not protected.
 
     *Floating point.* Sums and noise are rounded to a grid before they are added, so that the last
-    bits of the result say nothing (Mironov, CCS 2012). Clients' shares are integers.
+    bits say nothing (Mironov, CCS 2012).
 
     Examples
     --------
@@ -239,12 +238,6 @@ def nearly_always(n_clients: int, probability: float) -> int:
     return n_clients if probability >= 1 else int(binom.ppf(RARELY, n_clients, probability))
 
 
-def weighted_norms(updates: ClientUpdates, field_weights: dict[str, float]) -> NDArray[np.float64]:
-    """Return the L2 norm of each client's whole update, shape (n_clients,)."""
-    fields = updates.fields.items()
-    return np.sqrt(sum((field_weights.get(name, 1.0) * rows.norms()) ** 2 for name, rows in fields))
-
-
 def steps_of(mechanism: CentralDP, bound: float, names: Iterable[str]) -> dict[str, float]:
     """Return the grid to which clients round each field before they add noise."""
     weights = mechanism.field_weights or {}
@@ -255,12 +248,12 @@ def clip_updates(
     updates: ClientUpdates, clip: float, field_weights: dict[str, float]
 ) -> tuple[ClientUpdates, NDArray[np.bool_]]:
     """Scale updates down to an L2 norm of at most `clip`; return them, and which were shorter."""
-    norms = weighted_norms(updates, field_weights)
-    factors = np.where(norms > clip, clip / np.maximum(norms, clip), 1.0)
+    lengths = norms(updates.fields, field_weights)
+    factors = np.where(lengths > clip, clip / np.maximum(lengths, clip), 1.0)
     fields = {
         name: replace(rows.scaled(factors), center=None) for name, rows in updates.fields.items()
     }
-    return updates.with_fields(**fields), norms <= clip
+    return updates.with_fields(**fields), lengths <= clip
 
 
 def round_updates(

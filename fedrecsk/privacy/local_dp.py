@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import lru_cache
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq
+from scipy.optimize import brentq, minimize_scalar
+from scipy.special import betainc, betaincinv, betaln
 
 from fedrecsk._utils.parameters import PlainParameters, checked
 from fedrecsk._utils.sklearn_compat import Interval
-from fedrecsk.privacy._grid import rounded, step_of, towards_zero
-from fedrecsk.privacy.accounting import gaussian_delta, gaussian_epsilon, laplace_epsilon
+from fedrecsk.privacy.accounting import (
+    gaussian_delta,
+    gaussian_epsilon,
+    laplace_epsilon,
+    pure_epsilon,
+)
 from fedrecsk.updates import as_integers, client_generator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Self
 
     from numpy.typing import NDArray
@@ -32,6 +40,46 @@ LARGEST = 1e30
 SMALLEST = 1e-30
 # Norms are computed in float64, whose rounding must not make a clipped upload too long.
 MARGIN = 1 - 2.0**-24
+# Steps of the grid in one unit of the noise, as a power of two. Fine enough not to matter for
+# accuracy, and coarse enough that each step holds many floating-point numbers.
+BITS = 20
+# SphereMechanism: from here the probability of the cap differs enough from its share, and up to
+# here it is a normal float64.
+LEAST, MOST = 1e-9, 500.0
+# Likewise: the grid in the typical size of a number is coarser, so that the rounding of the
+# computation hardly ever changes the result.
+SPHERE_BITS = 10
+
+# ---------------------------------------------------------------------------- numbers on a grid
+# A sum of a value and noise in floating point shows in its last digits which values it can come
+# from (Mironov, "On significance of the least significant bits for differential privacy", CCS
+# 2012). Here both are whole multiples of a power of two before they are added. Such sums are exact,
+# and rounding the noise is the same as rounding the sum of the value and the unrounded noise, which
+# anybody may do to a private number.
+
+
+def step_of(scale: float, bits: int = BITS) -> float:
+    """Return the grid's step for noise of this scale, a power of two, at most scale / 2**bits."""
+    return math.ldexp(1.0, math.frexp(scale)[1] - 1 - bits)
+
+
+def rounded(numbers: np.ndarray, step: float) -> np.ndarray:
+    """Round to the nearest multiples of a step, in place."""
+    numbers /= step
+    np.rint(numbers, out=numbers)
+    numbers *= step
+    return numbers
+
+
+def towards_zero(numbers: np.ndarray, step: float) -> np.ndarray:
+    """Round towards zero to multiples of a step, so that no norm grows, in place."""
+    numbers /= step
+    np.trunc(numbers, out=numbers)
+    numbers *= step
+    return numbers
+
+
+# -------------------------------------------------------------------------------- mechanisms
 
 
 class LocalMechanism(PlainParameters, ABC):
@@ -70,14 +118,17 @@ class LocalMechanism(PlainParameters, ABC):
         """
 
     @classmethod
-    def _calibration(cls, epsilon, n_uploads):
-        """Check the arguments of `for_epsilon` and return them as Python's numbers."""
+    def _calibration(cls, epsilon, n_uploads, clip, delta):
+        """Check the arguments of `for_epsilon`; return a mechanism, and two as Python's numbers."""
         constraints = {
             "epsilon": [Interval(Real, 0, LARGEST_EPSILON, closed="right")],
             "n_uploads": [Interval(Integral, 1, None, closed="left")],
         }
         caller = f"{cls.__name__}.for_epsilon"
-        return checked(caller, constraints, epsilon=epsilon, n_uploads=n_uploads)
+        numbers = checked(caller, constraints, epsilon=epsilon, n_uploads=n_uploads)
+        mechanism = cls(clip, 1.0, delta=delta)
+        mechanism._validate_params()
+        return mechanism, *numbers
 
     def _counts(self, **counts):
         """Check numbers of uploads or coordinates and return them as Python's numbers."""
@@ -136,17 +187,27 @@ def with_default(part: SparseRows, rows: SparseRows) -> SparseRows:
     return replace(part, values=values, default=rows.default)
 
 
-def norms(parts: dict[str, SparseRows]) -> np.ndarray:
-    """Return the Euclidean norm of each client's whole upload, shape (n_clients,)."""
-    return np.sqrt(sum(part.norms() ** 2 for part in parts.values()))
+def norms(
+    fields: dict[str, SparseRows], weights: Mapping[str, float] = MappingProxyType({})
+) -> NDArray[np.float64]:
+    """Return the L2 norm of each client's whole upload, its fields times weights."""
+    return np.sqrt(
+        sum((weights.get(name, 1.0) * rows.norms()) ** 2 for name, rows in fields.items())
+    )
 
 
-def clip_factors(lengths: np.ndarray, clip: float) -> np.ndarray:
-    """Return what to multiply uploads of these norms by, so that none is longer than `clip`."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.minimum(1.0, MARGIN * clip / lengths)
+def with_noise(
+    whole: np.ndarray, seeds: NDArray[np.uint64], name: str, draw: Callable[..., Any], scale: float
+) -> np.ndarray:
+    """Add draws times `scale` to each client's numbers of a field, both on a grid, in place."""
+    step = step_of(scale)
+    towards_zero(whole, step)
+    for one, seed in zip(whole, seeds, strict=True):
+        one += rounded(draw(client_generator(seed, name), one.shape) * scale, step)
+    return whole
 
 
+@dataclass(eq=False, repr=False)
 class LaplaceMechanism(LocalMechanism):
     """Clip each uploaded coordinate to [-clip, clip] and add Laplace(0, scale) noise.
 
@@ -166,9 +227,9 @@ class LaplaceMechanism(LocalMechanism):
 
     Notes
     -----
-    A clipped number and its noise are both multiples of a power of two, at most scale / 2**20,
-    before they are added, so that the last digits of the sum reveal nothing. With a positive
-    `delta`, the total is a bound by Renyi differential privacy; see :doc:`/user_guide/privacy`.
+    Numbers and noise are multiples of a power of two, at most scale / 2**20, so that last digits
+    reveal nothing. With a positive `delta`, the total is a bound by Renyi differential privacy; see
+    :doc:`/user_guide/privacy`.
 
     Examples
     --------
@@ -182,6 +243,11 @@ class LaplaceMechanism(LocalMechanism):
     (4.38, 100.0)
     """
 
+    clip: Any = None
+    scale: Any = None
+    _: KW_ONLY
+    delta: float = 0.0
+
     name = "laplace"
     protects_uploads = False
     _parameter_constraints: ClassVar[dict] = {
@@ -189,13 +255,6 @@ class LaplaceMechanism(LocalMechanism):
         "scale": [Interval(Real, SMALLEST, LARGEST, closed="both")],
         "delta": [Interval(Real, 0, 1, closed="left")],
     }
-
-    def __init__(
-        self, clip: float | None = None, scale: float | None = None, *, delta: float = 0.0
-    ):
-        self.clip: Any = clip
-        self.scale: Any = scale
-        self.delta = delta
 
     def _validate_params(self):
         if self.clip is not None and self.scale is None:
@@ -207,7 +266,6 @@ class LaplaceMechanism(LocalMechanism):
 
     @property
     def number_clip(self) -> float | None:
-        """Bound to which methods must clip each number."""
         return self.clip
 
     @property
@@ -228,7 +286,6 @@ class LaplaceMechanism(LocalMechanism):
         return laplace_epsilon(self.epsilon, n_coordinates, self.delta)
 
     def noise_std(self, n_coordinates: int) -> float:
-        """Return the standard deviation of the noise in each number."""
         return float(np.sqrt(2) * self.scale)
 
     def summed_noise(
@@ -239,20 +296,18 @@ class LaplaceMechanism(LocalMechanism):
         return rounded(plus - generator.gamma(n_clients, self.scale, shape), step_of(self.scale))
 
     def _protect(self, updates, seeds, *, each):
-        clip, fields, step = self.clip, {}, step_of(self.scale)
+        def draw(generator, shape):
+            # The difference of two exponential draws is a Laplace draw, in half the time.
+            return generator.standard_exponential(shape) - generator.standard_exponential(shape)
+
+        clip, fields = self.clip, {}
         for name, rows in updates.fields.items():
             self._check_spec(name, updates.specs[name])
             honest = rows.whole()
             center = np.zeros(1) if rows.center is None else rows.center.astype(np.float64)
             # Clipped again, because adding what was subtracted may round up.
             noised = np.clip(honest + center, -clip, clip)
-            noised = towards_zero(noised, step)
-            for one, seed in zip(noised, seeds(f"noise of {name}"), strict=True):
-                # The difference of two exponential draws is a Laplace draw, in half the time.
-                generator = client_generator(seed, name)
-                noise = generator.standard_exponential(one.shape)
-                noise -= generator.standard_exponential(one.shape)
-                one += rounded(noise * self.scale, step)
+            noised = with_noise(noised, seeds(f"noise of {name}"), name, draw, self.scale)
             noised -= center
             if rows.columns is not None:
                 noised = np.where(rows.columns[:, None, :], noised, honest)
@@ -262,6 +317,7 @@ class LaplaceMechanism(LocalMechanism):
         return updates.with_fields(**fields)
 
 
+@dataclass(eq=False, repr=False)
 class GaussianMechanism(LocalMechanism):
     """Clip each client's whole upload and add Gaussian noise to every number of it.
 
@@ -282,9 +338,8 @@ class GaussianMechanism(LocalMechanism):
     Notes
     -----
     T uploads are as private as one whose noise is smaller by a factor of sqrt(T), for which the
-    closed form is exact (Balle and Wang, ICML 2018, theorem 8). The clipped numbers and the noise
-    are both multiples of a power of two before they are added, so that the last digits of the sum
-    reveal nothing; see :doc:`/user_guide/privacy`.
+    closed form is exact (Balle and Wang, ICML 2018, theorem 8). Numbers and noise are multiples of
+    a power of two, as those of :class:`LaplaceMechanism`.
 
     Examples
     --------
@@ -297,6 +352,11 @@ class GaussianMechanism(LocalMechanism):
     (1.83, 20.0)
     """
 
+    clip: Any = None
+    noise_multiplier: Any = None
+    _: KW_ONLY
+    delta: float = 1e-5
+
     name = "gaussian"
     protects_uploads = True
     _parameter_constraints: ClassVar[dict] = {
@@ -304,17 +364,6 @@ class GaussianMechanism(LocalMechanism):
         "noise_multiplier": [Interval(Real, SMALLEST, LARGEST, closed="both")],
         "delta": [Interval(Real, 0, 1, closed="neither")],
     }
-
-    def __init__(
-        self,
-        clip: float | None = None,
-        noise_multiplier: float | None = None,
-        *,
-        delta: float = 1e-5,
-    ):
-        self.clip: Any = clip
-        self.noise_multiplier: Any = noise_multiplier
-        self.delta = delta
 
     @classmethod
     def for_epsilon(
@@ -325,9 +374,7 @@ class GaussianMechanism(LocalMechanism):
         `epsilon` is at most 1e6. `n_uploads` is the number of uploads of a client: the rounds, if
         all clients take part in each. A ValueError names a number that is out of range.
         """
-        epsilon, n_uploads = cls._calibration(epsilon, n_uploads)
-        mechanism = cls(clip, 1.0, delta=delta)
-        mechanism._validate_params()
+        mechanism, epsilon, n_uploads = cls._calibration(epsilon, n_uploads, clip, delta)
         delta = mechanism.delta
 
         def excess(log_mu):
@@ -366,7 +413,6 @@ class GaussianMechanism(LocalMechanism):
         return gaussian_epsilon(2 * float(np.sqrt(n_uploads)) / self.noise_multiplier, self.delta)
 
     def noise_std(self, n_coordinates: int) -> float:
-        """Return the standard deviation of the noise in each number."""
         return self.std
 
     def summed_noise(
@@ -379,15 +425,201 @@ class GaussianMechanism(LocalMechanism):
 
     def _protect(self, updates, seeds, *, each):
         parts = own_parts(updates, self)
-        factors, step = clip_factors(norms(parts), self.clip), step_of(self.std)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            factors = np.minimum(1.0, MARGIN * self.clip / norms(parts))
         own, fields = seeds("noise of the upload") if each else None, {}
         for name, part in parts.items():
             part = part.scaled(factors)
             if own is not None:
-                noised = towards_zero(part.whole(), step)
-                for one, seed in zip(noised, own, strict=True):
-                    noise = client_generator(seed, name).standard_normal(one.shape)
-                    one += rounded(noise * self.std, step)
-                part = part.with_whole(noised)
+                draw = np.random.Generator.standard_normal
+                part = part.with_whole(with_noise(part.whole(), own, name, draw, self.std))
             fields[name] = with_default(part, updates.fields[name])
         return replace(updates.with_fields(**fields), lacks_noise=not each)
+
+
+class Cap(NamedTuple):
+    """The directions near an upload's, and how likely an answer is among them."""
+
+    height: float  # least cosine of its directions with the upload's (gamma)
+    share: float  # share of the sphere (q)
+    chance: float  # probability with which the answer is in the cap (p)
+    mean: float  # expected cosine of the answer with the upload's direction (m)
+
+
+@lru_cache(maxsize=64)
+def best_cap(dimension: int, epsilon: float) -> Cap:
+    """Return the cap with the largest expected cosine that is `epsilon`-differentially private."""
+    # Answers in the cap have the density p / q relative to a uniform direction, all others
+    # (1 - p) / (1 - q). Their ratio is exp(epsilon).
+
+    def negative_mean(height):
+        return -np.log(_cap(dimension, epsilon, height).mean)
+
+    # A higher cap than this has a share below exp(-epsilon) / 10, and is chosen too seldom.
+    highest = float(np.sqrt(-np.expm1(-2 * (epsilon + 4) / max(dimension - 1, 1))))
+    found = minimize_scalar(
+        negative_mean, bounds=(0.0, highest), method="bounded", options={"xatol": 1e-6 * highest}
+    )
+    heights = (0.0, float(found.x))
+    return max((_cap(dimension, epsilon, height) for height in heights), key=lambda cap: cap.mean)
+
+
+def _cap(dimension, epsilon, height):
+    half = (dimension - 1) / 2
+    share = float(betainc(half, 0.5, 1 - height**2) / 2)
+    gain = np.expm1(epsilon)
+    # Mean of the cosine over the cap, times the cap's share; minus as much over the rest.
+    moment = np.exp(half * np.log1p(-(height**2)) - betaln(0.5, half)) / (2 * half)
+    chance = (gain + 1) * share / (1 + gain * share)
+    return Cap(height, share, float(chance), float(moment * gain / (1 + gain * share)))
+
+
+@dataclass(eq=False, repr=False)
+class SphereMechanism(LocalMechanism):
+    """Send a random direction that tends to be that of the client's upload: PrivUnit.
+
+    An upload, all its fields together, is scaled down to a Euclidean norm of at most `clip`. The
+    client sends a vector of a fixed length whose direction is random, but in a cap of the sphere
+    around the upload's direction with a raised probability. Its expectation is the clipped upload.
+    One upload is `epsilon`-differentially private as a whole, for any change of the client's data.
+
+    Parameters
+    ----------
+    clip : float in [1e-30, 1e30]
+        Largest norm of an upload, in the units of the uploaded parameters.
+    epsilon : float in [1e-9, 500]
+        Epsilon of one whole upload.
+    delta : float in [0, 1), default=0.0
+        Probability, roughly, with which the total epsilon of several uploads may be exceeded. 0:
+        pure differential privacy, where the total is `epsilon` times the number of uploads. With
+        1e-5, say, it is smaller if there are many uploads of a small epsilon.
+
+    Notes
+    -----
+    The mechanism is PrivUnit of [1]_ with the cap that makes the answer's error least ([2]_
+    shows that this is the best among all unbiased mechanisms). With a cap of half the sphere it is
+    that of [3]_. An upload shorter than `clip` is first turned around with probability
+    ``1/2 - norm / (2 clip)``, as in [3]_, which keeps its length on average.
+
+    Every client's random direction is drawn even in a simulation, because the sum of such
+    directions is not one draw. The total epsilon is the exact composition of mechanisms of which
+    nothing is known but `epsilon` (Kairouz, Oh and Viswanath, ICML 2015). Answers are rounded to
+    multiples of a power of two, about a thousandth of the size of a number, which hides their last
+    digits; unlike for added noise, this is no proof, see :doc:`/user_guide/privacy`.
+
+    References
+    ----------
+    .. [1] A. Bhowmick, J. Duchi, J. Freudiger, G. Kapoor and R. Rogers, "Protection against
+       reconstruction and its applications in private federated learning", 2018, section 4.1.
+    .. [2] H. Asi, V. Feldman and K. Talwar, "Optimal algorithms for mean estimation under local
+       differential privacy", ICML 2022.
+    .. [3] J. Duchi, M. Jordan and M. Wainwright, "Minimax optimal procedures for locally private
+       estimation", JASA 2018, section 4.2.3.
+
+    Examples
+    --------
+    >>> from fedrecsk.privacy import SphereMechanism
+    >>> mechanism = SphereMechanism(clip=1.0, epsilon=4.0)
+    >>> mechanism.total_epsilon(n_uploads=10)
+    40.0
+    >>> round(mechanism.noise_std(n_coordinates=1000), 3)  # of each number
+    0.659
+    """
+
+    clip: Any = None
+    epsilon: Any = None
+    _: KW_ONLY
+    delta: float = 0.0
+
+    name = "sphere"
+    protects_uploads = True
+    _parameter_constraints: ClassVar[dict] = {
+        "clip": [Interval(Real, SMALLEST, LARGEST, closed="both")],
+        "epsilon": [Interval(Real, LEAST, MOST, closed="both")],
+        "delta": [Interval(Real, 0, 1, closed="left")],
+    }
+
+    @classmethod
+    def for_epsilon(
+        cls, epsilon: float, n_uploads: int, *, clip: float = 1.0, delta: float = 0.0
+    ) -> Self:
+        """Find the epsilon of one upload with which `n_uploads` of them cost `epsilon` in total.
+
+        As :meth:`GaussianMechanism.for_epsilon`. The epsilon of one upload must be from 1e-9 to
+        500.
+        """
+        mechanism, epsilon, n_uploads = cls._calibration(epsilon, n_uploads, clip, delta)
+        delta = mechanism.delta
+        each = epsilon / n_uploads
+        if delta > 0 and n_uploads > 1:
+
+            def excess(one):
+                return pure_epsilon(one, n_uploads, delta) - epsilon
+
+            # The composition is never above the sum.
+            above = each
+            while above <= MOST and excess(above) <= 0:
+                above *= 2
+            each = float(brentq(excess, each, above, rtol=1e-9)) * (1 - 1e-8)
+        mechanism.set_params(epsilon=each)._validate_params()
+        return mechanism
+
+    def total_epsilon(self, n_uploads: int, n_coordinates: int | None = None) -> float:
+        self._validate_params()
+        (n_uploads,) = self._counts(n_uploads=n_uploads)
+        return float(pure_epsilon(self.epsilon, n_uploads, self.delta))
+
+    def noise_std(self, n_coordinates: int) -> float:
+        """Return the noise's mean standard deviation in each number of a clipped upload."""
+        self._validate_params()
+        dimension = max(2, n_coordinates)
+        length = self.clip / best_cap(dimension, float(self.epsilon)).mean
+        return float(np.sqrt((length**2 - self.clip**2) / dimension))
+
+    def _protect(self, updates, seeds, *, each):
+        parts = own_parts(updates, self)
+        wholes = {name: part.whole() for name, part in parts.items()}
+        flat = [whole.reshape(len(whole), -1) for whole in wholes.values()]
+        ends, uploads = np.cumsum([one.shape[1] for one in flat]), np.concatenate(flat, axis=1)
+        lengths = norms(parts)
+        for upload, length, seed in zip(uploads, lengths, seeds("sphere"), strict=True):
+            if np.isfinite(length):
+                upload[:] = self._draw(upload, length, np.random.default_rng(int(seed)))
+        fields = {}
+        for name, answers in zip(parts, np.split(uploads, ends[:-1], axis=1), strict=True):
+            part = parts[name].with_whole(answers.reshape(wholes[name].shape))
+            fields[name] = with_default(part, updates.fields[name])
+        return updates.with_fields(**fields)
+
+    def _draw(self, upload, length, generator):
+        """Draw a client's answer to its upload, a vector of this norm, which is not changed."""
+        if len(upload) == 1:
+            # A circle, of which one coordinate is sent.
+            return self._draw(np.append(upload, 0.0), length, generator)[:1]
+        cap = best_cap(len(upload), float(self.epsilon))
+        kept = (1 + min(1.0, length / self.clip)) / 2
+        if length > 0:
+            direction = upload / length
+        else:
+            direction = np.zeros(len(upload))
+            direction[0] = 1.0
+        if generator.random() >= kept:
+            direction = -direction
+        cosine = _cosine(cap, len(upload), generator)
+        across = generator.standard_normal(len(upload))
+        across -= (across @ direction) * direction
+        across *= np.sqrt(1 - cosine**2) / np.linalg.norm(across)
+        across += cosine * direction
+        across *= self.clip / cap.mean
+        return rounded(across, step_of(self.clip / cap.mean / np.sqrt(len(upload)), SPHERE_BITS))
+
+
+def _cosine(cap, dimension, generator):
+    """Draw a cosine with the upload's direction, in the cap or outside it."""
+    half = (dimension - 1) / 2
+    within = generator.random() < cap.chance
+    # Share of the sphere with a larger cosine; never 0.
+    above = 1 - generator.random()
+    above = cap.share * above if within else cap.share + (1 - cap.share) * above
+    size = np.sqrt(1 - betaincinv(half, 0.5, 2 * min(above, 1 - above)))
+    return size if above <= 0.5 else -size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from bisect import bisect_left
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -156,9 +157,6 @@ class SecAggPlus(SecureAggregation):
     def max_integer(self, n_clients: int = 1) -> int:
         return self._largest
 
-    def _advice(self, largest, n_clients):
-        return f"Scale the values down, or raise max_abs to at least {largest:.4g}."
-
     def unit_of(self, spec: FieldSpec) -> float:
         """Return the step to which clients round the numbers of a field."""
         if spec.is_integer:
@@ -221,11 +219,8 @@ def _neighbours(n_clients, threshold, n_neighbors, max_dropout, max_colluding):
     first, last = 0, 0
     while last < len(candidates) - 1 and not keeps(candidates[last]):
         first, last = last + 1, min(2 * last + 1, len(candidates) - 1)
-    while first < last:
-        # More neighbours are never worse, but for rounding.
-        middle = (first + last) // 2
-        first, last = (first, middle) if keeps(candidates[middle]) else (middle + 1, last)
-    k = candidates[first]
+    # More neighbours are never worse, but for rounding.
+    k = candidates[bisect_left(candidates, True, first, last, key=keeps)]
     t, enough = _threshold(k, n_clients, threshold, max_dropout, max_colluding)
     if not enough and k < others:
         culprit = f"n_neighbors={n_neighbors}"

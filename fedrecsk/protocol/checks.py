@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sklearn.base import clone
 
-from fedrecsk.compression._base import BlockCompressor
+from fedrecsk.compression._compressors import BlockCompressor
 
 if TYPE_CHECKING:
     from typing import Any, Literal

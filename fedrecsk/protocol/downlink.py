@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedrecsk.compression._base import BlockCompressor
+from fedrecsk.compression._compressors import BlockCompressor
 from fedrecsk.data._checks import Diverged
 from fedrecsk.protocol.messages import Message, Rows
 

@@ -167,7 +167,7 @@ class MaskedChannel:
         # Nobody knows what those would have sent whose upload is lost.
         vectors |= {code: np.zeros_like(expected) for code in gone}
         begun = time.thread_time()
-        total, _, _, seconds = masked_sum(plan, vectors, ring, Lost(vector=gone))
+        total, _, seconds = masked_sum(plan, vectors, ring, Lost(vector=gone))
         if not np.array_equal(total, expected) or (
             everyone
             and not np.array_equal(total, np.concatenate([np.ravel(sums[n]) for n in units]))

@@ -5,8 +5,7 @@ import pytest
 
 from fedrecsk import FCF, FedEASE, FedMF, GlobSGD, LightFR, LocALS, RFRec
 from fedrecsk.attacks import measure_leak
-from fedrecsk.attacks._server_view import Differences, Singles
-from fedrecsk.attacks._source_separation import by_pairs
+from fedrecsk.attacks._server_view import Differences, Singles, by_pairs
 from tests.conftest import make_toy
 
 
@@ -107,9 +106,9 @@ def test_cohorts_that_make_no_sense_are_refused(toy):
     model = LocALS(3, reg_user=1.0, random_state=0)
     with pytest.raises(ValueError, match="cohort=25 is more than the 24 clients of X; lower it"):
         measure_leak(model, *toy, cohort=25)
-    with pytest.raises(ValueError, match="cohort=0 must be a whole number, at least 1"):
+    with pytest.raises(ValueError, match=r"'cohort' .* must be an int in the range \[1, inf"):
         measure_leak(model, *toy, cohort=0)
-    with pytest.raises(ValueError, match="differences='both' must be"):
+    with pytest.raises(ValueError, match=r"'differences' .* must be a str among .*Got 'both'"):
         measure_leak(model, *toy, differences="both")
     with pytest.raises(ValueError, match="but n_rounds=1; set n_rounds=2 or more"):
         measure_leak(model, *toy, differences="next round")

@@ -14,7 +14,8 @@ from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import TopK
 from fedrecsk.federated import _private
 from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, Paillier, SecAggPlus
-from fedrecsk.privacy.central_dp import STEPS, clip_updates, noisy_sum, round_updates
+from fedrecsk.privacy.accounting import STEPS
+from fedrecsk.privacy.central_dp import clip_updates, noisy_sum, round_updates
 from fedrecsk.protocol.keys import Key
 from fedrecsk.updates import FieldSpec, SparseRows
 from tests.conftest import make_toy

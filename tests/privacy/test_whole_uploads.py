@@ -8,7 +8,7 @@ from scipy import stats
 from sklearn.base import clone
 
 from fedrecsk import Federation, RFRec
-from fedrecsk.attacks._audit import _lower_bound
+from fedrecsk.attacks._membership import _lower_bound
 from fedrecsk.privacy import (
     GaussianMechanism,
     LaplaceMechanism,
