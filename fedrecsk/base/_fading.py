@@ -61,10 +61,7 @@ class FadingPairs(FadingHistory):
 
 
 def ages(rows):
-    """Return by how many half positions each rating is older than its user's latest, int32.
-
-    All are 0 if the model does not use times. Of rows with y > 0 only; see `liked`.
-    """
+    """Return by how many half positions each like is older than its user's latest, int32."""
     if rows.times is None or not len(rows.items):
         return np.zeros(len(rows.items), dtype=np.int32)
     users = np.repeat(np.arange(len(rows.indptr) - 1), np.diff(rows.indptr))

@@ -1,4 +1,4 @@
-"""Recommend items, and check and lay out lists of ids and scores."""
+"""Recommend items, in batches, and check and lay out lists of ids and scores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from fedrecsk._utils.parameters import checked, suggest
 from fedrecsk._utils.sklearn_compat import Interval, safe_indexing
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.base._fold_in import _runs
-from fedrecsk.base._linear import _batches
 from fedrecsk.cluster import _frames
 from fedrecsk.data.interactions import Ids, as_table, id_array, id_columns, missing_id
 
@@ -26,9 +25,14 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
     from pandas import DataFrame
 
-
 # Lists that take more bytes than this are checked against the available memory.
 UNCHECKED_BYTES = 2**28
+SCORES_PER_BATCH = 2**22
+
+
+def _batches(n_rows, n_columns):
+    size = max(1, SCORES_PER_BATCH // max(1, n_columns))
+    return [slice(start, min(start + size, n_rows)) for start in range(0, n_rows, size)]
 
 
 def require_room(n_rows, n_columns, itemsize, what, hint):
@@ -268,11 +272,10 @@ class Recommends:
         return np.unique(codes)
 
     def _best_items(self, users, n, eligible, barred):
-        """Find the n best items of each user (codes, -1 for unknown).
+        """Return codes and scores of each user's n best items, ties by code; -inf if too few.
 
-        `eligible` holds the item codes to choose from in ascending order (None: all), `barred`
-        positions in `users` and item codes not to recommend. Returns item codes and scores, best
-        first, ties by item code; the last places of a user with too few items score -inf.
+        The ascending codes `eligible` are to choose from (None: all); `barred` are positions in
+        `users` and items not to recommend.
         """
         board = self._score_all(users)
         board[barred[0], barred[1]] = -np.inf

@@ -12,8 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from fedrecsk import metrics
 from fedrecsk._utils.parameters import checked, suggest
 from fedrecsk._utils.sklearn_compat import Interval
-from fedrecsk.base._linear import _batches
-from fedrecsk.base._recommend import require_room, tidy
+from fedrecsk.base._recommend import _batches, require_room, tidy
 from fedrecsk.data.interactions import id_array, named
 
 if TYPE_CHECKING:
@@ -43,12 +42,9 @@ def _lacks(model, what, others):
 
 
 class Similarity:
-    """`similar_items` and `similar_users`, for models with vectors.
+    """`similar_items` and `similar_users`, for models with vectors."""
 
-    A model without vectors sets the flags below to False, and one whose items are compared in
-    another way has its own `_item_likeness`.
-    """
-
+    # A model whose items are compared in another way has its own `_item_likeness`.
     _has_item_vectors = True
     _has_user_vectors = True
 

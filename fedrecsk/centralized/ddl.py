@@ -14,7 +14,7 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.fixed_point import fixed
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base._hamming import pack_codes
-from fedrecsk.base._item_content import ItemContent
+from fedrecsk.base._item_prior import ItemContent
 from fedrecsk.centralized.dcf import DCF, signs_of
 from fedrecsk.data.item_features import aligned
 
@@ -209,11 +209,7 @@ class DDL(ItemContent, DCF):
 
 
 class DeepBeliefNet:
-    """A stack of Boltzmann machines, fine-tuned: maps features in [0, 1] to codes in (-1, 1).
-
-    All layers have logistic units h = 1 / (1 + exp(-(W h + c))); the last layer's values are moved
-    from (0, 1) to (-1, 1). `coefs` has W of each layer, and `intercepts` c.
-    """
+    """A stack of Boltzmann machines, fine-tuned: logistic units, the last moved to (-1, 1)."""
 
     def __init__(self, coefs: list[np.ndarray], intercepts: list[np.ndarray]) -> None:
         self.coefs: list[np.ndarray] = coefs

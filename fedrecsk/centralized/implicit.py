@@ -1,7 +1,4 @@
-"""The `implicit` library's matrix factorisations with this package's interface.
-
-`implicit` is imported when a model is fitted, not before.
-"""
+"""The `implicit` library, imported when a model is fitted, with this package's interface."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from fedrecsk._utils.sklearn_compat import Interval, StrOptions, get_threadpool_
 from fedrecsk._utils.threads import N_JOBS, n_threads
 from fedrecsk.base import RankingMixin, Recommender, check_likes, linear_scores
 from fedrecsk.base._fading import FadingHistory, fading
-from fedrecsk.base._item_content import ItemContent
+from fedrecsk.base._item_prior import ItemContent
 from fedrecsk.base._item_weights import liked
 from fedrecsk.data._checks import hint
 from fedrecsk.portable import Ridge

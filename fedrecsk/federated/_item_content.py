@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedrecsk.base._item_content import ItemContent
+from fedrecsk.base._item_prior import ItemContent
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Message
 

@@ -17,7 +17,7 @@ from fedrecsk._utils.sklearn_compat import (
     validate_parameter_constraints,
 )
 from fedrecsk.base import FitReport
-from fedrecsk.base._warm_start import check_unchanged
+from fedrecsk.base._recommender import check_unchanged
 from fedrecsk.data._checks import check_rows
 from fedrecsk.data._times import ROW_ORDER
 from fedrecsk.data.interactions import Ids, encode, id_array, id_columns, named

@@ -284,7 +284,7 @@ def test_new_users_are_fitted_to_the_items_codes():
     model.fold_in(X[mine], y[mine])
     problem, _ = problem_of(X[mine], y[mine], items=model.item_ids_, n_bits=32)
     signs, linear = model.user_factors_[-5:].copy(), np.zeros((5, 32), int)
-    side = problem.users.exact()
+    side = dcf_kernels.exact(problem.users)
     assert dcf_kernels.descend(side, model.item_factors_, linear, signs, 1)[1] == 0
     np.testing.assert_array_equal(signs, model.user_factors_[-5:])
     assert np.mean((model.predict(X[mine]) - y[mine]) ** 2) < 0.5 * np.var(y[mine])
