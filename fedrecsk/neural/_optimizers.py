@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.adam import adam
 
@@ -17,16 +15,16 @@ Constructor = Callable[..., Optimizer]
 class Descent(ABC):
     """Moves stacked parameters, of which the client is the first axis, by their gradients."""
 
-    def __init__(self, parameters: dict[str, Tensor], rates: list[float]) -> None:
+    def __init__(self, parameters, rates):
         self.names = list(parameters)
         self.parameters = list(parameters.values())
         self.rates = rates
 
     @abstractmethod
-    def step(self, gradients: Sequence[Tensor]) -> None:
+    def step(self, gradients):
         """Move all parameters, in place."""
 
-    def keep_first(self, n: int) -> None:
+    def keep_first(self, n):
         """Go on with the first `n` clients; the others stay as they are."""
         self.parameters = [one[:n] for one in self.parameters]
 
@@ -61,9 +59,7 @@ class Adam(Descent):
 class Foreign(Descent):
     """An optimiser of torch, or one with the same interface."""
 
-    def __init__(
-        self, make: Constructor, parameters: dict[str, Tensor], rates: list[float]
-    ) -> None:
+    def __init__(self, make, parameters, rates):
         super().__init__(parameters, rates)
         groups = zip(self.parameters, rates, strict=True)
         self.optimizer = make([{"params": [p], "lr": rate} for p, rate in groups])
@@ -81,26 +77,16 @@ class Foreign(Descent):
         for group in self.optimizer.param_groups:
             group["params"] = [fresh[one] for one in group["params"]]
         for before, after in fresh.items():
-            state = self.optimizer.state.pop(before, {})
-            self.optimizer.state[after] = {k: _first(v, before, n) for k, v in state.items()}
-
-
-def _first(value: Any, parameter: Tensor, n: int) -> Any:
-    return value[:n] if torch.is_tensor(value) and value.shape == parameter.shape else value
+            state = self.optimizer.state[after] = self.optimizer.state.pop(before, {})
+            for name, value in state.items():
+                if torch.is_tensor(value) and value.shape == before.shape:
+                    state[name] = value[:n]
 
 
 def adam_step(
-    parameters: Sequence[Tensor],
-    means: Sequence[Tensor],
-    squares: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    n_steps: int,
-    learning_rate: float,
-    *,
-    betas: tuple[float, float] = (0.9, 0.999),
-    epsilon: float = 1e-8,
-    weight_decay: float = 0.0,
-) -> None:
+    parameters, means, squares, gradients, n_steps, learning_rate,
+    *, betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0,
+):  # fmt: skip
     """Take step `n_steps`, from 1, of Adam; parameters and moments change in place."""
     # The function of torch, because its class imports the compiler, which takes longer than a small
     # fit.
@@ -114,9 +100,7 @@ def adam_step(
         )  # fmt: skip
 
 
-def descent(
-    optimizer: str | Constructor, parameters: dict[str, Tensor], rates: list[float]
-) -> Descent:
+def descent(optimizer, parameters, rates):
     """Return the optimiser that is given by name or by its constructor."""
     if callable(optimizer):
         return Foreign(optimizer, parameters, rates)
