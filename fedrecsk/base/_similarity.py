@@ -142,11 +142,8 @@ class Similarity:
         ----------
         users : array-like of shape (n_users,)
             Ids of users that the model knows.
-        n : int, default=10
-            Number of similar users to find for each. There are at most `n_users_` - 1, because
-            the user itself is left out.
-        as_frame : bool, default=False
-            Whether to return a pandas DataFrame.
+        n, as_frame
+            As in `similar_items`: at most `n_users_` - 1 others for each.
 
         Returns
         -------
@@ -155,16 +152,14 @@ class Similarity:
         scores : ndarray of the same shape, dtype float64
             Similarities, in [-1, 1]. A user whose vector is zero has similarity 0 to all.
         frame : DataFrame
-            With ``as_frame=True``, instead of the two arrays: columns `user`, `similar_user`,
-            `score` and `rank`, which begins at 1.
+            As of `similar_items`, with columns `user` and `similar_user`.
 
         Raises
         ------
         AttributeError
             If the model has no vectors of users, as EASE, Popularity, BiasOnly and ensembles.
         ValueError
-            If a user is unknown, n is below 1, the lists take more memory than there is, or a
-            vector is not finite.
+            As by `similar_items`.
 
         Examples
         --------

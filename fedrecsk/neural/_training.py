@@ -8,6 +8,7 @@ have no gradient and stay as they are.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,12 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
+from torch.optim import Optimizer
+from torch.optim.adam import adam
 
 from fedrecsk._utils.jit import kernel
 from fedrecsk.data._checks import ClientFailed
 from fedrecsk.federated._fedmf_kernels import PAGE_BITS, draw_examples, shuffle, take_slots
 from fedrecsk.federated._fedmf_kernels import Layout as Rows
-from fedrecsk.neural import _optimizers
 from fedrecsk.neural._layout import TABLES, Kind, Layout, matching
 from fedrecsk.protocol.blocks import Block
 from fedrecsk.updates import SparseRows
@@ -37,6 +39,7 @@ EXPLODED = 1e6
 # Field with the number of clients that have visited each item.
 VISITS = "n_visits"
 
+Constructor = Callable[..., Optimizer]
 Loss = Callable[[Tensor, Tensor], Tensor]
 Tensors = dict[str, Tensor]
 
@@ -56,7 +59,7 @@ LOSSES = {"bce": _cross_entropy, "squared": _squared}
 class Plan:
     """How clients train."""
 
-    optimizer: str | _optimizers.Constructor
+    optimizer: str | Constructor
     # By patterns of names; the first that matches counts.
     rates: dict[str, float]
     loss: Loss
@@ -226,7 +229,7 @@ class Trainer:
             if names:
                 moving = {name: after[name] for name in names}
                 rates = [plan.rate(name) for name in names]
-                made.append(_optimizers.descent(plan.optimizer, moving, rates))
+                made.append(descent(plan.optimizer, moving, rates))
         return made
 
     @staticmethod
@@ -291,6 +294,104 @@ def uploads(trained, received, specs, layout, n_clients):
         found = np.concatenate(rows)[order], np.concatenate(changes)[order]
         fields[name] = SparseRows(indptr, *found, spec=spec)
     return fields
+
+
+# ------------------------------------------------------------------------------ optimisers
+
+
+class Descent(ABC):
+    """Moves stacked parameters, of which the client is the first axis, by their gradients."""
+
+    def __init__(self, parameters, rates):
+        self.names = list(parameters)
+        self.parameters = list(parameters.values())
+        self.rates = rates
+
+    @abstractmethod
+    def step(self, gradients):
+        """Move all parameters, in place."""
+
+    def keep_first(self, n):
+        """Go on with the first `n` clients; the others stay as they are."""
+        self.parameters = [one[:n] for one in self.parameters]
+
+
+class Sgd(Descent):
+    """Stochastic gradient descent, as ``torch.optim.SGD(..., lr=rate)``."""
+
+    def step(self, gradients):
+        for parameter, gradient, rate in zip(self.parameters, gradients, self.rates, strict=True):
+            parameter.add_(gradient, alpha=-rate)
+
+
+class Adam(Descent):
+    """Adam, as ``torch.optim.Adam(..., lr=rate)``."""
+
+    def __init__(self, parameters, rates):
+        super().__init__(parameters, rates)
+        self.means, self.squares = ([torch.zeros_like(p) for p in self.parameters] for _ in "mv")
+        self.n_steps = 0
+
+    def step(self, gradients):
+        self.n_steps += 1
+        state = self.parameters, self.means, self.squares, gradients
+        for *one, rate in zip(*state, self.rates, strict=True):
+            adam_step(*([tensor] for tensor in one), self.n_steps, rate)
+
+    def keep_first(self, n):
+        super().keep_first(n)
+        self.means, self.squares = ([one[:n] for one in m] for m in (self.means, self.squares))
+
+
+class Foreign(Descent):
+    """An optimiser of torch, or one with the same interface."""
+
+    def __init__(self, make, parameters, rates):
+        super().__init__(parameters, rates)
+        groups = zip(self.parameters, rates, strict=True)
+        self.optimizer = make([{"params": [p], "lr": rate} for p, rate in groups])
+
+    def step(self, gradients):
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            # Fused kernels read the memory as it lies.
+            parameter.grad = gradient.contiguous()
+        self.optimizer.step()
+
+    def keep_first(self, n):
+        old = self.parameters
+        super().keep_first(n)
+        fresh = dict(zip(old, self.parameters, strict=True))
+        for group in self.optimizer.param_groups:
+            group["params"] = [fresh[one] for one in group["params"]]
+        for before, after in fresh.items():
+            state = self.optimizer.state[after] = self.optimizer.state.pop(before, {})
+            for name, value in state.items():
+                if torch.is_tensor(value) and value.shape == before.shape:
+                    state[name] = value[:n]
+
+
+def adam_step(
+    parameters, means, squares, gradients, n_steps, learning_rate,
+    *, betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0,
+):  # fmt: skip
+    """Take step `n_steps`, from 1, of Adam; parameters and moments change in place."""
+    # The function of torch, because its class imports the compiler, which takes longer than a small
+    # fit.
+    steps = [torch.tensor(n_steps - 1.0, device=one.device) for one in parameters]
+    gradients = [gradient.contiguous() for gradient in gradients]
+    with torch.no_grad():
+        adam(
+            list(parameters), gradients, list(means), list(squares), [], steps,
+            lr=learning_rate, beta1=betas[0], beta2=betas[1], eps=epsilon,
+            weight_decay=weight_decay, fused=True, amsgrad=False, maximize=False,
+        )  # fmt: skip
+
+
+def descent(optimizer, parameters, rates):
+    """Return the optimiser that is given by name or by its constructor."""
+    if callable(optimizer):
+        return Foreign(optimizer, parameters, rates)
+    return {"adam": Adam, "sgd": Sgd}[optimizer](parameters, rates)
 
 
 # ------------------------------------------------------------------ the examples of each step

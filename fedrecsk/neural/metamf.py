@@ -27,7 +27,7 @@ from fedrecsk.neural._metamf_network import (
     received,
     scores,
 )
-from fedrecsk.neural._optimizers import adam_step
+from fedrecsk.neural._training import adam_step
 from fedrecsk.protocol.messages import Dense, Message, PerClient
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
 

@@ -22,7 +22,7 @@ from fedrecsk.base import RankingMixin, check_likes
 from fedrecsk.centralized._sgd import DTYPE, Epochs
 from fedrecsk.neural import modules
 from fedrecsk.neural._layout import one_thread, seeded
-from fedrecsk.neural._optimizers import adam_step
+from fedrecsk.neural._training import adam_step
 from fedrecsk.protocol.keys import Key
 
 if TYPE_CHECKING:
