@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 # Lists that take more bytes than this are checked against the available memory.
 UNCHECKED_BYTES = 2**28
 SCORES_PER_BATCH = 2**22
+KINDS = {
+    "n_recommendations": [Interval(Integral, 1, None, closed="left")],
+    "exclude_seen": ["boolean"],
+    "as_frame": ["boolean"],
+}
 
 
 def _batches(n_rows, n_columns):
@@ -166,23 +171,12 @@ class Recommends:
         2  zoe  jam    0.5     2
         """
         check_is_fitted(self)
-        checked(
-            "recommend",
-            {
-                "n_recommendations": [Interval(Integral, 1, None, closed="left")],
-                "exclude_seen": ["boolean"],
-                "as_frame": ["boolean"],
-            },
-            n_recommendations=n_recommendations,
-            exclude_seen=exclude_seen,
-            as_frame=as_frame,
-        )
-        options = {
+        options: dict[str, Any] = {
             "n_recommendations": n_recommendations,
             "exclude_seen": exclude_seen,
-            "candidates": candidates,
-            "exclude_interactions": exclude_interactions,
         }
+        checked("recommend", KINDS, **options, as_frame=as_frame)
+        options |= {"candidates": candidates, "exclude_interactions": exclude_interactions}
         if _frames.is_frame(users):
             return _frames.on_workers(
                 self, "recommend", users, interactions=interactions, **options

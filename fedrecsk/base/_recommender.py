@@ -549,14 +549,7 @@ def _annotated_parameters(cls):
 # ------------------------------------------------------------------------------ warm start
 
 
-def check_resumable(
-    run: Any,
-    data: Interactions,
-    parameters: dict[str, Any],
-    total: str,
-    n_total: int,
-    n_done: int,
-) -> None:
+def check_resumable(run, data, parameters, total, n_total, n_done):
     """Raise if a run cannot go on with these data and parameters, or has run that long already."""
     steps = total.removeprefix("n_")
     if run.fingerprint != data.fingerprint():
@@ -573,7 +566,7 @@ def check_resumable(
         )
 
 
-def check_unchanged(run: Any, now: dict[str, Any], what: str) -> None:
+def check_unchanged(run, now, what):
     """Raise if parameters that a run must keep are no longer as they were."""
     before = run.parameters
     changed = [n for n in before | now if not np.array_equal(before.get(n), now.get(n))]

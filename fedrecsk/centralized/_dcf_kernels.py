@@ -47,8 +47,7 @@ def exact(side):
 def delegate(B, generator):
     """Return the matrix nearest to B, (n, r), whose columns have mean 0, norm sqrt(n), no product.
 
-    Directions that the centred columns of B do not span are filled with random ones, as far as
-    there are enough rows; otherwise they are 0 (equations 13 to 16).
+    Directions that centred B does not span are random, or 0 with too few rows (equations 13 to 16).
     """
     centred = B - B.mean(axis=0, dtype=np.float64)
     n, r = centred.shape

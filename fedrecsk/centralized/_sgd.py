@@ -399,11 +399,8 @@ def implicit_sums(indptr, items, Y):
 
 
 def ridge_by_user(data, residuals, design, prior):
-    """Return each user's weighted ridge regression of its residuals on its items' rows of `design`.
-
-    Minimises ``sum_k w_k (residual_k - theta . design_k)^2 + theta' diag(prior_u) theta``, where
-    `prior` is a function of the user's total weight; (n_users, n_coefficients) float64.
-    """
+    """Return theta of each user, minimal sum_k w_k (residual_k - theta . design_k)^2 + prior."""
+    # Which is ``theta' diag(prior(the user's total weight)) theta``.
     theta = []
     for first, last in zip(data.indptr[:-1], data.indptr[1:], strict=True):
         weights, rows = data.weights[first:last], design[data.items[first:last]]

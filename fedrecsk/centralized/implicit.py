@@ -69,13 +69,13 @@ class ImplicitRecommender(RankingMixin, Recommender):
 
     def _library_model(self, seed, **options):
         """Return the library's model, not fitted."""
+        options |= {name: getattr(self, name) for name in self._handed_on}
         return self._library_class()(
             factors=self.n_factors,
             regularization=float(self.reg),
             iterations=self.n_epochs,
             num_threads=n_threads(self.n_jobs),
             random_state=seed,
-            **{name: getattr(self, name) for name in self._handed_on},
             **options,
         )
 
@@ -149,7 +149,7 @@ class ImplicitRecommender(RankingMixin, Recommender):
         return users
 
     def _histories(self, data):
-        """Return what users' own vectors are computed from, as `_likes` does."""
+        """Return the likes that users' own vectors are computed from."""
         return _likes(data)
 
     def _check_finite(self, model, n_done, data):

@@ -1,9 +1,8 @@
 """Local training of many clients side by side: each has its own copy of the parameters it trains.
 
 Clients are sorted by their number of steps and cut into chunks. In a chunk, a parameter is one
-tensor whose first axis is the client, and ``torch.func.vmap`` computes one step of all of them.
-Of tables with a row per item, a client has only the rows of the items in its examples; the others
-have no gradient and stay as they are.
+tensor whose first axis is the client, and ``torch.func.vmap`` computes one step of all of them. Of
+tables by item, a client has only the rows of its examples; the others have no gradient.
 """
 
 from __future__ import annotations
@@ -73,12 +72,8 @@ class Plan:
     # Kinds of parameters that do not move.
     frozen: tuple[Kind, ...] = ()
 
-    def rate(self, name: str) -> float:
+    def rate(self, name):
         return self.rates[matching(name, self.rates)]
-
-    @property
-    def rows_per_chunk(self) -> int:
-        return ROWS_ON_CPU if torch.device(self.device).type == "cpu" else ROWS_ELSEWHERE
 
 
 class Trained(NamedTuple):
@@ -124,13 +119,14 @@ class Trainer:
     def train(self, clients: np.ndarray, seeds: np.ndarray) -> Iterator[Trained]:
         """Train these clients (numbers in the block), in chunks; reads `users` only."""
         plan, n_items = self.plan, self.block.n_items
+        most_rows = ROWS_ON_CPU if torch.device(plan.device).type == "cpu" else ROWS_ELSEWHERE
         n_examples = np.diff(self.block.rating_indptr)[clients] * (1 + plan.n_negatives)
         order = np.argsort(-n_examples, kind="stable")
         start = 0
         while start < len(order):
             longest = int(n_examples[order[start]])
             rows = max(1, min(n_items, longest), plan.batch_size)
-            stop = start + max(1, plan.rows_per_chunk // rows)
+            stop = start + max(1, most_rows // rows)
             chosen = order[start:stop]
             yield self._train_chunk(clients[chosen], seeds[chosen], n_examples[chosen])
             start = stop
