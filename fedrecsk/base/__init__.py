@@ -1,8 +1,8 @@
 """The base classes of all recommenders of the package."""
 
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
-from fedrecsk.base._fold_in import _placed as _placed
 from fedrecsk.base._recommend import _batches as _batches
+from fedrecsk.base._recommend import _placed as _placed
 from fedrecsk.base._recommender import (
     FitReport,
     RankingMixin,

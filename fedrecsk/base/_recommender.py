@@ -26,7 +26,6 @@ from fedrecsk._utils.sklearn_compat import (
     fit_context,
     safe_indexing,
 )
-from fedrecsk.base._fold_in import FoldIn
 from fedrecsk.base._public_half import PublicHalf
 from fedrecsk.base._recommend import Recommends, _batches
 from fedrecsk.base._similarity import Similarity
@@ -132,7 +131,6 @@ _SIZES = ("n_factors", "n_bits")
 @dataclass(eq=False, repr=False)
 class Recommender(
     Recommends,
-    FoldIn,
     PublicHalf,
     Similarity,
     CallbackSupportMixin,

@@ -44,8 +44,7 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
     model: item vectors ``E_u = T_u B_u`` of low rank, and a scorer with one hidden layer. A
     client receives (T_u, B_u, scorer), and uploads the gradients of its squared errors in them.
     The server propagates these back through the network to the client's code [1]_. Clients keep
-    no model of their own. The price is privacy: the server knows the codes and sees every
-    client's gradients, which name the items that it has rated.
+    no model of their own. The price is privacy, see the Notes.
 
     Parameters
     ----------

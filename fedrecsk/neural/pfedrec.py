@@ -34,8 +34,6 @@ class PFedRec(NeuralRecommender):
     upload by how much the items have changed; the server averages these changes over all clients
     of the round [1]_.
 
-    Feedback, negatives and losses are those of :class:`~fedrecsk.FedMF`.
-
     Parameters
     ----------
     n_factors : int, default=32
