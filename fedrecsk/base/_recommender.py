@@ -32,13 +32,7 @@ from fedrecsk.base._similarity import Similarity
 from fedrecsk.cluster import _frames
 from fedrecsk.data import _checks
 from fedrecsk.data._mistakes import warn_about_target, warn_about_unknown_pairs
-from fedrecsk.data.interactions import (
-    as_table,
-    catalogue_ids,
-    encode,
-    id_columns,
-    matrix_rows,
-)
+from fedrecsk.data.interactions import as_table, catalogue_ids, encode, id_columns, matrix_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,14 +123,7 @@ _SIZES = ("n_factors", "n_bits")
 
 
 @dataclass(eq=False, repr=False)
-class Recommender(
-    Recommends,
-    PublicHalf,
-    Similarity,
-    CallbackSupportMixin,
-    PlainParameters,
-    ABC,
-):
+class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, PlainParameters, ABC):
     """Base class of all recommenders: reads input, predicts and recommends.
 
     A subclass defines `_fit`, which returns factors and biases under their usual names (any of
@@ -319,17 +306,7 @@ class Recommender(
         """Return the public catalogue (Ids); None for the items of X."""
         return None if self.items is None else catalogue_ids(self.items)
 
-    def _read(
-        self,
-        X,
-        y=None,
-        clients=None,
-        sample_weight=None,
-        *,
-        reset=True,
-        item_ids=None,
-        all_users=False,
-    ):
+    def _read(self, X, y=None, clients=None, sample_weight=None, *, reset=True, **options):
         """Check and encode the input of `fit` or, without `reset`, of `fold_in`."""
         # Items that are not in `item_ids` are an error in `fit`. With `all_users`, X is not of one
         # device or of new users only, so that its times must differ.
@@ -338,25 +315,15 @@ class Recommender(
         if reset:
             rates = self.__sklearn_tags__().target_tags.required
             warn_about_target(type(self).__name__, X, y, rates=rates)
-        options = {"item_ids": item_ids, "all_users": all_users, "drop_other_items": not reset}
-        return self._encoded(X, y, clients, sample_weight, **options)
+        return self._encoded(X, y, clients, sample_weight, drop_other_items=not reset, **options)
 
-    def _encoded(
-        self, X, y, clients, sample_weight, *, item_ids, all_users=False, drop_other_items=True
-    ):
+    def _encoded(self, X, y, clients, sample_weight, *, all_users=False, **options):
         """Encode X and y, which `_checked` has returned."""
         if sample_weight is not None:
             sample_weight = check_sample_weight(sample_weight, X, allow_all_zero_weights=True)
         _checks.check_rows(y, sample_weight)
-        return encode(
-            X,
-            y,
-            clients=clients,
-            sample_weight=sample_weight,
-            item_ids=item_ids,
-            drop_other_items=drop_other_items,
-            times=self._times_of(X, all_users=all_users),
-        )
+        times = self._times_of(X, all_users=all_users)
+        return encode(X, y, clients=clients, sample_weight=sample_weight, times=times, **options)
 
     def _with_features(self, data, *, fitted):
         """Return data of a fit, or of users of a fitted model, with what else is known of them."""
@@ -639,10 +606,7 @@ class RankingMixin:
         return tags
 
     def score(
-        self,
-        X: ArrayLike,
-        y: ArrayLike | None = None,
-        sample_weight: ArrayLike | None = None,
+        self, X: ArrayLike, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None
     ) -> float:
         """NDCG@10 over the full catalogue, `item_ids_`.
 

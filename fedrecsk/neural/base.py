@@ -22,14 +22,7 @@ from fedrecsk.data.interactions import id_array
 from fedrecsk.federated._feedback import LearnsFromFeedback
 from fedrecsk.neural import _checks
 from fedrecsk.neural._layout import blueprint, built, one_thread, seeded
-from fedrecsk.neural._training import (
-    LOSSES,
-    VISITS,
-    Plan,
-    Trainer,
-    uploads,
-    write_private,
-)
+from fedrecsk.neural._training import LOSSES, VISITS, Plan, Trainer, uploads, write_private
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.updates import ClientUpdates, FieldSpec

@@ -123,10 +123,7 @@ class PFedRec(NeuralRecommender):
     _parameter_constraints: ClassVar[dict] = NeuralRecommender._parameter_constraints | {
         "n_factors": [Interval(Integral, 1, None, closed="left")],
         "learning_rate": [Interval(Real, 0, None, closed="neither")],
-        "item_learning_rate": [
-            Interval(Real, 0, None, closed="neither"),
-            StrOptions({"auto"}),
-        ],
+        "item_learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
         "personal_items": ["boolean"],
     }
 
