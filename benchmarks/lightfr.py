@@ -24,7 +24,7 @@ from fedrecsk import ImplicitALS, ImplicitBPR, LightFR, Popularity
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.datasets import fetch_movielens
 
-hamming_kernels = LazyModule("fedrecsk.base._hamming_kernels")
+score_kernels = LazyModule("fedrecsk.base._score_kernels")
 
 
 class WithoutPrior(LightFR):
@@ -278,12 +278,10 @@ def search(options):
         found, distances = np.empty((2, 1, 10), dtype=np.int64)
         no_user, none = np.zeros(2, dtype=np.int64), np.empty(0, dtype=np.int64)
         words = np.ascontiguousarray(model.item_codes_.T)
-        near = np.empty(hamming_kernels.BLOCK, dtype=np.int32)
+        near = np.empty(score_kernels.BLOCK, dtype=np.int32)
         codes = no_user[:1], model.user_codes_, words
         arguments = *codes, no_user, none, near, found, distances
-        timed[f"kernel, user_bits={bits}"] = lambda a=arguments: hamming_kernels.nearest_of_users(
-            *a
-        )
+        timed[f"kernel, user_bits={bits}"] = lambda a=arguments: score_kernels.nearest_of_users(*a)
         timed[f"recommend, user_bits={bits}"] = lambda m=model: m.recommend(m.user_ids_[:1])
     timed["float32 product, d=32, and partial sort"] = product
     best = dict.fromkeys(timed, np.inf)

@@ -11,7 +11,7 @@ from sklearn.base import clone
 import fedrecsk
 from fedrecsk import EASE, FedEB, ItemKNN, LocALS, base
 from fedrecsk.base import _item_weights
-from fedrecsk.base._explain import LINEAR
+from fedrecsk.base._public_half import LINEAR
 from tests.conftest import make_toy
 from tests.test_contract import make
 

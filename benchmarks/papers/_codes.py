@@ -13,7 +13,7 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.datasets import make_ratings
 from fedrecsk.federated import pack_codes
 
-hamming_kernels = LazyModule("fedrecsk.base._hamming_kernels")
+score_kernels = LazyModule("fedrecsk.base._score_kernels")
 
 CIAO = {"n_users": 7375, "n_items": 105_096, "n_ratings": 282_619}
 SEARCHES = 100
@@ -125,12 +125,12 @@ def hamming_or_float(model, data, seed, options):
     user = rng.standard_normal(64, dtype=np.float32)
     codes = pack_codes(np.where(vectors > 0, 1, -1).astype(np.int8))
     words, found = np.ascontiguousarray(codes.T), np.empty((2, 1, 10), dtype=np.int64)
-    near = np.empty(hamming_kernels.BLOCK, dtype=np.int32)
+    near = np.empty(score_kernels.BLOCK, dtype=np.int32)
     own = pack_codes(np.where(user > 0, 1, -1).astype(np.int8)[None])[:, None]
     pointer, nothing = np.zeros(2, dtype=np.int64), np.empty(0, dtype=np.int64)
 
     def by_codes():
-        hamming_kernels.nearest_of_users(
+        score_kernels.nearest_of_users(
             pointer[:1], own, words, pointer, nothing, near, found[0], found[1]
         )
 

@@ -11,6 +11,7 @@ from numbers import Real
 from typing import ClassVar, Literal
 
 import numpy as np
+import pandas as pd
 
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.data import _times
@@ -61,26 +62,15 @@ class FadingPairs(FadingHistory):
 
 
 def ages(rows):
-    """Return by how many half positions each rating is older than its user's latest, int32.
-
-    All are 0 if the model does not use times. Of rows with y > 0 only; see `liked`.
-    """
+    """Return by how many half positions each like is older than its user's latest, int32."""
     if rows.times is None or not len(rows.items):
         return np.zeros(len(rows.items), dtype=np.int32)
     users = np.repeat(np.arange(len(rows.indptr) - 1), np.diff(rows.indptr))
     times = np.where(np.isnan(rows.times), -np.inf, rows.times)
-    order = np.lexsort((times, users))
-    times, users = times[order], users[order]
-    starts = np.flatnonzero(
-        np.concatenate([[True], (times[1:] != times[:-1]) | (users[1:] != users[:-1])])
-    )
-    ends = np.append(starts[1:], len(times))
-    # Twice the mean position of rows with the same time, and that of each user's last rows.
-    position = np.repeat(starts + ends - 1, ends - starts)
-    last = position[rows.indptr[users + 1] - 1]
-    result = np.empty(len(times), dtype=np.int32)
-    result[order] = last - position
-    return result
+    # The mean position of rows with the same time, a multiple of a half.
+    position = pd.Series(times).groupby(users).rank()
+    last = position.groupby(users).transform("max")
+    return (2 * (last - position)).to_numpy(np.int32)
 
 
 def rates(rows, half_life):

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedrecsk._utils.kernels import LazyModule
-from fedrecsk.base import _batches
+from fedrecsk.base._recommend import _batches
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-hamming_kernels: LazyModule = LazyModule("fedrecsk.base._hamming_kernels")
+score_kernels: LazyModule = LazyModule("fedrecsk.base._score_kernels")
 
 BITS_PER_WORD = 64
 
@@ -91,10 +91,7 @@ def unpack_codes(codes: NDArray[np.uint64], n_bits: int) -> NDArray[np.int8]:
 
 
 def random_codes(key, purpose, index, n_planes, n_bits):
-    """Return a random code for each number in `index`, (n, n_planes, n_words) uint64.
-
-    A code depends only on its own number.
-    """
+    """Return a random code for each number, (n, n_planes, n_words), which depends on it alone."""
     size = n_planes * n_words(n_bits)
     codes = key.hashed(purpose, np.asarray(index)[:, None] * size + np.arange(size))
     codes = codes.reshape(len(index), n_planes, n_words(n_bits))
@@ -105,11 +102,7 @@ def random_codes(key, purpose, index, n_planes, n_bits):
 
 
 class HammingSearch:
-    """Scores of a recommender that has `_user_planes`, `item_codes_`, `n_bits_`, `rating_scale_`.
-
-    `_user_planes` are the users' codes, uint64 of shape (n_users, n_planes, n_words); plane p
-    counts 2^p times.
-    """
+    """Scores by `item_codes_` and users' codes, `_user_planes`, (n_users, n_planes, n_words)."""
 
     # Similarity of a pair with an unknown user or item.
     _unknown_similarity = 0.5
@@ -120,29 +113,22 @@ class HammingSearch:
 
     @property
     def _farthest(self):
-        """The largest distance between codes of the fitted lengths."""
+        """Return the largest distance between codes of the fitted lengths."""
         return self.n_bits_ * (2 ** self._user_planes.shape[1] - 1)
 
     def _score_pairs(self, users, items):
         distances = np.empty(len(users), dtype=np.int64)
         for batch in _batches(len(users), 1):
-            hamming_kernels.pairs(
-                users[batch], items[batch], self._user_planes, self.item_codes_, distances[batch]
-            )
+            codes = self._user_planes, self.item_codes_
+            score_kernels.pairs_by_codes(users[batch], items[batch], *codes, distances[batch])
         similarities = 1 - distances / self._farthest
         return self._response(np.where(distances < 0, self._unknown_similarity, similarities))
 
     def _score_all(self, users):
         board = np.empty((len(users), self.n_items_))
         near = np.empty(self.n_items_, dtype=np.int32)
-        hamming_kernels.similarities(
-            users,
-            self._user_planes,
-            np.ascontiguousarray(self.item_codes_.T),
-            float(self._farthest),
-            near,
-            board,
-        )
+        codes = self._user_planes, np.ascontiguousarray(self.item_codes_.T)
+        score_kernels.all_by_codes(users, *codes, float(self._farthest), near, board)
         board[users < 0] = self._unknown_similarity
         return board
 
@@ -160,16 +146,9 @@ class HammingSearch:
         indptr = np.searchsorted(rows[order], np.arange(len(users) + 1))
         best = np.zeros((len(users), n), dtype=np.int64)
         distances = np.full(best.shape, -1)
-        near = np.empty(hamming_kernels.BLOCK, dtype=np.int32)
-        hamming_kernels.nearest_of_users(
-            users,
-            self._user_planes,
-            np.ascontiguousarray(codes.T),
-            indptr,
-            items[order].astype(np.int64),
-            near,
-            best,
-            distances,
-        )
+        near = np.empty(score_kernels.BLOCK, dtype=np.int32)
+        barred = indptr, items[order].astype(np.int64)
+        codes = self._user_planes, np.ascontiguousarray(codes.T)
+        score_kernels.nearest_of_users(users, *codes, *barred, near, best, distances)
         best = best if eligible is None else eligible[best]
         return best, np.where(distances < 0, -np.inf, 1 - distances / self._farthest)

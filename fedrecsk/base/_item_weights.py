@@ -1,7 +1,4 @@
-"""Ranking by weights between items: a user's scores are the sum of the rows of its own items.
-
-What EASE and FedEASE share, and the sums over users of pairs of items that others start from.
-"""
+"""Ranking by weights between items, and the sums over users of pairs of items it starts from."""
 
 from __future__ import annotations
 
@@ -18,8 +15,7 @@ from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base._fading import FadingPairs, ages, fading, rates
 from fedrecsk.portable import History, ItemWeights
 
-gram_kernels: LazyModule = LazyModule("fedrecsk.base._gram_kernels")
-
+score_kernels: LazyModule = LazyModule("fedrecsk.base._score_kernels")
 
 # Least number of items at which X'X is kept sparse, where the model can be.
 MANY_ITEMS = 5000
@@ -36,14 +32,14 @@ class ItemWeightsMixin(FadingPairs):
 
     def _score_pairs(self, users, items):
         scores = np.zeros(len(users))
-        gram_kernels.score_pairs(
-            users, items, *_arrays(self.user_history_), self.item_weights_, scores
-        )
+        history = _arrays(self.user_history_)
+        score_kernels.pairs_by_weights(users, items, *history, self.item_weights_, scores)
         return self._with_unknown_users(scores, users, items)
 
     def _score_all(self, users):
         scores = np.zeros((len(users), self.n_items_))
-        gram_kernels.score_all(users, *_arrays(self.user_history_), self.item_weights_, scores)
+        history = _arrays(self.user_history_)
+        score_kernels.all_by_weights(users, *history, self.item_weights_, scores)
         return self._with_unknown_users(scores, users)
 
     def _scores_of_unknown_users(self):
@@ -114,10 +110,7 @@ class NearestItemsMixin(ItemWeightsMixin):
         return lambda codes: self.item_weights_[codes].toarray().astype(np.float64)
 
     def _nearest(self, gram, n_items):
-        """Return the nearest items of each item and their weights, (n_items, n_neighbors or fewer).
-
-        Those of items with fewer are followed by the item itself with a weight of 0.
-        """
+        """Return each item's nearest items and weights, filled up by the item itself and 0."""
         width = min(self.n_neighbors, n_items)
         i, j, values = pairs_of(gram, n_items)
         counts, apart = np.zeros(n_items), i != j
@@ -214,19 +207,15 @@ def n_items_of(triangle):
 def dense_gram(likes, half_life, senders):
     """Return X'X, its pairs faded, of the clients of the mask as a triangle of float64."""
     zeros, sums = np.zeros(len(senders), dtype=np.int64), np.zeros(n_pairs(likes.n_items))
-    gram_kernels.add_pairs(
-        likes.client_indptr,
-        likes.indptr,
-        likes.items,
-        zeros,
-        likes.weights,
-        ages(likes),
-        rates(likes, half_life),
-        senders,
-        zeros,
-        sums,
-    )
+    _add_pairs(likes, half_life, senders, likes.items, zeros, zeros, sums)
     return sums
+
+
+def _add_pairs(likes, half_life, senders, places, first, starts, sums):
+    """Call the kernel `add_pairs`, whose pairs fade by their ages."""
+    fades = likes.weights, ages(likes), rates(likes, half_life)
+    indptrs = likes.client_indptr, likes.indptr
+    score_kernels.add_pairs(*indptrs, places, first, *fades, senders, starts, sums)
 
 
 def single_grams(likes, half_life, senders):
@@ -236,19 +225,9 @@ def single_grams(likes, half_life, senders):
     indptr = np.concatenate([[0], np.cumsum(n_pairs(row_counts))])
     row_items = likes.row_items[np.repeat(senders, likes.row_counts)]
     numbers, values = np.empty(indptr[-1], dtype=np.int64), np.zeros(indptr[-1])
-    gram_kernels.pair_numbers(row_indptr, row_items, indptr[:-1], numbers)
-    gram_kernels.add_pairs(
-        likes.client_indptr,
-        likes.indptr,
-        likes.rows,
-        likes.row_indptr[:-1],
-        likes.weights,
-        ages(likes),
-        rates(likes, half_life),
-        senders,
-        indptr[:-1],
-        values,
-    )
+    score_kernels.pair_numbers(row_indptr, row_items, indptr[:-1], numbers)
+    first = likes.row_indptr[:-1]
+    _add_pairs(likes, half_life, senders, likes.rows, first, indptr[:-1], values)
     return indptr, numbers, values
 
 

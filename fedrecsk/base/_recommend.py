@@ -1,7 +1,8 @@
-"""Recommend items, and check and lay out lists of ids and scores."""
+"""Recommend items to users, known ones and those who are added without retraining."""
 
 from __future__ import annotations
 
+import copy
 from numbers import Integral
 from typing import TYPE_CHECKING, Literal, overload
 
@@ -15,20 +16,28 @@ from fedrecsk._utils import memory
 from fedrecsk._utils.parameters import checked, suggest
 from fedrecsk._utils.sklearn_compat import Interval, safe_indexing
 from fedrecsk._utils.user_warnings import warn
-from fedrecsk.base._fold_in import _runs
-from fedrecsk.base._linear import _batches
 from fedrecsk.cluster import _frames
-from fedrecsk.data.interactions import Ids, as_table, id_array, id_columns, missing_id
+from fedrecsk.data.interactions import Ids, as_table, id_array, id_columns, missing_id, named
 
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Self
 
     from numpy.typing import ArrayLike, NDArray
     from pandas import DataFrame
 
-
 # Lists that take more bytes than this are checked against the available memory.
 UNCHECKED_BYTES = 2**28
+SCORES_PER_BATCH = 2**22
+KINDS = {
+    "n_recommendations": [Interval(Integral, 1, None, closed="left")],
+    "exclude_seen": ["boolean"],
+    "as_frame": ["boolean"],
+}
+
+
+def _batches(n_rows, n_columns):
+    size = max(1, SCORES_PER_BATCH // max(1, n_columns))
+    return [slice(start, min(start + size, n_rows)) for start in range(0, n_rows, size)]
 
 
 def require_room(n_rows, n_columns, itemsize, what, hint):
@@ -46,7 +55,7 @@ def tidy(owners, ids, scores, names):
 
 
 class Recommends:
-    """`recommend` and its parts."""
+    """`recommend` and `fold_in`."""
 
     if TYPE_CHECKING:
 
@@ -162,23 +171,12 @@ class Recommends:
         2  zoe  jam    0.5     2
         """
         check_is_fitted(self)
-        checked(
-            "recommend",
-            {
-                "n_recommendations": [Interval(Integral, 1, None, closed="left")],
-                "exclude_seen": ["boolean"],
-                "as_frame": ["boolean"],
-            },
-            n_recommendations=n_recommendations,
-            exclude_seen=exclude_seen,
-            as_frame=as_frame,
-        )
-        options = {
+        options: dict[str, Any] = {
             "n_recommendations": n_recommendations,
             "exclude_seen": exclude_seen,
-            "candidates": candidates,
-            "exclude_interactions": exclude_interactions,
         }
+        checked("recommend", KINDS, **options, as_frame=as_frame)
+        options |= {"candidates": candidates, "exclude_interactions": exclude_interactions}
         if _frames.is_frame(users):
             return _frames.on_workers(
                 self, "recommend", users, interactions=interactions, **options
@@ -268,11 +266,10 @@ class Recommends:
         return np.unique(codes)
 
     def _best_items(self, users, n, eligible, barred):
-        """Find the n best items of each user (codes, -1 for unknown).
+        """Return codes and scores of each user's n best items, ties by code; -inf if too few.
 
-        `eligible` holds the item codes to choose from in ascending order (None: all), `barred`
-        positions in `users` and item codes not to recommend. Returns item codes and scores, best
-        first, ties by item code; the last places of a user with too few items score -inf.
+        The ascending codes `eligible` are to choose from (None: all); `barred` are positions in
+        `users` and items not to recommend.
         """
         board = self._score_all(users)
         board[barred[0], barred[1]] = -np.inf
@@ -283,3 +280,130 @@ class Recommends:
         if eligible is not None:
             items = eligible[top]
         return items, np.where(np.isfinite(scores), scores, -np.inf)
+
+    # ------------------------------------------------------------------------- adding users
+
+    @suggest
+    def fold_in(
+        self,
+        X: ArrayLike,
+        y: ArrayLike | None = None,
+        *,
+        clients: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        replace: bool = False,
+    ) -> Self:
+        """Add new users, or update known ones, without retraining.
+
+        Each user's private parameters are computed from its own interactions and the fitted item
+        parameters, as on its own device. Nothing is uploaded, and the parameters of
+        other users do not change.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As in `fit`. Rows with unknown items are ignored. A new user with no other rows stays
+            unknown.
+        clients : array-like of shape (n_samples,), default=None
+            Checked as in `fit`, but without effect: a user's parameters depend on its own rows
+            only.
+        replace : bool, default=False
+            Whether X may have rows of known users. They are then treated as new users, so X must
+            have their whole history, including old rows. Their earlier rows are forgotten, and
+            `recommend` leaves out only the items in X.
+
+        Returns
+        -------
+        self : object
+
+        Raises
+        ------
+        ValueError
+            If a user is already known and `replace` is False, or if no new user, or not every
+            known user, has a row with an item that the model knows.
+
+        Notes
+        -----
+        A later `fit`, with or without warm start, learns from its own X and forgets these users.
+
+        Examples
+        --------
+        >>> from fedrecsk import BiasOnly
+        >>> X, y = [["ann", "tea"], ["ann", "jam"], ["bob", "tea"]], [5, 4, 1]
+        >>> model = BiasOnly().fit(X, y)
+        >>> before = model.predict([["ann", "jam"], ["bob", "jam"]])
+        >>> model = model.fold_in([["bob", "tea"], ["bob", "jam"]], [5, 5], replace=True)
+        >>> (model.predict([["ann", "jam"], ["bob", "jam"]]) > before).tolist()
+        [False, True]
+        """
+        check_is_fitted(self)
+        checked("fold_in", {"replace": ["boolean"]}, replace=replace)
+        self._require_y(y)
+        if _frames.is_frame(X):
+            others = {"clients": clients, "sample_weight": sample_weight}
+            return _frames.on_workers(self, "fold_in", X, y, replace=replace, **others)
+        X, y = self._checked(X, y)
+        users, items = id_columns(X)
+        known = self._users.codes(users) >= 0
+        if known.any() and not replace:
+            raise ValueError(
+                f"User {users[known.argmax()]!s} is already known; give its whole history with "
+                "replace=True to recompute it, or drop its rows."
+            )
+        data = self._encoded(X, y, clients, sample_weight, item_ids=self._items)
+        lost = ~np.isin(users, data.user_ids.values) & (known | (data.n_users == 0))
+        if lost.any():
+            raise ValueError(
+                f"There is nothing to learn about {named('user', users[lost])}: no row has "
+                "an item that the model knows and a weight above zero, only "
+                f"{named('item', items[lost])}. Give item ids as fit saw them, such as "
+                f"{self.item_ids_[0]!s}, or leave these rows out: predict and recommend work for "
+                "unknown users too, and for known ones as before."
+            )
+        data = self._with_features(data, fitted=True)
+        attributes = self._new_user_attributes(data)
+        self._take_users(data.user_ids.values, data.indptr, data.items, attributes)
+        return self
+
+    def _take_users(self: Any, ids, indptr, items, attributes):
+        """Take users with these rows and attributes: known ones keep their place, others follow."""
+        places = self._users.codes(ids)
+        new = places < 0
+        places[new] = self.n_users_ + np.arange(new.sum())
+        for name, rows in attributes.items():
+            setattr(self, name, _placed(rows, places, getattr(self, name)))
+        self._forget_users(places[~new])
+        old_indptr, seen_items = self._seen
+        starts = _placed(old_indptr[-1] + indptr[:-1], places, old_indptr[:-1])
+        lengths = _placed(np.diff(indptr), places, np.diff(old_indptr))
+        seen_items = np.concatenate([seen_items, items])
+        if not new.all():
+            seen_items = seen_items[_runs(starts, lengths)]
+        self._seen = np.concatenate([[0], np.cumsum(lengths)]), seen_items
+        self._users = self._users.followed_by(ids[new])
+        self.user_ids_: NDArray[Any] = self._users.values.copy()
+        self.n_users_: int = len(self.user_ids_)
+
+    def _with_users_of(self: Any, interactions):
+        """Return a copy that has folded in `interactions`, which are X or (X, y), and (X, y)."""
+        pair = interactions if isinstance(interactions, tuple) else (interactions, None)
+        if len(pair) != 2:
+            raise ValueError(f"interactions must be X or (X, y), got a tuple of {len(pair)}.")
+        return copy.copy(self).fold_in(*pair, replace=True), pair
+
+
+def _placed(rows, places, old) -> Any:
+    """Return a copy of `old` with `rows` at `places`; those beyond its end are appended."""
+    if sparse.issparse(old):
+        order = np.arange(max(old.shape[0], places.max(initial=-1) + 1))
+        order[places] = old.shape[0] + np.arange(rows.shape[0])
+        return sparse.vstack([old, rows], "csr")[order]
+    grown = np.concatenate([old, rows[places >= len(old)]])
+    grown[places] = rows
+    return grown
+
+
+def _runs(starts, lengths):
+    """Return the runs of consecutive integers, one after the other."""
+    ends = np.cumsum(lengths)
+    return np.repeat(starts - (ends - lengths), lengths) + np.arange(np.sum(lengths))

@@ -1,4 +1,4 @@
-"""The base class of all recommenders."""
+"""The base class of all recommenders, and what models of ratings and of preferences add to it."""
 
 from __future__ import annotations
 
@@ -7,36 +7,32 @@ import functools
 import inspect
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pandas as pd
 from scipy import sparse
+from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, validate_data
 
+from fedrecsk import metrics
 from fedrecsk._utils import memory
+from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.parameters import PlainParameters, checked, suggest
 from fedrecsk._utils.sklearn_compat import (
     CallbackSupportMixin,
     check_sample_weight,
     fit_context,
+    safe_indexing,
 )
-from fedrecsk.base._explain import Explains
-from fedrecsk.base._export import Exports
-from fedrecsk.base._fold_in import FoldIn
-from fedrecsk.base._linear import LinearScores
-from fedrecsk.base._recommend import Recommends
+from fedrecsk.base._public_half import PublicHalf
+from fedrecsk.base._recommend import Recommends, _batches
 from fedrecsk.base._similarity import Similarity
 from fedrecsk.cluster import _frames
 from fedrecsk.data import _checks
 from fedrecsk.data._mistakes import warn_about_target, warn_about_unknown_pairs
-from fedrecsk.data.interactions import (
-    as_table,
-    catalogue_ids,
-    encode,
-    id_columns,
-    matrix_rows,
-)
+from fedrecsk.data.interactions import as_table, catalogue_ids, encode, id_columns, matrix_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +42,11 @@ if TYPE_CHECKING:
     from sklearn.utils import Tags
 
     from fedrecsk.data.interactions import Interactions
+
+score_kernels: LazyModule = LazyModule("fedrecsk.base._score_kernels")
+
+# Number of rows of a score that are looked at for known users and items before all others.
+ROWS_LOOKED_AT = 1000
 
 
 def attributes_of(data: Interactions) -> dict[str, Any]:
@@ -62,17 +63,7 @@ def attributes_of(data: Interactions) -> dict[str, Any]:
 
 
 class FitReport:
-    """Reports a running fit to scikit-learn's callbacks.
-
-    Parameters
-    ----------
-    estimator : Recommender
-    X, y, sample_weight
-        As given to fit.
-    data : Interactions
-    n_tasks : int or None, default=None
-        Number of steps. None: those of a fit.
-    """
+    """Reports a running fit, with X, y and sample_weight as given, to scikit-learn's callbacks."""
 
     def __init__(
         self,
@@ -108,15 +99,12 @@ class FitReport:
         )
 
     def step(self, name: str) -> Callable[[Callable[[], dict[str, Any]]], bool]:
-        """Open a step of the fit, and return the function that closes it.
-
-        The closing function takes `attributes`, a function that returns the fitted attributes of
-        the moment and is called only if a callback needs them. It returns True to stop the fit.
-        """
+        """Open a step of the fit, and return what closes it, given a function for attributes."""
         context = self._context.subcontext(task_name=name)
         context.call_on_fit_task_begin(estimator=self._estimator, **self._arguments)
 
         def close(attributes):
+            # True stops the fit. Attributes are computed only if a callback needs them.
             return context.call_on_fit_task_end(
                 estimator=self._estimator,
                 **self._arguments,
@@ -135,17 +123,7 @@ _SIZES = ("n_factors", "n_bits")
 
 
 @dataclass(eq=False, repr=False)
-class Recommender(
-    Recommends,
-    FoldIn,
-    Explains,
-    Exports,
-    Similarity,
-    LinearScores,
-    CallbackSupportMixin,
-    PlainParameters,
-    ABC,
-):
+class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, PlainParameters, ABC):
     """Base class of all recommenders: reads input, predicts and recommends.
 
     A subclass defines `_fit`, which returns factors and biases under their usual names (any of
@@ -170,10 +148,7 @@ class Recommender(
 
     @abstractmethod
     def _fit(self, data, report):
-        """Learn from `data` (Interactions) and return a dict of fitted attributes.
-
-        `report` is the callbacks' context of this fit; see :class:`FitReport`.
-        """
+        """Learn from `data` (Interactions), reporting to a FitReport; return fitted attributes."""
 
     def _n_tasks(self, data):
         """Return the largest number of steps that `_fit` reports to callbacks; 0 for none."""
@@ -183,10 +158,7 @@ class Recommender(
         """Raise if parameters contradict one another."""
 
     def _least_bytes(self, data):
-        """Return a lower bound on the bytes that a fit to `data` (Interactions) needs.
-
-        A fit is refused if less memory is available, so the bound must never be too large.
-        """
+        """Return a lower bound, never too large, on the bytes that a fit to Interactions needs."""
         return 0
 
     def _response(self, scores):
@@ -205,11 +177,7 @@ class Recommender(
         )
 
     def _forget_users(self, users):
-        """Drop further state of users (codes) that have been replaced.
-
-        Assign new arrays to fitted attributes and never write into them, because copies of the
-        model share them.
-        """
+        """Drop further state of replaced users, in new arrays: copies share the fitted ones."""
 
     # -------------------------------------------------------------------------- parameters
 
@@ -338,46 +306,24 @@ class Recommender(
         """Return the public catalogue (Ids); None for the items of X."""
         return None if self.items is None else catalogue_ids(self.items)
 
-    def _read(
-        self,
-        X,
-        y=None,
-        clients=None,
-        sample_weight=None,
-        *,
-        reset=True,
-        item_ids=None,
-        all_users=False,
-    ):
-        """Check and encode the input of `fit` or `fold_in`.
-
-        Rows of items that are not in `item_ids` are an error in `fit`, and ignored elsewhere. With
-        `all_users`, X is not of one device or of new users only, so that its times must differ.
-        """
+    def _read(self, X, y=None, clients=None, sample_weight=None, *, reset=True, **options):
+        """Check and encode the input of `fit` or, without `reset`, of `fold_in`."""
+        # Items that are not in `item_ids` are an error in `fit`. With `all_users`, X is not of one
+        # device or of new users only, so that its times must differ.
         self._require_y(y)
         X, y = self._checked(X, y, reset=reset)
         if reset:
             rates = self.__sklearn_tags__().target_tags.required
             warn_about_target(type(self).__name__, X, y, rates=rates)
-        options = {"item_ids": item_ids, "all_users": all_users, "drop_other_items": not reset}
-        return self._encoded(X, y, clients, sample_weight, **options)
+        return self._encoded(X, y, clients, sample_weight, drop_other_items=not reset, **options)
 
-    def _encoded(
-        self, X, y, clients, sample_weight, *, item_ids, all_users=False, drop_other_items=True
-    ):
+    def _encoded(self, X, y, clients, sample_weight, *, all_users=False, **options):
         """Encode X and y, which `_checked` has returned."""
         if sample_weight is not None:
             sample_weight = check_sample_weight(sample_weight, X, allow_all_zero_weights=True)
         _checks.check_rows(y, sample_weight)
-        return encode(
-            X,
-            y,
-            clients=clients,
-            sample_weight=sample_weight,
-            item_ids=item_ids,
-            drop_other_items=drop_other_items,
-            times=self._times_of(X, all_users=all_users),
-        )
+        times = self._times_of(X, all_users=all_users)
+        return encode(X, y, clients=clients, sample_weight=sample_weight, times=times, **options)
 
     def _with_features(self, data, *, fitted):
         """Return data of a fit, or of users of a fitted model, with what else is known of them."""
@@ -466,12 +412,71 @@ class Recommender(
         deviations = self._standard_deviations(*codes)
         return self._score_pairs(*codes), deviations
 
+    # ------------------------------------------------------------------------------ scores
+
+    def _score_pairs(self, users, items):
+        """Score pairs of codes, -1 for unknown; shape (n,)."""
+        scores = linear_scores(users, items, *self._linear_part())
+        return self._response(self._with_unknown_users(scores, users, items))
+
+    def _score_all(self, users):
+        """Score every item for users (n, n_items), before `_response`, which may make ties."""
+        offset, user_bias, item_bias, user_factors, item_factors = self._linear_part()
+        known = users >= 0
+        # With the biases as two more columns, one product gives all scores.
+        left = np.column_stack(
+            [
+                np.where(known[:, None], user_factors[users], 0).astype(np.float64),
+                np.where(known, user_bias[users], 0) + offset,
+                np.ones(len(users)),
+            ]
+        )
+        # C order, in which it is filled fastest.
+        right = np.empty((len(item_bias), left.shape[1]))
+        right[:, :-2], right[:, -2], right[:, -1] = item_factors, 1, item_bias
+        return self._with_unknown_users(left @ right.T, users)
+
+    def _scores_of_unknown_users(self):
+        """Return each item's score for users of whom nothing is known, (n_items,); None: all 0."""
+        return None
+
+    def _with_unknown_users(self, scores, users, items=None):
+        """Add the scores of unknown users to those of pairs or, without items, to their rows."""
+        unknown = users < 0 if items is None else (users < 0) & (items >= 0)
+        if unknown.any():
+            common = self._scores_of_unknown_users()
+            if common is not None:
+                scores[unknown] += common if items is None else common[items[unknown]]
+        return scores
+
+    def _linear_part(self):
+        """Return the global, users' and items' biases, and vectors, of which any may be missing."""
+        # Vectors that live on a cluster are not missing.
+        _frames.check_users_are_here(self)
+        n_users, n_items = self.n_users_, self.n_items_
+        return (
+            float(getattr(self, "global_bias_", 0.0)),
+            getattr(self, "user_bias_", np.zeros(n_users)),
+            getattr(self, "item_bias_", np.zeros(n_items)),
+            getattr(self, "user_factors_", np.zeros((n_users, 0))),
+            getattr(self, "item_factors_", np.zeros((n_items, 0))),
+        )
+
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         # Ids may be strings. The tag `string` is not set because scikit-learn's checks would then
         # pass objects of any type, and ids of mixed types are an error here.
         tags.target_tags.required = False
         return tags
+
+
+def linear_scores(users: np.ndarray, items: np.ndarray, *linear_part: Any) -> NDArray[np.float64]:
+    """Return scores (n,) of pairs of codes, -1 for unknown, under `Recommender._linear_part`."""
+    scores = np.empty(len(users))
+    # In batches, because Ctrl-C is noticed only between two calls of a kernel.
+    for batch in _batches(len(users), 1):
+        score_kernels.pairs_by_factors(users[batch], items[batch], *linear_part, scores[batch])
+    return scores
 
 
 @functools.cache
@@ -504,3 +509,140 @@ def _annotated_parameters(cls):
             if not (name.startswith("_") or name.endswith("_") or "ClassVar" in str(kind)):
                 names.append(name)
     return names
+
+
+# ------------------------------------------------------------------------------ warm start
+
+
+def check_resumable(run, data, parameters, total, n_total, n_done):
+    """Raise if a run cannot go on with these data and parameters, or has run that long already."""
+    steps = total.removeprefix("n_")
+    if run.fingerprint != data.fingerprint():
+        raise ValueError(
+            f"warm_start continues the {steps} of the last fit, but X, y, clients, "
+            "sample_weight or items have changed since; fit with warm_start=False, or use "
+            "fold_in to add users."
+        )
+    check_unchanged(run, parameters, f"warm_start continues the {steps} of the last fit")
+    if n_total < n_done:
+        raise ValueError(
+            f"{total}={n_total} must be larger or equal to the {n_done} {steps} already run when "
+            "warm_start=True."
+        )
+
+
+def check_unchanged(run, now, what):
+    """Raise if parameters that a run must keep are no longer as they were."""
+    before = run.parameters
+    changed = [n for n in before | now if not np.array_equal(before.get(n), now.get(n))]
+    if changed:
+        name = min(changed)
+        raise ValueError(
+            f"{what}, but {name} has changed from {before.get(name)!r} to {now.get(name)!r} since; "
+            "set it back or fit with warm_start=False."
+        )
+
+
+# ------------------------------------------------------------------ ratings and preferences
+
+
+class RatingMixin(RegressorMixin):
+    """A model of ratings: y is required, and `score` is R^2."""
+
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Coefficient of determination R^2 of the predicted ratings.
+
+        Parameters
+        ----------
+        X : array-like or DataFrame of shape (n_samples, n_features)
+        y : array-like of shape (n_samples,)
+            Ratings.
+        sample_weight : array-like of shape (n_samples,), default=None
+
+        Returns
+        -------
+        r2 : float
+            1 at best; 0 for a model that predicts the mean of y for all pairs.
+
+        Raises
+        ------
+        ValueError
+            If a rating or a weight is NaN, infinite or larger than 1e15.
+
+        Warns
+        -----
+        UserWarning
+            If the model knows at most a twentieth of the users, or of the items.
+        """
+        check_is_fitted(self)
+        if _frames.is_frame(X):
+            return _frames.on_workers(self, "score", X, y, sample_weight=sample_weight)
+        table, ratings = self._checked(X, y)
+        _checks.check_rows(ratings, None if sample_weight is None else np.asarray(sample_weight))
+        known = SimpleNamespace(user_ids=self._users, item_ids=self._items)
+        # As a rule the first rows have a known user and item, and all rows need not be read twice.
+        for rows in (safe_indexing(table, slice(ROWS_LOOKED_AT), axis=0), table):
+            users, items = id_columns(rows)
+            codes = self._users.codes(users), self._items.codes(items)
+            if all(map(metrics.are_known, codes)):
+                break
+        else:
+            metrics.warn_if_unknown(known, users, codes[0], items, codes[1])
+        return super().score(X, y, sample_weight)
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        # Shrinkage is strong by design: with one rating a user and item there is no signal.
+        tags.regressor_tags.poor_score = True
+        return tags
+
+
+class RankingMixin:
+    """A model of preferences: y is optional, and `score` is NDCG@10."""
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.estimator_type = "recommender"
+        return tags
+
+    def score(
+        self, X: ArrayLike, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> float:
+        """NDCG@10 over the full catalogue, `item_ids_`.
+
+        For each user of X, all items are ranked except those that the user had in fit; items of
+        X are always ranked. Tied items count with the expectation over a random order, and
+        unknown items as never found.
+
+        Parameters
+        ----------
+        X : array-like or DataFrame of shape (n_samples, n_features)
+        y : array-like of shape (n_samples,), default=None
+            Relevance. Rows with y <= 0 are not relevant. None: all rows are.
+        sample_weight : array-like of shape (n_samples,), default=None
+            Weights, by which the relevance of the rows is multiplied.
+
+        Returns
+        -------
+        ndcg : float
+            Mean over all users with a relevant row, in [0, 1].
+
+        Raises
+        ------
+        ValueError
+            If no row is relevant.
+        """
+        check_is_fitted(self)
+        if _frames.is_frame(X):
+            return _frames.on_workers(self, "score", X, y, sample_weight=sample_weight)
+        X, y = self._checked(X, y)
+        return metrics.catalogue_ndcg(self, X, y, sample_weight)
+
+
+def check_likes(data: Interactions) -> None:
+    """Raise a ValueError if no row of `data` (Interactions) has y > 0."""
+    if not (data.values > 0).any():
+        raise ValueError(
+            "No row of X has y > 0, so there are no positives. Pass y=None to count every row, "
+            "or shift y so that positives are above 0."
+        )

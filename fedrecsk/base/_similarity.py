@@ -12,8 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from fedrecsk import metrics
 from fedrecsk._utils.parameters import checked, suggest
 from fedrecsk._utils.sklearn_compat import Interval
-from fedrecsk.base._linear import _batches
-from fedrecsk.base._recommend import require_room, tidy
+from fedrecsk.base._recommend import _batches, require_room, tidy
 from fedrecsk.data.interactions import id_array, named
 
 if TYPE_CHECKING:
@@ -43,12 +42,9 @@ def _lacks(model, what, others):
 
 
 class Similarity:
-    """`similar_items` and `similar_users`, for models with vectors.
+    """`similar_items` and `similar_users`, for models with vectors."""
 
-    A model without vectors sets the flags below to False, and one whose items are compared in
-    another way has its own `_item_likeness`.
-    """
-
+    # A model whose items are compared in another way has its own `_item_likeness`.
     _has_item_vectors = True
     _has_user_vectors = True
 
@@ -146,11 +142,8 @@ class Similarity:
         ----------
         users : array-like of shape (n_users,)
             Ids of users that the model knows.
-        n : int, default=10
-            Number of similar users to find for each. There are at most `n_users_` - 1, because
-            the user itself is left out.
-        as_frame : bool, default=False
-            Whether to return a pandas DataFrame.
+        n, as_frame
+            As in `similar_items`: at most `n_users_` - 1 others for each.
 
         Returns
         -------
@@ -159,16 +152,14 @@ class Similarity:
         scores : ndarray of the same shape, dtype float64
             Similarities, in [-1, 1]. A user whose vector is zero has similarity 0 to all.
         frame : DataFrame
-            With ``as_frame=True``, instead of the two arrays: columns `user`, `similar_user`,
-            `score` and `rank`, which begins at 1.
+            As of `similar_items`, with columns `user` and `similar_user`.
 
         Raises
         ------
         AttributeError
             If the model has no vectors of users, as EASE, Popularity, BiasOnly and ensembles.
         ValueError
-            If a user is unknown, n is below 1, the lists take more memory than there is, or a
-            vector is not finite.
+            As by `similar_items`.
 
         Examples
         --------

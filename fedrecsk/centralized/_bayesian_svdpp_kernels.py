@@ -16,7 +16,8 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 from fedrecsk._utils.jit import inline, kernel
 from fedrecsk._utils.shared_kernels import factor, solve
 from fedrecsk._utils.threads import Threads
-from fedrecsk.centralized._sgd import grouped
+from fedrecsk.centralized._sgd import Side, grouped
+from fedrecsk.centralized._sgd_kernels import dot
 
 # Every precision has the prior Gamma(SHAPE, rate RATE), which is nearly flat for a scale. A large
 # rate would keep factors that the data do not need from vanishing: sparse data are then overfitted.
@@ -27,22 +28,12 @@ RATINGS_PER_CALL = 2**20  # of a kernel
 SMALL = 1000  # items up to which all eigenvectors are as quick to find as some
 
 
-class Side(NamedTuple):
-    """The ratings by row of one side: row a's are those of ``indptr[a]:indptr[a + 1]``."""
-
-    indptr: np.ndarray
-    # Row of the other side.
-    others: np.ndarray
-    # Less their mean, in standard deviations; weights are relative to their mean.
-    values: np.ndarray
-    weights: np.ndarray
-
-
 class Problem(NamedTuple):
     """What stays the same over the sweeps."""
 
     # The items with ratings; all else here is about these.
     rated: np.ndarray
+    # Values less their mean, in standard deviations, and weights relative to their mean.
     users: Side
     items: Side
     # |R_u|^-1/2.
@@ -160,11 +151,7 @@ class State:
 
 
 def sweep(problem, state, key, n_jobs=None, normal_again=None):
-    """Draw everything once, changing `state`; `key` seeds all draws of the sweep.
-
-    Return the sum of weighted squared errors of the new P and the old Q, and a second draw of P by
-    the standard normal numbers `normal_again`, or None.
-    """
+    """Draw everything once, P twice if `normal_again`; return the new P's loss and the second P."""
     squares, again = draw_users(problem, state, key.generator("users"), n_jobs, normal_again)
     draw_implicit(problem, state, key.generator("implicit"))
     draw_noise(problem, state, squares, key.generator("noise"))
@@ -225,10 +212,7 @@ def draw_items(problem, state, generator, n_jobs):
 
 
 def draw_kernel(problem, state, generator):
-    """Draw f | rest, in the coordinates g of the eigenvectors, f = U g, then psi.
-
-    What features predict of the rest is added to f.
-    """
+    """Draw f = U g | rest, then psi; what features predict of the rest is added to f."""
     values, vectors = problem.eigenvalues[:, None], problem.eigenvectors
     rest = state.Q - state.content_mean
     strength = state.kernel_precision / values + state.item_precision
@@ -252,11 +236,7 @@ def drawn_precision(generator, count, squares):
 
 
 def drawn_rows(side, factors, prior, noise, normals, n_jobs=None):
-    """Return a side's rows given those of the other side, drawn by each of some normals.
-
-    `prior` and `noise` are those of the kernel `rows`. The draws are (n_draws, n_rows, 1 + d), and
-    the sums of weighted squared errors of the first one (n_rows,).
-    """
+    """Return a side's rows drawn by each of some normals, and the first one's squared errors."""
     normals = np.asarray(normals)
     drawn, squares = np.empty_like(normals), np.empty(normals.shape[1])
     with Threads(n_jobs) as threads:
@@ -327,15 +307,6 @@ def add_normal(upper, mean, normal, out):
         out[f] = left / upper[f, f]
     for f in range(size):
         out[f] += mean[f]
-
-
-@inline
-def dot(x, y):
-    """x . y over the length of y."""
-    total = 0.0
-    for f in range(len(y)):
-        total += x[f] * y[f]
-    return total
 
 
 @kernel

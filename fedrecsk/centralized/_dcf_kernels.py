@@ -1,7 +1,4 @@
-"""Discrete collaborative filtering: the two alternating steps, and those of its real-valued start.
-
-A step takes one side's rows, users or items, with the other side fixed.
-"""
+"""Discrete collaborative filtering: steps of one side's rows, with the other side's fixed."""
 
 from typing import Any, NamedTuple
 
@@ -9,28 +6,14 @@ import numpy as np
 
 from fedrecsk._utils.fixed_point import FRACTION_BITS, fixed
 from fedrecsk._utils.jit import kernel
-from fedrecsk.centralized._sgd import grouped
-
-
-class Side(NamedTuple):
-    """The ratings by row of one side: a row's are those of ``indptr[row]:indptr[row + 1]``."""
-
-    indptr: np.ndarray
-    # Row of the other side.
-    others: np.ndarray
-    # w and w t, where t is the target in bits.
-    weights: np.ndarray
-    pulls: np.ndarray
-
-    def exact(self):
-        """Return the side in fixed point, int64, whose sums do not depend on their order."""
-        return self._replace(weights=fixed(self.weights), pulls=fixed(self.pulls))
+from fedrecsk.centralized._sgd import Side, grouped
 
 
 class Problem(NamedTuple):
     """The data of a fit: Rows, and the same ratings by user and by item."""
 
     rows: Any
+    # Their values are w t, where t is the target in bits.
     users: Side
     items: Side
     # Whether an item has ratings.
@@ -45,10 +28,10 @@ class Problem(NamedTuple):
         low, high = scale
         span = high - low if high > low else 1.0
         pulls = rows.weights * (n_bits * (2 * (rows.values - low) / span - 1))
-        items = Side(*grouped(rows.items, rows.n_items, rows.users, rows.weights, pulls))
+        items = Side(*grouped(rows.items, rows.n_items, rows.users, pulls, rows.weights))
         return cls(
             rows,
-            Side(rows.indptr, rows.items, rows.weights, pulls),
+            Side(rows.indptr, rows.items, pulls, rows.weights),
             items,
             np.diff(items.indptr) > 0,
             (low, high),
@@ -56,11 +39,15 @@ class Problem(NamedTuple):
         )
 
 
+def exact(side):
+    """Return a side in fixed point, int64, whose sums do not depend on their order."""
+    return side._replace(weights=fixed(side.weights), values=fixed(side.values))
+
+
 def delegate(B, generator):
     """Return the matrix nearest to B, (n, r), whose columns have mean 0, norm sqrt(n), no product.
 
-    Directions that the centred columns of B do not span are filled with random ones, as far as
-    there are enough rows; otherwise they are 0 (equations 13 to 16).
+    Directions that centred B does not span are random, or 0 with too few rows (equations 13 to 16).
     """
     centred = B - B.mean(axis=0, dtype=np.float64)
     n, r = centred.shape
@@ -101,7 +88,7 @@ def descend(side, others, linear, signs, n_sweeps):
             for k in range(n_bits):
                 columns[k, q] = other[k] >> 1
                 dot += own[k] * other[k]
-            left[q] = side.pulls[first + q] - weights[q] * dot
+            left[q] = side.values[first + q] - weights[q] * dot
             weight += weights[q]
         sweep = 0
         while True:
@@ -148,7 +135,7 @@ def relax(side, others, linear, ridge, vectors):
             for k in range(n_bits):
                 columns[k, q] = other[k]
                 dot += other[k] * own[k]
-            left[q] = side.pulls[first + q] - weights[q] * dot
+            left[q] = side.values[first + q] - weights[q] * dot
             weight += weights[q]
         for k in range(n_bits):
             column = columns[k]

@@ -14,8 +14,9 @@ from sklearn.utils import check_random_state
 
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base import RatingMixin, Recommender
-from fedrecsk.base._warm_start import parameters_of_a_run, resumed
+from fedrecsk.base._recommender import check_resumable
 from fedrecsk.data._checks import hint
+from fedrecsk.data.item_features import fingerprint
 from fedrecsk.protocol.early_stopping import EarlyStopping
 from fedrecsk.protocol.keys import Key
 
@@ -145,9 +146,7 @@ class GradientDescent(RatingMixin, Epochs):
     """Base class of rating factorisations fitted by stochastic gradient descent.
 
     Inside, ratings are centred and divided by their standard deviation, so that the
-    hyperparameters mean the same on every scale. Fitted attributes are in rating units again:
-    names that end in ``bias_`` are multiplied by the deviation, those that end in
-    ``factors_`` by its root.
+    hyperparameters mean the same on every scale.
     """
 
     n_factors: int = 20
@@ -163,6 +162,10 @@ class GradientDescent(RatingMixin, Epochs):
     }
 
     @abstractmethod
+    def _decays(self, rows):
+        """Return strengths of decay per rating, as the kernel takes them."""
+
+    @abstractmethod
     def _epoch(self, arranged, state, rate):
         """Pass over the ratings, changing `state`; return the sum of weighted squared errors."""
 
@@ -173,6 +176,11 @@ class GradientDescent(RatingMixin, Epochs):
     def _center(self, rows):
         """Return what is subtracted from all ratings."""
         return rows.mean
+
+    def _arranged(self, rows, key):
+        decays, rows = self._decays(rows), shuffled(rows, key)
+        targets = rows.targets(self._center(rows))
+        return (rows.users, rows.items, targets, rows.relative_weights()), tuple(decays)
 
     def _pass(self, rows, arranged, run):
         loss = self._epoch(arranged, run.state, self._rate(run))
@@ -188,11 +196,8 @@ class GradientDescent(RatingMixin, Epochs):
 
     def _fitted(self, rows, state):
         scale = rows.scale
-        fitted = {
-            "global_bias_": self._center(rows),
-            "rating_range_": rows.range,
-            "_scale": scale,
-        }
+        fitted = {"global_bias_": self._center(rows), "rating_range_": rows.range, "_scale": scale}
+        # In rating units again.
         for name, value in self._parameters(rows, state).items():
             factor = np.sqrt(scale) if name.endswith("factors_") else scale
             # A new array, so that writing into the model does not change a running fit.
@@ -231,41 +236,48 @@ class Run:
 
 def begun(estimator, data, total):
     """Return the Run that a fit continues, or a new one; `total` is the parameter of its length."""
-    run = resumed(estimator, data, total)
+    # The fingerprint of the data has `items`.
+    free = {"items", total, "warm_start", "n_iter_no_change", "tol", "n_jobs"}
+    parameters = {n: v for n, v in estimator.get_params(deep=False).items() if n not in free}
+    features = parameters.pop("item_features", None)
+    if features is not None:
+        parameters["item_features"] = fingerprint(features)
+    run = getattr(estimator, "_run", None) if estimator.warm_start else None
+    if run is not None:
+        n_total = getattr(estimator, total)
+        check_resumable(run, data, parameters, total, n_total, getattr(run, total))
     # Steps change the state in place: a fit that fails half-way must not be continued.
     estimator._run = None
     if run is not None:
         return run
     key = Key(int(check_random_state(estimator.random_state).randint(2**31 - 1)))
-    fingerprint = data.fingerprint() if estimator.warm_start else None
-    stopping = EarlyStopping(tol=0.0, patience=1)
-    return Run(key, fingerprint, parameters_of_a_run(estimator, total), stopping)
+    rows_known = data.fingerprint() if estimator.warm_start else None
+    return Run(key, rows_known, parameters, EarlyStopping(tol=0.0, patience=1))
+
+
+class Side(NamedTuple):
+    """The ratings by row of one side, users or items: row a's are ``indptr[a]:indptr[a + 1]``."""
+
+    indptr: np.ndarray
+    # Row of the other side.
+    others: np.ndarray
+    values: np.ndarray
+    weights: np.ndarray
 
 
 class Rows(NamedTuple):
-    """Ratings with users in the order of their ids, whichever clients they belong to.
+    """Ratings with users in the order of their ids, whichever clients they belong to."""
 
-    Attributes
-    ----------
-    users : ndarray of shape (n,), dtype int32, ascending
-    items : ndarray of shape (n,), dtype int32, ascending within a user
-    values, weights : ndarray of shape (n,), dtype float64
-    n_users, n_items : int
-    rank_of_user : ndarray of shape (n_users,)
-        Place in this order of the user with each code.
-    mean, scale : float
-        Weighted mean and standard deviation (1 where all ratings are equal).
-    range : tuple of float
-        Least and greatest rating.
-    """
-
+    # Of each rating, (n,): users ascending and a user's items too, int32; the others float64.
     users: np.ndarray
     items: np.ndarray
     values: np.ndarray
     weights: np.ndarray
     n_users: int
     n_items: int
+    # Place in this order of the user with each code, (n_users,).
     rank_of_user: np.ndarray
+    # Weighted mean and standard deviation, 1 where all ratings are equal; least and greatest one.
     mean: float
     scale: float
     range: tuple[float, float]
@@ -280,28 +292,16 @@ class Rows(NamedTuple):
         _, users, items, values, weights = grouped(users, data.n_users, *columns)
         mean = float(np.average(values, weights=weights))
         scale = float(np.sqrt(np.average((values - mean) ** 2, weights=weights)))
-        return cls(
-            users,
-            items,
-            values,
-            weights,
-            data.n_users,
-            data.n_items,
-            rank,
-            mean,
-            # Below this a deviation is rounding.
-            scale if scale > 1e-12 * max(1.0, abs(mean)) else 1.0,
-            (float(values.min()), float(values.max())),
-        )
+        # Below this a deviation is rounding.
+        scale = scale if scale > 1e-12 * max(1.0, abs(mean)) else 1.0
+        extremes = float(values.min()), float(values.max())
+        sizes = data.n_users, data.n_items
+        return cls(users, items, values, weights, *sizes, rank, mean, scale, extremes)
 
     def take(self, which):
         """Return some of the rows, in the order given; all else stays."""
-        return self._replace(
-            users=self.users[which],
-            items=self.items[which],
-            values=self.values[which],
-            weights=self.weights[which],
-        )
+        columns = "users", "items", "values", "weights"
+        return self._replace(**{name: getattr(self, name)[which] for name in columns})
 
     @property
     def indptr(self):
@@ -367,11 +367,9 @@ def item_vectors(rows, n_factors, std, generator):
 
 
 def shuffled(rows, key):
-    """Return the rows in random order within random groups of 64 users.
-
-    Neighbours have different users and can be computed at once, and a group's vectors stay in
-    the processor's nearest cache.
-    """
+    """Return the rows in random order within random groups of 64 users."""
+    # Neighbours have different users and can be computed at once, and a group's vectors stay in the
+    # processor's nearest cache.
     generator = key.generator("order of ratings")
     order = generator.permutation(len(rows.values))
     group = generator.permutation(rows.n_users) // 64
@@ -401,11 +399,8 @@ def implicit_sums(indptr, items, Y):
 
 
 def ridge_by_user(data, residuals, design, prior):
-    """Return each user's weighted ridge regression of its residuals on its items' rows of `design`.
-
-    Minimises ``sum_k w_k (residual_k - theta . design_k)^2 + theta' diag(prior_u) theta``, where
-    `prior` is a function of the user's total weight; (n_users, n_coefficients) float64.
-    """
+    """Return theta of each user, minimal sum_k w_k (residual_k - theta . design_k)^2 + prior."""
+    # Which is ``theta' diag(prior(the user's total weight)) theta``.
     theta = []
     for first, last in zip(data.indptr[:-1], data.indptr[1:], strict=True):
         weights, rows = data.weights[first:last], design[data.items[first:last]]

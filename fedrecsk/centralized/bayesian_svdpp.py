@@ -14,8 +14,8 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, get_threadpool_controller
 from fedrecsk._utils.threads import N_JOBS
 from fedrecsk.base import RatingMixin, Recommender, _batches
-from fedrecsk.base._item_content import ItemContent
-from fedrecsk.centralized._sgd import Rows, begun, implicit_sums
+from fedrecsk.base._item_prior import ItemContent
+from fedrecsk.centralized._sgd import Rows, Side, begun, implicit_sums
 
 if TYPE_CHECKING:
     from numpy.random import RandomState
@@ -316,7 +316,7 @@ class BayesianSVDpp(ItemContent, RatingMixin, Recommender):
         n, size = data.n_users, 1 + self.n_factors
         values = (data.values - self.global_bias_) / self._scale
         weights = data.weights / self._mean_weight
-        side = sampler.Side(data.indptr, data.items, values, weights)
+        side = Side(data.indptr, data.items, values, weights)
         user_noise, noise, samples = np.ones(n), np.zeros(n), []
         for s, alpha in enumerate(self._noise_precision):
             key, (items, mean) = self._key.at(s), self._given(s, data)
@@ -366,11 +366,7 @@ def _stacked(blocks, places, n_rows, factor):
 
 
 def _moments(codes, biases, factors, spread):
-    """Return (bias, vector) of each sample, 0 for unknown codes, and what it varies by around it.
-
-    Both are (n, S, 1 + d); `spread`, (S, 1 + d), is the variance of a row of which nothing is
-    known.
-    """
+    """Return (bias, vector) of each sample, (n, S, 1 + d), and its variance, 0 for known codes."""
     vectors = factors[codes].reshape(len(codes), len(spread), -1)
     values = np.concatenate([biases[codes][:, :, None], vectors], axis=2, dtype=np.float64)
     unknown = (codes < 0)[:, None, None]

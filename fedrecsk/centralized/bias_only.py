@@ -80,20 +80,12 @@ class BiasOnly(RatingMixin, Recommender):
     def _fit(self, data, report):
         users, items, weights = data.users, data.items, data.weights
         mean = np.average(data.values, weights=weights)
-        user_bias, item_bias = np.zeros(data.n_users), np.zeros(data.n_items)
-        centred = data.values - mean
+        user_bias, centred = np.zeros(data.n_users), data.values - mean
+        by_item, by_user = (items, weights, data.n_items), (users, weights, data.n_users)
         for _ in range(self.n_sweeps):
-            item_bias = shrunken_mean(
-                centred - user_bias[users], items, weights, data.n_items, self.reg_item
-            )
-            user_bias = shrunken_mean(
-                centred - item_bias[items], users, weights, data.n_users, self.reg_user
-            )
-        return {
-            "global_bias_": float(mean),
-            "user_bias_": user_bias,
-            "item_bias_": item_bias,
-        }
+            item_bias = _shrunken_mean(centred - user_bias[users], *by_item, self.reg_item)
+            user_bias = _shrunken_mean(centred - item_bias[items], *by_user, self.reg_user)
+        return {"global_bias_": float(mean), "user_bias_": user_bias, "item_bias_": item_bias}
 
     def _public_half(self):
         return Ridge.of(
@@ -106,24 +98,12 @@ class BiasOnly(RatingMixin, Recommender):
 
     def _new_user_attributes(self, data):
         residual = data.values - self.global_bias_ - self.item_bias_[data.items]
-        return {
-            "user_bias_": shrunken_mean(
-                residual, data.users, data.weights, data.n_users, self.reg_user
-            )
-        }
+        groups = data.users, data.weights, data.n_users
+        return {"user_bias_": _shrunken_mean(residual, *groups, self.reg_user)}
 
 
-def shrunken_mean(
-    values: np.ndarray,
-    groups: np.ndarray,
-    weights: np.ndarray,
-    n_groups: int,
-    shrinkage: float,
-) -> np.ndarray:
-    """Weighted mean of `values` by group, shrunken to 0 as if by `shrinkage` zeros more.
-
-    Groups without values get 0.
-    """
+def _shrunken_mean(values, groups, weights, n_groups, shrinkage):
+    """Return weighted means by group, shrunken to 0 as if by so many zeros more."""
     sums = np.bincount(groups, weights * values, minlength=n_groups)
     total_weight = np.bincount(groups, weights, minlength=n_groups) + shrinkage
     return np.divide(sums, total_weight, out=np.zeros(n_groups), where=total_weight > 0)

@@ -11,15 +11,9 @@ import numpy as np
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval
-from fedrecsk.base._item_content import ItemContent
+from fedrecsk.base._item_prior import ItemContent
 from fedrecsk.centralized import _sgd
-from fedrecsk.centralized._sgd import (
-    GradientDescent,
-    item_vectors,
-    ridge_by_user,
-    shuffled,
-    vectors,
-)
+from fedrecsk.centralized._sgd import GradientDescent, item_vectors, ridge_by_user, vectors
 from fedrecsk.centralized.bias_only import BiasOnly
 
 sgd_kernels: LazyModule = LazyModule("fedrecsk.centralized._sgd_kernels")
@@ -127,11 +121,6 @@ class BiasedMF(ItemContent, GradientDescent):
             "P": vectors(rows.n_users, self.n_factors, self.INIT_STD, generator),
             "Q": item_vectors(rows, self.n_factors, self.INIT_STD, generator),
         }
-
-    def _arranged(self, rows, key):
-        decays = self._decays(rows)
-        rows = shuffled(rows, key)
-        return (rows.users, rows.items, rows.targets(rows.mean), rows.relative_weights()), decays
 
     def _decays(self, rows):
         return (

@@ -182,18 +182,16 @@ class DCF(HammingSearch, RatingMixin, Recommender):
         return P, Q
 
     def _iterate(self, problem, state, key, content=0):
-        """Iterate once, changing `state`, and return the number of bits that changed.
-
-        `content` is a further linear term of the items' codes, in fixed point.
-        """
+        """Iterate once, with a linear term of items' codes; return how many bits have changed."""
         users, items, rated = state["users"], state["items"], problem.rated
         delegate, descend = dcf_kernels.delegate, dcf_kernels.descend
+        exact = dcf_kernels.exact
         linear = fixed(self.balance_user * delegate(users, key.generator("users")))
         n_sweeps = self.n_sweeps or 0
-        _, user_bits = descend(problem.users.exact(), items, linear, users, n_sweeps)
+        _, user_bits = descend(exact(problem.users), items, linear, users, n_sweeps)
         linear = np.zeros(items.shape, dtype=np.int64)
         linear[rated] = fixed(self.balance_item * delegate(items[rated], key.generator("items")))
-        loss, item_bits = descend(problem.items.exact(), users, linear + content, items, n_sweeps)
+        loss, item_bits = descend(exact(problem.items), users, linear + content, items, n_sweeps)
         state["loss_curve"].append(loss * problem.per_error)
         return user_bits + item_bits
 
@@ -263,10 +261,11 @@ class DCF(HammingSearch, RatingMixin, Recommender):
         check_ratings(data.values, self.rating_scale_)
         rows = Rows.of(data)
         # With the fitted model's length of codes, whatever has been set since.
-        side = dcf_kernels.Problem.of(rows, self.rating_scale_, self.n_bits_).users.exact()
+        problem = dcf_kernels.Problem.of(rows, self.rating_scale_, self.n_bits_)
+        side = dcf_kernels.exact(problem.users)
         items = unpack_codes(self.item_codes_, self.n_bits_)
         shape = rows.n_users, len(items)
-        sums = sparse.csr_array((side.pulls, side.others, side.indptr), shape=shape) @ items
+        sums = sparse.csr_array((side.values, side.others, side.indptr), shape=shape) @ items
         signs, linear = np.where(sums >= 0, 1, -1).astype(np.int8), np.zeros_like(sums)
         dcf_kernels.descend(side, items, linear, signs, 0)
         return {"user_codes_": pack_codes(signs[rows.rank_of_user])}

@@ -14,13 +14,12 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.fixed_point import fixed
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base._hamming import pack_codes
-from fedrecsk.base._item_content import ItemContent
+from fedrecsk.base._item_prior import ItemContent
 from fedrecsk.centralized.dcf import DCF, signs_of
 from fedrecsk.data.item_features import aligned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
 
 # Of the network: rows per step, the learning rate of pretraining, and Adam's decays.
@@ -90,10 +89,10 @@ class DDL(ItemContent, DCF):
 
     *Algorithm*::
 
-        1  codes as DCF begins; the network pretrained on all items     DeepBeliefNet.pretrained
+        1  codes as DCF begins; the network pretrained on all items     _DeepBeliefNet.pretrained
         each iteration
           2  DCF's iteration, with lambda f(c_i) added to beta Y         _iterate
-          3  Adam on |d_i - f(c_i)|^2 over rated items                  DeepBeliefNet.tune
+          3  Adam on |d_i - f(c_i)|^2 over rated items                  _DeepBeliefNet.tune
           4  d_i = sign f(c_i) for items without ratings                _ask_network
 
     *Constants.* The layers are pretrained as Boltzmann machines in 10 passes over the items
@@ -148,7 +147,7 @@ class DDL(ItemContent, DCF):
             features = aligned(self.item_features, self.items, bounded=True)
             sizes, n_epochs = [*self.hidden_layers, self.n_bits], self.N_PRETRAINING_EPOCHS
             seed = int(key.hashed("network") >> np.uint64(33))
-            network = DeepBeliefNet.pretrained(features, sizes, n_epochs, seed)
+            network = _DeepBeliefNet.pretrained(features, sizes, n_epochs, seed)
             state |= {"features": features, "network": network, "content_losses": []}
             self._ask_network(problem, state)
         return state
@@ -187,7 +186,7 @@ class DDL(ItemContent, DCF):
         return hasattr(self, "coefs_")
 
     def _with_items(self, rows):
-        outputs = DeepBeliefNet(self.coefs_, self.intercepts_).outputs(rows)
+        outputs = _DeepBeliefNet(self.coefs_, self.intercepts_).outputs(rows)
         return {"item_codes_": np.concatenate([self.item_codes_, pack_codes(outputs)])}
 
     # -------------------------------------------------------------------------- the checks
@@ -208,24 +207,17 @@ class DDL(ItemContent, DCF):
 # ------------------------------------------------------------------------- the network
 
 
-class DeepBeliefNet:
-    """A stack of Boltzmann machines, fine-tuned: maps features in [0, 1] to codes in (-1, 1).
+class _DeepBeliefNet:
+    """A stack of Boltzmann machines, fine-tuned: logistic units, the last moved to (-1, 1)."""
 
-    All layers have logistic units h = 1 / (1 + exp(-(W h + c))); the last layer's values are moved
-    from (0, 1) to (-1, 1). `coefs` has W of each layer, and `intercepts` c.
-    """
-
-    def __init__(self, coefs: list[np.ndarray], intercepts: list[np.ndarray]) -> None:
-        self.coefs: list[np.ndarray] = coefs
-        self.intercepts: list[np.ndarray] = intercepts
-        parameters = self.coefs + self.intercepts
+    def __init__(self, coefs, intercepts):
+        self.coefs, self.intercepts = coefs, intercepts
+        parameters = coefs + intercepts
         self._moments = [[np.zeros(p.shape) for p in parameters] for _ in DECAYS]
         self._n_steps = 0
 
     @classmethod
-    def pretrained(
-        cls, features: Any, sizes: Sequence[int], n_epochs: int, seed: int
-    ) -> DeepBeliefNet:
+    def pretrained(cls, features, sizes, n_epochs, seed):
         """Train a Boltzmann machine of each layer's units (`sizes`) given those below."""
         coefs, intercepts, below = [], [], features
         for depth, size in enumerate(sizes):
@@ -241,20 +233,18 @@ class DeepBeliefNet:
             below = machine.transform(below)
         return cls(coefs, intercepts)
 
-    def outputs(self, features: Any) -> np.ndarray:
+    def outputs(self, features):
         """Return codes of rows of features, shape (n_rows, sizes[-1])."""
         return 2 * self._layers(features)[-1] - 1
 
-    def tune(
-        self, features: Any, targets: np.ndarray, rate: float, generator: np.random.Generator
-    ) -> None:
+    def tune(self, features, targets, rate, generator):
         """Run one pass of Adam over the rows, on the mean squared distance to `targets`."""
         order = generator.permutation(len(targets))
         for start in range(0, len(order), BATCH):
             rows = order[start : start + BATCH]
             self._step(self.gradients(features[rows], targets[rows]), rate)
 
-    def gradients(self, features: Any, targets: np.ndarray) -> list[np.ndarray]:
+    def gradients(self, features, targets):
         """Return gradients of half the mean squared distance: of coefs, then of intercepts."""
         layers = self._layers(features)
         slope = 2 * (2 * layers[-1] - 1 - targets) / len(targets)

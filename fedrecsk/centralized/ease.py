@@ -12,7 +12,7 @@ from fedrecsk._utils import memory
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval, get_threadpool_controller
 from fedrecsk.base import RankingMixin, Recommender, check_likes
-from fedrecsk.base._item_content import WeightsContent
+from fedrecsk.base._item_prior import WeightsContent
 from fedrecsk.base._item_weights import (
     ItemWeightsMixin,
     dense_gram,

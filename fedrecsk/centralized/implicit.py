@@ -1,7 +1,4 @@
-"""The `implicit` library's matrix factorisations with this package's interface.
-
-`implicit` is imported when a model is fitted, not before.
-"""
+"""The `implicit` library, imported when a model is fitted, with this package's interface."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from fedrecsk._utils.sklearn_compat import Interval, StrOptions, get_threadpool_
 from fedrecsk._utils.threads import N_JOBS, n_threads
 from fedrecsk.base import RankingMixin, Recommender, check_likes, linear_scores
 from fedrecsk.base._fading import FadingHistory, fading
-from fedrecsk.base._item_content import ItemContent
+from fedrecsk.base._item_prior import ItemContent
 from fedrecsk.base._item_weights import liked
 from fedrecsk.data._checks import hint
 from fedrecsk.portable import Ridge
@@ -72,13 +69,13 @@ class ImplicitRecommender(RankingMixin, Recommender):
 
     def _library_model(self, seed, **options):
         """Return the library's model, not fitted."""
+        options |= {name: getattr(self, name) for name in self._handed_on}
         return self._library_class()(
             factors=self.n_factors,
             regularization=float(self.reg),
             iterations=self.n_epochs,
             num_threads=n_threads(self.n_jobs),
             random_state=seed,
-            **{name: getattr(self, name) for name in self._handed_on},
             **options,
         )
 
@@ -152,7 +149,7 @@ class ImplicitRecommender(RankingMixin, Recommender):
         return users
 
     def _histories(self, data):
-        """Return what users' own vectors are computed from, as `_likes` does."""
+        """Return the likes that users' own vectors are computed from."""
         return _likes(data)
 
     def _check_finite(self, model, n_done, data):

@@ -12,13 +12,7 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.centralized import _sgd
-from fedrecsk.centralized._sgd import (
-    GradientDescent,
-    item_vectors,
-    ridge_by_user,
-    shuffled,
-    vectors,
-)
+from fedrecsk.centralized._sgd import GradientDescent, item_vectors, ridge_by_user, vectors
 
 sgd_kernels: LazyModule = LazyModule("fedrecsk.centralized._sgd_kernels")
 
@@ -144,13 +138,10 @@ class PMF(GradientDescent):
         mean_user, mean_item = self._prior_means(P.shape[1])
         return {"P": P + mean_user, "Q": Q + mean_item}
 
-    def _arranged(self, rows, key):
+    def _decays(self, rows):
         n_ratings = np.bincount(rows.users, rows.weights, minlength=rows.n_users)
         of_users = self._shrinkage_of(n_ratings)
-        decays = rows.decays(self.reg, self.shrinkage, self.learning_rate, of_users)
-        rows = shuffled(rows, key)
-        targets = rows.targets(self._center(rows))
-        return (rows.users, rows.items, targets, rows.relative_weights()), tuple(decays)
+        return rows.decays(self.reg, self.shrinkage, self.learning_rate, of_users)
 
     def _shrinkage_of(self, n_ratings):
         """Return the shrinkage of users, by their numbers of ratings."""

@@ -13,9 +13,8 @@ from sklearn.preprocessing import normalize
 from fedrecsk import metrics
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
-from fedrecsk.base import RankingMixin, Recommender, check_likes
+from fedrecsk.base import RankingMixin, Recommender, _batches, check_likes
 from fedrecsk.base._item_weights import histories, liked
-from fedrecsk.base._linear import _batches
 
 
 @documented

@@ -20,8 +20,7 @@ import pandas as pd
 from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted
 
-from fedrecsk.base._item_content import ItemContent
-from fedrecsk.base._item_prior import ROUNDING, SHRINKAGE, shrunk
+from fedrecsk.base._item_prior import ROUNDING, SHRINKAGE, ItemContent, shrunk
 from fedrecsk.data.interactions import Ids, id_array, named
 from fedrecsk.data.item_features import has_ids
 from fedrecsk.federated.base import FederatedRecommender

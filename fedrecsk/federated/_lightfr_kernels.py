@@ -1,7 +1,7 @@
 """LightFR's clients and server, in integers.
 
 Users' vectors are odd integers in [-limit, limit] and items' are +1 and -1, both packed as
-:mod:`fedrecsk.base._hamming_kernels` says. A user's visits are its own rows that count and its
+:mod:`fedrecsk.base._score_kernels` says. A user's visits are its own rows that count and its
 drawn negatives; a visit has a weight w and a target t, the dot product that is aimed at, both in
 fixed point. Sums of integers do not depend on their order, so neither do the codes.
 """
@@ -14,7 +14,7 @@ from fedrecsk._utils.jit import inline, kernel
 from fedrecsk._utils.shared_kernels import uniform, unseen_item
 from fedrecsk._utils.splitmix import GOLDEN
 from fedrecsk.base._hamming import n_words
-from fedrecsk.base._hamming_kernels import popcount
+from fedrecsk.base._score_kernels import popcount
 
 # Honest sums converge in a few sweeps. Forged ones need not be symmetric and may never.
 MOST_SWEEPS = 100

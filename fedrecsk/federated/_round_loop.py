@@ -21,7 +21,7 @@ from fedrecsk._utils.sklearn_compat import get_threadpool_controller
 from fedrecsk._utils.threads import Threads
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.attacks import View
-from fedrecsk.base._warm_start import check_resumable
+from fedrecsk.base._recommender import check_resumable
 from fedrecsk.data._checks import Diverged, hint
 from fedrecsk.data.item_features import fingerprint
 from fedrecsk.protocol import blocks as _blocks

@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from fedrecsk._utils.parameters import checked
 from fedrecsk._utils.sklearn_compat import Interval, check_sample_weight, fit_context
 from fedrecsk.base import FitReport
-from fedrecsk.base._warm_start import check_unchanged
+from fedrecsk.base._recommender import check_unchanged
 from fedrecsk.data._checks import check_rows
 from fedrecsk.data._times import ROW_ORDER
 from fedrecsk.data.interactions import Ids, encode, id_array, id_columns, named

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
-from fedrecsk.base._item_content import WeightsContent
+from fedrecsk.base._item_prior import WeightsContent
 from fedrecsk.base._item_weights import (
     ItemWeightsMixin,
     histories,

@@ -21,7 +21,7 @@ from fedrecsk.neural._layout import (
     one_thread,
     seeded,
 )
-from fedrecsk.neural._optimizers import Constructor, descent
+from fedrecsk.neural._training import Constructor, descent
 
 USERS, ITEMS = torch.tensor([4, 1, 1, 0]), torch.tensor([6, 2, 5, 5])
 # Options of nn.Embedding that make a row depend on its number or on other rows.

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, relu
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from fedrecsk.protocol import Message
 
 # Clients whose item tables are computed at a time, so that memory is bounded.
 CLIENTS_AT_A_TIME = 128
@@ -30,12 +25,12 @@ class Sizes(NamedTuple):
     hidden_size: int
 
     @property
-    def basis(self) -> tuple[int, int]:
+    def basis(self):
         """Return the shape of the matrix that raises a client's table to item vectors."""
         return self.rank, self.n_factors
 
     @property
-    def scorer(self) -> tuple[int, int, int, int]:
+    def scorer(self):
         """Return how many numbers each part of a scorer has, in the order of sending."""
         return self.n_factors * self.scorer_size, self.scorer_size, self.scorer_size, 1
 
@@ -50,7 +45,7 @@ class Parts(NamedTuple):
     scorer: Tensor
 
 
-def layers(sizes: Sizes) -> dict[str, tuple[int, int]]:
+def layers(sizes):
     """Return outputs and inputs of linear layers; `table` makes the rows of all items."""
     hidden, (weight_1, bias_1, weight_2, bias_2) = sizes.hidden_size, sizes.scorer
     return {
@@ -66,15 +61,13 @@ def layers(sizes: Sizes) -> dict[str, tuple[int, int]]:
     }
 
 
-def n_numbers(sizes: Sizes, n_clients: int) -> int:
+def n_numbers(sizes, n_clients):
     """Return how many numbers the network has, the clients' codes included."""
     matrices = sum((1 + inputs) * outputs for outputs, inputs in layers(sizes).values())
     return matrices + sizes.code_size * (n_clients + sizes.memory_size)
 
 
-def first_weights(
-    sizes: Sizes, generator: np.random.Generator, dtype: type[np.floating]
-) -> dict[str, np.ndarray]:
+def first_weights(sizes, generator, dtype):
     """Draw the weights without the codes: Xavier's normal matrices, and biases of zero."""
     shapes = {"memory": (sizes.code_size, sizes.memory_size)} | layers(sizes)
     weights = {}
@@ -87,9 +80,7 @@ def first_weights(
     return weights
 
 
-def parts(
-    weights: dict[str, Tensor], codes: Tensor, sizes: Sizes, items: NDArray[np.integer]
-) -> Parts:
+def parts(weights, codes, sizes, items):
     """Return what clients of these codes receive, of the table only the rows of `items`."""
     n, collaborative = len(codes), codes @ weights["memory"]
     units = [relu(_layer(weights, f"hidden_{k}", collaborative)) for k in (1, 2, 3)]
@@ -106,7 +97,7 @@ def parts(
     return Parts(table, basis, torch.cat(scorer, dim=1))
 
 
-def scores(received: Parts, sizes: Sizes) -> Tensor:
+def scores(received, sizes):
     """Return each client's scores of the items whose rows it has, (n_clients, n_rows)."""
     table, basis, scorer = received
     weight_1, bias_1, weight_2, bias_2 = scorer.split(sizes.scorer, dim=1)
@@ -124,26 +115,16 @@ def _layer(weights, name, inputs):
 
 
 class Made:
-    """One part of what the server makes for some clients, which looks like an array.
+    """A part ("table", "basis" or "scorer") of what the server makes for clients, as an array."""
 
-    A simulated client reads the rows of its own items only, and these alone are computed.
-    ``numpy.asarray`` computes everything, as a deployed server would.
-    """
+    # A simulated client reads the rows of its own items only, and these alone are computed.
+    # `numpy.asarray` computes everything, as a deployed server would.
 
-    def __init__(
-        self,
-        name: Literal["table", "basis", "scorer"],
-        weights: dict[str, np.ndarray],
-        codes: np.ndarray,
-        sizes: Sizes,
-    ) -> None:
-        self.name = name
-        self.weights = weights
-        self.codes = codes
-        self.sizes = sizes
+    def __init__(self, name, weights, codes, sizes):
+        self.name, self.weights, self.codes, self.sizes = name, weights, codes, sizes
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self):
         sizes = self.sizes
         shapes = {
             "table": (sizes.n_items, sizes.rank),
@@ -153,24 +134,24 @@ class Made:
         return len(self.codes), *shapes[self.name]
 
     @property
-    def size(self) -> int:
+    def size(self):
         return int(np.prod(self.shape))
 
     @property
-    def ndim(self) -> int:
+    def ndim(self):
         return len(self.shape)
 
     @property
-    def dtype(self) -> np.dtype:
+    def dtype(self):
         return self.codes.dtype
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.codes)
 
-    def __getitem__(self, clients: Any) -> Made:
+    def __getitem__(self, clients):
         return Made(self.name, self.weights, self.codes[clients], self.sizes)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype=None, copy=None):
         items = np.arange(self.sizes.n_items if self.name == "table" else 0)
         array = np.empty(self.shape, dtype=self.dtype if dtype is None else dtype)
         for start in range(0, len(self), CLIENTS_AT_A_TIME):
@@ -178,14 +159,14 @@ class Made:
             array[chunk] = getattr(self[chunk].parts(items), self.name).numpy()
         return array
 
-    def parts(self, items: NDArray[np.integer]) -> Parts:
+    def parts(self, items):
         """Return all that these clients receive, of the table only the rows of `items`."""
         weights = {name: torch.from_numpy(one) for name, one in self.weights.items()}
         with torch.no_grad():
             return parts(weights, torch.from_numpy(self.codes), self.sizes, items)
 
 
-def received(message: Message, who: Any, items: NDArray[np.integer]) -> Parts:
+def received(message, who, items):
     """Return what clients of a block read of its message: rows of `items`, basis and scorer."""
     table, basis, scorer = (message[name].values[who] for name in ("table", "basis", "scorer"))
     if isinstance(table, Made):

@@ -1,13 +1,13 @@
 """Local training of many clients side by side: each has its own copy of the parameters it trains.
 
 Clients are sorted by their number of steps and cut into chunks. In a chunk, a parameter is one
-tensor whose first axis is the client, and ``torch.func.vmap`` computes one step of all of them.
-Of tables with a row per item, a client has only the rows of the items in its examples; the others
-have no gradient and stay as they are.
+tensor whose first axis is the client, and ``torch.func.vmap`` computes one step of all of them. Of
+tables by item, a client has only the rows of its examples; the others have no gradient.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,15 +17,16 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
+from torch.optim import Optimizer
+from torch.optim.adam import adam
 
-from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.jit import kernel
 from fedrecsk.data._checks import ClientFailed
-from fedrecsk.neural import _optimizers
+from fedrecsk.federated._fedmf_kernels import PAGE_BITS, draw_examples, shuffle, take_slots
+from fedrecsk.federated._fedmf_kernels import Layout as Rows
 from fedrecsk.neural._layout import TABLES, Kind, Layout, matching
 from fedrecsk.protocol.blocks import Block
-from fedrecsk.updates import FieldSpec, SparseRows
-
-neural_kernels: LazyModule = LazyModule("fedrecsk.neural._training_kernels")
+from fedrecsk.updates import SparseRows
 
 # Rows of items that the clients of a chunk have together, padded: enough that calling torch takes
 # less time than computing.
@@ -37,6 +38,7 @@ EXPLODED = 1e6
 # Field with the number of clients that have visited each item.
 VISITS = "n_visits"
 
+Constructor = Callable[..., Optimizer]
 Loss = Callable[[Tensor, Tensor], Tensor]
 Tensors = dict[str, Tensor]
 
@@ -56,7 +58,7 @@ LOSSES = {"bce": _cross_entropy, "squared": _squared}
 class Plan:
     """How clients train."""
 
-    optimizer: str | _optimizers.Constructor
+    optimizer: str | Constructor
     # By patterns of names; the first that matches counts.
     rates: dict[str, float]
     loss: Loss
@@ -70,12 +72,8 @@ class Plan:
     # Kinds of parameters that do not move.
     frozen: tuple[Kind, ...] = ()
 
-    def rate(self, name: str) -> float:
+    def rate(self, name):
         return self.rates[matching(name, self.rates)]
-
-    @property
-    def rows_per_chunk(self) -> int:
-        return ROWS_ON_CPU if torch.device(self.device).type == "cpu" else ROWS_ELSEWHERE
 
 
 class Trained(NamedTuple):
@@ -121,13 +119,14 @@ class Trainer:
     def train(self, clients: np.ndarray, seeds: np.ndarray) -> Iterator[Trained]:
         """Train these clients (numbers in the block), in chunks; reads `users` only."""
         plan, n_items = self.plan, self.block.n_items
+        most_rows = ROWS_ON_CPU if torch.device(plan.device).type == "cpu" else ROWS_ELSEWHERE
         n_examples = np.diff(self.block.rating_indptr)[clients] * (1 + plan.n_negatives)
         order = np.argsort(-n_examples, kind="stable")
         start = 0
         while start < len(order):
             longest = int(n_examples[order[start]])
             rows = max(1, min(n_items, longest), plan.batch_size)
-            stop = start + max(1, plan.rows_per_chunk // rows)
+            stop = start + max(1, most_rows // rows)
             chosen = order[start:stop]
             yield self._train_chunk(clients[chosen], seeds[chosen], n_examples[chosen])
             start = stop
@@ -137,9 +136,7 @@ class Trainer:
     def _train_chunk(self, clients, seeds, n_examples):
         plan, block = self.plan, self.block
         config = plan.n_negatives, plan.n_epochs, plan.batch_size
-        clients, steps, visits = neural_kernels.planned(
-            clients, n_examples, block, self.feedback, seeds, *config
-        )
+        clients, steps, visits = planned(clients, n_examples, block, self.feedback, seeds, *config)
         items = np.ascontiguousarray(visits.items[:, : visits.n_items.max()])
         after = self._parameters(clients, items)
         total_weight = steps.weight.sum(axis=-1, dtype=np.float64)
@@ -228,15 +225,13 @@ class Trainer:
             if names:
                 moving = {name: after[name] for name in names}
                 rates = [plan.rate(name) for name in names]
-                made.append(_optimizers.descent(plan.optimizer, moving, rates))
+                made.append(descent(plan.optimizer, moving, rates))
         return made
 
     @staticmethod
     def _check_losses(losses, clients, after):
-        """Raise if a client's loss is infinite or NaN although its numbers have not exploded.
-
-        Clients whose numbers have exploded end with infinite or NaN values, and send nothing.
-        """
+        """Raise if a client's loss is not finite though its numbers have not exploded."""
+        # Clients whose numbers have exploded end with infinite or NaN values, and send nothing.
         for place in (~torch.isfinite(losses)).nonzero().flatten().tolist():
             if all(float(value[place].abs().max()) < EXPLODED for value in after.values()):
                 raise ClientFailed(
@@ -247,7 +242,7 @@ class Trainer:
                 )
 
 
-def write_private(layout: Layout, block: Block, trained: Trained, users: np.ndarray) -> None:
+def write_private(layout, block, trained, users):
     """Write these clients' private parameters into the matrix of all users' private numbers."""
     n_users = np.diff(block.client_indptr)[trained.clients]
     # Of each user of these clients: the client's place, and the user's number within the client.
@@ -267,13 +262,7 @@ def write_private(layout: Layout, block: Block, trained: Trained, users: np.ndar
             users[rows[some, None], columns] = values[whose[some], places].reshape(columns.shape)
 
 
-def uploads(
-    trained: list[Trained],
-    received: dict[str, np.ndarray],
-    specs: dict[str, FieldSpec],
-    layout: Layout,
-    n_clients: int,
-) -> dict[str, SparseRows]:
+def uploads(trained, received, specs, layout, n_clients):
     """Return by how much each client of a block has changed what it has received."""
     fields = {}
     for name, spec in specs.items():
@@ -301,3 +290,198 @@ def uploads(
         found = np.concatenate(rows)[order], np.concatenate(changes)[order]
         fields[name] = SparseRows(indptr, *found, spec=spec)
     return fields
+
+
+# ------------------------------------------------------------------------------ optimisers
+
+
+class Descent(ABC):
+    """Moves stacked parameters, of which the client is the first axis, by their gradients."""
+
+    def __init__(self, parameters, rates):
+        self.names = list(parameters)
+        self.parameters = list(parameters.values())
+        self.rates = rates
+
+    @abstractmethod
+    def step(self, gradients):
+        """Move all parameters, in place."""
+
+    def keep_first(self, n):
+        """Go on with the first `n` clients; the others stay as they are."""
+        self.parameters = [one[:n] for one in self.parameters]
+
+
+class Sgd(Descent):
+    """Stochastic gradient descent, as ``torch.optim.SGD(..., lr=rate)``."""
+
+    def step(self, gradients):
+        for parameter, gradient, rate in zip(self.parameters, gradients, self.rates, strict=True):
+            parameter.add_(gradient, alpha=-rate)
+
+
+class Adam(Descent):
+    """Adam, as ``torch.optim.Adam(..., lr=rate)``."""
+
+    def __init__(self, parameters, rates):
+        super().__init__(parameters, rates)
+        self.means, self.squares = ([torch.zeros_like(p) for p in self.parameters] for _ in "mv")
+        self.n_steps = 0
+
+    def step(self, gradients):
+        self.n_steps += 1
+        state = self.parameters, self.means, self.squares, gradients
+        for *one, rate in zip(*state, self.rates, strict=True):
+            adam_step(*([tensor] for tensor in one), self.n_steps, rate)
+
+    def keep_first(self, n):
+        super().keep_first(n)
+        self.means, self.squares = ([one[:n] for one in m] for m in (self.means, self.squares))
+
+
+class Foreign(Descent):
+    """An optimiser of torch, or one with the same interface."""
+
+    def __init__(self, make, parameters, rates):
+        super().__init__(parameters, rates)
+        groups = zip(self.parameters, rates, strict=True)
+        self.optimizer = make([{"params": [p], "lr": rate} for p, rate in groups])
+
+    def step(self, gradients):
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            # Fused kernels read the memory as it lies.
+            parameter.grad = gradient.contiguous()
+        self.optimizer.step()
+
+    def keep_first(self, n):
+        old = self.parameters
+        super().keep_first(n)
+        fresh = dict(zip(old, self.parameters, strict=True))
+        for group in self.optimizer.param_groups:
+            group["params"] = [fresh[one] for one in group["params"]]
+        for before, after in fresh.items():
+            state = self.optimizer.state[after] = self.optimizer.state.pop(before, {})
+            for name, value in state.items():
+                if torch.is_tensor(value) and value.shape == before.shape:
+                    state[name] = value[:n]
+
+
+def adam_step(
+    parameters, means, squares, gradients, n_steps, learning_rate,
+    *, betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0,
+):  # fmt: skip
+    """Take step `n_steps`, from 1, of Adam; parameters and moments change in place."""
+    # The function of torch, because its class imports the compiler, which takes longer than a small
+    # fit.
+    steps = [torch.tensor(n_steps - 1.0, device=one.device) for one in parameters]
+    gradients = [gradient.contiguous() for gradient in gradients]
+    with torch.no_grad():
+        adam(
+            list(parameters), gradients, list(means), list(squares), [], steps,
+            lr=learning_rate, beta1=betas[0], beta2=betas[1], eps=epsilon,
+            weight_decay=weight_decay, fused=True, amsgrad=False, maximize=False,
+        )  # fmt: skip
+
+
+def descent(optimizer, parameters, rates):
+    """Return the optimiser that is given by name or by its constructor."""
+    if callable(optimizer):
+        return Foreign(optimizer, parameters, rates)
+    return {"adam": Adam, "sgd": Sgd}[optimizer](parameters, rates)
+
+
+# ------------------------------------------------------------------ the examples of each step
+
+# Clients draw their examples and shuffle them as FedMF's do, each with its own stream of random
+# numbers. Here the batches are only written down, padded to the same shape, so that one tensor
+# operation can process the same step of all clients.
+
+
+class Steps(NamedTuple):
+    """The examples of each step, of shape (n_steps, n_clients, batch_size)."""
+
+    # User of an example, counted within its client.
+    whose: np.ndarray
+    # Item of an example, as a place in the client's `visited` items.
+    what: np.ndarray
+    target: np.ndarray
+    # 0 where a batch is not full.
+    weight: np.ndarray
+
+
+class Visits(NamedTuple):
+    """The items in each client's examples, and how many steps it takes."""
+
+    # Of a client in ascending order, then zeros, (n_clients, most items).
+    items: np.ndarray
+    n_items: np.ndarray
+    # May be fewer than the padded ones.
+    n_steps: np.ndarray
+
+
+class Work(NamedTuple):
+    """Scratch for the examples of one client, with names as in Steps and others."""
+
+    whose: np.ndarray
+    what: np.ndarray
+    target: np.ndarray
+    weight: np.ndarray
+    order: np.ndarray
+    # Zero between uses.
+    is_visited: np.ndarray
+    pages: np.ndarray
+    slot_of: np.ndarray
+    visited: np.ndarray
+    stream: np.ndarray
+
+
+def planned(clients, n_examples, block, feedback, seeds, n_negatives, n_epochs, batch_size):
+    """Return some of a block's clients, those with most steps first, their Steps and Visits."""
+    n_clients, most, n_items = len(clients), int(n_examples.max()), block.n_items
+    shape = n_epochs * -(-most // batch_size), n_clients, min(batch_size, most)
+    dtype = feedback.targets.dtype
+    steps = Steps(*np.zeros((2, *shape), np.int64), *np.zeros((2, *shape), dtype))
+    visited = np.zeros((n_clients, min(n_items, most)), np.int64)
+    visits = Visits(visited, *np.zeros((2, n_clients), np.int64))
+    whose, what, order = np.empty((3, most), np.int32)
+    slot_of, found = np.empty((2, n_items), np.int32)
+    is_visited = np.zeros(n_items, np.int32)
+    pages = np.zeros((n_items >> PAGE_BITS) + 1, np.bool_)
+    numbers, stream = np.empty((2, most), dtype), np.empty(1, np.uint64)
+    work = Work(whose, what, *numbers, order, is_visited, pages, slot_of, found, stream)
+    rows = Rows(block.client_indptr, block.indptr, block.items)
+    plan(clients, rows, feedback, seeds, n_negatives, n_epochs, batch_size, steps, visits, work)
+    # A client whose users have rated everything has no negatives, and fewer steps than others.
+    order = np.argsort(-visits.n_steps, kind="stable")
+    if (np.diff(order) > 0).all():
+        return clients, steps, visits
+    steps = Steps(*(one[:, order] for one in steps))
+    return clients[order], steps, Visits(*(one[order] for one in visits))
+
+
+@kernel
+def plan(clients, rows, feedback, seeds, n_negatives, n_epochs, batch_size, steps, visits, work):
+    """Write the steps of these clients of a block."""
+    n_items = len(work.is_visited)
+    for k in range(len(clients)):
+        c = clients[k]
+        work.stream[0] = seeds[k]
+        first, last = rows.client_indptr[c], rows.client_indptr[c + 1]
+        n = draw_examples(first, last, rows, feedback, n_items, n_negatives, work)
+        visits.n_items[k] = take_slots(n, work)
+        for s in range(visits.n_items[k]):
+            visits.items[k, s] = work.visited[s]
+        for e in range(n):
+            work.order[e] = e
+        step = 0
+        for _ in range(n_epochs):
+            shuffle(work.order, n, work.stream)
+            for start in range(0, n, batch_size):
+                for j in range(start, min(start + batch_size, n)):
+                    e = work.order[j]
+                    steps.whose[step, k, j - start] = work.whose[e]
+                    steps.what[step, k, j - start] = work.what[e]
+                    steps.target[step, k, j - start] = work.target[e]
+                    steps.weight[step, k, j - start] = work.weight[e]
+                step += 1
+        visits.n_steps[k] = step

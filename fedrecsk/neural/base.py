@@ -22,14 +22,7 @@ from fedrecsk.data.interactions import id_array
 from fedrecsk.federated._feedback import LearnsFromFeedback
 from fedrecsk.neural import _checks
 from fedrecsk.neural._layout import blueprint, built, one_thread, seeded
-from fedrecsk.neural._training import (
-    LOSSES,
-    VISITS,
-    Plan,
-    Trainer,
-    uploads,
-    write_private,
-)
+from fedrecsk.neural._training import LOSSES, VISITS, Plan, Trainer, uploads, write_private
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.updates import ClientUpdates, FieldSpec
@@ -49,9 +42,8 @@ FIRST_USERS = 64
 class NeuralRecommender(LearnsFromFeedback):
     """Base class of neural methods.
 
-    A method gives `_make`, which builds its module, and `_private`. Parameters that match a pattern
-    of `_private` stay with their client. The others are averaged: in each round clients receive
-    them, train everything on their own data, and upload by how much these have changed.
+    Parameters that match a pattern of `_private` stay with their client. The others are averaged:
+    in each round clients receive them, train all on their own data, and upload the changes.
     """
 
     _: KW_ONLY
@@ -368,30 +360,27 @@ class NeuralRecommender(LearnsFromFeedback):
 
     def _raw_scores(self, users, items):
         """Return scores of pairs of codes (-1 for unknown) before the sigmoid, (n,), float64."""
-        scores, common = np.empty(len(users)), self._common_parameters()
         # An unknown item has a row of zeros, the last.
         items = np.where(items < 0, self.n_items_, items)[:, None]
-        n_at_once = max(1, NUMBERS // (1 + len(self.newcomer_factors_)))
-        with one_thread(), torch.no_grad():
-            for start in range(0, len(users), n_at_once):
-                some = slice(start, start + n_at_once)
-                scores[some] = self._scores(common, users[some], items[some])[:, 0]
-        return scores + getattr(self, "global_bias_", 0.0)
+        return self._scores(users, items, NUMBERS // (1 + len(self.newcomer_factors_)))[:, 0]
 
     def _score_pairs(self, users, items):
         return self._response(self._raw_scores(users, items))
 
     def _score_all(self, users):
-        scores, common = np.empty((len(users), self.n_items_)), self._common_parameters()
-        items, n_at_once = np.arange(self.n_items_), max(1, PAIRS // max(1, self.n_items_))
+        return self._scores(users, np.arange(self.n_items_), PAIRS // max(1, self.n_items_))
+
+    def _scores(self, users, items, n_at_once):
+        """Return scores of items (n_users, n) or, if they are the same for all, (n,)."""
+        scores, common = np.empty((len(users), items.shape[-1])), self._common_parameters()
         with one_thread(), torch.no_grad():
-            for start in range(0, len(users), n_at_once):
-                some = slice(start, start + n_at_once)
-                scores[some] = self._scores(common, users[some], items)
+            for start in range(0, len(users), max(1, n_at_once)):
+                some = slice(start, start + max(1, n_at_once))
+                theirs = items[some] if items.ndim == 2 else items
+                scores[some] = self._scores_at_once(common, users[some], theirs)
         return scores + getattr(self, "global_bias_", 0.0)
 
-    def _scores(self, common, users, items):
-        """Return scores of items of shape (n_users, n) or, if they are the same for all, (n,)."""
+    def _scores_at_once(self, common, users, items):
         module, private = blueprint(self._method).module, self._private_parameters(users)
         codes = torch.from_numpy(items)
 

@@ -24,8 +24,6 @@ class FedNCF(NeuralRecommender):
     have changed. The server averages the layers over all clients of the round, and an item's vector
     over those that have trained it [1]_.
 
-    Feedback, negatives and losses are those of :class:`~fedrecsk.FedMF`.
-
     Parameters
     ----------
     n_factors : int, default=12

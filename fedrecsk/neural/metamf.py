@@ -27,7 +27,7 @@ from fedrecsk.neural._metamf_network import (
     received,
     scores,
 )
-from fedrecsk.neural._optimizers import adam_step
+from fedrecsk.neural._training import adam_step
 from fedrecsk.protocol.messages import Dense, Message, PerClient
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
 
@@ -44,8 +44,7 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
     model: item vectors ``E_u = T_u B_u`` of low rank, and a scorer with one hidden layer. A
     client receives (T_u, B_u, scorer), and uploads the gradients of its squared errors in them.
     The server propagates these back through the network to the client's code [1]_. Clients keep
-    no model of their own. The price is privacy: the server knows the codes and sees every
-    client's gradients, which name the items that it has rated.
+    no model of their own. The price is privacy, see the Notes.
 
     Parameters
     ----------
@@ -188,12 +187,7 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
     client_fraction: float = 0.01
 
     _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
-        "n_factors": [Interval(Integral, 1, None, closed="left")],
-        "rank": [Interval(Integral, 1, None, closed="left")],
-        "scorer_size": [Interval(Integral, 1, None, closed="left")],
-        "code_size": [Interval(Integral, 1, None, closed="left")],
-        "memory_size": [Interval(Integral, 1, None, closed="left")],
-        "hidden_size": [Interval(Integral, 1, None, closed="left")],
+        **{size: [Interval(Integral, 1, None, closed="left")] for size in Sizes._fields[1:]},
         "learning_rate": [Interval(Real, 0, None, closed="neither")],
         "reg": [Interval(Real, 0, None, closed="left")],
         "max_norm": [Interval(Real, 0, None, closed="neither"), None],
@@ -236,9 +230,8 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
     def _model(self, server):
         weights = dict(server["weights"])
         codes = weights.pop("codes")
-        return Message(
-            **{name: PerClient(Made(name, weights, codes, server["sizes"])) for name in PARTS}
-        )
+        sizes = server["sizes"]
+        return Message(**{n: PerClient(Made(n, weights, codes, sizes)) for n in PARTS})
 
     # ---------------------------------------------------------------- each round, clients
 
@@ -317,8 +310,7 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
         """Return what the server has after a step of Adam on the weights' gradients."""
         # The moments, which only the server has, change in place.
         moments = server.get("moments") or {
-            name: (np.zeros_like(one), np.zeros_like(one))
-            for name, one in server["weights"].items()
+            name: np.zeros((2, *one.shape), one.dtype) for name, one in server["weights"].items()
         }
         if self.max_norm is not None:
             torch.nn.utils.clip_grad_norm_(weights.values(), self.max_norm)
@@ -441,10 +433,7 @@ def _chunks(numbers):
 
 
 def _gradients(part, sizes, message, who, level):
-    """Return the gradients and the sum of squared errors of some clients, a block of their own.
-
-    Gradients in the table are of each client's rows, one after the other.
-    """
+    """Return gradients, the table's by client and row, and the loss of some clients' own block."""
     items, columns = np.unique(part.row_items, return_inverse=True)
     parts = received(message, who, items)
     clients = np.repeat(np.arange(part.n_clients), part.row_counts)

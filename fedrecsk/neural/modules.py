@@ -65,11 +65,7 @@ class MLP(nn.Module):
     """
 
     def __init__(
-        self,
-        n_users: int,
-        n_items: int,
-        layers: Sequence[int] = (64, 32, 16, 8),
-        std: float = 0.01,
+        self, n_users: int, n_items: int, layers: Sequence[int] = (64, 32, 16, 8), std: float = 0.01
     ) -> None:
         super().__init__()
         self.user: nn.Embedding = _table(n_users, layers[0] - layers[0] // 2, std)

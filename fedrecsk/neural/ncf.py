@@ -22,11 +22,11 @@ from fedrecsk.base import RankingMixin, check_likes
 from fedrecsk.centralized._sgd import DTYPE, Epochs
 from fedrecsk.neural import modules
 from fedrecsk.neural._layout import one_thread, seeded
-from fedrecsk.neural._optimizers import adam_step
+from fedrecsk.neural._training import adam_step
 from fedrecsk.protocol.keys import Key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from sklearn.utils import Tags
 
@@ -123,9 +123,9 @@ class NCF(RankingMixin, Epochs):
     *Algorithm*::
 
         each epoch, for each batch of rows in random order
-          1  draw negatives                                     Examples.draw
-          2  score all examples, and derive the loss            train_on
-          3  Adam moves what the batch has used                 train_on
+          1  draw negatives                                     _Examples.draw
+          2  score all examples, and derive the loss            _train_on
+          3  Adam moves what the batch has used                 _train_on
 
     Adam treats a vector as torch's SparseAdam does: a batch without the user or item leaves it, and
     its moments, as they are. All of it runs on one thread and does not touch torch's random
@@ -217,8 +217,8 @@ class NCF(RankingMixin, Epochs):
 
     def _start(self, rows, key):
         seed = int(key.hashed("first parameters"))
-        network = network_of(*self._sizes(), rows.n_users, rows.n_items, self.INIT_STD, seed)
-        return with_moments(network.state_dict())
+        network = _network_of(*self._sizes(), rows.n_users, rows.n_items, self.INIT_STD, seed)
+        return _with_moments(network.state_dict())
 
     def _arranged(self, rows, key):
         return self._examples(rows, rows, self.n_negatives)
@@ -227,28 +227,21 @@ class NCF(RankingMixin, Epochs):
         """Return the examples of rows, with negatives that are not in `seen`."""
         implicit = self.loss == "bce"
         targets = (rows.values > 0).astype(DTYPE) if implicit else rows.targets(rows.mean)
-        return Examples(
-            rows.users,
-            rows.items,
-            targets,
-            rows.relative_weights(),
-            seen.indptr,
-            seen.items,
-            rows.n_items,
-            n_negatives if implicit else 0,
-        )
+        known, weights = (seen.indptr, seen.items, rows.n_items), rows.relative_weights()
+        n_negatives = n_negatives if implicit else 0
+        return _Examples(rows.users, rows.items, targets, weights, *known, n_negatives)
 
     # ------------------------------------------------------------------------- each epoch
 
     def _pass(self, rows, arranged, run):
-        network, reg, key = network_of(*self._sizes()), float(self.reg), run.key.at(run.n_epochs)
+        network, reg, key = _network_of(*self._sizes()), float(self.reg), run.key.at(run.n_epochs)
         order = key.generator("order of rows").permutation(len(arranged.users))
         generator, rate = key.generator("negatives"), float(self._rate(run))
         batches = range(0, len(order), self.batch_size)
         loss = 0.0
         for k, start in enumerate(batches, run.n_epochs * len(batches) + 1):
             batch = arranged.draw(order[start : start + self.batch_size], generator)
-            loss += train_on(batch, network, run.state, self._losses, reg, rate, k)
+            loss += _train_on(batch, network, run.state, self._losses, reg, rate, k)
         return loss / arranged.total
 
     def _losses(self, scores, targets, weights):
@@ -287,11 +280,7 @@ class NCF(RankingMixin, Epochs):
         if self.loss == "squared":
             # Nothing has moved the vectors of the others.
             items[~rated] = means[1]
-            fitted = {
-                "global_bias_": rows.mean,
-                "rating_range_": rows.range,
-                "_scale": rows.scale,
-            }
+            fitted = {"global_bias_": rows.mean, "rating_range_": rows.range, "_scale": rows.scale}
         return fitted | {
             "user_factors_": users[rows.rank_of_user],
             "item_factors_": items,
@@ -319,11 +308,11 @@ class NCF(RankingMixin, Epochs):
 
     def _scores(self, users, items):
         """Return scores of each user (n,) with its items (n, n_each), codes, -1 for unknown."""
-        network, scores = network_of(*self._fitted_sizes), np.empty(items.shape)
+        network, scores = _network_of(*self._fitted_sizes), np.empty(items.shape)
         factors = zip(TABLES, (self.user_factors_, self.item_factors_), self._means, strict=True)
         # The last row is that of unknown users or items.
         tables = {name: np.concatenate([rows, mean[None]]) for name, rows, mean in factors}
-        parameters = tensors(tables | self.weights_)
+        parameters = _tensors(tables | self.weights_)
         n_users = max(1, SCORED_AT_ONCE // max(1, items.shape[1]))
         with one_thread(), torch.no_grad():
             for start in range(0, len(users), n_users):
@@ -358,8 +347,8 @@ class NCF(RankingMixin, Epochs):
         """
         check_is_fitted(self)
         tables = dict(zip(TABLES, (self.user_factors_, self.item_factors_), strict=True))
-        module = network_of(*self._fitted_sizes, self.n_users_, self.n_items_)
-        module.load_state_dict(tensors(tables | self.weights_))
+        module = _network_of(*self._fitted_sizes, self.n_users_, self.n_items_)
+        module.load_state_dict(_tensors(tables | self.weights_))
         return module
 
     # -------------------------------------------------------------------------- new users
@@ -376,7 +365,7 @@ class NCF(RankingMixin, Epochs):
         """Return the vectors of a user with these rows."""
         implicit, n = self.loss == "bce", len(items)
         targets = values > 0 if implicit else (values - self.global_bias_) / self._scale
-        examples = Examples(
+        examples = _Examples(
             np.zeros(n, np.int32),
             items,
             targets.astype(DTYPE),
@@ -386,8 +375,8 @@ class NCF(RankingMixin, Epochs):
             self.n_items_,
             self.n_negatives if implicit else 0,
         )
-        network, generator = network_of(*self._fitted_sizes), Key(0).generator("negatives")
-        fixed = tensors(self.weights_ | {"item.weight": self.item_factors_})
+        network, generator = _network_of(*self._fitted_sizes), Key(0).generator("negatives")
+        fixed = _tensors(self.weights_ | {"item.weight": self.item_factors_})
         user = torch.tensor(self._means[0][None], requires_grad=True)
         mean, square = torch.zeros_like(user), torch.zeros_like(user)
         for step in range(STEPS_OF_THE_NEW):
@@ -401,7 +390,7 @@ class NCF(RankingMixin, Epochs):
         return user[0].detach().numpy()
 
 
-class Examples(NamedTuple):
+class _Examples(NamedTuple):
     """Rows of X in the order of their users, and what their negatives are drawn from."""
 
     users: np.ndarray
@@ -416,17 +405,15 @@ class Examples(NamedTuple):
     n_negatives: int
 
     @property
-    def total(self) -> float:
+    def total(self):
         """Return the sum of the weights of all examples."""
         n_unseen = self.n_items - np.diff(self.indptr)
         have = (self.targets > 0) & (n_unseen[self.users] > 0)
         return float((1.0 + self.n_negatives * have) @ self.weights)
 
-    def draw(self, rows: np.ndarray, generator: np.random.Generator) -> tuple[torch.Tensor, ...]:
-        """Return the users (n,) of these rows, and (n, 1 + n_negatives) items, targets and weights.
-
-        The row itself is first, then come its negatives, of weight 0 if it has none.
-        """
+    def draw(self, rows, generator):
+        """Return users (n,) of rows, and (n, 1 + n_negatives) items, targets and weights."""
+        # The row itself is first, then come its negatives, of weight 0 if it has none.
         users, shape = self.users[rows], (len(rows), 1 + self.n_negatives)
         items, targets = np.empty(shape, np.int64), np.zeros(shape, self.targets.dtype)
         items[:, 0], targets[:, 0] = self.items[rows], self.targets[rows]
@@ -444,14 +431,7 @@ class Examples(NamedTuple):
         )
 
 
-def network_of(
-    n_factors: int,
-    layers: Sequence[int],
-    n_users: int = 1,
-    n_items: int = 1,
-    std: float = 1.0,
-    seed: int = 0,
-) -> nn.Module:
+def _network_of(n_factors, layers, n_users=1, n_items=1, std=1.0, seed=0):
     """Return the module of these sizes with its first parameters."""
     sizes = {"n_users": n_users, "n_items": n_items, "std": std}
     with seeded(seed):
@@ -468,12 +448,12 @@ def network_of(
     return network
 
 
-def tensors(arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+def _tensors(arrays):
     """Return tensors that share the arrays' memory."""
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def with_moments(parameters: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+def _with_moments(parameters):
     """Return arrays (3, *shape): each parameter, and zeros for the two moments of Adam."""
     return {
         name: np.stack([one.numpy(), *np.zeros((2, *one.shape))]).astype(DTYPE)
@@ -481,23 +461,12 @@ def with_moments(parameters: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
     }
 
 
-def train_on(
-    batch: tuple[torch.Tensor, ...],
-    network: nn.Module,
-    state: dict[str, np.ndarray],
-    losses_of: Callable[..., torch.Tensor],
-    reg: float,
-    learning_rate: float,
-    n_steps: int,
-) -> float:
-    """Take step `n_steps`, from 1, of Adam on a batch, in place; return its summed loss.
-
-    `state` has arrays (3, *shape): parameters and their two moments. `reg` is the weight of squared
-    vectors in the loss of each example.
-    """
+def _train_on(batch, network, state, losses_of, reg, learning_rate, n_steps):
+    """Take step `n_steps`, from 1, of Adam on a batch, in place; return its summed loss."""
+    # `state` has each parameter and its two moments, and `reg` counts for each example.
     users, items, targets, weights = batch
     # Adam sees only the rows of the tables that the batch uses, as if there were no others.
-    parts, used, codes = tensors(state), {}, {}
+    parts, used, codes = _tensors(state), {}, {}
     for name, whose in zip(TABLES, (users, items), strict=True):
         used[name], codes[name] = whose.unique(return_inverse=True)
         parts[name] = parts[name].index_select(1, used[name])

@@ -34,8 +34,6 @@ class PFedRec(NeuralRecommender):
     upload by how much the items have changed; the server averages these changes over all clients
     of the round [1]_.
 
-    Feedback, negatives and losses are those of :class:`~fedrecsk.FedMF`.
-
     Parameters
     ----------
     n_factors : int, default=32
@@ -125,10 +123,7 @@ class PFedRec(NeuralRecommender):
     _parameter_constraints: ClassVar[dict] = NeuralRecommender._parameter_constraints | {
         "n_factors": [Interval(Integral, 1, None, closed="left")],
         "learning_rate": [Interval(Real, 0, None, closed="neither")],
-        "item_learning_rate": [
-            Interval(Real, 0, None, closed="neither"),
-            StrOptions({"auto"}),
-        ],
+        "item_learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
         "personal_items": ["boolean"],
     }
 

@@ -10,7 +10,7 @@ from benchmarks._variants import with_constants
 from fedrecsk import DCF, DDL
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.centralized._sgd import Rows
-from fedrecsk.centralized.ddl import DeepBeliefNet
+from fedrecsk.centralized.ddl import _DeepBeliefNet
 from fedrecsk.protocol.keys import Key
 from tests.conftest import split
 from tests.reference import dcf as reference
@@ -123,7 +123,7 @@ class Content:
         self.model, self.features, self.key, self.t = model, features, key, 0
         seed = int(key.hashed("network") >> np.uint64(33))
         sizes = [*model.hidden_layers, model.n_bits]
-        self.network = DeepBeliefNet.pretrained(features, sizes, model.N_PRETRAINING_EPOCHS, seed)
+        self.network = _DeepBeliefNet.pretrained(features, sizes, model.N_PRETRAINING_EPOCHS, seed)
 
     def pull(self, i):
         weighted = self.model.content_weight * self.network.outputs(self.features)[i]
@@ -185,7 +185,7 @@ def test_gradients_are_those_of_the_squared_distance(convert):
     features = convert(np.round(rng.uniform(size=(7, 5)) * (rng.uniform(size=(7, 5)) < 0.5), 1))
     targets = np.sign(rng.normal(size=(7, 3)))
     shapes = [(5, 4), (4, 3)]
-    network = DeepBeliefNet(
+    network = _DeepBeliefNet(
         [rng.normal(size=shape) for shape in shapes], [rng.normal(size=s[1]) for s in shapes]
     )
 
@@ -222,7 +222,7 @@ def test_items_without_ratings_are_coded_by_their_features():
     model = DDL(
         32, items=np.arange(50), item_features=features, learning_rate=0.02, random_state=0
     ).fit(X, y)
-    network = DeepBeliefNet(model.coefs_, model.intercepts_)
+    network = _DeepBeliefNet(model.coefs_, model.intercepts_)
     signs = np.where(network.outputs(features) > 0, 1, -1)
     np.testing.assert_array_equal(model.item_factors_[40:], signs[40:])
     new = np.arange(40, 50)
@@ -252,7 +252,7 @@ BAD = [
 @pytest.mark.parametrize(("settings", "message"), BAD, ids=[m for _, m in BAD])
 def test_bad_settings_are_named_before_any_work(settings, message, monkeypatch):
     X, y, *_ = cold_data()
-    monkeypatch.setattr(DeepBeliefNet, "pretrained", None)
+    monkeypatch.setattr(_DeepBeliefNet, "pretrained", None)
     monkeypatch.setattr(dcf_kernels, "descend", None)
     monkeypatch.setattr(dcf_kernels, "relax", None)
     with pytest.raises(ValueError, match=message):
@@ -284,7 +284,7 @@ def test_new_users_are_fitted_to_the_items_codes():
     model.fold_in(X[mine], y[mine])
     problem, _ = problem_of(X[mine], y[mine], items=model.item_ids_, n_bits=32)
     signs, linear = model.user_factors_[-5:].copy(), np.zeros((5, 32), int)
-    side = problem.users.exact()
+    side = dcf_kernels.exact(problem.users)
     assert dcf_kernels.descend(side, model.item_factors_, linear, signs, 1)[1] == 0
     np.testing.assert_array_equal(signs, model.user_factors_[-5:])
     assert np.mean((model.predict(X[mine]) - y[mine]) ** 2) < 0.5 * np.var(y[mine])

@@ -16,7 +16,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 from fedrecsk import BiasOnly, Popularity, RandomRecommender
-from fedrecsk.base._kinds import ROWS_LOOKED_AT
+from fedrecsk.base._recommender import ROWS_LOOKED_AT
 from fedrecsk.metrics import (
     _evaluate,
     _recommender,

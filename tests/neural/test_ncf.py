@@ -20,7 +20,7 @@ ARCHITECTURES = ["neumf", "gmf", "mlp"]
 def recorded(model, X, y=None, sample_weight=None):
     """Fit a model; the first parameters, the batches, and the learning rates of its fit."""
     start, batches, rates = {}, [], []
-    train_on = ncf_file.train_on
+    train_on = ncf_file._train_on
 
     def recorder(batch, network, state, losses_of, reg, rate, *others):
         if not batches:
@@ -30,7 +30,7 @@ def recorded(model, X, y=None, sample_weight=None):
         return train_on(batch, network, state, losses_of, reg, rate, *others)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ncf_file, "train_on", recorder)
+        patch.setattr(ncf_file, "_train_on", recorder)
         model.fit(X, y, sample_weight=sample_weight)
     return start, batches, rates
 

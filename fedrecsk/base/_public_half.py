@@ -1,21 +1,26 @@
-"""`explain`: which of a user's own rows carry a score."""
+"""The public half of a fitted model, which `explain` looks into and `export` writes to a file."""
 
 from __future__ import annotations
 
+import platform
 from numbers import Integral
 from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
 import pandas as pd
+import sklearn
 from sklearn.utils.validation import check_is_fitted
 
+from fedrecsk import portable
 from fedrecsk._utils.parameters import checked, suggest
 from fedrecsk._utils.sklearn_compat import Interval
+from fedrecsk._version import __version__
+from fedrecsk.base._fading import as_power
 from fedrecsk.base._item_weights import history_of
 from fedrecsk.data.interactions import id_array, missing_id
-from fedrecsk.portable import History
 
 if TYPE_CHECKING:
+    from os import PathLike
     from typing import Any
 
     from numpy.typing import ArrayLike, NDArray
@@ -30,8 +35,8 @@ LINEAR = (
 ROUNDING = 1e-3
 
 
-class Explains:
-    """`explain`, for models that have `_public_half`."""
+class PublicHalf:
+    """`explain` and `export`, for models that have `_public_half`."""
 
     def _public_half(self):
         """Return the rule that gives anybody's scores from a history, of `fedrecsk.portable`."""
@@ -51,7 +56,7 @@ class Explains:
         # Nearly always likes count alike; `explain` notices if they did not.
         indptr, items = self._seen
         own = items[indptr[user] : indptr[user + 1]]
-        return History(own, np.ones(len(own)), np.ones(len(own)))
+        return portable.History(own, np.ones(len(own)), np.ones(len(own)))
 
     if TYPE_CHECKING:
 
@@ -203,6 +208,78 @@ class Explains:
             )
         history = history_of(data, row, getattr(self, "history_half_life", None))
         return served, served._users.codes(user)[0], history
+
+    def export(self, path: str | PathLike[str]) -> None:
+        """Write the public half of the model to one file, which cannot run code.
+
+        It has the items' ids and numbers, all that recommending to a newcomer needs, and nothing
+        of any user: what every client of a federation receives at the end of a fit.
+        :func:`fedrecsk.portable.load` reads it where only NumPy is installed, and
+        ``python -m fedrecsk serve`` answers requests with it.
+
+        Parameters
+        ----------
+        path : str or path-like
+            Of the file, which is replaced if it exists.
+
+        Raises
+        ------
+        ValueError
+            If newcomers of the method are trained step by step, or if item ids are integers beyond
+            64 bits.
+        OSError
+            If the file cannot be written.
+
+        Notes
+        -----
+        A history that fades (`history_half_life`) does so by the order in which the items of a
+        newcomer are given.
+
+        The numbers are learned from all users, and a centralised model, or one without
+        differential privacy, may show something about them
+        (:func:`fedrecsk.attacks.measure_membership`). The catalogue is in the file: without
+        `items` it is the items of X.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> from fedrecsk import FedEB, portable
+        >>> from fedrecsk.datasets import make_ratings
+        >>> X, y = make_ratings(n_users=60, n_items=40, n_ratings=900, random_state=0)
+        >>> model = FedEB(n_factors=4, n_rounds=20, random_state=0).fit(X, y)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model.export(f"{folder}/model.fedrecsk")
+        ...     public = portable.load(f"{folder}/model.fedrecsk")
+        >>> items, ratings = public.recommend([3, 7], [5, 1], n=3)
+        >>> items.shape
+        (3,)
+        """
+        check_is_fitted(self)
+        portable.save(path, self._portable())
+
+    def _portable(self):
+        """Return the public half as a PortableModel."""
+        rule = self._public_half()
+        if self.item_ids_.dtype.kind == "O":
+            raise ValueError(
+                "Item ids are integers beyond 64 bits, which a file cannot hold; convert them to "
+                "strings before fit."
+            )
+        scale = getattr(self, "rating_scale_", None)
+        fades = getattr(self, "timestamps", None) is not None
+        about = {
+            "method": type(self).__name__,
+            "rating_scale": None if scale is None else list(scale),
+            "half_life": as_power(self.history_half_life) if fades else None,
+            "versions": {
+                "python": platform.python_version(),
+                "fedrecsk": __version__,
+                "numpy": np.__version__,
+                "scikit-learn": sklearn.__version__,
+            },
+        }
+        unknown = self._score_all(np.array([-1]))[0]
+        return portable.PortableModel(rule, self.item_ids_, unknown, about)
 
 
 def _one(one, name):
