@@ -13,9 +13,9 @@ from fedrecsk.privacy import central_dp
 from fedrecsk.privacy.accounting import Event, epsilon_of, noise_for
 from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.protocol import participation
+from fedrecsk.protocol.clients import TERMS
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Dense, Message, Total, Upload
-from fedrecsk.protocol.outgoing import TERMS
 
 if TYPE_CHECKING:
     from fedrecsk.privacy import CentralDP, LocalMechanism

@@ -17,14 +17,13 @@ from fedrecsk.privacy.central_dp import steps_of
 from fedrecsk.protocol.blocks import of_clients
 from fedrecsk.protocol.checks import bare, check_keys
 from fedrecsk.protocol.client_message import ClientMessage, packed
-from fedrecsk.protocol.clients import VALIDATION, Clients
+from fedrecsk.protocol.clients import TERMS, VALIDATION, Clients
 from fedrecsk.protocol.early_stopping import hold_out
 from fedrecsk.protocol.keys import Key, Keys
+from fedrecsk.protocol.links import aligned_size, as_vector, fields_of
 from fedrecsk.protocol.masking import integers_of, units_of
-from fedrecsk.protocol.outgoing import TERMS
 from fedrecsk.protocol.registration import Registration
 from fedrecsk.protocol.server import Server
-from fedrecsk.protocol.uplink import aligned_size, as_vector, fields_of
 from fedrecsk.updates import ClientUpdates, Counts
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedrecsk.protocol.arrivals import checked
+from fedrecsk.protocol.client_message import checked
 from fedrecsk.protocol.encryption import EncryptedTotals
 from fedrecsk.protocol.keys import setup_round
+from fedrecsk.protocol.links import aligned_size
 from fedrecsk.protocol.server import Server
-from fedrecsk.protocol.uplink import aligned_size
 from fedrecsk.updates import Counts
 
 if TYPE_CHECKING:

@@ -11,19 +11,17 @@ import numpy as np
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data.interactions import catalogue_ids
 from fedrecsk.protocol import participation
-from fedrecsk.protocol.arrivals import checked
 from fedrecsk.protocol.central_noise import CentralNoise
 from fedrecsk.protocol.checks import bare, check_keys
-from fedrecsk.protocol.client_message import ClientMessage, held_items, unpacked
-from fedrecsk.protocol.clients import VALIDATION
-from fedrecsk.protocol.downlink import Downlink, matrix_to_compress
+from fedrecsk.protocol.client_message import ClientMessage, checked, held_items, unpacked
+from fedrecsk.protocol.clients import VALIDATION, is_compressed
 from fedrecsk.protocol.early_stopping import EarlyStopping
 from fedrecsk.protocol.encryption import SecureChannel
 from fedrecsk.protocol.keys import Key, setup_round
 from fedrecsk.protocol.ledger import Ledger
+from fedrecsk.protocol.links import Downlink, StepTotal, Uplink, matrix_to_compress
 from fedrecsk.protocol.masking import MaskedChannel
 from fedrecsk.protocol.messages import Message, Rows
-from fedrecsk.protocol.outgoing import is_compressed
 from fedrecsk.protocol.participation import Participation
 from fedrecsk.protocol.registration import (
     Catalogue,
@@ -31,7 +29,6 @@ from fedrecsk.protocol.registration import (
     catalogue_nbytes,
     sort_registrations,
 )
-from fedrecsk.protocol.uplink import StepTotal, Uplink
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

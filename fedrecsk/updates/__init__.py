@@ -3,22 +3,25 @@
 from fedrecsk.updates._client_updates import (
     ClientUpdates,
     Counts,
+    HeldUpdates,
+    RoundUpdates,
     SingleUploads,
     Summed,
     add_sums,
     client_generator,
     joined,
+    through,
 )
-from fedrecsk.updates._field_spec import (
+from fedrecsk.updates._sparse_rows import (
     INDEX_BYTES,
     LARGEST_INTEGER,
     FieldSpec,
+    SparseRows,
     Update,
     all_finite,
     as_integers,
+    squared_lengths,
 )
-from fedrecsk.updates._round_updates import HeldUpdates, RoundUpdates, through
-from fedrecsk.updates._sparse_rows import SparseRows, squared_lengths
 
 __all__ = [
     "INDEX_BYTES",
