@@ -13,7 +13,7 @@ from fedrecsk.privacy import Ciphertext
 from fedrecsk.protocol import ClientMessage, Dense, Derived, Message, Numbers, Rows
 from fedrecsk.protocol.encryption import EncryptedSum, EncryptedSums
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.registration import ClientCodes, Registration
+from fedrecsk.protocol.messages import ClientCodes, Registration
 
 if TYPE_CHECKING:
     from typing import Any

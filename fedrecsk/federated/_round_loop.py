@@ -342,9 +342,8 @@ class Loop:
                 self._validate(turn)
                 if server.stopping.stopped:
                     return None
-        clients = self._involved(turn.receives | turn.active)
-        self.tell(clients, Clients.receive, round, received, turn)
-        busy = [one for one in clients if turn.active[one.block.clients].any()]
+        busy = self._involved(turn.active)
+        self.tell(busy, Clients.receive, round, received, turn)
         for step in range(server.method._n_exchanges):
             self._exchange(busy, step)
         if attack is not None and server.federation.adversary.forges:

@@ -25,7 +25,7 @@ from fedrecsk.protocol.federation import Federation
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.messages import Message
 from fedrecsk.protocol.personal import personal_attributes
-from fedrecsk.protocol.server import server_sees
+from fedrecsk.protocol.registration import server_sees
 
 if TYPE_CHECKING:
     from typing import Any, Self
@@ -160,17 +160,11 @@ class FederatedRecommender(Updating, Recommender):
 
     # -------------------------------------------------------------------- each round, down
 
-    def _choose_cohort(self, server, n_clients, size, key):
-        """Server: the clients of this round, a mask of shape (n_clients,), about `size` of them.
-
-        None: the federation's `sampling` draws them. Whoever chooses, `dropout` then applies to
-        the cohort. Not for methods with `_shares_state`. Pure.
-        """
-
-    @property
-    def _chooses_cohorts(self):
-        """Whether the method overrides `_choose_cohort`."""
-        return type(self)._choose_cohort is not FederatedRecommender._choose_cohort
+    # Server: how it chooses the clients of this round: a method (server, n_clients, size, key) that
+    # returns a mask of shape (n_clients,) of about `size` of them, or None, by which, as without
+    # such a method, the federation's `sampling` draws them. `dropout` then applies to the cohort,
+    # whoever chooses. Not for methods with `_shares_state`. Pure.
+    _choose_cohort = None
 
     @abstractmethod
     def _model(self, server):

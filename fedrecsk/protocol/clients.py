@@ -11,10 +11,9 @@ import numpy as np
 from fedrecsk.data._checks import naming_clients
 from fedrecsk.privacy.central_dp import clip_updates, round_updates
 from fedrecsk.protocol.keys import setup_round
-from fedrecsk.protocol.messages import Message
+from fedrecsk.protocol.messages import Message, Registration
 from fedrecsk.protocol.participation import Participation, RoundMasks
 from fedrecsk.protocol.personal import Personalized
-from fedrecsk.protocol.registration import Registration
 from fedrecsk.updates import (
     ClientUpdates,
     Counts,
@@ -307,13 +306,13 @@ class Clients:
                 )
             total += (0.0, 0.0) if loss is None else loss
             steps.append((updates, turn, message))
-        # Only silent rounds and lost messages let clients start from an earlier message again.
-        federation, used = self.federation, set()
+        federation, messages = self.federation, {}
         if self.method._may_be_silent or (
             federation.dropout > 0 and federation.dropout_mode == "stale"
         ):
-            used = set(np.unique(self._last).tolist())
-        self._messages = {t: message for t, message in self._messages.items() if t in used}
+            # Only then clients may start from an earlier message again.
+            messages = {t: self._messages[t] for t in np.unique(self._last).tolist() if t >= 0}
+        self._messages = messages
         self._training = round, steps, total
         return self._training[1:]
 

@@ -22,7 +22,7 @@ from fedrecsk.protocol.early_stopping import hold_out
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.links import aligned_size, as_vector, fields_of
 from fedrecsk.protocol.masking import integers_of, units_of
-from fedrecsk.protocol.registration import Registration
+from fedrecsk.protocol.messages import Registration
 from fedrecsk.protocol.server import Server
 from fedrecsk.updates import ClientUpdates, Counts
 
@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from fedrecsk.data.interactions import Interactions
     from fedrecsk.privacy import Party
     from fedrecsk.protocol.encryption import EncryptedSum, EncryptedSums
-    from fedrecsk.protocol.messages import Message
+    from fedrecsk.protocol.messages import ClientCodes, Message
     from fedrecsk.protocol.participation import Participation
-    from fedrecsk.protocol.registration import ClientCodes
 
 NOBODY = np.zeros(1, dtype=np.int64)
 

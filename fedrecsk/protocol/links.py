@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -163,18 +163,18 @@ class Downlink:
     def _compressed(self, message, delta, compression, key):
         """Return the model as clients know it after another compressed change, and that change."""
         received, changes = {}, {}
-        for name, field in message.items():
-            values = matrix_to_compress(field)
+        for name, one in message.items():
+            values = matrix_to_compress(one)
             if values is not None and name in self._known:
-                packed = self._compressed_change(name, field, values, compression, key)
+                packed = self._compressed_change(name, one, values, compression, key)
                 self._known[name] = self._known[name] + packed.values
-                changes[name] = replace(field, packed=packed)
-                received[name] = replace(field, values=self._known[name])
+                changes[name] = replace(one, packed=packed)
+                received[name] = replace(one, values=self._known[name])
                 continue
             if values is not None:
                 self._known[name] = values.copy()
-            received[name] = changes[name] = field
-        first = not any(field.packed for field in changes.values())
+            received[name] = changes[name] = one
+        first = not any(one.packed for one in changes.values())
         return Message(**received), delta if first else Message(**changes)
 
     def _compressed_change(self, name, field, values, compression, key):
@@ -390,39 +390,25 @@ class Uplink:
         return replace(report, trust=f"{trust}; a single upload is seen by the server with {seen}")
 
 
+@dataclass(eq=False)
 class StepTotal:
-    """What has arrived of all blocks' updates in one step.
+    """What has arrived of all blocks' updates in one step; `learned` in a round."""
 
-    Parameters
-    ----------
-    uplink : Uplink
-    specs : dict of {str: FieldSpec}
-    learned : bool
-        Whether they are uploads of a round.
-
-    Attributes
-    ----------
-    is_trusted : bool
-        Whether they come from our own clients, who have diverged if all uploads are broken.
-        Others may be broken in other ways, and count as if none had arrived.
-    """
-
-    def __init__(
-        self, uplink: Uplink, specs: dict[str, FieldSpec], *, learned: bool = False
-    ) -> None:
-        self.uplink = uplink
-        self.specs = specs
-        self.learned = learned
-        self.is_trusted = True
-        self.sums: dict[str, np.ndarray] = {}
-        self.held: list[HeldUpdates] = []
-        self.senders: list[np.ndarray] = []
-        self.arrived: list[np.ndarray] = []
-        self.accepted: list[np.ndarray] = []
-        self.counts: Counts = Counts()
-        self.n_arrived: int = 0
-        self.n_accepted: int = 0
-        self.n_without_noise: int = 0
+    uplink: Uplink
+    specs: dict[str, FieldSpec]
+    learned: bool = False
+    # Whether they come from our own clients, who have diverged if all uploads are broken. Others
+    # may be broken in other ways, and count as if none had arrived.
+    is_trusted: bool = True
+    sums: dict[str, np.ndarray] = field(default_factory=dict)
+    held: list[HeldUpdates] = field(default_factory=list)
+    senders: list[np.ndarray] = field(default_factory=list)
+    arrived: list[np.ndarray] = field(default_factory=list)
+    accepted: list[np.ndarray] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
+    n_arrived: int = 0
+    n_accepted: int = 0
+    n_without_noise: int = 0
 
     def add(self, updates: ClientUpdates) -> None:
         """Add the updates of a block, and count their bytes."""

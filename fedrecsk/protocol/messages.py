@@ -14,8 +14,48 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from fedrecsk.protocol.keys import Key
     from fedrecsk.protocol.ledger import Ledger
     from fedrecsk.updates import RoundUpdates, Update
+
+
+# ------------------------------------------------------------------- before the first round
+
+
+class Catalogue(NamedTuple):
+    """What the server knows before the first upload.
+
+    The simulator takes the lowest and the highest rating from y; in a deployment the estimator
+    needs `rating_scale`.
+    """
+
+    n_items: int
+    n_clients: int
+    rating_range: tuple[float, float]
+
+
+class Registration(NamedTuple):
+    """What the server must know about clients before anything else, in arrays (n_clients,).
+
+    How many items each of them holds counts only if clients also say which items these are. 0 under
+    local differential privacy.
+    """
+
+    client_ids: np.ndarray
+    n_users: np.ndarray
+    n_held: np.ndarray
+
+
+class ClientCodes(NamedTuple):
+    """Codes that the server assigns to clients and to the first user of each.
+
+    Draws that clients and server share have the key `shared`. `n_clients` have registered so far.
+    """
+
+    clients: np.ndarray
+    first_users: np.ndarray
+    shared: Key
+    n_clients: int
 
 
 # ---------------------------------------------------------------------- from the server
@@ -122,7 +162,7 @@ class PerClient(Dense):
         return np.full(len(n_held), np.size(self.values) // max(1, len(self.values)))
 
 
-class Message(dict):
+class Message(dict[str, Dense]):
     """What the server sends: :class:`Dense`, :class:`Rows` or :class:`PerClient` fields by name.
 
     Clients add :class:`Derived` fields after receipt.
@@ -131,9 +171,6 @@ class Message(dict):
     ----------
     **fields : Dense
     """
-
-    def __init__(self, **fields: Dense) -> None:
-        super().__init__(fields)
 
     def __or__(self, other: dict[str, Dense]) -> Message:
         return Message(**super().__or__(other))
