@@ -275,10 +275,7 @@ class Clients:
         return result, total
 
     def honest(self, round: int) -> list[ClientUpdates]:
-        """Train in this round, and return the updates that an adversary will replace.
-
-        `update` then goes on from here.
-        """
+        """Train in this round, before `update`; return the updates that an adversary replaces."""
         steps, _ = self._trained(round)
         return [
             completed(self, one, ("round", round), self._specs, turn, single=True)
@@ -450,26 +447,10 @@ def completed(
     *,
     single: bool,
 ) -> ClientUpdates:
-    """Add to a method's updates what the protocol must know about them.
+    """Add to a method's updates what the protocol must know about them, and check their fields.
 
-    Parameters
-    ----------
-    clients : Clients
-        The clients that send them.
-    updates : ClientUpdates
-        As the method returns them.
-    step : tuple of (str, int)
-        The phase and the number of the step.
-    specs : dict of {str: FieldSpec}
-    turn : RoundMasks
-    single : bool
-        Whether to return the single updates of the clients that send something, and not the sums
-        over the block. If the method has added them up, there must be one client.
-
-    Raises
-    ------
-    ValueError
-        If the fields are not those of `specs`.
+    With `single` return the updates of the clients that send something, and not the sums over the
+    block. If the method has added them up, there must be one client.
     """
     method, block = type(clients.method).__name__, clients.block
     if updates.fields.keys() != specs.keys():
@@ -547,10 +528,7 @@ def measured(
     n_held: NDArray[np.int64],
     wire_dtype: str,
 ) -> NDArray[np.int64]:
-    """Return the `sizes` of ClientUpdates, of uploads as the method returns them.
-
-    `n_held` is the number of items that each client holds, of shape (n_clients,).
-    """
+    """Return the `sizes` of ClientUpdates as the method returns them, by items that each holds."""
     sizes = np.zeros((3, len(n_held)), dtype=np.int64)
     for name, spec in specs.items():
         one, n_rows, n_columns = updates.fields[name], n_held, None
@@ -571,26 +549,11 @@ def stages(
     each: bool,
     is_setup: bool = False,
 ) -> list[Callable[[ClientUpdates], ClientUpdates]]:
-    """List what becomes of updates before they leave the clients, in this order.
+    """List functions of ClientUpdates: what becomes of updates before they leave the clients.
 
-    Parameters
-    ----------
-    federation : Federation
-    key : Key
-        The clients' private key of the round.
-    message : Message or None
-        Which has the terms of central privacy.
-    forge : callable or None
-        Forges the updates, if an adversary controls these clients, which then add no noise.
-    each : bool
-        Whether every client draws its own noise even if one draw of the sum would do.
-    is_setup : bool
-        Whether they are answers in the set-up, which are neither forged nor compressed.
-
-    Returns
-    -------
-    stages : list of callable
-        Each takes and returns ClientUpdates.
+    `key` is the clients' private one, and `message` may have the terms of central privacy. Clients
+    that an adversary controls `forge`, and add no noise. `each`: every client draws its own noise,
+    even if one draw of the sum would do. Answers in the set-up are neither forged nor compressed.
     """
     compressor, local, central = federation.compression, federation.local_dp, federation.central_dp
     compresses = compressor is not None and compressor.up and not is_setup

@@ -151,12 +151,7 @@ class Device(Clients):
         return registration
 
     def place(self, place: ClientCodes) -> None:
-        """Store the code that the server has assigned to this client.
-
-        Parameters
-        ----------
-        place : ClientCodes
-        """
+        """Store the code that the server has assigned to this client."""
         super().place(place.clients, place.first_users)
         self.keys: Keys = self.keys._replace(shared=place.shared)
         if self._encrypts and self.replica is None:
@@ -393,15 +388,6 @@ class Replica:
 
     All replicas of a fit are equal, because they get the same sums and share a key. The messages
     that clients would receive from a server that sees sums are made here.
-
-    Parameters
-    ----------
-    method : FederatedRecommender
-        A copy of the estimator with hyperparameters only.
-    key : Key
-        The shared key.
-    n_clients : int
-        Clients of the fit.
     """
 
     def __init__(self, method: Any, key: Key, n_clients: int) -> None:
@@ -416,13 +402,7 @@ class Replica:
         self.n_taken: int = 0
 
     def open(self, phase: str, round: int) -> tuple[Message | None, Participation | None]:
-        """Message and participation of the next exchange; may be called again.
-
-        Raises
-        ------
-        ValueError
-            If another exchange is next.
-        """
+        """Message and participation of an exchange, which must be next; may be called again."""
         if self._open is None:
             due = self._due
             if due != (phase, round):
@@ -444,14 +424,7 @@ class Replica:
         return ("setup", self.n_taken) if self.n_taken < n_setups else ("round", self.server.round)
 
     def take(self, step: EncryptedSum, party: Party) -> None:
-        """Take the server's step of an exchange that has ended.
-
-        Parameters
-        ----------
-        step : EncryptedSum
-        party : Party
-            The clients' side of the keys.
-        """
+        """Take the server's step of an exchange that has ended, by the clients' keys."""
         self.open(step.phase, step.round)
         uploads = [] if step.total is None else [self._summed(step, party.decrypt(step.total))]
         if step.phase == "setup":

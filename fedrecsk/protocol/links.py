@@ -30,23 +30,7 @@ if TYPE_CHECKING:
 
 
 class Downlink:
-    """Sends the server's messages, and counts what each client receives.
-
-    Parameters
-    ----------
-    federation : Federation
-    ledger : Ledger
-    n_held : ndarray of shape (n_clients,)
-        Items that each client holds.
-    channel : SecureChannel or None
-    sends_whole : bool
-        Whether clients always receive the full model, as in a deployment, and not what has changed.
-
-    Attributes
-    ----------
-    changes : set of str
-        Fields of the last message that are sent as compressed changes of the message before it.
-    """
+    """Sends the server's messages, and counts what each client receives."""
 
     def __init__(
         self,
@@ -62,9 +46,11 @@ class Downlink:
         self._n_held = n_held
         # Bytes of the updates that each client has missed; inf if it needs the full model.
         self._missed = np.full(len(n_held), np.inf if channel is None else 0.0)
-        # The model as clients know it, if its changes are compressed.
+        # The model as clients know it, if its changes are compressed, and the fields of the last
+        # message that are sent as such changes.
         self._known = {}
         self.changes: set[str] = set()
+        # Whether clients always receive the full model, as in a deployment.
         self.sends_whole = sends_whole
         # Bytes of encrypted sums that clients are still to receive; None before the first model.
         self._pending = None
@@ -76,21 +62,9 @@ class Downlink:
         delta: Message | None = None,
         key: Key | None = None,
     ) -> Message | None:
-        """Send the model to the clients of the mask `receives`.
+        """Send the model, or its `delta`, to the clients of a mask; return it as it arrives.
 
-        Parameters
-        ----------
-        message : Message or None
-        receives : ndarray of shape (n_clients,), dtype bool
-        delta : Message or None
-            What clients with the last model need instead. None: the full model.
-        key : Key or None
-            For compression. None: the model is sent as it is.
-
-        Returns
-        -------
-        message : Message or None
-            The message as it arrives.
+        It is compressed by the `key`, and sent as it is without one.
         """
         self.changes = set()
         if not message:
@@ -144,10 +118,7 @@ class Downlink:
         self.count(sizes, who)
 
     def count(self, sizes: ArrayLike, who: NDArray[np.bool_] | None = None) -> None:
-        """Count bytes that the clients of the mask receive, or all.
-
-        `sizes` is an array of shape (n_clients,) or one number.
-        """
+        """Count bytes that the clients of the mask receive, or all; one number or one for each."""
         who = np.ones(len(self._missed), dtype=bool) if who is None else who
         self.ledger.down(who.nonzero()[0], np.broadcast_to(sizes, len(who))[who])
 
@@ -225,19 +196,7 @@ def matrix_to_compress(field: Any) -> Any:
 
 
 class Uplink:
-    """Turns the clients' updates into what the server sees.
-
-    Parameters
-    ----------
-    federation : Federation
-    ledger : Ledger
-    downlink : Downlink
-        Sends encrypted sums to the clients.
-    channel : SecureChannel, MaskedChannel or None
-    n_clients : int
-    releases : CentralNoise or None
-        Adds central noise.
-    """
+    """Turns the clients' updates into what the server sees."""
 
     def __init__(
         self,
@@ -275,24 +234,9 @@ class Uplink:
     def close(
         self, total: StepTotal, key: Key, centers: dict[str, np.ndarray] | None = None
     ) -> Upload | None:
-        """Combine the updates of all blocks in one step.
+        """Combine the updates of all blocks; None if too few are sound, an error if none is.
 
-        Parameters
-        ----------
-        total : StepTotal
-        key : Key
-        centers : dict of {str: ndarray} or None
-            What a client without any change sends, unless that is zero; for central privacy only.
-
-        Returns
-        -------
-        Upload or None
-            None if no sound upload arrived, or too few for the aggregator.
-
-        Raises
-        ------
-        ValueError
-            If all uploads that arrived hold NaN or infinite values, or are malformed.
+        For central privacy, `centers` are what a client without any change sends, unless that is 0.
         """
         n_arrived, n_accepted, totals = total.n_arrived, total.n_accepted, total.sums
         specs, senders, counts = total.specs, total.senders, total.counts
@@ -354,11 +298,7 @@ class Uplink:
         return {name: updates.sum(name) for name in updates.specs}
 
     def _audited(self, channel, updates, totals, specs, key):
-        """Encrypt the audited clients' uploads, and use the decrypted sum if these are all clients.
-
-        The sum of a sample is only checked, because ciphertexts are noisy and their noise cannot
-        be repeated by a seed.
-        """
+        """Encrypt the audited clients' uploads; use the decrypted sum if these are all clients."""
         codes = updates.codes
         channel.check(max(updates.each(_largest)), len(codes))
         chosen = channel.audited(codes, key)
@@ -367,6 +307,7 @@ class Uplink:
         decrypted = channel.sum(vectors, len(codes))
         self.ledger.count(encrypted=len(vectors))
         if channel.scheme.audit != "all":
+            # The noise of a sample's ciphertexts cannot be repeated by a seed.
             return totals
         return fields_of(decrypted, specs)
 
@@ -465,10 +406,7 @@ def fields_of(vector: NDArray[np.float64], specs: dict[str, FieldSpec]) -> dict[
 
 
 def _add_noise(totals, specs, mechanism: GaussianMechanism | LaplaceMechanism, n_clients, key):
-    """Add the noise of `n_clients` clients, drawn for their sum.
-
-    Each client's numbers are on a grid, which is too fine to matter for the sum.
-    """
+    """Add the noise of `n_clients` clients, drawn for their sum, without a client's fine grid."""
     for name, spec in specs.items():
         mechanism._check_spec(name, spec)
         generator = key.generator(f"noise of {name}")

@@ -126,10 +126,7 @@ class MaskedChannel:
     def sum(
         self, updates: RoundUpdates, specs: dict[str, FieldSpec], steps: dict[str, float], key: Key
     ) -> dict[str, np.ndarray]:
-        """Add up all clients' numbers, each rounded to fixed point, and run the protocol for some.
-
-        `steps` is the grid of fields that clients have rounded already, to add their noise.
-        """
+        """Add up all clients' fixed-point numbers, on the grid of `steps` where clients rounded."""
         units = units_of(self.scheme, specs, steps)
         sums = updates.added(partial(_fixed_sums, scheme=self.scheme, units=units, steps=steps))
         self._audit(updates, units, sums, key)

@@ -94,18 +94,9 @@ class Dense:
         return self.dtype is None or np.dtype(self.dtype).kind != "u"
 
     def sizes(self, n_held: NDArray[np.int64], wire_dtype: str) -> NDArray[np.int64]:
-        """Return the bytes of the field, and of learned numbers as papers count them.
+        """Return the bytes, and those of learned numbers as papers count them: (2, n_clients).
 
-        Parameters
-        ----------
-        n_held : ndarray of shape (n_clients,)
-            Items that each client holds.
-        wire_dtype : str
-            The federation's.
-
-        Returns
-        -------
-        sizes : ndarray of shape (2, n_clients)
+        `n_held` are the numbers of items that each client holds.
         """
         itemsize = np.dtype(self.dtype or wire_dtype).itemsize
         if self.packed is not None:
@@ -279,27 +270,9 @@ def deliver(
 ) -> list[NDArray[np.float64] | None]:
     """Average the messages of each group, as each of its clients does, and count their bytes.
 
-    Every client sends its message to each other client of its group. A message that is not finite
-    is counted and then left out of the mean. Clients are added in the order of their codes, so
-    that the means do not depend on the blocks.
-
-    Parameters
-    ----------
-    messages : iterable of GroupMessages or None
-        Those of each block; None for blocks that send nothing.
-    clients : iterable of ndarray
-        Codes of each block's clients.
-    n_clients : int
-        Number of clients in all blocks of the fit.
-    ledger : Ledger
-    wire_dtype : str
-        Type of the numbers in the messages.
-
-    Returns
-    -------
-    means : list of ndarray of shape (n_clients of the block, width), dtype float64, or None
-        For each block, the mean over each client's group, its own message included; zero for
-        clients that send nothing. None for blocks that send nothing.
+    Return, for each block that sends, the mean of each client's group, zero for clients in none. A
+    message that is not finite is counted and then left out. Clients are added in the order of their
+    codes, so that the means do not depend on the blocks.
     """
     sent = [(c, one) for c, one in zip(clients, messages, strict=True)]
     widths = [one.values.shape[1] for _, one in sent if one is not None]

@@ -29,42 +29,21 @@ WHEN = "while fitting its users to the model"
 
 
 class End(NamedTuple):
-    """Personalised users of some clients.
-
-    Attributes
-    ----------
-    block : Block
-        The block that was given.
-    places : ndarray of shape (n_users,)
-        Positions of its users among those of the whole block.
-    wanted : ndarray of shape (n_users,), dtype bool
-        The users that `_personalize` was called for.
-    state : dict
-    """
+    """Personalised users of some clients."""
 
     block: Block
+    # Places of its users among those of the whole block.
     places: np.ndarray
+    # Mask of the users that `_personalize` was called for.
     wanted: np.ndarray
     state: dict[str, Any]
 
 
 class Personalized:
-    """The users of some clients of a block, personalised to a model.
+    """The users of the clients `who` of a block, personalised to a model.
 
-    Parameters
-    ----------
-    method : FederatedRecommender
-    block : Block
-    client_ids : ndarray of shape (n_clients,)
-    state : dict or None
-        The clients' private state. None: none has updated.
-    updated : ndarray of shape (n_clients,), dtype bool
-        Clients that have ever updated.
-    who : ndarray of shape (n_clients,), dtype bool
-        The clients.
-    message : Message
-        The announcement and the model, after `_decode_broadcast`.
-    key : Keys
+    `updated` is a mask of the clients that have ever updated; `state` is None if none has. The
+    message has the announcement and the model, after `_decode_broadcast`.
     """
 
     def __init__(
@@ -101,13 +80,7 @@ class Personalized:
             yield End(part, places, np.ones(len(places), dtype=bool), state)
 
     def attributes(self, codes: NDArray[np.int64] | None = None) -> dict[str, Any]:
-        """Users' attributes, in the order of the users.
-
-        Parameters
-        ----------
-        codes : ndarray of shape (n_users,) or None
-            Codes of the block's users for the method. None: those of the block.
-        """
+        """Users' attributes in the order of the users; `codes` are theirs for the method."""
         users, attributes = [], []
         numbers = _numbers(self.block.users_of(self.who))
         for block, places, wanted, state in self.ends:
@@ -119,13 +92,7 @@ class Personalized:
         return by_user(users, attributes)
 
     def losses(self, held_out: Block) -> NDArray[np.float64]:
-        """Return the sums of losses and of weights of each client, shape (n_clients, 2).
-
-        Parameters
-        ----------
-        held_out : Block
-            Held-out rows of these clients.
-        """
+        """Return the sums of losses and weights on each client's held-out rows, (n_clients, 2)."""
         block, who = self.block.part(self.who), self.who
         model = copy.copy(self.method)
         vars(model).update(
@@ -145,22 +112,7 @@ class Personalized:
 def personalized(
     method: Any, block: Block, client_ids: NDArray[Any], message: Message, key: Keys
 ) -> dict[str, Any]:
-    """Return the state of clients that have never updated, once they have the final model.
-
-    Parameters
-    ----------
-    method : FederatedRecommender
-    block : Block
-    client_ids : ndarray of shape (n_clients,)
-    message : Message
-        The final model after `_decode_broadcast`: these clients' own message, or for new users the
-        common one.
-    key : Keys
-
-    Returns
-    -------
-    state : dict
-    """
+    """Return the state of clients that have never updated, once they have the final model."""
     everyone = np.ones(block.n_clients, dtype=bool)
     turn = RoundMasks(everyone, everyone, False)
     with naming_clients(client_ids, WHEN):
@@ -170,13 +122,7 @@ def personalized(
 def personal_attributes(
     method: Any, block: Block, client_ids: NDArray[Any], message: Message, key: Keys
 ) -> dict[str, Any]:
-    """Users' attributes of clients that have never updated; parameters as of `personalized`.
-
-    Raises
-    ------
-    ValueError
-        If a client ends with infinite or NaN values.
-    """
+    """Users' attributes of clients that have never updated; an error if a number is not finite."""
     state = personalized(method, block, client_ids, message, key)
     attributes = method._user_attributes(block, state)
     for name, rows in attributes.items():
