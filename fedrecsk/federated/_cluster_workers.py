@@ -172,7 +172,7 @@ class Holder:
             # Items of the whole catalogue, in which they are ascending.
             items = np.searchsorted(item_ids.values, data.item_ids.values).astype(np.int32)
             data = replace(data, item_ids=item_ids, items=items[data.items])
-            users = _codes_of_users(data, first_users)
+            users = _blocks.codes_of_users(data.client_indptr, first_users)
             training, rest = data, None
             if method.early_stopping:
                 fraction = method.validation_fraction
@@ -349,13 +349,6 @@ def _summary(data, columns, said):
         columns,
         said,
     )
-
-
-def _codes_of_users(data, first_users):
-    """Return the codes of all users, given that of each client's first one."""
-    n_users = np.diff(data.client_indptr)
-    offsets = np.arange(data.n_users) - np.repeat(data.client_indptr[:-1], n_users)
-    return np.repeat(first_users, n_users) + offsets
 
 
 # --------------------------------------------------------------------------------- sums

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
-from math import prod
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, ClassVar
 
@@ -388,9 +387,9 @@ class FederatedRecommender(Updating, Recommender):
         # A round's sums, the server's model, and users' vectors during and after the rounds.
         itemsize = np.dtype(getattr(self, "_dtype", np.float32)).itemsize
         specs = self._upload_specs(data.n_items).values()
-        total = sum(prod(spec.shape) * np.dtype(spec.sum_dtype).itemsize for spec in specs)
+        total = sum(spec.size * np.dtype(spec.sum_dtype).itemsize for spec in specs)
         model = [spec for spec in specs if spec.learned and not spec.is_integer]
-        total += itemsize * sum(prod(f.shape) for f in model if f.shape[0] == data.n_items)
+        total += itemsize * sum(f.size for f in model if f.shape[0] == data.n_items)
         if self._user_width is not None and self.client_fraction == 1:
             total += 2 * itemsize * data.n_users * getattr(self, self._user_width)
         return total

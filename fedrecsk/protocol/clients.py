@@ -10,6 +10,7 @@ import numpy as np
 
 from fedrecsk.data._checks import naming_clients
 from fedrecsk.privacy.central_dp import clip_updates, round_updates
+from fedrecsk.protocol.blocks import codes_of_users
 from fedrecsk.protocol.keys import setup_round
 from fedrecsk.protocol.messages import Message, Registration
 from fedrecsk.protocol.participation import Participation, RoundMasks
@@ -144,9 +145,7 @@ class Clients:
 
     def place(self, codes: NDArray[np.int64], first_users: NDArray[np.int64]) -> Self:
         """Store the codes that the server has assigned to these clients and their users."""
-        n_users = np.diff(self.block.client_indptr)
-        offsets = np.arange(self.block.n_users) - np.repeat(self.block.client_indptr[:-1], n_users)
-        users = np.repeat(first_users, n_users) + offsets
+        users = codes_of_users(self.block.client_indptr, first_users)
         self.block = replace(self.block, clients=np.asarray(codes), users=users)
         return self
 

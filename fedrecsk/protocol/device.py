@@ -24,7 +24,7 @@ from fedrecsk.protocol.links import aligned_size, as_vector, fields_of
 from fedrecsk.protocol.masking import integers_of, units_of
 from fedrecsk.protocol.messages import Registration
 from fedrecsk.protocol.server import Server
-from fedrecsk.updates import ClientUpdates, Counts
+from fedrecsk.updates import ClientUpdates
 
 if TYPE_CHECKING:
     from typing import Any
@@ -444,16 +444,5 @@ class Replica:
                 f"The sum of {step.phase} {step.round} has {got[0]} numbers of {got[1]} clients "
                 f"instead of {wanted[0]} of {wanted[1]}; the server is at fault."
             )
-        everyone, nothing = np.ones(n_clients, dtype=bool), np.zeros(n_clients, dtype=np.int64)
-        return ClientUpdates(
-            fields_of(total, specs),
-            phase=step.phase,
-            round=step.round,
-            clients=step.clients,
-            sends=everyone,
-            arrives=everyone,
-            accepted=everyone,
-            specs=specs,
-            sizes=np.stack([nothing] * 3),
-            counts=Counts(n_shares=n_clients),
-        )
+        step_of_sum = step.phase, step.round
+        return ClientUpdates.of_sum(fields_of(total, specs), step_of_sum, step.clients, specs)

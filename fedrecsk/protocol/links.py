@@ -12,8 +12,8 @@ from fedrecsk.data._checks import Diverged
 from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.protocol.central_noise import warn_of_delta
 from fedrecsk.protocol.masking import MaskedChannel
-from fedrecsk.protocol.messages import Message, Rows, Total, Upload
-from fedrecsk.updates import Counts, RoundUpdates, add_sums
+from fedrecsk.protocol.messages import Message, Rows, Total, Upload, narrowed
+from fedrecsk.updates import Counts, RoundUpdates, add_sums, split_fields
 
 if TYPE_CHECKING:
     from typing import Any
@@ -171,19 +171,13 @@ class Downlink:
         wire = np.dtype(field.dtype or self.federation.wire_dtype)
         encoded: Any = compression._encoded(packed.values.astype(np.float64), packed.step)
         values, extra = encoded
-        extra = None if extra is None else _narrowed(extra, wire)
-        received: Any = compression._decoded(_narrowed(values, wire), extra, change.shape)
+        extra = None if extra is None else narrowed(extra, wire)
+        received: Any = compression._decoded(narrowed(values, wire), extra, change.shape)
         return replace(packed, values=received.astype(change.dtype))
 
     def _sizes(self, message):
         """Return the bytes of the message for each client, shape (n_clients,)."""
         return message.sizes(self._n_held, self.federation.wire_dtype)[0]
-
-
-def _narrowed(values, wire):
-    """Real numbers in the type of the wire, if they are longer."""
-    longer = values.dtype.kind == "f" and values.dtype.itemsize > wire.itemsize
-    return values.astype(wire) if longer else values
 
 
 def matrix_to_compress(field: Any) -> Any:
@@ -385,7 +379,7 @@ def aligned_size(specs: dict[str, FieldSpec]) -> int:
                 f"Field {name!r} has rows of some items only, which cannot be added under "
                 'encryption; a method must declare FieldSpec(..., rows="all") for secure sums.'
             )
-    return sum(int(np.prod(spec.shape, dtype=np.int64)) for spec in specs.values())
+    return sum(spec.size for spec in specs.values())
 
 
 def as_vector(updates: ClientUpdates, client: int) -> NDArray[np.float64]:
@@ -395,13 +389,9 @@ def as_vector(updates: ClientUpdates, client: int) -> NDArray[np.float64]:
 
 def fields_of(vector: NDArray[np.float64], specs: dict[str, FieldSpec]) -> dict[str, np.ndarray]:
     """Return the fields again, of one vector or of a sum."""
-    ends = np.cumsum([np.prod(spec.shape, dtype=np.int64) for spec in specs.values()])
-    parts = np.split(vector, ends[:-1])
     return {
-        name: np.rint(part.reshape(spec.shape)).astype(np.int64)
-        if spec.is_integer
-        else part.reshape(spec.shape)
-        for (name, spec), part in zip(specs.items(), parts, strict=True)
+        name: np.rint(part).astype(np.int64) if specs[name].is_integer else part
+        for name, part in split_fields(vector, specs).items()
     }
 
 

@@ -20,7 +20,7 @@ from fedrecsk.privacy._masked_sum import (
     bytes_of_sum,
     masked_sum,
 )
-from fedrecsk.updates import ClientUpdates, Counts
+from fedrecsk.updates import ClientUpdates, split_fields
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -259,19 +259,9 @@ def summed_updates(
     specs: dict[str, FieldSpec],
     units: dict[str, float],
 ) -> ClientUpdates:
-    """Return the sum over these clients (codes) as their updates, whose noise is in it already."""
-    ends = np.cumsum([np.prod(spec.shape, dtype=np.int64) for spec in specs.values()])
-    parts = dict(zip(specs, np.split(total, ends[:-1]), strict=True))
-    everyone = np.ones(len(clients), dtype=bool)
-    return ClientUpdates(
-        {name: _as_field(parts[name], units[name], spec) for name, spec in specs.items()},
-        phase=step[0],
-        round=step[1],
-        clients=clients,
-        sends=everyone,
-        arrives=everyone,
-        accepted=everyone,
-        specs=specs,
-        sizes=np.zeros((3, len(clients)), dtype=np.int64),
-        counts=Counts(n_shares=len(clients)),
-    )
+    """Return the sum over these clients (codes) as their updates."""
+    fields = {
+        name: _as_field(part, units[name], specs[name])
+        for name, part in split_fields(total, specs).items()
+    }
+    return ClientUpdates.of_sum(fields, step, clients, specs)

@@ -183,6 +183,20 @@ class Message(dict[str, Dense]):
         return total
 
 
+def narrowed(values: np.ndarray, dtype: str | np.dtype) -> np.ndarray:
+    """Return values in the type of the wire, unless whole numbers would change."""
+    wire = np.dtype(dtype)
+    if values.dtype.kind == "f" and wire.kind == "f":
+        if values.dtype.itemsize <= wire.itemsize:
+            return values
+        with np.errstate(over="ignore"):
+            return values.astype(wire)
+    if values.dtype.kind in "iub" and wire.kind in "iub":
+        short = values.astype(wire)
+        return short if np.array_equal(short, values) else values
+    return values
+
+
 # ------------------------------------------------------------------------- from clients
 
 

@@ -20,6 +20,7 @@ from fedrecsk.updates._sparse_rows import (
     Update,
     all_finite,
     as_integers,
+    split_fields,
     squared_lengths,
 )
 
@@ -40,6 +41,7 @@ __all__ = [
     "as_integers",
     "client_generator",
     "joined",
+    "split_fields",
     "squared_lengths",
     "through",
 ]

@@ -117,6 +117,25 @@ class ClientUpdates:
     counts: Counts = field(default_factory=Counts)
     held: HeldUpdates | None = None
 
+    @classmethod
+    def of_sum(
+        cls, fields: dict[str, Any], step: tuple[str, int], clients: np.ndarray, specs: Any
+    ) -> ClientUpdates:
+        """Return the sums over these clients (codes), whose noise is in them already."""
+        everyone = np.ones(len(clients), dtype=bool)
+        return cls(
+            fields,
+            phase=step[0],
+            round=step[1],
+            clients=clients,
+            sends=everyone,
+            arrives=everyone,
+            accepted=everyone,
+            specs=specs,
+            sizes=np.zeros((3, len(clients)), dtype=np.int64),
+            counts=Counts(n_shares=len(clients)),
+        )
+
     @property
     def n_accepted(self) -> int:
         """Number of accepted clients."""
@@ -149,7 +168,7 @@ class ClientUpdates:
     def tiles(self) -> Iterator[ClientUpdates]:
         """Cut the single updates so that a tile's whole matrices fit into `TILE_BYTES`."""
         wholes = [spec for spec in self.specs.values() if spec.rows == "all"]
-        nbytes = 8 * sum(int(np.prod(spec.shape, dtype=np.int64)) for spec in wholes)
+        nbytes = 8 * sum(spec.size for spec in wholes)
         n_clients = len(self.clients)
         has_default = any(rows.default is not None for rows in self.fields.values())
         limit = WRITTEN_BYTES if has_default else TILE_BYTES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -80,6 +80,11 @@ class FieldSpec:
         return int(np.prod(self.shape[1:], dtype=np.int64))
 
     @cached_property
+    def size(self) -> int:
+        """Number of numbers in the whole field."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @cached_property
     def is_integer(self) -> bool:
         """Whether the numbers are integers, which add up exactly in int64."""
         return self.bits or (self.dtype is not None and np.dtype(self.dtype).kind in "iub")
@@ -114,6 +119,13 @@ class FieldSpec:
         else:
             nbytes = n_numbers * np.dtype(self.dtype or wire_dtype).itemsize
         return np.array([nbytes + indices, nbytes * self.learned, n_numbers])
+
+
+def split_fields(vector: np.ndarray, specs: Mapping[str, FieldSpec]) -> dict[str, np.ndarray]:
+    """Cut a vector with the numbers of all fields, one after the other, into these fields."""
+    ends = np.cumsum([spec.size for spec in specs.values()])
+    parts = zip(specs.items(), np.split(vector, ends[:-1]), strict=True)
+    return {name: part.reshape(spec.shape) for (name, spec), part in parts}
 
 
 def as_integers(numbers: ArrayLike, spec: FieldSpec) -> np.ndarray:
