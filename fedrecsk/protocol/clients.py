@@ -176,8 +176,14 @@ class Clients:
             return updates
         numbers = np.arange(self.block.n_clients)
         parts = [self.block.part(numbers == number) for number in numbers]
-        return stacked(
-            [self.method._setup_update(part, message, step, keys) for part in parts], specs
+        answers = [self.method._setup_update(part, message, step, keys).fields for part in parts]
+        return ClientUpdates(
+            {
+                name: SparseRows.stacked(
+                    np.stack([np.reshape(one[name], spec.shape) for one in answers])
+                )
+                for name, spec in specs.items()
+            }
         )
 
     def announce(self, message: Message) -> None:
@@ -512,15 +518,6 @@ def _of_one_client(values, spec, block):
     return SparseRows(np.array([0, len(rows)]), rows, values[rows])
 
 
-def stacked(answers: Sequence[ClientUpdates], specs: Mapping[str, FieldSpec]) -> ClientUpdates:
-    """Take the sums of several one-client blocks as the single updates of one block."""
-    fields = {}
-    for name, spec in specs.items():
-        values = np.stack([np.asarray(answer.fields[name]) for answer in answers])
-        fields[name] = SparseRows.stacked(values.reshape(len(answers), *spec.shape))
-    return ClientUpdates(fields)
-
-
 def measured(
     updates: ClientUpdates,
     specs: Mapping[str, FieldSpec],
@@ -568,11 +565,11 @@ def stages(
         # Poisoned clients add no noise, and if only the sum matters, its noise is drawn at once.
         adds = central.noise == "clients" and forge is None
         says_short = central.quantile is not None and not is_setup
-        terms = {"mechanism": central, "bound": float(bound)}
+        terms = {"clip": float(bound), "field_weights": central.field_weights or {}}
         result.append(partial(_clip, **terms, adds=adds, is_late=not each, says_short=says_short))
         if central.noise == "clients":
             own = float(variance) if adds and each else 0.0
-            result.append(partial(_add_share, **terms, key=key, variance=own))
+            result.append(partial(round_updates, **terms, variance=own, key=key))
     return result
 
 
@@ -633,9 +630,9 @@ def _compress(updates, *, federation, key):
     return replace(updates, sizes=sizes)
 
 
-def _clip(updates, *, mechanism, bound, adds, is_late, says_short):
+def _clip(updates, *, clip, field_weights, adds, is_late, says_short):
     """Clip each client's whole update, and count what the server must know to add noise."""
-    clipped, is_short = clip_updates(updates, bound, mechanism.field_weights or {})
+    clipped, is_short = clip_updates(updates, clip, field_weights)
     clipped = clipped.without_broken()
     n_accepted = clipped.n_accepted
     n_shares = n_accepted if adds else 0
@@ -644,8 +641,3 @@ def _clip(updates, *, mechanism, bound, adds, is_late, says_short):
         # Whether the upload was short enough is one bit, which takes a byte.
         clipped = replace(clipped, sizes=clipped.sizes + np.array([[1], [0], [1]]))
     return replace(clipped, counts=Counts(n_shares, n_shares * is_late, excess))
-
-
-def _add_share(updates, *, mechanism, bound, key, variance):
-    """Round clipped updates to the grid, and add each client's share of the noise."""
-    return round_updates(updates, bound, mechanism.field_weights or {}, variance, key)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -14,7 +15,6 @@ from fedrecsk.protocol.early_stopping import HeldOut
 from fedrecsk.protocol.participation import RoundMasks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any
 
     from numpy.typing import NDArray
@@ -39,6 +39,7 @@ class End(NamedTuple):
     state: dict[str, Any]
 
 
+@dataclass(eq=False)
 class Personalized:
     """The users of the clients `who` of a block, personalised to a model.
 
@@ -46,38 +47,33 @@ class Personalized:
     message has the announcement and the model, after `_decode_broadcast`.
     """
 
-    def __init__(
-        self,
-        method: Any,
-        block: Block,
-        client_ids: NDArray[Any],
-        state: dict[str, Any] | None,
-        updated: NDArray[np.bool_],
-        who: NDArray[np.bool_],
-        message: Message,
-        key: Keys,
-    ) -> None:
-        self.method = method
-        self.block = block
-        self.client_ids = client_ids
-        self.who = who
-        self.message = message
-        # First those that have updated.
-        self.ends: list[End] = list(self._ends(state, updated, key))
+    method: Any
+    block: Block
+    client_ids: NDArray[Any]
+    state: dict[str, Any] | None
+    updated: NDArray[np.bool_]
+    who: NDArray[np.bool_]
+    message: Message
+    key: Keys
 
-    def _ends(self, state, updated, key) -> Iterator[End]:
-        block, message = self.block, self.message
-        old, new = self.who & updated, self.who & ~updated
+    @cached_property
+    def ends(self) -> list[End]:
+        """First the clients that have updated, then the others."""
+        block, message, ends = self.block, self.message, []
+        old, new = self.who & self.updated, self.who & ~self.updated
         if old.any():
             turn, places = RoundMasks(old, old, False), np.arange(block.n_users)
             with naming_clients(self.client_ids, WHEN):
-                state = self.method._personalize(block, state, message.of(block.clients), turn, key)
-            yield End(block, places, block.users_of(old), state)
+                state = self.method._personalize(
+                    block, self.state, message.of(block.clients), turn, self.key
+                )
+            ends.append(End(block, places, block.users_of(old), state))
         if new.any():
             part, places = block.part(new), np.flatnonzero(block.users_of(new))
             ids = self.client_ids[new]
-            state = personalized(self.method, part, ids, message.of(part.clients), key)
-            yield End(part, places, np.ones(len(places), dtype=bool), state)
+            state = personalized(self.method, part, ids, message.of(part.clients), self.key)
+            ends.append(End(part, places, np.ones(len(places), dtype=bool), state))
+        return ends
 
     def attributes(self, codes: NDArray[np.int64] | None = None) -> dict[str, Any]:
         """Users' attributes in the order of the users; `codes` are theirs for the method."""

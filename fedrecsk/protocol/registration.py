@@ -36,7 +36,7 @@ UNREGISTERED = "No client has registered yet; call register() first."
 
 
 class Registry:
-    """What every server knows, whether it sees sums or not: its clients, cohorts and counts."""
+    """What servers share that see sums or ciphertexts: clients, cohorts, ledger, and history."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Registry:
     # ------------------------------------------------------------------------- clients
 
     def register(self, registrations: Sequence[Registration]) -> list[ClientCodes]:
-        """Register clients, and send them the catalogue.
+        """Register clients, send them the catalogue, and initialise the state.
 
         Parameters
         ----------
@@ -143,7 +143,11 @@ class Registry:
         if self.channel is not None:
             self.ledger.open("keys")
             self.downlink.count(self.channel.key_nbytes)
+        self.state = self._first_state()
         return places
+
+    def _first_state(self):
+        """Return what the method keeps, if the server sees sums."""
 
     def _added(self, registrations):
         """Give clients codes that follow those of the others; return these by registration."""

@@ -110,12 +110,9 @@ class Server(Registry):
 
     # --------------------------------------------------------------- before the rounds
 
-    def register(self, registrations: Sequence[Registration]) -> list[ClientCodes]:
-        """Register clients, send them the catalogue, and initialise the state."""
-        places = super().register(registrations)
+    def _first_state(self):
         catalogue = Catalogue(len(self.item_ids), self.n_clients, self.rating_range)
-        self.state: Any = self.method._init_server(catalogue, self.key)
-        return places
+        return self.method._init_server(catalogue, self.key)
 
     def setup_message(self, step: int, *, late: bool = False) -> Message | None:
         """Message to every client in a set-up exchange, or only to those that join late."""
@@ -425,8 +422,8 @@ class EncryptedServer(Registry):
 
     It draws cohorts and adds ciphertexts. Every message is the
     :class:`~fedrecsk.protocol.encryption.EncryptedSums` of the exchanges that have ended, from
-    which the clients compute the model. Its keys, which are public, are in its pickle. Its methods
-    are those of :class:`Server`, with :class:`ClientMessage` as uploads.
+    which the clients compute the model. Its keys, which are public, are in its pickle. Call its
+    methods in the order of those of :class:`Server`, with :class:`ClientMessage` as uploads.
     """
 
     # What it knows in the place of a state.
