@@ -132,10 +132,10 @@ class Run:
         groups = _groups(method, federation, histories, forger)
         blocks = _blocks.cut(training, groups, share=method.client_fraction)
         method._check_setting(federation, training, blocks)
-        rating_range = float(data.values.min()), float(data.values.max())
-        secret = key if federation.central_dp is None else _secret(estimator, data, seed)
-        server = Server(method, federation, key, data.item_ids.values, rating_range, secret)
-        clients = _clients(server, blocks, data.client_ids, histories, held_out, forger)
+        server = server_of(estimator, method, data, seed, key)
+        others = {"groups": {}, "held_out": held_out, "forger": forger}
+        keys = keys_of(server)
+        clients = clients_of(method, blocks, keys, data.client_ids, histories, **others)
         block_of_client = np.empty(data.n_clients, dtype=np.int64)
         for b, block in enumerate(blocks):
             block_of_client[block.clients] = b
@@ -523,30 +523,23 @@ def _groups(method, federation, histories, forger):
     return histories if forger is None else 2 * histories + forger.controlled
 
 
-def _clients(server, blocks, client_ids, histories, held_out, forger):
-    """Return one Clients object for each block."""
-    method, federation = server.method, server.federation
-    # Shares of the noise must differ between fits; all else comes from the one key.
-    mechanism = federation.central_dp
-    shares = mechanism is not None and mechanism.noise == "clients"
-    private = server.secret if shares else server.key
-    groups, clients = {}, []
+def clients_of(method, blocks, keys, client_ids, histories, *, groups, held_out=None, forger=None):
+    """Return one Clients object for each block; `groups` has those of equal history."""
+    clients = []
     for block in blocks:
         first, forge, rest = block.clients[0], None, None
         if forger is not None and forger.controlled[first]:
             forge = forger.forge
         if held_out is not None:
             rest = _blocks.of_clients(held_out, block.clients)
-        # Controlled clients compute what honest ones of the same history compute.
-        history = int(histories[first])
-        group = groups.setdefault(history, Group())
         clients.append(
             Clients(
                 method,
                 block,
-                federation,
-                Keys(server.key, private),
-                group=group,
+                method._setting(),
+                keys,
+                # Controlled clients compute what honest ones of the same history compute.
+                group=groups.setdefault(int(histories[first]), Group()),
                 held_out=rest,
                 forge=forge,
                 client_ids=client_ids[block.clients],
@@ -554,6 +547,22 @@ def _clients(server, blocks, client_ids, histories, held_out, forger):
             )
         )
     return clients
+
+
+def server_of(estimator, method, data, seed, key):
+    """Return the server of a new fit."""
+    federation = method.federation
+    rating_range = float(data.values.min()), float(data.values.max())
+    secret = key if federation.central_dp is None else _secret(estimator, data, seed)
+    return Server(method, federation, key, data.item_ids.values, rating_range, secret)
+
+
+def keys_of(server):
+    """Return the keys of a server's clients, in a simulation."""
+    # Shares of the noise must differ between fits; all else comes from the one key.
+    mechanism = server.federation.central_dp
+    shares = mechanism is not None and mechanism.noise == "clients"
+    return Keys(server.key, server.secret if shares else server.key)
 
 
 def _resumed(estimator, data):

@@ -228,8 +228,8 @@ class RFRec(FederatedContent, BiasColumn, RatingMixin, FederatedRecommender):
         return int(bool(self._setup_specs(1, 0)))
 
     def _setup_specs(self, n_items, step):
-        specs = {}
-        if self._private_by is not None:
+        specs, setting = {}, self._setting()
+        if setting.local_dp is not None or setting.central_dp is not None:
             return specs
         if self.biases:
             specs["ratings"] = FieldSpec((2,), learned=False)
@@ -555,13 +555,6 @@ class RFRec(FederatedContent, BiasColumn, RatingMixin, FederatedRecommender):
             self._own_items = self._own_items.without(users)
 
     # ------------------------------------------------------------------- what it needs
-
-    @property
-    def _private_by(self):
-        """The federation's part that makes uploads private, or None."""
-        setting = self._setting()
-        parts = {"local_dp": setting.local_dp, "central_dp": setting.central_dp}
-        return next((name for name, part in parts.items() if part is not None), None)
 
     @property
     def _clip(self):
