@@ -121,10 +121,10 @@ FOR_AUTHORS = {
     "fedrecsk.neural.base": ["NeuralRecommender"],
     "fedrecsk.neural.modules": ["GMF", "MLP", "NeuMF", "ScoreFunction"],
     "fedrecsk.protocol.blocks": ["Block", "of_clients"],
-    "fedrecsk.protocol.registration": ["Catalogue", "ClientCodes", "Registration"],
     "fedrecsk.protocol.encryption": ["EncryptedSum", "EncryptedSums"],
     "fedrecsk.protocol.keys": ["Key", "Keys"],
     "fedrecsk.protocol.masking": ["MaskingReport"],
+    "fedrecsk.protocol.messages": ["Catalogue", "ClientCodes", "Registration"],
     "fedrecsk.protocol.participation": ["Participation", "RoundMasks"],
 }
 # The pages that explain an estimator; its page in the API reference leads there.

@@ -16,7 +16,7 @@ from fedrecsk.privacy._masked_sum import FEWEST_CLIENTS
 from fedrecsk.protocol.checks import bare, check_secure
 from fedrecsk.protocol.device import Replica
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.registration import Registration
+from fedrecsk.protocol.messages import Registration
 from fedrecsk.protocol.server import Server
 
 if TYPE_CHECKING:

@@ -36,10 +36,9 @@ from fedrecsk.deployment.records import (
 )
 from fedrecsk.deployment.store import MODEL, RECORDS
 from fedrecsk.federated._updating import SHARE
-from fedrecsk.protocol.encrypted_server import EncryptedServer
 from fedrecsk.protocol.encryption import EncryptedSums
 from fedrecsk.protocol.messages import Dense, Message, PerClient, Rows
-from fedrecsk.protocol.server import Server
+from fedrecsk.protocol.server import EncryptedServer, Server
 from fedrecsk.updates import ClientUpdates
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class Progress:
     fit: str
     # Of the estimator's parameters.
     digests: dict[str, str]
-    server: Server
+    server: Server | EncryptedServer
     members: Members
     # Number of the validation whose model is the best so far.
     best: int | None = None
@@ -140,7 +139,7 @@ class Coordinator:
         self.is_resumed: bool = interrupted is not None
         self.progress: Progress = interrupted or self._new_fit(ours, key)
         # The server's half of the protocol, and the clients.
-        self.server: Server = self.progress.server
+        self.server: Any = self.progress.server
         self.members: Members = self.progress.members
         greeting = {"kind": "register", "fit": self.progress.fit, "parameters": ours}
         if self._last is not None:
@@ -249,9 +248,11 @@ class Coordinator:
     def _set_up(self, members, quorum, late=False):
         """Take the set-up exchanges with some members."""
         server, masks = self.server, self.server.federation.masks
+        # An EncryptedServer admits nobody late.
+        how = {"late": True} if late else {}
         asked = {one.code: one for one in sorted(members, key=lambda one: one.code)}
         for step in range(server.n_setups):
-            message = server.setup_message(step, late=late)
+            message = server.setup_message(step, **how)
             uploads, n_malformed = self._ask("setup", step, asked, message, quorum, late)
             if n_malformed and not late:
                 raise NotEnough(
@@ -267,11 +268,11 @@ class Coordinator:
                     raise NotEnough(
                         f"The sum of set-up exchange {step} is lost; run this app again."
                     )
-                server.close_setup(step, uploads, late=late)
+                server.close_setup(step, uploads, **how)
                 answered = _senders_of(uploads)
             server.ledger.count(rejected=n_malformed)
             asked = {code: one for code, one in asked.items() if code in answered}
-        server.send_announcement(late=late)
+        server.send_announcement(**how)
         for one in asked.values():
             # The announcement comes with the next request.
             one.is_set_up, one.knows_place = True, False

@@ -17,7 +17,7 @@ from fedrecsk.deployment.records import MalformedMessage, pack, registration_of,
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
 
-    from fedrecsk.protocol.registration import ClientCodes, Registration
+    from fedrecsk.protocol.messages import ClientCodes, Registration
 
 log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 # What a node may lack that it was sent before: its place, or the model that it has measured.

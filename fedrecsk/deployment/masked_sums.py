@@ -22,8 +22,8 @@ from fedrecsk.privacy._masked_sum import (
     PublicKeys,
 )
 from fedrecsk.protocol.keys import setup_round
+from fedrecsk.protocol.links import aligned_size
 from fedrecsk.protocol.masking import summed_updates, units_of
-from fedrecsk.protocol.uplink import aligned_size
 
 if TYPE_CHECKING:
     from fedrecsk.deployment.coordinator import Coordinator

@@ -13,7 +13,7 @@ from fedrecsk.privacy import Ciphertext
 from fedrecsk.protocol import ClientMessage, Dense, Derived, Message, Numbers, Rows
 from fedrecsk.protocol.encryption import EncryptedSum, EncryptedSums
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.registration import ClientCodes, Registration
+from fedrecsk.protocol.messages import ClientCodes, Registration, narrowed
 
 if TYPE_CHECKING:
     from typing import Any
@@ -98,7 +98,7 @@ def message_arrays(
         if isinstance(field, Rows) and held is not None:
             rows.append(name)
             values = values[held]
-        arrays[name] = _narrowed(values, field.dtype or wire_dtype)
+        arrays[name] = narrowed(values, field.dtype or wire_dtype)
         if arrays[name].dtype != values.dtype:
             computed[name] = values.dtype.str
     return {"rows": rows, "computed": computed}, arrays
@@ -128,20 +128,6 @@ def message_of(
     return Message(**fields)
 
 
-def _narrowed(values, dtype):
-    """Return values in the type of the wire, unless whole numbers would change."""
-    wire = np.dtype(dtype)
-    if values.dtype.kind == "f" and wire.kind == "f":
-        if values.dtype.itemsize <= wire.itemsize:
-            return values
-        with np.errstate(over="ignore"):
-            return values.astype(wire)
-    if values.dtype.kind in "iub" and wire.kind in "iub":
-        short = values.astype(wire)
-        return short if np.array_equal(short, values) else values
-    return values
-
-
 # ------------------------------------------------------------------------ from a client
 
 
@@ -157,14 +143,14 @@ def upload_arrays(
         if numbers.values.dtype.kind == "f" and np.dtype(dtype).kind != "f":
             # Whole numbers to which noise was added.
             dtype = wire_dtype
-        arrays[f"{name}/values"] = _narrowed(_shortened(numbers, spec), dtype)
+        arrays[f"{name}/values"] = narrowed(_shortened(numbers, spec), dtype)
         if numbers.rows is not None:
-            arrays[f"{name}/rows"] = _narrowed(np.asarray(numbers.rows), "int32")
+            arrays[f"{name}/rows"] = narrowed(np.asarray(numbers.rows), "int32")
         if numbers.columns is not None:
             arrays[f"{name}/columns"] = np.asarray(numbers.columns)
     # What a compressor sends besides, or central privacy.
     for name, values in upload.extras.items():
-        arrays[f"{name}/extra"] = _narrowed(np.asarray(values), wire_dtype)
+        arrays[f"{name}/extra"] = narrowed(np.asarray(values), wire_dtype)
     if upload.encrypted is not None:
         head["encrypted"] = _written(upload.encrypted, "encrypted", arrays)
     return head, arrays

@@ -45,9 +45,7 @@ from fedrecsk.federated._cluster_workers import (
 )
 from fedrecsk.federated._round_loop import Loop, Run, _timed
 from fedrecsk.protocol import blocks as _blocks
-from fedrecsk.protocol.keys import Keys
 from fedrecsk.protocol.participation import Participation
-from fedrecsk.protocol.server import Server
 
 # How often the clients of a partition may be lost in one fit.
 MOST_LOSSES = 3
@@ -542,9 +540,7 @@ class ClusterLoop(Loop):
     def make_clients(self):
         """Make all clients on the workers; return their Registrations by block."""
         run, server, data = self.run, self.server, self.run.whole.data
-        noise = server.federation.central_dp
-        shares = noise is not None and noise.noise == "clients"
-        keys, codes = Keys(server.key, server.secret if shares else server.key), {}
+        keys, codes = _round_loop.keys_of(server), {}
         for number, summary in run.whole.summaries.items():
             own = np.searchsorted(data.client_ids, summary.client_ids)
             codes[number] = own, data.client_indptr[own]
@@ -583,11 +579,7 @@ class ClusterRun(Run):
         """Before the set-up, or as of the last checkpoint."""
         seed, key, method = _round_loop.fresh(estimator)
         data, federation = whole.data, method.federation
-        secret = (
-            key if federation.central_dp is None else _round_loop._secret(estimator, data, seed)
-        )
-        rating_range = float(data.values[0]), float(data.values[1])
-        server = Server(method, federation, key, data.item_ids.values, rating_range, secret)
+        server = _round_loop.server_of(estimator, method, data, seed, key)
         ids, parameters = data.client_ids, _round_loop.parameters_of_a_run(estimator)
         _round_loop.check_aggregator(federation.aggregator, method, data)
         plan = federation.central_dp is not None and federation.central_dp.epsilon is not None

@@ -26,7 +26,7 @@ from fedrecsk.data import _checks
 from fedrecsk.data.interactions import Ids, Interactions
 from fedrecsk.federated import _round_loop
 from fedrecsk.protocol import blocks as _blocks
-from fedrecsk.protocol.clients import Clients, Group
+from fedrecsk.protocol.clients import Clients
 from fedrecsk.protocol.early_stopping import hold_out
 from fedrecsk.protocol.keys import Keys
 from fedrecsk.protocol.participation import Participation
@@ -172,7 +172,7 @@ class Holder:
             # Items of the whole catalogue, in which they are ascending.
             items = np.searchsorted(item_ids.values, data.item_ids.values).astype(np.int32)
             data = replace(data, item_ids=item_ids, items=items[data.items])
-            users = _codes_of_users(data, first_users)
+            users = _blocks.codes_of_users(data.client_indptr, first_users)
             training, rest = data, None
             if method.early_stopping:
                 fraction = method.validation_fraction
@@ -185,18 +185,13 @@ class Holder:
                 errors.append(method._check_setting(federation, training, blocks))
             except ValueError as error:
                 errors.append(error)
-            for b, block in enumerate(blocks):
-                group = groups.setdefault(int(own[block.clients[0]]), Group())
-                one = self.clients[number, b] = Clients(
-                    method,
-                    block,
-                    federation,
-                    placing.keys,
-                    group=group,
-                    held_out=None if rest is None else _blocks.of_clients(rest, block.clients),
-                    client_ids=data.client_ids[block.clients],
-                )
-                one.place(codes[block.clients], first_users[block.clients])
+            others = {"groups": groups, "held_out": rest}
+            clients = _round_loop.clients_of(
+                method, blocks, placing.keys, data.client_ids, own, **others
+            )
+            for b, one in enumerate(clients):
+                its = one.block.clients
+                self.clients[number, b] = one.place(codes[its], first_users[its])
                 registrations[number, b] = one.register()
             self.rows[number] = self.rows[number]._replace(data=data)
         self.codes = placing.all_codes()
@@ -349,13 +344,6 @@ def _summary(data, columns, said):
         columns,
         said,
     )
-
-
-def _codes_of_users(data, first_users):
-    """Return the codes of all users, given that of each client's first one."""
-    n_users = np.diff(data.client_indptr)
-    offsets = np.arange(data.n_users) - np.repeat(data.client_indptr[:-1], n_users)
-    return np.repeat(first_users, n_users) + offsets
 
 
 # --------------------------------------------------------------------------------- sums

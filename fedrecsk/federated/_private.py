@@ -31,7 +31,7 @@ def check(method: Any, mechanism: CentralDP) -> None:
             f"{name} treats clients individually, so there is no sum to which central_dp could add "
             "noise; set central_dp=None, or use a method whose server needs sums only."
         )
-    if method._chooses_cohorts:
+    if method._choose_cohort is not None:
         raise ValueError(
             f"{name} chooses its cohorts itself, and how often a client takes part may then depend "
             "on the data; set central_dp=None."

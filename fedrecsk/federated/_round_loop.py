@@ -6,7 +6,7 @@ import copy
 import hashlib
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fedrecsk.attacks._base import ActiveAttack
+    from fedrecsk.protocol.messages import Message, Upload
+    from fedrecsk.updates import HeldUpdates
 
 
 def fit(estimator, data, report):
@@ -91,34 +93,22 @@ def _rounds_of(estimator, run, report, before, users):
         return run.at_its_end().loop(parallel).end()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Run:
-    """A fit in progress: all that warm_start needs to continue exactly where it ended.
-
-    Attributes
-    ----------
-    server : Server
-    clients : list of Clients
-    client_ids : ndarray of shape (n_clients,)
-    attack : ActiveAttack or None
-    fingerprint : bytes or None
-        Of the data; only where the fit can be continued.
-    parameters : dict
-        Those that must not change between the rounds of one run.
-    block_of_client : ndarray of shape (n_clients,)
-        Position in `clients` of the object that simulates each client.
-    data : Interactions or None
-        All rows; only where the fit can be continued.
-    """
+    """A fit in progress: all that warm_start needs to continue exactly where it ended."""
 
     server: Server
-    clients: list
+    clients: list[Clients]
     client_ids: np.ndarray
     attack: ActiveAttack | None
+    # Of the data; only where the fit can be continued.
     fingerprint: bytes | None
+    # Those that must not change between the rounds of one run.
     parameters: dict
-    block_of_client: np.ndarray = field(repr=False)
-    data: Any = field(default=None, repr=False)
+    # Position in `clients` of the object that simulates each client.
+    block_of_client: np.ndarray
+    # All rows; only where the fit can be continued.
+    data: Any = None
 
     @classmethod
     def new(cls, estimator, data, *, is_watched=False):
@@ -136,13 +126,16 @@ class Run:
         if federation.aggregator is not None and attack is not None:
             federation.aggregator._check_adversary(data.client_ids[attack.controlled])
         histories = _histories(method, data.n_clients, federation, key)
-        groups = _groups(method, federation, histories, attack)
+        forger = (
+            attack if federation.adversary is not None and federation.adversary.forges else None
+        )
+        groups = _groups(method, federation, histories, forger)
         blocks = _blocks.cut(training, groups, share=method.client_fraction)
         method._check_setting(federation, training, blocks)
-        rating_range = float(data.values.min()), float(data.values.max())
-        secret = key if federation.central_dp is None else _secret(estimator, data, seed)
-        server = Server(method, federation, key, data.item_ids.values, rating_range, secret)
-        clients = _clients(server, blocks, data.client_ids, histories, held_out, attack)
+        server = server_of(estimator, method, data, seed, key)
+        others = {"groups": {}, "held_out": held_out, "forger": forger}
+        keys = keys_of(server)
+        clients = clients_of(method, blocks, keys, data.client_ids, histories, **others)
         block_of_client = np.empty(data.n_clients, dtype=np.int64)
         for b, block in enumerate(blocks):
             block_of_client[block.clients] = b
@@ -177,13 +170,8 @@ class Run:
     def go_on(self, before, users, taken_back):
         """Continue the model of the run before, after the set-up.
 
-        Parameters
-        ----------
-        before : Run
-        users : ndarray
-            Ids of the users whose rows are others than before.
-        taken_back : Ledger or None
-            The ledger of `before` at its end, if clients have taken back uploads since.
+        The rows of these users (ids) are others than before. `taken_back` is the ledger of `before`
+        at its end, if clients have taken back uploads since.
         """
         server, method = self.server, self.server.method
         places = np.searchsorted(server.item_ids, before.server.item_ids)
@@ -277,13 +265,7 @@ def check_aggregator(aggregator, method, data):
 
 
 class Loop:
-    """The protocol's steps, taken on both halves.
-
-    Parameters
-    ----------
-    run : Run
-    parallel : Threads
-    """
+    """The protocol's steps, taken on both halves of a run."""
 
     def __init__(self, run, parallel):
         self.run = run
@@ -317,10 +299,7 @@ class Loop:
         self.tell(clients, Clients.announce, server.send_announcement())
 
     def take_back(self, users):
-        """Simulate a round in which the clients of these users (ids) take back their uploads.
-
-        Return the ledger before it, or None if there is nothing to take back.
-        """
+        """Let clients of these users (ids) take back uploads; return the ledger before, or None."""
         server = self.server
         server.only = self.run.data.clients_with(users)
         for one in self.run.clients:
@@ -342,18 +321,16 @@ class Loop:
                 self._validate(turn)
                 if server.stopping.stopped:
                     return None
-        clients = self._involved(turn.receives | turn.active)
-        self.tell(clients, Clients.receive, round, received, turn)
-        busy = [one for one in clients if turn.active[one.block.clients].any()]
+        busy = self._involved(turn.active)
+        self.tell(busy, Clients.receive, round, received, turn)
         for step in range(server.method._n_exchanges):
             self._exchange(busy, step)
         if attack is not None and server.federation.adversary.forges:
             self._show_adversary(busy, received, turn)
-        loss, total = np.zeros(2), server.new_total()
-        seconds = -seconds_compiling()
-        for answer, one, took in self.each(busy, _timed, round):
-            loss += one
-            seconds += took
+        total, loss, seconds = server.new_total(), np.zeros(2), -seconds_compiling()
+        for answer, its_loss, its_seconds in self.each(busy, _timed, round):
+            loss += its_loss
+            seconds += its_seconds
             for updates in answer:
                 total.add(updates)
         server.ledger.work(max(0.0, seconds + seconds_compiling()))
@@ -435,7 +412,11 @@ class Loop:
             if server.method.early_stopping:
                 self._validate(server.final_participation())
                 if stopping.message is None:
-                    _warn_that_nothing_was_measured()
+                    warn(
+                        "No held-out row counts, so early stopping could judge no model and the "
+                        "last one is kept. Raise validation_fraction.",
+                        ConvergenceWarning,
+                    )
                 elif stopping.best_round != server.round - 1:
                     message = server.send_best()
         attributes = self._attributes(message, kept=True)
@@ -478,22 +459,13 @@ def _timed(clients, round):
 
 
 class Seen(NamedTuple):
-    """What the server sees of a round.
+    """What the server sees of a round: what it has sent, single updates, and their sums."""
 
-    Attributes
-    ----------
-    message : Message or None
-        What it has sent, as `_decode_broadcast` leaves it.
-    held : list of HeldUpdates
-        Single updates. With secure sums the server does not see them, but what it sees are sums
-        of them.
-    upload : Upload or None
-        Their sums.
-    """
-
-    message: object
-    held: list
-    upload: object
+    # As `_decode_broadcast` leaves it.
+    message: Message | None
+    # With secure sums the server does not see them.
+    held: list[HeldUpdates]
+    upload: Upload | None
 
     def tiles(self):
         """Yield the accepted single updates, tile by tile."""
@@ -502,20 +474,7 @@ class Seen(NamedTuple):
 
 
 def watch(estimator, data, n_rounds):
-    """Run the protocol for a curious server, and yield the halves and what it sees each round.
-
-    Parameters
-    ----------
-    estimator : FederatedRecommender
-    data : Interactions
-    n_rounds : int
-
-    Yields
-    ------
-    server : Server
-    clients : list of Clients
-    seen : Seen
-    """
+    """Yield, for each round, the Server, the list of Clients, and what a curious server sees."""
     run = Run.new(estimator, data, is_watched=True)
     with (
         get_threadpool_controller().limit(limits=1, user_api="blas"),
@@ -529,10 +488,8 @@ def watch(estimator, data, n_rounds):
 
 
 def _secret(estimator, data, seed):
-    """Return the key of a fit's noise, which no fit of other data or parameters shares.
-
-    Otherwise the noise of two fits with the same random_state could be subtracted.
-    """
+    """Return the key of a fit's noise, which no fit of other data or parameters shares."""
+    # Otherwise the noise of two fits with the same random_state could be subtracted.
     if estimator.random_state is None:
         return Key(secrets.randbits(63))
     parameters = parameters_of_a_run(estimator)
@@ -558,45 +515,31 @@ def _histories(method, n_clients, federation, key):
     )
 
 
-def _groups(method, federation, histories, attack):
-    """Equal numbers for clients that may share a block."""
-    forger = _forger(federation, attack)
+def _groups(method, federation, histories, forger):
+    """Equal numbers for clients that may share a block; `forger` is the attack that forges."""
     separate = federation.looks_at_uploads or forger is not None or method._treats_clients_apart
     if separate and not method._single_uploads:
         return np.arange(len(histories))
     return histories if forger is None else 2 * histories + forger.controlled
 
 
-def _forger(federation, attack):
-    """Return the attack, if its clients forge uploads; else None."""
-    return None if attack is None or not federation.adversary.forges else attack
-
-
-def _clients(server, blocks, client_ids, histories, held_out, attack):
-    """Return one Clients object for each block."""
-    method, federation = server.method, server.federation
-    # Shares of the noise must differ between fits; all else comes from the one key.
-    mechanism = federation.central_dp
-    shares = mechanism is not None and mechanism.noise == "clients"
-    private = server.secret if shares else server.key
-    forger = _forger(federation, attack)
-    groups, clients = {}, []
+def clients_of(method, blocks, keys, client_ids, histories, *, groups, held_out=None, forger=None):
+    """Return one Clients object for each block; `groups` has those of equal history."""
+    clients = []
     for block in blocks:
         first, forge, rest = block.clients[0], None, None
         if forger is not None and forger.controlled[first]:
             forge = forger.forge
         if held_out is not None:
             rest = _blocks.of_clients(held_out, block.clients)
-        # Controlled clients compute what honest ones of the same history compute.
-        history = int(histories[first])
-        group = groups.setdefault(history, Group())
         clients.append(
             Clients(
                 method,
                 block,
-                federation,
-                Keys(server.key, private),
-                group=group,
+                method._setting(),
+                keys,
+                # Controlled clients compute what honest ones of the same history compute.
+                group=groups.setdefault(int(histories[first]), Group()),
                 held_out=rest,
                 forge=forge,
                 client_ids=client_ids[block.clients],
@@ -606,13 +549,27 @@ def _clients(server, blocks, client_ids, histories, held_out, attack):
     return clients
 
 
+def server_of(estimator, method, data, seed, key):
+    """Return the server of a new fit."""
+    federation = method.federation
+    rating_range = float(data.values.min()), float(data.values.max())
+    secret = key if federation.central_dp is None else _secret(estimator, data, seed)
+    return Server(method, federation, key, data.item_ids.values, rating_range, secret)
+
+
+def keys_of(server):
+    """Return the keys of a server's clients, in a simulation."""
+    # Shares of the noise must differ between fits; all else comes from the one key.
+    mechanism = server.federation.central_dp
+    shares = mechanism is not None and mechanism.noise == "clients"
+    return Keys(server.key, server.secret if shares else server.key)
+
+
 def _resumed(estimator, data):
     run = getattr(estimator, "_run", None) if estimator.warm_start else None
     if run is not None:
-        n_rounds, parameters = (
-            estimator._rounds(run.server.n_clients),
-            parameters_of_a_run(estimator),
-        )
+        n_rounds = estimator._rounds(run.server.n_clients)
+        parameters = parameters_of_a_run(estimator)
         check_resumable(run, data, parameters, "n_rounds", n_rounds, run.server.round)
     return run
 
@@ -633,14 +590,6 @@ def parameters_of_a_run(estimator):
         for name, value in parameters.items()
         if name not in free
     }
-
-
-def _warn_that_nothing_was_measured():
-    warn(
-        "No held-out row counts, so early stopping could judge no model and the last one is kept. "
-        "Raise validation_fraction.",
-        ConvergenceWarning,
-    )
 
 
 def _warn_of_lost_shares(server, spent):

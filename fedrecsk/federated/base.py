@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
-from math import prod
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, ClassVar
 
@@ -25,7 +24,7 @@ from fedrecsk.protocol.federation import Federation
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.messages import Message
 from fedrecsk.protocol.personal import personal_attributes
-from fedrecsk.protocol.server import server_sees
+from fedrecsk.protocol.registration import server_sees
 
 if TYPE_CHECKING:
     from typing import Any, Self
@@ -160,17 +159,11 @@ class FederatedRecommender(Updating, Recommender):
 
     # -------------------------------------------------------------------- each round, down
 
-    def _choose_cohort(self, server, n_clients, size, key):
-        """Server: the clients of this round, a mask of shape (n_clients,), about `size` of them.
-
-        None: the federation's `sampling` draws them. Whoever chooses, `dropout` then applies to
-        the cohort. Not for methods with `_shares_state`. Pure.
-        """
-
-    @property
-    def _chooses_cohorts(self):
-        """Whether the method overrides `_choose_cohort`."""
-        return type(self)._choose_cohort is not FederatedRecommender._choose_cohort
+    # Server: how it chooses the clients of this round: a method (server, n_clients, size, key) that
+    # returns a mask of shape (n_clients,) of about `size` of them, or None, by which, as without
+    # such a method, the federation's `sampling` draws them. `dropout` then applies to the cohort,
+    # whoever chooses. Not for methods with `_shares_state`. Pure.
+    _choose_cohort = None
 
     @abstractmethod
     def _model(self, server):
@@ -394,9 +387,9 @@ class FederatedRecommender(Updating, Recommender):
         # A round's sums, the server's model, and users' vectors during and after the rounds.
         itemsize = np.dtype(getattr(self, "_dtype", np.float32)).itemsize
         specs = self._upload_specs(data.n_items).values()
-        total = sum(prod(spec.shape) * np.dtype(spec.sum_dtype).itemsize for spec in specs)
+        total = sum(spec.size * np.dtype(spec.sum_dtype).itemsize for spec in specs)
         model = [spec for spec in specs if spec.learned and not spec.is_integer]
-        total += itemsize * sum(prod(f.shape) for f in model if f.shape[0] == data.n_items)
+        total += itemsize * sum(f.size for f in model if f.shape[0] == data.n_items)
         if self._user_width is not None and self.client_fraction == 1:
             total += 2 * itemsize * data.n_users * getattr(self, self._user_width)
         return total

@@ -239,6 +239,14 @@ def _local_indptr(indptr, rows):
     return np.concatenate([[0], np.cumsum(indptr[rows + 1] - indptr[rows])]).astype(np.int64)
 
 
+def codes_of_users(
+    client_indptr: NDArray[np.int64], first_users: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the codes of all users of some clients, given that of each client's first one."""
+    shifts = np.repeat(first_users - client_indptr[:-1], np.diff(client_indptr))
+    return np.arange(client_indptr[-1]) + shifts
+
+
 def by_user(
     users: list[np.ndarray], attributes: list[dict[str, Any]], n_users: int | None = None
 ) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from fedrecsk.privacy import central_dp
 from fedrecsk.privacy.accounting import Event, epsilon_of, noise_for
 from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.protocol import participation
+from fedrecsk.protocol.clients import TERMS
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Dense, Message, Total, Upload
-from fedrecsk.protocol.outgoing import TERMS
 
 if TYPE_CHECKING:
     from fedrecsk.privacy import CentralDP, LocalMechanism
@@ -300,12 +300,11 @@ class Plan(NamedTuple):
 def sizes_of_uploads(method: Any, n_items: int) -> dict[str, int]:
     """Return how many numbers an upload has, at most in the "setup" and in a "round"."""
     steps = [method._setup_specs(n_items, step) for step in range(method._n_setups)]
-    setups = [_size(specs) for specs in steps]
-    return {"setup": max(setups, default=1), "round": _size(method._upload_specs(n_items))}
-
-
-def _size(specs):
-    return sum(int(np.prod(spec.shape, dtype=np.int64)) for spec in specs.values())
+    *setups, in_round = (
+        sum(spec.size for spec in specs.values())
+        for specs in (*steps, method._upload_specs(n_items))
+    )
+    return {"setup": max(setups, default=1), "round": in_round}
 
 
 def answers_in_rounds(federation: Federation, plan: Plan, client_fraction: float) -> int:

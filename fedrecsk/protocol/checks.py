@@ -82,7 +82,7 @@ def check_secure(method: Any) -> None:
             'With sampling="poisson" only the server knows the cohorts, but under secure sums '
             'all clients must; set federation.sampling="auto".'
         )
-    if method._chooses_cohorts:
+    if method._choose_cohort is not None:
         raise ValueError(
             f"{type(method).__name__} chooses its cohorts from what it has learned, which the "
             "server of secure sums does not know; set federation.secure_aggregation=None."

@@ -17,15 +17,14 @@ from fedrecsk.privacy.central_dp import steps_of
 from fedrecsk.protocol.blocks import of_clients
 from fedrecsk.protocol.checks import bare, check_keys
 from fedrecsk.protocol.client_message import ClientMessage, packed
-from fedrecsk.protocol.clients import VALIDATION, Clients
+from fedrecsk.protocol.clients import TERMS, VALIDATION, Clients
 from fedrecsk.protocol.early_stopping import hold_out
 from fedrecsk.protocol.keys import Key, Keys
+from fedrecsk.protocol.links import aligned_size, as_vector, fields_of
 from fedrecsk.protocol.masking import integers_of, units_of
-from fedrecsk.protocol.outgoing import TERMS
-from fedrecsk.protocol.registration import Registration
+from fedrecsk.protocol.messages import Registration
 from fedrecsk.protocol.server import Server
-from fedrecsk.protocol.uplink import aligned_size, as_vector, fields_of
-from fedrecsk.updates import ClientUpdates, Counts
+from fedrecsk.updates import ClientUpdates
 
 if TYPE_CHECKING:
     from typing import Any
@@ -35,9 +34,8 @@ if TYPE_CHECKING:
     from fedrecsk.data.interactions import Interactions
     from fedrecsk.privacy import Party
     from fedrecsk.protocol.encryption import EncryptedSum, EncryptedSums
-    from fedrecsk.protocol.messages import Message
+    from fedrecsk.protocol.messages import ClientCodes, Message
     from fedrecsk.protocol.participation import Participation
-    from fedrecsk.protocol.registration import ClientCodes
 
 NOBODY = np.zeros(1, dtype=np.int64)
 
@@ -153,12 +151,7 @@ class Device(Clients):
         return registration
 
     def place(self, place: ClientCodes) -> None:
-        """Store the code that the server has assigned to this client.
-
-        Parameters
-        ----------
-        place : ClientCodes
-        """
+        """Store the code that the server has assigned to this client."""
         super().place(place.clients, place.first_users)
         self.keys: Keys = self.keys._replace(shared=place.shared)
         if self._encrypts and self.replica is None:
@@ -395,15 +388,6 @@ class Replica:
 
     All replicas of a fit are equal, because they get the same sums and share a key. The messages
     that clients would receive from a server that sees sums are made here.
-
-    Parameters
-    ----------
-    method : FederatedRecommender
-        A copy of the estimator with hyperparameters only.
-    key : Key
-        The shared key.
-    n_clients : int
-        Clients of the fit.
     """
 
     def __init__(self, method: Any, key: Key, n_clients: int) -> None:
@@ -418,13 +402,7 @@ class Replica:
         self.n_taken: int = 0
 
     def open(self, phase: str, round: int) -> tuple[Message | None, Participation | None]:
-        """Message and participation of the next exchange; may be called again.
-
-        Raises
-        ------
-        ValueError
-            If another exchange is next.
-        """
+        """Message and participation of an exchange, which must be next; may be called again."""
         if self._open is None:
             due = self._due
             if due != (phase, round):
@@ -446,14 +424,7 @@ class Replica:
         return ("setup", self.n_taken) if self.n_taken < n_setups else ("round", self.server.round)
 
     def take(self, step: EncryptedSum, party: Party) -> None:
-        """Take the server's step of an exchange that has ended.
-
-        Parameters
-        ----------
-        step : EncryptedSum
-        party : Party
-            The clients' side of the keys.
-        """
+        """Take the server's step of an exchange that has ended, by the clients' keys."""
         self.open(step.phase, step.round)
         uploads = [] if step.total is None else [self._summed(step, party.decrypt(step.total))]
         if step.phase == "setup":
@@ -473,16 +444,5 @@ class Replica:
                 f"The sum of {step.phase} {step.round} has {got[0]} numbers of {got[1]} clients "
                 f"instead of {wanted[0]} of {wanted[1]}; the server is at fault."
             )
-        everyone, nothing = np.ones(n_clients, dtype=bool), np.zeros(n_clients, dtype=np.int64)
-        return ClientUpdates(
-            fields_of(total, specs),
-            phase=step.phase,
-            round=step.round,
-            clients=step.clients,
-            sends=everyone,
-            arrives=everyone,
-            accepted=everyone,
-            specs=specs,
-            sizes=np.stack([nothing] * 3),
-            counts=Counts(n_shares=n_clients),
-        )
+        step_of_sum = step.phase, step.round
+        return ClientUpdates.of_sum(fields_of(total, specs), step_of_sum, step.clients, specs)

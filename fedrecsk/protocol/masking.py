@@ -20,7 +20,7 @@ from fedrecsk.privacy._masked_sum import (
     bytes_of_sum,
     masked_sum,
 )
-from fedrecsk.updates import ClientUpdates, Counts
+from fedrecsk.updates import ClientUpdates, split_fields
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -126,10 +126,7 @@ class MaskedChannel:
     def sum(
         self, updates: RoundUpdates, specs: dict[str, FieldSpec], steps: dict[str, float], key: Key
     ) -> dict[str, np.ndarray]:
-        """Add up all clients' numbers, each rounded to fixed point, and run the protocol for some.
-
-        `steps` is the grid of fields that clients have rounded already, to add their noise.
-        """
+        """Add up all clients' fixed-point numbers, on the grid of `steps` where clients rounded."""
         units = units_of(self.scheme, specs, steps)
         sums = updates.added(partial(_fixed_sums, scheme=self.scheme, units=units, steps=steps))
         self._audit(updates, units, sums, key)
@@ -262,19 +259,9 @@ def summed_updates(
     specs: dict[str, FieldSpec],
     units: dict[str, float],
 ) -> ClientUpdates:
-    """Return the sum over these clients (codes) as their updates, whose noise is in it already."""
-    ends = np.cumsum([np.prod(spec.shape, dtype=np.int64) for spec in specs.values()])
-    parts = dict(zip(specs, np.split(total, ends[:-1]), strict=True))
-    everyone = np.ones(len(clients), dtype=bool)
-    return ClientUpdates(
-        {name: _as_field(parts[name], units[name], spec) for name, spec in specs.items()},
-        phase=step[0],
-        round=step[1],
-        clients=clients,
-        sends=everyone,
-        arrives=everyone,
-        accepted=everyone,
-        specs=specs,
-        sizes=np.zeros((3, len(clients)), dtype=np.int64),
-        counts=Counts(n_shares=len(clients)),
-    )
+    """Return the sum over these clients (codes) as their updates."""
+    fields = {
+        name: _as_field(part, units[name], specs[name])
+        for name, part in split_fields(total, specs).items()
+    }
+    return ClientUpdates.of_sum(fields, step, clients, specs)

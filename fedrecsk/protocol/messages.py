@@ -14,8 +14,48 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from fedrecsk.protocol.keys import Key
     from fedrecsk.protocol.ledger import Ledger
     from fedrecsk.updates import RoundUpdates, Update
+
+
+# ------------------------------------------------------------------- before the first round
+
+
+class Catalogue(NamedTuple):
+    """What the server knows before the first upload.
+
+    The simulator takes the lowest and the highest rating from y; in a deployment the estimator
+    needs `rating_scale`.
+    """
+
+    n_items: int
+    n_clients: int
+    rating_range: tuple[float, float]
+
+
+class Registration(NamedTuple):
+    """What the server must know about clients before anything else, in arrays (n_clients,).
+
+    How many items each of them holds counts only if clients also say which items these are. 0 under
+    local differential privacy.
+    """
+
+    client_ids: np.ndarray
+    n_users: np.ndarray
+    n_held: np.ndarray
+
+
+class ClientCodes(NamedTuple):
+    """Codes that the server assigns to clients and to the first user of each.
+
+    Draws that clients and server share have the key `shared`. `n_clients` have registered so far.
+    """
+
+    clients: np.ndarray
+    first_users: np.ndarray
+    shared: Key
+    n_clients: int
 
 
 # ---------------------------------------------------------------------- from the server
@@ -54,18 +94,9 @@ class Dense:
         return self.dtype is None or np.dtype(self.dtype).kind != "u"
 
     def sizes(self, n_held: NDArray[np.int64], wire_dtype: str) -> NDArray[np.int64]:
-        """Return the bytes of the field, and of learned numbers as papers count them.
+        """Return the bytes, and those of learned numbers as papers count them: (2, n_clients).
 
-        Parameters
-        ----------
-        n_held : ndarray of shape (n_clients,)
-            Items that each client holds.
-        wire_dtype : str
-            The federation's.
-
-        Returns
-        -------
-        sizes : ndarray of shape (2, n_clients)
+        `n_held` are the numbers of items that each client holds.
         """
         itemsize = np.dtype(self.dtype or wire_dtype).itemsize
         if self.packed is not None:
@@ -122,7 +153,7 @@ class PerClient(Dense):
         return np.full(len(n_held), np.size(self.values) // max(1, len(self.values)))
 
 
-class Message(dict):
+class Message(dict[str, Dense]):
     """What the server sends: :class:`Dense`, :class:`Rows` or :class:`PerClient` fields by name.
 
     Clients add :class:`Derived` fields after receipt.
@@ -153,6 +184,20 @@ class Message(dict):
         for field in self.values():
             total += field.sizes(n_held, wire_dtype)
         return total
+
+
+def narrowed(values: np.ndarray, dtype: str | np.dtype) -> np.ndarray:
+    """Return values in the type of the wire, unless whole numbers would change."""
+    wire = np.dtype(dtype)
+    if values.dtype.kind == "f" and wire.kind == "f":
+        if values.dtype.itemsize <= wire.itemsize:
+            return values
+        with np.errstate(over="ignore"):
+            return values.astype(wire)
+    if values.dtype.kind in "iub" and wire.kind in "iub":
+        short = values.astype(wire)
+        return short if np.array_equal(short, values) else values
+    return values
 
 
 # ------------------------------------------------------------------------- from clients
@@ -242,27 +287,9 @@ def deliver(
 ) -> list[NDArray[np.float64] | None]:
     """Average the messages of each group, as each of its clients does, and count their bytes.
 
-    Every client sends its message to each other client of its group. A message that is not finite
-    is counted and then left out of the mean. Clients are added in the order of their codes, so
-    that the means do not depend on the blocks.
-
-    Parameters
-    ----------
-    messages : iterable of GroupMessages or None
-        Those of each block; None for blocks that send nothing.
-    clients : iterable of ndarray
-        Codes of each block's clients.
-    n_clients : int
-        Number of clients in all blocks of the fit.
-    ledger : Ledger
-    wire_dtype : str
-        Type of the numbers in the messages.
-
-    Returns
-    -------
-    means : list of ndarray of shape (n_clients of the block, width), dtype float64, or None
-        For each block, the mean over each client's group, its own message included; zero for
-        clients that send nothing. None for blocks that send nothing.
+    Return, for each block that sends, the mean of each client's group, zero for clients in none. A
+    message that is not finite is counted and then left out. Clients are added in the order of their
+    codes, so that the means do not depend on the blocks.
     """
     sent = [(c, one) for c, one in zip(clients, messages, strict=True)]
     widths = [one.values.shape[1] for _, one in sent if one is not None]

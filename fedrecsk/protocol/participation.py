@@ -72,26 +72,26 @@ def draw(
     key: Key,
     *,
     prefers_rotation: bool = False,
+    cohort: NDArray[np.bool_] | None = None,
 ) -> Participation:
-    """Draw the participation of a key's round; `prefers_rotation` is what "auto" means."""
-    if client_fraction == 1:
-        cohort = np.ones(n_clients, dtype=bool)
-    elif is_rotating(federation, prefers_rotation):
-        cohorts = rotation(n_clients, client_fraction, key)
-        cohort = cohorts == key.round % (cohorts.max() + 1)
-    elif federation.sampling == "poisson":
-        cohort = key.uniform("cohort", np.arange(n_clients)) < client_fraction
-    else:
-        size = cohort_size(n_clients, client_fraction)
-        cohort = _smallest(key.hashed("cohort", np.arange(n_clients)), size)
-    return of_cohort(cohort, federation, key)
+    """Draw the participation of a key's round, unless the `cohort` is given, and who drops out.
 
-
-def of_cohort(cohort: NDArray[np.bool_], federation: Federation, key: Key) -> Participation:
-    """Draw which clients of a cohort (a mask) drop out of the round."""
-    dropped = np.zeros(len(cohort), dtype=bool)
+    `prefers_rotation` is what "auto" means.
+    """
+    if cohort is None:
+        if client_fraction == 1:
+            cohort = np.ones(n_clients, dtype=bool)
+        elif is_rotating(federation, prefers_rotation):
+            cohorts = rotation(n_clients, client_fraction, key)
+            cohort = cohorts == key.round % (cohorts.max() + 1)
+        elif federation.sampling == "poisson":
+            cohort = key.uniform("cohort", np.arange(n_clients)) < client_fraction
+        else:
+            size = cohort_size(n_clients, client_fraction)
+            cohort = _smallest(key.hashed("cohort", np.arange(n_clients)), size)
+    dropped = np.zeros(n_clients, dtype=bool)
     if federation.dropout > 0:
-        dropped[cohort] = key.uniform("dropout", cohort.nonzero()[0]) < federation.dropout
+        dropped[cohort] = key.uniform("dropout", np.flatnonzero(cohort)) < federation.dropout
     connected = cohort & ~dropped
     match federation.dropout_mode:
         case "upload":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -14,7 +15,6 @@ from fedrecsk.protocol.early_stopping import HeldOut
 from fedrecsk.protocol.participation import RoundMasks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any
 
     from numpy.typing import NDArray
@@ -29,85 +29,54 @@ WHEN = "while fitting its users to the model"
 
 
 class End(NamedTuple):
-    """Personalised users of some clients.
-
-    Attributes
-    ----------
-    block : Block
-        The block that was given.
-    places : ndarray of shape (n_users,)
-        Positions of its users among those of the whole block.
-    wanted : ndarray of shape (n_users,), dtype bool
-        The users that `_personalize` was called for.
-    state : dict
-    """
+    """Personalised users of some clients."""
 
     block: Block
+    # Places of its users among those of the whole block.
     places: np.ndarray
+    # Mask of the users that `_personalize` was called for.
     wanted: np.ndarray
     state: dict[str, Any]
 
 
+@dataclass(eq=False)
 class Personalized:
-    """The users of some clients of a block, personalised to a model.
+    """The users of the clients `who` of a block, personalised to a model.
 
-    Parameters
-    ----------
-    method : FederatedRecommender
-    block : Block
-    client_ids : ndarray of shape (n_clients,)
-    state : dict or None
-        The clients' private state. None: none has updated.
-    updated : ndarray of shape (n_clients,), dtype bool
-        Clients that have ever updated.
-    who : ndarray of shape (n_clients,), dtype bool
-        The clients.
-    message : Message
-        The announcement and the model, after `_decode_broadcast`.
-    key : Keys
+    `updated` is a mask of the clients that have ever updated; `state` is None if none has. The
+    message has the announcement and the model, after `_decode_broadcast`.
     """
 
-    def __init__(
-        self,
-        method: Any,
-        block: Block,
-        client_ids: NDArray[Any],
-        state: dict[str, Any] | None,
-        updated: NDArray[np.bool_],
-        who: NDArray[np.bool_],
-        message: Message,
-        key: Keys,
-    ) -> None:
-        self.method = method
-        self.block = block
-        self.client_ids = client_ids
-        self.who = who
-        self.message = message
-        # First those that have updated.
-        self.ends: list[End] = list(self._ends(state, updated, key))
+    method: Any
+    block: Block
+    client_ids: NDArray[Any]
+    state: dict[str, Any] | None
+    updated: NDArray[np.bool_]
+    who: NDArray[np.bool_]
+    message: Message
+    key: Keys
 
-    def _ends(self, state, updated, key) -> Iterator[End]:
-        block, message = self.block, self.message
-        old, new = self.who & updated, self.who & ~updated
+    @cached_property
+    def ends(self) -> list[End]:
+        """First the clients that have updated, then the others."""
+        block, message, ends = self.block, self.message, []
+        old, new = self.who & self.updated, self.who & ~self.updated
         if old.any():
             turn, places = RoundMasks(old, old, False), np.arange(block.n_users)
             with naming_clients(self.client_ids, WHEN):
-                state = self.method._personalize(block, state, message.of(block.clients), turn, key)
-            yield End(block, places, block.users_of(old), state)
+                state = self.method._personalize(
+                    block, self.state, message.of(block.clients), turn, self.key
+                )
+            ends.append(End(block, places, block.users_of(old), state))
         if new.any():
             part, places = block.part(new), np.flatnonzero(block.users_of(new))
             ids = self.client_ids[new]
-            state = personalized(self.method, part, ids, message.of(part.clients), key)
-            yield End(part, places, np.ones(len(places), dtype=bool), state)
+            state = personalized(self.method, part, ids, message.of(part.clients), self.key)
+            ends.append(End(part, places, np.ones(len(places), dtype=bool), state))
+        return ends
 
     def attributes(self, codes: NDArray[np.int64] | None = None) -> dict[str, Any]:
-        """Users' attributes, in the order of the users.
-
-        Parameters
-        ----------
-        codes : ndarray of shape (n_users,) or None
-            Codes of the block's users for the method. None: those of the block.
-        """
+        """Users' attributes in the order of the users; `codes` are theirs for the method."""
         users, attributes = [], []
         numbers = _numbers(self.block.users_of(self.who))
         for block, places, wanted, state in self.ends:
@@ -119,13 +88,7 @@ class Personalized:
         return by_user(users, attributes)
 
     def losses(self, held_out: Block) -> NDArray[np.float64]:
-        """Return the sums of losses and of weights of each client, shape (n_clients, 2).
-
-        Parameters
-        ----------
-        held_out : Block
-            Held-out rows of these clients.
-        """
+        """Return the sums of losses and weights on each client's held-out rows, (n_clients, 2)."""
         block, who = self.block.part(self.who), self.who
         model = copy.copy(self.method)
         vars(model).update(
@@ -145,22 +108,7 @@ class Personalized:
 def personalized(
     method: Any, block: Block, client_ids: NDArray[Any], message: Message, key: Keys
 ) -> dict[str, Any]:
-    """Return the state of clients that have never updated, once they have the final model.
-
-    Parameters
-    ----------
-    method : FederatedRecommender
-    block : Block
-    client_ids : ndarray of shape (n_clients,)
-    message : Message
-        The final model after `_decode_broadcast`: these clients' own message, or for new users the
-        common one.
-    key : Keys
-
-    Returns
-    -------
-    state : dict
-    """
+    """Return the state of clients that have never updated, once they have the final model."""
     everyone = np.ones(block.n_clients, dtype=bool)
     turn = RoundMasks(everyone, everyone, False)
     with naming_clients(client_ids, WHEN):
@@ -170,13 +118,7 @@ def personalized(
 def personal_attributes(
     method: Any, block: Block, client_ids: NDArray[Any], message: Message, key: Keys
 ) -> dict[str, Any]:
-    """Users' attributes of clients that have never updated; parameters as of `personalized`.
-
-    Raises
-    ------
-    ValueError
-        If a client ends with infinite or NaN values.
-    """
+    """Users' attributes of clients that have never updated; an error if a number is not finite."""
     state = personalized(method, block, client_ids, message, key)
     attributes = method._user_attributes(block, state)
     for name, rows in attributes.items():

@@ -1,52 +1,37 @@
-"""The server's side of the protocol."""
+"""The server's side of the protocol: of a server that sees sums, and of one that sees none."""
 
 from __future__ import annotations
 
-import secrets
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedrecsk._utils.user_warnings import warn
-from fedrecsk.data.interactions import catalogue_ids
-from fedrecsk.protocol import participation
-from fedrecsk.protocol.arrivals import checked
-from fedrecsk.protocol.central_noise import CentralNoise
-from fedrecsk.protocol.checks import bare, check_keys
-from fedrecsk.protocol.client_message import ClientMessage, held_items, unpacked
-from fedrecsk.protocol.clients import VALIDATION
-from fedrecsk.protocol.downlink import Downlink, matrix_to_compress
-from fedrecsk.protocol.early_stopping import EarlyStopping
-from fedrecsk.protocol.encryption import SecureChannel
-from fedrecsk.protocol.keys import Key, setup_round
-from fedrecsk.protocol.ledger import Ledger
-from fedrecsk.protocol.masking import MaskedChannel
-from fedrecsk.protocol.messages import Message, Rows
-from fedrecsk.protocol.outgoing import is_compressed
+from fedrecsk.protocol.client_message import ClientMessage, checked, held_items, unpacked
+from fedrecsk.protocol.clients import is_compressed
+from fedrecsk.protocol.encryption import EncryptedTotals
+from fedrecsk.protocol.keys import setup_round
+from fedrecsk.protocol.links import StepTotal, aligned_size, matrix_to_compress
+from fedrecsk.protocol.messages import Catalogue, Message, Rows
 from fedrecsk.protocol.participation import Participation
-from fedrecsk.protocol.registration import (
-    Catalogue,
-    ClientCodes,
-    catalogue_nbytes,
-    sort_registrations,
-)
-from fedrecsk.protocol.uplink import StepTotal, Uplink
+from fedrecsk.protocol.registration import UNREGISTERED, Registry
+from fedrecsk.updates import Counts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any, Self
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
-    from fedrecsk.privacy.report import PrivacyReport
+    from fedrecsk.privacy import Party
+    from fedrecsk.protocol.encryption import EncryptedSums
     from fedrecsk.protocol.federation import Federation
-    from fedrecsk.protocol.messages import Upload
-    from fedrecsk.protocol.registration import Registration
+    from fedrecsk.protocol.keys import Key
+    from fedrecsk.protocol.messages import ClientCodes, Registration, Upload
     from fedrecsk.updates import ClientUpdates
 
 
-class Server:
+class Server(Registry):
     """The server of one fit. Pickle it to make a checkpoint.
 
     Call its methods in this order: `register`; for each set-up exchange `setup_message` and
@@ -85,39 +70,17 @@ class Server:
         rating_range: tuple[float, float] | None = None,
         secret: Key | None = None,
     ) -> None:
-        self.secret = secret
-        self.method = method
-        self.federation = federation
-        self.key = key
-        self.item_ids = item_ids
+        super().__init__(method, federation, key, item_ids, secret)
         self.rating_range: tuple[float, float] | None = rating_range or getattr(
             method, "rating_scale", None
         )
-        self.state: Any = None
-        self.history: list[dict[str, Any]] = []
-        # Rounds run so far.
-        self.round: int = 0
-        # Rounds in which all uploads were lost, and rounds with too few for the aggregator.
-        self.n_empty_rounds: int = 0
-        self.n_undecided_rounds: int = 0
         # Codes of the clients whose uploads of the last round count.
         self.accepted: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        self.stopping: EarlyStopping = EarlyStopping(method.tol, method.n_iter_no_change)
-        # Whether clients always receive the full model, as deployed ones do.
-        self.sends_whole: bool = False
-        # Mask of the clients that rounds are for; None: cohorts are drawn.
-        self.only: NDArray[np.bool_] | None = None
-        self._participation = None
-        self._message = None
+        self._message: Message | None = None
         # The last message that was sent.
         self._last_message = Message()
-        self._has_received: Any = None
         # Items that each client holds, by code, if set-up uploads contain them.
         self._held = {}
-        self._is_set_up = False
-        self._first_users: Any = None
-        # Mask of the clients that have joined since the last round; None before any.
-        self._late: Any = None
 
     @classmethod
     def of(
@@ -145,208 +108,13 @@ class Server:
         """
         return cls._made(estimator, key, secret)
 
-    @classmethod
-    def _made(cls, estimator, key, secret, party=None):
-        method = bare(estimator)
-        check_keys(method, party, "server")
-        key = Key(secrets.randbits(63)) if key is None else key
-        ids = catalogue_ids(method.items).values
-        return cls(method, method._setting(), key, ids, secret=secret)
-
     # --------------------------------------------------------------- before the rounds
-
-    def register(self, registrations: Sequence[Registration]) -> list[ClientCodes]:
-        """Register clients, send them the catalogue, and initialise the state.
-
-        Parameters
-        ----------
-        registrations : list of Registration
-
-        Returns
-        -------
-        places : list of ClientCodes
-            Codes for each registration, in the order of the clients' ids.
-
-        Raises
-        ------
-        ValueError
-            If a client registers twice.
-        """
-        ids, order, n_users, n_held = sort_registrations(registrations)
-        self.client_ids: np.ndarray = ids[order]
-        self.n_clients: int = len(ids)
-        self.n_held: NDArray[np.int64] = n_held
-        self.n_users: int = int(n_users.sum())
-        self._first_users = np.cumsum(n_users) - n_users
-        self._has_received = np.zeros(len(ids), dtype=bool)
-        share = self.method.client_fraction
-        self.stopping.n_cohorts = participation.n_rotating(len(ids), share)
-        scheme = self.federation.secure_aggregation
-        # Of ciphertexts; masks are the uplink's alone, because the server has the sum.
-        self.channel: SecureChannel | None = None
-        masks = None
-        if self.federation.encrypts:
-            self.channel = SecureChannel(scheme)
-        elif scheme is not None:
-            masks = MaskedChannel(scheme, self._smallest_cohort)
-        self.ledger: Ledger = Ledger(self.client_ids)
-        self.downlink: Downlink = Downlink(
-            self.federation, self.ledger, self.n_held, self.channel, self.sends_whole
-        )
-        self.releases: CentralNoise | None = None
-        if self.federation.central_dp is not None:
-            self.releases = CentralNoise(
-                self.method, self.federation, self.n_clients, self.key, self.secret
-            )
-        self.uplink: Uplink = Uplink(
-            self.federation,
-            self.ledger,
-            self.downlink,
-            masks or self.channel,
-            self.n_clients,
-            self.releases,
-        )
-        self.ledger.open("catalogue")
-        self.downlink.count(catalogue_nbytes(self.item_ids))
-        if self.channel is not None:
-            self.ledger.open("keys")
-            self.downlink.count(self.channel.key_nbytes)
-        self.state = self._first_state()
-        return self._places(registrations, order, 0)
 
     def _first_state(self):
         catalogue = Catalogue(len(self.item_ids), self.n_clients, self.rating_range)
         return self.method._init_server(catalogue, self.key)
 
-    def _places(self, registrations, order, first):
-        """Return codes of clients that begin with `first`, by registration."""
-        codes = np.empty(len(order), dtype=np.int64)
-        codes[order] = first + np.arange(len(order))
-        splits = np.cumsum([len(one.client_ids) for one in registrations])[:-1]
-        return [self._codes(part) for part in np.split(codes, splits)]
-
-    def _codes(self, clients):
-        return ClientCodes(clients, self._first_users[clients], self.key, self.n_clients)
-
-    def admit(self, registrations: Sequence[Registration]) -> list[ClientCodes]:
-        """Register clients that join late, between rounds, and send them the catalogue.
-
-        Their codes follow those of the others, for whom nothing changes. A client that comes back
-        keeps its code.
-
-        Parameters
-        ----------
-        registrations : list of Registration
-
-        Returns
-        -------
-        places : list of ClientCodes
-            Codes for each registration, in the order of the late clients' ids.
-
-        Raises
-        ------
-        ValueError
-            If a round or the set-up is open; if a client is registered already; or if the
-            federation has `central_dp` or encryption, or the method keeps something for
-            each client, which were made for the clients of the set-up.
-        """
-        self._check_admission()
-        ids, order, n_users, n_held = sort_registrations(registrations)
-        if (ids.dtype.kind in "iuf") != (self.client_ids.dtype.kind in "iuf"):
-            raise ValueError(
-                f"The late clients' ids, such as {ids[0]!r}, and those of the others, such as "
-                f"{self.client_ids[0]!r}, must all be numbers or all be strings."
-            )
-        known = np.isin(ids, self.client_ids)
-        if known.any():
-            name = ids[known][0]
-            raise ValueError(
-                f"Client {name!s} is registered already; if it has come back, it goes on with the "
-                "place that it has, and otherwise give each client its own id."
-            )
-        first, n_late = self.n_clients, len(ids)
-        self._late = np.arange(first + n_late) >= first - self._n_late
-        first_users = self.n_users + np.cumsum(n_users) - n_users
-        self._first_users = np.concatenate([self._first_users, first_users])
-        self.client_ids = np.concatenate([self.client_ids, ids[order]])
-        self.n_clients = len(self.client_ids)
-        self.n_held = np.concatenate([self.n_held, n_held])
-        self.n_users += int(n_users.sum())
-        self._has_received = np.pad(self._has_received, (0, n_late))
-        share = self.method.client_fraction
-        self.stopping.n_cohorts = participation.n_rotating(self.n_clients, share)
-        self.ledger.admit(ids[order])
-        self.downlink.admit(n_held)
-        self.uplink.admit(n_late)
-        if self.only is not None:
-            self.only = np.pad(self.only, (0, n_late))
-        self.ledger.open("catalogue")
-        newest = np.arange(self.n_clients) >= first
-        self.downlink.count(catalogue_nbytes(self.item_ids), newest)
-        return self._places(registrations, order, first)
-
-    def repeat_setup(self, codes: ArrayLike) -> None:
-        """Begin the set-up of late clients again, whose answers were lost.
-
-        Parameters
-        ----------
-        codes : array-like of int
-            Late clients, which have places already.
-
-        Raises
-        ------
-        ValueError
-            If a round or the set-up is open.
-        """
-        self._check_admission()
-        self._late = np.isin(np.arange(self.n_clients), codes)
-
-    @property
-    def _n_late(self):
-        return 0 if self._late is None else int(self._late.sum())
-
-    def _check_admission(self):
-        """Raise if no client may join now, or ever."""
-        if self._participation is not None:
-            raise ValueError(
-                f"Round {self.round} is open; admit clients after close_round, before open_round."
-            )
-        if not self._is_set_up:
-            raise ValueError(
-                "The set-up is not over; register all clients that are there before it, and admit "
-                "late ones after send_announcement()."
-            )
-        made = "were made for the clients of the set-up"
-        whys = {
-            f"central_dp, whose plan and noise {made}": self.federation.central_dp is not None,
-            f"secure_aggregation, whose keys {made}": self.channel is not None,
-        }
-        for why, applies in whys.items():
-            if applies:
-                raise ValueError(
-                    f"No client can join late under {why}; begin a new fit with all clients."
-                )
-        if not self.method._admits_late_clients:
-            raise ValueError(
-                f"No client can join {type(self.method).__name__} late, because it keeps something "
-                "for each client of the set-up; begin a new fit with all clients."
-            )
-
-    @property
-    def _smallest_cohort(self):
-        return participation.smallest_cohort(
-            self.n_clients,
-            self.method.client_fraction,
-            self.federation,
-            prefers_rotation=self.method._prefers_rotation,
-        )
-
-    @property
-    def n_setups(self) -> int:
-        """Number of set-up exchanges before the rounds."""
-        return self.method._n_setups
-
-    def setup_message(self, step: int, *, late: bool = False) -> Any:
+    def setup_message(self, step: int, *, late: bool = False) -> Message | None:
         """Message to every client in a set-up exchange, or only to those that join late."""
         who = self._asked(late)
         self.ledger.open("setup", step)
@@ -391,17 +159,11 @@ class Server:
             raise self._no_answer(step)
         self.state = self.method._setup_aggregate(self.state, upload, step, key)
 
-    @staticmethod
-    def _no_answer(step):
-        return ValueError(
-            f"No client has answered set-up exchange {step}, but all registered ones must."
-        )
-
     def announcement(self) -> Message:
         """Message to every client after the set-up."""
         return self.method._initial_broadcast(self.state)
 
-    def send_announcement(self, *, late: bool = False) -> Any:
+    def send_announcement(self, *, late: bool = False) -> Message:
         """Send the announcement, and count its bytes; `late`: only to those that join late."""
         who = self._asked(late)
         message = self.announcement()
@@ -413,7 +175,7 @@ class Server:
 
     # --------------------------------------------------------------------- each round
 
-    def open_round(self) -> tuple[Participation, Any]:
+    def open_round(self) -> tuple[Participation, Message | None]:
         """Begin a round; returns the participation and the message, None if none is sent."""
         key = self.key.at(self.round)
         self._late = None
@@ -458,27 +220,6 @@ class Server:
                 "because the method has shortened it already, or sends no matrices of real "
                 'numbers; set direction="down" or compression=None.'
             )
-
-    def _drawn(self, key):
-        """Draw the participation of a round, unless the method chooses the cohort."""
-        if self.releases is not None and self.releases.always:
-            # Clients know the shared key.
-            key = self.releases.secret_of(key)
-        method, fraction, cohort = self.method, self.method.client_fraction, self.only
-        if cohort is None and method._chooses_cohorts:
-            size = participation.cohort_size(self.n_clients, fraction)
-            cohort = method._choose_cohort(self.state, self.n_clients, size, key)
-            if cohort is not None and method._shares_state:
-                raise TypeError(
-                    f"{type(method).__name__} shares state between clients of equal history, and "
-                    "chosen cohorts give each client its own; let _choose_cohort return None."
-                )
-        if cohort is not None:
-            return participation.of_cohort(cohort, self.federation, key)
-        rotates = method._prefers_rotation
-        return participation.draw(
-            self.n_clients, fraction, self.federation, key, prefers_rotation=rotates
-        )
 
     def close_round(
         self,
@@ -528,30 +269,6 @@ class Server:
         self._end_round(loss)
         return upload
 
-    def _turn(self):
-        """Return the open round's participation."""
-        if self._participation is None:
-            raise ValueError(f"Round {self.round} is not open; call open_round() first.")
-        return self._participation
-
-    def _end_round(self, loss):
-        """Record the open round, and close it."""
-        self._participation = None
-        entry, (total, weight) = self.ledger.entries[-1], loss
-        # If no client has made a training step, the last loss is kept.
-        last = self.history[-1]["loss"] if self.history and entry["participants"] else float("nan")
-        row = {
-            "round": entry["round"],
-            "loss": float(total / weight) if weight else last,
-            "participants": entry["participants"],
-            "bytes_down": entry["bytes_down"],
-            "bytes_up": entry["bytes_up"],
-        }
-        if self.method.early_stopping:
-            row["validation_loss"] = float("nan")
-        self.history.append(row)
-        self.round += 1
-
     def new_total(self, phase: str = "round", number: int = 0) -> StepTotal:
         """Return an empty total of an exchange, to which updates of own clients are added."""
         return StepTotal(self.uplink, self._specs((phase, number)), learned=phase == "round")
@@ -599,26 +316,11 @@ class Server:
                 self._held[client] = held
         return one
 
-    def _specs(self, step):
-        """Return the uploads' specs in a step, which is a tuple of phase and number."""
-        phase, number = step
-        if phase == "setup":
-            return self.method._setup_specs(len(self.item_ids), number)
-        return VALIDATION if phase == "validation" else self._round_specs
-
-    @cached_property
-    def _round_specs(self):
-        return self.method._upload_specs(len(self.item_ids))
-
     def _centers(self):
         """Return what a client without any change would send in a round, unless that is zero."""
         if not self._last_message:
             return {}
         return self.method._upload_centers(self._last_message)
-
-    @property
-    def _everyone(self):
-        return np.ones(self.n_clients, dtype=bool)
 
     # ------------------------------------------------------------------ early stopping
 
@@ -684,7 +386,7 @@ class Server:
         """Return the announcement and the current model, as clients need them to recommend."""
         return Message(**self.announcement(), **self.method._final_model(self.state))
 
-    def send_final(self) -> Any:
+    def send_final(self) -> Message:
         """Send all clients the model of the last round; returns it with the announcement."""
         self.ledger.open("final", self.round)
         model, delta = self.method._final_model(self.state), None
@@ -714,18 +416,120 @@ class Server:
         self.downlink.send(model, self._everyone)
         return best
 
-    def privacy_report(self) -> PrivacyReport:
-        """Report the privacy loss of all uploads so far."""
-        return self.uplink.privacy_report(server_sees(self.method, self.federation))
 
+class EncryptedServer(Registry):
+    """The server of one fit under CKKS or Paillier, made by `of`.
 
-def server_sees(method: Any, federation: Federation) -> str:
-    """Return what the protocol shows to the server, as in :class:`PrivacyReport`."""
-    compresses = federation.compression is not None and federation.compression.up
-    if federation.encrypts:
-        return "encrypted sums"
-    if federation.aggregator is not None or compresses or method._treats_clients_apart:
-        return "single uploads"
-    central = federation.central_dp
-    noisy = federation.local_dp is not None or (central is not None and central.noise == "clients")
-    return "noisy sums" if noisy else "exact sums"
+    It draws cohorts and adds ciphertexts. Every message is the
+    :class:`~fedrecsk.protocol.encryption.EncryptedSums` of the exchanges that have ended, from
+    which the clients compute the model. Its keys, which are public, are in its pickle. Call its
+    methods in the order of those of :class:`Server`, with :class:`ClientMessage` as uploads.
+    """
+
+    # What it knows in the place of a state.
+    totals: EncryptedTotals
+
+    @classmethod
+    def of(
+        cls,
+        estimator: Any,
+        key: Key | None = None,
+        secret: Key | None = None,
+        *,
+        party: Party,
+    ) -> Self:
+        """Return a server outside the simulator.
+
+        Parameters
+        ----------
+        estimator, key, secret
+            As in :meth:`Server.of`.
+        party : Party
+            The server's side of the keys.
+
+        Raises
+        ------
+        ValueError
+            If the estimator or its federation is not one for devices or does not encrypt, or if
+            `party` has the clients' keys.
+        """
+        server = cls._made(estimator, key, secret, party)
+        if not server.federation.encrypts:
+            raise ValueError(
+                "The federation does not encrypt; set secure_aggregation to CKKS(), for example, "
+                "or use Server.of."
+            )
+        server.totals = EncryptedTotals(party)
+        return server
+
+    def register(self, registrations: Sequence[Registration]) -> list[ClientCodes]:
+        """Register clients, and send them the catalogue; see :class:`Server`."""
+        n_clients = sum(len(one.client_ids) for one in registrations)
+        if n_clients > self.totals.party.n_clients:
+            raise ValueError(
+                f"{n_clients} clients have registered, but the keys are for sums over at most "
+                f"{self.totals.party.n_clients}; make keys with "
+                f"generate_keys(n_clients={n_clients})."
+            )
+        return super().register(registrations)
+
+    def setup_message(self, step: int) -> EncryptedSums:
+        """Return the message to every client in a set-up exchange."""
+        if not self.n_clients:
+            raise ValueError(UNREGISTERED)
+        self.ledger.open("setup", step)
+        return self.totals.message
+
+    def close_setup(self, step: int, uploads: Iterable[ClientMessage]) -> None:
+        """Add up the answers to a set-up exchange."""
+        if not self._add(uploads, ("setup", step), self._everyone):
+            raise self._no_answer(step)
+
+    def send_announcement(self) -> EncryptedSums:
+        """End the set-up; returns the sums so far."""
+        self._is_set_up = True
+        return self.totals.message
+
+    def open_round(self) -> tuple[Participation, EncryptedSums]:
+        """Begin a round; returns the participation and the sums so far."""
+        self._participation = self._drawn(self.key.at(self.round))
+        self.ledger.open("round", self.round)
+        return self._participation, self.totals.message
+
+    def close_round(self, uploads: Iterable[ClientMessage]) -> None:
+        """Add up the uploads of a round that have arrived; those that are malformed are left out.
+
+        Parameters
+        ----------
+        uploads : iterable of ClientMessage
+        """
+        turn = self._turn()
+        self._add(uploads, ("round", self.round), turn.active)
+        self.ledger.count(participants=turn.active.sum(), dropped=turn.dropped.sum())
+        self._end_round()
+
+    def send_final(self) -> EncryptedSums:
+        """Return the sums of all rounds."""
+        return self.totals.message
+
+    def _add(self, uploads, step, asked):
+        """Add up ciphertexts, and count what crosses; return how many were accepted."""
+        assert self.channel is not None
+        n_values = aligned_size(self._specs(step))
+        uploads = checked(uploads, step, asked, self.client_ids)
+        accepted = {
+            int(one.client): one.encrypted
+            for one in uploads
+            if self.totals.check(one.encrypted, n_values)
+        }
+        clients, nbytes = np.array(sorted(accepted), dtype=np.int64), self.channel.nbytes(n_values)
+        self.uplink.count_encrypted(clients, n_values, nbytes)
+        self.ledger.count(messages_up=len(accepted), rejected=len(uploads) - len(accepted))
+        if self.releases is not None and accepted:
+            key = self.key.at(setup_round(step[1]) if step[0] == "setup" else step[1])
+            self.releases.charge([clients], key, Counts(n_shares=len(clients)))
+        self.totals.add(*step, accepted)
+        if accepted:
+            # The sum, which goes to all clients.
+            self.downlink.count(nbytes)
+        return len(accepted)

@@ -3,22 +3,26 @@
 from fedrecsk.updates._client_updates import (
     ClientUpdates,
     Counts,
+    HeldUpdates,
+    RoundUpdates,
     SingleUploads,
     Summed,
     add_sums,
     client_generator,
     joined,
+    through,
 )
-from fedrecsk.updates._field_spec import (
+from fedrecsk.updates._sparse_rows import (
     INDEX_BYTES,
     LARGEST_INTEGER,
     FieldSpec,
+    SparseRows,
     Update,
     all_finite,
     as_integers,
+    split_fields,
+    squared_lengths,
 )
-from fedrecsk.updates._round_updates import HeldUpdates, RoundUpdates, through
-from fedrecsk.updates._sparse_rows import SparseRows, squared_lengths
 
 __all__ = [
     "INDEX_BYTES",
@@ -37,6 +41,7 @@ __all__ = [
     "as_integers",
     "client_generator",
     "joined",
+    "split_fields",
     "squared_lengths",
     "through",
 ]

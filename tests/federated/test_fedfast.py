@@ -61,7 +61,7 @@ def turn_of(model, n, key):
 
     def chosen(clusters):
         cohort = reference.cohort_of(clusters, size, chance, offset)
-        return participation.of_cohort(cohort, federation, key)[:3]
+        return participation.draw(n, 1.0, federation, key, cohort=cohort)[:3]
 
     return chosen
 

@@ -14,10 +14,9 @@ from fedrecsk.data.interactions import encode
 from fedrecsk.protocol import ClientUpdates, FieldSpec, Message, SparseRows, Summed
 from fedrecsk.protocol.blocks import of_clients
 from fedrecsk.protocol.clients import Clients
-from fedrecsk.protocol.downlink import Downlink
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.ledger import Ledger
-from fedrecsk.protocol.uplink import StepTotal, Uplink
+from fedrecsk.protocol.links import Downlink, StepTotal, Uplink
 from tests.conftest import make_toy
 
 

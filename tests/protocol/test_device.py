@@ -48,12 +48,12 @@ def entered(server, devices, *, late=False):
     places = server.admit(registrations) if late else server.register(registrations)
     for device, place in zip(devices, places, strict=True):
         device.place(place)
-    steps = []
+    steps, how = [], {"late": True} if late else {}
     for step in range(server.n_setups):
-        message = server.setup_message(step, late=late)
+        message = server.setup_message(step, **how)
         steps.append([one for device in devices for one in device.setup(step, message)])
-        server.close_setup(step, steps[-1], late=late)
-    announcement = server.send_announcement(late=late)
+        server.close_setup(step, steps[-1], **how)
+    announcement = server.send_announcement(**how)
     for device in devices:
         device.announce(announcement)
     return steps

@@ -68,6 +68,13 @@ def test_clients_without_any_message_yet_do_not_count_as_participants():
     assert server.ledger.entries[-1]["participants"] == received.sum()
 
 
+@pytest.mark.parametrize("step", [Server.open_round, lambda server: server.setup_message(0)])
+def test_nothing_is_sent_before_clients_register(step):
+    server = Server.of(RFRec(3, items=range(9), rating_scale=(1, 5)))
+    with pytest.raises(ValueError, match=r"No client has registered yet; call register\(\) first"):
+        step(server)
+
+
 def test_a_round_that_is_not_open_cannot_be_closed():
     server, uploads = opened(RFRec(3, n_rounds=1))
     server.close_round(uploads)

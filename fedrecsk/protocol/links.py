@@ -1,25 +1,27 @@
-"""Uploads on the server: robust aggregation, sums, and audits of encryption."""
+"""The two links of a server: what is sent down, and what arrives; each counts its bytes."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedrecsk.compression._compressors import BlockCompressor
 from fedrecsk.data._checks import Diverged
 from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.protocol.central_noise import warn_of_delta
 from fedrecsk.protocol.masking import MaskedChannel
-from fedrecsk.protocol.messages import Total, Upload
-from fedrecsk.updates import Counts, RoundUpdates, add_sums
+from fedrecsk.protocol.messages import Message, Rows, Total, Upload, narrowed
+from fedrecsk.updates import Counts, RoundUpdates, add_sums, split_fields
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from typing import Any
+
+    from numpy.typing import ArrayLike, NDArray
 
     from fedrecsk.privacy import GaussianMechanism, LaplaceMechanism
     from fedrecsk.protocol.central_noise import CentralNoise
-    from fedrecsk.protocol.downlink import Downlink
     from fedrecsk.protocol.encryption import SecureChannel
     from fedrecsk.protocol.federation import Federation
     from fedrecsk.protocol.keys import Key
@@ -27,20 +29,168 @@ if TYPE_CHECKING:
     from fedrecsk.updates import ClientUpdates, FieldSpec, HeldUpdates
 
 
-class Uplink:
-    """Turns the clients' updates into what the server sees.
+class Downlink:
+    """Sends the server's messages, and counts what each client receives."""
 
-    Parameters
-    ----------
-    federation : Federation
-    ledger : Ledger
-    downlink : Downlink
-        Sends encrypted sums to the clients.
-    channel : SecureChannel, MaskedChannel or None
-    n_clients : int
-    releases : CentralNoise or None
-        Adds central noise.
-    """
+    def __init__(
+        self,
+        federation: Federation,
+        ledger: Ledger,
+        n_held: NDArray[np.int64],
+        channel: SecureChannel | None,
+        sends_whole: bool = False,
+    ) -> None:
+        self.federation = federation
+        self.ledger = ledger
+        self.channel = channel
+        self._n_held = n_held
+        # Bytes of the updates that each client has missed; inf if it needs the full model.
+        self._missed = np.full(len(n_held), np.inf if channel is None else 0.0)
+        # The model as clients know it, if its changes are compressed, and the fields of the last
+        # message that are sent as such changes.
+        self._known = {}
+        self.changes: set[str] = set()
+        # Whether clients always receive the full model, as in a deployment.
+        self.sends_whole = sends_whole
+        # Bytes of encrypted sums that clients are still to receive; None before the first model.
+        self._pending = None
+
+    def send(
+        self,
+        message: Message | None,
+        receives: NDArray[np.bool_],
+        delta: Message | None = None,
+        key: Key | None = None,
+    ) -> Message | None:
+        """Send the model, or its `delta`, to the clients of a mask; return it as it arrives.
+
+        It is compressed by the `key`, and sent as it is without one.
+        """
+        self.changes = set()
+        if not message:
+            return message
+        compression = self.federation.compression
+        if compression is not None and compression.down:
+            # A delta of the model does not apply to the compressed model that clients have.
+            if key is None:
+                delta = None
+            else:
+                message, delta = self._compressed(message, delta, compression, key)
+        whole, payload = message.sizes(self._n_held, self.federation.wire_dtype)
+        latest = whole
+        if delta is not None:
+            latest, payload = delta.sizes(self._n_held, self.federation.wire_dtype)
+        if self.channel is not None:
+            # The server sends only encrypted sums and its own draws.
+            first = self._pending is None
+            drawn = {name: f for name, f in message.items() if first or not f.is_learned}
+            latest = self._sizes(Message(**drawn)) + (self._pending or 0)
+            self._pending = 0
+            self._missed += latest
+            whole = self._missed.astype(np.int64)
+        else:
+            self._missed += np.inf if delta is None else latest
+        needs_whole = np.isinf(self._missed) | self.sends_whole
+        missed = np.where(needs_whole, whole, self._missed).astype(np.int64)
+        self._missed[receives] = 0
+        self.ledger.down(
+            receives.nonzero()[0],
+            whole[receives],
+            missed[receives],
+            latest[receives],
+            payload[receives],
+        )
+        return message
+
+    def admit(self, n_held: NDArray[np.int64]) -> None:
+        """Add clients that join late, given how many items each holds; they need the full model."""
+        self._n_held = np.concatenate([self._n_held, n_held])
+        self._missed = np.pad(self._missed, (0, len(n_held)), constant_values=np.inf)
+
+    def announce(self, message: Message | None, who: NDArray[np.bool_] | None = None) -> None:
+        """Send a message once to the clients of the mask, or to all."""
+        if not message:
+            return
+        sizes = self._sizes(message)
+        if self.channel is not None:
+            n_values = sum(np.size(field.values) for field in message.values())
+            sizes = np.full(len(sizes), self.channel.nbytes(n_values))
+        self.count(sizes, who)
+
+    def count(self, sizes: ArrayLike, who: NDArray[np.bool_] | None = None) -> None:
+        """Count bytes that the clients of the mask receive, or all; one number or one for each."""
+        who = np.ones(len(self._missed), dtype=bool) if who is None else who
+        self.ledger.down(who.nonzero()[0], np.broadcast_to(sizes, len(who))[who])
+
+    def add(self, message: Message, receives: NDArray[np.bool_]) -> None:
+        """Count a message that the clients of the mask receive together with the last one."""
+        self.ledger.more_down(receives.nonzero()[0], self._sizes(message)[receives])
+
+    def owe(self, nbytes: int) -> None:
+        """Note that clients are still to receive an encrypted sum of `nbytes` bytes."""
+        if self._pending is not None:
+            self._pending += nbytes
+
+    def _compressed(self, message, delta, compression, key):
+        """Return the model as clients know it after another compressed change, and that change."""
+        received, changes = {}, {}
+        for name, one in message.items():
+            values = matrix_to_compress(one)
+            if values is not None and name in self._known:
+                packed = self._compressed_change(name, one, values, compression, key)
+                self._known[name] = self._known[name] + packed.values
+                changes[name] = replace(one, packed=packed)
+                received[name] = replace(one, values=self._known[name])
+                continue
+            if values is not None:
+                self._known[name] = values.copy()
+            received[name] = changes[name] = one
+        first = not any(one.packed for one in changes.values())
+        return Message(**received), delta if first else Message(**changes)
+
+    def _compressed_change(self, name, field, values, compression, key):
+        if not np.isfinite(values).all():
+            raise Diverged(
+                f"The server's model diverged: {name} held NaN or infinite values in round "
+                f"{key.round}."
+            )
+        generator = key.generator(f"compression of {name} on its way down")
+        change = values - self._known[name]
+        packed = compression.compress(change, generator)
+        if not np.isfinite(packed.values).all():
+            raise ValueError(
+                f"The server's change of {name} in round {key.round} does not fit into "
+                f"{compression}, which ends at 65504; use "
+                'Quantization("int8"), which scales the values.'
+            )
+        self.changes.add(name)
+        is_known = isinstance(compression, BlockCompressor) and not compression._is_changed
+        if not is_known or compression._is_exact:
+            return packed
+        # What clients know is what they make of the numbers that cross.
+        wire = np.dtype(field.dtype or self.federation.wire_dtype)
+        encoded: Any = compression._encoded(packed.values.astype(np.float64), packed.step)
+        values, extra = encoded
+        extra = None if extra is None else narrowed(extra, wire)
+        received: Any = compression._decoded(narrowed(values, wire), extra, change.shape)
+        return replace(packed, values=received.astype(change.dtype))
+
+    def _sizes(self, message):
+        """Return the bytes of the message for each client, shape (n_clients,)."""
+        return message.sizes(self._n_held, self.federation.wire_dtype)[0]
+
+
+def matrix_to_compress(field: Any) -> Any:
+    """Return the matrix of a field that may be compressed, else None."""
+    # Fields that are not learned, such as a basis, are sent as they are.
+    if isinstance(field, Rows) or not (field.is_learned and field.compressible):
+        return None
+    values = np.asarray(field.values)
+    return values if values.ndim == 2 and values.dtype.kind == "f" else None
+
+
+class Uplink:
+    """Turns the clients' updates into what the server sees."""
 
     def __init__(
         self,
@@ -78,24 +228,9 @@ class Uplink:
     def close(
         self, total: StepTotal, key: Key, centers: dict[str, np.ndarray] | None = None
     ) -> Upload | None:
-        """Combine the updates of all blocks in one step.
+        """Combine the updates of all blocks; None if too few are sound, an error if none is.
 
-        Parameters
-        ----------
-        total : StepTotal
-        key : Key
-        centers : dict of {str: ndarray} or None
-            What a client without any change sends, unless that is zero; for central privacy only.
-
-        Returns
-        -------
-        Upload or None
-            None if no sound upload arrived, or too few for the aggregator.
-
-        Raises
-        ------
-        ValueError
-            If all uploads that arrived hold NaN or infinite values, or are malformed.
+        For central privacy, `centers` are what a client without any change sends, unless that is 0.
         """
         n_arrived, n_accepted, totals = total.n_arrived, total.n_accepted, total.sums
         specs, senders, counts = total.specs, total.senders, total.counts
@@ -157,11 +292,7 @@ class Uplink:
         return {name: updates.sum(name) for name in updates.specs}
 
     def _audited(self, channel, updates, totals, specs, key):
-        """Encrypt the audited clients' uploads, and use the decrypted sum if these are all clients.
-
-        The sum of a sample is only checked, because ciphertexts are noisy and their noise cannot
-        be repeated by a seed.
-        """
+        """Encrypt the audited clients' uploads; use the decrypted sum if these are all clients."""
         codes = updates.codes
         channel.check(max(updates.each(_largest)), len(codes))
         chosen = channel.audited(codes, key)
@@ -170,6 +301,7 @@ class Uplink:
         decrypted = channel.sum(vectors, len(codes))
         self.ledger.count(encrypted=len(vectors))
         if channel.scheme.audit != "all":
+            # The noise of a sample's ciphertexts cannot be repeated by a seed.
             return totals
         return fields_of(decrypted, specs)
 
@@ -193,39 +325,25 @@ class Uplink:
         return replace(report, trust=f"{trust}; a single upload is seen by the server with {seen}")
 
 
+@dataclass(eq=False)
 class StepTotal:
-    """What has arrived of all blocks' updates in one step.
+    """What has arrived of all blocks' updates in one step; `learned` in a round."""
 
-    Parameters
-    ----------
-    uplink : Uplink
-    specs : dict of {str: FieldSpec}
-    learned : bool
-        Whether they are uploads of a round.
-
-    Attributes
-    ----------
-    is_trusted : bool
-        Whether they come from our own clients, who have diverged if all uploads are broken.
-        Others may be broken in other ways, and count as if none had arrived.
-    """
-
-    def __init__(
-        self, uplink: Uplink, specs: dict[str, FieldSpec], *, learned: bool = False
-    ) -> None:
-        self.uplink = uplink
-        self.specs = specs
-        self.learned = learned
-        self.is_trusted = True
-        self.sums: dict[str, np.ndarray] = {}
-        self.held: list[HeldUpdates] = []
-        self.senders: list[np.ndarray] = []
-        self.arrived: list[np.ndarray] = []
-        self.accepted: list[np.ndarray] = []
-        self.counts: Counts = Counts()
-        self.n_arrived: int = 0
-        self.n_accepted: int = 0
-        self.n_without_noise: int = 0
+    uplink: Uplink
+    specs: dict[str, FieldSpec]
+    learned: bool = False
+    # Whether they come from our own clients, who have diverged if all uploads are broken. Others
+    # may be broken in other ways, and count as if none had arrived.
+    is_trusted: bool = True
+    sums: dict[str, np.ndarray] = field(default_factory=dict)
+    held: list[HeldUpdates] = field(default_factory=list)
+    senders: list[np.ndarray] = field(default_factory=list)
+    arrived: list[np.ndarray] = field(default_factory=list)
+    accepted: list[np.ndarray] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
+    n_arrived: int = 0
+    n_accepted: int = 0
+    n_without_noise: int = 0
 
     def add(self, updates: ClientUpdates) -> None:
         """Add the updates of a block, and count their bytes."""
@@ -261,7 +379,7 @@ def aligned_size(specs: dict[str, FieldSpec]) -> int:
                 f"Field {name!r} has rows of some items only, which cannot be added under "
                 'encryption; a method must declare FieldSpec(..., rows="all") for secure sums.'
             )
-    return sum(int(np.prod(spec.shape, dtype=np.int64)) for spec in specs.values())
+    return sum(spec.size for spec in specs.values())
 
 
 def as_vector(updates: ClientUpdates, client: int) -> NDArray[np.float64]:
@@ -271,21 +389,14 @@ def as_vector(updates: ClientUpdates, client: int) -> NDArray[np.float64]:
 
 def fields_of(vector: NDArray[np.float64], specs: dict[str, FieldSpec]) -> dict[str, np.ndarray]:
     """Return the fields again, of one vector or of a sum."""
-    ends = np.cumsum([np.prod(spec.shape, dtype=np.int64) for spec in specs.values()])
-    parts = np.split(vector, ends[:-1])
     return {
-        name: np.rint(part.reshape(spec.shape)).astype(np.int64)
-        if spec.is_integer
-        else part.reshape(spec.shape)
-        for (name, spec), part in zip(specs.items(), parts, strict=True)
+        name: np.rint(part).astype(np.int64) if specs[name].is_integer else part
+        for name, part in split_fields(vector, specs).items()
     }
 
 
 def _add_noise(totals, specs, mechanism: GaussianMechanism | LaplaceMechanism, n_clients, key):
-    """Add the noise of `n_clients` clients, drawn for their sum.
-
-    Each client's numbers are on a grid, which is too fine to matter for the sum.
-    """
+    """Add the noise of `n_clients` clients, drawn for their sum, without a client's fine grid."""
     for name, spec in specs.items():
         mechanism._check_spec(name, spec)
         generator = key.generator(f"noise of {name}")
