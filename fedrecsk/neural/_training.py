@@ -20,13 +20,13 @@ from torch.nn import functional
 from torch.optim import Optimizer
 from torch.optim.adam import adam
 
-from fedrecsk._utils.jit import kernel
+from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.data._checks import ClientFailed
-from fedrecsk.federated._fedmf_kernels import PAGE_BITS, draw_examples, shuffle, take_slots
-from fedrecsk.federated._fedmf_kernels import Layout as Rows
 from fedrecsk.neural._layout import TABLES, Kind, Layout, matching
 from fedrecsk.protocol.blocks import Block
 from fedrecsk.updates import SparseRows
+
+training_kernels: LazyModule = LazyModule("fedrecsk.neural._training_kernels")
 
 # Rows of items that the clients of a chunk have together, padded: enough that calling torch takes
 # less time than computing.
@@ -136,7 +136,8 @@ class Trainer:
     def _train_chunk(self, clients, seeds, n_examples):
         plan, block = self.plan, self.block
         config = plan.n_negatives, plan.n_epochs, plan.batch_size
-        clients, steps, visits = planned(clients, n_examples, block, self.feedback, seeds, *config)
+        given = clients, n_examples, block, self.feedback, seeds
+        clients, steps, visits = training_kernels.planned(*given, *config)
         items = np.ascontiguousarray(visits.items[:, : visits.n_items.max()])
         after = self._parameters(clients, items)
         total_weight = steps.weight.sum(axis=-1, dtype=np.float64)
@@ -395,93 +396,3 @@ def descent(optimizer, parameters, rates):
 # Clients draw their examples and shuffle them as FedMF's do, each with its own stream of random
 # numbers. Here the batches are only written down, padded to the same shape, so that one tensor
 # operation can process the same step of all clients.
-
-
-class Steps(NamedTuple):
-    """The examples of each step, of shape (n_steps, n_clients, batch_size)."""
-
-    # User of an example, counted within its client.
-    whose: np.ndarray
-    # Item of an example, as a place in the client's `visited` items.
-    what: np.ndarray
-    target: np.ndarray
-    # 0 where a batch is not full.
-    weight: np.ndarray
-
-
-class Visits(NamedTuple):
-    """The items in each client's examples, and how many steps it takes."""
-
-    # Of a client in ascending order, then zeros, (n_clients, most items).
-    items: np.ndarray
-    n_items: np.ndarray
-    # May be fewer than the padded ones.
-    n_steps: np.ndarray
-
-
-class Work(NamedTuple):
-    """Scratch for the examples of one client, with names as in Steps and others."""
-
-    whose: np.ndarray
-    what: np.ndarray
-    target: np.ndarray
-    weight: np.ndarray
-    order: np.ndarray
-    # Zero between uses.
-    is_visited: np.ndarray
-    pages: np.ndarray
-    slot_of: np.ndarray
-    visited: np.ndarray
-    stream: np.ndarray
-
-
-def planned(clients, n_examples, block, feedback, seeds, n_negatives, n_epochs, batch_size):
-    """Return some of a block's clients, those with most steps first, their Steps and Visits."""
-    n_clients, most, n_items = len(clients), int(n_examples.max()), block.n_items
-    shape = n_epochs * -(-most // batch_size), n_clients, min(batch_size, most)
-    dtype = feedback.targets.dtype
-    steps = Steps(*np.zeros((2, *shape), np.int64), *np.zeros((2, *shape), dtype))
-    visited = np.zeros((n_clients, min(n_items, most)), np.int64)
-    visits = Visits(visited, *np.zeros((2, n_clients), np.int64))
-    whose, what, order = np.empty((3, most), np.int32)
-    slot_of, found = np.empty((2, n_items), np.int32)
-    is_visited = np.zeros(n_items, np.int32)
-    pages = np.zeros((n_items >> PAGE_BITS) + 1, np.bool_)
-    numbers, stream = np.empty((2, most), dtype), np.empty(1, np.uint64)
-    work = Work(whose, what, *numbers, order, is_visited, pages, slot_of, found, stream)
-    rows = Rows(block.client_indptr, block.indptr, block.items)
-    plan(clients, rows, feedback, seeds, n_negatives, n_epochs, batch_size, steps, visits, work)
-    # A client whose users have rated everything has no negatives, and fewer steps than others.
-    order = np.argsort(-visits.n_steps, kind="stable")
-    if (np.diff(order) > 0).all():
-        return clients, steps, visits
-    steps = Steps(*(one[:, order] for one in steps))
-    return clients[order], steps, Visits(*(one[order] for one in visits))
-
-
-@kernel
-def plan(clients, rows, feedback, seeds, n_negatives, n_epochs, batch_size, steps, visits, work):
-    """Write the steps of these clients of a block."""
-    n_items = len(work.is_visited)
-    for k in range(len(clients)):
-        c = clients[k]
-        work.stream[0] = seeds[k]
-        first, last = rows.client_indptr[c], rows.client_indptr[c + 1]
-        n = draw_examples(first, last, rows, feedback, n_items, n_negatives, work)
-        visits.n_items[k] = take_slots(n, work)
-        for s in range(visits.n_items[k]):
-            visits.items[k, s] = work.visited[s]
-        for e in range(n):
-            work.order[e] = e
-        step = 0
-        for _ in range(n_epochs):
-            shuffle(work.order, n, work.stream)
-            for start in range(0, n, batch_size):
-                for j in range(start, min(start + batch_size, n)):
-                    e = work.order[j]
-                    steps.whose[step, k, j - start] = work.whose[e]
-                    steps.what[step, k, j - start] = work.what[e]
-                    steps.target[step, k, j - start] = work.target[e]
-                    steps.weight[step, k, j - start] = work.weight[e]
-                step += 1
-        visits.n_steps[k] = step
