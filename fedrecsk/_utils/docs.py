@@ -465,29 +465,29 @@ references_ : list of matplotlib Line2D
 
 # data sets
 
-[fetching]
+[local copy]
 data_home : str or path-like, default=None
     Folder with the data. None: the environment variable `FEDRECSK_DATA`, and without
     that `~/fedrecsk_data`.
-
 download_if_missing : bool, default=True
     Whether to download the data if `data_home` has no copy. False raises an error then.
-
-as_frame : bool, default=False
-    Whether to return pandas objects.
-
-return_X_y : bool, default=False
-    Whether to return `(data, target)` instead of a Bunch.
-
+[tries]
 n_retries : int, default=3
     Number of further tries after a failed download.
-
 delay : float, default=1.0
     Seconds to wait before the first further try; the wait doubles with each try, up to a
     minute.
-
 timeout : float, default=30.0
     Seconds after which a try counts as failed if the server sends nothing.
+[forms]
+as_frame : bool, default=False
+    Whether to return pandas objects.
+return_X_y : bool, default=False
+    Whether to return `(data, target)` instead of a Bunch.
+[bunch]
+data : :class:`~sklearn.utils.Bunch`
+    Dictionary-like object, with these attributes; with ``return_X_y=True``, the tuple of
+    the first two:
 [fetched]
 frame : DataFrame or None
     Data and target side by side, with `as_frame=True`.
@@ -496,7 +496,7 @@ feature_names : list of str
 filename : str
     The file that was read.
 DESCR : str
-    What the data are, their licence and what to cite.
+    What was read from where, and of published data the licence and what to cite.
 [fetching errors]
 OSError
     If there is no copy and the download is not allowed or fails, or if `data_home` is a file
@@ -558,6 +558,7 @@ GROUPS = {
     "data": ("X", "y"),
     "display attributes": ("ax_", "figure_", "references_"),
     "drawing": ("reference", "ax", "kwargs"),
+    "fetching": ("local copy", "forms", "tries"),
     "comparing": ("estimators in reference", "ax", "compare_params", "kwargs"),
 }
 

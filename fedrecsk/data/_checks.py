@@ -200,6 +200,37 @@ def estimates_y(estimator):
     return getattr(estimator, "_sees_ratings", required)
 
 
+def check_scale(scale: Any, name: str = "rating_scale") -> None:
+    """Raise unless `scale` is (low, high) with low < high."""
+    numbers = len(scale) == 2 and all(isinstance(end, Real) for end in scale)
+    # The difference of two huge numbers can be infinite although they are not.
+    if not (numbers and 0 < float(scale[1]) - float(scale[0]) < np.inf):
+        raise ValueError(f"{name} should be two finite numbers in ascending order, got {scale!r}.")
+
+
+def check_ratings(values: NDArray, scale: tuple[float, float]) -> None:
+    """Raise if a rating lies outside the scale."""
+    low, high = scale
+    outside = (values < low) | (values > high)
+    if outside.any():
+        raise ValueError(
+            f"y has the rating {values[outside][0]:g}, outside rating_scale=({low:g}, {high:g}); "
+            "set rating_scale to the ends of the scale on which users rate."
+        )
+
+
+def scale_of(rating_scale: Any, rating_range: Any) -> tuple[float, float]:
+    """Return the given scale, or the range of the ratings, which only a simulation knows."""
+    scale = rating_scale or rating_range
+    if scale is None:
+        raise ValueError(
+            "The server does not know on which scale users rate; set rating_scale=(low, high), "
+            "for example (1, 5)."
+        )
+    low, high = scale
+    return float(low), float(high)
+
+
 class ClientFailed(ValueError):
     """Client number `client` of the block cannot go on; `what` says why, and the cure."""
 

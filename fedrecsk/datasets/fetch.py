@@ -17,10 +17,8 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions, validate_params
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk._version import __version__
-from fedrecsk.datasets._bunch import make_bunch, make_X, make_y
-from fedrecsk.datasets._movielens_features import read_features
-from fedrecsk.datasets.published import PUBLISHED, Published
-from fedrecsk.datasets.readers import TextFile, read_ratings
+from fedrecsk.datasets.published import PUBLISHED, Published, read_features
+from fedrecsk.datasets.readers import TextFile, make_bunch, make_X, make_y, read_ratings
 
 _LONGEST_WAIT = 60.0
 # Answers that may change: time-out, too many requests, and errors of the server.
@@ -87,9 +85,7 @@ def fetch_movielens(
 
     Returns
     -------
-    data : :class:`~sklearn.utils.Bunch`
-        Dictionary-like object, with these attributes; with ``return_X_y=True``, the tuple of
-        the first two:
+    {bunch}
 
         data : ndarray of shape (n_samples, 3) and dtype int64, or DataFrame
             The columns user, item and timestamp (seconds since 1970, UTC), in
@@ -196,9 +192,7 @@ def fetch_kuairec(
 
     Returns
     -------
-    data : :class:`~sklearn.utils.Bunch`
-        Dictionary-like object, with these attributes; with ``return_X_y=True``, the tuple of
-        the first two:
+    {bunch}
 
         data : ndarray of shape (n_samples, 3) or (n_samples, 2) and dtype int64, or DataFrame
             The columns user, item and, for "big", timestamp (milliseconds since 1970,
@@ -274,9 +268,7 @@ def fetch_filmtrust(
 
     Returns
     -------
-    data : :class:`~sklearn.utils.Bunch`
-        Dictionary-like object, with these attributes; with ``return_X_y=True``, the tuple of
-        the first two:
+    {bunch}
 
         data : ndarray of shape (35497, 2) and dtype int64, or DataFrame
             The columns user and item, in the file's order. Three pairs occur twice.
@@ -342,9 +334,7 @@ def fetch_lastfm(
 
     Returns
     -------
-    data : :class:`~sklearn.utils.Bunch`
-        Dictionary-like object, with these attributes; with ``return_X_y=True``, the tuple of
-        the first two:
+    {bunch}
 
         data : ndarray of shape (92834, 2) and dtype int64, or DataFrame
             The columns user and item, in the file's order.
@@ -597,7 +587,7 @@ def _read(spec: Published, path: Path) -> dict[str, np.ndarray]:
             member = TextFile(f"{path}/{spec.member}", lambda: archive.open(spec.member))
             return _read_original(spec, member)
     text = TextFile(str(path), lambda: path.open("rb"))
-    if path.name == Path(spec.unpacked).name:
+    if path.name == Path(spec.member).name:
         return _read_original(spec, text)
     return read_ratings(text).fields
 

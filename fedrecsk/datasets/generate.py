@@ -11,7 +11,7 @@ from scipy.special import gammaincinv
 from sklearn.utils import check_random_state
 
 from fedrecsk._utils.sklearn_compat import Interval, validate_params
-from fedrecsk.datasets._bunch import make_X, make_y
+from fedrecsk.datasets.readers import make_X, make_y
 
 # Shares of MovieLens-100k's ratings up to each of its five stars.
 _STARS_CDF = (0.0, 0.0611, 0.1748, 0.4463, 0.7880, 1.0)

@@ -1,4 +1,4 @@
-"""Read ratings from delimited text."""
+"""Read ratings from delimited text, and return them in scikit-learn's forms."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ import numpy as np
 import pandas as pd
 from sklearn.utils import Bunch
 
+from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import StrOptions, validate_params
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data._mistakes import ROLES, USUAL_NAMES, plain_name, role_of
-from fedrecsk.datasets._bunch import make_bunch, make_X, make_y
 
 _SEPARATORS = ("::", "\t", ";", "|", ",", " ")
 _HEAD = 2**17  # bytes in which the separator, the header and the columns are looked for
@@ -47,6 +47,7 @@ _MARKS = {
 }
 
 
+@documented
 @validate_params(
     {
         "path": [str, os.PathLike],
@@ -84,46 +85,34 @@ def load_ratings(
     path : str or path-like
         The file. Gzip, bzip2, xz, and zip archives of one file are recognised by their
         content, whatever the name.
-
     sep : str, default=None
         Separator of two fields, of one or more characters. A blank stands for
         any run of white space. None finds it in the first lines, among
         `::`, tab, `;`, `|`, `,` and blank.
-
     columns : dict, default=None
         Maps the roles "user", "item", "rating" and "timestamp" to a column's name
         or position (0 is the first), or to None for "the file has none". A role
         that is not mentioned is guessed: from usual names such as `user_id`,
         `movieId`, `score` or `ts` if there is a header, else from the order user,
         item, rating, timestamp.
-
     header : "infer" or bool, default="infer"
         Whether the first line names the columns. "infer" says yes if `columns`
         has names; otherwise, if no field of the first line is a number and either
         one has a usual name or the second line does have a number.
-
     encoding : str, default="utf-8"
         Encoding of the text. With the default, text that begins with the byte order mark of
         UTF-16 or UTF-32 is read as such.
-
     comment : str, default=None
         Lines that begin with this are comments and are skipped, for example "#". None:
         there are no comments.
-
     quoted : bool, default=True
         Whether fields may be quoted as in CSV, if the separator is one character other than a
         blank. False: quotation marks are ordinary characters.
-
-    as_frame : bool, default=False
-        Whether to return pandas objects.
-
-    return_X_y : bool, default=False
-        Whether to return `(data, target)` instead of a Bunch.
+    {forms}
 
     Returns
     -------
-    data : :class:`~sklearn.utils.Bunch`
-        Dictionary-like object, with the attributes:
+    {bunch}
 
         data : ndarray of shape (n_samples, 2) or (n_samples, 3), or DataFrame
             The columns user, item and, if the file has it, timestamp. Ids are int64 if all
@@ -134,17 +123,7 @@ def load_ratings(
             column is, else of dtype object.
         target : ndarray of shape (n_samples,) and dtype float64, Series or None
             The ratings. None if the file has no rating column: implicit feedback.
-        frame : DataFrame or None
-            Data and target side by side, with `as_frame=True`.
-        feature_names : list of str
-            The names of the columns of `data`.
-        filename : str
-            The path that was read.
-        DESCR : str
-            A sentence on what was read from where.
-
-    (data, target) : tuple if `return_X_y` is True
-        The two attributes above.
+        {fetched}
 
     Raises
     ------
@@ -634,3 +613,31 @@ def _listed(names: list[str] | list[int]) -> str:
     """List names or positions for a message: all of them, or the first ten of many."""
     shown = ", ".join(map(repr, names[:10]))
     return shown if len(names) <= 10 else f"{shown} and {len(names) - 10} more"
+
+
+# --------------------------------------------------------------------- what is returned
+
+
+def make_X(columns: Mapping[str, np.ndarray], *, as_frame: bool) -> np.ndarray | pd.DataFrame:
+    """Put columns side by side: int64 if all are, else each with its own type."""
+    if as_frame:
+        return pd.DataFrame(dict(columns))
+    if all(values.dtype == np.int64 for values in columns.values()):
+        return np.column_stack(list(columns.values()))
+    X = np.empty((len(next(iter(columns.values()))), len(columns)), dtype=object)
+    for position, values in enumerate(columns.values()):
+        X[:, position] = values
+    return X
+
+
+def make_y(values: np.ndarray | None, *, as_frame: bool) -> np.ndarray | pd.Series | None:
+    """Return the ratings as an array, or as a Series named `rating`."""
+    return pd.Series(values, name="rating") if as_frame and values is not None else values
+
+
+def make_bunch(X, y, feature_names: list[str], *, as_frame: bool, **more) -> Bunch:
+    """Return a Bunch with scikit-learn's keys; `frame` joins data and target."""
+    frame = None
+    if as_frame:
+        frame = X if y is None else X.assign(rating=y)
+    return Bunch(data=X, target=y, frame=frame, feature_names=feature_names, **more)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedrecsk.data._rating_scale import check_ratings, check_scale
+from fedrecsk.data._checks import check_ratings, check_scale
 from fedrecsk.updates import ClientUpdates
 
 

@@ -14,22 +14,20 @@ from fedrecsk.model_selection._comparison import is_error
 from fedrecsk.plotting._base import (
     DASHES,
     Display,
-    check_any,
-    draw_level,
-    legible,
-    make_logarithmic,
-    pyplot,
-    style,
-    with_style,
-)
-from fedrecsk.plotting._results import (
     as_table,
+    check_any,
     column,
+    draw_level,
     errors_over_users,
     failures,
+    legible,
+    make_logarithmic,
     numbers,
+    pyplot,
     scores_of,
+    style,
     vary,
+    with_style,
 )
 
 if TYPE_CHECKING:

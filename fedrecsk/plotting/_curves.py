@@ -15,24 +15,22 @@ from fedrecsk._utils.docs import documented
 from fedrecsk.metrics._recommender import unwrap
 from fedrecsk.model_selection import Comparison
 from fedrecsk.plotting._base import (
+    VARIANT,
     CurvesDisplay,
+    as_table,
     check_any,
+    conditions,
+    curves_by_method,
     draw_level,
+    failures,
     legible,
     make_logarithmic,
     name_ticks,
+    numbers,
     pyplot,
     style,
-    with_style,
-)
-from fedrecsk.plotting._results import (
-    VARIANT,
-    as_table,
-    conditions,
-    curves_by_method,
-    failures,
-    numbers,
     vary,
+    with_style,
     worst_rows,
 )
 

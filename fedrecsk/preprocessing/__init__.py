@@ -7,8 +7,13 @@ transformers of y, for a :class:`~sklearn.compose.TransformedTargetRegressor`
 """
 
 from fedrecsk.preprocessing._encoder import IdEncoder
-from fedrecsk.preprocessing._filters import filter_k_core, filter_min_ratings, to_implicit
-from fedrecsk.preprocessing._ratings import RatingScaler, binarize
+from fedrecsk.preprocessing._ratings import (
+    RatingScaler,
+    binarize,
+    filter_k_core,
+    filter_min_ratings,
+    to_implicit,
+)
 
 __all__ = [
     "IdEncoder",

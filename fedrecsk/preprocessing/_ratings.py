@@ -1,30 +1,211 @@
-"""Scaling and binarising ratings."""
+"""Filter rows: functions of (X, y, clients, sample_weight); scale and binarise ratings."""
 
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from numbers import Real
-from typing import TYPE_CHECKING, ClassVar, cast
+from numbers import Integral, Real
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from sklearn.base import OneToOneFeatureMixin, TransformerMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils import column_or_1d
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
+from fedrecsk._utils.docs import documented
 from fedrecsk._utils.parameters import PlainParameters
-from fedrecsk._utils.sklearn_compat import Interval, fit_context, validate_params
+from fedrecsk._utils.sklearn_compat import (
+    Interval,
+    check_sample_weight,
+    fit_context,
+    safe_indexing,
+    validate_params,
+)
 from fedrecsk._utils.user_warnings import warn
-from fedrecsk.preprocessing._filters import ratings
+from fedrecsk.data._checks import check_scale
+from fedrecsk.data.interactions import coded_rows
 
-if TYPE_CHECKING:
-    from typing import Self
+_THRESHOLD = {"threshold": [Interval(Real, None, None, closed="neither")]}
+_DATA = {
+    "X": ["array-like", "sparse matrix"],  # refused with a better message than this gives
+    "y": ["array-like", None],
+    "clients": ["array-like", None],
+    "sample_weight": ["array-like", None],
+}
 
-    from numpy.typing import ArrayLike, NDArray
 
-
+@documented
 @validate_params(
-    {"y": ["array-like"], "threshold": [Interval(Real, None, None, closed="neither")]},
+    _DATA | {"k": [Interval(Integral, 1, None, closed="left")]},
     prefer_skip_nested_validation=True,
 )
+def filter_k_core(
+    X: ArrayLike,
+    y: ArrayLike | None = None,
+    *,
+    clients: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
+    k: int = 5,
+) -> ArrayLike | tuple[Any, ...]:
+    """Keep the k-core: users and items with at least k rows among the rows that stay.
+
+    Users and items with fewer rows are dropped repeatedly, until all that remain have k. The
+    result is the largest such set of rows and does not depend on the order of dropping.
+
+    Parameters
+    ----------
+    {rows to filter}
+    k : int, default=5
+        Minimum number of rows of a user and of an item. Repeated (user, item) rows all count.
+
+    {rows kept}
+
+    See Also
+    --------
+    filter_min_ratings : One pass, with a minimum for users and one for items.
+
+    Notes
+    -----
+    Each pass takes linear time; real ratings need about ten passes.
+
+    Examples
+    --------
+    >>> from fedrecsk.preprocessing import filter_k_core
+    >>> X = [["ann", "alien"], ["ann", "brazil"], ["bob", "alien"], ["bob", "brazil"],
+    ...      ["bob", "clue"], ["cat", "clue"]]
+    >>> X_core, y_core = filter_k_core(X, [5, 4, 3, 2, 1, 5], k=2)
+    >>> X_core
+    [['ann', 'alien'], ['ann', 'brazil'], ['bob', 'alien'], ['bob', 'brazil']]
+    >>> y_core
+    [5, 4, 3, 2]
+    """
+    data, kept, (users, n_users), (items, n_items) = _read(X, y, clients, sample_weight)
+    rows = np.flatnonzero(kept)
+    while len(rows):
+        users_left, items_left = users[rows], items[rows]
+        enough = (np.bincount(users_left, minlength=n_users) >= k)[users_left]
+        enough &= (np.bincount(items_left, minlength=n_items) >= k)[items_left]
+        if enough.all():
+            return _take(data, rows)
+        rows = rows[enough]
+    raise ValueError(
+        f"No row of X is in the {k}-core: there are no users and items that all have k={k} rows "
+        "among themselves. Lower k."
+    )
+
+
+@documented
+@validate_params(
+    _DATA
+    | {name: [Interval(Integral, 0, None, closed="left")] for name in ("min_user", "min_item")},
+    prefer_skip_nested_validation=True,
+)
+def filter_min_ratings(
+    X: ArrayLike,
+    y: ArrayLike | None = None,
+    *,
+    clients: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
+    min_user: int = 20,
+    min_item: int = 0,
+) -> ArrayLike | tuple[Any, ...]:
+    """Drop the rows of users and items that have too few rows, in one pass.
+
+    Rows are counted before any are dropped. With `min_item=0`, every user that is kept has at
+    least `min_user` rows, and likewise for items with `min_user=0`. With both, some users or items
+    may end up with fewer; :func:`filter_k_core` avoids that.
+
+    Parameters
+    ----------
+    {rows to filter}
+    min_user : int, default=20
+        Minimum number of rows of a user. MovieLens was published with 20.
+    min_item : int, default=0
+        Minimum number of rows of an item.
+
+    {rows kept}
+
+    Examples
+    --------
+    >>> from fedrecsk.preprocessing import filter_min_ratings
+    >>> X = [["ann", "alien"], ["ann", "brazil"], ["bob", "alien"]]
+    >>> filter_min_ratings(X, min_user=2)
+    [['ann', 'alien'], ['ann', 'brazil']]
+    """
+    data, kept, (users, n_users), (items, n_items) = _read(X, y, clients, sample_weight)
+    enough = kept & (np.bincount(users[kept], minlength=n_users) >= min_user)[users]
+    enough &= (np.bincount(items[kept], minlength=n_items) >= min_item)[items]
+    if not enough.any():
+        raise ValueError(
+            f"No row of X has a user with min_user={min_user} rows and an item with "
+            f"min_item={min_item}; lower them."
+        )
+    return _take(data, np.flatnonzero(enough))
+
+
+@validate_params(_DATA | {"y": ["array-like"]} | _THRESHOLD, prefer_skip_nested_validation=True)
+def to_implicit(
+    X: ArrayLike,
+    y: ArrayLike,
+    *,
+    clients: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
+    threshold: float = 4.0,
+) -> tuple[Any, ...]:
+    """Turn ratings into implicit feedback: keep the rows at or above a threshold, with y = 1.
+
+    Users and items without such a row are dropped.
+
+    Parameters
+    ----------
+    X : array-like or DataFrame of shape (n_samples, n_features >= 2)
+        Column 0 is the user's id, column 1 the item's.
+    y : array-like of shape (n_samples,)
+        Ratings, or a substitute such as watch ratios.
+    clients, sample_weight : array-like of shape (n_samples,), default=None
+        Other arrays with one entry per row. Rows of weight zero count as absent, as in fit.
+    threshold : float, default=4.0
+        Lowest rating that counts as a preference.
+
+    Returns
+    -------
+    X : of the type given
+        The rows that are kept, in their order.
+    y : ndarray of shape (n_kept,), dtype float64
+        Ones.
+    clients, sample_weight
+        The arrays that were given, with the same rows.
+
+    Raises
+    ------
+    ValueError
+        If no row would be kept, a rating is NaN, lengths differ, or ids are invalid.
+    TypeError
+        If an id is neither a string nor a number.
+
+    See Also
+    --------
+    binarize : 0 and 1 for y, with every row kept.
+
+    Examples
+    --------
+    >>> from fedrecsk.preprocessing import to_implicit
+    >>> to_implicit([["ann", "alien"], ["ann", "brazil"]], [5, 3])
+    ([['ann', 'alien']], array([1.]))
+    """
+    data, kept, *_ = _read(X, y, clients, sample_weight)
+    preferred = kept & (ratings(y) >= threshold)
+    if not preferred.any():
+        raise ValueError(
+            f"No row of X has a rating of threshold={threshold} or more; the largest is "
+            f"{np.max(y)}. Lower the threshold."
+        )
+    rows = np.flatnonzero(preferred)
+    X, _, *others = _take(data, rows)
+    return X, np.ones(len(rows)), *others
+
+
+@validate_params({"y": ["array-like"]} | _THRESHOLD, prefer_skip_nested_validation=True)
 def binarize(y: ArrayLike, *, threshold: float = 4.0) -> NDArray[np.float64]:
     """Turn ratings into 1 (at or above the threshold) and 0, row by row.
 
@@ -67,6 +248,53 @@ def binarize(y: ArrayLike, *, threshold: float = 4.0) -> NDArray[np.float64]:
             f"is {values.max():g}. Lower the threshold.",
         )
     return preferred.astype(np.float64)
+
+
+def ratings(y):
+    """Read y as finite numbers; shape (n,), dtype float64."""
+    y = column_or_1d(y)
+    try:
+        numbers = y.astype(np.float64) if y.dtype.kind not in "mMc" else None
+    except (TypeError, ValueError):
+        numbers = None
+    if numbers is None:
+        # Times in nanoseconds would become integers.
+        values = list(y) if y.dtype.kind in "mM" else y.tolist()
+        strange = next(one for one in values if not _is_number(one))
+        raise ValueError(
+            f"y holds {strange!r}, which is not a number; ratings must be numbers. Map labels to "
+            "numbers first."
+        )
+    if not np.isfinite(numbers).all():
+        raise ValueError(
+            f"y contains NaN or infinity (first in row {np.isfinite(numbers).argmin()}); drop "
+            "these rows first."
+        )
+    return numbers
+
+
+def _is_number(one):
+    try:
+        float(one)
+    except (TypeError, ValueError):
+        return False
+    return not isinstance(one, np.datetime64 | np.timedelta64)
+
+
+def _read(X, y, clients, sample_weight):
+    """Return the given arrays, a mask of the rows that count, and users and items as codes."""
+    users, items = coded_rows(X)
+    data = [values for values in (X, y, clients, sample_weight) if values is not None]
+    check_consistent_length(*data)
+    kept = np.ones(len(users[0]), dtype=bool)
+    if sample_weight is not None:
+        kept = check_sample_weight(sample_weight, X) > 0
+    return data, kept, users, items
+
+
+def _take(data, rows):
+    taken = tuple(safe_indexing(values, rows) for values in data)
+    return taken if len(taken) > 1 else taken[0]
 
 
 @dataclass(eq=False, repr=False)
@@ -145,9 +373,9 @@ class RatingScaler(OneToOneFeatureMixin, TransformerMixin, PlainParameters):
             If a range is not two numbers in ascending order, or a rating is NaN, infinite or
             outside `rating_range`.
         """
-        _check_range(self.feature_range, "feature_range")
+        check_scale(self.feature_range, "feature_range")
         if self.rating_range is not None:
-            _check_range(self.rating_range, "rating_range")
+            check_scale(self.rating_range, "rating_range")
         ratings = self._read(X, reset=True)
         low, high = ratings.min(axis=0), ratings.max(axis=0)
         if self.rating_range is not None:
@@ -207,10 +435,3 @@ class RatingScaler(OneToOneFeatureMixin, TransformerMixin, PlainParameters):
         width = self.rating_max_ - self.rating_min_
         low, high = self.feature_range
         return np.where(width > 0, width, 1.0) / (high - low)
-
-
-def _check_range(ends, name):
-    are_numbers = len(ends) == 2 and all(isinstance(end, Real) for end in ends)
-    # The difference of two huge numbers can be infinite although they are not.
-    if not are_numbers or not 0 < float(ends[1]) - float(ends[0]) < np.inf:
-        raise ValueError(f"{name} should be two finite numbers in ascending order, got {ends!r}.")

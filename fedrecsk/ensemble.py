@@ -1,4 +1,9 @@
-"""Sums of recommenders, and the search for their weights on rows that no part was fitted to."""
+"""Sums of several recommenders, federated or not.
+
+scikit-learn's own ensembles average predictions, too, but do not support `recommend`, `fold_in`,
+`clients` or communication. Parts are named like those of
+:class:`~sklearn.ensemble.VotingRegressor`.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +27,8 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
     from numpy.typing import ArrayLike
+
+__all__ = ["RankingEnsemble", "RatingEnsemble"]
 
 # Standard deviations below this share of the largest score are rounding.
 RESOLUTION = 1e-12
