@@ -11,9 +11,10 @@ import copy
 from dataclasses import KW_ONLY, dataclass
 from itertools import combinations
 from numbers import Integral
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.base import clone
 from sklearn.utils import Bunch, check_random_state
 
@@ -22,11 +23,6 @@ from fedrecsk._utils.sklearn_compat import BaseComposition, Interval, StrOptions
 from fedrecsk.base import RankingMixin, RatingMixin, Recommender, _batches
 from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.protocol.ledger import Ledger
-
-if TYPE_CHECKING:
-    from typing import Any, Self
-
-    from numpy.typing import ArrayLike
 
 __all__ = ["RankingEnsemble", "RatingEnsemble"]
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from os import PathLike
+from typing import Any, ClassVar
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from os import PathLike
 
 __all__ = ["PortableModel", "load"]
 

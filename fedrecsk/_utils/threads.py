@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import Any, Self
 
 from joblib import cpu_count, effective_n_jobs
 
 from fedrecsk._utils.sklearn_compat import Interval
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from typing import Any, Self
 
 # Valid values of a parameter `n_jobs`: whole numbers except 0, and None.
 N_JOBS = [

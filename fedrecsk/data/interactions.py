@@ -8,18 +8,16 @@ from __future__ import annotations
 import hashlib
 import reprlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from sklearn.utils.validation import check_consistent_length
 
 from fedrecsk._utils.sklearn_compat import safe_indexing
 from fedrecsk.data._mistakes import warn_about_columns, warn_about_ids
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
 
 ROLES = ("user", "item")
 _MANY_IDS = 2**20  # strings that are Python strings at a time

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import reprlib
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from scipy import sparse
 from sklearn.utils import check_array
 
 from fedrecsk.data.interactions import Ids, catalogue_ids, id_array, named
-
-if TYPE_CHECKING:
-    from typing import Any
 
 
 def has_ids(features: Any) -> bool:

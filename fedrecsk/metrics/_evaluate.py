@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedrecsk._utils.parameters import suggest
 from fedrecsk._utils.sklearn_compat import (
@@ -30,6 +32,7 @@ from fedrecsk.metrics._held_out import (
 )
 from fedrecsk.metrics._ranking import (
     OF_LISTS,
+    Ranking,
     RankingSpec,
     check_cutoffs,
     check_metrics,
@@ -37,13 +40,6 @@ from fedrecsk.metrics._ranking import (
     value,
 )
 from fedrecsk.metrics._recommender import PEERS, adapt, unwrap, unwrap_and_adapt
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import ArrayLike
-
-    from fedrecsk.metrics._ranking import Ranking
 
 WHICH = StrOptions({"all", "known", "new"})
 

@@ -6,11 +6,12 @@ Rows are ranked among the whole catalogue, or among negatives, drawn or given.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sklearn.utils import check_array, check_random_state, column_or_1d
 from sklearn.utils.validation import check_consistent_length
 
@@ -20,12 +21,6 @@ from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data._mistakes import check_order
 from fedrecsk.data.interactions import Ids, as_table, encode, id_array, id_columns
 from fedrecsk.metrics._ranking import Ranking
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
-    from numpy.typing import NDArray
 
 ranking_kernels: LazyModule = LazyModule("fedrecsk.metrics._ranking_kernels")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,10 +13,6 @@ from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk.data.interactions import Ids, encode
 from fedrecsk.metrics._held_out import check_rows
-
-if TYPE_CHECKING:
-    from typing import Any
-
 
 PEERS = (
     "To be ranked, a model of another package needs predict, and either X_train (its training "

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from sklearn.base import TransformerMixin
-from sklearn.utils import metadata_routing
+from sklearn.utils import Tags, metadata_routing
 from sklearn.utils.validation import check_consistent_length, indexable, validate_data
 
 from fedrecsk._utils.parameters import PlainParameters
 from fedrecsk._utils.sklearn_compat import fit_context, safe_indexing
 from fedrecsk.data.interactions import as_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Self
-
-    from numpy.typing import ArrayLike, NDArray
-    from sklearn.utils import Tags
 
 
 class Splitter(TransformerMixin, PlainParameters, ABC):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 import inspect
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 from sklearn import config_context
 from sklearn.base import BaseEstimator, clone
 from sklearn.exceptions import FitFailedWarning, NotFittedError
@@ -48,11 +49,6 @@ from fedrecsk.model_selection._comparison import (
     error_lines,
 )
 from fedrecsk.model_selection._splitters import UserKFold
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import ArrayLike
 
 # Only scikit-learn's routing passes metadata on inside a Pipeline.
 _ROUTING = {"enable_metadata_routing": True}

@@ -6,9 +6,11 @@ import datetime
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.random import RandomState
+from numpy.typing import NDArray
 from sklearn.utils import check_random_state
 
 from fedrecsk._utils.docs import documented
@@ -16,11 +18,6 @@ from fedrecsk._utils.sklearn_compat import Interval, RealNotInt
 from fedrecsk.data import _times
 from fedrecsk.data.interactions import coded_rows
 from fedrecsk.model_selection._base import Splitter, by_group, two_parts
-
-if TYPE_CHECKING:
-    from numpy.random import RandomState
-    from numpy.typing import NDArray
-
 
 SHARE_OR_NUMBER = [
     Interval(RealNotInt, 0, 1, closed="neither"),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_consistent_length
 
 from fedrecsk._utils.docs import documented
+from fedrecsk.model_selection import Comparison
 from fedrecsk.model_selection._comparison import is_error
 from fedrecsk.plotting._base import (
     DASHES,
@@ -31,14 +35,7 @@ from fedrecsk.plotting._base import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from typing import Self
-
     from matplotlib.axes import Axes
-    from numpy.typing import ArrayLike
-    from sklearn.base import BaseEstimator
-
-    from fedrecsk.model_selection import Comparison
 
 
 @documented

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
+from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedrecsk._utils.sklearn_compat import StrOptions, fit_context
 from fedrecsk.data._mistakes import warn_about_columns
 from fedrecsk.data.interactions import ROLES, Ids, as_rows, as_table, id_columns
-
-if TYPE_CHECKING:
-    from typing import Self
-
-    from numpy.typing import ArrayLike, NDArray
-    from sklearn.utils import Tags
 
 
 @dataclass(eq=False, repr=False)
