@@ -234,10 +234,7 @@ class RatingEnsemble(RatingMixin, RecommenderEnsemble):
         The same by their names.
     weights_ : ndarray of shape (n_estimators,), dtype float64
         Their weights, which add up to 1.
-    {user_ids_}
-    {item_ids_}
-    {n_users_}
-    {n_items_}
+    {ids}
     n_rounds_ : int
         Rounds of all federated parts. Only if there is one.
     communication_ : Ledger

@@ -133,7 +133,7 @@ class CostDisplay(Display):
         {greater_is_better}
         {drawing}
 
-        {drawn from results}
+        {drawn}
         """
         table = as_table(results)
         if cost == "mb" and "mb" not in table:
@@ -197,11 +197,13 @@ class CostDisplay(Display):
         ----------
         estimator : estimator
         {data}
-        {condition}
-        score, cost, greater_is_better, ax, **kwargs
+        param_name : str
+            Name of the parameter to vary, as in `set_params`.
+        param_range : iterable, or dict of str to value
+            Values of the parameter, or a dict of labels to values.
+        score, cost, greater_is_better
             As in :meth:`from_results`.
-        {estimators in reference}
-        {compare_params}
+        {comparing}
 
         {drawn}
         """

@@ -130,7 +130,7 @@ class RobustnessDisplay(CurvesDisplay):
             lowest of others.
         {drawing}
 
-        {drawn from results}
+        {drawn}
         """
         table = as_table(results)
         if any(value in (np.inf, -np.inf) for value in conditions(table, x)):
@@ -290,7 +290,7 @@ class PrivacyDisplay(CurvesDisplay):
             Folds of one setting may differ a little in their epsilon. None: `x`.
         {drawing}
 
-        {drawn from results}
+        {drawn}
         """
         table = as_table(results)
         losses = numbers(table, x)
@@ -427,7 +427,7 @@ class ConvergenceDisplay(CurvesDisplay):
             Label of the line. None: the name of the class.
         {drawing}
 
-        {drawn from results}
+        {drawn}
         NotFittedError
             If the estimator is not fitted.
         TypeError
@@ -464,7 +464,7 @@ class ConvergenceDisplay(CurvesDisplay):
             Key of the rows of `history_`, or the name of the numbers.
         {drawing}
 
-        {drawn from results}
+        {drawn}
         TypeError
             If a model has no `history_`, or the results are not a dict by name.
         """
