@@ -10,7 +10,7 @@ import numpy as np
 from scipy import sparse
 from sklearn.utils import check_array
 
-from fedrecsk.data.interactions import Ids, catalogue_ids, id_array, named
+from fedrecsk.data.interactions import Ids, catalogue_ids, distinct_items, id_array, named
 
 
 def has_ids(features: Any) -> bool:
@@ -20,14 +20,10 @@ def has_ids(features: Any) -> bool:
 
 def catalogue_of(features: Any) -> Ids:
     """Return the items of a DataFrame, in ascending order."""
-    ids = id_array(np.asarray(features.index), "the index of item_features")
-    values, counts = np.unique(ids, return_counts=True)
-    if (counts > 1).any():
-        raise ValueError(
-            f"item_features has {named('item', values[counts > 1])} more than once in its index; "
-            "give each item one row."
-        )
-    return Ids(values, "item ids", "the index of item_features")
+    source = "the index of item_features"
+    return distinct_items(
+        id_array(np.asarray(features.index), source), source, "give each item one row", source
+    )
 
 
 def aligned(features: Any, items: Any, *, bounded: bool = False) -> Any:

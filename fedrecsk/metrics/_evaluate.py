@@ -21,6 +21,8 @@ from fedrecsk._utils.sklearn_compat import (
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data.interactions import id_array, id_columns
 from fedrecsk.metrics._held_out import (
+    PEERS,
+    adapt,
     check_rows,
     draw_negatives,
     group_negatives,
@@ -28,6 +30,8 @@ from fedrecsk.metrics._held_out import (
     rank,
     read_negatives,
     transform_negatives,
+    unwrap,
+    unwrap_and_adapt,
     warn_if_seen,
 )
 from fedrecsk.metrics._ranking import (
@@ -39,7 +43,6 @@ from fedrecsk.metrics._ranking import (
     key_of,
     value,
 )
-from fedrecsk.metrics._recommender import PEERS, adapt, unwrap, unwrap_and_adapt
 
 WHICH = StrOptions({"all", "known", "new"})
 
@@ -295,17 +298,8 @@ class Protocol:
     @property
     def key(self) -> tuple[Any, ...]:
         """Return the key by which equal protocols share one ranking."""
-        state = self.random_state
-        return (
-            self.n_negatives,
-            id(self.negatives),
-            self.exclude_seen,
-            self.threshold,
-            self.items,
-            self.users,
-            state if state is None or isinstance(state, Integral) else id(state),
-            id(self.X_train),
-        )
+        options = vars(self).values()
+        return tuple(one if isinstance(one, str | Real | None) else id(one) for one in options)
 
     def plan(self, metrics: Any, k: Any, name: str = "metrics") -> tuple[list, list, RankingSpec]:
         """Return names, cutoffs and what they need; raise if they make no sense here."""

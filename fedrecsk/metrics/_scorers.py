@@ -16,8 +16,8 @@ from sklearn.utils.metadata_routing import MetadataRequest
 from fedrecsk._utils.parameters import checked
 from fedrecsk._utils.sklearn_compat import BaseScorer, Interval, MultimetricScorer
 from fedrecsk.metrics._evaluate import Protocol
+from fedrecsk.metrics._held_out import unwrap
 from fedrecsk.metrics._ranking import METRICS, RankingSpec, key_of, value
-from fedrecsk.metrics._recommender import unwrap
 
 
 def make_ranking_scorer(

@@ -37,8 +37,8 @@ from fedrecsk._utils.threads import N_JOBS
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data.interactions import as_table, id_columns
 from fedrecsk.metrics import make_ranking_scorer
+from fedrecsk.metrics._held_out import unwrap
 from fedrecsk.metrics._ranking import METRICS, key_of
-from fedrecsk.metrics._recommender import unwrap
 from fedrecsk.metrics._scorers import RankingScorer, RankingScorers, RecommenderScorer
 from fedrecsk.model_selection._comparison import (
     COSTS,

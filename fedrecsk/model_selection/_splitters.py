@@ -462,7 +462,7 @@ def _cutoff_times(cutoffs, times, name):
         raise ValueError(f"{name} should be a list of times or quantiles, got {cutoffs!r}.")
     if cutoffs.dtype.kind == "f" and ((cutoffs > 0) & (cutoffs < 1)).all():
         return np.quantile(times, cutoffs, method="higher")
-    found = _times.times_of_cutoffs(cutoffs, name)
+    found = _times.as_times(cutoffs, name)
     if (found.dtype.kind == "M") != (times.dtype.kind == "M"):
         raise ValueError(
             f"One of {name} and the times of X are dates and the other are numbers: {name} "

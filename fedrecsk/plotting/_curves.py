@@ -14,7 +14,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk._utils.docs import documented
-from fedrecsk.metrics._recommender import unwrap
+from fedrecsk.metrics._held_out import unwrap
 from fedrecsk.model_selection import Comparison
 from fedrecsk.plotting._base import (
     VARIANT,
