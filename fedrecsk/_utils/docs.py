@@ -1,29 +1,13 @@
-"""Descriptions of parameters and attributes that many estimators share, written once.
+"""Descriptions of parameters and attributes that many docstrings share, written once.
 
-A class docstring names a shared description in braces, on a line of its own::
+A docstring names one in braces, on a line of its own, and `documented` replaces that line, with
+the default value that the class has. Indented lines after it continue the text::
 
-    @documented
-    @dataclass(eq=False, repr=False)
-    class Method(FederatedRecommender):
-        \"\"\"One line.
+    {column of times}
+        At least within each user.
 
-        Parameters
-        ----------
-        n_factors : int, default=20
-            Length of the vectors.
-        {early_stopping}
-        {tol}
-            In squared ratings.
-
-        Attributes
-        ----------
-        {shared attributes}
-        \"\"\"
-
-`documented` replaces such lines by the texts below, with the default value that the class
-has. Indented lines after a placeholder continue its text, like "In squared ratings." in the
-example. ``{shared parameters}`` and ``{shared attributes}`` stand for everything that all federated
-methods share, except `n_rounds`. A text may name others.
+A text may name others. ``{shared parameters}`` and ``{shared attributes}`` stand for all that
+federated methods share, except `n_rounds`.
 """
 
 from __future__ import annotations

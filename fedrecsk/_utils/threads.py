@@ -44,10 +44,7 @@ class Threads:
             self._pool.shutdown(cancel_futures=True)
 
     def __call__(self, tasks: Iterable[tuple[Callable[..., Any], Any, Any]]) -> Iterator[Any]:
-        """Run tasks made by :func:`joblib.delayed`; returns a generator of their results.
-
-        At most two tasks per thread are started ahead, so that few results are kept waiting.
-        """
+        """Yield the results of tasks of `joblib.delayed`, of which few are started ahead."""
         if self._pool is None:
             for function, args, kwargs in tasks:
                 yield function(*args, **kwargs)

@@ -247,17 +247,10 @@ def make_interactions(
 
     Parameters
     ----------
-    n_users : int, default=943
-        Number of users. Each has at least one interaction.
-    n_items : int, default=1682
-        Number of items. Each has at least one interaction if
-        `n_interactions >= n_items`.
-    n_interactions : int, default=100_000
-        Number of interactions, all of different (user, item) pairs. At least
-        `n_users` and at most `n_users * n_items`.
+    n_users, n_items, n_interactions : int, default=943, 1682, 100_000
+        As in :func:`make_ratings`, with interactions in place of ratings.
     n_factors : int, default=10
-        Number of latent factors of taste, each weaker than the one before. Their total
-        strength is the same for any number. 0: all users have the same taste.
+        As in :func:`make_ratings`. 0: all users have the same taste.
     taste : float, default=1.55
         Strength of taste: an item that a user likes one standard deviation more than
         another is chosen `exp(taste)` times as often. 0: only popularity counts.
@@ -270,14 +263,10 @@ def make_interactions(
         and rising items last, more strictly for a larger `drift`. Positive values need
         `timestamps=True`.
     min_interactions_per_user : int, default=None
-        Minimum number of interactions of a user. None: a fifth of the mean number, but at
-        least 1 and at most 20, the minimum in MovieLens.
+        As `min_ratings_per_user` in :func:`make_ratings`.
     item_features : int, default=0
         As in :func:`make_ratings`; they come as a second result.
-    timestamps : bool, default=True
-        Whether `X` has a third column, the time. Users join over seven months and come
-        in sessions: half a minute between interactions, weeks between sessions.
-    random_state, as_frame
+    timestamps, random_state, as_frame
         As in :func:`make_ratings`.
 
     Returns

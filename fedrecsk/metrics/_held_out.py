@@ -6,7 +6,6 @@ Rows are ranked among the whole catalogue, or among negatives, drawn or given.
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy import sparse
+from sklearn.compose import TransformedTargetRegressor
 from sklearn.exceptions import NotFittedError
+from sklearn.pipeline import Pipeline
 from sklearn.utils import check_array, check_random_state, column_or_1d
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
@@ -391,22 +392,17 @@ def _n_seen(model, held_out, rows, items):
 # ----------------------------------------------------------------------------- recommenders
 
 
-def _class(module, name):
-    """Return a class, or () if its module has not been imported: then no object is one."""
-    return getattr(sys.modules.get(module), name, ())
-
-
 def unwrap(estimator):
     """Return the transformers of pipelines and searches, and the recommender inside."""
     transformers, inner = [], estimator
     while True:
         check_is_fitted(inner)
-        if isinstance(inner, _class("sklearn.pipeline", "Pipeline")):
+        if isinstance(inner, Pipeline):
             transformers += [step for _, step in inner.steps[:-1] if hasattr(step, "transform")]
             inner = inner.steps[-1][1]
         elif hasattr(inner, "best_estimator_"):
             inner = inner.best_estimator_
-        elif isinstance(inner, _class("sklearn.compose", "TransformedTargetRegressor")):
+        elif isinstance(inner, TransformedTargetRegressor):
             # It rescales ratings, which does not change their order.
             inner = inner.regressor_
         else:
@@ -488,18 +484,15 @@ class _Peer:
                 self.seen.sum_duplicates()
 
     def n_scored(self, n_candidates):
-        """Return the number of scores to compute for each user's candidates."""
         return n_candidates
 
     def board(self, users, ids):
-        """Return scores of all items, shape (n_users, n_items)."""
         n_items = len(self.item_ids)
         rows = np.repeat(np.arange(len(ids)), n_items)
         items = np.tile(np.arange(n_items), len(ids))
         return self.pairs(users, ids, rows, items).reshape(len(ids), n_items)
 
     def pairs(self, users, ids, rows, items):
-        """Return scores of pairs: position in `ids` and item code of each."""
         columns = ids[rows], self.item_ids.values[items]
         scores = np.array(self._model.predict(self._table(*columns)))
         return scores if scores.dtype.kind == "f" else scores.astype(np.float64)

@@ -387,9 +387,14 @@ def _scorer_of(name):
 
 
 def _scorers_for(estimator, scorers):
+    """Return the scorers that apply; those that compare predictions with y need a rating model."""
     if _rates(estimator):
         return scorers
-    return {name: scorer for name, scorer in scorers.items() if not _compares_with_y(scorer)}
+    return {
+        name: scorer
+        for name, scorer in scorers.items()
+        if isinstance(scorer, RecommenderScorer) or not isinstance(scorer, BaseScorer)
+    }
 
 
 def _rates(estimator):
@@ -398,10 +403,6 @@ def _rates(estimator):
         return True
     y = inspect.signature(estimator.fit).parameters.get("y")
     return y is not None and y.default is y.empty and hasattr(estimator, "predict")
-
-
-def _compares_with_y(scorer):
-    return isinstance(scorer, BaseScorer) and not isinstance(scorer, RecommenderScorer)
 
 
 # ------------------------------------------------------------------------------ one fold

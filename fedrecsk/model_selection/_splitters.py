@@ -53,10 +53,6 @@ class LeaveLastOut(Splitter):
     --------
     TemporalHoldout : A share of each user's rows, or of all rows, by time.
 
-    Notes
-    -----
-    It splits rows, so a repeated (user, item) pair may be both in training and in test.
-
     Examples
     --------
     >>> from fedrecsk.model_selection import LeaveLastOut
@@ -64,12 +60,6 @@ class LeaveLastOut(Splitter):
     >>> for train, test in LeaveLastOut().split(X):
     ...     print(train, test)
     [1 2] [0]
-
-    With y:
-
-    >>> X_train, X_test, y_train, y_test = LeaveLastOut().train_test_split(X, [5, 4, 3])
-    >>> y_train, y_test
-    ([4, 3], [5])
     """
 
     n_last: int = 1
@@ -364,10 +354,6 @@ class UserHoldout(RandomHoldout):
     TemporalHoldout : The latest rows of each user, with `per_user=True`.
     sklearn.model_selection.GroupShuffleSplit : Whole users, with `groups=X[:, 0]`.
 
-    Notes
-    -----
-    It splits rows, so a repeated (user, item) pair may be both in training and in test.
-
     Examples
     --------
     >>> from fedrecsk.model_selection import UserHoldout
@@ -561,7 +547,6 @@ class UserKFold(FoldSplitter):
     Notes
     -----
     :func:`sklearn.model_selection.cross_val_predict` works if every user has at least two rows.
-    This splits rows, so a repeated (user, item) pair may be both in training and in test.
 
     Examples
     --------
@@ -619,8 +604,6 @@ class WarmStartKFold(FoldSplitter):
     the first two rows of each user are linked, and the first two rows of each item, which makes
     chains and rings of rows. Assigning them to the folds in turn, along the chains, separates every
     two linked rows. If the two ends of a ring meet in one fold, the last row moves to the next.
-
-    This splits rows, so a repeated (user, item) pair may be both in training and in test.
 
     Examples
     --------
