@@ -467,13 +467,7 @@ def _resolved(data_home: str | os.PathLike[str] | None) -> Path:
     return home
 
 
-def _fetch(
-    name: str,
-    data_home: str | os.PathLike[str] | None,
-    download: tuple[bool, int, float, float],
-    as_frame: bool,
-    return_X_y: bool,
-) -> Bunch | tuple[Any, Any]:
+def _fetch(name, data_home, download, as_frame, return_X_y) -> Bunch | tuple[Any, Any]:
     """Return the published data set of that name."""
     spec = PUBLISHED[name]
     home = _resolved(data_home)
@@ -604,9 +598,7 @@ def _read_original(spec: Published, text: TextFile) -> dict[str, np.ndarray]:
     return fields
 
 
-def _check_content(
-    spec: Published, path: Path, fields: dict[str, np.ndarray]
-) -> tuple[int, int, int]:
+def _check_content(spec, path, fields) -> tuple[int, int, int]:
     """Return the numbers of users, items and rows, if the data are what `spec` says."""
     wrong = f"{path} is not {spec.title}: "
     if "rating" not in fields or any(fields[role].dtype != np.int64 for role in ("user", "item")):

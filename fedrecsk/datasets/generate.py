@@ -532,9 +532,8 @@ def _add_products(totals, users, items, user_factors, item_factors) -> None:
     """Add the product of the user's and the item's factors to each row's total, in place."""
     for start in range(0, len(totals), _BLOCK):
         block = slice(start, start + _BLOCK)
-        totals[block] += np.einsum(
-            "ij,ij->i", user_factors[users[block]], item_factors[items[block]]
-        )
+        own, theirs = user_factors[users[block]], item_factors[items[block]]
+        totals[block] += np.einsum("ij,ij->i", own, theirs)
 
 
 def _draw_gaps(rng, n: int) -> np.ndarray:
@@ -543,9 +542,7 @@ def _draw_gaps(rng, n: int) -> np.ndarray:
     return (gaps * rng.standard_exponential(n)).astype(np.int64)
 
 
-def _lay_out(
-    users: np.ndarray, turns: np.ndarray, arrivals: np.ndarray, gaps: np.ndarray
-) -> np.ndarray:
+def _lay_out(users, turns, arrivals, gaps) -> np.ndarray:
     """Return each row's time: a user's rows follow its arrival, in the order of `turns`."""
     order = np.argsort(turns)
     grouped = order[np.argsort(users[order], kind="stable")]

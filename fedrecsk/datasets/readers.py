@@ -277,14 +277,7 @@ def read_ratings(
         ) from error
 
 
-def _read(
-    text: TextFile,
-    lines: list[tuple[int, str]],
-    sep: str | None,
-    columns: Mapping[str, str | int | None] | None,
-    header: bool | str,
-    whole_numbers: bool,
-) -> Table:
+def _read(text, lines, sep, columns, header, whole_numbers) -> Table:
     sep, rows = _split(text, lines, sep)
     width = len(rows[0])
     if header == "infer":
@@ -396,9 +389,7 @@ def _first_lines(text: TextFile) -> tuple[TextFile, list[tuple[int, str]]]:
     return text, lines[:20]
 
 
-def _split(
-    text: TextFile, lines: list[tuple[int, str]], sep: str | None
-) -> tuple[str, list[list[str]]]:
+def _split(text, lines, sep) -> tuple[str, list[list[str]]]:
     """Return the separator and the fields of the first lines."""
     rows = {one: _fields([line for _, line in lines], one, text.quoted) for one in _SEPARATORS}
     fitting = [one for one, found in rows.items() if len(found[0]) > 1]
@@ -429,9 +420,7 @@ def _fields(lines: list[str], sep: str, quoted: bool) -> list[list[str]]:
     return list(csv.reader(lines, delimiter=sep, skipinitialspace=True))
 
 
-def _chunks(
-    text: TextFile, sep: str, width: int, types: dict[int, Any], n_skipped: int
-) -> Iterator[pd.DataFrame]:
+def _chunks(text, sep, width, types, n_skipped) -> Iterator[pd.DataFrame]:
     """Read rows in chunks; pandas finds the types that are not given."""
     comments = text.comment_lines()
     quoted = text.quoted and len(sep) == 1 and sep != " "
@@ -536,12 +525,7 @@ def _is_number(field: str) -> bool:
     return True
 
 
-def _assign_roles(
-    columns: Mapping[str, str | int | None] | None,
-    names: list[str] | None,
-    width: int,
-    source: str,
-) -> dict[str, int]:
+def _assign_roles(columns, names, width, source) -> dict[str, int]:
     """Map each role to its column's position: as given, or by a usual name, or in usual order."""
     columns = dict(columns or {})
     if unknown := [role for role in columns if role not in ROLES]:

@@ -392,14 +392,14 @@ def _n_seen(model, held_out, rows, items):
 # ----------------------------------------------------------------------------- recommenders
 
 
-def unwrap(estimator):
+def unwrap(estimator: Any) -> tuple[list[Any], Any]:
     """Return the transformers of pipelines and searches, and the recommender inside."""
     transformers, inner = [], estimator
     while True:
         check_is_fitted(inner)
         if isinstance(inner, Pipeline):
-            transformers += [step for _, step in inner.steps[:-1] if hasattr(step, "transform")]
-            inner = inner.steps[-1][1]
+            *first, (_, inner) = inner.steps
+            transformers += [step for _, step in first if hasattr(step, "transform")]
         elif hasattr(inner, "best_estimator_"):
             inner = inner.best_estimator_
         elif isinstance(inner, TransformedTargetRegressor):

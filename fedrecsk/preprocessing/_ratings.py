@@ -254,31 +254,21 @@ def ratings(y):
     """Read y as finite numbers; shape (n,), dtype float64."""
     y = column_or_1d(y)
     try:
-        numbers = y.astype(np.float64) if y.dtype.kind not in "mMc" else None
-    except (TypeError, ValueError):
-        numbers = None
-    if numbers is None:
-        # Times in nanoseconds would become integers.
-        values = list(y) if y.dtype.kind in "mM" else y.tolist()
-        strange = next(one for one in values if not _is_number(one))
+        if y.dtype.kind in "mMc":
+            # Times in nanoseconds would become integers.
+            raise TypeError(y.dtype)
+        numbers = y.astype(np.float64)
+    except (TypeError, ValueError) as error:
         raise ValueError(
-            f"y holds {strange!r}, which is not a number; ratings must be numbers. Map labels to "
+            f"y holds what is not a number ({error}); ratings must be numbers. Map labels to "
             "numbers first."
-        )
+        ) from error
     if not np.isfinite(numbers).all():
         raise ValueError(
             f"y contains NaN or infinity (first in row {np.isfinite(numbers).argmin()}); drop "
             "these rows first."
         )
     return numbers
-
-
-def _is_number(one):
-    try:
-        float(one)
-    except (TypeError, ValueError):
-        return False
-    return not isinstance(one, np.datetime64 | np.timedelta64)
 
 
 def _read(X, y, clients, sample_weight):
