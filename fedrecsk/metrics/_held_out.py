@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -404,7 +404,7 @@ def unwrap(estimator: Any) -> tuple[list[Any], Any]:
             inner = inner.best_estimator_
         elif isinstance(inner, TransformedTargetRegressor):
             # It rescales ratings, which does not change their order.
-            inner = inner.regressor_
+            inner = cast(Any, inner.regressor_)
         else:
             break
     missing = [name for name in ("predict", "item_ids_") if not hasattr(inner, name)]
