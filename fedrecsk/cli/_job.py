@@ -16,16 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 
-from fedrecsk import (
-    BiasOnly,
-    FedEB,
-    Federation,
-    ImplicitALS,
-    Popularity,
-    RFRec,
-    SVDpp,
-    datasets,
-)
+from fedrecsk import BiasOnly, FedEB, Federation, ImplicitALS, Popularity, RFRec, SVDpp, datasets
 from fedrecsk.cli import PUBLISHED, is_federated, predicts_ratings
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.model_selection import UserHoldout

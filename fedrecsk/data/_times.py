@@ -104,7 +104,7 @@ def _warn_about_ratings(X, timestamps, times, name):
         warn(
             f"{name} have {len(values)} different values ({shown}). Are they ratings? A split by "
             "time needs the time of each interaction: put it into a column of X and name that "
-            f"column, or pass timestamps={ROW_ORDER!r} if the rows are in the order of time.",
+            f"column, or pass timestamps={ROW_ORDER!r} if the rows are in the order of time."
         )
 
 

@@ -39,10 +39,7 @@ VARIANTS = ("100k", "1m", "10m", "20m", "25m", "32m", "latest-small")
 
 
 @documented
-@validate_params(
-    {"variant": [StrOptions(set(VARIANTS))], "features": ["boolean"], **_CONSTRAINTS},
-    prefer_skip_nested_validation=True,
-)
+@validate_params({"variant": [StrOptions(set(VARIANTS))], "features": ["boolean"], **_CONSTRAINTS})
 def fetch_movielens(
     variant: str = "100k",
     *,
@@ -157,9 +154,7 @@ def fetch_movielens(
 
 
 @documented
-@validate_params(
-    {"variant": [StrOptions({"big", "small"})], **_CONSTRAINTS}, prefer_skip_nested_validation=True
-)
+@validate_params({"variant": [StrOptions({"big", "small"})], **_CONSTRAINTS})
 def fetch_kuairec(
     variant: str = "big",
     *,
@@ -244,7 +239,7 @@ def fetch_kuairec(
 
 
 @documented
-@validate_params(_CONSTRAINTS, prefer_skip_nested_validation=True)
+@validate_params(_CONSTRAINTS)
 def fetch_filmtrust(
     *,
     data_home: str | os.PathLike[str] | None = None,
@@ -309,7 +304,7 @@ def fetch_filmtrust(
 
 
 @documented
-@validate_params(_CONSTRAINTS, prefer_skip_nested_validation=True)
+@validate_params(_CONSTRAINTS)
 def fetch_lastfm(
     *,
     data_home: str | os.PathLike[str] | None = None,
@@ -372,7 +367,7 @@ def fetch_lastfm(
     return _fetch("lastfm", data_home, download, as_frame, return_X_y)
 
 
-@validate_params(_HOME, prefer_skip_nested_validation=True)
+@validate_params(_HOME)
 def get_data_home(data_home: str | os.PathLike[str] | None = None) -> str:
     """Return the path of the data folder, and create it if it is not there.
 
@@ -416,7 +411,7 @@ def get_data_home(data_home: str | os.PathLike[str] | None = None) -> str:
     return str(home)
 
 
-@validate_params(_HOME, prefer_skip_nested_validation=True)
+@validate_params(_HOME)
 def clear_data_home(data_home: str | os.PathLike[str] | None = None) -> None:
     """Delete the archives that fedrecsk has downloaded.
 

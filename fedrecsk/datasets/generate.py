@@ -70,8 +70,7 @@ _SHARED = {
         "noise": _STRENGTH,
         "min_ratings_per_user": [*_COUNT, None],
         "rating_scale": [tuple, list],
-    },
-    prefer_skip_nested_validation=True,
+    }
 )
 def make_ratings(
     n_users: int = 943,
@@ -220,8 +219,7 @@ def make_ratings(
         "taste": _STRENGTH,
         "drift": _STRENGTH,
         "min_interactions_per_user": [*_COUNT, None],
-    },
-    prefer_skip_nested_validation=True,
+    }
 )
 def make_interactions(
     n_users: int = 943,

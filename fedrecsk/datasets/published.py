@@ -196,10 +196,7 @@ PUBLISHED = {
     ),
     # 181,992 of the small matrix' times are missing.
     "kuairec-small": _kuairec(
-        "KuaiRec's small matrix",
-        "small_matrix.csv",
-        None,
-        counts=(1411, 3327, 4_676_570),
+        "KuaiRec's small matrix", "small_matrix.csv", None, counts=(1411, 3327, 4_676_570)
     ),
 }
 

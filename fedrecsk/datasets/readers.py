@@ -59,8 +59,7 @@ _MARKS = {
         "quoted": ["boolean"],
         "as_frame": ["boolean"],
         "return_X_y": ["boolean"],
-    },
-    prefer_skip_nested_validation=True,
+    }
 )
 def load_ratings(
     path: str | os.PathLike[str],
@@ -179,7 +178,7 @@ def load_ratings(
         warn(
             f"{path}: {not_read} {'are' if len(others) > 1 else 'is'} not read. X "
             f"and y have {', '.join(taken_from)}. To choose other columns, or to silence this "
-            "warning, pass columns={'user': ..., 'item': ..., 'rating': ..., 'timestamp': ...}.",
+            "warning, pass columns={'user': ..., 'item': ..., 'rating': ..., 'timestamp': ...}."
         )
 
     y = make_y(fields.pop("rating", None), as_frame=as_frame)
@@ -502,7 +501,7 @@ def _times(values: np.ndarray, name: str) -> np.ndarray:
         warn(
             f"{name}: the timestamp {values[dates.isna().argmax()]!r} is not an ISO date such as "
             "2024-05-01T12:30:00, so the timestamps stay text. Convert them, for example with "
-            "pandas.to_datetime, before you sort or split by time.",
+            "pandas.to_datetime, before you sort or split by time."
         )
         return values
     microseconds = dates.dt.as_unit("us").astype(np.int64).to_numpy()

@@ -251,7 +251,7 @@ def exposure(
     if (model._users.codes(users) < 0).all():
         warn(
             f"The model knows none of these {len(users)} users, so all of them get the list of an "
-            "unknown user.",
+            "unknown user."
         )
     indptr, items = model._seen
     owners = np.searchsorted(indptr, np.flatnonzero(items == code), side="right") - 1

@@ -157,7 +157,7 @@ def warn_if_seen(model, held_out):
             return
     warn(
         "The model was fitted to the test rows, so this does not measure prediction. "
-        "Evaluate held-out rows: see fedrecsk.model_selection.",
+        "Evaluate held-out rows: see fedrecsk.model_selection."
     )
 
 
@@ -368,13 +368,13 @@ def group_negatives(model, held_out, users, items):
     if not codes.any():
         warn(
             "The model knows none of the given negatives, so test items have nothing to be ranked "
-            f"among. Give item ids as in fit, such as {model.item_ids.values[0]!s}.",
+            f"among. Give item ids as in fit, such as {model.item_ids.values[0]!s}."
         )
     n_rated = tested.sum() + _n_seen(model, held_out, rows, codes - 1)
     if n_rated > TOLERATED_SHARE_RATED * len(items):
         warn(
             f"{n_rated} of the {len(items)} given negatives are not negatives: their users have "
-            "seen them in fit, or they are in the test rows.",
+            "seen them in fit, or they are in the test rows."
         )
     return indptr, codes - 1
 

@@ -321,7 +321,7 @@ def _folds(cv, X, y):
         if n_both:
             warn(
                 f"{n_both} of the {len(test)} test rows of fold {number} are training rows "
-                "too, so scores are too good; use a splitter that keeps them apart.",
+                "too, so scores are too good; use a splitter that keeps them apart."
             )
     return folds
 

@@ -246,11 +246,7 @@ class CostDisplay(Display):
 
     @documented
     def plot(
-        self,
-        ax: Axes | None = None,
-        *,
-        front_kw: Mapping[str, Any] | None = None,
-        **kwargs: Any,
+        self, ax: Axes | None = None, *, front_kw: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> Self:
         """Draw the display.
 

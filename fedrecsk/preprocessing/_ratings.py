@@ -35,10 +35,7 @@ _DATA = {
 
 
 @documented
-@validate_params(
-    _DATA | {"k": [Interval(Integral, 1, None, closed="left")]},
-    prefer_skip_nested_validation=True,
-)
+@validate_params(_DATA | {"k": [Interval(Integral, 1, None, closed="left")]})
 def filter_k_core(
     X: ArrayLike,
     y: ArrayLike | None = None,
@@ -97,8 +94,7 @@ def filter_k_core(
 @documented
 @validate_params(
     _DATA
-    | {name: [Interval(Integral, 0, None, closed="left")] for name in ("min_user", "min_item")},
-    prefer_skip_nested_validation=True,
+    | {name: [Interval(Integral, 0, None, closed="left")] for name in ("min_user", "min_item")}
 )
 def filter_min_ratings(
     X: ArrayLike,
@@ -143,7 +139,7 @@ def filter_min_ratings(
     return _take(data, np.flatnonzero(enough))
 
 
-@validate_params(_DATA | {"y": ["array-like"]} | _THRESHOLD, prefer_skip_nested_validation=True)
+@validate_params(_DATA | {"y": ["array-like"]} | _THRESHOLD)
 def to_implicit(
     X: ArrayLike,
     y: ArrayLike,
@@ -205,7 +201,7 @@ def to_implicit(
     return X, np.ones(len(rows)), *others
 
 
-@validate_params({"y": ["array-like"]} | _THRESHOLD, prefer_skip_nested_validation=True)
+@validate_params({"y": ["array-like"]} | _THRESHOLD)
 def binarize(y: ArrayLike, *, threshold: float = 4.0) -> NDArray[np.float64]:
     """Turn ratings into 1 (at or above the threshold) and 0, row by row.
 
@@ -245,7 +241,7 @@ def binarize(y: ArrayLike, *, threshold: float = 4.0) -> NDArray[np.float64]:
     if len(values) and not preferred.any():
         warn(
             f"No rating reaches threshold={threshold}, so all of y becomes 0; the largest rating "
-            f"is {values.max():g}. Lower the threshold.",
+            f"is {values.max():g}. Lower the threshold."
         )
     return preferred.astype(np.float64)
 
