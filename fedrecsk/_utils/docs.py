@@ -449,6 +449,40 @@ OSError
 ValueError
     If a file is not the published one: the checksum of the archive, the numbers of users, items
     and rows, and the scale of stars are checked.
+[movielens licence]
+GroupLens allows research use and forbids redistribution without permission.
+Cite [1]_ when you use the data.
+
+References
+----------
+.. [1] F. M. Harper and J. A. Konstan, "The MovieLens Datasets: History and
+   Context", ACM Transactions on Interactive Intelligent Systems 5 (4), 2015.
+   https://doi.org/10.1145/2827872
+[kuairec licence]
+The data come under CC BY-SA 4.0. Cite [1]_ when you use them.
+
+References
+----------
+.. [1] C. Gao, S. Li, W. Lei, J. Chen, B. Li, P. Jiang, X. He, J. Mao and T.-S. Chua,
+   "KuaiRec: A Fully-Observed Dataset and Insights for Evaluating Recommender
+   Systems", CIKM 2022, pages 540-550. https://doi.org/10.1145/3511808.3557220
+[filmtrust licence]
+LibRec [2]_, which offers the file, states no licence, so use it for research only.
+Cite [1]_ when you use the data.
+
+References
+----------
+.. [1] G. Guo, J. Zhang and N. Yorke-Smith, "A Novel Bayesian Similarity Measure for
+   Recommender Systems", IJCAI 2013, pages 2619-2625.
+
+.. [2] https://guoguibing.github.io/librec/datasets.html
+[hetrec licence]
+GroupLens and Last.fm allow non-commercial use. Cite [1]_ when you use the data.
+
+References
+----------
+.. [1] I. Cantador, P. Brusilovsky and T. Kuflik, "Second Workshop on Information
+   Heterogeneity and Fusion in Recommender Systems (HetRec 2011)", RecSys 2011.
 """
 TEXTS = {
     name: text.strip()

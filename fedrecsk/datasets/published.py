@@ -12,32 +12,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedrecsk._utils.docs import TEXTS
+
 _GROUPLENS_URL = "https://files.grouplens.org/datasets/"
-
-_MOVIELENS_LICENCE = (
-    "Licence: GroupLens allows research use and forbids redistribution without permission; see "
-    "the README in the archive. Acknowledge it by citing F. M. Harper and J. A. Konstan, 'The "
-    "MovieLens Datasets: History and Context', ACM Transactions on Interactive Intelligent "
-    "Systems 5 (4), 2015, https://doi.org/10.1145/2827872."
-)
-
-_FILMTRUST_LICENCE = (
-    "Licence: none is stated where LibRec offers the file, so use it for research only. Cite G. "
-    "Guo, J. Zhang and N. Yorke-Smith, 'A Novel Bayesian Similarity Measure for Recommender "
-    "Systems', IJCAI 2013, pages 2619-2625."
-)
-
-_KUAIREC_LICENCE = (
-    "Licence: CC BY-SA 4.0. Cite C. Gao and others, 'KuaiRec: A Fully-Observed Dataset and "
-    "Insights for Evaluating Recommender Systems', CIKM 2022, "
-    "https://doi.org/10.1145/3511808.3557220."
-)
-
-_HETREC_LICENCE = (
-    "Licence: GroupLens and Last.fm allow non-commercial use; see the readme in the archive. Cite "
-    "I. Cantador, P. Brusilovsky and T. Kuflik, 'Second Workshop on Information Heterogeneity and "
-    "Fusion in Recommender Systems (HetRec 2011)', RecSys 2011."
-)
 
 
 @dataclass(frozen=True)
@@ -87,7 +64,7 @@ def _movielens(variant: str, *, member: str = "", sep: str = ",", **more) -> Pub
         f"MovieLens {variant.replace('-', ' ').title()}",
         f"{_GROUPLENS_URL}movielens/{name}.zip",
         member=member,
-        licence=_MOVIELENS_LICENCE,
+        licence=TEXTS["movielens licence"],
         tables=(f"{folder}/ratings.csv", f"{folder}/ratings.csv.gz"),
         sep=sep,
         header=sep == ",",
@@ -101,7 +78,7 @@ def _kuairec(title: str, member: str, timestamp: str | None, **more) -> Publishe
         title,
         "https://zenodo.org/records/18164998/files/KuaiRec.zip",
         member=f"KuaiRec 2.0/data/{member}",
-        licence=_KUAIREC_LICENCE,
+        licence=TEXTS["kuairec licence"],
         checksum="md5:261550d472c48eff4990fb13c0e5bcf7",
         header=True,
         columns=columns | {"timestamp": timestamp},
@@ -166,7 +143,7 @@ PUBLISHED = {
         f"{_GROUPLENS_URL}hetrec2011/hetrec2011-lastfm-2k.zip",
         member="user_artists.dat",
         folder="hetrec2011-lastfm-2k/",
-        licence=_HETREC_LICENCE,
+        licence=TEXTS["hetrec licence"],
         sep="\t",
         header=True,
         columns={"user": "userID", "item": "artistID", "rating": "weight", "timestamp": None},
@@ -181,7 +158,7 @@ PUBLISHED = {
         "https://guoguibing.github.io/librec/datasets/filmtrust.zip",
         member="ratings.txt",
         folder="filmtrust/",
-        licence=_FILMTRUST_LICENCE,
+        licence=TEXTS["filmtrust licence"],
         sep=" ",
         checksum="sha256:de4a55cb4ae26f663d88e9ad1ba1fae2d0d6d7a7499e37dc5245bab470c2d13c",
         counts=(1508, 2071, 35_497),
