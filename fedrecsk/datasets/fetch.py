@@ -195,11 +195,6 @@ def fetch_kuairec(
         Of the archive, an MD5 is published. The SHA-256 of the first download is recorded beside
         it and checked from then on.
 
-    See Also
-    --------
-    load_ratings : Any other file.
-    make_interactions : Implicit feedback, without a download.
-
     Notes
     -----
     RFRec's experiments use "big" without the watch ratios above 20, less than one in a
@@ -262,11 +257,6 @@ def fetch_filmtrust(
     ------
     {fetching errors}
 
-    See Also
-    --------
-    fetch_movielens : Larger data of the same kind, with timestamps.
-    load_ratings : Any other file.
-
     Notes
     -----
     {filmtrust licence}
@@ -321,11 +311,6 @@ def fetch_lastfm(
     ------
     {fetching errors}
 
-    See Also
-    --------
-    fetch_movielens : Ratings, with timestamps.
-    load_ratings : Any other file.
-
     Notes
     -----
     {hetrec licence}
@@ -361,10 +346,6 @@ def get_data_home(data_home: str | os.PathLike[str] | None = None) -> str:
     OSError
         If `data_home` is a file, or cannot be created.
 
-    See Also
-    --------
-    clear_data_home : Delete what fedrecsk has downloaded.
-
     Examples
     --------
     >>> import os, tempfile
@@ -398,10 +379,6 @@ def clear_data_home(data_home: str | os.PathLike[str] | None = None) -> None:
     ----------
     data_home : str or path-like, default=None
         The folder, found as :func:`get_data_home` finds it.
-
-    See Also
-    --------
-    get_data_home : The folder in question.
 
     Examples
     --------

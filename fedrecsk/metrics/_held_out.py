@@ -20,14 +20,11 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils import check_array, check_random_state, column_or_1d
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
-from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import check_sample_weight, safe_indexing
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data._mistakes import check_order
 from fedrecsk.data.interactions import Ids, as_table, encode, id_array, id_columns
-from fedrecsk.metrics._ranking import Ranking
-
-ranking_kernels: LazyModule = LazyModule("fedrecsk.metrics._ranking_kernels")
+from fedrecsk.metrics._ranking import Ranking, ranking_kernels
 
 # With a smaller share of known users, or items, the test rows are probably wrong.
 FEW = 0.05

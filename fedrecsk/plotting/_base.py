@@ -232,10 +232,8 @@ class CurvesDisplay(Display):
         """
         return self._plot(self.curves, ax, self.x_name, **kwargs)
 
-    def _draw(self, ax, **kwargs):
-        self._draw_lines(ax, self.curves, kwargs)
-
-    def _draw_lines(self, ax, curves, kwargs):
+    def _draw(self, ax, curves=None, **kwargs):
+        curves = self.curves if curves is None else curves
         self.lines_: list[Any] = []
         self.bands_: list[Any] = []
         taken = len(ax.lines)

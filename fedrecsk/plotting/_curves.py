@@ -196,10 +196,8 @@ class RobustnessDisplay(CurvesDisplay):
         conditions = [value for x, _, _ in self.curves.values() for value in x]
         if all(isinstance(value, Real) for value in conditions):
             super()._draw(ax, **kwargs)
-        else:
-            self._draw_side_by_side(ax, list(dict.fromkeys(conditions)), kwargs)
-
-    def _draw_side_by_side(self, ax, conditions, kwargs):
+            return
+        conditions = list(dict.fromkeys(conditions))
         self.lines_: list[Any] = []
         self.bands_: list[Any] = []
         n_methods = len(self.curves)
@@ -352,7 +350,7 @@ class PrivacyDisplay(CurvesDisplay):
                 noisy[name] = x[finite], mean[finite], std[finite]
             if not finite.all():
                 clear[name] = mean[~finite].mean()
-        self._draw_lines(ax, noisy, kwargs)
+        super()._draw(ax, noisy, **kwargs)
         colours = {name: line.get_color() for name, line in zip(noisy, self.lines_, strict=True)}
         self.baselines_: list[Any] = []
         for name, score in clear.items():
