@@ -1,9 +1,4 @@
-"""Sums of several recommenders, federated or not.
-
-scikit-learn's own ensembles average predictions, too, but do not support `recommend`, `fold_in`,
-`clients` or communication. Parts are named like those of
-:class:`~sklearn.ensemble.VotingRegressor`.
-"""
+"""Sums of several recommenders, federated or not, named as in scikit-learn's ensembles."""
 
 from __future__ import annotations
 
@@ -353,8 +348,7 @@ class RankingEnsemble(RankingMixin, RecommenderEnsemble):
         3  rank the held-out rows by each candidate's sum     mean_ndcg
         4  keep the best candidate, and fit all parts again   _fit
 
-    Parts are fitted one after the other, each with the same clients and sample weights. `fold_in`
-    and `recommend(interactions=)` fold new users into every part.
+    Parts are fitted, and new users folded in, as in :class:`RatingEnsemble`.
 
     A part that scores all items alike for a user (an unknown one, for example) adds nothing. An
     unknown item scores 0, like the average item.

@@ -464,6 +464,9 @@ def _download(spec: Published, home: Path, n_retries: int, delay: float, timeout
             path = Path(
                 pooch.retrieve(spec.url, spec.checksum, spec.archive, home, downloader=downloader)
             )
+            if not zipfile.is_zipfile(path):
+                path.unlink()
+                raise ValueError("it is no zip archive.")
             break
         except OSError as error:
             response = getattr(error, "response", None)
@@ -486,12 +489,6 @@ def _download(spec: Published, home: Path, n_retries: int, delay: float, timeout
                 f"{spec.url} is not {spec.title}, but damaged, another file, or a web page of a "
                 f"proxy or a login: {error} " + _what_to_do(spec, home)
             ) from error
-    if not zipfile.is_zipfile(path):
-        path.unlink()
-        raise ValueError(
-            f"{spec.url} is no zip archive, but damaged, or a web page of a proxy or a login. "
-            + _what_to_do(spec, home)
-        )
     if not (spec.checksum or "").startswith("sha256:"):
         # No SHA-256 is published, so later copies must equal the first one.
         (home / spec.pin).write_text(f"{pooch.file_hash(str(path))}  {spec.archive}\n")

@@ -306,8 +306,6 @@ def make_interactions(
     The users of MovieLens begin with popular films, which hurts both methods in a temporal
     split. Here, `drift` hurts them: the popularity changes.
 
-    The time, but not the memory, grows with `n_users * n_items`.
-
     Examples
     --------
     >>> from fedrecsk.datasets import make_interactions

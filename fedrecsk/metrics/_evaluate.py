@@ -190,13 +190,11 @@ def catalogue_ndcg(
     X: ArrayLike,
     y: ArrayLike | None = None,
     sample_weight: ArrayLike | None = None,
-    *,
-    k: int = 10,
 ) -> float:
-    """Return NDCG at k of a recommender of this package over its catalogue, however small."""
+    """Return NDCG at 10 of a recommender of this package over its catalogue, however small."""
     adapted = adapt(model)
     held_out = hold_out(adapted, *check_rows(X, y, sample_weight))
-    return value("ndcg", rank(adapted, held_out, RankingSpec(k)), k)
+    return value("ndcg", rank(adapted, held_out, RankingSpec(10)), 10)
 
 
 def exposure(

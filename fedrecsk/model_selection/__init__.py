@@ -5,7 +5,7 @@ rows, so a repeated (user, item) pair may be both in training and in test, but f
 :class:`ColdItemHoldout`, which holds out all rows of an item.
 
 To hold out whole users, use scikit-learn's own splitters with the users as groups:
-``GroupKFold().split(X, y, groups=X[:, 0])``.
+``GroupKFold().split(X, y, groups=X[:, 0])``; for :func:`compare`, ``cv=list(...)`` of that.
 """
 
 from fedrecsk.model_selection._compare import compare

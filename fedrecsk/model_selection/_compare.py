@@ -169,8 +169,6 @@ def compare(
     the items of the fold's training rows, without those that users have there: see the notes of
     :func:`fedrecsk.metrics.evaluate_ranking`.
 
-    To hold out whole users, pass ``cv=list(GroupKFold().split(X, y, groups=X[:, 0]))``.
-
     Seconds are wall-clock time, without compilation of this package's numerical code in the first
     fits after installation. Parallel fits slow one another down; to compare times, use
     ``n_jobs=1``.

@@ -352,7 +352,6 @@ class UserHoldout(RandomHoldout):
     --------
     UserKFold : Tests each row once.
     TemporalHoldout : The latest rows of each user, with `per_user=True`.
-    sklearn.model_selection.GroupShuffleSplit : Whole users, with `groups=X[:, 0]`.
 
     Examples
     --------
@@ -403,7 +402,6 @@ class ColdItemHoldout(RandomHoldout):
     See Also
     --------
     UserHoldout : Known items.
-    sklearn.model_selection.GroupShuffleSplit : Whole users, with `groups=X[:, 0]`.
 
     Notes
     -----
@@ -542,7 +540,6 @@ class UserKFold(FoldSplitter):
     See Also
     --------
     WarmStartKFold : Keeps all items in training, too.
-    sklearn.model_selection.GroupKFold : Whole users, with `groups=X[:, 0]`.
 
     Notes
     -----
