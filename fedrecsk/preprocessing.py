@@ -207,7 +207,7 @@ def to_implicit(
     ([['ann', 'alien']], array([1.]))
     """
     data, kept, *_ = _read(X, y, clients, sample_weight)
-    preferred = kept & (ratings(y) >= threshold)
+    preferred = kept & (_read_ratings(y) >= threshold)
     if not preferred.any():
         raise ValueError(
             f"No row of X has a rating of threshold={threshold} or more; the largest is "
@@ -253,7 +253,7 @@ def binarize(y: ArrayLike, *, threshold: float = 4.0) -> NDArray[np.float64]:
     >>> binarize([1, 4, 5])
     array([0., 1., 1.])
     """
-    values = ratings(y)
+    values = _read_ratings(y)
     preferred = values >= threshold
     if len(values) and not preferred.any():
         warn(
@@ -263,7 +263,7 @@ def binarize(y: ArrayLike, *, threshold: float = 4.0) -> NDArray[np.float64]:
     return preferred.astype(np.float64)
 
 
-def ratings(y):
+def _read_ratings(y):
     """Read y as finite numbers; shape (n,), dtype float64."""
     y = column_or_1d(y)
     try:

@@ -618,7 +618,7 @@ def make_y(values: np.ndarray | None, *, as_frame: bool) -> np.ndarray | pd.Seri
     return pd.Series(values, name="rating") if as_frame and values is not None else values
 
 
-def make_bunch(X, y, feature_names: list[str], *, as_frame: bool, **more) -> Bunch:
+def make_bunch(X: Any, y: Any, feature_names: list[str], *, as_frame: bool, **more: Any) -> Bunch:
     """Return a Bunch with scikit-learn's keys; `frame` joins data and target."""
     frame = None
     if as_frame:
