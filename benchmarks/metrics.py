@@ -23,8 +23,7 @@ from benchmarks._command_line import command_line
 from fedrecsk.base import RankingMixin, Recommender
 from fedrecsk.datasets import fetch_movielens
 from fedrecsk.metrics import evaluate_ranking
-from fedrecsk.metrics._held_out import check_rows, hold_out
-from fedrecsk.metrics._recommender import _Own, adapt
+from fedrecsk.metrics._held_out import _Own, adapt, check_rows, hold_out
 
 METRICS = ("ndcg", "hit_rate", "precision", "recall", "mrr")
 

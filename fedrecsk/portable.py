@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from os import PathLike
+from typing import Any, ClassVar
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from os import PathLike
 
 __all__ = ["PortableModel", "load"]
 
@@ -35,32 +33,29 @@ class History:
     weights: np.ndarray
     fades: np.ndarray | float = 1.0
 
+    @property
+    def likes(self) -> np.ndarray:
+        """Return what is left of the weight of each like, 0 for other rows."""
+        return np.where(self.values > 0, self.fades * self.weights, 0.0)
+
 
 @dataclass(frozen=True)
 class ItemWeights:
-    """Scores that add up rows of a matrix: EASE.
+    """Scores that add up rows of a matrix: EASE."""
 
-    Parameters
-    ----------
-    matrix : ndarray of shape (n_items, n_items)
-        A user who likes item j with weight w has w times row j in its scores.
-    """
-
-    matrix: np.ndarray
-
+    matrix: np.ndarray  # a user who likes item j with weight w has w times row j in its scores
     rates: ClassVar[bool] = False
 
     def scores(self, history: History) -> np.ndarray | None:
         """Return the scores of all items, (n_items,); None if no row says anything."""
-        weights = np.where(history.values > 0, history.fades * history.weights, 0.0)
+        weights = history.likes
         if not weights.any():
             return None
         return weights.astype(self.matrix.dtype) @ self.matrix[history.items]
 
     def contributions(self, history: History, item: int) -> tuple[float, np.ndarray]:
         """Return a score's part that is everybody's, and what each row adds to it, (n,)."""
-        weights = np.where(history.values > 0, history.fades * history.weights, 0.0)
-        return 0.0, weights * self.matrix[history.items, item]
+        return 0.0, history.likes * self.matrix[history.items, item]
 
 
 @dataclass(frozen=True)
@@ -78,39 +73,19 @@ class Ridge:
 
     Products are by einsum and not by @, whose threads wait for each other where other processes
     need the cores too.
-
-    Parameters
-    ----------
-    vectors : ndarray of shape (n_items, k)
-        x.
-    offset : ndarray of shape (n_items,)
-    penalty : ndarray of shape (k, k)
-        Column f is multiplied by the sum of the weights to the power ``power[f]``.
-    power : ndarray of shape (k,)
-    reg, reg_exponent : float
-        ``reg (1 + sum_j e_j / n_items)^reg_exponent`` is added to the diagonal.
-    n_items : int
-    variance : ndarray of shape (n_items, k) or (0, k)
-        v; 0 if it has no rows.
-    prior : ndarray of shape (n_items, k) or (0, k)
-        z; 0 if it has no rows.
-    rates : bool
-        Whether y are ratings; likes otherwise.
-    confidence, shift : float
-    counts_values : bool
-        Whether y multiplies the weight of a like.
     """
 
-    vectors: np.ndarray
-    offset: np.ndarray
-    penalty: np.ndarray
-    power: np.ndarray
-    variance: np.ndarray
-    prior: np.ndarray
-    rates: bool
+    vectors: np.ndarray  # (n_items, k): x
+    offset: np.ndarray  # (n_items,)
+    penalty: np.ndarray  # (k, k); column f counts times the sum of the weights to the power[f]
+    power: np.ndarray  # (k,)
+    variance: np.ndarray  # (n_items, k): v; (0, k) for 0
+    prior: np.ndarray  # (n_items, k): z; (0, k) for 0
+    rates: bool  # whether y are ratings; likes otherwise
     confidence: float
     shift: float = 0.0
-    counts_values: bool = False
+    counts_values: bool = False  # whether y multiplies the weight of a like
+    # reg (1 + sum_j e_j / n_items)^reg_exponent is added to the diagonal.
     reg: float = 0.0
     reg_exponent: float = 0.0
     n_items: int = 1

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pickle
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 from unittest import mock
 
 import numpy as np
+from numpy.typing import NDArray
 from sklearn.base import clone
 from sklearn.utils.estimator_checks import check_estimator
 
@@ -17,11 +18,6 @@ from fedrecsk.compression import Quantization
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol import Device, Federation, Server, blocks
 from fedrecsk.protocol.keys import Key
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
 
 # How far two fits may differ that add up the same numbers in another order.
 _TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sklearn.metrics import check_scoring
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["Tracker"]
 

@@ -61,7 +61,7 @@ def test_a_catalogue_of_any_kind_in_any_order():
     ("items", "error", "message"),
     [
         ([], ValueError, "items is empty; pass None"),
-        ([20, 30, 20, 40], ValueError, "items lists item 20 more than once; give each id once"),
+        ([20, 30, 20, 40], ValueError, "items has item 20 more than once; give each id once"),
         ([[20], [30], [40]], ValueError, r"items should be one-dimensional, .* shape \(3, 1\)"),
         (np.array(20), TypeError, r"items should be a list or an array of ids, got array\(20\)"),
         ({20, 30}, TypeError, r"items should be a list or an array of ids, got {20, 30}"),

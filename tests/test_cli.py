@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 import fedrecsk
+from fedrecsk import cli
 from fedrecsk.__main__ import main
-from fedrecsk.cli import _job, _options
+from fedrecsk.cli import _job
 
 ROWS = [(u, i, 1 + (7 * u + 3 * i) % 5) for u in range(30) for i in range(12) if (u + i) % 4]
 
@@ -97,7 +98,7 @@ def test_methods_of_every_kind(name, ratings, capsys):
     few = ["--rounds", "2"] if {"n_rounds", "n_epochs", "n_samples"} & known.keys() else []
     main(["--data", ratings, "--method", name.lower(), *few, "--n-jobs", "1"])
     out = capsys.readouterr().out
-    rating = _options.predicts_ratings(getattr(fedrecsk, name))
+    rating = cli.predicts_ratings(getattr(fedrecsk, name))
     reference = "BiasOnly" if rating else "Popularity"
     rows = [line.split()[0] for line in out.split("\n\n")[1].splitlines()[2:]]
     assert rows[-1] == name
@@ -110,7 +111,7 @@ def test_methods_of_every_kind(name, ratings, capsys):
 def test_list_and_version(capsys):
     main(["--list"])
     out = capsys.readouterr().out
-    assert all(f"  {name:<15}" in out for name in _options.method_names())
+    assert all(f"  {name:<15}" in out for name in cli.method_names())
     for title in ("Ratings, federated", "Ranking (implicit feedback), centralised"):
         assert title in out
     with pytest.raises(SystemExit, match="0"):

@@ -22,7 +22,7 @@ from fedrecsk import (
     RFRec,
 )
 from fedrecsk.data.interactions import encode
-from fedrecsk.ensemble import RankingEnsemble, RatingEnsemble, _ensemble
+from fedrecsk.ensemble import RankingEnsemble, RatingEnsemble, _held_out
 from fedrecsk.metrics import epsilon_scorer, evaluate_ranking
 from fedrecsk.privacy import CentralDP, LaplaceMechanism
 from tests import test_contract as contract
@@ -235,12 +235,12 @@ def test_a_liked_row_of_each_user_that_has_two_is_held_out():
     data = encode(X, y)
     chosen = np.zeros(len(X))
     for seed in range(50):
-        mask = _ensemble.held_out(data, np.random.RandomState(seed))
+        mask = _held_out(data, np.random.RandomState(seed))
         assert mask.sum() == 1
         chosen += mask
     assert (chosen > 0).tolist() == [False, False, False, False, False, True, True, True]
     with pytest.raises(ValueError, match="no row to hold out"):
-        _ensemble.held_out(encode(X[:5], y[:5]), np.random.RandomState(0))
+        _held_out(encode(X[:5], y[:5]), np.random.RandomState(0))
 
 
 @pytest.mark.parametrize("n_negatives", [None, 3])
@@ -253,7 +253,7 @@ def test_scores_are_those_of_a_model_fitted_without_the_held_out_rows(n_negative
     np.testing.assert_allclose(found["weights"].sum(axis=1), 1)
     assert model.weights_ == pytest.approx(found["weights"][found["score"].argmax()])
     data = encode(X, y)
-    mask = _ensemble.held_out(data, np.random.RandomState(0))
+    mask = _held_out(data, np.random.RandomState(0))
     rows = np.column_stack([data.user_ids.values[data.users], data.item_ids.values[data.items]])
     place = 17
     by_hand = ranking(weights=found["weights"][place], items=model.items)

@@ -121,7 +121,7 @@ BAD = [
     (FRAME.to_numpy(), ["a", "b"], "has 3 rows, but items has 2 ids"),
     (FRAME, ["a", "b", "c", "d"], "no row for item d; add what is missing"),
     (FRAME, ["a", "b"], "has rows for item c, which items does not list"),
-    (FRAME.rename(index={"a": "b"}), None, "item b more than once in its index"),
+    (FRAME.rename(index={"a": "b"}), None, "the index of item_features has item b more than once"),
     (FRAME.replace({2001: np.nan}), None, "item a has the value nan in the column 'year'; fill in"),
     (FRAME.assign(title=["x", "y", "z"]), None, "column 'title' of item_features holds .*Tfidf"),
     (FRAME.astype({"crime": "category"}), None, "column 'crime' .*get_dummies"),

@@ -1,29 +1,13 @@
-"""Descriptions of parameters and attributes that many estimators share, written once.
+"""Descriptions of parameters and attributes that many docstrings share, written once.
 
-A class docstring names a shared description in braces, on a line of its own::
+A docstring names one in braces, on a line of its own, and `documented` replaces that line, with
+the default value that the class has. Indented lines after it continue the text::
 
-    @documented
-    @dataclass(eq=False, repr=False)
-    class Method(FederatedRecommender):
-        \"\"\"One line.
+    {column of times}
+        At least within each user.
 
-        Parameters
-        ----------
-        n_factors : int, default=20
-            Length of the vectors.
-        {early_stopping}
-        {tol}
-            In squared ratings.
-
-        Attributes
-        ----------
-        {shared attributes}
-        \"\"\"
-
-`documented` replaces such lines by the texts below, with the default value that the class
-has. Indented lines after a placeholder continue its text, like "In squared ratings." in the
-example. ``{shared parameters}`` and ``{shared attributes}`` stand for everything that all federated
-methods share, except `n_rounds`.
+A text may name others. ``{shared parameters}`` and ``{shared attributes}`` stand for all that
+federated methods share, except `n_rounds`.
 """
 
 from __future__ import annotations
@@ -35,6 +19,7 @@ from typing import TypeVar
 Documented = TypeVar("Documented")
 
 PLACEHOLDER = re.compile(r"^( *)\{([a-z_ -]+)\}$", re.MULTILINE)
+DEFAULT = re.compile(r"^((\w+) : .*default=)\{default\}", re.MULTILINE)
 
 # A line in brackets names the text below it.
 WRITTEN = """
@@ -94,29 +79,6 @@ for the user's own scores; the user's latest item counts in full. Positions are 
 user's items with y > 0. Items with the same time share the mean of their positions; items
 without a time (NaN, NaT) are the oldest, all at once; a repeated pair has its latest time. The
 order of the rows of X does not matter, except with "row_order".
-[client_fraction]
-client_fraction : float in (0, 1], default={default}
-    Share of the clients that are chosen for each round, at least one client. Those that
-    are never chosen fit their users' vectors to the final model.
-[early_stopping]
-early_stopping : bool, default={default}
-    Whether to stop once the loss on held-out rows stops improving, and to keep the model of
-    the best round. Each client holds out some of its own rows and reports its loss on them.
-[validation_fraction]
-validation_fraction : float in (0, 1), default={default}
-    Share of its rows that each client holds out for early stopping.
-[n_iter_no_change]
-n_iter_no_change : int, default={default}
-    Number of rounds without improvement after which early stopping ends the fit. If only a
-    share of the clients takes part in a round, it is the number of passes over all clients, and
-    models are compared by the mean loss of a pass.
-[tol]
-tol : float, default={default}
-    Smallest decrease of the validation loss that counts as an improvement.
-[warm_start]
-warm_start : bool, default={default}
-    Whether `fit` continues the previous fit, including the clients' private state, up to
-    `n_rounds` rounds in total. Otherwise it starts from scratch.
 [n_jobs]
 n_jobs : int or None, default={default}
     Number of threads, at most one per core. None means 1, and -1 means all cores. The fitted
@@ -125,96 +87,101 @@ n_jobs : int or None, default={default}
 random_state : int, RandomState instance or None, default={default}
     Seed of everything random: initial vectors, negatives, noise, held-out rows, and which
     clients are chosen or drop out. Pass an int to get the same model in every fit.
-[federation]
+[shared parameters]
+client_fraction : float in (0, 1], default={default}
+    Share of the clients that are chosen for each round, at least one client. Those that
+    are never chosen fit their users' vectors to the final model.
+early_stopping : bool, default={default}
+    Whether to stop once the loss on held-out rows stops improving, and to keep the model of
+    the best round. Each client holds out some of its own rows and reports its loss on them.
+validation_fraction : float in (0, 1), default={default}
+    Share of its rows that each client holds out for early stopping.
+n_iter_no_change : int, default={default}
+    Number of rounds without improvement after which early stopping ends the fit. If only a
+    share of the clients takes part in a round, it is the number of passes over all clients, and
+    models are compared by the mean loss of a pass.
+tol : float, default={default}
+    Smallest decrease of the validation loss that counts as an improvement.
+warm_start : bool, default={default}
+    Whether `fit` continues the previous fit, including the clients' private state, up to
+    `n_rounds` rounds in total. Otherwise it starts from scratch.
+{n_jobs}
+{random_state}
 federation : Federation or None, default={default}
     Which clients drop out, and how uploads are protected, compressed, aggregated
     or attacked. None means ``Federation()``: no dropout, attacks or protections.
+{federated items}
 
 # attributes
 
-[user_ids_]
+[ids]
 user_ids_ : ndarray of shape (n_users,)
     User ids, in the order of the rows of the users' arrays.
-[item_ids_]
 item_ids_ : ndarray of shape (n_items,)
     Item ids in ascending order, which is that of the rows of the items' arrays: the catalogue
     `items`, or the items of X if there is none.
-[n_users_]
 n_users_ : int
     Number of users.
-[n_items_]
 n_items_ : int
     Number of items.
-[n_rounds_]
+[shared attributes]
+{ids}
 n_rounds_ : int
     Number of rounds run.
-[best_round_]
 best_round_ : int
     The round whose model was kept, counted from 0. Only with ``early_stopping=True``.
-[loss_curve_]
 loss_curve_ : list of float
     Training loss of each round: the mean, by weight, over what the clients that took part train
     on. It is known only in a simulation, because clients never send it.
-[history_]
 history_ : list of dict
     One dict per round: `round`, `loss`, `participants`, `bytes_down`, `bytes_up` and, with
     early stopping, `validation_loss`.
-[communication_]
 communication_ : Ledger
     All bytes that were sent, by phase, by round and by client.
-[privacy_]
 privacy_ : PrivacyReport
     What the server sees of the clients' uploads, and the guarantee of differential privacy.
 
 # centralised models
 
-[float user_factors_]
+[float factors]
 user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
     p_u.
-[float item_factors_]
 item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
     q_i.
-[n_epochs]
+[epochs]
 n_epochs : int, default={default}
     Number of passes over the ratings, in total if `warm_start` continues a fit.
-[epochs learning_rate]
 learning_rate : float, default={default}
     Learning rate of the first epoch, for a rating of mean weight.
-[learning_rate_decay]
 learning_rate_decay : float, default={default}
     Factor on the learning rate after each epoch.
-[epochs early_stopping]
+[held-out rows]
 early_stopping : bool, default={default}
     Whether to hold out rows, stop when the loss on them no longer improves, and keep the best
     epoch.
-[epochs validation_fraction]
 validation_fraction : float, default={default}
     Expected share of rows held out.
-[epochs n_iter_no_change]
 n_iter_no_change : int, default={default}
     Number of epochs without progress after which to stop.
-[epochs tol]
 tol : float, default={default}
     Smallest decrease of the mean loss of held-out rows that is progress.
 [epochs warm_start]
 warm_start : bool, default={default}
     Whether to continue the last fit to `n_epochs` epochs in total, exactly as if it had never
     stopped.
-[rating_range_]
+[rating attributes]
 rating_range_ : tuple of float
     Least and greatest rating; predictions are clipped to it.
-[errors loss_curve_]
 loss_curve_ : list of float
     Weighted mean squared error of each epoch, each rating's before its update.
-[n_epochs_]
+[epochs attributes]
 n_epochs_ : int
     Epochs run.
-[best_epoch_]
 best_epoch_ : int
     With early stopping: the epoch after which the model was best, 0 for the start.
-[validation_curve_]
 validation_curve_ : list of float
     With early stopping: the held-out loss of the start and after each epoch.
+{ids}
 [biases reg]
 reg_bias : float, default=0.01
     As `reg`, for the biases.
@@ -253,32 +220,28 @@ n_factors : int, default={default}
 random_state : int, RandomState instance or None, default={default}
     Seed of the first vectors and all draws; an int gives the library's model of that
     `random_state`.
-[implicit n_epochs_]
+[implicit attributes]
+{ids}
 n_epochs_ : int
     Iterations done; fewer than `n_epochs` if a callback stopped the fit.
 [n_bits]
 n_bits : int, default={default}
     Number of bits of a code (r). Codes are stored in words of 64 bits.
-[balance_user]
+[codes parameters]
 balance_user : float, default={default}
     Weight of balance and decorrelation of the users' bits (alpha), in units in which a rating's
     error counts in bits.
-[balance_item]
 balance_item : float, default={default}
     Likewise of the items' bits (beta).
-[codes init]
 init : {"relaxed", "random"}, default="relaxed"
     First codes. "relaxed": the signs of real-valued vectors, after 10 sweeps on the same
     objective with a penalty. "random": random signs.
-[codes reg]
 reg : float, default={default}
     Weight of the penalty on the vectors of the relaxed start, per rating, where ratings are
     scaled to [-1, 1].
-[codes n_sweeps]
 n_sweeps : int or None, default={default}
     Most sweeps over the bits of a code per iteration; fewer if nothing changes. None: until
     nothing changes.
-[codes rating_scale]
 rating_scale : tuple (low, high) or None, default={default}
     Ratings of similarity 0 and 1. None: the range of y.
 [codes attributes]
@@ -301,10 +264,9 @@ loss_curve_ : list of float
 
 # neural methods
 
-[newcomer_factors_]
+[neural attributes]
 newcomer_factors_ : ndarray of shape (n_private,)
     The private parameters of an unknown user: where clients begin, and the mean of users' rows.
-[squared global_bias_]
 global_bias_ : float
     Mean rating; only with ``loss="squared"``.
 [neural errors]
@@ -352,16 +314,13 @@ timestamps : int or str, default=2
     Column of X with the time of each row: its position (2 or more) or, for a DataFrame,
     its name. The times are numbers, dates, or ISO dates as strings. "row_order": the rows of X
     are in the order of time.
-[train_indices_]
+[split attributes]
 train_indices_, test_indices_ : ndarray of shape (n_train,) and (n_test,), dtype int64
     Ascending row numbers of the first split, which `fit` made.
-[held_out_]
 held_out_ : ndarray or DataFrame of shape (n_test, n_features)
     The test rows of X.
-[n_features_in_]
 n_features_in_ : int
     Number of columns of X.
-[feature_names_in_]
 feature_names_in_ : ndarray of shape (n_features_in_,)
     Names of the columns, if they are strings.
 
@@ -397,13 +356,24 @@ reference : float or dict of str to float, default=None
 [ax]
 ax : matplotlib Axes, default=None
     Axes to draw in. None: those of a new figure.
-[kwargs]
+[drawing]
+{reference}
+{ax}
 **kwargs : dict
     Passed to :meth:`plot`.
-[X]
+[comparing]
+reference : float, dict of str to float or estimator, or list of estimators, default=None
+    Baselines to draw as dashed horizontal lines: scores by name, or estimators, which are
+    cross-validated on the same folds: ``{"paper": 0.87, "biases": BiasOnly()}``.
+{ax}
+compare_params : dict, default=None
+    Further parameters of :func:`fedrecsk.model_selection.compare`: `cv`, `scoring`, `clients`,
+    `n_jobs`...
+**kwargs : dict
+    Passed to :meth:`plot`.
+[data]
 X : array-like or DataFrame of shape (n_samples, n_features >= 2)
     Column 0 is the user's id, column 1 the item's id.
-[y]
 y : array-like of shape (n_samples,), default=None
     Rating or preference of each row.
 [lines]
@@ -415,16 +385,6 @@ bands_ : list of matplotlib artists
 Returns
 -------
 display : object
-    Itself, drawn.
-
-Raises
-------
-ImportError
-    If matplotlib is missing.
-[drawn from results]
-Returns
--------
-display : object
     It is drawn.
 
 Raises
@@ -433,33 +393,18 @@ ImportError
     If matplotlib is missing.
 ValueError
     If a column is missing, no row has the score, or a number is out of range.
-[condition]
-param_name : str
-    Name of the parameter to vary, as in `set_params`.
-param_range : iterable, or dict of str to value
-    Values of the parameter, or a dict of labels to values.
 [greater_is_better]
 greater_is_better : bool, default=None
     Whether a larger score is better. None: True, except for "rmse" and "mae" if they are not
     negative.
-[estimators in reference]
-reference : float, dict of str to float or estimator, or list of estimators, default=None
-    Baselines to draw as dashed horizontal lines: scores by name, or estimators, which are
-    cross-validated on the same folds: ``{"paper": 0.87, "biases": BiasOnly()}``.
-[compare_params]
-compare_params : dict, default=None
-    Further parameters of :func:`fedrecsk.model_selection.compare`: `cv`, `scoring`, `clients`,
-    `n_jobs`...
 [column score]
 score : str, default="ndcg@10"
     Column of the comparison to draw; the score is computed even if `scoring` does not have it.
-[ax_]
+[display attributes]
 ax_ : matplotlib Axes
     Axes of the display.
-[figure_]
 figure_ : matplotlib Figure
     Their figure.
-[references_]
 references_ : list of matplotlib Line2D
     One per reference score.
 
@@ -469,25 +414,25 @@ references_ : list of matplotlib Line2D
 data_home : str or path-like, default=None
     Folder with the data. None: the environment variable `FEDRECSK_DATA`, and without
     that `~/fedrecsk_data`.
-
 download_if_missing : bool, default=True
     Whether to download the data if `data_home` has no copy. False raises an error then.
-
-as_frame : bool, default=False
-    Whether to return pandas objects.
-
-return_X_y : bool, default=False
-    Whether to return `(data, target)` instead of a Bunch.
-
+{forms}
 n_retries : int, default=3
     Number of further tries after a failed download.
-
 delay : float, default=1.0
     Seconds to wait before the first further try; the wait doubles with each try, up to a
     minute.
-
 timeout : float, default=30.0
     Seconds after which a try counts as failed if the server sends nothing.
+[forms]
+as_frame : bool, default=False
+    Whether to return pandas objects.
+return_X_y : bool, default=False
+    Whether to return `(data, target)` instead of a Bunch.
+[bunch]
+data : :class:`~sklearn.utils.Bunch`
+    Dictionary-like object, with these attributes; with ``return_X_y=True``, the tuple of
+    the first two:
 [fetched]
 frame : DataFrame or None
     Data and target side by side, with `as_frame=True`.
@@ -496,7 +441,7 @@ feature_names : list of str
 filename : str
     The file that was read.
 DESCR : str
-    What the data are, their licence and what to cite.
+    What was read from where, and of published data the licence and what to cite.
 [fetching errors]
 OSError
     If there is no copy and the download is not allowed or fails, or if `data_home` is a file
@@ -504,84 +449,61 @@ OSError
 ValueError
     If a file is not the published one: the checksum of the archive, the numbers of users, items
     and rows, and the scale of stars are checked.
+[movielens licence]
+GroupLens allows research use and forbids redistribution without permission.
+Cite [1]_ when you use the data.
+
+References
+----------
+.. [1] F. M. Harper and J. A. Konstan, "The MovieLens Datasets: History and
+   Context", ACM Transactions on Interactive Intelligent Systems 5 (4), 2015.
+   https://doi.org/10.1145/2827872
+[kuairec licence]
+The data come under CC BY-SA 4.0. Cite [1]_ when you use them.
+
+References
+----------
+.. [1] C. Gao, S. Li, W. Lei, J. Chen, B. Li, P. Jiang, X. He, J. Mao and T.-S. Chua,
+   "KuaiRec: A Fully-Observed Dataset and Insights for Evaluating Recommender
+   Systems", CIKM 2022, pages 540-550. https://doi.org/10.1145/3511808.3557220
+[filmtrust licence]
+LibRec [2]_, which offers the file, states no licence, so use it for research only.
+Cite [1]_ when you use the data.
+
+References
+----------
+.. [1] G. Guo, J. Zhang and N. Yorke-Smith, "A Novel Bayesian Similarity Measure for
+   Recommender Systems", IJCAI 2013, pages 2619-2625.
+
+.. [2] https://guoguibing.github.io/librec/datasets.html
+[hetrec licence]
+GroupLens and Last.fm allow non-commercial use. Cite [1]_ when you use the data.
+
+References
+----------
+.. [1] I. Cantador, P. Brusilovsky and T. Kuflik, "Second Workshop on Information
+   Heterogeneity and Fusion in Recommender Systems (HetRec 2011)", RecSys 2011.
 """
 TEXTS = {
     name: text.strip()
     for name, text in re.findall(r"^\[(.+)\]\n((?:(?![\[#]).*\n)+)", WRITTEN, re.MULTILINE)
 }
 
-IDS = "user_ids_", "item_ids_", "n_users_", "n_items_"
-GROUPS = {
-    "neural attributes": ("newcomer_factors_", "squared global_bias_"),
-    "shared parameters": (
-        "client_fraction",
-        "early_stopping",
-        "validation_fraction",
-        "n_iter_no_change",
-        "tol",
-        "warm_start",
-        "n_jobs",
-        "random_state",
-        "federation",
-        "federated items",
-    ),
-    "shared attributes": (
-        *IDS,
-        "n_rounds_",
-        "best_round_",
-        "loss_curve_",
-        "history_",
-        "communication_",
-        "privacy_",
-    ),
-    "epochs": ("n_epochs", "epochs learning_rate", "learning_rate_decay"),
-    "held-out rows": (
-        "epochs early_stopping",
-        "epochs validation_fraction",
-        "epochs n_iter_no_change",
-        "epochs tol",
-    ),
-    "epochs attributes": ("n_epochs_", "best_epoch_", "validation_curve_", *IDS),
-    "rating attributes": ("rating_range_", "errors loss_curve_"),
-    "float factors": ("float user_factors_", "float item_factors_"),
-    "codes parameters": (
-        "balance_user",
-        "balance_item",
-        "codes init",
-        "codes reg",
-        "codes n_sweeps",
-        "codes rating_scale",
-    ),
-    "implicit attributes": (*IDS, "implicit n_epochs_"),
-    "ids": IDS,
-    "split attributes": ("train_indices_", "held_out_", "n_features_in_", "feature_names_in_"),
-    "data": ("X", "y"),
-    "display attributes": ("ax_", "figure_", "references_"),
-    "drawing": ("reference", "ax", "kwargs"),
-    "comparing": ("estimators in reference", "ax", "compare_params", "kwargs"),
-}
-
 
 def documented(cls: Documented) -> Documented:
     """Write out the shared descriptions in the docstring of a class or a function; return it."""
 
+    def with_default(match):
+        return f"{match[1]}{_as_written(getattr(cls, match[2]))}"
+
     def written_out(match):
-        indentation, name = match.groups()
-        texts = [_text(cls, one) for one in GROUPS.get(name, (name,))]
-        return textwrap.indent("\n".join(texts), indentation)
+        text = PLACEHOLDER.sub(written_out, TEXTS[match[2]])
+        return textwrap.indent(DEFAULT.sub(with_default, text), match[1])
 
     # Without docstrings (python -OO) there is nothing to replace.
     if cls.__doc__:
         cls.__doc__ = PLACEHOLDER.sub(written_out, cls.__doc__)
     return cls
-
-
-def _text(cls, name):
-    text = TEXTS[name]
-    if "{default}" in text:
-        default = getattr(cls, text.split()[0])
-        text = text.replace("{default}", _as_written(default))
-    return text
 
 
 def _as_written(value):

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from fedrecsk._utils import splitmix
+from fedrecsk._utils import integers
 from fedrecsk._utils.jit import inline
 
-mix = inline(splitmix.mix)
+mix = inline(integers.mix)
 
 
 @inline

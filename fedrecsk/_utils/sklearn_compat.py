@@ -4,7 +4,7 @@ scikit-learn may move them in any minor version, so setup.cfg has an upper bound
 raise the bound, install the new version, run the tests, and repair this file.
 """
 
-from functools import cache
+from functools import cache, partial
 from numbers import Number
 
 import numpy as np
@@ -20,8 +20,8 @@ from sklearn.utils._param_validation import (
     RealNotInt,
     StrOptions,
     validate_parameter_constraints,
-    validate_params,
 )
+from sklearn.utils._param_validation import validate_params as _validate_params
 from sklearn.utils.metaestimators import _BaseComposition as BaseComposition
 from sklearn.utils.validation import _check_feature_names as check_feature_names
 from sklearn.utils.validation import check_array, check_non_negative
@@ -73,6 +73,10 @@ __all__ = [
     "validate_parameter_constraints",
     "validate_params",
 ]
+
+
+# What checked functions call checks nothing again.
+validate_params = partial(_validate_params, prefer_skip_nested_validation=True)
 
 
 @cache

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import Any, Self
 
 from joblib import cpu_count, effective_n_jobs
 
 from fedrecsk._utils.sklearn_compat import Interval
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from typing import Any, Self
 
 # Valid values of a parameter `n_jobs`: whole numbers except 0, and None.
 N_JOBS = [
@@ -47,10 +44,7 @@ class Threads:
             self._pool.shutdown(cancel_futures=True)
 
     def __call__(self, tasks: Iterable[tuple[Callable[..., Any], Any, Any]]) -> Iterator[Any]:
-        """Run tasks made by :func:`joblib.delayed`; returns a generator of their results.
-
-        At most two tasks per thread are started ahead, so that few results are kept waiting.
-        """
+        """Yield the results of tasks of `joblib.delayed`, of which few are started ahead."""
         if self._pool is None:
             for function, args, kwargs in tasks:
                 yield function(*args, **kwargs)

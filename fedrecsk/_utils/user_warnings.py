@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from types import FrameType
+from types import FrameType
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:

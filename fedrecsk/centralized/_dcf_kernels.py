@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedrecsk._utils.fixed_point import FRACTION_BITS, fixed
+from fedrecsk._utils.integers import FRACTION_BITS, fixed
 from fedrecsk._utils.jit import kernel
 from fedrecsk.centralized._sgd import Side, grouped
 

@@ -11,14 +11,13 @@ from scipy import sparse
 from sklearn.utils import check_random_state
 
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.fixed_point import FRACTION_BITS, fixed
+from fedrecsk._utils.integers import FRACTION_BITS, fixed
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions, get_threadpool_controller
 from fedrecsk.base import RatingMixin, Recommender
 from fedrecsk.base._hamming import HammingSearch, pack_codes, random_codes, unpack_codes
 from fedrecsk.centralized._sgd import Rows
-from fedrecsk.data._checks import hint
-from fedrecsk.data._rating_scale import check_ratings, check_scale, scale_of
+from fedrecsk.data._checks import check_ratings, check_scale, hint, scale_of
 from fedrecsk.protocol.keys import Key
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from scipy.special import expit
 from sklearn.neural_network import BernoulliRBM
 
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.fixed_point import fixed
+from fedrecsk._utils.integers import fixed
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base._hamming import pack_codes
 from fedrecsk.base._item_prior import ItemContent

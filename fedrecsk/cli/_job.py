@@ -16,17 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 
-from fedrecsk import (
-    BiasOnly,
-    FedEB,
-    Federation,
-    ImplicitALS,
-    Popularity,
-    RFRec,
-    SVDpp,
-    datasets,
-)
-from fedrecsk.cli import _options
+from fedrecsk import BiasOnly, FedEB, Federation, ImplicitALS, Popularity, RFRec, SVDpp, datasets
+from fedrecsk.cli import PUBLISHED, is_federated, predicts_ratings
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.model_selection import UserHoldout
 from fedrecsk.privacy import CentralDP, LaplaceMechanism
@@ -53,7 +44,7 @@ class Rows(NamedTuple):
 
 def run(options: argparse.Namespace) -> None:
     """Do the job and print the results; raise if the method's parameters are wrong."""
-    ratings = _options.predicts_ratings(options.method)
+    ratings = predicts_ratings(options.method)
     rows = _rows(options, ratings)
     if ratings:
         order = np.random.default_rng(options.seed).permutation(len(rows.X))
@@ -83,7 +74,7 @@ def run(options: argparse.Namespace) -> None:
         with progress(one):
             one.fit(rows.X[train], y)
         seconds = time.perf_counter() - start
-        kind = "federated" if _options.is_federated(type(one)) else "centralised"
+        kind = "federated" if is_federated(type(one)) else "centralised"
         ledger = getattr(one, "communication_", None)
         sent = "" if ledger is None else f"{ledger.bytes_up / len(ledger.client_ids) / 1000:,.1f}"
         scores = [f"{score:.4f}" for score in _score(one, rows, test, ratings)]
@@ -123,7 +114,7 @@ def _rows(options: argparse.Namespace, ratings: bool) -> Rows:
 def _load(options: argparse.Namespace, ratings: bool) -> Rows:
     """Generate, fetch or read the rows."""
     data, home = options.data, options.data_home
-    if options.columns is not None and data in {"generated", *_options.PUBLISHED}:
+    if options.columns is not None and data in {"generated", *PUBLISHED}:
         raise ValueError("--columns is for a file of yours")
     if data == "generated" and ratings:
         size = {} if options.epsilon is None else MANY
@@ -133,10 +124,10 @@ def _load(options: argparse.Namespace, ratings: bool) -> Rows:
     name = data.removeprefix("ml-")
     if not Path(data).exists():
         name = name.lower().removeprefix("ml-")
-    if name in _options.PUBLISHED and hasattr(datasets, f"fetch_{name}"):
+    if name in PUBLISHED and hasattr(datasets, f"fetch_{name}"):
         X, y = getattr(datasets, f"fetch_{name}")(data_home=home, return_X_y=True)
         return Rows(X, y, name)
-    if name in _options.PUBLISHED:
+    if name in PUBLISHED:
         X, y = datasets.fetch_movielens(name, data_home=home, return_X_y=True)
         return Rows(X, y, f"MovieLens {name}")
     with _file(data) as path:
@@ -154,7 +145,7 @@ def _file(data: str) -> Iterator[Path]:
     path = Path(data).expanduser()
     if data != "-" and not path.exists():
         raise FileNotFoundError(
-            f"no such file, nor one of generated, {', '.join(_options.PUBLISHED)} (--help shows "
+            f"no such file, nor one of generated, {', '.join(PUBLISHED)} (--help shows "
             "what they are)"
         )
     if data != "-" and (path.is_file() or path.is_dir()):

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Real
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedrecsk._utils.user_warnings import warn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from typing import Any
-
-    from numpy.typing import NDArray
 
 # Squares of larger numbers, summed over many rows, do not fit into single precision.
 LARGEST = 1e15
@@ -198,6 +194,37 @@ def estimates_y(estimator):
     """Return whether scores estimate y: federated methods say so, other models if they rate."""
     required = estimator.__sklearn_tags__().target_tags.required
     return getattr(estimator, "_sees_ratings", required)
+
+
+def check_scale(scale: Any, name: str = "rating_scale") -> None:
+    """Raise unless `scale` is (low, high) with low < high."""
+    numbers = len(scale) == 2 and all(isinstance(end, Real) for end in scale)
+    # The difference of two huge numbers can be infinite although they are not.
+    if not (numbers and 0 < float(scale[1]) - float(scale[0]) < np.inf):
+        raise ValueError(f"{name} should be two finite numbers in ascending order, got {scale!r}.")
+
+
+def check_ratings(values: NDArray, scale: tuple[float, float]) -> None:
+    """Raise if a rating lies outside the scale."""
+    low, high = scale
+    outside = (values < low) | (values > high)
+    if outside.any():
+        raise ValueError(
+            f"y has the rating {values[outside][0]:g}, outside rating_scale=({low:g}, {high:g}); "
+            "set rating_scale to the ends of the scale on which users rate."
+        )
+
+
+def scale_of(rating_scale: Any, rating_range: Any) -> tuple[float, float]:
+    """Return the given scale, or the range of the ratings, which only a simulation knows."""
+    scale = rating_scale or rating_range
+    if scale is None:
+        raise ValueError(
+            "The server does not know on which scale users rate; set rating_scale=(low, high), "
+            "for example (1, 5)."
+        )
+    low, high = scale
+    return float(low), float(high)
 
 
 class ClientFailed(ValueError):

@@ -196,9 +196,7 @@ def warn_about_ids(ids: np.ndarray, name: str) -> None:
         )
 
 
-def warn_about_unknown_pairs(
-    users: np.ndarray, items: np.ndarray, codes: tuple[np.ndarray, ...], known: tuple[Ids, Ids]
-) -> None:
+def warn_about_unknown_pairs(users: Any, items: Any, codes: Any, known: tuple[Ids, Ids]) -> None:
     """Warn if nobody and nothing is known, but would be if columns were swapped."""
     if not len(users) or (codes[0] >= 0).any() or (codes[1] >= 0).any():
         return
@@ -206,9 +204,7 @@ def warn_about_unknown_pairs(
         warn(_ALL_SWAPPED)
 
 
-def check_order(
-    users: np.ndarray, items: np.ndarray, codes: tuple[np.ndarray, ...], known: tuple[Ids, Ids]
-) -> None:
+def check_order(users: Any, items: Any, codes: Any, known: tuple[Ids, Ids]) -> None:
     """Raise if only swapped columns have known ids; warn if they have clearly more."""
     unknown = [float(np.mean(one < 0)) for one in codes]
     if max(unknown) < _MANY_UNKNOWN or not _are_known_if_swapped(users, items, known):

@@ -73,16 +73,11 @@ def days_of(X, timestamps, *, all_users):
     return days
 
 
-def times_of_cutoffs(cutoffs, name):
-    """Return cut-offs as the times of a column are read."""
-    return _as_times(cutoffs, name)
-
-
 def _column_of_times(X, timestamps):
     """Return the times of a column of X, and what errors call them."""
     _check_column(X, timestamps)
     name = f"timestamps (column {timestamps!r} of X)"
-    return _as_times(np.asarray(safe_indexing(X, timestamps, axis=1)), name), name
+    return as_times(np.asarray(safe_indexing(X, timestamps, axis=1)), name), name
 
 
 def _is_missing(times):
@@ -109,7 +104,7 @@ def _warn_about_ratings(X, timestamps, times, name):
         warn(
             f"{name} have {len(values)} different values ({shown}). Are they ratings? A split by "
             "time needs the time of each interaction: put it into a column of X and name that "
-            f"column, or pass timestamps={ROW_ORDER!r} if the rows are in the order of time.",
+            f"column, or pass timestamps={ROW_ORDER!r} if the rows are in the order of time."
         )
 
 
@@ -144,7 +139,7 @@ def _check_column(X, timestamps):
         )
 
 
-def _as_times(column, name):
+def as_times(column, name):
     """Return numbers or dates in UTC; NaN or NaT where a time is missing."""
     times = pd.Series(column)
     known = times.dropna()

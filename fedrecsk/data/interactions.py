@@ -8,18 +8,16 @@ from __future__ import annotations
 import hashlib
 import reprlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from sklearn.utils.validation import check_consistent_length
 
 from fedrecsk._utils.sklearn_compat import safe_indexing
 from fedrecsk.data._mistakes import warn_about_columns, warn_about_ids
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
 
 ROLES = ("user", "item")
 _MANY_IDS = 2**20  # strings that are Python strings at a time
@@ -111,16 +109,17 @@ def catalogue_ids(items: ArrayLike) -> Ids:
     """Return the ids of a public catalogue in ascending order, or raise."""
     if not isinstance(items, list | tuple) and np.ndim(items) == 0:
         raise TypeError(f"items should be a list or an array of ids, got {reprlib.repr(items)}.")
-    ids = id_array(items, "items")
-    if len(ids) == 0:
+    if len(ids := id_array(items, "items")) == 0:
         raise ValueError("items is empty; pass None to take the items of X.")
+    return distinct_items(ids, "items", "give each id once, for example with numpy.unique")
+
+
+def distinct_items(ids: NDArray[Any], name: str, cure: str, source: str = "`items`") -> Ids:
+    """Return ids of items in ascending order; raise if one occurs twice."""
     values, counts = np.unique(ids, return_counts=True)
     if (counts > 1).any():
-        raise ValueError(
-            f"items lists {named('item', values[counts > 1])} more than once; give each id once, "
-            "for example with numpy.unique."
-        )
-    return Ids(values, "item ids")
+        raise ValueError(f"{name} has {named('item', values[counts > 1])} more than once; {cure}.")
+    return Ids(values, "item ids", source)
 
 
 def _from_objects(ids, name):
@@ -339,17 +338,9 @@ class Interactions:
     def fingerprint(self) -> bytes:
         """Return a digest of all data, by which the same data can be recognised."""
         digest = hashlib.blake2b(digest_size=16)
-        for array in (
-            self.user_ids.values,
-            self.item_ids.values,
-            self.client_ids,
-            self.client_indptr,
-            self.indptr,
-            self.items,
-            self.values,
-            self.weights,
-            *(() if self.times is None else (self.times,)),
-        ):
+        ids = self.user_ids.values, self.item_ids.values, self.client_ids, self.client_indptr
+        rows = self.indptr, self.items, self.values, self.weights
+        for array in (*ids, *rows, *(() if self.times is None else (self.times,))):
             if array.dtype == object:
                 array = array.astype(str)
             digest.update(f"{array.dtype}{array.shape}".encode())

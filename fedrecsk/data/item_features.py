@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import reprlib
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from scipy import sparse
 from sklearn.utils import check_array
 
-from fedrecsk.data.interactions import Ids, catalogue_ids, id_array, named
-
-if TYPE_CHECKING:
-    from typing import Any
+from fedrecsk.data.interactions import Ids, catalogue_ids, distinct_items, id_array, named
 
 
 def has_ids(features: Any) -> bool:
@@ -23,14 +20,10 @@ def has_ids(features: Any) -> bool:
 
 def catalogue_of(features: Any) -> Ids:
     """Return the items of a DataFrame, in ascending order."""
-    ids = id_array(np.asarray(features.index), "the index of item_features")
-    values, counts = np.unique(ids, return_counts=True)
-    if (counts > 1).any():
-        raise ValueError(
-            f"item_features has {named('item', values[counts > 1])} more than once in its index; "
-            "give each item one row."
-        )
-    return Ids(values, "item ids", "the index of item_features")
+    source = "the index of item_features"
+    return distinct_items(
+        id_array(np.asarray(features.index), source), source, "give each item one row", source
+    )
 
 
 def aligned(features: Any, items: Any, *, bounded: bool = False) -> Any:
@@ -39,35 +32,31 @@ def aligned(features: Any, items: Any, *, bounded: bool = False) -> Any:
     Raise ValueError if rows have no ids, items have no row, rows have no item, or values are not
     finite or, where `bounded`, not in [0, 1].
     """
+    columns = None
     if has_ids(features):
-        ids = catalogue_of(features)
-        order = np.argsort(id_array(np.asarray(features.index), "ids"), kind="stable")
+        ids, given = catalogue_of(features), id_array(np.asarray(features.index), "ids")
         if items is not None:
             _check_same(ids, catalogue_ids(items))
-        features = features.iloc[order]
         columns, kinds = features.columns, [str(kind) for kind in features.dtypes]
         if kinds and all(kind.startswith("Sparse") for kind in kinds):
             features = features.sparse.to_coo()
         else:
             _check_columns(features)
-        rows = _matrix(features)
-        _check_values(rows, ids, columns, bounded)
-        return rows
-    if items is None:
+    elif items is None:
         raise ValueError(
             "item_features has no ids, so its rows cannot be matched with items. Pass items= with "
             "one id per row in the same order, or a pandas DataFrame whose index holds the ids."
         )
-    ids, given = catalogue_ids(items), id_array(items, "items")
-    n_rows = features.shape[0] if sparse.issparse(features) else len(features)
-    if n_rows != len(given):
-        raise ValueError(
-            f"item_features has {n_rows} rows, but items has {len(given)} ids; give one row per "
-            "item, in the order of items."
-        )
-    rows = _matrix(features)
-    rows = rows[np.argsort(given, kind="stable")]
-    _check_values(rows, ids, None, bounded)
+    else:
+        ids, given = catalogue_ids(items), id_array(items, "items")
+        n_rows = features.shape[0] if sparse.issparse(features) else len(features)
+        if n_rows != len(given):
+            raise ValueError(
+                f"item_features has {n_rows} rows, but items has {len(given)} ids; give one row "
+                "per item, in the order of items."
+            )
+    rows = _matrix(features)[np.argsort(given, kind="stable")]
+    _check_values(rows, ids, columns, bounded)
     return rows
 
 

@@ -17,10 +17,8 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions, validate_params
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk._version import __version__
-from fedrecsk.datasets._bunch import make_bunch, make_X, make_y
-from fedrecsk.datasets._movielens_features import read_features
-from fedrecsk.datasets.published import PUBLISHED, Published
-from fedrecsk.datasets.readers import TextFile, read_ratings
+from fedrecsk.datasets.published import PUBLISHED, Published, read_features
+from fedrecsk.datasets.readers import TextFile, make_bunch, make_X, make_y, read_ratings
 
 _LONGEST_WAIT = 60.0
 # Answers that may change: time-out, too many requests, and errors of the server.
@@ -41,10 +39,7 @@ VARIANTS = ("100k", "1m", "10m", "20m", "25m", "32m", "latest-small")
 
 
 @documented
-@validate_params(
-    {"variant": [StrOptions(set(VARIANTS))], "features": ["boolean"], **_CONSTRAINTS},
-    prefer_skip_nested_validation=True,
-)
+@validate_params({"variant": [StrOptions(set(VARIANTS))], "features": ["boolean"], **_CONSTRAINTS})
 def fetch_movielens(
     variant: str = "100k",
     *,
@@ -87,9 +82,7 @@ def fetch_movielens(
 
     Returns
     -------
-    data : :class:`~sklearn.utils.Bunch`
-        Dictionary-like object, with these attributes; with ``return_X_y=True``, the tuple of
-        the first two:
+    {bunch}
 
         data : ndarray of shape (n_samples, 3) and dtype int64, or DataFrame
             The columns user, item and timestamp (seconds since 1970, UTC), in
@@ -125,14 +118,7 @@ def fetch_movielens(
 
     Notes
     -----
-    GroupLens allows research use and forbids redistribution without permission.
-    Cite [1]_ when you use the data.
-
-    References
-    ----------
-    .. [1] F. M. Harper and J. A. Konstan, "The MovieLens Datasets: History and
-       Context", ACM Transactions on Interactive Intelligent Systems 5 (4), 2015.
-       https://doi.org/10.1145/2827872
+    {movielens licence}
 
     Examples
     --------
@@ -161,9 +147,7 @@ def fetch_movielens(
 
 
 @documented
-@validate_params(
-    {"variant": [StrOptions({"big", "small"})], **_CONSTRAINTS}, prefer_skip_nested_validation=True
-)
+@validate_params({"variant": [StrOptions({"big", "small"})], **_CONSTRAINTS})
 def fetch_kuairec(
     variant: str = "big",
     *,
@@ -196,9 +180,7 @@ def fetch_kuairec(
 
     Returns
     -------
-    data : :class:`~sklearn.utils.Bunch`
-        Dictionary-like object, with these attributes; with ``return_X_y=True``, the tuple of
-        the first two:
+    {bunch}
 
         data : ndarray of shape (n_samples, 3) or (n_samples, 2) and dtype int64, or DataFrame
             The columns user, item and, for "big", timestamp (milliseconds since 1970,
@@ -213,11 +195,6 @@ def fetch_kuairec(
         Of the archive, an MD5 is published. The SHA-256 of the first download is recorded beside
         it and checked from then on.
 
-    See Also
-    --------
-    load_ratings : Any other file.
-    make_interactions : Implicit feedback, without a download.
-
     Notes
     -----
     RFRec's experiments use "big" without the watch ratios above 20, less than one in a
@@ -230,13 +207,7 @@ def fetch_kuairec(
 
     Reading "big" takes about a minute and 2 GB of memory.
 
-    The data come under CC BY-SA 4.0. Cite [1]_ when you use them.
-
-    References
-    ----------
-    .. [1] C. Gao, S. Li, W. Lei, J. Chen, B. Li, P. Jiang, X. He, J. Mao and T.-S. Chua,
-       "KuaiRec: A Fully-Observed Dataset and Insights for Evaluating Recommender
-       Systems", CIKM 2022, pages 540-550. https://doi.org/10.1145/3511808.3557220
+    {kuairec licence}
 
     Examples
     --------
@@ -250,7 +221,7 @@ def fetch_kuairec(
 
 
 @documented
-@validate_params(_CONSTRAINTS, prefer_skip_nested_validation=True)
+@validate_params(_CONSTRAINTS)
 def fetch_filmtrust(
     *,
     data_home: str | os.PathLike[str] | None = None,
@@ -274,9 +245,7 @@ def fetch_filmtrust(
 
     Returns
     -------
-    data : :class:`~sklearn.utils.Bunch`
-        Dictionary-like object, with these attributes; with ``return_X_y=True``, the tuple of
-        the first two:
+    {bunch}
 
         data : ndarray of shape (35497, 2) and dtype int64, or DataFrame
             The columns user and item, in the file's order. Three pairs occur twice.
@@ -288,22 +257,9 @@ def fetch_filmtrust(
     ------
     {fetching errors}
 
-    See Also
-    --------
-    fetch_movielens : Larger data of the same kind, with timestamps.
-    load_ratings : Any other file.
-
     Notes
     -----
-    LibRec [2]_, which offers the file, states no licence, so use it for research only.
-    Cite [1]_ when you use the data.
-
-    References
-    ----------
-    .. [1] G. Guo, J. Zhang and N. Yorke-Smith, "A Novel Bayesian Similarity Measure for
-       Recommender Systems", IJCAI 2013, pages 2619-2625.
-
-    .. [2] https://guoguibing.github.io/librec/datasets.html
+    {filmtrust licence}
 
     Examples
     --------
@@ -317,7 +273,7 @@ def fetch_filmtrust(
 
 
 @documented
-@validate_params(_CONSTRAINTS, prefer_skip_nested_validation=True)
+@validate_params(_CONSTRAINTS)
 def fetch_lastfm(
     *,
     data_home: str | os.PathLike[str] | None = None,
@@ -342,9 +298,7 @@ def fetch_lastfm(
 
     Returns
     -------
-    data : :class:`~sklearn.utils.Bunch`
-        Dictionary-like object, with these attributes; with ``return_X_y=True``, the tuple of
-        the first two:
+    {bunch}
 
         data : ndarray of shape (92834, 2) and dtype int64, or DataFrame
             The columns user and item, in the file's order.
@@ -357,19 +311,9 @@ def fetch_lastfm(
     ------
     {fetching errors}
 
-    See Also
-    --------
-    fetch_movielens : Ratings, with timestamps.
-    load_ratings : Any other file.
-
     Notes
     -----
-    GroupLens and Last.fm allow non-commercial use. Cite [1]_ when you use the data.
-
-    References
-    ----------
-    .. [1] I. Cantador, P. Brusilovsky and T. Kuflik, "Second Workshop on Information
-       Heterogeneity and Fusion in Recommender Systems (HetRec 2011)", RecSys 2011.
+    {hetrec licence}
 
     Examples
     --------
@@ -382,7 +326,7 @@ def fetch_lastfm(
     return _fetch("lastfm", data_home, download, as_frame, return_X_y)
 
 
-@validate_params(_HOME, prefer_skip_nested_validation=True)
+@validate_params(_HOME)
 def get_data_home(data_home: str | os.PathLike[str] | None = None) -> str:
     """Return the path of the data folder, and create it if it is not there.
 
@@ -401,10 +345,6 @@ def get_data_home(data_home: str | os.PathLike[str] | None = None) -> str:
     ------
     OSError
         If `data_home` is a file, or cannot be created.
-
-    See Also
-    --------
-    clear_data_home : Delete what fedrecsk has downloaded.
 
     Examples
     --------
@@ -426,7 +366,7 @@ def get_data_home(data_home: str | os.PathLike[str] | None = None) -> str:
     return str(home)
 
 
-@validate_params(_HOME, prefer_skip_nested_validation=True)
+@validate_params(_HOME)
 def clear_data_home(data_home: str | os.PathLike[str] | None = None) -> None:
     """Delete the archives that fedrecsk has downloaded.
 
@@ -439,10 +379,6 @@ def clear_data_home(data_home: str | os.PathLike[str] | None = None) -> None:
     ----------
     data_home : str or path-like, default=None
         The folder, found as :func:`get_data_home` finds it.
-
-    See Also
-    --------
-    get_data_home : The folder in question.
 
     Examples
     --------
@@ -477,13 +413,7 @@ def _resolved(data_home: str | os.PathLike[str] | None) -> Path:
     return home
 
 
-def _fetch(
-    name: str,
-    data_home: str | os.PathLike[str] | None,
-    download: tuple[bool, int, float, float],
-    as_frame: bool,
-    return_X_y: bool,
-) -> Bunch | tuple[Any, Any]:
+def _fetch(name, data_home, download, as_frame, return_X_y) -> Bunch | tuple[Any, Any]:
     """Return the published data set of that name."""
     spec = PUBLISHED[name]
     home = _resolved(data_home)
@@ -534,6 +464,9 @@ def _download(spec: Published, home: Path, n_retries: int, delay: float, timeout
             path = Path(
                 pooch.retrieve(spec.url, spec.checksum, spec.archive, home, downloader=downloader)
             )
+            if not zipfile.is_zipfile(path):
+                path.unlink()
+                raise ValueError("it is no zip archive.")
             break
         except OSError as error:
             response = getattr(error, "response", None)
@@ -556,12 +489,6 @@ def _download(spec: Published, home: Path, n_retries: int, delay: float, timeout
                 f"{spec.url} is not {spec.title}, but damaged, another file, or a web page of a "
                 f"proxy or a login: {error} " + _what_to_do(spec, home)
             ) from error
-    if not zipfile.is_zipfile(path):
-        path.unlink()
-        raise ValueError(
-            f"{spec.url} is no zip archive, but damaged, or a web page of a proxy or a login. "
-            + _what_to_do(spec, home)
-        )
     if not (spec.checksum or "").startswith("sha256:"):
         # No SHA-256 is published, so later copies must equal the first one.
         (home / spec.pin).write_text(f"{pooch.file_hash(str(path))}  {spec.archive}\n")
@@ -597,7 +524,7 @@ def _read(spec: Published, path: Path) -> dict[str, np.ndarray]:
             member = TextFile(f"{path}/{spec.member}", lambda: archive.open(spec.member))
             return _read_original(spec, member)
     text = TextFile(str(path), lambda: path.open("rb"))
-    if path.name == Path(spec.unpacked).name:
+    if path.name == Path(spec.member).name:
         return _read_original(spec, text)
     return read_ratings(text).fields
 
@@ -614,9 +541,7 @@ def _read_original(spec: Published, text: TextFile) -> dict[str, np.ndarray]:
     return fields
 
 
-def _check_content(
-    spec: Published, path: Path, fields: dict[str, np.ndarray]
-) -> tuple[int, int, int]:
+def _check_content(spec, path, fields) -> tuple[int, int, int]:
     """Return the numbers of users, items and rows, if the data are what `spec` says."""
     wrong = f"{path} is not {spec.title}: "
     if "rating" not in fields or any(fields[role].dtype != np.int64 for role in ("user", "item")):

@@ -11,7 +11,7 @@ from scipy.special import gammaincinv
 from sklearn.utils import check_random_state
 
 from fedrecsk._utils.sklearn_compat import Interval, validate_params
-from fedrecsk.datasets._bunch import make_X, make_y
+from fedrecsk.datasets.readers import make_X, make_y
 
 # Shares of MovieLens-100k's ratings up to each of its five stars.
 _STARS_CDF = (0.0, 0.0611, 0.1748, 0.4463, 0.7880, 1.0)
@@ -70,8 +70,7 @@ _SHARED = {
         "noise": _STRENGTH,
         "min_ratings_per_user": [*_COUNT, None],
         "rating_scale": [tuple, list],
-    },
-    prefer_skip_nested_validation=True,
+    }
 )
 def make_ratings(
     n_users: int = 943,
@@ -220,8 +219,7 @@ def make_ratings(
         "taste": _STRENGTH,
         "drift": _STRENGTH,
         "min_interactions_per_user": [*_COUNT, None],
-    },
-    prefer_skip_nested_validation=True,
+    }
 )
 def make_interactions(
     n_users: int = 943,
@@ -247,17 +245,10 @@ def make_interactions(
 
     Parameters
     ----------
-    n_users : int, default=943
-        Number of users. Each has at least one interaction.
-    n_items : int, default=1682
-        Number of items. Each has at least one interaction if
-        `n_interactions >= n_items`.
-    n_interactions : int, default=100_000
-        Number of interactions, all of different (user, item) pairs. At least
-        `n_users` and at most `n_users * n_items`.
+    n_users, n_items, n_interactions : int, default=943, 1682, 100_000
+        As in :func:`make_ratings`, with interactions in place of ratings.
     n_factors : int, default=10
-        Number of latent factors of taste, each weaker than the one before. Their total
-        strength is the same for any number. 0: all users have the same taste.
+        As in :func:`make_ratings`. 0: all users have the same taste.
     taste : float, default=1.55
         Strength of taste: an item that a user likes one standard deviation more than
         another is chosen `exp(taste)` times as often. 0: only popularity counts.
@@ -270,14 +261,10 @@ def make_interactions(
         and rising items last, more strictly for a larger `drift`. Positive values need
         `timestamps=True`.
     min_interactions_per_user : int, default=None
-        Minimum number of interactions of a user. None: a fifth of the mean number, but at
-        least 1 and at most 20, the minimum in MovieLens.
+        As `min_ratings_per_user` in :func:`make_ratings`.
     item_features : int, default=0
         As in :func:`make_ratings`; they come as a second result.
-    timestamps : bool, default=True
-        Whether `X` has a third column, the time. Users join over seven months and come
-        in sessions: half a minute between interactions, weeks between sessions.
-    random_state, as_frame
+    timestamps, random_state, as_frame
         As in :func:`make_ratings`.
 
     Returns
@@ -318,8 +305,6 @@ def make_interactions(
 
     The users of MovieLens begin with popular films, which hurts both methods in a temporal
     split. Here, `drift` hurts them: the popularity changes.
-
-    The time, but not the memory, grows with `n_users * n_items`.
 
     Examples
     --------
@@ -543,9 +528,8 @@ def _add_products(totals, users, items, user_factors, item_factors) -> None:
     """Add the product of the user's and the item's factors to each row's total, in place."""
     for start in range(0, len(totals), _BLOCK):
         block = slice(start, start + _BLOCK)
-        totals[block] += np.einsum(
-            "ij,ij->i", user_factors[users[block]], item_factors[items[block]]
-        )
+        own, theirs = user_factors[users[block]], item_factors[items[block]]
+        totals[block] += np.einsum("ij,ij->i", own, theirs)
 
 
 def _draw_gaps(rng, n: int) -> np.ndarray:
@@ -554,9 +538,7 @@ def _draw_gaps(rng, n: int) -> np.ndarray:
     return (gaps * rng.standard_exponential(n)).astype(np.int64)
 
 
-def _lay_out(
-    users: np.ndarray, turns: np.ndarray, arrivals: np.ndarray, gaps: np.ndarray
-) -> np.ndarray:
+def _lay_out(users, turns, arrivals, gaps) -> np.ndarray:
     """Return each row's time: a user's rows follow its arrival, in the order of `turns`."""
     order = np.argsort(turns)
     grouped = order[np.argsort(users[order], kind="stable")]

@@ -1,39 +1,20 @@
-"""The published data sets: their addresses, checksums and sizes."""
+"""The published data sets: their addresses, checksums and sizes, and MovieLens' films and users."""
 
 from __future__ import annotations
 
+import io
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
+
+from fedrecsk._utils.docs import TEXTS
 
 _GROUPLENS_URL = "https://files.grouplens.org/datasets/"
-
-_MOVIELENS_LICENCE = (
-    "Licence: GroupLens allows research use and forbids redistribution without permission; see "
-    "the README in the archive. Acknowledge it by citing F. M. Harper and J. A. Konstan, 'The "
-    "MovieLens Datasets: History and Context', ACM Transactions on Interactive Intelligent "
-    "Systems 5 (4), 2015, https://doi.org/10.1145/2827872."
-)
-
-_FILMTRUST_LICENCE = (
-    "Licence: none is stated where LibRec offers the file, so use it for research only. Cite G. "
-    "Guo, J. Zhang and N. Yorke-Smith, 'A Novel Bayesian Similarity Measure for Recommender "
-    "Systems', IJCAI 2013, pages 2619-2625."
-)
-
-_KUAIREC_LICENCE = (
-    "Licence: CC BY-SA 4.0. Cite C. Gao and others, 'KuaiRec: A Fully-Observed Dataset and "
-    "Insights for Evaluating Recommender Systems', CIKM 2022, "
-    "https://doi.org/10.1145/3511808.3557220."
-)
-
-_HETREC_LICENCE = (
-    "Licence: GroupLens and Last.fm allow non-commercial use; see the readme in the archive. Cite "
-    "I. Cantador, P. Brusilovsky and T. Kuflik, 'Second Workshop on Information Heterogeneity and "
-    "Fusion in Recommender Systems (HetRec 2011)', RecSys 2011."
-)
 
 
 @dataclass(frozen=True)
@@ -43,8 +24,8 @@ class Published:
     title: str
     url: str
     member: str  # file in the archive
-    unpacked: str  # its place once a user has unpacked it
     licence: str
+    folder: str = ""  # where a user unpacks the archive, if it has no folder of its own
     checksum: str | None = None  # "md5:..." or "sha256:..."
     counts: tuple[int | None, int | None, int] | None = None  # users, items, rows
     n_rows_between: tuple[int, int] | None = None  # where counts are not fixed
@@ -54,7 +35,6 @@ class Published:
     header: bool = False
     columns: Mapping[str, str | None] | None = None
     milliseconds: bool = False  # whether times are fractions of seconds, to count in thousandths
-
     what: str = "ratings"
     items: str = "films"
 
@@ -69,22 +49,25 @@ class Published:
 
     def local_copies(self, home: Path) -> list[Path]:
         """List where a copy may be; the originals first, because they have timestamps."""
-        names = (self.unpacked, self.archive, *self.tables)
+        names = (self.folder + self.member, self.archive, *self.tables)
         return list(dict.fromkeys(home / name for name in names))
 
 
 _HALF_STARS = tuple(np.arange(0.5, 5.5, 0.5).tolist())
 
 
-def _movielens(title: str, archive: str, member: str, **more) -> Published:
+def _movielens(variant: str, *, member: str = "", sep: str = ",", **more) -> Published:
+    name = f"ml-{variant}"
+    member = member or f"{name}/ratings.csv"
     folder = member.partition("/")[0]
     return Published(
-        title,
-        f"{_GROUPLENS_URL}movielens/{archive}.zip",
+        f"MovieLens {variant.replace('-', ' ').title()}",
+        f"{_GROUPLENS_URL}movielens/{name}.zip",
         member=member,
-        unpacked=member,
-        licence=_MOVIELENS_LICENCE,
+        licence=TEXTS["movielens licence"],
         tables=(f"{folder}/ratings.csv", f"{folder}/ratings.csv.gz"),
+        sep=sep,
+        header=sep == ",",
         **more,
     )
 
@@ -95,8 +78,7 @@ def _kuairec(title: str, member: str, timestamp: str | None, **more) -> Publishe
         title,
         "https://zenodo.org/records/18164998/files/KuaiRec.zip",
         member=f"KuaiRec 2.0/data/{member}",
-        unpacked=f"KuaiRec 2.0/data/{member}",
-        licence=_KUAIREC_LICENCE,
+        licence=TEXTS["kuairec licence"],
         checksum="md5:261550d472c48eff4990fb13c0e5bcf7",
         header=True,
         columns=columns | {"timestamp": timestamp},
@@ -110,54 +92,42 @@ def _kuairec(title: str, member: str, timestamp: str | None, **more) -> Publishe
 # beside the archive: TensorFlow Datasets and OmniRec (github.com/ISG-Siegen/OmniRec) among them.
 PUBLISHED = {
     "movielens-100k": _movielens(
-        "MovieLens 100K",
-        "ml-100k",
-        "ml-100k/u.data",
+        "100k",
+        member="ml-100k/u.data",
         sep="\t",
         checksum="sha256:50d2a982c66986937beb9ffb3aa76efe955bf3d5c6b761f4e3a7cd717c6a3229",
         counts=(943, 1682, 100_000),
     ),
     "movielens-1m": _movielens(
-        "MovieLens 1M",
-        "ml-1m",
-        "ml-1m/ratings.dat",
+        "1m",
+        member="ml-1m/ratings.dat",
         sep="::",
         checksum="sha256:a6898adb50b9ca05aa231689da44c217cb524e7ebd39d264c56e2832f2c54e20",
         counts=(6040, 3706, 1_000_209),
     ),
     "movielens-10m": _movielens(
-        "MovieLens 10M",
-        "ml-10m",
-        "ml-10M100K/ratings.dat",
+        "10m",
+        member="ml-10M100K/ratings.dat",
         sep="::",
         checksum="sha256:813c411ccb6122564edfe752e7f80c4dcc5aa25fa94c93622f6877a7ba252862",
         counts=(69_878, 10_677, 10_000_054),
         scale=_HALF_STARS,
     ),
     "movielens-20m": _movielens(
-        "MovieLens 20M",
-        "ml-20m",
-        "ml-20m/ratings.csv",
-        header=True,
+        "20m",
         checksum="sha256:96f243c338a8665f6bcc89c53edf6ee39162a846940de6b7c8c48aeada765ff3",
         counts=(138_493, 26_744, 20_000_263),
         scale=_HALF_STARS,
     ),
     "movielens-25m": _movielens(
-        "MovieLens 25M",
-        "ml-25m",
-        "ml-25m/ratings.csv",
-        header=True,
+        "25m",
         checksum="sha256:8b21cfb7eb1706b4ec0aac894368d90acf26ebdfb6aced3ebd4ad5bd1eb9c6aa",
         counts=(162_541, 59_047, 25_000_095),
         scale=_HALF_STARS,
     ),
     # Its README counts users and ratings, and all films rather than those with a rating.
     "movielens-32m": _movielens(
-        "MovieLens 32M",
-        "ml-32m",
-        "ml-32m/ratings.csv",
-        header=True,
+        "32m",
         checksum="sha256:e4a68655d7386b8f95f2f2424b2ff975dfdd15ffd59e0d864a14dca43e99d6ee",
         counts=(200_948, None, 32_000_204),
         scale=_HALF_STARS,
@@ -165,20 +135,15 @@ PUBLISHED = {
     # GroupLens replaces this one from time to time, so checksum and counts are not fixed.
     # Its page says "100,000 ratings"; the releases so far had 100,004 to 100,836.
     "movielens-latest-small": _movielens(
-        "MovieLens Latest Small",
-        "ml-latest-small",
-        "ml-latest-small/ratings.csv",
-        header=True,
-        n_rows_between=(50_000, 200_000),
-        scale=_HALF_STARS,
+        "latest-small", n_rows_between=(50_000, 200_000), scale=_HALF_STARS
     ),
     # The SHA-256 is OmniRec's, and that of three other public projects.
     "lastfm": Published(
         "Last.fm 2K",
         f"{_GROUPLENS_URL}hetrec2011/hetrec2011-lastfm-2k.zip",
         member="user_artists.dat",
-        unpacked="hetrec2011-lastfm-2k/user_artists.dat",
-        licence=_HETREC_LICENCE,
+        folder="hetrec2011-lastfm-2k/",
+        licence=TEXTS["hetrec licence"],
         sep="\t",
         header=True,
         columns={"user": "userID", "item": "artistID", "rating": "weight", "timestamp": None},
@@ -192,8 +157,8 @@ PUBLISHED = {
         "FilmTrust",
         "https://guoguibing.github.io/librec/datasets/filmtrust.zip",
         member="ratings.txt",
-        unpacked="filmtrust/ratings.txt",
-        licence=_FILMTRUST_LICENCE,
+        folder="filmtrust/",
+        licence=TEXTS["filmtrust licence"],
         sep=" ",
         checksum="sha256:de4a55cb4ae26f663d88e9ad1ba1fae2d0d6d7a7499e37dc5245bab470c2d13c",
         counts=(1508, 2071, 35_497),
@@ -208,9 +173,92 @@ PUBLISHED = {
     ),
     # 181,992 of the small matrix' times are missing.
     "kuairec-small": _kuairec(
-        "KuaiRec's small matrix",
-        "small_matrix.csv",
-        None,
-        counts=(1411, 3327, 4_676_570),
+        "KuaiRec's small matrix", "small_matrix.csv", None, counts=(1411, 3327, 4_676_570)
     ),
 }
+
+# ------------------------------------------------------------ MovieLens' films and users
+
+# In the order of the flags in ml-100k/u.item.
+GENRES = [
+    *("unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime"),
+    *("Documentary", "Drama", "Fantasy", "Film-Noir", "Horror", "Musical", "Mystery"),
+    *("Romance", "Sci-Fi", "Thriller", "War", "Western"),
+]
+NAMES_OF_USERS = {
+    "u.user": ["user", "age", "gender", "occupation", "zip"],
+    "users.dat": ["user", "gender", "age", "occupation", "zip"],
+}
+# Films before this year share a period of five years.
+FIRST_PERIOD = 1930
+
+
+def read_features(ratings: Path) -> dict[str, Any]:
+    """Return `films`, `item_features` and `users` (None if there are none), as DataFrames.
+
+    `ratings` is the file or archive that the ratings were read from.
+    """
+    films = _frame(ratings, ("u.item", "movies.dat", "movies.csv", "items.csv", "items.csv.gz"))
+    if films is None:
+        raise FileNotFoundError(
+            f"There are no titles and genres beside the ratings in {ratings}; put the original's "
+            "u.item, movies.dat or movies.csv there, or use features=False."
+        )
+    users = _frame(ratings, ("u.user", "users.dat", "users.csv", "users.csv.gz"))
+    return {"films": films, "item_features": numbers_of(films), "users": users}
+
+
+def numbers_of(films: Any) -> Any:
+    """Return genres and periods of five years as 0 and 1, and the year."""
+    genres = films["genres"].str.get_dummies("|").drop(columns="", errors="ignore")
+    years = films["year"].fillna(films["year"].median())
+    periods = pd.get_dummies((years // 5 * 5).clip(lower=FIRST_PERIOD).astype(int), prefix="from")
+    return genres.join(periods.astype(np.int64)).assign(year=years)
+
+
+def _frame(ratings, names):
+    """Return the first of these tables that is there, with ids as its index."""
+    for name in names:
+        content = _content(ratings, name)
+        if content is not None:
+            key = "user" if name.startswith(("u.user", "users")) else "item"
+            return _parsed(name, content).set_index(key).sort_index()
+    return None
+
+
+def _content(ratings, name):
+    """Return the bytes of a file beside the ratings or in their archive, or None."""
+    if zipfile.is_zipfile(ratings):
+        with zipfile.ZipFile(ratings) as archive:
+            found = [member for member in archive.namelist() if Path(member).name == name]
+            return archive.read(found[0]) if found else None
+    path = ratings.with_name(name)
+    return path.read_bytes() if path.is_file() else None
+
+
+def _parsed(name, content):
+    options = {"encoding": "latin-1", "header": None, "engine": "python"}
+    if name in NAMES_OF_USERS:
+        sep = r"\|" if name == "u.user" else "::"
+        names = NAMES_OF_USERS[name]
+        return pd.read_csv(io.BytesIO(content), sep=sep, names=names, dtype={"zip": str}, **options)
+    if name.endswith((".csv", ".gz")):
+        compression = "gzip" if name.endswith(".gz") else None
+        frame = pd.read_csv(io.BytesIO(content), compression=compression, dtype={"zip": str})
+        frame = frame.rename(columns={"movieId": "item"})
+    elif name == "movies.dat":
+        names = ["item", "title", "genres"]
+        frame = pd.read_csv(io.BytesIO(content), sep="::", names=names, **options)
+    else:
+        rows = [line.split("|") for line in content.decode("latin-1").splitlines() if line]
+        flags = np.array([row[5:] for row in rows]) == "1"
+        genres = ["|".join(np.array(GENRES)[own]) for own in flags]
+        numbers, titles = [int(row[0]) for row in rows], [row[1] for row in rows]
+        frame = pd.DataFrame({"item": numbers, "title": titles, "genres": genres})
+    if "genres" in frame:
+        no_genres = ["unknown", "(no genres listed)"]
+        frame["genres"] = frame["genres"].fillna("").replace(no_genres, "")
+        years = frame["title"].str.extract(r"\((\d{4})\)\s*$")[0].astype(float)
+        frame["year"] = frame["year"].fillna(years) if "year" in frame else years
+        frame = frame[["item", "title", "year", "genres"]]
+    return frame

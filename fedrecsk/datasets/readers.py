@@ -1,4 +1,4 @@
-"""Read ratings from delimited text."""
+"""Read ratings from delimited text, and return them in scikit-learn's forms."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ import numpy as np
 import pandas as pd
 from sklearn.utils import Bunch
 
+from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import StrOptions, validate_params
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data._mistakes import ROLES, USUAL_NAMES, plain_name, role_of
-from fedrecsk.datasets._bunch import make_bunch, make_X, make_y
 
 _SEPARATORS = ("::", "\t", ";", "|", ",", " ")
 _HEAD = 2**17  # bytes in which the separator, the header and the columns are looked for
@@ -47,6 +47,7 @@ _MARKS = {
 }
 
 
+@documented
 @validate_params(
     {
         "path": [str, os.PathLike],
@@ -58,8 +59,7 @@ _MARKS = {
         "quoted": ["boolean"],
         "as_frame": ["boolean"],
         "return_X_y": ["boolean"],
-    },
-    prefer_skip_nested_validation=True,
+    }
 )
 def load_ratings(
     path: str | os.PathLike[str],
@@ -84,46 +84,34 @@ def load_ratings(
     path : str or path-like
         The file. Gzip, bzip2, xz, and zip archives of one file are recognised by their
         content, whatever the name.
-
     sep : str, default=None
         Separator of two fields, of one or more characters. A blank stands for
         any run of white space. None finds it in the first lines, among
         `::`, tab, `;`, `|`, `,` and blank.
-
     columns : dict, default=None
         Maps the roles "user", "item", "rating" and "timestamp" to a column's name
         or position (0 is the first), or to None for "the file has none". A role
         that is not mentioned is guessed: from usual names such as `user_id`,
         `movieId`, `score` or `ts` if there is a header, else from the order user,
         item, rating, timestamp.
-
     header : "infer" or bool, default="infer"
         Whether the first line names the columns. "infer" says yes if `columns`
         has names; otherwise, if no field of the first line is a number and either
         one has a usual name or the second line does have a number.
-
     encoding : str, default="utf-8"
         Encoding of the text. With the default, text that begins with the byte order mark of
         UTF-16 or UTF-32 is read as such.
-
     comment : str, default=None
         Lines that begin with this are comments and are skipped, for example "#". None:
         there are no comments.
-
     quoted : bool, default=True
         Whether fields may be quoted as in CSV, if the separator is one character other than a
         blank. False: quotation marks are ordinary characters.
-
-    as_frame : bool, default=False
-        Whether to return pandas objects.
-
-    return_X_y : bool, default=False
-        Whether to return `(data, target)` instead of a Bunch.
+    {forms}
 
     Returns
     -------
-    data : :class:`~sklearn.utils.Bunch`
-        Dictionary-like object, with the attributes:
+    {bunch}
 
         data : ndarray of shape (n_samples, 2) or (n_samples, 3), or DataFrame
             The columns user, item and, if the file has it, timestamp. Ids are int64 if all
@@ -134,17 +122,7 @@ def load_ratings(
             column is, else of dtype object.
         target : ndarray of shape (n_samples,) and dtype float64, Series or None
             The ratings. None if the file has no rating column: implicit feedback.
-        frame : DataFrame or None
-            Data and target side by side, with `as_frame=True`.
-        feature_names : list of str
-            The names of the columns of `data`.
-        filename : str
-            The path that was read.
-        DESCR : str
-            A sentence on what was read from where.
-
-    (data, target) : tuple if `return_X_y` is True
-        The two attributes above.
+        {fetched}
 
     Raises
     ------
@@ -200,7 +178,7 @@ def load_ratings(
         warn(
             f"{path}: {not_read} {'are' if len(others) > 1 else 'is'} not read. X "
             f"and y have {', '.join(taken_from)}. To choose other columns, or to silence this "
-            "warning, pass columns={'user': ..., 'item': ..., 'rating': ..., 'timestamp': ...}.",
+            "warning, pass columns={'user': ..., 'item': ..., 'rating': ..., 'timestamp': ...}."
         )
 
     y = make_y(fields.pop("rating", None), as_frame=as_frame)
@@ -298,14 +276,7 @@ def read_ratings(
         ) from error
 
 
-def _read(
-    text: TextFile,
-    lines: list[tuple[int, str]],
-    sep: str | None,
-    columns: Mapping[str, str | int | None] | None,
-    header: bool | str,
-    whole_numbers: bool,
-) -> Table:
+def _read(text, lines, sep, columns, header, whole_numbers) -> Table:
     sep, rows = _split(text, lines, sep)
     width = len(rows[0])
     if header == "infer":
@@ -417,9 +388,7 @@ def _first_lines(text: TextFile) -> tuple[TextFile, list[tuple[int, str]]]:
     return text, lines[:20]
 
 
-def _split(
-    text: TextFile, lines: list[tuple[int, str]], sep: str | None
-) -> tuple[str, list[list[str]]]:
+def _split(text, lines, sep) -> tuple[str, list[list[str]]]:
     """Return the separator and the fields of the first lines."""
     rows = {one: _fields([line for _, line in lines], one, text.quoted) for one in _SEPARATORS}
     fitting = [one for one, found in rows.items() if len(found[0]) > 1]
@@ -450,9 +419,7 @@ def _fields(lines: list[str], sep: str, quoted: bool) -> list[list[str]]:
     return list(csv.reader(lines, delimiter=sep, skipinitialspace=True))
 
 
-def _chunks(
-    text: TextFile, sep: str, width: int, types: dict[int, Any], n_skipped: int
-) -> Iterator[pd.DataFrame]:
+def _chunks(text, sep, width, types, n_skipped) -> Iterator[pd.DataFrame]:
     """Read rows in chunks; pandas finds the types that are not given."""
     comments = text.comment_lines()
     quoted = text.quoted and len(sep) == 1 and sep != " "
@@ -534,7 +501,7 @@ def _times(values: np.ndarray, name: str) -> np.ndarray:
         warn(
             f"{name}: the timestamp {values[dates.isna().argmax()]!r} is not an ISO date such as "
             "2024-05-01T12:30:00, so the timestamps stay text. Convert them, for example with "
-            "pandas.to_datetime, before you sort or split by time.",
+            "pandas.to_datetime, before you sort or split by time."
         )
         return values
     microseconds = dates.dt.as_unit("us").astype(np.int64).to_numpy()
@@ -557,12 +524,7 @@ def _is_number(field: str) -> bool:
     return True
 
 
-def _assign_roles(
-    columns: Mapping[str, str | int | None] | None,
-    names: list[str] | None,
-    width: int,
-    source: str,
-) -> dict[str, int]:
+def _assign_roles(columns, names, width, source) -> dict[str, int]:
     """Map each role to its column's position: as given, or by a usual name, or in usual order."""
     columns = dict(columns or {})
     if unknown := [role for role in columns if role not in ROLES]:
@@ -634,3 +596,31 @@ def _listed(names: list[str] | list[int]) -> str:
     """List names or positions for a message: all of them, or the first ten of many."""
     shown = ", ".join(map(repr, names[:10]))
     return shown if len(names) <= 10 else f"{shown} and {len(names) - 10} more"
+
+
+# --------------------------------------------------------------------- what is returned
+
+
+def make_X(columns: Mapping[str, np.ndarray], *, as_frame: bool) -> np.ndarray | pd.DataFrame:
+    """Put columns side by side: int64 if all are, else each with its own type."""
+    if as_frame:
+        return pd.DataFrame(dict(columns))
+    if all(values.dtype == np.int64 for values in columns.values()):
+        return np.column_stack(list(columns.values()))
+    X = np.empty((len(next(iter(columns.values()))), len(columns)), dtype=object)
+    for position, values in enumerate(columns.values()):
+        X[:, position] = values
+    return X
+
+
+def make_y(values: np.ndarray | None, *, as_frame: bool) -> np.ndarray | pd.Series | None:
+    """Return the ratings as an array, or as a Series named `rating`."""
+    return pd.Series(values, name="rating") if as_frame and values is not None else values
+
+
+def make_bunch(X: Any, y: Any, feature_names: list[str], *, as_frame: bool, **more: Any) -> Bunch:
+    """Return a Bunch with scikit-learn's keys; `frame` joins data and target."""
+    frame = None
+    if as_frame:
+        frame = X if y is None else X.assign(rating=y)
+    return Bunch(data=X, target=y, frame=frame, feature_names=feature_names, **more)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedrecsk._utils.integers import GOLDEN
 from fedrecsk._utils.jit import inline, kernel
 from fedrecsk._utils.shared_kernels import (
     add_row,
@@ -30,7 +31,6 @@ from fedrecsk._utils.shared_kernels import (
     uniform,
     unseen_item,
 )
-from fedrecsk._utils.splitmix import GOLDEN
 
 # Number of items of a page: 2**6. For each page it is noted whether any item was visited.
 PAGE_BITS = 6

@@ -13,7 +13,7 @@ from scipy.special import expit
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RankingMixin, check_likes
-from fedrecsk.data._rating_scale import check_ratings, check_scale
+from fedrecsk.data._checks import check_ratings, check_scale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Dense, Message

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedrecsk._utils.integers import GOLDEN
 from fedrecsk._utils.jit import inline, kernel
 from fedrecsk._utils.shared_kernels import uniform, unseen_item
-from fedrecsk._utils.splitmix import GOLDEN
 from fedrecsk.base._hamming import n_words
 from fedrecsk.base._score_kernels import popcount
 

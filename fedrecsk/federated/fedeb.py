@@ -14,7 +14,7 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import linear_scores
 from fedrecsk.data import _times
-from fedrecsk.data._rating_scale import scale_of
+from fedrecsk.data._checks import scale_of
 from fedrecsk.federated._day_effects import DayEffects
 from fedrecsk.federated._empirical_bayes import EmpiricalBayes
 from fedrecsk.federated._features import SUMS, FederatedContent, UserFeatures

@@ -12,13 +12,12 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.fixed_point import FRACTION_BITS, fixed
+from fedrecsk._utils.integers import FRACTION_BITS, fixed
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RankingMixin
 from fedrecsk.base._hamming import HammingSearch, pack_codes, random_codes, unpack_codes
-from fedrecsk.data._checks import hint
-from fedrecsk.data._rating_scale import check_ratings, check_scale
+from fedrecsk.data._checks import check_ratings, check_scale, hint
 from fedrecsk.data.interactions import id_columns
 from fedrecsk.federated._features import FederatedContent
 from fedrecsk.federated.base import FederatedRecommender

@@ -12,7 +12,7 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk._utils.user_warnings import warn
-from fedrecsk.data._rating_scale import scale_of
+from fedrecsk.data._checks import scale_of
 from fedrecsk.federated._empirical_bayes import EmpiricalBayes, fedeb_kernels
 from fedrecsk.federated._features import FederatedContent
 from fedrecsk.federated.base import FederatedRecommender

@@ -5,15 +5,6 @@ Mean absolute error and root mean squared error of predicted ratings are scikit-
 as scorers ``"neg_mean_absolute_error"`` and ``"neg_root_mean_squared_error"``.
 """
 
-from fedrecsk.metrics._costs import (
-    best_within,
-    bytes_device_to_device_scorer,
-    bytes_down_scorer,
-    bytes_scorer,
-    bytes_up_scorer,
-    epsilon_scorer,
-    rounds_scorer,
-)
 from fedrecsk.metrics._evaluate import catalogue_ndcg as catalogue_ndcg
 from fedrecsk.metrics._evaluate import evaluate_ranking, exposure
 from fedrecsk.metrics._held_out import are_known as are_known
@@ -28,7 +19,16 @@ from fedrecsk.metrics._ranking import (
     reciprocal_rank_at_k,
     user_auc,
 )
-from fedrecsk.metrics._scorers import make_ranking_scorer
+from fedrecsk.metrics._scorers import (
+    best_within,
+    bytes_device_to_device_scorer,
+    bytes_down_scorer,
+    bytes_scorer,
+    bytes_up_scorer,
+    epsilon_scorer,
+    make_ranking_scorer,
+    rounds_scorer,
+)
 
 __all__ = [
     "average_precision_at_k",

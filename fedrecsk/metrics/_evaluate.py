@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedrecsk._utils.parameters import suggest
 from fedrecsk._utils.sklearn_compat import (
@@ -19,6 +21,8 @@ from fedrecsk._utils.sklearn_compat import (
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data.interactions import id_array, id_columns
 from fedrecsk.metrics._held_out import (
+    PEERS,
+    adapt,
     check_rows,
     draw_negatives,
     group_negatives,
@@ -26,24 +30,19 @@ from fedrecsk.metrics._held_out import (
     rank,
     read_negatives,
     transform_negatives,
+    unwrap,
+    unwrap_and_adapt,
     warn_if_seen,
 )
 from fedrecsk.metrics._ranking import (
     OF_LISTS,
+    Ranking,
     RankingSpec,
     check_cutoffs,
     check_metrics,
     key_of,
     value,
 )
-from fedrecsk.metrics._recommender import PEERS, adapt, unwrap, unwrap_and_adapt
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import ArrayLike
-
-    from fedrecsk.metrics._ranking import Ranking
 
 WHICH = StrOptions({"all", "known", "new"})
 
@@ -191,13 +190,11 @@ def catalogue_ndcg(
     X: ArrayLike,
     y: ArrayLike | None = None,
     sample_weight: ArrayLike | None = None,
-    *,
-    k: int = 10,
 ) -> float:
-    """Return NDCG at k of a recommender of this package over its catalogue, however small."""
+    """Return NDCG at 10 of a recommender of this package over its catalogue, however small."""
     adapted = adapt(model)
     held_out = hold_out(adapted, *check_rows(X, y, sample_weight))
-    return value("ndcg", rank(adapted, held_out, RankingSpec(k)), k)
+    return value("ndcg", rank(adapted, held_out, RankingSpec(10)), 10)
 
 
 def exposure(
@@ -252,7 +249,7 @@ def exposure(
     if (model._users.codes(users) < 0).all():
         warn(
             f"The model knows none of these {len(users)} users, so all of them get the list of an "
-            "unknown user.",
+            "unknown user."
         )
     indptr, items = model._seen
     owners = np.searchsorted(indptr, np.flatnonzero(items == code), side="right") - 1
@@ -299,17 +296,8 @@ class Protocol:
     @property
     def key(self) -> tuple[Any, ...]:
         """Return the key by which equal protocols share one ranking."""
-        state = self.random_state
-        return (
-            self.n_negatives,
-            id(self.negatives),
-            self.exclude_seen,
-            self.threshold,
-            self.items,
-            self.users,
-            state if state is None or isinstance(state, Integral) else id(state),
-            id(self.X_train),
-        )
+        options = vars(self).values()
+        return tuple(one if isinstance(one, str | Real | None) else id(one) for one in options)
 
     def plan(self, metrics: Any, k: Any, name: str = "metrics") -> tuple[list, list, RankingSpec]:
         """Return names, cutoffs and what they need; raise if they make no sense here."""

@@ -1,4 +1,4 @@
-"""Held-out rows, encoded for a recommender and ranked by its scores.
+"""Held-out rows, ranked by the scores of any fitted recommender, of this package or another.
 
 Rows are ranked among the whole catalogue, or among negatives, drawn or given.
 """
@@ -6,28 +6,25 @@ Rows are ranked among the whole catalogue, or among negatives, drawn or given.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, cast
 
 import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.exceptions import NotFittedError
+from sklearn.pipeline import Pipeline
 from sklearn.utils import check_array, check_random_state, column_or_1d
-from sklearn.utils.validation import check_consistent_length
+from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
-from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import check_sample_weight, safe_indexing
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data._mistakes import check_order
 from fedrecsk.data.interactions import Ids, as_table, encode, id_array, id_columns
-from fedrecsk.metrics._ranking import Ranking
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
-    from numpy.typing import NDArray
-
-ranking_kernels: LazyModule = LazyModule("fedrecsk.metrics._ranking_kernels")
+from fedrecsk.metrics._ranking import Ranking, ranking_kernels
 
 # With a smaller share of known users, or items, the test rows are probably wrong.
 FEW = 0.05
@@ -39,6 +36,11 @@ LARGE = 1e100
 TOLERATED_SHARE_RATED = 0.01
 # Items that one call of the kernel looks through, so that it ends within a second.
 ITEMS_PER_CALL = 2**27
+PEERS = (
+    "To be ranked, a model of another package needs predict, and either X_train (its training "
+    "rows; compare passes them) or the attributes item_ids_, user_ids_ and interactions_ (a "
+    "sparse matrix of users by items)."
+)
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ def warn_if_seen(model, held_out):
             return
     warn(
         "The model was fitted to the test rows, so this does not measure prediction. "
-        "Evaluate held-out rows: see fedrecsk.model_selection.",
+        "Evaluate held-out rows: see fedrecsk.model_selection."
     )
 
 
@@ -363,13 +365,13 @@ def group_negatives(model, held_out, users, items):
     if not codes.any():
         warn(
             "The model knows none of the given negatives, so test items have nothing to be ranked "
-            f"among. Give item ids as in fit, such as {model.item_ids.values[0]!s}.",
+            f"among. Give item ids as in fit, such as {model.item_ids.values[0]!s}."
         )
     n_rated = tested.sum() + _n_seen(model, held_out, rows, codes - 1)
     if n_rated > TOLERATED_SHARE_RATED * len(items):
         warn(
             f"{n_rated} of the {len(items)} given negatives are not negatives: their users have "
-            "seen them in fit, or they are in the test rows.",
+            "seen them in fit, or they are in the test rows."
         )
     return indptr, codes - 1
 
@@ -382,3 +384,135 @@ def _n_seen(model, held_out, rows, items):
     n_items = len(model.item_ids)
     owners, seen_items = model.seen.nonzero()
     return int(np.isin((users * n_items + items)[known], owners * n_items + seen_items).sum())
+
+
+# ----------------------------------------------------------------------------- recommenders
+
+
+def unwrap(estimator: Any) -> tuple[list[Any], Any]:
+    """Return the transformers of pipelines and searches, and the recommender inside."""
+    transformers, inner = [], estimator
+    while True:
+        check_is_fitted(inner)
+        if isinstance(inner, Pipeline):
+            *first, (_, inner) = inner.steps
+            transformers += [step for _, step in first if hasattr(step, "transform")]
+        elif hasattr(inner, "best_estimator_"):
+            inner = inner.best_estimator_
+        elif isinstance(inner, TransformedTargetRegressor):
+            # It rescales ratings, which does not change their order.
+            inner = cast(Any, inner.regressor_)
+        else:
+            break
+    missing = [name for name in ("predict", "item_ids_") if not hasattr(inner, name)]
+    if missing:
+        raise TypeError(
+            f"{type(inner).__name__} is not a recommender: it has no {' and no '.join(missing)}. "
+            f"{PEERS}"
+        )
+    return transformers, inner
+
+
+def unwrap_and_adapt(estimator, X_train=None):
+    """Return transformers, recommender and adapted model; `X_train` says what users have seen."""
+    if X_train is not None and not hasattr(estimator, "predict"):
+        raise TypeError(f"{type(estimator).__name__} cannot be ranked: it has no predict. {PEERS}")
+    try:
+        transformers, recommender = unwrap(estimator)
+    except (NotFittedError, TypeError):
+        # To scikit-learn, a model without attributes that end in "_" is not fitted.
+        if X_train is None:
+            raise
+    else:
+        model = adapt(recommender)
+        if X_train is None or model.seen is not None:
+            return transformers, recommender, model
+    return [], estimator, _Plain(estimator, X_train)
+
+
+def adapt(recommender: Any) -> Any:
+    """Adapt a recommender: by its codes if it is of this package, else by `predict`."""
+    ours = hasattr(recommender, "_score_all") and hasattr(recommender, "_seen")
+    return _Own(recommender) if ours else _Peer(recommender)
+
+
+class _Own:
+    """A recommender of this package, by its codes; scores are those before the response."""
+
+    scores_per_batch = 2**22
+
+    def __init__(self, model):
+        self._model = model
+        self.item_ids = model._items
+        self.user_ids = model._users
+        self.seen = _ones(*model._seen, len(model._items))
+
+    def n_scored(self, n_candidates):
+        """Return the number of scores to compute for each user's candidates."""
+        return np.full_like(n_candidates, len(self.item_ids))
+
+    def board(self, users, ids):
+        """Return scores of all items, which the caller may overwrite, (n_users, n_items)."""
+        return np.ascontiguousarray(self._model._score_all(users))
+
+    def pairs(self, users, ids, rows, items):
+        """Return scores of pairs: position in `users` and item code of each."""
+        return self._model._score_all(users)[rows, items]
+
+
+class _Peer:
+    """Any recommender with `predict`, `item_ids_` and perhaps `user_ids_` and `interactions_`."""
+
+    scores_per_batch = 2**20
+
+    def __init__(self, model):
+        self._model = model
+        self._columns = getattr(model, "feature_names_in_", None)
+        item_order = np.argsort(model.item_ids_, kind="stable")
+        self.item_ids = Ids(np.asarray(model.item_ids_)[item_order], "item ids")
+        self.user_ids = self.seen = None
+        if hasattr(model, "user_ids_"):
+            self.user_ids = Ids(np.asarray(model.user_ids_), "user ids")
+            if sparse.issparse(getattr(model, "interactions_", None)):
+                code = np.empty_like(item_order)
+                code[item_order] = np.arange(len(item_order))
+                matrix = sparse.csr_array(model.interactions_)
+                self.seen = _ones(matrix.indptr, code[matrix.indices], len(self.item_ids))
+                self.seen.sum_duplicates()
+
+    def n_scored(self, n_candidates):
+        return n_candidates
+
+    def board(self, users, ids):
+        n_items = len(self.item_ids)
+        rows = np.repeat(np.arange(len(ids)), n_items)
+        items = np.tile(np.arange(n_items), len(ids))
+        return self.pairs(users, ids, rows, items).reshape(len(ids), n_items)
+
+    def pairs(self, users, ids, rows, items):
+        columns = ids[rows], self.item_ids.values[items]
+        scores = np.array(self._model.predict(self._table(*columns)))
+        return scores if scores.dtype.kind == "f" else scores.astype(np.float64)
+
+    def _table(self, users, items):
+        if self._columns is not None:
+            return pd.DataFrame({self._columns[0]: users, self._columns[1]: items})
+        if (users.dtype.kind == "U") != (items.dtype.kind == "U"):
+            users, items = users.astype(object), items.astype(object)
+        return np.column_stack([users, items])
+
+
+class _Plain(_Peer):
+    """Any model with `predict`; catalogue and seen items are those of its training rows."""
+
+    def __init__(self, model, X_train):
+        data = encode(check_rows(X_train)[0])
+        self._model = model
+        self._columns = getattr(X_train, "columns", None)
+        self.item_ids, self.user_ids = data.item_ids, data.user_ids
+        self.seen = _ones(data.indptr, data.items, len(data.item_ids))
+
+
+def _ones(indptr, items, n_items):
+    ones = np.ones(len(items), dtype=np.int32)
+    return sparse.csr_array((ones, items, indptr), (len(indptr) - 1, n_items))

@@ -10,17 +10,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from sklearn.utils import check_array
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
 
 ranking_kernels: LazyModule = LazyModule("fedrecsk.metrics._ranking_kernels")
 

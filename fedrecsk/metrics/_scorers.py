@@ -1,22 +1,23 @@
-"""Ranking metrics as scikit-learn scorers."""
+"""Scorers for scikit-learn: ranking metrics, and what a fit costs; the best within a budget."""
 
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, KeysView, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from numbers import Real
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.metadata_routing import MetadataRequest
 
-from fedrecsk._utils.sklearn_compat import BaseScorer, MultimetricScorer
+from fedrecsk._utils.parameters import checked
+from fedrecsk._utils.sklearn_compat import BaseScorer, Interval, MultimetricScorer
 from fedrecsk.metrics._evaluate import Protocol
+from fedrecsk.metrics._held_out import unwrap
 from fedrecsk.metrics._ranking import METRICS, RankingSpec, key_of, value
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, KeysView, Mapping, Sequence
-
-    from numpy.typing import ArrayLike
 
 
 def make_ranking_scorer(
@@ -170,3 +171,201 @@ class RankingScorers(MultimetricScorer):
 
     def __repr__(self) -> str:
         return f"make_ranking_scorer: {', '.join(self._scorers)}"
+
+
+# ----------------------------------------------------------------------------- costs
+
+
+def best_within(
+    budget: float, *, metric: str = "ndcg@10", cost: str = "bytes_up"
+) -> Callable[[Mapping[str, NDArray[Any]]], int]:
+    """Choose the best candidate of a search whose cost stays within a budget.
+
+    Pass it as `refit` of GridSearchCV or RandomizedSearchCV.
+
+    Parameters
+    ----------
+    budget : float
+        Highest cost allowed, in the unit of the cost scorer. `bytes_up_scorer` counts bytes per
+        client, so ``50e6`` means 50 MB per client.
+    metric : str, default="ndcg@10"
+        Name of the metric to maximise, as in the search's `scoring`.
+    cost : str, default="bytes_up"
+        Name of the cost scorer, as in the search's `scoring`.
+
+    Returns
+    -------
+    refit : callable
+        Takes `cv_results_` and returns the index of the best candidate within the budget: of all
+        candidates whose mean cost over the folds is at most `budget`, the one with the largest
+        mean metric, and among equals the cheapest.
+
+    Raises
+    ------
+    ValueError
+        By `best_within`, if the budget is not a number of at least 0. By the callable, if its
+        argument is not `cv_results_`, if `metric` or `cost` is not among the scores, if a cost has
+        the wrong sign (cost scorers return negative numbers), or if no candidate is within the
+        budget.
+
+    Notes
+    -----
+    A search with a callable `refit` has no `best_score_` and no `score` in scikit-learn. Read
+    ``cv_results_["mean_test_..."][best_index_]`` instead, and score with
+    ``evaluate_ranking(search, X_test)``. If no candidate is within the budget, the error ends the
+    search and its results are lost. If you are unsure of the budget, search with
+    ``refit=False`` and call ``best_within(...)`` on `cv_results_` afterwards.
+
+    Examples
+    --------
+    >>> from sklearn.model_selection import GridSearchCV, KFold
+    >>> from fedrecsk import RFRec
+    >>> from fedrecsk.datasets import make_ratings
+    >>> from fedrecsk.metrics import best_within, bytes_up_scorer
+    >>> X, y = make_ratings(n_users=60, n_items=40, n_ratings=1000, random_state=0)
+    >>> search = GridSearchCV(
+    ...     RFRec(n_rounds=3, random_state=0),
+    ...     {"n_factors": [2, 4, 64]},
+    ...     cv=KFold(2, shuffle=True, random_state=0),
+    ...     scoring={"rmse": "neg_root_mean_squared_error", "bytes_up": bytes_up_scorer},
+    ...     refit=best_within(10_000, metric="rmse"),
+    ... ).fit(X, y)
+    >>> search.best_params_["n_factors"] < 64
+    True
+    """
+    number = Interval(Real, 0, None, closed="left")
+    (budget,) = checked("best_within", {"budget": [number]}, budget=budget)
+    return _BestWithin(budget, metric, cost)
+
+
+@dataclass(frozen=True)
+class _BestWithin:
+    # A class, not a closure, so that a fitted search can be pickled.
+    budget: float
+    metric: str
+    cost: str
+
+    def __call__(self, results):
+        values, costs = _means(results, self.metric), -_means(results, self.cost)
+        if (costs < 0).any():
+            raise ValueError(
+                f"{self.cost!r} is not a cost: it has positive scores. Cost scorers such as "
+                "bytes_up_scorer return negative numbers."
+            )
+        within = np.flatnonzero((costs <= self.budget) & ~np.isnan(values))
+        if len(within) == 0:
+            scored = np.where(np.isnan(values), np.nan, costs)
+            if np.isnan(scored).all():
+                raise ValueError(f"No candidate has both {self.metric!r} and {self.cost!r}.")
+            cheapest = np.nanargmin(scored)
+            raise ValueError(
+                f"No candidate is within the budget of {self.budget:g}: the cheapest, "
+                f"{results['params'][cheapest]}, has a mean {self.cost!r} of "
+                f"{costs[cheapest]:g}. Raise the budget or widen the search."
+            )
+        return int(within[np.lexsort((costs[within], -values[within]))[0]])
+
+
+def _means(results, name):
+    key, prefix = f"mean_test_{name}", "mean_test_"
+    if key not in results:
+        names = [one.removeprefix(prefix) for one in results if one.startswith(prefix)]
+        raise ValueError(
+            f"The search has no score {name!r}; it has {', '.join(names) or 'none'}. Name scores "
+            "as its `scoring` does, which must be a dict or a list."
+        )
+    values = np.asarray(results[key])
+    if values.dtype.kind not in "iuf":
+        raise ValueError(f"Column {key!r} holds {values.tolist()[0]!r}, which is not a number.")
+    return values.astype(np.float64)
+
+
+def _mean_bytes(directions, model):
+    ledger = _ledger(model)
+    if ledger is None:
+        return 0.0
+    return sum(getattr(ledger, f"client_bytes_{one}").mean() for one in directions)
+
+
+def _rounds(model):
+    return 0 if _ledger(model) is None else model.n_rounds_
+
+
+def _epsilon(model):
+    # A centralised fit reads all data in plaintext.
+    if _ledger(model) is None or not hasattr(model, "privacy_"):
+        return float("inf")
+    return model.privacy_.epsilon
+
+
+def _ledger(model):
+    ledger = getattr(model, "communication_", None)
+    if ledger is None and hasattr(model, "federation"):
+        raise ValueError(
+            f"{type(model).__name__} has no communication_ yet: costs are known only after the "
+            "fit, so they cannot be monitored while it runs; history_ can."
+        )
+    return ledger
+
+
+class CostScorer(RecommenderScorer):
+    """A cost of the fit as a negative number, because scikit-learn maximises scores."""
+
+    def __init__(self, name: str, cost: Callable[[Any], float]) -> None:
+        super().__init__(cost)
+        self._name = name
+
+    def _score(self, method_caller, estimator, X, y_true=None, *, sample_weight=None):
+        _, model = unwrap(estimator)
+        return -float(self._score_func(model))
+
+    def _accept_sample_weight(self):
+        return False
+
+    def _get_metadata_request(self):
+        return MetadataRequest(owner=self)
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+bytes_up_scorer: CostScorer = CostScorer("bytes_up_scorer", partial(_mean_bytes, ["up"]))
+"""Mean number of bytes that a client sent during fit, as a negative number.
+
+Taken from `communication_`, including the set-up. 0 for a centralised model, which sends no
+messages (although it has to collect all data in one place).
+"""
+
+bytes_down_scorer: CostScorer = CostScorer("bytes_down_scorer", partial(_mean_bytes, ["down"]))
+"""Mean number of bytes that a client received during fit, as a negative number.
+
+Taken from `communication_`, including the final model, from which clients predict. 0 for a
+centralised model.
+"""
+
+bytes_device_to_device_scorer: CostScorer = CostScorer(
+    "bytes_device_to_device_scorer", partial(_mean_bytes, ["device_to_device"])
+)
+"""Mean number of bytes that a client sent directly to other clients, as a negative number.
+
+Taken from `communication_`. 0 for methods whose clients talk to the server only.
+"""
+
+# Clients receive what they send to each other, too.
+bytes_scorer: CostScorer = CostScorer(
+    "bytes_scorer", partial(_mean_bytes, ["up", "down", "device_to_device", "device_to_device"])
+)
+"""Mean number of bytes that a client sent and received during fit, as a negative number.
+
+From and to the server and other clients.
+"""
+
+rounds_scorer: CostScorer = CostScorer("rounds_scorer", _rounds)
+"""Number of communication rounds of the fit, as a negative number. 0 for a centralised model."""
+
+epsilon_scorer: CostScorer = CostScorer("epsilon_scorer", _epsilon)
+"""Total privacy loss of the client with the largest loss, as a negative number.
+
+Taken from `privacy_`: epsilon over all coordinates and uploads of that client. Infinite if
+uploads carry no noise, and for a centralised model, which reads all data in plaintext.
+"""

@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from sklearn.base import TransformerMixin
-from sklearn.utils import metadata_routing
+from sklearn.utils import Tags, metadata_routing
 from sklearn.utils.validation import check_consistent_length, indexable, validate_data
 
 from fedrecsk._utils.parameters import PlainParameters
 from fedrecsk._utils.sklearn_compat import fit_context, safe_indexing
 from fedrecsk.data.interactions import as_rows
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Self
-
-    from numpy.typing import ArrayLike, NDArray
-    from sklearn.utils import Tags
-
 
 class Splitter(TransformerMixin, PlainParameters, ABC):
-    """Base class of the splitters.
+    """Base class of the splitters; a subclass implements `_splits`."""
 
-    A subclass implements `_splits`, which checks its input at once and returns an iterator of
-    (train, test) arrays of row numbers.
-
-    There is no `transform`, so that a Pipeline refuses the splitter, which would drop rows of X
-    but not of y.
-    """
+    # There is no `transform`, so that a Pipeline refuses the splitter, which would drop rows of X
+    # but not of y.
 
     train_indices_: NDArray[np.int64]
     test_indices_: NDArray[np.int64]
@@ -41,7 +32,7 @@ class Splitter(TransformerMixin, PlainParameters, ABC):
 
     @abstractmethod
     def _splits(self, X: Any) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Return an iterator of (train, test); X is an ndarray or DataFrame with columns of ids."""
+        """Check X (an array or DataFrame) and return an iterator of rows: (train, test)."""
 
     def _parts(self, X: Any) -> dict[str, NDArray[np.int64]]:
         """Return the row numbers of the first split's parts, by name."""
@@ -103,10 +94,8 @@ class Splitter(TransformerMixin, PlainParameters, ABC):
 
         Parameters
         ----------
-        X : array-like or DataFrame of shape (n_samples, n_features >= 2)
-            Column 0 is the user's id, column 1 the item's id.
-        y : array-like of shape (n_samples,), default=None
-            Only its length is checked.
+        X, y
+            As in `split`.
 
         Returns
         -------
@@ -132,9 +121,8 @@ class Splitter(TransformerMixin, PlainParameters, ABC):
 
         Parameters
         ----------
-        X : array-like or DataFrame of shape (n_samples, n_features >= 2)
-        y : array-like of shape (n_samples,), default=None
-            Only its length is checked; :meth:`train_test_split` splits it too.
+        X, y
+            As in `split`; :meth:`train_test_split` splits y too.
 
         Returns
         -------
@@ -148,7 +136,8 @@ class Splitter(TransformerMixin, PlainParameters, ABC):
 
         Parameters
         ----------
-        X : array-like or DataFrame of shape (n_samples, n_features >= 2)
+        X
+            As in `split`.
         *arrays : array-likes of shape (n_samples, ...)
             y, clients, sample_weight, ...
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 import inspect
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 from sklearn import config_context
 from sklearn.base import BaseEstimator, clone
 from sklearn.exceptions import FitFailedWarning, NotFittedError
@@ -36,8 +37,8 @@ from fedrecsk._utils.threads import N_JOBS
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data.interactions import as_table, id_columns
 from fedrecsk.metrics import make_ranking_scorer
+from fedrecsk.metrics._held_out import unwrap
 from fedrecsk.metrics._ranking import METRICS, key_of
-from fedrecsk.metrics._recommender import unwrap
 from fedrecsk.metrics._scorers import RankingScorer, RankingScorers, RecommenderScorer
 from fedrecsk.model_selection._comparison import (
     COSTS,
@@ -48,11 +49,6 @@ from fedrecsk.model_selection._comparison import (
     error_lines,
 )
 from fedrecsk.model_selection._splitters import UserKFold
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import ArrayLike
 
 # Only scikit-learn's routing passes metadata on inside a Pipeline.
 _ROUTING = {"enable_metadata_routing": True}
@@ -172,8 +168,6 @@ def compare(
     :class:`sklearn.base.BaseEstimator` with two methods will do. They are ranked by `predict` over
     the items of the fold's training rows, without those that users have there: see the notes of
     :func:`fedrecsk.metrics.evaluate_ranking`.
-
-    To hold out whole users, pass ``cv=list(GroupKFold().split(X, y, groups=X[:, 0]))``.
 
     Seconds are wall-clock time, without compilation of this package's numerical code in the first
     fits after installation. Parallel fits slow one another down; to compare times, use
@@ -325,7 +319,7 @@ def _folds(cv, X, y):
         if n_both:
             warn(
                 f"{n_both} of the {len(test)} test rows of fold {number} are training rows "
-                "too, so scores are too good; use a splitter that keeps them apart.",
+                "too, so scores are too good; use a splitter that keeps them apart."
             )
     return folds
 
@@ -391,9 +385,14 @@ def _scorer_of(name):
 
 
 def _scorers_for(estimator, scorers):
+    """Return the scorers that apply; those that compare predictions with y need a rating model."""
     if _rates(estimator):
         return scorers
-    return {name: scorer for name, scorer in scorers.items() if not _compares_with_y(scorer)}
+    return {
+        name: scorer
+        for name, scorer in scorers.items()
+        if isinstance(scorer, RecommenderScorer) or not isinstance(scorer, BaseScorer)
+    }
 
 
 def _rates(estimator):
@@ -402,10 +401,6 @@ def _rates(estimator):
         return True
     y = inspect.signature(estimator.fit).parameters.get("y")
     return y is not None and y.default is y.empty and hasattr(estimator, "predict")
-
-
-def _compares_with_y(scorer):
-    return isinstance(scorer, BaseScorer) and not isinstance(scorer, RecommenderScorer)
 
 
 # ------------------------------------------------------------------------------ one fold

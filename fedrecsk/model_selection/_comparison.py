@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -19,9 +20,6 @@ from fedrecsk.metrics import (
     epsilon_scorer,
     rounds_scorer,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 ERRORS = {"rmse": root_mean_squared_error, "mae": mean_absolute_error}
 # Errors are means of these powers over rows; other scores are means over users.

@@ -6,9 +6,11 @@ import datetime
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.random import RandomState
+from numpy.typing import NDArray
 from sklearn.utils import check_random_state
 
 from fedrecsk._utils.docs import documented
@@ -16,11 +18,6 @@ from fedrecsk._utils.sklearn_compat import Interval, RealNotInt
 from fedrecsk.data import _times
 from fedrecsk.data.interactions import coded_rows
 from fedrecsk.model_selection._base import Splitter, by_group, two_parts
-
-if TYPE_CHECKING:
-    from numpy.random import RandomState
-    from numpy.typing import NDArray
-
 
 SHARE_OR_NUMBER = [
     Interval(RealNotInt, 0, 1, closed="neither"),
@@ -56,10 +53,6 @@ class LeaveLastOut(Splitter):
     --------
     TemporalHoldout : A share of each user's rows, or of all rows, by time.
 
-    Notes
-    -----
-    It splits rows, so a repeated (user, item) pair may be both in training and in test.
-
     Examples
     --------
     >>> from fedrecsk.model_selection import LeaveLastOut
@@ -67,12 +60,6 @@ class LeaveLastOut(Splitter):
     >>> for train, test in LeaveLastOut().split(X):
     ...     print(train, test)
     [1 2] [0]
-
-    With y:
-
-    >>> X_train, X_test, y_train, y_test = LeaveLastOut().train_test_split(X, [5, 4, 3])
-    >>> y_train, y_test
-    ([4, 3], [5])
     """
 
     n_last: int = 1
@@ -365,11 +352,6 @@ class UserHoldout(RandomHoldout):
     --------
     UserKFold : Tests each row once.
     TemporalHoldout : The latest rows of each user, with `per_user=True`.
-    sklearn.model_selection.GroupShuffleSplit : Whole users, with `groups=X[:, 0]`.
-
-    Notes
-    -----
-    It splits rows, so a repeated (user, item) pair may be both in training and in test.
 
     Examples
     --------
@@ -420,7 +402,6 @@ class ColdItemHoldout(RandomHoldout):
     See Also
     --------
     UserHoldout : Known items.
-    sklearn.model_selection.GroupShuffleSplit : Whole users, with `groups=X[:, 0]`.
 
     Notes
     -----
@@ -465,7 +446,7 @@ def _cutoff_times(cutoffs, times, name):
         raise ValueError(f"{name} should be a list of times or quantiles, got {cutoffs!r}.")
     if cutoffs.dtype.kind == "f" and ((cutoffs > 0) & (cutoffs < 1)).all():
         return np.quantile(times, cutoffs, method="higher")
-    found = _times.times_of_cutoffs(cutoffs, name)
+    found = _times.as_times(cutoffs, name)
     if (found.dtype.kind == "M") != (times.dtype.kind == "M"):
         raise ValueError(
             f"One of {name} and the times of X are dates and the other are numbers: {name} "
@@ -559,12 +540,10 @@ class UserKFold(FoldSplitter):
     See Also
     --------
     WarmStartKFold : Keeps all items in training, too.
-    sklearn.model_selection.GroupKFold : Whole users, with `groups=X[:, 0]`.
 
     Notes
     -----
     :func:`sklearn.model_selection.cross_val_predict` works if every user has at least two rows.
-    This splits rows, so a repeated (user, item) pair may be both in training and in test.
 
     Examples
     --------
@@ -622,8 +601,6 @@ class WarmStartKFold(FoldSplitter):
     the first two rows of each user are linked, and the first two rows of each item, which makes
     chains and rings of rows. Assigning them to the folds in turn, along the chains, separates every
     two linked rows. If the two ends of a ring meet in one fold, the last row moves to the next.
-
-    This splits rows, so a repeated (user, item) pair may be both in training and in test.
 
     Examples
     --------

@@ -12,7 +12,7 @@ import torch
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base import RatingMixin
-from fedrecsk.data._rating_scale import scale_of
+from fedrecsk.data._checks import scale_of
 from fedrecsk.federated._feedback import RatingScale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.neural._layout import one_thread

@@ -2,45 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_consistent_length
 
 from fedrecsk._utils.docs import documented
+from fedrecsk.model_selection import Comparison
 from fedrecsk.model_selection._comparison import is_error
 from fedrecsk.plotting._base import (
     DASHES,
     Display,
-    check_any,
-    draw_level,
-    legible,
-    make_logarithmic,
-    pyplot,
-    style,
-    with_style,
-)
-from fedrecsk.plotting._results import (
     as_table,
+    check_any,
     column,
+    draw_level,
     errors_over_users,
     failures,
+    legible,
+    make_logarithmic,
     numbers,
+    pyplot,
     scores_of,
+    style,
     vary,
+    with_style,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from typing import Self
-
     from matplotlib.axes import Axes
-    from numpy.typing import ArrayLike
-    from sklearn.base import BaseEstimator
-
-    from fedrecsk.model_selection import Comparison
 
 
 @documented
@@ -138,7 +133,7 @@ class CostDisplay(Display):
         {greater_is_better}
         {drawing}
 
-        {drawn from results}
+        {drawn}
         """
         table = as_table(results)
         if cost == "mb" and "mb" not in table:
@@ -202,11 +197,13 @@ class CostDisplay(Display):
         ----------
         estimator : estimator
         {data}
-        {condition}
-        score, cost, greater_is_better, ax, **kwargs
+        param_name : str
+            Name of the parameter to vary, as in `set_params`.
+        param_range : iterable, or dict of str to value
+            Values of the parameter, or a dict of labels to values.
+        score, cost, greater_is_better
             As in :meth:`from_results`.
-        {estimators in reference}
-        {compare_params}
+        {comparing}
 
         {drawn}
         """
@@ -249,11 +246,7 @@ class CostDisplay(Display):
 
     @documented
     def plot(
-        self,
-        ax: Axes | None = None,
-        *,
-        front_kw: Mapping[str, Any] | None = None,
-        **kwargs: Any,
+        self, ax: Axes | None = None, *, front_kw: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> Self:
         """Draw the display.
 

@@ -2,47 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk._utils.docs import documented
-from fedrecsk.metrics._recommender import unwrap
+from fedrecsk.metrics._held_out import unwrap
 from fedrecsk.model_selection import Comparison
 from fedrecsk.plotting._base import (
+    VARIANT,
     CurvesDisplay,
+    as_table,
     check_any,
+    conditions,
+    curves_by_method,
     draw_level,
+    failures,
     legible,
     make_logarithmic,
     name_ticks,
+    numbers,
     pyplot,
     style,
-    with_style,
-)
-from fedrecsk.plotting._results import (
-    VARIANT,
-    as_table,
-    conditions,
-    curves_by_method,
-    failures,
-    numbers,
     vary,
+    with_style,
     worst_rows,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Self
-
     from matplotlib.axes import Axes
-    from numpy.typing import ArrayLike
-    from sklearn.base import BaseEstimator
 
 
 @documented
@@ -135,7 +130,7 @@ class RobustnessDisplay(CurvesDisplay):
             lowest of others.
         {drawing}
 
-        {drawn from results}
+        {drawn}
         """
         table = as_table(results)
         if any(value in (np.inf, -np.inf) for value in conditions(table, x)):
@@ -201,10 +196,8 @@ class RobustnessDisplay(CurvesDisplay):
         conditions = [value for x, _, _ in self.curves.values() for value in x]
         if all(isinstance(value, Real) for value in conditions):
             super()._draw(ax, **kwargs)
-        else:
-            self._draw_side_by_side(ax, list(dict.fromkeys(conditions)), kwargs)
-
-    def _draw_side_by_side(self, ax, conditions, kwargs):
+            return
+        conditions = list(dict.fromkeys(conditions))
         self.lines_: list[Any] = []
         self.bands_: list[Any] = []
         n_methods = len(self.curves)
@@ -295,7 +288,7 @@ class PrivacyDisplay(CurvesDisplay):
             Folds of one setting may differ a little in their epsilon. None: `x`.
         {drawing}
 
-        {drawn from results}
+        {drawn}
         """
         table = as_table(results)
         losses = numbers(table, x)
@@ -357,7 +350,7 @@ class PrivacyDisplay(CurvesDisplay):
                 noisy[name] = x[finite], mean[finite], std[finite]
             if not finite.all():
                 clear[name] = mean[~finite].mean()
-        self._draw_lines(ax, noisy, kwargs)
+        super()._draw(ax, noisy, **kwargs)
         colours = {name: line.get_color() for name, line in zip(noisy, self.lines_, strict=True)}
         self.baselines_: list[Any] = []
         for name, score in clear.items():
@@ -432,7 +425,7 @@ class ConvergenceDisplay(CurvesDisplay):
             Label of the line. None: the name of the class.
         {drawing}
 
-        {drawn from results}
+        {drawn}
         NotFittedError
             If the estimator is not fitted.
         TypeError
@@ -469,7 +462,7 @@ class ConvergenceDisplay(CurvesDisplay):
             Key of the rows of `history_`, or the name of the numbers.
         {drawing}
 
-        {drawn from results}
+        {drawn}
         TypeError
             If a model has no `history_`, or the results are not a dict by name.
         """

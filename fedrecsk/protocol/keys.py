@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from scipy.special import ndtri
 
-from fedrecsk._utils.splitmix import GOLDEN, mix
+from fedrecsk._utils.integers import GOLDEN, mix
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

@@ -107,7 +107,7 @@ CASES = {
         "1 1 2\n1 2 4\n2 1 3.5\n7 2 0.5\n",
         [(1, 1), (1, 2), (2, 1), (7, 2)],
         [2, 4, 3.5, 0.5],
-        ("4 ratings of 2 films by 3 users, without timestamps", "none is stated", "Guo"),
+        ("4 ratings of 2 films by 3 users, without timestamps", "states no licence", "Guo"),
     ),
     "kuairec-big": kuairec(
         "big",

@@ -26,7 +26,7 @@ from tests.deployment.in_process import coordinator
     [
         (LocALS(), "LocALS needs the catalogue"),
         (RFRec(items=range(9)), "set rating_scale"),
-        (LocALS(items=[1, 1]), "items lists item 1 more than once"),
+        (LocALS(items=[1, 1]), "items has item 1 more than once"),
         (LocALS(n_factors=0, items=range(9)), "The 'n_factors' parameter"),
         (
             LocALS(items=range(9), federation=Federation(dropout=0.1)),

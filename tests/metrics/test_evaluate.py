@@ -19,7 +19,7 @@ from fedrecsk import BiasOnly, Popularity, RandomRecommender
 from fedrecsk.base._recommender import ROWS_LOOKED_AT
 from fedrecsk.metrics import (
     _evaluate,
-    _recommender,
+    _held_out,
     evaluate_ranking,
     exposure,
     make_ranking_scorer,
@@ -254,7 +254,7 @@ def test_batches_do_not_matter(Model, monkeypatch):
         values = evaluate_ranking(model, X[-60:], y[-60:], **options)
         with monkeypatch.context() as patch:
             patch.setattr(
-                getattr(_recommender, f"_{'Own' if Model is Given else 'Peer'}"),
+                getattr(_held_out, f"_{'Own' if Model is Given else 'Peer'}"),
                 "scores_per_batch",
                 90,
             )

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedrecsk._utils.integers import GOLDEN
 from fedrecsk._utils.jit import inline, kernel
 from fedrecsk._utils.shared_kernels import add_row, copy_row, dot_rows, fill_row, uniform
-from fedrecsk._utils.splitmix import GOLDEN
 
 
 class Ratings(NamedTuple):

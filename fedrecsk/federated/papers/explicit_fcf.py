@@ -12,7 +12,7 @@ from scipy.sparse import csr_array
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin
-from fedrecsk.data._rating_scale import scale_of
+from fedrecsk.data._checks import scale_of
 from fedrecsk.federated._feedback import BiasColumn
 from fedrecsk.federated._optimizers import ServerStep
 from fedrecsk.federated._wmf import wmf_kernels

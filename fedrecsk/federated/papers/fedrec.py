@@ -12,7 +12,7 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin
-from fedrecsk.data._rating_scale import scale_of
+from fedrecsk.data._checks import scale_of
 from fedrecsk.federated._feedback import BiasColumn
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Message

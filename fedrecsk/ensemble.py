@@ -1,4 +1,4 @@
-"""Sums of recommenders, and the search for their weights on rows that no part was fitted to."""
+"""Sums of several recommenders, federated or not, named as in scikit-learn's ensembles."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import copy
 from dataclasses import KW_ONLY, dataclass
 from itertools import combinations
 from numbers import Integral
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.base import clone
 from sklearn.utils import Bunch, check_random_state
 
@@ -18,10 +19,7 @@ from fedrecsk.base import RankingMixin, RatingMixin, Recommender, _batches
 from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.protocol.ledger import Ledger
 
-if TYPE_CHECKING:
-    from typing import Any, Self
-
-    from numpy.typing import ArrayLike
+__all__ = ["RankingEnsemble", "RatingEnsemble"]
 
 # Standard deviations below this share of the largest score are rounding.
 RESOLUTION = 1e-12
@@ -121,7 +119,7 @@ class RecommenderEnsemble(Recommender, BaseComposition):
     def _new_user_attributes(self, data):
         # Copies, because `recommend(interactions=)` folds users into a copy of this model.
         parts = [copy.copy(part).fold_in(**_rows(data), replace=True) for part in self.estimators_]
-        self.estimators_ = parts
+        self.estimators_: list[Any] = parts
         self.named_estimators_ = Bunch(**dict(zip(self.named_estimators_, parts, strict=True)))
         return {}
 
@@ -231,10 +229,7 @@ class RatingEnsemble(RatingMixin, RecommenderEnsemble):
         The same by their names.
     weights_ : ndarray of shape (n_estimators,), dtype float64
         Their weights, which add up to 1.
-    {user_ids_}
-    {item_ids_}
-    {n_users_}
-    {n_items_}
+    {ids}
     n_rounds_ : int
         Rounds of all federated parts. Only if there is one.
     communication_ : Ledger
@@ -348,13 +343,12 @@ class RankingEnsemble(RankingMixin, RecommenderEnsemble):
     -----
     *Algorithm*, with "search"::
 
-        1  hold out a row of each user                        held_out
+        1  hold out a row of each user                       _held_out
         2  fit all parts to the others                        _weights_for
         3  rank the held-out rows by each candidate's sum     mean_ndcg
         4  keep the best candidate, and fit all parts again   _fit
 
-    Parts are fitted one after the other, each with the same clients and sample weights. `fold_in`
-    and `recommend(interactions=)` fold new users into every part.
+    Parts are fitted, and new users folded in, as in :class:`RatingEnsemble`.
 
     A part that scores all items alike for a user (an unknown one, for example) adds nothing. An
     unknown item scores 0, like the average item.
@@ -394,12 +388,12 @@ class RankingEnsemble(RankingMixin, RecommenderEnsemble):
         if not isinstance(self.weights, str):
             return super()._weights_for(data, parts)
         generator = check_random_state(self.random_state)
-        mask = held_out(data, generator)
+        mask = _held_out(data, generator)
         # Items whose only row is held out stay in the catalogue.
         catalogue, training = data.item_ids.values, data.take(~mask)
         trial = [clone(part).set_params(items=catalogue).fit(**_rows(training)) for part in parts]
-        weights = candidate_weights(len(parts))
-        ndcg = mean_ndcg(weights, trial, data, mask, self.n_negatives, generator)
+        weights = _candidate_weights(len(parts))
+        ndcg = _mean_ndcg(weights, trial, data, mask, self.n_negatives, generator)
         found = {"search_results_": {"weights": weights, "score": ndcg}}
         return weights[ndcg.argmax()], trial, found
 
@@ -464,14 +458,14 @@ def _rows(data):
 # ------------------------------------------------------------------------- search for weights
 
 
-def candidate_weights(n_parts):
+def _candidate_weights(n_parts):
     """Return all multiples of 1 / STEPS that add up to 1, shape (n_candidates, n_parts)."""
     bars = combinations(range(STEPS + n_parts - 1), n_parts - 1)
     cuts = np.array([(-1, *bar, STEPS + n_parts - 1) for bar in bars])
     return (np.diff(cuts, axis=1) - 1) / STEPS
 
 
-def held_out(data, generator):
+def _held_out(data, generator):
     """Mark a random row of y > 0 of each user that has two of them."""
     likes = data.values > 0
     users = np.repeat(np.arange(data.n_users), np.diff(data.indptr))
@@ -489,7 +483,7 @@ def held_out(data, generator):
     return mask
 
 
-def mean_ndcg(weights, parts, data, mask, n_negatives, generator):
+def _mean_ndcg(weights, parts, data, mask, n_negatives, generator):
     """Return the mean NDCG@K of the held-out rows under each of the weights, (n_candidates,)."""
     users, items = data.users[mask], data.items[mask]
     totals = np.zeros(len(weights))
