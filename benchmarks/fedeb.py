@@ -24,7 +24,7 @@ from fedrecsk.attacks import measure_leak
 from fedrecsk.compression import Quantization
 from fedrecsk.datasets import fetch_movielens
 from fedrecsk.ensemble import RatingEnsemble
-from fedrecsk.federated import fedeb
+from fedrecsk.federated import _fedeb_server, fedeb
 from fedrecsk.model_selection import TemporalHoldout
 
 FIRST_SEED = 300
@@ -95,7 +95,7 @@ def rule(options):
     print("|---|" + "---|" * len(parts))
     for label, least in rules.items():
         # The share of the numbers above which the EM rule holds.
-        fedeb.WELL_DETERMINED = least
+        _fedeb_server.WELL_DETERMINED = least
         _print_row(label, FedEB(), parts, X, y, options)
     _print_row("Bayesian SVD++", BayesianSVDpp(), parts, X, y, options)
 

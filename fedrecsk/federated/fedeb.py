@@ -18,8 +18,7 @@ from fedrecsk.data._checks import scale_of
 from fedrecsk.federated._day_effects import DayEffects
 from fedrecsk.federated._empirical_bayes import EmpiricalBayes
 from fedrecsk.federated._features import SUMS, FederatedContent, UserFeatures
-from fedrecsk.federated._fedeb_prior import directions, eigenpairs, sketch
-from fedrecsk.federated._fedeb_scales import Scales, learned
+from fedrecsk.federated._fedeb_server import Scales, directions, eigenpairs, learned, sketch
 from fedrecsk.federated._optimizers import adam
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Message, Rows
