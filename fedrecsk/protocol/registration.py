@@ -68,6 +68,8 @@ class Registry:
         self.n_users: int = 0
         self.client_ids: Any = None
         self.n_held: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        # Items that each client holds, by code, if set-up uploads say so.
+        self._held: dict[int, NDArray[np.int64]] = {}
         self._first_users = np.zeros(0, dtype=np.int64)
         # Clients that have received the message of a round.
         self._has_received = np.zeros(0, dtype=bool)

@@ -79,8 +79,6 @@ class Server(Registry):
         self._message: Message | None = None
         # The last message that was sent.
         self._last_message = Message()
-        # Items that each client holds, by code, if set-up uploads contain them.
-        self._held = {}
 
     @classmethod
     def of(
