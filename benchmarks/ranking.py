@@ -42,7 +42,8 @@ SCALED = LocALS(
     reg_exponent=1.0,
 )
 ONE_ROUND = [("ease", FedEASE()), ("spectral", FedSpectral())]
-# Twenty rounds in all; the weights of their sum were chosen by `weights`.
+# Twenty rounds in all. The weights of their sum were chosen on validation rows; `weights` ranks
+# candidates on two more sets of such rows.
 THREE = [*ONE_ROUND, ("als", clone(SCALED).set_params(n_rounds=18))]
 IALS = ImplicitALS(128, reg=100.0, alpha=9.0, n_epochs=12, solver="cholesky", item_bias=False)
 
@@ -164,14 +165,14 @@ def scaled(options):
     list_choices({"LocALS": SCALED}, {"LocALS": SCALED_CHOICES}, options, fresh)
 
 
-def weights(options, n_seeds=2):
+def weights(options):
     """The best weights of the three parts' sum, on rows that no part was fitted to."""
     X, _, _ = split("1m", options)
-    searches = [fitted(searched(THREE), X, seed).search_results_ for seed in range(n_seeds)]
+    searches = [fitted(searched(THREE), X, seed).search_results_ for seed in range(options.seeds)]
     scores = np.array([one["score"] for one in searches])
     mean = scores.mean(axis=0)
-    print("| FedEASE, FedSpectral, LocALS | NDCG@10, mean |" + n_seeds * " one search |")
-    print("|---|---|" + n_seeds * "---|")
+    print("| FedEASE, FedSpectral, LocALS | NDCG@10, mean |" + options.seeds * " one search |")
+    print("|---|---|" + options.seeds * "---|")
     alone = np.flatnonzero(searches[0]["weights"].max(axis=1) == 1)
     for candidate in (*np.argsort(-mean)[:8], *alone):
         label = ", ".join(f"{weight:.1f}" for weight in searches[0]["weights"][candidate])

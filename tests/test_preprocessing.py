@@ -111,8 +111,8 @@ def test_predictions_are_cut_off_at_the_ends_of_the_scale():
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"rating_range": (5, 1)}, "rating_range should be two finite numbers in ascending order"),
-        ({"feature_range": (0, "1")}, "feature_range should be two finite numbers"),
+        ({"rating_range": (5, 1)}, "rating_range must be two finite numbers in ascending order"),
+        ({"feature_range": (0, "1")}, "feature_range must be two finite numbers"),
         ({"rating_range": (1, 5)}, r"from 0.5 to 5, beyond rating_range=\(1, 5\)"),
         ({"rating_range": (1, np.inf)}, "two finite numbers"),
         ({"ratings": [[1.7e308], [-1.7e308]]}, "too far for a float64"),

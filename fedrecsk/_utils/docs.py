@@ -450,8 +450,8 @@ ValueError
     If a file is not the published one: the checksum of the archive, the numbers of users, items
     and rows, and the scale of stars are checked.
 [movielens licence]
-GroupLens allows research use and forbids redistribution without permission.
-Cite [1]_ when you use the data.
+GroupLens allows research use and forbids redistribution without permission; see the README
+in the archive. Cite [1]_ when you use the data.
 
 References
 ----------
@@ -477,7 +477,8 @@ References
 
 .. [2] https://guoguibing.github.io/librec/datasets.html
 [hetrec licence]
-GroupLens and Last.fm allow non-commercial use. Cite [1]_ when you use the data.
+GroupLens and Last.fm allow non-commercial use; see the README in the archive. Cite [1]_ when
+you use the data.
 
 References
 ----------

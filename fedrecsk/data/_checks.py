@@ -201,7 +201,7 @@ def check_scale(scale: Any, name: str = "rating_scale") -> None:
     numbers = len(scale) == 2 and all(isinstance(end, Real) for end in scale)
     # The difference of two huge numbers can be infinite although they are not.
     if not (numbers and 0 < float(scale[1]) - float(scale[0]) < np.inf):
-        raise ValueError(f"{name} should be two finite numbers in ascending order, got {scale!r}.")
+        raise ValueError(f"{name} must be two finite numbers in ascending order, got {scale!r}.")
 
 
 def check_ratings(values: NDArray, scale: tuple[float, float]) -> None:

@@ -17,7 +17,8 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions, validate_params
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk._version import __version__
-from fedrecsk.datasets.published import PUBLISHED, Published, read_features
+from fedrecsk.datasets._movielens_features import read_features
+from fedrecsk.datasets.published import PUBLISHED, Published
 from fedrecsk.datasets.readers import TextFile, make_bunch, make_X, make_y, read_ratings
 
 _LONGEST_WAIT = 60.0
@@ -441,7 +442,7 @@ def _fetch(name, data_home, download, as_frame, return_X_y) -> Bunch | tuple[Any
         as_frame=as_frame,
         filename=str(path),
         DESCR=f"{spec.title}: {n_rows} {spec.what} of {n_items} {spec.items} by {n_users} users, "
-        f"{times} timestamps, read from {path}.\n\n{spec.licence}",
+        f"{times} timestamps, read from {path}.\n\nLicence: {spec.licence}",
     )
 
 

@@ -532,7 +532,9 @@ class Coordinator:
         server, code = self.server, member.code
         if isinstance(message, EncryptedSums):
             message = message.since(member.n_steps)
-        held = None if kind == "finish" else server._held.get(code)
+        # Under encryption uploads do not say who holds what.
+        known = {} if self.party is not None else server._held
+        held = None if kind == "finish" else known.get(code)
         head = {"kind": kind, "fit": self.progress.fit, "number": number} | (more or {})
         parts = {"message": message}
         if not member.knows_place:
@@ -544,7 +546,7 @@ class Coordinator:
         kept = []
         if message and member.measured == number and kind in ("round", "finish"):
             # It has what it has just measured, of Rows those of its own items.
-            whole = kind == "finish" and code in server._held
+            whole = kind == "finish" and code in known
             kept = [n for n in message if _same(message[n], self._measured.get(n), whole)]
             parts["message"] = Message(**{n: f for n, f in message.items() if n not in kept})
         arrays = dict(own_arrays or {})

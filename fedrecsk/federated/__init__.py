@@ -1,4 +1,4 @@
-"""The federated methods, one file each."""
+"""The federated methods: one file for each and its variants."""
 
 from fedrecsk.base._hamming import pack_codes, unpack_codes
 from fedrecsk.federated.colr import CoLR, SCoLR

@@ -1,4 +1,4 @@
-"""What methods learn from: ratings on a scale, or positives and sampled negatives."""
+"""What methods learn from: ratings on a scale, with biases, or positives and negatives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What CKKS and Paillier share: clients encrypt, the server adds, clients decrypt."""
+"""Base classes of secure sums: clients hide or encrypt, the server adds, clients decrypt."""
 
 from __future__ import annotations
 
@@ -364,6 +364,7 @@ class Encryption(SecureAggregation):
 
     def ciphertext_bytes(self, n_values: int) -> int:
         """Return the bytes of an encrypted vector of `n_values` as it is sent, for ledgers."""
+        self._validate_params()
         return self._n_blocks(n_values) * self._bytes_of_block()
 
     @abstractmethod

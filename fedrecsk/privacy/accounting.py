@@ -19,6 +19,7 @@ from scipy.stats import binom
 from fedrecsk._utils.extras import require
 from fedrecsk._utils.parameters import checked
 from fedrecsk._utils.sklearn_compat import Interval
+from fedrecsk.privacy._grid import sensitivity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,13 +37,6 @@ LOSS_STEP = 1e-3
 # Orders of the Renyi divergence: integers, for which all mechanisms have a bound.
 ORDERS = [*range(2, 65), 128, 256]
 CALLER = "Accounting for differential privacy"
-# Grid steps within the clip when clients round their uploads.
-STEPS = 2**18
-
-
-def sensitivity(size: int) -> float:
-    """Return the largest L2 norm, in steps, of a clipped upload that its client has rounded."""
-    return STEPS + np.sqrt(size) / 2
 
 
 class Event(NamedTuple):

@@ -12,8 +12,9 @@ from scipy.stats import binom
 from fedrecsk._utils.extras import require
 from fedrecsk._utils.parameters import PlainParameters
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
-from fedrecsk.privacy.accounting import CALLER, STEPS, sensitivity
-from fedrecsk.privacy.local_dp import LARGEST, SMALLEST, norms, rounded, step_of
+from fedrecsk.privacy._grid import STEPS, rounded, sensitivity, step_of
+from fedrecsk.privacy.accounting import CALLER
+from fedrecsk.privacy.local_dp import LARGEST, SMALLEST, norms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -142,7 +142,6 @@ class CKKS(Encryption):
         return 8 * deviation + n_clients * max_abs * 2.0**-48
 
     def _bytes_of_block(self):
-        self._validate_params()
         sizes = tuple(self.coeff_mod_bit_sizes)
         return _block_bytes(self.poly_modulus_degree, sizes, self.scale_bits)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import lru_cache
@@ -16,6 +15,7 @@ from scipy.special import betainc, betaincinv, betaln
 
 from fedrecsk._utils.parameters import PlainParameters, checked
 from fedrecsk._utils.sklearn_compat import Interval
+from fedrecsk.privacy._grid import rounded, step_of, towards_zero
 from fedrecsk.privacy.accounting import (
     gaussian_delta,
     gaussian_epsilon,
@@ -40,43 +40,12 @@ LARGEST = 1e30
 SMALLEST = 1e-30
 # Norms are computed in float64, whose rounding must not make a clipped upload too long.
 MARGIN = 1 - 2.0**-24
-# Steps of the grid in one unit of the noise, as a power of two. Fine enough not to matter for
-# accuracy, and coarse enough that each step holds many floating-point numbers.
-BITS = 20
 # SphereMechanism: from here the probability of the cap differs enough from its share, and up to
 # here it is a normal float64.
 LEAST, MOST = 1e-9, 500.0
 # Likewise: the grid in the typical size of a number is coarser, so that the rounding of the
 # computation hardly ever changes the result.
 SPHERE_BITS = 10
-
-# ---------------------------------------------------------------------------- numbers on a grid
-# A sum of a value and noise in floating point shows in its last digits which values it can come
-# from (Mironov, "On significance of the least significant bits for differential privacy", CCS
-# 2012). Here both are whole multiples of a power of two before they are added. Such sums are exact,
-# and rounding the noise is the same as rounding the sum of the value and the unrounded noise, which
-# anybody may do to a private number.
-
-
-def step_of(scale: float, bits: int = BITS) -> float:
-    """Return the grid's step for noise of this scale, a power of two, at most scale / 2**bits."""
-    return math.ldexp(1.0, math.frexp(scale)[1] - 1 - bits)
-
-
-def rounded(numbers: np.ndarray, step: float) -> np.ndarray:
-    """Round to the nearest multiples of a step, in place."""
-    numbers /= step
-    np.rint(numbers, out=numbers)
-    numbers *= step
-    return numbers
-
-
-def towards_zero(numbers: np.ndarray, step: float) -> np.ndarray:
-    """Round towards zero to multiples of a step, so that no norm grows, in place."""
-    numbers /= step
-    np.trunc(numbers, out=numbers)
-    numbers *= step
-    return numbers
 
 
 # -------------------------------------------------------------------------------- mechanisms

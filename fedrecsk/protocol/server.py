@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedrecsk._utils.user_warnings import warn
+from fedrecsk.protocol.base_server import BaseServer
 from fedrecsk.protocol.client_message import ClientMessage, checked, held_items, unpacked
 from fedrecsk.protocol.clients import is_compressed
 from fedrecsk.protocol.encryption import EncryptedTotals
@@ -14,7 +15,6 @@ from fedrecsk.protocol.keys import setup_round
 from fedrecsk.protocol.links import StepTotal, aligned_size, matrix_to_compress
 from fedrecsk.protocol.messages import Catalogue, Message, Rows
 from fedrecsk.protocol.participation import Participation
-from fedrecsk.protocol.registration import UNREGISTERED, Registry
 from fedrecsk.updates import Counts
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fedrecsk.updates import ClientUpdates
 
 
-class Server(Registry):
+class Server(BaseServer):
     """The server of one fit. Pickle it to make a checkpoint.
 
     Call its methods in this order: `register`; for each set-up exchange `setup_message` and
@@ -79,6 +79,8 @@ class Server(Registry):
         self._message: Message | None = None
         # The last message that was sent.
         self._last_message = Message()
+        # Items that each client holds, by code, if set-up uploads say so.
+        self._held = {}
 
     @classmethod
     def of(
@@ -159,6 +161,7 @@ class Server(Registry):
 
     def announcement(self) -> Message:
         """Message to every client after the set-up."""
+        self._check_registered()
         return self.method._initial_broadcast(self.state)
 
     def send_announcement(self, *, late: bool = False) -> Message:
@@ -269,6 +272,7 @@ class Server(Registry):
 
     def new_total(self, phase: str = "round", number: int = 0) -> StepTotal:
         """Return an empty total of an exchange, to which updates of own clients are added."""
+        self._check_registered()
         return StepTotal(self.uplink, self._specs((phase, number)), learned=phase == "round")
 
     def _total(self, uploads, step, asked):
@@ -324,6 +328,7 @@ class Server(Registry):
 
     def final_participation(self) -> Participation:
         """Return the clients that evaluate the last model: all, or the next cohort."""
+        self._check_registered()
         if self.method.client_fraction == 1:
             return Participation.full(self.n_clients)
         return self._drawn(self.key.at(self.round))
@@ -386,6 +391,7 @@ class Server(Registry):
 
     def send_final(self) -> Message:
         """Send all clients the model of the last round; returns it with the announcement."""
+        self._check_registered()
         self.ledger.open("final", self.round)
         model, delta = self.method._final_model(self.state), None
         if model.keys() == self.method._model(self.state).keys():
@@ -415,7 +421,7 @@ class Server(Registry):
         return best
 
 
-class EncryptedServer(Registry):
+class EncryptedServer(BaseServer):
     """The server of one fit under CKKS or Paillier, made by `of`.
 
     It draws cohorts and adds ciphertexts. Every message is the
@@ -473,8 +479,7 @@ class EncryptedServer(Registry):
 
     def setup_message(self, step: int) -> EncryptedSums:
         """Return the message to every client in a set-up exchange."""
-        if not self.n_clients:
-            raise ValueError(UNREGISTERED)
+        self._check_registered()
         self.ledger.open("setup", step)
         return self.totals.message
 
@@ -485,6 +490,7 @@ class EncryptedServer(Registry):
 
     def send_announcement(self) -> EncryptedSums:
         """End the set-up; returns the sums so far."""
+        self._check_registered()
         self._is_set_up = True
         return self.totals.message
 
@@ -508,6 +514,7 @@ class EncryptedServer(Registry):
 
     def send_final(self) -> EncryptedSums:
         """Return the sums of all rounds."""
+        self._check_registered()
         return self.totals.message
 
     def _add(self, uploads, step, asked):

@@ -5,8 +5,8 @@ import zipfile
 
 import pytest
 
+from fedrecsk.datasets import _movielens_features as reading
 from fedrecsk.datasets import fetch_movielens
-from fedrecsk.datasets import published as reading
 
 FLAGS = "|".join("1" if genre in ("Action", "Drama") else "0" for genre in reading.GENRES)
 ITEM = f"2|Café (1994)|01-Jan-1994||http://x|{FLAGS}\n1|Old|||| |{FLAGS}\n".replace("| |", "|")

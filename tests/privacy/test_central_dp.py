@@ -14,7 +14,7 @@ from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import TopK
 from fedrecsk.federated import _private
 from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, Paillier, SecAggPlus
-from fedrecsk.privacy.accounting import STEPS
+from fedrecsk.privacy._grid import STEPS
 from fedrecsk.privacy.central_dp import clip_updates, noisy_sum, round_updates
 from fedrecsk.protocol.keys import Key
 from fedrecsk.updates import FieldSpec, SparseRows

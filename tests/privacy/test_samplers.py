@@ -7,8 +7,9 @@ import pytest
 from scipy import stats
 
 from fedrecsk.privacy import GaussianMechanism, LaplaceMechanism, SphereMechanism
+from fedrecsk.privacy._grid import rounded, step_of, towards_zero
 from fedrecsk.privacy.central_dp import LARGEST_MEAN, noisy_sum, skellam
-from fedrecsk.privacy.local_dp import _cap, _cosine, best_cap, rounded, step_of, towards_zero
+from fedrecsk.privacy.local_dp import _cap, _cosine, best_cap
 from fedrecsk.updates import FieldSpec, SparseRows
 from tests.updates.making import updates_of
 

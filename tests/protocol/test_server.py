@@ -13,9 +13,10 @@ from fedrecsk import CoLR, Federation, LightFR, LocALS, RFRec, RFRecF, SCoLR
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.data.interactions import encode
 from fedrecsk.federated._round_loop import Loop, Run
-from fedrecsk.privacy import LaplaceMechanism
+from fedrecsk.privacy import LaplaceMechanism, SecAggPlus
 from fedrecsk.protocol import Numbers, Server, blocks
 from fedrecsk.protocol.keys import Key
+from fedrecsk.protocol.messages import Registration
 from tests.conftest import make_toy
 from tests.protocol.test_device import devices_of, entered, first_round, updated
 
@@ -68,11 +69,31 @@ def test_clients_without_any_message_yet_do_not_count_as_participants():
     assert server.ledger.entries[-1]["participants"] == received.sum()
 
 
-@pytest.mark.parametrize("step", [Server.open_round, lambda server: server.setup_message(0)])
+@pytest.mark.parametrize(
+    "step",
+    [
+        Server.open_round,
+        Server.send_announcement,
+        Server.send_final,
+        Server.privacy_report,
+        lambda server: server.setup_message(0),
+    ],
+)
 def test_nothing_is_sent_before_clients_register(step):
     server = Server.of(RFRec(3, items=range(9), rating_scale=(1, 5)))
     with pytest.raises(ValueError, match=r"No client has registered yet; call register\(\) first"):
         step(server)
+
+
+def test_a_registration_that_was_refused_leaves_nobody_behind():
+    federation = Federation(secure_aggregation=SecAggPlus())
+    server = Server.of(RFRec(3, items=range(9), rating_scale=(1, 5), federation=federation))
+    one = np.ones(1, dtype=np.int64)
+    clients = [Registration(np.array([name]), one, one) for name in range(5)]
+    with pytest.raises(ValueError, match="at least 3"):
+        server.register(clients[:2])
+    server.register(clients)
+    assert server.n_clients == server.n_users == len(server.n_held) == 5
 
 
 def test_a_round_that_is_not_open_cannot_be_closed():

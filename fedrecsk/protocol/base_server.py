@@ -1,4 +1,4 @@
-"""Registration: the clients of a server, their codes, and which of them take part."""
+"""What both kinds of server do: register clients, draw cohorts, and keep ledger and history."""
 
 from __future__ import annotations
 
@@ -32,11 +32,9 @@ if TYPE_CHECKING:
     from fedrecsk.protocol.federation import Federation
     from fedrecsk.protocol.messages import Registration
 
-UNREGISTERED = "No client has registered yet; call register() first."
 
-
-class Registry:
-    """What servers share that see sums or ciphertexts: clients, cohorts, ledger, and history."""
+class BaseServer:
+    """A server, whether it sees sums or ciphertexts."""
 
     def __init__(
         self,
@@ -64,15 +62,7 @@ class Registry:
         self.sends_whole: bool = False
         # Mask of the clients that rounds are for; None: cohorts are drawn.
         self.only: NDArray[np.bool_] | None = None
-        self.n_clients: int = 0
-        self.n_users: int = 0
-        self.client_ids: Any = None
-        self.n_held: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        # Items that each client holds, by code, if set-up uploads say so.
-        self._held: dict[int, NDArray[np.int64]] = {}
-        self._first_users = np.zeros(0, dtype=np.int64)
-        # Clients that have received the message of a round.
-        self._has_received = np.zeros(0, dtype=bool)
+        self._leave_out_clients()
         self._participation = None
         self._is_set_up = False
         # Mask of the clients that have joined since the last round; None before any.
@@ -91,6 +81,16 @@ class Registry:
 
     # ------------------------------------------------------------------------- clients
 
+    def _leave_out_clients(self):
+        """Begin without clients, or again after a registration that was refused."""
+        self.n_clients: int = 0
+        self.n_users: int = 0
+        self.client_ids: Any = None
+        self.n_held: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._first_users = np.zeros(0, dtype=np.int64)
+        # Clients that have received the message of a round.
+        self._has_received = np.zeros(0, dtype=bool)
+
     def register(self, registrations: Sequence[Registration]) -> list[ClientCodes]:
         """Register clients, send them the catalogue, and initialise the state.
 
@@ -108,6 +108,7 @@ class Registry:
         ValueError
             If a client registers twice.
         """
+        self._leave_out_clients()
         places = self._added(registrations)
         scheme = self.federation.secure_aggregation
         # Of ciphertexts; masks are the uplink's alone, because the server has the sum.
@@ -290,9 +291,13 @@ class Registry:
 
     @property
     def _everyone(self):
-        if not self.n_clients:
-            raise ValueError(UNREGISTERED)
+        self._check_registered()
         return np.ones(self.n_clients, dtype=bool)
+
+    def _check_registered(self):
+        """Raise if there are no clients."""
+        if not self.n_clients:
+            raise ValueError("No client has registered yet; call register() first.")
 
     @staticmethod
     def _no_answer(step):
@@ -313,8 +318,7 @@ class Registry:
 
     def _drawn(self, key):
         """Draw the participation of a round, unless the method chooses the cohort."""
-        if not self.n_clients:
-            raise ValueError(UNREGISTERED)
+        self._check_registered()
         if self.releases is not None and self.releases.always:
             # Clients know the shared key.
             key = self.releases.secret_of(key)
@@ -362,6 +366,7 @@ class Registry:
 
     def privacy_report(self) -> PrivacyReport:
         """Report the privacy loss of all uploads so far."""
+        self._check_registered()
         return self.uplink.privacy_report(server_sees(self.method, self.federation))
 
 
