@@ -649,8 +649,8 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
         given = users[rows], self.n_items_ + items, new.values[rows], new.weights[rows]
         block = self._with_new_rows(*given, len(ids))
         codes = self._fitted_item_codes(block, n_rounds)
-        vars(self).update(self._with_codes(codes), _items=ids, item_ids_=ids.values)
-        self.n_items_, self._seen = len(ids), (block.indptr, block.items)
+        seen = {"n_items_": len(ids), "_seen": (block.indptr, block.items)}
+        vars(self).update(self._with_codes(codes), _items=ids, item_ids_=ids.values, **seen)
         return self
 
     def _with_new_rows(self, users, items, values, weights, n_items):

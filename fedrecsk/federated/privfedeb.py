@@ -282,7 +282,7 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
         share = np.sqrt(1 - SQUARES**2)
         first = upload["first"]
         squares = upload["squares"].sum[0] / SQUARES
-        release = Release.of(first.sum / share, first.noise_std / share, squares)
+        release = _Release.of(first.sum / share, first.noise_std / share, squares)
         n_items, n_columns = len(release.counts), self._n_columns()
         n_factors = n_columns
         if self.n_factors == "auto":
@@ -337,7 +337,7 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
     def _client_update(self, block, state, message, turn, key):
         items = message["items"].values
         n_sent = items.shape[1]
-        known = tastes(items[:, 0], state["row_weights"], state["features"])
+        known = _tastes(items[:, 0], state["row_weights"], state["features"])
         items = np.column_stack([items, known])
         squares, weight, out = self._infer(block, state, items, turn, state["users"], n_sent)
         fields = {"items": self._written(block, turn, out)["items"]}
@@ -375,10 +375,10 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
         curvature = share * release.counts * a
         noise = release.noise(curvature, a, noise_std)
         items, variance = server["items"].copy(), server["bias_variance"]
-        gain = gains(variance, curvature, noise)
+        gain = _gains(variance, curvature, noise)
         items[:, 0] += gain * sums[:, 0]
         active = slice(1, server["n_factors"] + 1)
-        of_vectors = gains(VECTOR_VARIANCE, EMPHASIS * USER_SQUARE * curvature, noise)
+        of_vectors = _gains(VECTOR_VARIANCE, EMPHASIS * USER_SQUARE * curvature, noise)
         items[:, active] += of_vectors[:, None] * sums[:, active]
         t = server["n_steps"] + 1
         average = server["average"] + max(1 / t, NEW) * (items - server["average"])
@@ -395,7 +395,7 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
     def _final_model(self, server):
         items, content = server["average"][:, : server["n_factors"] + 1], server["content"]
         items = items if content is None else content.filled(items)
-        known = tastes(items[:, 0], server["row_weights"], server["features"])
+        known = _tastes(items[:, 0], server["row_weights"], server["features"])
         return Message(average_items=Dense(np.column_stack([items, known])))
 
     def _fitted_users(self, block, state, message, turn):
@@ -497,7 +497,7 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
 # mean, a fraction of the sum that is small for items about which the noise hides nearly everything.
 
 
-class Release(NamedTuple):
+class _Release(NamedTuple):
     """What the set-up has published."""
 
     counts: np.ndarray  # (n_items,), N_i, at least 0
@@ -508,7 +508,7 @@ class Release(NamedTuple):
     @classmethod
     def of(cls, sums, noise_std, squares):
         """Make it from sums of counts and residuals (n_items, 2), and of squared counts."""
-        counts = denoised(sums[:, 0], noise_std)
+        counts = _denoised(sums[:, 0], noise_std)
         rating_weight = max(float(squares), 0.0) / max(float(counts.sum()), TINY)
         return cls(counts, sums[:, 1], noise_std, rating_weight)
 
@@ -535,7 +535,7 @@ class Release(NamedTuple):
         noise = self.noise(h, 1.0, self.noise_std)
         # Popular items are often better ones.
         prior = self._line(noise) if prior is None else prior
-        gain = gains(np.full(len(h), BIAS_VARIANCE), h, noise)
+        gain = _gains(np.full(len(h), BIAS_VARIANCE), h, noise)
         return prior + gain * (self.residuals - h * prior), BIAS_VARIANCE * (1 - gain * h)
 
     def _line(self, noise):
@@ -565,12 +565,12 @@ class Release(NamedTuple):
         return min(MOST, 1 + int(reliability / RELIABLE)) if reliability >= RELIABLE else 0
 
 
-def gains(variance, curvature, noise):
+def _gains(variance, curvature, noise):
     """Return fractions of ``h (x - x_now) + noise`` that make x_now x's posterior mean."""
     return variance * curvature / np.maximum(variance * curvature**2 + noise, TINY)
 
 
-def denoised(counts, noise_std):
+def _denoised(counts, noise_std):
     """Return posterior means of counts given noisy ones, whose prior is learned from them all."""
     clear = counts >= CLEAR * noise_std
     if clear.all() or noise_std == 0:
@@ -588,7 +588,7 @@ def denoised(counts, noise_std):
     return result
 
 
-def tastes(biases, row_weights, features=None):
+def _tastes(biases, row_weights, features=None):
     """Return the columns of x_i that are public: popularity, b_i and features."""
     popularity = row_weights ** (-1 / POWER)
     columns = np.column_stack([np.log(popularity), biases])

@@ -487,7 +487,7 @@ class RFRec(FederatedContent, BiasColumn, RatingMixin, FederatedRecommender):
     def _user_attributes(self, block, state):
         attributes = super()._user_attributes(block, state)
         if self.predict_with == "local":
-            attributes["_own_items"] = OwnItems.of(block, state["held"], state["shared"])
+            attributes["_own_items"] = _OwnItems.of(block, state["held"], state["shared"])
         return attributes
 
     def _server_attributes(self, message):
@@ -641,7 +641,7 @@ class RFRec(FederatedContent, BiasColumn, RatingMixin, FederatedRecommender):
 
 
 @dataclass(frozen=True, eq=False)
-class OwnItems:
+class _OwnItems:
     """The clients' own item vectors; those that a client has not rated are stored once per block.
 
     users : (n_users,), codes, ascending

@@ -61,6 +61,11 @@ class Server(BaseServer):
         comes afresh from the operating system, so that no checkpoint holds it.
     """
 
+    # The base class has them, too; without their types here, type checkers would guess.
+    state: Any
+    n_empty_rounds: int
+    n_undecided_rounds: int
+
     def __init__(
         self,
         method: Any,
@@ -261,9 +266,10 @@ class Server(BaseServer):
         centers = self._centers() if self.releases is not None else None
         upload = self.uplink.close(total, key, centers)
         if upload is None and any(map(len, total.senders)):
-            arrived = self.ledger.entries[-1]["messages_up"] > 0
-            self.n_undecided_rounds += arrived
-            self.n_empty_rounds += not arrived
+            if self.ledger.entries[-1]["messages_up"] > 0:
+                self.n_undecided_rounds += 1
+            else:
+                self.n_empty_rounds += 1
         # What overflows ends the fit, or warns, with its likely cause.
         with np.errstate(over="ignore", invalid="ignore"):
             self.state = self.method._aggregate(self.state, self._message, upload, key)

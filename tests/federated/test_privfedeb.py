@@ -138,7 +138,7 @@ def test_no_upload_is_longer_than_one(seed):
 def test_a_step_is_the_posterior_mean(noise_std):
     """Of a bias, given a noisy sum, by numerical integration of Bayes' rule."""
     mean, variance, h, total = 0.2, 0.25, 4.0, 1.5
-    release = server.Release(np.array([h]), np.zeros(1), 0.0, 0.07)
+    release = server._Release(np.array([h]), np.zeros(1), 0.0, 0.07)
     noise = release.noise(np.array([h]), np.ones(1), noise_std)
     assert noise == pytest.approx(noise_std**2 + 0.07 * h / 1.3)
 
@@ -148,18 +148,18 @@ def test_a_step_is_the_posterior_mean(noise_std):
 
     mass = quad(density, -9, 9, limit=200)[0]
     first = quad(lambda x: x * density(x), -9, 9, limit=200)[0]
-    (gain,) = server.gains(np.array([variance]), np.array([h]), noise)
+    (gain,) = server._gains(np.array([variance]), np.array([h]), noise)
     assert mean + gain * total == pytest.approx(first / mass, abs=1e-8)
     second = quad(lambda x: (x - first / mass) ** 2 * density(x), -9, 9, limit=200)[0]
     assert variance * (1 - gain * h) == pytest.approx(second / mass, abs=1e-8)
 
 
 def test_row_weights_favour_seldom_rated_items_and_keep_the_mean():
-    release = server.Release(np.array([0.0, 1, 10, 100]), np.zeros(4), 1.0, 0.1)
+    release = server._Release(np.array([0.0, 1, 10, 100]), np.zeros(4), 1.0, 0.1)
     a = release.row_weights()
     assert (np.diff(a) < 0).all()
     assert release.counts @ a**2 == pytest.approx(release.counts.sum())
-    nothing = server.Release.of(np.full((4, 2), -1.0), 0.0, -1.0)
+    nothing = server._Release.of(np.full((4, 2), -1.0), 0.0, -1.0)
     np.testing.assert_array_equal(nothing.row_weights(), np.ones(4))
     np.testing.assert_array_equal(nothing.biases()[0], np.zeros(4))
     assert nothing.n_factors(1.0) == 0
@@ -170,7 +170,7 @@ def test_counts_are_their_posterior_means(noise_std, share):
     rng = np.random.default_rng(0)
     counts = np.exp(rng.normal(0, 2, 400))
     noisy = counts + noise_std * rng.normal(size=400)
-    found = server.denoised(noisy, noise_std)
+    found = server._denoised(noisy, noise_std)
     np.testing.assert_allclose(found, reference.counts(noisy, noise_std), rtol=1e-9, atol=1e-9)
     errors = [np.mean((x - counts) ** 2) for x in (found, np.maximum(noisy, 0))]
     assert errors[0] <= share * errors[1]

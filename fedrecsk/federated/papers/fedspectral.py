@@ -154,9 +154,9 @@ class FedSpectral(WMFUsers, FederatedGram):
         else:
             matrix = whole(gram, n_items)
         if noise_std > 0:
-            leading = factors_from_noise(matrix, n_factors, noise_std)
+            leading = _factors_from_noise(matrix, n_factors, noise_std)
         else:
-            leading = spectral_factors(matrix, n_factors)
+            leading = _spectral_factors(matrix, n_factors)
         factors = np.zeros((n_items, self.n_factors))
         factors[:, : leading.shape[1]] = leading
         return {"item_factors": factors.astype(self._dtype)}
@@ -165,7 +165,7 @@ class FedSpectral(WMFUsers, FederatedGram):
         return Message(item_factors=Dense(self._solved(server)["item_factors"]))
 
 
-def spectral_factors(gram, n_factors):
+def _spectral_factors(gram, n_factors):
     """Return Q = D^1/4 V e^1/2 of the leading eigenpairs of D^-1/4 G D^-1/4, scaled."""
     squares, size = gram.diagonal(), gram.shape[0]
     scale = np.where(squares > 0, squares, 1.0) ** 0.25
@@ -185,7 +185,7 @@ def spectral_factors(gram, n_factors):
     return _scaled((scale[:, None] * vectors * np.sqrt(strengths))[:, ::-1])
 
 
-def factors_from_noise(matrix, n_factors, noise_std):
+def _factors_from_noise(matrix, n_factors, noise_std):
     """Return Q = V e^1/2 of at most `n_factors` eigenpairs of G above its noise, scaled."""
     items = items_above_noise(matrix, noise_std)
     strengths, vectors = signal(matrix[np.ix_(items, items)], noise_std)

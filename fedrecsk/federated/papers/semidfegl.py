@@ -43,7 +43,7 @@ class Groups(NamedTuple):
     items: np.ndarray  # (n_groups, n_common), codes; an item may be in several groups
 
     @property
-    def scales(self):
+    def scales(self) -> np.ndarray:
         """1 / sqrt(degree) of the items of each group, which its devices are connected to."""
         return 1 / np.sqrt(np.maximum(self.n_devices, 1))
 
@@ -141,7 +141,7 @@ class SemiDFEGL(RatingGradients):
           5  ... and send what the others' embeddings depend on           _exchange, step 1
           6  clients step on (b_u, p_u); they upload z_u and gradients    _client_update
           7  server takes a step on the items                             _learned
-          8  every CLUSTER_EVERY rounds: soft clusters, common items      clustered
+          8  every CLUSTER_EVERY rounds: soft clusters, common items      _clustered
         end
           9  server sends all items; clients propagate once more          _personalize
 
@@ -236,7 +236,7 @@ class SemiDFEGL(RatingGradients):
         return super()._init_server(catalogue, key) | {
             "embeddings": np.zeros((n_clients, self.n_factors), dtype=self._dtype),
             "known": np.zeros(n_clients, dtype=bool),
-            "groups": no_groups(n_clients),
+            "groups": _no_groups(n_clients),
         }
 
     # ---------------------------------------------------------------- each round, down
@@ -432,7 +432,7 @@ class SemiDFEGL(RatingGradients):
         if self.n_common and key.round % self.CLUSTER_EVERY == 0:
             given = server["embeddings"], server["known"], self._factors(server["item_vectors"])
             sizes, generator = (self.n_groups, self.n_common), key.generator("centres")
-            server = server | {"groups": clustered(*given, *sizes, self.FUZZINESS, generator)}
+            server = server | {"groups": _clustered(*given, *sizes, self.FUZZINESS, generator)}
         return server
 
     def _learned(self, server, upload):
@@ -518,30 +518,30 @@ def _n_users(block):
 # ---------------------------------------------------------------------------------- the groups
 
 
-def no_groups(n_clients):
+def _no_groups(n_clients):
     """Return the groups before anything is known: every client is on its own."""
     nothing = np.zeros(0, dtype=np.int64)
     return Groups(np.full(n_clients, -1, dtype=np.int32), nothing, nothing.reshape(0, 0))
 
 
-def clustered(embeddings, known, items, n_groups, n_common, fuzziness, generator):
+def _clustered(embeddings, known, items, n_groups, n_common, fuzziness, generator):
     """Return groups, by direction, of the clients of a mask and of the items."""
-    users = directions(embeddings[known])
+    users = _directions(embeddings[known])
     distinct = np.unique(users, axis=0, return_index=True)[1]
     n_groups = min(n_groups, len(distinct))
     if n_groups == 0:
-        return no_groups(len(known))
-    points = np.concatenate([users, directions(items)])
+        return _no_groups(len(known))
+    points = np.concatenate([users, _directions(items)])
     # The centres begin at clients that are drawn.
     centres = users[generator.permutation(np.sort(distinct))[:n_groups]]
-    shares = memberships(points, centres, fuzziness)
+    shares = _memberships(points, centres, fuzziness)
     of_client = np.full(len(known), -1, dtype=np.int32)
     of_client[known] = shares[: len(users)].argmax(axis=1)
     predicted = np.argsort(-shares[len(users) :], axis=0, kind="stable")[:n_common].T
     return Groups(of_client, np.bincount(of_client[known], minlength=n_groups), predicted)
 
 
-def memberships(points, centres, fuzziness):
+def _memberships(points, centres, fuzziness):
     """Return each point's share in each cluster by fuzzy c-means from given centres (Bezdek 1981).
 
     It lowers ``sum_xk share_xk^fuzziness |x - centre_k|^2``, in turns for the shares (of each
@@ -565,7 +565,7 @@ def _shares(points, centres, fuzziness):
     return softmax(-np.log(squares) / (fuzziness - 1), axis=1)
 
 
-def directions(vectors):
+def _directions(vectors):
     """Return vectors scaled to length 1; zero stays zero."""
     vectors = vectors.astype(np.float64)
     lengths = np.sqrt((vectors**2).sum(axis=1, keepdims=True))
