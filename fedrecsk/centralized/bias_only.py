@@ -83,8 +83,8 @@ class BiasOnly(RatingMixin, Recommender):
         user_bias, centred = np.zeros(data.n_users), data.values - mean
         by_item, by_user = (items, weights, data.n_items), (users, weights, data.n_users)
         for _ in range(self.n_sweeps):
-            item_bias = _shrunken_mean(centred - user_bias[users], *by_item, self.reg_item)
-            user_bias = _shrunken_mean(centred - item_bias[items], *by_user, self.reg_user)
+            item_bias = _shrunk_means(centred - user_bias[users], *by_item, self.reg_item)
+            user_bias = _shrunk_means(centred - item_bias[items], *by_user, self.reg_user)
         return {"global_bias_": float(mean), "user_bias_": user_bias, "item_bias_": item_bias}
 
     def _public_half(self):
@@ -99,11 +99,11 @@ class BiasOnly(RatingMixin, Recommender):
     def _new_user_attributes(self, data):
         residual = data.values - self.global_bias_ - self.item_bias_[data.items]
         groups = data.users, data.weights, data.n_users
-        return {"user_bias_": _shrunken_mean(residual, *groups, self.reg_user)}
+        return {"user_bias_": _shrunk_means(residual, *groups, self.reg_user)}
 
 
-def _shrunken_mean(values, groups, weights, n_groups, shrinkage):
-    """Return weighted means by group, shrunken to 0 as if by so many zeros more."""
+def _shrunk_means(values, groups, weights, n_groups, shrinkage):
+    """Return weighted means by group, shrunk towards 0 by `shrinkage` pseudo-counts."""
     sums = np.bincount(groups, weights * values, minlength=n_groups)
     total_weight = np.bincount(groups, weights, minlength=n_groups) + shrinkage
     return np.divide(sums, total_weight, out=np.zeros(n_groups), where=total_weight > 0)
