@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
 from typing import ClassVar, Literal
 
@@ -17,6 +17,7 @@ from fedrecsk.data._checks import scale_of
 from fedrecsk.federated._features import FederatedContent
 from fedrecsk.federated._feedback import BiasColumn
 from fedrecsk.federated._optimizers import adam
+from fedrecsk.federated._own_items import OwnItems
 from fedrecsk.federated._private import problems_of_scale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Message
@@ -487,7 +488,7 @@ class RFRec(FederatedContent, BiasColumn, RatingMixin, FederatedRecommender):
     def _user_attributes(self, block, state):
         attributes = super()._user_attributes(block, state)
         if self.predict_with == "local":
-            attributes["_own_items"] = _OwnItems.of(block, state["held"], state["shared"])
+            attributes["_own_items"] = OwnItems.of(block, state["held"], state["shared"])
         return attributes
 
     def _server_attributes(self, message):
@@ -638,68 +639,3 @@ class RFRec(FederatedContent, BiasColumn, RatingMixin, FederatedRecommender):
                 'dropout_mode="upload", client_fraction=1 or sampling="rotating", or group users '
                 "into fewer clients."
             )
-
-
-@dataclass(frozen=True, eq=False)
-class _OwnItems:
-    """The clients' own item vectors; those that a client has not rated are stored once per block.
-
-    users : (n_users,), codes, ascending
-    clients, blocks : (n_users,), of each user; clients are -1 for users who have been forgotten
-    keys : (n_rows,), ``client * n_items + item`` of each own vector, ascending
-    held : (n_rows, width), own vectors
-    shared : (n_blocks, n_items, width)
-    """
-
-    n_items: int
-    users: np.ndarray
-    clients: np.ndarray
-    blocks: np.ndarray
-    keys: np.ndarray
-    held: np.ndarray
-    shared: np.ndarray
-
-    @classmethod
-    def of(cls, block, held, shared):
-        """Return those of one block."""
-        clients = np.repeat(block.clients, np.diff(block.client_indptr))
-        keys = np.repeat(block.clients, block.row_counts) * block.n_items + block.row_items
-        blocks = np.zeros_like(clients)
-        whole = cls(block.n_items, block.users, clients, blocks, keys, held, shared[None])
-        return cls.joined([whole])
-
-    @classmethod
-    def joined(cls, parts):
-        """Return those of several blocks."""
-        names = ("users", "clients", "keys", "held", "shared")
-        users, clients, keys, held, shared = (
-            np.concatenate([getattr(part, name) for part in parts]) for name in names
-        )
-        blocks = np.repeat(np.arange(len(parts)), [len(part.users) for part in parts])
-        order, by_key = np.argsort(users, kind="stable"), np.argsort(keys)
-        return cls(
-            parts[0].n_items,
-            users[order],
-            clients[order],
-            blocks[order],
-            keys[by_key],
-            held[by_key],
-            shared,
-        )
-
-    def without(self, users):
-        """Return the same with the users of these codes forgotten."""
-        return replace(self, clients=np.where(np.isin(self.users, users), -1, self.clients))
-
-    def vectors(self, users, items, default):
-        """Return items' vectors as users' clients have them; unknown users get the `default`."""
-        vectors = default[items]
-        places = np.minimum(np.searchsorted(self.users, users), len(self.users) - 1)
-        ours = np.flatnonzero((self.users[places] == users) & (self.clients[places] >= 0))
-        places, items = places[ours], items[ours]
-        vectors[ours] = self.shared[self.blocks[places], items]
-        keys = self.clients[places] * self.n_items + items
-        rows = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        held = self.keys[rows] == keys
-        vectors[ours[held]] = self.held[rows[held]]
-        return vectors

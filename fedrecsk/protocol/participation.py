@@ -19,7 +19,7 @@ class Participation(NamedTuple):
 
     Attributes
     ----------
-    receives : clients that receive the server's message
+    receives : clients that receive the server's message, all of them active
     active : clients that run their local update
     delivers : clients whose upload, if they send one, arrives
     dropped : clients that were chosen and dropped out
