@@ -184,10 +184,8 @@ class Movable:
 
 ATTACKS = [
     (RandomUpload(strength=3.0), random_upload),
-    (RandomUpload(strength=1e-9), random_upload),
     (RandomUpload(strength=1e9), random_upload),
     (SignFlip(strength=2.5), sign_flip),
-    (SignFlip(strength=0.5), sign_flip),
     (RandomDirection(), random_direction),
     (Promotion(item=10 * TARGET, strength=4.0), promotion),
     (ALIE(z=1.5), alie),
@@ -381,14 +379,6 @@ def test_the_view_has_the_uploads_of_clients_that_send():
             np.testing.assert_array_equal(one[name].change, other[name].change)
     np.testing.assert_array_equal(view.uploads[-1]["gram"].change, expected[-1]["gram"].change)
     assert len(view.uploads[2:5]) == 3
-
-
-@pytest.mark.parametrize("name", ["followed", "sparse", "held", "picked"])
-def test_the_number_of_senders_of_a_row_is_judged_by_what_own_clients_change(name):
-    view = make_view(make_blocks())
-    changed = [np.any(one[name].change, axis=1).sum() for one in view.uploads]
-    expected = 9 + (30 - 9) * np.mean(changed) / N_ITEMS
-    assert view.n_expected(name) == pytest.approx(expected)
 
 
 def test_a_view_with_a_broken_upload_says_so():

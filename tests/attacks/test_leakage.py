@@ -12,7 +12,6 @@ from fedrecsk import (
     FedEB,
     Federation,
     FedFast,
-    FedItemKNN,
     FedMF,
     FedSpectral,
     GlobSGD,
@@ -29,33 +28,26 @@ from fedrecsk.compression import TopK
 from fedrecsk.privacy import CKKS
 from tests.conftest import make_toy
 
-WMF = [
-    LocALS(4, reg_user=1.0),
-    LocALS(4, reg_user=1.0, local_epochs=2, reg_item=0.0),
-    LocALS(4, reg_user=1.0, aggregation="clients", reg_item=40.0),
-    LocALS(4, reg_user=1.0, aggregation="holders"),
-    LocSGD(4, reg_user=1.0),
-    LocSGD(4, reg_user=1.0, reg_item=40.0, prox=0.5),
-    LocSGD(4, reg_user=1.0, aggregation="full", prox=0.5),
-    GlobSGD(4, reg_user=1.0),
-    GlobSGD(4, reg_user=1.0, aggregation="clients"),
-]
-
-
-OTHERS = [
-    FCF(4, reg_user=1.0, upload="all"),
-    FCF(4, reg_user=1.0, upload="local"),
-    ExplicitFCF(4, upload="all", rating_scale=(1, 5)),
-    ExplicitFCF(4, upload="local", biases=False, rating_scale=(1, 5)),
-    FedEB(3, upload="all"),
-    FedEB(3, implicit=False),
-    FedEB(3, posterior="map", user_noise=False),
+READ = [
+    (LocALS(4, reg_user=1.0, local_epochs=2, reg_item=0.0), 1),
+    (LocALS(4, reg_user=1.0, aggregation="clients", reg_item=40.0), 2),
+    (LocALS(4, reg_user=1.0, aggregation="holders"), 1),
+    (LocSGD(4, reg_user=1.0, reg_item=40.0, prox=0.5), 2),
+    (LocSGD(4, reg_user=1.0, aggregation="full", prox=0.5), 1),
+    (GlobSGD(4, reg_user=1.0), 2),
+    (GlobSGD(4, reg_user=1.0, aggregation="clients"), 1),
+    (FCF(4, reg_user=1.0, upload="all"), 2),
+    (FCF(4, reg_user=1.0, upload="local"), 1),
+    (ExplicitFCF(4, upload="all", rating_scale=(1, 5)), 1),
+    (ExplicitFCF(4, upload="local", biases=False, rating_scale=(1, 5)), 2),
+    (FedEB(3, upload="all"), 2),
+    (FedEB(3, implicit=False), 1),
+    (FedEB(3, posterior="map", user_noise=False), 1),
 ]
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("n_rounds", [1, 2])
-@pytest.mark.parametrize("model", [*WMF, *OTHERS], ids=str)
+@pytest.mark.parametrize(("model", "n_rounds"), READ, ids=str)
 def test_one_plaintext_upload_gives_everything(model, n_rounds):
     X, y = make_toy(n_users=30, n_items=20, density=0.4)
     model = variant(type(model), **model.get_params() | {"random_state": 0, "INIT_STD": 0.3})
@@ -76,9 +68,7 @@ def test_rows_that_weigh_more_are_read_too():
     "model",
     [
         FedEASE(upload="local"),
-        FedEASE(upload="all"),
         FedSpectral(4, upload="all"),
-        FedItemKNN(),
         SemiDFEGL(4, n_groups=3, n_common=2, random_state=0),
         SemiDFEGL(4, n_groups=3, n_common=2, biases=False, random_state=0),
     ],
@@ -90,22 +80,16 @@ def test_one_plaintext_upload_says_which_items_a_client_holds(model):
     assert report.vectors == report.interactions == 1.0
 
 
-def test_the_model_under_attack_is_left_alone():
-    X, _ = make_toy()
-    model = LocALS(3, n_rounds=7, client_fraction=0.5, federation=Federation(dropout=0.3))
-    before = repr(model)
-    measure_leak(model, X)
-    assert repr(model) == before
-    assert not hasattr(model, "item_factors_")
-
-
-@pytest.mark.parametrize("Estimator", [LocALS, GlobSGD, LocSGD])
-def test_a_secure_sum_reveals_no_client(Estimator):
+def test_a_secure_sum_reveals_no_client():
     pytest.importorskip("tenseal", reason="needs fedrecsk[privacy]")
     X, _ = make_toy(n_users=30, n_items=20, density=0.3)
     federation = Federation(secure_aggregation=CKKS())
-    model = Estimator(4, reg_user=1.0, upload="all", random_state=0, federation=federation)
+    model = LocALS(4, reg_user=1.0, upload="all", random_state=0, federation=federation)
+    before = repr(model)
     report = measure_leak(model, X)
+    # The model under attack is left alone.
+    assert repr(model) == before
+    assert not hasattr(model, "item_factors_")
     assert report.vectors == 0.0
     assert report.interactions == pytest.approx(len(X) / (30 * 20), abs=0.05)
     # The same guess for all clients; chance is the best such guess.
@@ -200,10 +184,9 @@ def test_compression_does_not_hide_who_has_what():
     assert measure_leak(model, X).interactions == 1.0
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_chance_is_the_best_claim_that_is_the_same_for_all_clients(seed):
+def test_chance_is_the_best_claim_that_is_the_same_for_all_clients():
     """Against all sets of items, and all sets of items with a rating each."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     X = np.array([(u, i) for u in range(9) for i in range(5) if i == u % 5 or rng.random() < 0.5])
     y = rng.integers(1, 4, len(X)).astype(float)
     true = [set(zip(X[X[:, 0] == u, 1], y[X[:, 0] == u], strict=True)) for u in range(9)]
@@ -238,16 +221,6 @@ def test_chance_is_that_of_the_clients_under_attack():
     all_of_them = measure_leak(model, X).chance
     assert all_of_them["interactions"] == pytest.approx(14 / 20)
     assert all_of_them["vectors"] == pytest.approx(2 / 4)
-
-
-def test_dislikes_do_not_count_if_ratings_are_not_seen():
-    X, y = make_toy(n_users=20, n_items=15, density=0.5)
-    liked = y > 3
-    model = LocALS(2, reg_user=1.0, random_state=0)
-    counts = np.bincount(np.unique(X[:, 1], return_inverse=True)[1][liked])
-    chance = measure_leak(model, X, liked.astype(float)).chance
-    assert 1 > chance["interactions"] >= counts.sum() / (20 * 15)
-    assert chance["interactions"] < measure_leak(model, X).chance["interactions"]
 
 
 @pytest.mark.parametrize("parameters", [{"loss": "squared"}, {"n_negatives": 0}], ids=str)

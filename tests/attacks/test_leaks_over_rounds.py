@@ -26,7 +26,6 @@ def rated():
 @pytest.mark.parametrize(
     ("model", "n_rounds"),
     [
-        (RFRec(5), 2),
         (RFRec(5), 4),
         (variant(RFRec, 5, LINK="identity"), 2),
         (RFRec(5, optimizer="gd"), 1),
@@ -43,13 +42,6 @@ def test_rfrecs_ratings_are_exact(model, n_rounds, rated):
     assert report.values > 0.9
     assert report.cosine > 0.97
     assert report.chance["values"] < 0.3
-
-
-def test_the_last_digits_of_one_upload_give_most_ratings(rated):
-    X, y = rated
-    report = measure_leak(RFRec(8, rating_scale=(1, 5), random_state=0), X, y, max_clients=8)
-    assert report.values > 0.6
-    assert report.values > 2 * report.chance["values"]
 
 
 @pytest.mark.parametrize(
@@ -83,13 +75,6 @@ def test_bases_of_many_rounds_show_the_whole_direction(Model):
     assert one.cosine < 0.8
     assert many.cosine > 0.9
     assert many.interactions > 0.9
-
-
-def test_without_negatives_directions_are_what_the_bases_have_in_common():
-    X, y = make_toy(n_users=20, n_items=60, density=0.3)
-    model = CoLR(2, n_factors=6, loss="squared", random_state=0, learning_rate=0.01)
-    one, many = (measure_leak(model, X, y, n_rounds=n, max_clients=10) for n in (1, 8))
-    assert many.cosine > 0.9 > one.cosine
 
 
 def listening_to_noise(Base, field):
@@ -140,8 +125,7 @@ def toy():
     return make_toy(n_users=30, n_items=200, density=0.05)
 
 
-@pytest.mark.parametrize("user_bits", [1, 3])
-@pytest.mark.parametrize("aggregation", ["full", "gradient"])
+@pytest.mark.parametrize(("aggregation", "user_bits"), [("full", 3), ("gradient", 1)])
 def test_codes_and_items_are_read_off_one_upload(aggregation, user_bits, toy):
     model = LightFR(16, aggregation=aggregation, user_bits=user_bits, random_state=0)
     report = measure_leak(model, *toy)
@@ -167,7 +151,7 @@ def test_votes_reveal_only_the_visited_items(toy):
     assert 0.1 < report.interactions < 0.5
 
 
-@pytest.mark.parametrize("model", [FedMF(8), CoLR(4, n_factors=8), SCoLR(4, n_factors=8)], ids=str)
+@pytest.mark.parametrize("model", [FedMF(8), SCoLR(4, n_factors=8)], ids=str)
 def test_positives_are_separated_from_sampled_negatives(model, toy):
     one, two = (measure_leak(model.set_params(random_state=0), *toy, n_rounds=n) for n in (1, 2))
     assert one.vectors == 0.0

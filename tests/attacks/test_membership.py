@@ -63,20 +63,25 @@ def test_ratios_follow_from_the_other_models_only():
     assert ratios[0, 0] == pytest.approx(1 / (2 * variance))
 
 
-def test_wrong_input_is_named(toy):
-    X, _ = toy
-    with pytest.raises(TypeError, match=r"got a class; pass LocALS\(\)"):
-        measure_membership(LocALS, X)
-    with pytest.raises(TypeError, match="int has no fold_in"):
-        measure_membership(3, X)
-    for wrong in (2, 5, 4.0):
-        with pytest.raises(ValueError, match="must be an even whole number, at least 4"):
-            measure_membership(LocALS(3), X, n_models=wrong)
-    with pytest.raises(ValueError, match='level=\'row\' must be "user" or "pair"'):
-        measure_membership(LocALS(3), X, level="row")
-    other = Popularity().fit(X[X[:, 0] != X[0, 0]])
-    with pytest.raises(ValueError, match=r"measure_membership fits copies .* fitted on other data"):
-        measure_membership(other, X)
+EVEN = "must be an even whole number, at least 4"
+OTHER = Popularity().fit([[1, 2], [2, 3]])
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "error", "message"),
+    [
+        (LocALS, {}, TypeError, r"got a class; pass LocALS\(\)"),
+        (3, {}, TypeError, "int has no fold_in"),
+        (LocALS(3), {"n_models": 2}, ValueError, EVEN),
+        (LocALS(3), {"n_models": 5}, ValueError, EVEN),
+        (LocALS(3), {"n_models": 4.0}, ValueError, EVEN),
+        (LocALS(3), {"level": "row"}, ValueError, 'level=\'row\' must be "user" or "pair"'),
+        (OTHER, {}, ValueError, "measure_membership fits copies .* fitted on other data"),
+    ],
+)
+def test_wrong_input_is_named(model, options, error, message, toy):
+    with pytest.raises(error, match=message):
+        measure_membership(model, toy[0], **options)
 
 
 @pytest.mark.parametrize(
@@ -99,16 +104,18 @@ def test_the_forgotten_are_found_before_and_not_after(model):
     assert report == measure_forgetting(model, X, n_models=8, random_state=0)
 
 
-def test_forgetting_needs_a_model_that_forgets(toy):
-    X, y = toy
-    with pytest.raises(TypeError, match="has no forget; set warm_start=True"):
-        measure_forgetting(FedEASE(), X)
-    with pytest.raises(ValueError, match="share=1 must be between 0 and 1"):
-        measure_forgetting(FedEASE(warm_start=True), X, share=1)
-    with pytest.raises(ValueError, match="n_models"):
-        measure_forgetting(FedEASE(warm_start=True), X, n_models=3)
-    with pytest.raises(TypeError, match="measure_forgetting"):
-        measure_forgetting(RFRec, X, y)
+@pytest.mark.parametrize(
+    ("model", "options", "error", "message"),
+    [
+        (FedEASE(), {}, TypeError, "has no forget; set warm_start=True"),
+        (FedEASE(warm_start=True), {"share": 1}, ValueError, "share=1 must be between 0 and 1"),
+        (FedEASE(warm_start=True), {"n_models": 3}, ValueError, "n_models"),
+        (RFRec, {}, TypeError, "measure_forgetting"),
+    ],
+)
+def test_forgetting_needs_a_model_that_forgets(model, options, error, message, toy):
+    with pytest.raises(error, match=message):
+        measure_forgetting(model, *toy, **options)
 
 
 # -------- Audits: lower bounds on epsilon stay below the promise, and find noise that is too small
@@ -144,17 +151,14 @@ SETTINGS = {
 @pytest.mark.sampled
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_the_attack_proves_less_than_the_promise(setting, rated):
-    # 10 audits in all.
-    for seed in range(2):
-        model = make(seed, **SETTINGS[setting])
-        audit = audit_privacy(model, *rated, random_state=seed)
-        assert audit.lower_bound < audit.promised
-        assert audit.longest_upload <= 1 + 1e-9
-        if setting == "all clients":
-            assert "at most 3.00 by promise" in repr(audit)
-            assert "<table" in audit._repr_html_()
-            # It is not an empty bound either.
-            assert audit.lower_bound > 0.1 * audit.promised
+    audit = audit_privacy(make(**SETTINGS[setting]), *rated, random_state=0)
+    assert audit.lower_bound < audit.promised
+    assert audit.longest_upload <= 1 + 1e-9
+    if setting == "all clients":
+        assert "at most 3.00 by promise" in repr(audit)
+        assert "<table" in audit._repr_html_()
+        # It is not an empty bound either.
+        assert audit.lower_bound > 0.1 * audit.promised
 
 
 @pytest.mark.parametrize("noise", ["server", "clients"])
@@ -181,12 +185,15 @@ def test_the_bound_of_known_rates():
     assert _proved(inside, inside, 0.5, 0.0, 0.05) == 0
 
 
-def test_bad_input(rated):
-    with pytest.raises(ValueError, match="no central privacy to audit"):
-        audit_privacy(RFRec(), *rated)
-    with pytest.raises(ValueError, match="two canaries"):
-        audit_privacy(make(), *rated, n_canaries=1)
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        audit_privacy(make(), *rated, confidence=1)
-    with pytest.raises(ValueError, match="the catalogue must be public"):
-        audit_privacy(make().set_params(items=None), *rated)
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (RFRec(), {}, "no central privacy to audit"),
+        (make(), {"n_canaries": 1}, "two canaries"),
+        (make(), {"confidence": 1}, "between 0 and 1"),
+        (make().set_params(items=None), {}, "the catalogue must be public"),
+    ],
+)
+def test_bad_input(model, options, message, rated):
+    with pytest.raises(ValueError, match=message):
+        audit_privacy(model, *rated, **options)

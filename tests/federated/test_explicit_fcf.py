@@ -1,7 +1,5 @@
 """ExplicitFCF: exact users and gradients of rated items; under encryption, FedMF."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 
@@ -9,14 +7,11 @@ from benchmarks._variants import variant
 from fedrecsk import ExplicitFCF, Federation
 from fedrecsk.data.interactions import encode
 from fedrecsk.privacy import CentralDP
-from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
-from tests.federated.turns import SETTINGS, clients_of_kind, key_of, turns_of
+from tests.conftest import BLOCK_SIZES, fits_in_blocks
+from tests.federated.turns import SETTINGS, clients_of_kind, crossed, key_of, spans_of, turns_of
 from tests.reference import fcf as reference
 
-
-@pytest.fixture(autouse=True)
-def float64(monkeypatch):
-    monkeypatch.setattr(ExplicitFCF, "_dtype", np.float64)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def make(**parameters):
@@ -38,7 +33,7 @@ def problem_of(model, data):
     level = np.average(data.values, weights=data.weights) if model.biases else 0.0
     w[data.users, data.items] = data.weights
     ratings[data.users, data.items] = data.values - level
-    return w, ratings, level, [slice(*span) for span in pairwise(data.client_indptr)]
+    return w, ratings, level, spans_of(data)
 
 
 def start_of(model, w):
@@ -79,16 +74,14 @@ def assert_equals_reference(model, X, y, block_sizes=BLOCK_SIZES[:1], **fit_para
 @pytest.mark.filterwarnings("ignore:CentralDP.delta=")
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("seed", range(4))
-def test_noise_on_counts_makes_no_penalty_negative_and_keeps_the_mean_on_the_scale(seed):
+def test_noise_on_counts_makes_no_penalty_negative_and_keeps_the_mean_on_the_scale(seed, toy):
     federation = Federation(central_dp=CentralDP(noise_multiplier=100.0))
-    public = {"items": 1000 + 3 * np.arange(9), "rating_scale": (1, 5), "upload": "all"}
-    model = make(federation=federation, **public).set_params(random_state=seed)
-    model.fit(*make_toy())
+    public = {"items": np.unique(toy[0][:, 1]), "rating_scale": (1, 5), "upload": "all"}
+    model = make(federation=federation, **public, random_state=seed).fit(*toy)
     assert 1 <= model.global_bias_ <= 5
     assert np.isfinite(model.item_factors_).all()
 
 
-every_upload = pytest.mark.parametrize("upload", ["all", "local"])
 PARAMETERS = [
     {},
     {"biases": False, "REG_POWER": 0.0, "reg_user": 0.5},
@@ -96,28 +89,24 @@ PARAMETERS = [
     {"optimizer": "gd", "learning_rate": 0.2},
     {"BETA_1": 0.9, "BETA_2": 0.9, "learning_rate": 0.02, "biases": False},
 ]
-every_parameters = pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
 
 
-@every_upload
-@every_parameters
+@pytest.mark.parametrize("upload", ["all", "local"])
+@pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
 def test_equals_the_naive_reference(upload, parameters, toy):
     X, y = toy
     weight = np.random.default_rng(3).random(len(y)) + 0.5
-    for clients in (clients_of_kind(X, kind) for kind in ("users", "groups", "both")):
+    for kind, weights in (("users", None), ("both", weight)):
+        setting = {"block_sizes": BLOCK_SIZES, "clients": clients_of_kind(X, kind)}
         model = make(upload=upload, **parameters)
-        setting = {"block_sizes": BLOCK_SIZES, "clients": clients}
-        assert_equals_reference(model, X, y, **setting)
-        assert_equals_reference(model, X, y, sample_weight=weight, **setting)
+        assert_equals_reference(model, X, y, sample_weight=weights, **setting)
 
 
-@every_upload
-@every_parameters
-@pytest.mark.parametrize("setting", SETTINGS, ids=str)
-def test_equals_the_naive_reference_in_any_setting(upload, parameters, setting, toy):
+@pytest.mark.parametrize(("parameters", "setting"), crossed(PARAMETERS, SETTINGS, 5))
+def test_equals_the_naive_reference_in_any_setting(parameters, setting, toy):
     X, y = toy
-    assert_equals_reference(make(upload=upload, **parameters, **setting), X, y)
-    assert_equals_reference(make(upload=upload, **parameters, **setting), X, y, clients=X[:, 0] % 5)
+    assert_equals_reference(make(**parameters, **setting), X, y)
+    assert_equals_reference(make(upload="all", **parameters, **setting), X, y, clients=X[:, 0] % 5)
 
 
 @pytest.mark.parametrize("n_clients", [None, 4])

@@ -7,17 +7,21 @@ from sklearn.base import clone
 from benchmarks._variants import variant
 from fedrecsk import FCF, Federation, GlobSGD
 from fedrecsk.data.interactions import encode
-from fedrecsk.federated._wmf import ImplicitMF
 from tests.conftest import BLOCK_SIZES, fits_in_blocks
-from tests.federated.test_wmf import dense, first_items
-from tests.federated.turns import IDLE, SETTINGS, clients_of_kind, turns_of
+from tests.federated.test_wmf import dense
+from tests.federated.turns import (
+    IDLE,
+    SETTINGS,
+    clients_of_kind,
+    crossed,
+    first_items,
+    spans_of,
+    turns_of,
+)
 from tests.reference import fcf as reference
 from tests.reference.wmf import item_penalties, user_penalty, user_solve
 
-
-@pytest.fixture(autouse=True)
-def float64(monkeypatch):
-    monkeypatch.setattr(ImplicitMF, "_dtype", np.float64)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def make(**parameters):
@@ -36,7 +40,7 @@ def make(**parameters):
 def assert_equals_reference(model, X, y=None, block_sizes=BLOCK_SIZES[:1], **fit_params):
     data = encode(X, y, **fit_params)
     c, r, rated = dense(data, model.alpha)
-    spans = [slice(*data.client_indptr[k : k + 2]) for k in range(data.n_clients)]
+    spans = spans_of(data)
     clients = [reference.ImplicitClient(model, c[s], r[s]) for s in spans]
     start = first_items(model, data.n_items)
     turns = turns_of(model, data.n_clients)
@@ -50,7 +54,6 @@ def assert_equals_reference(model, X, y=None, block_sizes=BLOCK_SIZES[:1], **fit
         assert np.abs(items - start).max() > 1e-3
 
 
-every_upload = pytest.mark.parametrize("upload", ["all", "local"])
 PARAMETERS = [
     {},
     {"optimizer": "gd", "learning_rate": 0.2},
@@ -60,20 +63,18 @@ PARAMETERS = [
 ]
 
 
-@every_upload
+@pytest.mark.parametrize("upload", ["all", "local"])
 @pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
 def test_equals_the_naive_reference(upload, parameters, toy):
     X, y = toy
     weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
-    for clients in (clients_of_kind(X, kind) for kind in ("users", "groups", "both")):
-        setting = {"block_sizes": BLOCK_SIZES, "clients": clients}
-        model = make(upload=upload, **parameters)
-        assert_equals_reference(model, X, **setting)
-        assert_equals_reference(model, X, y - 2, sample_weight=weight, **setting)
+    model = make(upload=upload, **parameters)
+    assert_equals_reference(model, X, block_sizes=BLOCK_SIZES)
+    setting = {"block_sizes": BLOCK_SIZES, "clients": clients_of_kind(X, "both")}
+    assert_equals_reference(model, X, y - 2, sample_weight=weight, **setting)
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=str)
-@pytest.mark.parametrize("parameters", PARAMETERS[:2], ids=str)
+@pytest.mark.parametrize(("parameters", "setting"), crossed(PARAMETERS[:2], SETTINGS, 4))
 def test_equals_the_naive_reference_in_any_setting(parameters, setting, toy):
     X, _ = toy
     assert_equals_reference(make(**parameters, **setting), X)
@@ -118,11 +119,9 @@ def test_the_ledger_counts_own_rows_and_small_matrices(n_clients, toy):
 
 
 def test_dense_uploads_that_do_not_fit_are_refused(toy, monkeypatch):
-    from fedrecsk.federated import fcf
-
     X, _ = toy
     # 12 clients, 9 items, 3 factors, 8 bytes each.
-    monkeypatch.setattr(fcf, "DENSE_LIMIT", 12 * 9 * 3 * 8 - 1)
+    monkeypatch.setattr("fedrecsk.federated.fcf.DENSE_LIMIT", 12 * 9 * 3 * 8 - 1)
     model = make(federation=Federation(aggregator=IDLE))
     with pytest.raises(ValueError, match=r'those of 12 clients, each with 9 x 3 .* upload="local"'):
         model.fit(X)
@@ -132,10 +131,3 @@ def test_dense_uploads_that_do_not_fit_are_refused(toy, monkeypatch):
         clone(model).set_params(client_fraction=0.5),
     ):
         assert np.isfinite(fits.fit(X).item_factors_).all()
-
-
-def test_quality(ml100k):
-    from benchmarks import fedals
-
-    train, test = fedals.split(ml100k[0][:, :2], 1)
-    assert fedals.precision(FCF(random_state=1).fit(train), train, test) > 0.36

@@ -10,22 +10,19 @@ from benchmarks._variants import variant
 from fedrecsk import Federation, FedFast
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.data import _checks
-from fedrecsk.data.interactions import catalogue_ids, encode
-from fedrecsk.federated.fedmf import EPOCHS_OF_THE_NEW
+from fedrecsk.data.interactions import encode
 from fedrecsk.privacy import CKKS
 from fedrecsk.protocol import participation
 from fedrecsk.protocol.keys import Key
 from tests.conftest import BLOCK_SIZES, fits_in_blocks
-from tests.federated.test_colr import clients_of, first_items
-from tests.federated.turns import clients_of_kind, key_of
+from tests.federated.test_colr import clients_of
+from tests.federated.turns import SETTINGS, clients_of_kind, crossed, first_items, key_of
 from tests.reference import fedfast as reference
 
 PLAIN = {"sampling": "federation", "aggregation": "visits", "discount": None}
 
 
-@pytest.fixture(autouse=True)
-def float64(monkeypatch):
-    monkeypatch.setattr(FedFast, "_dtype", np.float64)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def make(**parameters):
@@ -94,24 +91,21 @@ PARAMETERS = [
     {"client_fraction": 1.0, "FINAL_EPOCHS": 2},
     {"n_clusters": 99, "client_fraction": 0.1},
 ]
-every_parameters = pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
 
 
-@pytest.mark.parametrize("holders", ["users", "groups", "both"])
-@every_parameters
-def test_equals_the_naive_reference(parameters, holders, toy):
+@pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
+def test_equals_the_naive_reference(parameters, toy):
     X, y = toy
     weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
-    setting = {"block_sizes": BLOCK_SIZES, "clients": clients_of_kind(X, holders)}
-    assert_equals_reference(make(**parameters), X, y, **setting)
+    assert_equals_reference(make(**parameters), X, y, block_sizes=BLOCK_SIZES)
+    setting = {"block_sizes": BLOCK_SIZES, "clients": clients_of_kind(X, "both")}
     assert_equals_reference(make(**parameters), X, y - 2, sample_weight=weight, **setting)
 
 
-@pytest.mark.parametrize("mode", ["upload", "stale", "offline"])
-@every_parameters
-def test_equals_the_naive_reference_in_any_federation(parameters, mode, toy):
+@pytest.mark.parametrize(("parameters", "setting"), crossed(PARAMETERS, SETTINGS[:3], 1))
+def test_equals_the_naive_reference_in_any_federation(parameters, setting, toy):
     X, y = toy
-    model = make(**parameters, federation=Federation(dropout=0.4, dropout_mode=mode))
+    model = make(**parameters, **setting)
     assert_equals_reference(clone(model), X, y)
     assert_equals_reference(clone(model), X, y, clients=X[:, 0] % 5)
 
@@ -131,18 +125,6 @@ def test_a_cohort_has_of_each_cluster_its_share():
         drawn += cohort
     # Everybody is as likely as everybody else: binomial, five standard deviations.
     assert np.abs(drawn - 400 * 0.06).max() < 5 * np.sqrt(400 * 0.06 * 0.94)
-
-
-def test_newcomers_begin_without_the_server(toy):
-    """They have no vector there, and fit one to the final items."""
-    X, _ = toy
-    new = X[:, 0] == X[0, 0]
-    model = make(INIT_STD=0.03).fit(X[~new]).fold_in(X[new])
-    (client,) = clients_of(model, encode(X[new], item_ids=catalogue_ids(model.item_ids_)))
-    n_epochs = {False: EPOCHS_OF_THE_NEW}
-    seed = Key(0).hashed("personal")
-    vector = client.personal_vectors(model.item_factors_, n_epochs, seed)[0]
-    np.testing.assert_allclose(model.user_factors_[-1], vector, atol=1e-9)
 
 
 def test_the_ledger_counts_a_vector_both_ways_and_visited_rows_up(toy):

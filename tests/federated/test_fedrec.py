@@ -6,23 +6,11 @@ from fedrecsk import Federation, FedRec
 from fedrecsk.attacks import measure_leak
 from fedrecsk.data.interactions import encode
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
-from tests.federated.turns import PLAIN_SETTINGS, key_of, turns_of
+from tests.federated.turns import PLAIN_SETTINGS, key_of, spans_of, turns_of
 from tests.reference import fedrec as reference
+from tests.reference.colr import Stream
 
-
-@pytest.fixture(autouse=True)
-def float64(monkeypatch):
-    monkeypatch.setattr(FedRec, "_dtype", np.float64)
-
-
-def chances(key, user, n):
-    """The draws of one user: a splitmix64 stream from its seed on."""
-    seed, mask = int(key.hashed("virtual items", user)), 2**64 - 1
-    for k in range(1, n + 1):
-        x = (seed + k * 0x9E3779B97F4A7C15) & mask
-        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
-        yield ((x ^ (x >> 31)) >> 11) * 2.0**-53
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def reference_fit(model, X, y, clients=None, sample_weight=None):
@@ -49,12 +37,11 @@ def reference_fit(model, X, y, clients=None, sample_weight=None):
         for u in range(*data.client_indptr[client : client + 2]):
             rated = ~np.isnan(ratings[u])
             n_wanted = min(model.n_virtual * rated.sum(), (~rated).sum())
-            of_users.append(
-                reference.virtual_items(rated, n_wanted, chances(drawn, u, data.n_items))
-            )
+            stream = Stream(drawn.hashed("virtual items", u))
+            of_users.append(reference.virtual_items(rated, n_wanted, stream))
         return of_users
 
-    spans = [slice(*data.client_indptr[c : c + 2]) for c in range(data.n_clients)]
+    spans = spans_of(data)
     everyone = [reference.Client(model, ratings[s], weights[s], users[s], level) for s in spans]
     reference.fedrec(model, everyone, items, turns_of(model, data.n_clients), virtual)
     return everyone, items
@@ -92,27 +79,21 @@ METHODS = [
 
 
 @pytest.mark.parametrize("parameters", METHODS, ids=str)
-@pytest.mark.parametrize("n_clients", [None, 4], ids=["users", "silos"])
-def test_equals_the_naive_reference(parameters, n_clients, toy):
+def test_equals_the_naive_reference(parameters, toy):
     X, y = toy
-    clients = None if n_clients is None else X[:, 0] % n_clients
     weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
-    setting = {"block_sizes": BLOCK_SIZES, "clients": clients}
-    assert_equals_reference(make(**parameters), X, y, **setting)
+    assert_equals_reference(make(**parameters), X, y, block_sizes=BLOCK_SIZES)
+    setting = {"block_sizes": BLOCK_SIZES, "clients": X[:, 0] % 4}
     assert_equals_reference(make(**parameters), X, y, sample_weight=weight, **setting)
 
 
-SETTINGS = [
-    *PLAIN_SETTINGS,
-    {"client_fraction": 1 / 12, "federation": Federation(sampling="rotating"), "n_rounds": 60},
-]
+ROTATING = {"client_fraction": 1 / 12, "federation": Federation(sampling="rotating")}
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@pytest.mark.parametrize("setting", [*PLAIN_SETTINGS, ROTATING | {"n_rounds": 60}], ids=str)
 @pytest.mark.parametrize("virtual_items", ["fixed", "redrawn"])
 def test_equals_the_naive_reference_in_any_setting(setting, virtual_items, toy):
-    X, y = toy
-    assert_equals_reference(make(virtual_items=virtual_items, **setting), X, y)
+    assert_equals_reference(make(virtual_items=virtual_items, **setting), *toy)
 
 
 def uploads_of(model, X, y, n_rounds):
@@ -160,8 +141,7 @@ def test_intersecting_rounds_finds_redrawn_virtual_items_out():
     assert fedrec.rated_among_repeated(fixed, X, y, (1, 3, 10)) == [shares[0]] * 3
 
 
-@pytest.mark.parametrize("hybrid_start", [0, 10], ids=["hybrid", "average"])
-@pytest.mark.parametrize("virtual_items", ["fixed", "redrawn"])
+@pytest.mark.parametrize(("hybrid_start", "virtual_items"), [(0, "fixed"), (10, "redrawn")])
 def test_values_of_one_plaintext_upload_find_them_out(hybrid_start, virtual_items):
     X, y = make_toy(30, 200, density=0.1)
     model = make(n_virtual=3, hybrid_start=hybrid_start, virtual_items=virtual_items)
@@ -171,22 +151,13 @@ def test_values_of_one_plaintext_upload_find_them_out(hybrid_start, virtual_item
     assert report.values > 3 * report.chance["values"]
 
 
-@pytest.mark.parametrize("biases", [True, False])
-def test_newcomers_get_the_vector_of_least_loss(biases, toy):
+def test_newcomers_get_the_vector_of_least_loss(toy):
     X, y = toy
-    model = make(biases=biases, reg=0.1, learning_rate=0.2).fit(X, y)
-    rows = X[:5].copy()
-    rows[:, 0] = -1
-    rows[:, 1] = model.item_ids_[:5]
-    model.fold_in(rows, y[:5])
+    model = make(reg=0.1, learning_rate=0.2).fit(X, y)
+    model.fold_in(np.column_stack([np.full(5, -1), model.item_ids_[:5]]), y[:5])
     low, high = model.rating_scale_
-    rest = 1 + 4 * (y[:5] - low) / (high - low)
-    design = model.item_factors_[:5]
-    if biases:
-        rest = rest - model.global_bias_ - model.item_bias_[:5]
-        design = np.column_stack([np.ones(5), design])
-    gram = design.T @ design / 5 + 0.1 * np.eye(design.shape[1])
-    expected = np.linalg.solve(gram, design.T @ rest / 5)
-    found = model.user_factors_[-1]
-    found = np.r_[model.user_bias_[-1], found] if biases else found
+    rest = 1 + 4 * (y[:5] - low) / (high - low) - model.global_bias_ - model.item_bias_[:5]
+    design = np.column_stack([np.ones(5), model.item_factors_[:5]])
+    expected = np.linalg.solve(design.T @ design / 5 + 0.1 * np.eye(4), design.T @ rest / 5)
+    found = np.r_[model.user_bias_[-1], model.user_factors_[-1]]
     np.testing.assert_allclose(found, expected, atol=1e-6)

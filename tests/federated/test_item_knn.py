@@ -7,7 +7,6 @@ from sklearn.base import clone
 from fedrecsk import Federation, FedItemKNN, FedSpectral, ItemKNN
 from fedrecsk._utils import memory
 from fedrecsk.aggregation import NormClipping
-from fedrecsk.attacks import SignFlip
 from fedrecsk.base import _item_weights
 from fedrecsk.data.interactions import encode
 from fedrecsk.datasets import make_interactions
@@ -17,20 +16,13 @@ from tests.conftest import fits_in_blocks, make_toy
 from tests.deployment.in_process import coordinator, make_nodes
 from tests.reference import ease as reference
 
-every_storage = pytest.mark.parametrize("many", [1, 10**6], ids=["sparse", "dense"])
-KNN = [ItemKNN(4, power=0.3, shrinkage=1.5), FedItemKNN(4, power=0.3, shrinkage=1.5)]
-every_knn = pytest.mark.parametrize("model", KNN, ids=["ItemKNN", "FedItemKNN"])
 
-
-@pytest.fixture
-def storage(many, monkeypatch):
-    monkeypatch.setattr(_item_weights, "MANY_ITEMS", many)
-
-
-@every_storage
-@every_knn
+@pytest.mark.parametrize("many", [1, 10**6], ids=["sparse", "dense"])
+@pytest.mark.parametrize("Estimator", [ItemKNN, FedItemKNN])
 @pytest.mark.parametrize("n_silos", [None, 4])
-def test_equals_the_naive_reference(model, n_silos, many, storage):
+def test_equals_the_naive_reference(Estimator, n_silos, many, monkeypatch):
+    monkeypatch.setattr(_item_weights, "MANY_ITEMS", many)
+    model = Estimator(4, power=0.3, shrinkage=1.5)
     X, y = make_toy(30, 9, seed=2)
     y -= 2
     weight = np.random.default_rng(1).uniform(0.2, 2, len(y))
@@ -75,15 +67,6 @@ def test_sparse_sums_give_the_same_model(model, setting, monkeypatch):
 
 
 @every_sparse
-def test_sparse_sums_of_poisoned_clients_do_not_break_the_server(model, monkeypatch):
-    monkeypatch.setattr(_item_weights, "MANY_ITEMS", 1)
-    X, y = make_toy(30, 9, seed=2)
-    federation = Federation(adversary=SignFlip(0.4, strength=50.0))
-    model = clone(model).set_params(federation=federation, random_state=0).fit(X, y)
-    assert np.isfinite(model.predict(X)).all()
-
-
-@every_sparse
 def test_devices_send_sparse_sums(model, tmp_path, monkeypatch):
     monkeypatch.setattr(_item_weights, "MANY_ITEMS", 1)
     X, y = make_toy(12, 9, seed=2)
@@ -109,16 +92,6 @@ def test_updates_of_sparse_sums_are_exact(model, monkeypatch):
     refitted = clone(model).set_params(items=np.unique(X[:, 1])).fit(X[~gone], y[~gone])
     updated.forget([X[0, 0]])
     np.testing.assert_allclose(updated.predict(X[~gone]), refitted.predict(X[~gone]), atol=1e-3)
-
-
-def test_randomised_eigenpairs_rank_as_exact_ones_do(monkeypatch):
-    X = make_interactions(n_users=300, n_items=150, n_interactions=6000, random_state=0)
-    exact = FedSpectral(16).fit(X)
-    monkeypatch.setattr(_item_weights, "MANY_ITEMS", 1)
-    lengths = np.linalg.norm(exact.item_factors_, axis=0)
-    other = FedSpectral(16).fit(X).item_factors_
-    np.testing.assert_allclose(np.linalg.norm(other, axis=0), lengths, rtol=0.02)
-    assert (np.diag(other[:, :6].T @ exact.item_factors_[:, :6]) > 0.98 * lengths[:6] ** 2).all()
 
 
 def test_bytes_are_those_of_pairs_and_of_neighbours():

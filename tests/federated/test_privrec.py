@@ -7,11 +7,10 @@ from benchmarks.private_rankings import PAPER, epsilons
 from fedrecsk import Federation, PrivRec
 from fedrecsk.data.interactions import encode
 from fedrecsk.privacy import CentralDP
-from tests.federated.test_colr import clients_of, first_items, float64, make
-from tests.federated.turns import key_of
+from tests.federated.test_colr import clients_of, make
+from tests.federated.turns import first_items, key_of
 
-# Vectors of double precision, as in the other module.
-__all__ = ["float64"]
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 @pytest.mark.parametrize("silos", [False, True])

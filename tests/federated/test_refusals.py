@@ -22,7 +22,7 @@ def test_local_noise_is_refused(name, toy):
         model.fit(X, y)
 
 
-@pytest.mark.parametrize("name", OWN_ROWS + OWN_ROWS_IF_TOLD)
+@pytest.mark.parametrize("name", [*OWN_ROWS, *OWN_ROWS_IF_TOLD])
 def test_rows_of_some_items_are_refused_under_encryption(name, toy):
     parameters = {"upload": "local"} if name in OWN_ROWS_IF_TOLD else {}
     federation = Federation(secure_aggregation=SecAggPlus())

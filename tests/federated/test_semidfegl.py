@@ -18,10 +18,7 @@ from tests.federated.test_explicit_fcf import problem_of, start_of
 from tests.federated.turns import SETTINGS, key_of, turns_of
 from tests.reference import semidfegl as reference
 
-
-@pytest.fixture(autouse=True)
-def float64(monkeypatch):
-    monkeypatch.setattr(SemiDFEGL, "_dtype", np.float64)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 @pytest.fixture
@@ -157,13 +154,9 @@ def test_the_ledger_counts_what_devices_send_to_each_other(toy):
     both = ledger.bytes_up + ledger.bytes_down + 2 * ledger.bytes_device_to_device
     assert bytes_scorer(model, X) == pytest.approx(-both / n)
     slower = estimate_training_time(model).communication_seconds
-    plain = estimate_training_time(model, up="payload_up").communication_seconds
-    assert slower > plain
-    assert Ledger.joined([ledger, ledger]).bytes_device_to_device == (
-        2 * ledger.bytes_device_to_device
-    )
-    other = make(n_groups=2, n_factors=3).fit(X, y).communication_
-    assert other != ledger
+    assert slower > estimate_training_time(model, up="payload_up").communication_seconds
+    joined = Ledger.joined([ledger, ledger])
+    assert joined.bytes_device_to_device == 2 * ledger.bytes_device_to_device
 
 
 def test_comparisons_and_plots_show_it_only_where_there_is_any(toy):

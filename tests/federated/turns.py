@@ -23,8 +23,27 @@ SETTINGS = [
 PLAIN_SETTINGS = SETTINGS[:5]
 
 
+def crossed(parameters, settings, n=3):
+    """Return each of the parameters with n settings; every setting has its turn."""
+    return [
+        (one, settings[(n * place + k) % len(settings)])
+        for place, one in enumerate(parameters)
+        for k in range(n)
+    ]
+
+
 def key_of(model):
     return Key(int(np.random.RandomState(model.random_state).randint(2**31 - 1)))
+
+
+def spans_of(data):
+    """The slice of users of each client."""
+    return [slice(*data.client_indptr[c : c + 2]) for c in range(data.n_clients)]
+
+
+def first_items(model, n_items):
+    shape = (n_items, model.n_factors)
+    return model.INIT_STD * key_of(model).generator("item factors").standard_normal(shape)
 
 
 def clients_of_kind(X, kind):

@@ -1,7 +1,5 @@
 """The clients' half: asked too early, and never asked at all."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from joblib import Parallel
@@ -12,10 +10,9 @@ from fedrecsk.aggregation import NormClipping
 from fedrecsk.data.interactions import encode
 from fedrecsk.federated._round_loop import Loop, Run
 from fedrecsk.privacy import LaplaceMechanism
-from fedrecsk.protocol import Clients, ClientUpdates, FieldSpec, Message
+from fedrecsk.protocol import Clients, ClientUpdates, FieldSpec
 from fedrecsk.protocol.blocks import cut
 from fedrecsk.protocol.keys import Key, Keys
-from fedrecsk.protocol.participation import Participation
 from tests.conftest import make_toy
 
 
@@ -42,24 +39,6 @@ def test_an_update_before_a_message_says_what_to_call():
     clients.receive(0, message, turn)
     with pytest.raises(ValueError, match="update in round 1, because they have received no"):
         clients.update(1)
-
-
-def test_clients_of_one_block_may_have_received_different_messages():
-    stale = Federation(dropout=0.5, dropout_mode="stale")
-    _, clients, _, first = opened(RFRec(3, aggregation="holders", federation=stale))
-    turn, late = Participation.full(12), np.arange(12) < 5
-    clients.receive(0, first, turn._replace(receives=~late))
-    ((of_some,), _) = clients.update(0)
-    assert of_some.sends.tolist() == (~late).tolist()
-    vectors = first["item_vectors"]
-    second = Message(item_vectors=replace(vectors, values=vectors.values + 1))
-    clients.receive(1, second, turn._replace(receives=late))
-    updates, _ = clients.update(1)
-    assert [one.sends.tolist() for one in updates] == [(~late).tolist(), late.tolist()]
-    assert set(clients._messages) == {0, 1}
-    clients.receive(2, second, turn)
-    clients.update(2)
-    assert set(clients._messages) == {2}
 
 
 # ------------------------------------------------------------------------ what methods hand over

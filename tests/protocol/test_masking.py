@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
-from fedrecsk import FCF, FedEASE, Federation, FedMF, LightFR, LocALS, PrivFedEB, RFRec
-from fedrecsk.attacks import SignFlip, measure_leak
+from fedrecsk import Federation, FedMF, LightFR, LocALS, PrivFedEB, RFRec
+from fedrecsk.attacks import SignFlip
 from fedrecsk.privacy import CentralDP, LaplaceMechanism, SecAggPlus
 from fedrecsk.privacy._masked_sum import Ring, bytes_of_sum, masked_sum
 from fedrecsk.protocol import Device, FieldSpec, Ledger, Server
@@ -77,11 +77,8 @@ def test_a_sum_is_that_of_the_clients_rounded_numbers(audit):
 SHARES = CentralDP(clip=1.0, noise_multiplier=1.0, epsilon=None, noise="clients")
 METHODS = {
     "RFRec": RFRec(**SMALL),
-    "RFRec holders": RFRec(aggregation="holders", **SMALL),
     "LocALS": LocALS(upload="all", reg_user=1.0, aggregation="clients", **SMALL),
-    "FCF": FCF(upload="all", **SMALL),
     "FedMF": FedMF(client_fraction=0.5, **SMALL),
-    "FedEASE": FedEASE(upload="all", random_state=0),
     "PrivFedEB": PrivFedEB(n_factors=3, n_rounds=3, random_state=0),
 }
 
@@ -155,12 +152,11 @@ def test_too_many_lost_clients_lose_the_round_and_no_more(mode, dropout):
 # --------------------------------------------------------------------------- with the rest
 
 
-@pytest.mark.parametrize("name", ["RFRec", "PrivFedEB"])
-def test_noise_of_the_clients_goes_through_exactly(name, monkeypatch):
+def test_noise_of_the_clients_goes_through_exactly(monkeypatch):
     monkeypatch.setattr(Federation, "draws_each", True)
     # One secret for both, which else depends on the federation.
     monkeypatch.setattr("fedrecsk.federated._round_loop._secret", lambda *given: Key(7))
-    estimator = clone(METHODS[name]).set_params(**PUBLIC)
+    estimator = clone(METHODS["PrivFedEB"]).set_params(**PUBLIC)
     plain = clone(estimator).set_params(federation=Federation(central_dp=SHARES)).fit(X, Y)
     secure = masked(estimator, SecAggPlus(audit="all"), central_dp=SHARES).fit(X, Y)
     assert secure.predict(X).tolist() == plain.predict(X).tolist()
@@ -203,16 +199,6 @@ def test_warm_starts_go_on_and_pickle():
     again = pickle.loads(pickle.dumps(model)).set_params(n_rounds=4).fit(X, Y)
     whole = masked(RFRec(3, n_rounds=4, random_state=0)).fit(X, Y)
     assert again.predict(X).tolist() == whole.predict(X).tolist()
-
-
-def test_sums_of_consecutive_rounds_differ_by_the_clients_in_one_of_them():
-    """Masks do not hide what two sums differ by: as much leaks as from exact sums."""
-    shown = {"n_rounds": 2, "cohort": 3, "differences": "next round"}
-    exact = measure_leak(clone(METHODS["RFRec"]), X, Y, **shown)
-    secure = measure_leak(masked(METHODS["RFRec"]), X, Y, **shown)
-    assert secure.chance == exact.chance
-    for name in exact.chance:
-        assert abs(getattr(secure, name) - getattr(exact, name)) < 0.1
 
 
 @pytest.mark.parametrize(

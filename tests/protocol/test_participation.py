@@ -105,6 +105,7 @@ def test_rounds_of_small_cohorts(method, rounds):
     assert method(client_fraction=1e-9)._rounds(60) == rounds
     assert method(client_fraction=1 / 60)._rounds(60) == rounds
     assert method(client_fraction=1e-9, n_rounds=7)._rounds(60) == 7
+    assert FedEB(federation=Federation(dropout=0.9))._rounds(1000) == 316
 
 
 def test_privacy_of_small_cohorts_is_planned():

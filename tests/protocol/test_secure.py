@@ -8,6 +8,8 @@ import pytest
 from sklearn.base import clone
 
 from fedrecsk import (
+    CoLR,
+    FedEASE,
     FedEB,
     Federation,
     FedFast,
@@ -20,11 +22,9 @@ from fedrecsk import (
 from fedrecsk.federated import _round_loop
 from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, Paillier
 from fedrecsk.protocol import Device, EncryptedServer, Server
-from fedrecsk.protocol.encryption import EncryptedSums
 from fedrecsk.protocol.keys import Key
 from tests.conftest import make_toy
 from tests.protocol.test_device import entered
-from tests.test_contract import every_federated
 
 pytestmark = pytest.mark.sampled
 
@@ -105,33 +105,28 @@ def simulated(estimator, monkeypatch):
 def small(Estimator, **parameters):
     """A quick instance that sends whole matrices."""
     known = Estimator().get_params(deep=False)
-    own = {"upload": "all"} | SMALL
-    own |= {"n_factors": 5, "rank": 2, "n_bits": 8}
-    if Estimator is PrivFedEB:
-        own["federation"] = Federation(central_dp=SHARES)
+    own = {"upload": "all", "n_factors": 5, "rank": 2, "n_bits": 8} | SMALL
     return Estimator(**{k: v for k, v in own.items() if k in known} | parameters)
 
 
-@every_federated
-def test_a_secure_fit_is_the_simulated_one(Estimator, monkeypatch):
-    # LightFR adds large integers.
-    scheme = Paillier(512, fraction_bits=0, allow_weak=True) if Estimator is LightFR else CKKS()
-    if small(Estimator)._treats_clients_apart:
-        with pytest.raises(ValueError, match="secure_aggregation"):
-            EncryptedServer.of(
-                secure(small(Estimator), scheme), party=scheme.generate_keys(3).server
-            )
-        return
-    assert_as_simulated(secure(small(Estimator), scheme), monkeypatch)
+# One of each way to add up; LightFR adds large integers.
+SIMULATED = [
+    (small(FedEB), CKKS_SCHEME),
+    (small(RFRec), CKKS_SCHEME),
+    (small(CoLR), CKKS_SCHEME),
+    (small(FedEASE), CKKS_SCHEME),
+    (small(PrivFedEB, federation=Federation(central_dp=SHARES)), CKKS_SCHEME),
+    (small(LightFR), Paillier(512, fraction_bits=0, allow_weak=True)),
+    (FedMF(3, client_fraction=0.5, **SMALL), PAILLIER),
+    (RFRecF(3, client_fraction=0.5, **SMALL), PAILLIER),
+]
 
 
 @pytest.mark.parametrize(
-    "estimator",
-    [FedMF(3, client_fraction=0.5, **SMALL), RFRecF(3, client_fraction=0.5, **SMALL)],
-    ids=lambda one: type(one).__name__,
+    ("estimator", "scheme"), SIMULATED, ids=[type(one).__name__ for one, _ in SIMULATED]
 )
-def test_cohorts_are_those_of_the_simulator(estimator, monkeypatch):
-    assert_as_simulated(secure(estimator, PAILLIER), monkeypatch)
+def test_a_secure_fit_is_the_simulated_one(estimator, scheme, monkeypatch):
+    assert_as_simulated(secure(estimator, scheme), monkeypatch)
 
 
 def assert_as_simulated(estimator, monkeypatch):
@@ -155,14 +150,6 @@ def assert_as_simulated(estimator, monkeypatch):
                     ours, theirs = (one[:, : estimator.n_factors + 2] for one in (ours, theirs))
                 np.testing.assert_allclose(ours, theirs, atol=close, err_msg=name)
         assert model.n_rounds_ == 3
-
-
-def test_answers_are_repeated_bit_for_bit():
-    fit = Fit(secure(FedMF(3, client_fraction=1.0, **SMALL), CKKS_SCHEME), 1).set_up()
-    device, (first, *_) = fit.devices[0], fit.updates()
-    again = pickle.loads(pickle.dumps(device))
-    again.party = fit.keys.clients
-    assert again.update(0)[0][0].encrypted == first.encrypted
 
 
 @pytest.mark.parametrize("scheme", [CKKS_SCHEME, PAILLIER], ids=["CKKS", "Paillier"])
@@ -300,17 +287,6 @@ def test_keys_that_are_missing_or_of_the_other_side_are_named():
     ):
         with pytest.raises(ValueError, match=message):
             build()
-
-
-def test_steps_that_were_deleted_are_named():
-    fit = Fit(secure(FedMF(3, client_fraction=1.0, **SMALL), PAILLIER), 1).set_up()
-    fit.round()
-    totals = fit.server.totals
-    totals.forget(totals.n_sums)
-    with pytest.raises(ValueError, match=r"were deleted with forget\(\)"):
-        totals.message.since(0)
-    with pytest.raises(ValueError, match="cannot go on from step 99"):
-        fit.devices[0].take(EncryptedSums(99, ()))
 
 
 def test_keys_as_bytes():

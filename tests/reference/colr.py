@@ -15,14 +15,17 @@ class Stream:
     def __init__(self, seed):
         self.state = int(seed)
 
-    def below(self, n):
-        """A whole number in [0, n)."""
+    def uniform(self):
+        """A number in [0, 1)."""
         self.state = (self.state + GOLDEN) & MASK
         x = self.state
         x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
         x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
-        x ^= x >> 31
-        return int((x >> 11) * 2.0**-53 * n)
+        return ((x ^ (x >> 31)) >> 11) * 2.0**-53
+
+    def below(self, n):
+        """A whole number in [0, n)."""
+        return int(self.uniform() * n)
 
     def shuffled(self, things):
         """Fisher-Yates."""

@@ -116,17 +116,6 @@ def expected_squares(items, model, phi, covariance, ratings, weights):
     return total
 
 
-def bound(items, implicit, model, posterior, ratings, weights):
-    """The user's lower bound as a function of the items, at a fixed posterior; no constants."""
-    rated = np.flatnonzero(weights > 0)
-    center = np.zeros(len(posterior.phi))
-    center[model.own] = implicit[rated].sum(axis=0) / np.sqrt(len(rated))
-    away = posterior.phi - center
-    prior = np.r_[model.lambda_0, np.ones(len(away) - 1)]
-    squares = expected_squares(items, model, posterior.phi, posterior.covariance, ratings, weights)
-    return -posterior.alpha / 2 * squares - away @ (prior * away) / 2
-
-
 def upload(model, ratings, weights):
     """What one user contributes: gradients of all items (zero if not rated), and four numbers."""
     p = infer(model, ratings, weights)

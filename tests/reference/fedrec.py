@@ -7,11 +7,11 @@ Slow on purpose. Ratings are on the scale from 1 to 5; `nan` marks what is not r
 import numpy as np
 
 
-def virtual_items(rated, n_wanted, chances):
+def virtual_items(rated, n_wanted, stream):
     """Go through the unrated items; take each with the chance that keeps all sets alike likely."""
     unrated, taken = np.flatnonzero(~rated), []
-    for k, (item, chance) in enumerate(zip(unrated, chances, strict=False)):
-        if chance * (len(unrated) - k) < n_wanted - len(taken):
+    for k, item in enumerate(unrated):
+        if stream.uniform() * (len(unrated) - k) < n_wanted - len(taken):
             taken.append(item)
     return taken
 

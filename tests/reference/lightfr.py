@@ -8,20 +8,14 @@ import math
 
 import numpy as np
 
+from tests.reference.colr import Stream
+
 ONE = 2**20
-GOLDEN, MASK = 0x9E3779B97F4A7C15, 2**64 - 1
 
 
 def fixed(x):
     """To fixed point."""
     return int(np.rint(x * ONE))
-
-
-def mixed(x):
-    """Splitmix64's output step."""
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
-    return x ^ (x >> 31)
 
 
 class LightFR:
@@ -54,8 +48,7 @@ class LightFR:
         """(item, w, w t) of each own row that counts, and after each its negatives."""
         rated = [i for i in range(len(self.items)) if self.weights[u, i] > 0]
         free = [i for i in range(len(self.items)) if self.weights[u, i] == 0]
-        seed = int(key.hashed(draws, u))
-        visits, n_drawn = [], 0
+        visits, stream = [], Stream(key.hashed(draws, u))
         for i in rated:
             y, v = self.values[u, i], self.weights[u, i]
             if self.model.targets == "implicit":
@@ -67,9 +60,7 @@ class LightFR:
             w = 1 + self.model.alpha * v if self.full else v
             visits.append((i, fixed(w), fixed(w * (2 * target - 1) * self.top)))
             for _ in range(0 if self.full or not free else self.model.n_negatives):
-                n_drawn += 1
-                draw = (mixed((seed + n_drawn * GOLDEN) & MASK) >> 11) * 2.0**-53
-                rank = int(draw * len(free))
+                rank = stream.below(len(free))
                 aim = fixed(v * (2 * self.model.NEGATIVE_TARGET - 1) * self.top)
                 visits.append((free[rank], fixed(w), aim))
         return visits

@@ -10,27 +10,7 @@ import numpy as np
 import torch
 
 from fedrecsk.protocol.keys import Key
-
-
-class Stream:
-    """Whole numbers below n."""
-
-    def __init__(self, seed):
-        self.state = int(seed)
-
-    def below(self, n):
-        self.state = (self.state + 0x9E3779B97F4A7C15) % 2**64
-        x = self.state
-        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
-        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % 2**64
-        x ^= x >> 31
-        return int((x >> 11) * 2.0**-53 * n)
-
-    def shuffled(self, order):
-        for last in range(len(order) - 1, 0, -1):
-            k = self.below(last + 1)
-            order[last], order[k] = order[k], order[last]
-        return order
+from tests.reference.colr import Stream
 
 
 def examples(users, n_items, n_negatives, stream):
