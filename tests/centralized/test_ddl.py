@@ -80,6 +80,8 @@ def test_codes_equal_the_reference_exactly(n_bits, n_sweeps, ratings):
     predicted = model.predict(X)
     loss = np.average((y - predicted) ** 2, weights=weight)
     assert model.loss_curve_[-1] == pytest.approx(loss, rel=1e-5)
+    mean = np.average(y, weights=weight)
+    assert model.predict([[-5, X[0, 1]], [X[0, 0], -5]]) == pytest.approx([mean] * 2)
 
 
 def test_the_relaxed_step_equals_the_reference(ratings):

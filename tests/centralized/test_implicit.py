@@ -220,7 +220,7 @@ def test_als_solves_newcomers_exactly(toy):
         strengths[np.searchsorted(model.item_ids_, X[mine, 1])] = 3 * y[mine]
         confidences = np.where(strengths > 0, strengths, 1)
         reg = reference.penalty(confidences, 2, 0.7)
-        expected = reference.ridge(model.item_factors_, confidences, strengths > 0, reg)
+        expected = reference.user_solve(confidences, strengths > 0, model.item_factors_, reg)
         assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 

@@ -155,6 +155,10 @@ def test_predictions_are_similarities(n_bits, user_bits):
     pairs = np.column_stack([model.user_ids_[users], model.item_ids_[items]])
     np.testing.assert_allclose(model.predict(pairs).reshape(12, 9), expected)
     assert model.predict([[-1, X[0, 1]], [X[0, 0], -1]]).tolist() == [0.5, 0.5]
+    report = model.size_report()
+    assert report["item_codes"] == 9 * 8 * n_words(n_bits)
+    assert report["user_code"] == 8 * n_words(n_bits) * user_bits
+    assert report["item_factors_float32"] == report["download_float32"] == 4 * 9 * n_bits
     rated = make(n_bits=n_bits, user_bits=user_bits, targets="ratings").fit(X, y)
     dots = rated.user_factors_ @ rated.item_factors_.T.astype(int)
     expected = 1 + 4 * (0.5 + dots / (2 * n_bits * (2**user_bits - 1)))

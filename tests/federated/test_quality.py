@@ -19,7 +19,6 @@ from fedrecsk import (
     Popularity,
     RFRec,
     RFRecF,
-    SemiDFEGL,
 )
 from fedrecsk.metrics import evaluate_ranking
 from tests.conftest import rmse, split
@@ -32,7 +31,6 @@ from tests.conftest import rmse, split
         (RFRecF(n_jobs=2), 0, 0.915),
         (ExplicitFCF(), 1, 0.921),
         (FedRec(), 5, 0.945),
-        (SemiDFEGL(n_rounds=40), 1, 0.93),
     ],
 )
 def test_methods_are_as_good_as_they_say(model, seed, bound, ml100k):

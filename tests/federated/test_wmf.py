@@ -7,7 +7,6 @@ from sklearn.base import clone
 from benchmarks._variants import variant
 from fedrecsk import GlobSGD, LocALS, LocSGD
 from fedrecsk.data.interactions import encode
-from fedrecsk.federated._wmf import FederatedWMF
 from fedrecsk.protocol import blocks
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.messages import Message
@@ -262,7 +261,7 @@ def test_rows_that_overflow_are_broken(toy):
 
 
 def test_sums_are_float64_whatever_the_vectors_are(toy, monkeypatch):
-    monkeypatch.setattr(FederatedWMF, "_dtype", np.float32)
+    monkeypatch.setattr(LocALS, "_dtype", np.float32)
     model, block = make(LocALS), blocks.cut(encode(toy[0], clients=toy[0][:, 0] % 5))[0]
     items = first_items(model, 9).astype(np.float32)
     sums = first_update(model, block, items)[1].fields

@@ -348,7 +348,8 @@ def test_what_is_no_module_or_pattern_is_refused(toy):
         FederatedModule(private=("user*", 3)).fit(*toy)
     with pytest.raises(ValueError, match=r"module__width sets an argument of a Net.*module=Net"):
         FederatedModule(Everything).set_params(module__width=3)
-    copy = FederatedModule(Net(GMF, n_factors=2), n_rounds=1).set_params(module__n_factors=5)
+    copy = FederatedModule(Net(GMF, n_factors=2), private="user*", n_rounds=1)
+    copy.set_params(module__n_factors=5)
     assert copy.fit(*toy).item_factors_.shape[1] == 5
 
 

@@ -150,20 +150,6 @@ def test_no_round_computes_whole_tables(monkeypatch):
     assert np.isfinite(model.predict(X)).all()
 
 
-def test_earlier_messages_and_models_do_not_change(toy):
-    X, y = toy
-    warm = make(warm_start=True).fit(X, y)
-    network = {name: one.copy() for name, one in warm.network_.items()}
-    message = warm._final_message["table"].values
-    before = np.asarray(message).copy()
-    warm_network = warm.network_
-    warm.set_params(n_rounds=7).fit(X, y)
-    np.testing.assert_array_equal(np.asarray(message), before)
-    for name, one in network.items():
-        np.testing.assert_array_equal(warm_network[name], one)
-    assert np.abs(warm.network_["table"] - network["table"]).max() > 0
-
-
 def test_strangers_and_newcomers_are_served_by_the_mean_code(toy):
     X, y = toy
     model = make().fit(X, y)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedrecsk import Federation
-from fedrecsk.aggregation import Aggregator, NormClipping
+from fedrecsk.aggregation import NormClipping
 from fedrecsk.compression import TopK
 from fedrecsk.data.interactions import encode
 from fedrecsk.privacy import LaplaceMechanism
@@ -203,28 +203,6 @@ def test_counts_get_their_noise_beside_a_robust_aggregator():
     upload = uploaded(federation, specs, q=np.zeros((3, 2)), n=np.ones(2))
     assert (upload["n"].sum != 5).all()
     assert (upload["q"].sum != 0).all()
-
-
-class Median(Aggregator):
-    """One of a user's own; with fewer than three uploads it gives up."""
-
-    def combine(self, uploads, shapes):
-        if len(uploads) < 3:
-            return None
-        return {
-            name: len(uploads) * np.median([one[name].change for one in uploads], axis=0)
-            for name in shapes
-        }
-
-
-def test_an_aggregator_of_ones_own_gets_what_was_learned_and_no_counts():
-    specs = {"q": FieldSpec((3, 2)), "n": FieldSpec((2,), dtype="uint8", learned=False)}
-    upload = uploaded(Federation(aggregator=Median()), specs, q=np.ones((3, 2)), n=np.ones(2))
-    assert upload["q"].sum.tolist() == [[5, 5]] * 3
-    assert upload["n"].sum.tolist() == [5, 5]
-    assert (
-        uploaded(Federation(aggregator=Median()), specs, 2, q=np.ones((3, 2)), n=np.ones(2)) is None
-    )
 
 
 def test_a_secure_sum_takes_the_same_numbers_of_everybody():

@@ -5,11 +5,15 @@ no rating; `items` has b_i in column 0 and q_i in the others, `implicit` the y_j
 """
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 
+from tests.reference.fcf import Adam
+
 NU = 10.0
 FEWEST_RATERS = 10
+RATES = SimpleNamespace(optimizer="adam", BETA_1=0.9, BETA_2=0.99, EPSILON=1e-8, learning_rate=None)
 
 
 @dataclass
@@ -146,20 +150,6 @@ def kernel(weights):
     return scale[:, None] * (rated.T @ rated) * scale
 
 
-class Adam:
-    """Upwards."""
-
-    def __init__(self, shape):
-        self.first, self.second, self.t = np.zeros(shape), np.zeros(shape), 0
-
-    def step(self, gradient, rate):
-        self.t += 1
-        self.first = 0.9 * self.first + 0.1 * gradient
-        self.second = 0.99 * self.second + 0.01 * gradient**2
-        first, second = self.first / (1 - 0.9**self.t), self.second / (1 - 0.99**self.t)
-        return rate * first / (np.sqrt(second) + 1e-8)
-
-
 def user_means(features, weights, sums, squares, half=400):
     """The users' expected vectors by their features: each column's ridge of the likeliest ratio."""
     known = ~np.isnan(features).any(axis=1)
@@ -197,7 +187,7 @@ def run(estimator, ratings, weights, users_of, start, turns, features=None):
     reg, reg_implicit = np.r_[5.0, np.full(d, 100.0)], np.full(implicit.shape[1], 100.0)
     psi, center, sums = np.full(d + 1, 10.0), np.zeros_like(items), None
     lambda_0, alpha, t = 6.0, 1.3, 0
-    move_items, move_implicit = Adam(items.shape), Adam(implicit.shape)
+    move_items, move_implicit = Adam(RATES), Adam(RATES)
     averages = [items.copy(), implicit.copy()]
     user_sums = None
     if features is not None:
@@ -229,8 +219,8 @@ def run(estimator, ratings, weights, users_of, start, turns, features=None):
         rate = estimator.learning_rate
         if rate == "auto":
             rate = 0.05 * share ** (1 / 3)
-        items = items + move_items.step(gradient - reg * (items - center), rate)
-        implicit = implicit + move_implicit.step(gradient_implicit - reg_implicit * implicit, rate)
+        items = move_items.step(items, reg * (items - center) - gradient, rate)
+        implicit = move_implicit.step(implicit, reg_implicit * implicit - gradient_implicit, rate)
         if options[1]:
             sums = scales if sums is None else 0.9 * sums + 0.1 * scales
         if options[1] and t > 3:
