@@ -223,6 +223,16 @@ def test_chance_is_that_of_the_clients_under_attack():
     assert all_of_them["vectors"] == pytest.approx(2 / 4)
 
 
+def test_dislikes_do_not_count_if_ratings_are_not_seen():
+    X, y = make_toy(n_users=20, n_items=15, density=0.5)
+    liked = y > 3
+    model = LocALS(2, reg_user=1.0, random_state=0)
+    counts = np.bincount(np.unique(X[:, 1], return_inverse=True)[1][liked])
+    chance = measure_leak(model, X, liked.astype(float)).chance
+    assert 1 > chance["interactions"] >= counts.sum() / (20 * 15)
+    assert chance["interactions"] < measure_leak(model, X).chance["interactions"]
+
+
 @pytest.mark.parametrize("parameters", [{"loss": "squared"}, {"n_negatives": 0}], ids=str)
 def test_without_negatives_every_item_that_moves_is_the_users_own(parameters):
     X, y = make_toy(n_users=20, n_items=15, density=0.3)
