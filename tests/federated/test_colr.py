@@ -16,12 +16,12 @@ from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
 from tests.federated.turns import (
     IDLE,
     SETTINGS,
-    clients_of_kind,
     crossed,
     first_items,
     key_of,
     spans_of,
     turns_of,
+    two_fits,
 )
 from tests.reference import colr as reference
 
@@ -119,14 +119,9 @@ COMBINATIONS = [
 
 
 @pytest.mark.parametrize(("Estimator", "parameters"), COMBINATIONS)
-@pytest.mark.parametrize("holders", ["users", "both"])
-def test_equals_the_naive_reference(Estimator, parameters, holders, toy):
-    X, y = toy
-    weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
-    model = make(Estimator, **parameters)
-    setting = {"block_sizes": BLOCK_SIZES, "clients": clients_of_kind(X, holders)}
-    assert_equals_reference(clone(model), X, y, **setting)
-    assert_equals_reference(clone(model), X, y - 2, sample_weight=weight, **setting)
+def test_equals_the_naive_reference(Estimator, parameters, toy):
+    for arguments, options in two_fits(*toy, shift=2):
+        assert_equals_reference(make(Estimator, **parameters), *arguments, **options)
 
 
 # One of each way to add up; losses and rates do not depend on who takes part.

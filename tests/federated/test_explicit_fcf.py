@@ -8,7 +8,7 @@ from fedrecsk import ExplicitFCF, Federation
 from fedrecsk.data.interactions import encode
 from fedrecsk.privacy import CentralDP
 from tests.conftest import BLOCK_SIZES, fits_in_blocks
-from tests.federated.turns import SETTINGS, clients_of_kind, crossed, key_of, spans_of, turns_of
+from tests.federated.turns import SETTINGS, crossed, key_of, spans_of, turns_of, two_fits
 from tests.reference import fcf as reference
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -94,12 +94,8 @@ PARAMETERS = [
 @pytest.mark.parametrize("upload", ["all", "local"])
 @pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
 def test_equals_the_naive_reference(upload, parameters, toy):
-    X, y = toy
-    weight = np.random.default_rng(3).random(len(y)) + 0.5
-    for kind, weights in (("users", None), ("both", weight)):
-        setting = {"block_sizes": BLOCK_SIZES, "clients": clients_of_kind(X, kind)}
-        model = make(upload=upload, **parameters)
-        assert_equals_reference(model, X, y, sample_weight=weights, **setting)
+    for arguments, options in two_fits(*toy):
+        assert_equals_reference(make(upload=upload, **parameters), *arguments, **options)
 
 
 @pytest.mark.parametrize(("parameters", "setting"), crossed(PARAMETERS, SETTINGS, 5))

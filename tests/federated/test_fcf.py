@@ -12,11 +12,11 @@ from tests.federated.test_wmf import dense
 from tests.federated.turns import (
     IDLE,
     SETTINGS,
-    clients_of_kind,
     crossed,
     first_items,
     spans_of,
     turns_of,
+    two_fits,
 )
 from tests.reference import fcf as reference
 from tests.reference.wmf import item_penalties, user_penalty, user_solve
@@ -66,12 +66,8 @@ PARAMETERS = [
 @pytest.mark.parametrize("upload", ["all", "local"])
 @pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
 def test_equals_the_naive_reference(upload, parameters, toy):
-    X, y = toy
-    weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
-    model = make(upload=upload, **parameters)
-    assert_equals_reference(model, X, block_sizes=BLOCK_SIZES)
-    setting = {"block_sizes": BLOCK_SIZES, "clients": clients_of_kind(X, "both")}
-    assert_equals_reference(model, X, y - 2, sample_weight=weight, **setting)
+    for arguments, options in two_fits(*toy, shift=2):
+        assert_equals_reference(make(upload=upload, **parameters), *arguments, **options)
 
 
 @pytest.mark.parametrize(("parameters", "setting"), crossed(PARAMETERS[:2], SETTINGS, 4))

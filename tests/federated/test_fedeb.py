@@ -10,7 +10,7 @@ from fedrecsk.federated import fedeb
 from fedrecsk.protocol import blocks
 from fedrecsk.protocol.keys import Key
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, rmse
-from tests.federated.turns import SETTINGS, key_of, turns_of
+from tests.federated.turns import SETTINGS, key_of, turns_of, two_fits
 from tests.reference import fedeb as reference
 
 
@@ -113,11 +113,8 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda one: "-".join(one))
 def test_equals_the_naive_reference(options, toy, float64):
-    X, y = toy
-    weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
-    assert_equals_reference(make(**options), X, y, block_sizes=BLOCK_SIZES)
-    setting = {"block_sizes": BLOCK_SIZES, "clients": X[:, 0] % 4}
-    assert_equals_reference(make(**options), X, y, sample_weight=weight, **setting)
+    for arguments, fit in two_fits(*toy):
+        assert_equals_reference(make(**options), *arguments, **fit)
 
 
 # Without a word its cohorts take turns.

@@ -16,7 +16,7 @@ from fedrecsk.protocol import participation
 from fedrecsk.protocol.keys import Key
 from tests.conftest import BLOCK_SIZES, fits_in_blocks
 from tests.federated.test_colr import clients_of
-from tests.federated.turns import SETTINGS, clients_of_kind, crossed, first_items, key_of
+from tests.federated.turns import SETTINGS, crossed, first_items, key_of, two_fits
 from tests.reference import fedfast as reference
 
 PLAIN = {"sampling": "federation", "aggregation": "visits", "discount": None}
@@ -95,11 +95,8 @@ PARAMETERS = [
 
 @pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
 def test_equals_the_naive_reference(parameters, toy):
-    X, y = toy
-    weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
-    assert_equals_reference(make(**parameters), X, y, block_sizes=BLOCK_SIZES)
-    setting = {"block_sizes": BLOCK_SIZES, "clients": clients_of_kind(X, "both")}
-    assert_equals_reference(make(**parameters), X, y - 2, sample_weight=weight, **setting)
+    for arguments, options in two_fits(*toy, shift=2):
+        assert_equals_reference(make(**parameters), *arguments, **options)
 
 
 @pytest.mark.parametrize(("parameters", "setting"), crossed(PARAMETERS, SETTINGS[:3], 1))

@@ -6,7 +6,7 @@ from fedrecsk import Federation, FedRec
 from fedrecsk.attacks import measure_leak
 from fedrecsk.data.interactions import encode
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
-from tests.federated.turns import PLAIN_SETTINGS, key_of, spans_of, turns_of
+from tests.federated.turns import PLAIN_SETTINGS, key_of, spans_of, turns_of, two_fits
 from tests.reference import fedrec as reference
 from tests.reference.colr import Stream
 
@@ -80,11 +80,8 @@ METHODS = [
 
 @pytest.mark.parametrize("parameters", METHODS, ids=str)
 def test_equals_the_naive_reference(parameters, toy):
-    X, y = toy
-    weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
-    assert_equals_reference(make(**parameters), X, y, block_sizes=BLOCK_SIZES)
-    setting = {"block_sizes": BLOCK_SIZES, "clients": X[:, 0] % 4}
-    assert_equals_reference(make(**parameters), X, y, sample_weight=weight, **setting)
+    for arguments, options in two_fits(*toy):
+        assert_equals_reference(make(**parameters), *arguments, **options)
 
 
 ROTATING = {"client_fraction": 1 / 12, "federation": Federation(sampling="rotating")}

@@ -18,7 +18,7 @@ from fedrecsk.protocol import blocks, participation
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.messages import Message
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
-from tests.federated.turns import SETTINGS, clients_of_kind, crossed, key_of
+from tests.federated.turns import SETTINGS, crossed, key_of, two_fits
 from tests.reference import lightfr as reference
 
 lightfr_kernels = LazyModule("fedrecsk.federated._lightfr_kernels")
@@ -110,12 +110,9 @@ METHODS = {
 
 @pytest.mark.parametrize("parameters", METHODS.values(), ids=METHODS)
 def test_equals_the_naive_reference(parameters):
-    X, y = make_toy(9, 7)
-    assert_equals_reference(make(**parameters), X, y, block_sizes=BLOCK_SIZES)
-    weight = np.random.default_rng(3).integers(1, 4, len(y)) / 3
-    shifted = y - (0 if parameters.get("targets") == "ratings" else 2)
-    setting = {"block_sizes": BLOCK_SIZES, "clients": clients_of_kind(X, "both")}
-    assert_equals_reference(make(**parameters), X, shifted, sample_weight=weight, **setting)
+    shift = 0 if parameters.get("targets") == "ratings" else 2
+    for arguments, options in two_fits(*make_toy(9, 7), shift=shift):
+        assert_equals_reference(make(**parameters), *arguments, **options)
 
 
 @pytest.mark.parametrize(("parameters", "setting"), crossed(list(METHODS.values()), SETTINGS, 1))

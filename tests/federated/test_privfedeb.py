@@ -14,7 +14,7 @@ from fedrecsk.protocol import blocks, participation
 from fedrecsk.protocol.keys import setup_round
 from fedrecsk.protocol.messages import Dense
 from tests.conftest import fits_in_blocks, make_toy, rmse, split
-from tests.federated.turns import IDLE, key_of, turns_of
+from tests.federated.turns import IDLE, key_of, turns_of, two_fits
 from tests.reference import privfedeb as reference
 
 
@@ -32,7 +32,7 @@ def dense(data, low, high, center=0.625):
     return ratings, weights
 
 
-def assert_equals_reference(model, X, y, **fit_params):
+def assert_equals_reference(model, X, y, block_sizes, **fit_params):
     data = encode(X, y, **fit_params)
     low, high = model.rating_scale or (y.min(), y.max())
     ratings, weights = dense(data, low, high, model.center)
@@ -44,7 +44,7 @@ def assert_equals_reference(model, X, y, **fit_params):
     vectors = reference.rows(final.average, final.a)
     rows = zip(ratings, weights, strict=True)
     users = np.array([reference.posterior(final.average, final.a, *row)[1] for row in rows])
-    for fitted in fits_in_blocks(model, X, y, **fit_params):
+    for fitted in fits_in_blocks(model, X, y, block_sizes=block_sizes, **fit_params):
         np.testing.assert_allclose(fitted.item_bias_, unit * final.average[:, 0], atol=1e-9)
         np.testing.assert_allclose(fitted.item_factors_, unit * vectors[:, 1:], atol=1e-9)
         np.testing.assert_allclose(fitted.user_bias_, unit * users[:, 0], atol=1e-9)
@@ -66,10 +66,8 @@ SETTINGS = [
 @pytest.mark.filterwarnings("ignore:In . of 6 rounds every upload was lost")
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_equals_the_naive_reference(setting, toy, float64):
-    X, y = toy
-    weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
-    assert_equals_reference(make(**setting), X, y)
-    assert_equals_reference(make(**setting), X, y, clients=X[:, 0] % 4, sample_weight=weight)
+    for arguments, options in two_fits(*toy):
+        assert_equals_reference(make(**setting), *arguments, **options)
 
 
 # --------------------------------------------------------------------- the norm of uploads

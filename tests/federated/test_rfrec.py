@@ -8,7 +8,7 @@ from fedrecsk import Federation, RFRec, RFRecF
 from fedrecsk.data.interactions import encode
 from fedrecsk.privacy import LaplaceMechanism
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
-from tests.federated.turns import SETTINGS, key_of, spans_of, turns_of
+from tests.federated.turns import SETTINGS, key_of, spans_of, turns_of, two_fits
 from tests.reference import rfrec as reference
 
 BOTH = pytest.mark.parametrize("Estimator", [RFRec, RFRecF])
@@ -97,12 +97,8 @@ METHODS = [
 @BOTH
 @pytest.mark.parametrize("parameters", METHODS, ids=str)
 def test_equals_the_naive_reference(Estimator, parameters, toy):
-    X, y = toy
-    weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
-    model = make(Estimator, **parameters)
-    assert_equals_reference(model, X, y, block_sizes=BLOCK_SIZES)
-    setting = {"block_sizes": BLOCK_SIZES, "clients": X[:, 0] % 4}
-    assert_equals_reference(model, X, y, sample_weight=weight, **setting)
+    for arguments, options in two_fits(*toy):
+        assert_equals_reference(make(Estimator, **parameters), *arguments, **options)
 
 
 @BOTH

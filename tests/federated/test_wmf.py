@@ -14,11 +14,11 @@ from fedrecsk.protocol.participation import RoundMasks
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
 from tests.federated.turns import (
     SETTINGS,
-    clients_of_kind,
     crossed,
     first_items,
     spans_of,
     turns_of,
+    two_fits,
 )
 from tests.reference import wmf as reference
 
@@ -99,14 +99,9 @@ every_combination = pytest.mark.parametrize(("Estimator", "parameters"), COMBINA
 
 
 @every_combination
-@pytest.mark.parametrize("holders", ["users", "groups", "both"])
-def test_equals_the_naive_reference(Estimator, parameters, holders, toy):
-    X, y = toy
-    weight = np.random.default_rng(3).integers(1, 4, len(y)).astype(float)
-    setting = {"block_sizes": BLOCK_SIZES, "clients": clients_of_kind(X, holders)}
-    model = make(Estimator, **parameters)
-    assert_equals_reference(model, X, **setting)
-    assert_equals_reference(model, X, y - 2, sample_weight=weight, **setting)
+def test_equals_the_naive_reference(Estimator, parameters, toy):
+    for arguments, options in two_fits(*toy, shift=2):
+        assert_equals_reference(make(Estimator, **parameters), *arguments, **options)
 
 
 @pytest.mark.parametrize(("combination", "setting"), crossed(COMBINATIONS, SETTINGS))

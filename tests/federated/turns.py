@@ -6,6 +6,7 @@ from fedrecsk import Federation
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.protocol import participation
 from fedrecsk.protocol.keys import Key
+from tests.conftest import BLOCK_SIZES
 
 # Nothing is that long; but single uploads are looked at.
 IDLE = NormClipping(1e9)
@@ -46,11 +47,12 @@ def first_items(model, n_items):
     return model.INIT_STD * key_of(model).generator("item factors").standard_normal(shape)
 
 
-def clients_of_kind(X, kind):
-    """Clients who are users, groups of users, or both."""
-    groups = X[:, 0] % 4
-    both = np.where(X[:, 0] < 140, groups, X[:, 0])
-    return {"users": None, "groups": groups, "both": both}[kind]
+def two_fits(X, y, shift=0):
+    """Arguments for fits of a client per user, and of groups and single users with weights."""
+    weight = np.random.default_rng(3).integers(1, 4, len(y)) / 3
+    mixed = np.where(X[:, 0] < 140, X[:, 0] % 4, X[:, 0])
+    yield (X, y), {"block_sizes": BLOCK_SIZES}
+    yield (X, y - shift), {"block_sizes": BLOCK_SIZES, "clients": mixed, "sample_weight": weight}
 
 
 def turns_of(model, n_clients, **options):

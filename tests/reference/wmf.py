@@ -210,10 +210,3 @@ def automatic_step(model, arrived, holds, preconditioned):
 def catch_up(model, client, moved):
     """What the full form adds to a gradient at items that the server has moved since."""
     return moved @ client.users.T @ client.users if model.aggregation == "full" else 0
-
-
-def centralised_sweep(c, r, items, reg_user, reg_item):
-    """One sweep of centralised ALS: users, then items."""
-    users = np.array([user_solve(c[u], r[u], items, reg_user) for u in range(len(c))])
-    items = np.array([user_solve(c[:, i], r[:, i], users, reg_item) for i in range(len(items))])
-    return users, items
