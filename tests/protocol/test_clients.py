@@ -72,10 +72,13 @@ def test_a_method_that_uploads_something_else_than_it_declares_is_told(spoil, me
             Wrong(3, n_rounds=1, federation=setting).fit(*make_toy())
 
 
-class Counts(RFRec):
-    """Asks its clients something that they must not tell without noise."""
+TOLD = []
 
-    _n_setups = 1
+
+class Counts(RFRec):
+    """Asks its clients twice for something that they must not tell without noise."""
+
+    _n_setups = 2
 
     def _setup_specs(self, n_items, step):
         return {"n": FieldSpec((2,), clip=1.0, learned=False)}
@@ -84,16 +87,27 @@ class Counts(RFRec):
         return ClientUpdates({"n": np.ones(2) * block.n_clients})
 
     def _setup_aggregate(self, server, upload, step, key):
-        return server | {"told": upload["n"].sum}
+        TOLD.append(upload["n"].sum)
+        return server
+
+
+NOISY = Federation(local_dp=LaplaceMechanism(clip=1.0, scale=0.5))
+
+
+def test_every_set_up_exchange_has_noise_of_its_own():
+    X, y = make_toy()
+    TOLD.clear()
+    public = {"rating_scale": (1, 5), "items": np.unique(X[:, 1]), "federation": NOISY}
+    Counts(3, n_rounds=1, random_state=0, **public).fit(X, y)
+    assert np.abs(TOLD[1] - TOLD[0]).min() > 1e-6
 
 
 @pytest.mark.parametrize("separate", [False, True])
 def test_a_deployed_clients_answer_before_the_rounds_has_its_noise_too(separate):
-    setting = Federation(local_dp=LaplaceMechanism(clip=1.0, scale=0.5))
     (block,) = cut(encode(*make_toy(n_users=1)))
     key = Key(3)
-    method = Counts(3, rating_scale=(1, 5), federation=setting)
-    clients = Clients(method, block, setting, Keys(key, key), separate=separate)
+    method = Counts(3, rating_scale=(1, 5), federation=NOISY)
+    clients = Clients(method, block, NOISY, Keys(key, key), separate=separate)
     answer = clients.setup(0, None)
     if separate:
         assert not answer.lacks_noise

@@ -8,7 +8,7 @@ import pytest
 from sklearn.base import clone
 
 from fedrecsk import Federation, LocALS, RFRec, SCoLR
-from fedrecsk.attacks import Adversary, SignFlip
+from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import LowRank, Quantization, TopK
 from fedrecsk.data.interactions import encode
 from fedrecsk.protocol import ClientUpdates, FieldSpec, Message, SparseRows, Summed
@@ -141,16 +141,3 @@ def test_forged_integers_are_integers_and_are_not_compressed():
     np.testing.assert_array_equal(upload["n"].sum, np.full((4, 2), 4 * 10 - 4))
     assert upload["n"].sum.dtype == np.int64
     assert ledger.bytes_up == 5 * 8 * 8
-
-
-def test_what_float16_cannot_hold_is_rejected_and_ends_nothing():
-    class Huge(Adversary):
-        def _forged(self, view, upload, generator):
-            return {name: u._replace(change=1e9 + u.change) for name, u in upload.items()}
-
-    X, _ = make_toy()
-    setting = Federation(adversary=Huge(0.2), compression=Quantization("float16", direction="up"))
-    model = LocALS(3, random_state=0, federation=setting).fit(X)
-    rounds = [e for e in model.communication_.entries if e["phase"] == "round"]
-    assert {e["rejected"] for e in rounds} == {2}
-    assert np.isfinite(model.predict(X)).all()

@@ -1,16 +1,14 @@
 """Early stopping: who measures which model, what is kept, and when a fit ends."""
 
 import warnings
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from sklearn.exceptions import ConvergenceWarning
 
-from fedrecsk import Federation, LightFR, LocALS, RFRec
+from fedrecsk import LightFR, LocALS, RFRec
 from fedrecsk.data.interactions import encode
-from fedrecsk.privacy import LaplaceMechanism
-from fedrecsk.protocol import ClientUpdates, FieldSpec, blocks
+from fedrecsk.protocol import blocks
 from fedrecsk.protocol.early_stopping import EarlyStopping, hold_out
 from fedrecsk.protocol.keys import Key
 from tests.conftest import make_toy
@@ -139,32 +137,3 @@ def test_where_no_held_out_row_counts_the_last_model_is_kept():
         assert np.isfinite(model.predict(X)).all()
         places += [w.filename for w in caught if "No held-out row counts" in str(w.message)]
     assert set(places) == {__file__}
-
-
-TOLD = []
-
-
-@dataclass(eq=False, repr=False)
-class AskedTwice(RFRec):
-    """Two set-up exchanges of the same field."""
-
-    _n_setups = 2
-
-    def _setup_specs(self, n_items, step):
-        return {"n": FieldSpec((3,), clip=1.0, learned=False)}
-
-    def _setup_update(self, block, message, step, key):
-        return ClientUpdates({"n": np.full(3, 0.5 * step * block.n_clients)})
-
-    def _setup_aggregate(self, server, upload, step, key):
-        TOLD.append(upload["n"].sum)
-        return server
-
-
-def test_every_set_up_exchange_has_noise_of_its_own():
-    X, y = make_toy()
-    TOLD.clear()
-    federation = Federation(local_dp=LaplaceMechanism(clip=1.0, scale=0.5))
-    public = {"rating_scale": (1, 5), "items": np.unique(X[:, 1])}
-    AskedTwice(3, n_rounds=1, **public, federation=federation, random_state=0).fit(X, y)
-    assert np.abs(TOLD[1] - TOLD[0] - 6).min() > 1e-6
