@@ -2,12 +2,16 @@
 
 import warnings
 
+import numpy as np
 import pytest
 from sklearn.exceptions import ConvergenceWarning
 
-from fedrecsk import Federation, LocALS, RFRec
+from fedrecsk import BiasOnly, Federation, LocALS, RFRec
 from fedrecsk.attacks import SignFlip
+from fedrecsk.data.interactions import encode
 from fedrecsk.datasets import make_ratings
+from fedrecsk.federated._weak_fits import _areas, _errors, warn_if_weak
+from fedrecsk.metrics import evaluate_ranking
 
 
 @pytest.fixture(scope="module")
@@ -34,3 +38,23 @@ def test_a_useless_ranking_is_worse_than_popularity(many):
         LocALS(n_rounds=1, reg_item=1e9, random_state=0).fit(X)
     with warnings.catch_warnings(action="error", category=ConvergenceWarning):
         LocALS(random_state=0).fit(X)
+
+
+def test_the_numbers_are_those_of_sums_that_one_can_check(many):
+    X, y = many
+    data = encode(X, y)
+    owners, users = np.repeat(np.arange(data.n_users), np.diff(data.indptr)), np.arange(50)
+    rows = np.flatnonzero(owners < 50)
+    model = RFRec(n_rounds=3, random_state=0).fit(X, y)
+    ours, simple = _errors(model, data, owners, rows)
+    pairs = np.column_stack([data.user_ids.values[owners], data.item_ids.values[data.items]])[rows]
+    wrong = model.predict(pairs) - data.values[rows]
+    np.testing.assert_allclose(ours, np.sqrt(np.mean(wrong**2)))
+    wrong = BiasOnly().fit(X, y).predict(pairs) - data.values[rows]
+    np.testing.assert_allclose(simple, np.sqrt(np.mean(wrong**2)), rtol=0.05)
+    ranker = LocALS(random_state=0).fit(X)
+    ours, _ = _areas(ranker, encode(X), users, owners, rows)
+    with warnings.catch_warnings(action="ignore"):
+        expected = evaluate_ranking(ranker, pairs, metrics="auc", exclude_seen=False)["auc"]
+    np.testing.assert_allclose(ours, expected)
+    assert warn_if_weak(ranker, encode(X)) is None

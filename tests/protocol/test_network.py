@@ -3,7 +3,7 @@ import pytest
 
 from fedrecsk import Popularity, RFRec
 from fedrecsk.protocol import Ledger
-from fedrecsk.protocol.network_time import NetworkProfile, estimate_training_time
+from fedrecsk.protocol.network_time import PROFILES, NetworkProfile, estimate_training_time
 
 
 def ledger_of(n_rounds, nbytes, n_clients=60):
@@ -39,6 +39,17 @@ def test_all_phases_count_unless_told_otherwise():
     assert difference == pytest.approx(extra)
     np.testing.assert_allclose(everything.round_seconds, 10 + 16 / 3)
     np.testing.assert_allclose(rounds.round_seconds, 10 + 16 / 3)
+
+
+def test_a_fitted_model_is_read_through_its_ledger(toy):
+    model = RFRec(n_factors=3, n_rounds=4, random_state=0).fit(*toy)
+    time = estimate_training_time(model, PROFILES["4g"])
+    assert len(time.round_seconds) == 4
+    assert time.seconds == estimate_training_time(model.communication_, "4g").seconds
+    worked = 7 * model.communication_.client_seconds
+    assert worked > 0
+    assert time.computation_seconds == pytest.approx(4 * worked)
+    assert repr(time).startswith("TrainingTime(")
 
 
 def test_a_round_takes_as_long_as_its_slowest_client():
