@@ -6,6 +6,7 @@ import pytest
 from benchmarks._variants import variant
 from fedrecsk import BiasOnly, ExplicitFCF, SemiDFEGL
 from fedrecsk.data.interactions import encode
+from fedrecsk.federated.papers.semidfegl import _clustered
 from fedrecsk.metrics import bytes_device_to_device_scorer, bytes_scorer
 from fedrecsk.model_selection import compare
 from fedrecsk.plotting import CostDisplay
@@ -91,6 +92,23 @@ def test_equals_the_naive_reference(parameters, tiny):
 @pytest.mark.parametrize("setting", SETTINGS[:4], ids=str)
 def test_equals_the_naive_reference_in_any_setting(setting, tiny):
     assert_equals_reference(make(n_layers=3, n_rounds=5, **setting), *tiny, BLOCK_SIZES[1:2])
+
+
+def test_groups_are_soft_clusters_of_users_and_items():
+    rng = np.random.default_rng(1)
+    # Two directions of users, and of items; client 2 has sent nothing yet.
+    users = np.array([[1.0, 0], [2, 0.1], [5, 5], [0, 3], [-0.1, 1]])
+    items = np.array([[0, 0.5], [4.0, 0], [0.1, 9], [7, 0.2]])
+    known = np.array([True, True, False, True, True])
+    groups = _clustered(users, known, items, 2, 2, 1.2, np.random.default_rng(0))
+    one, other = groups.of_client[0], groups.of_client[3]
+    assert groups.of_client.tolist() == [one, one, -1, other, other]
+    assert groups.n_devices.tolist() == [2, 2]
+    assert sorted(groups.items[one]) == [1, 3]
+    assert sorted(groups.items[other]) == [0, 2]
+    # Fewer directions than groups, and no user at all.
+    assert len(_clustered(users[:1], known[:1], items, 9, 9, 1.2, rng).items) == 1
+    assert len(_clustered(users, ~known & known, items, 2, 2, 1.2, rng).items) == 0
 
 
 def test_messages_reach_their_group_alone():
