@@ -1,4 +1,4 @@
-"""Measure LightFR: ``python -m benchmarks.lightfr quality|cold|speed|search|privacy``.
+"""Measure LightFR: ``python -m benchmarks.lightfr quality|cold|speed|search``.
 
 All ratings are positives. A test row is ranked among 99 items that its user has not rated; HR@10
 and NDCG@10 are means over test rows, ties in expectation. MovieLens-1M: the last row of each user,
@@ -298,22 +298,9 @@ def search(options):
     print(report, report["item_factors_float32"] / report["item_codes"], "times smaller")
 
 
-def privacy(options):
-    """How many of 200 clients' codes and ratings one plaintext upload reveals."""
-    from tests.federated.test_lightfr import recovered
-
-    X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
-    few = np.isin(X[:, 0], np.unique(X[:, 0])[:200])
-    n_exact, n_mirrored, n_ratings, n_rows = recovered(X[few, :2], y[few])
-    print(
-        f"{n_exact} of 200 clients read exactly, {n_mirrored} as their mirror image; "
-        f"{n_ratings} of {n_rows} ratings right"
-    )
-
-
 def main(argv=None):
     """Run one of the benchmarks."""
-    commands = {f.__name__: f for f in (quality, cold, speed, search, privacy)}
+    commands = {f.__name__: f for f in (quality, cold, speed, search)}
     parser = command_line("lightfr", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", default=["100k", "1m"], choices=["100k", "1m"])
