@@ -21,14 +21,10 @@ if TYPE_CHECKING:
 
 # Bytes of a scale in a message: float32.
 _SCALE_BYTES = 4
-topk_kernels: LazyModule = LazyModule("fedrecsk.compression._top_k_kernels")
-_EXPONENT_BITS = np.float64(np.inf).view(np.int64)
-_LARGEST_FLOAT16 = 65504.0
-# In how many equal parts draws cut the distance between two numbers that can be sent.
-N_DRAWS = 2.0**16
+rounding_kernels: LazyModule = LazyModule("fedrecsk.compression._rounding_kernels")
+LARGEST_FLOAT16 = 65504.0
 # Numbers of the Gram matrices that are decomposed at once.
 GRAM_NUMBERS = 2**19
-_SMALLEST_FLOAT32 = np.finfo(np.float32).smallest_subnormal
 
 
 @dataclass(frozen=True, eq=False)
@@ -345,9 +341,19 @@ class TopK(BlockCompressor):
         return received.reshape(shape)
 
     def _receive(self, indptr, n_rows, matrix, is_finite, generators):
-        width = matrix.shape[1]
-        n_kept = self._n_kept(n_rows * width)
-        topk_kernels.keep_largest(indptr * width, matrix.ravel(), n_kept, is_finite)
+        flat, indptr = matrix.ravel(), indptr * matrix.shape[1]
+        n_kept = self._n_kept(n_rows * matrix.shape[1])
+        for client in np.flatnonzero(is_finite & (n_kept < np.diff(indptr))):
+            own = flat[indptr[client] : indptr[client + 1]]
+            sizes = np.abs(own)
+            place = len(own) - n_kept[client]
+            threshold = np.partition(sizes, place)[place]
+            stays = sizes >= threshold
+            n_excess = np.count_nonzero(stays) - n_kept[client]
+            if n_excess and threshold:
+                # Of equal ones, the first stay.
+                stays[np.flatnonzero(sizes == threshold)[-n_excess:]] = False
+            own *= stays
 
 
 @dataclass(eq=False, repr=False)
@@ -484,7 +490,7 @@ class Quantization(BlockCompressor):
 
     @property
     def _largest_number(self):
-        return _LARGEST_FLOAT16 if self.dtype == "float16" else None
+        return LARGEST_FLOAT16 if self.dtype == "float16" else None
 
     def _compress(self, values, generator):
         if not isinstance(generator, np.random.Generator):
@@ -501,26 +507,21 @@ class Quantization(BlockCompressor):
         return super()._compress(values, generator)
 
     def _receive(self, indptr, n_rows, matrix, is_finite, generators):
-        steps = np.ones(len(indptr) - 1)
-        # Numbers beyond float32 become NaN, and the server rejects the upload.
-        with np.errstate(invalid="ignore", over="ignore"):
-            for client, generator in enumerate(generators):
-                change = matrix[indptr[client] : indptr[client + 1]]
-                largest = max(change.max(initial=0), -change.min(initial=0))
-                if self.dtype == "int8":
-                    step = steps[client] = _int8_step(largest)
-                else:
-                    step = _float16_steps(change)
-                    if largest > _LARGEST_FLOAT16:
-                        change[np.abs(change) > _LARGEST_FLOAT16] *= np.inf
-                # A draw for each number, so that zeros do not change the other draws.
-                draws = _draws(change.shape, generator)
-                change *= N_DRAWS / step
-                change += draws
-                change *= 1 / N_DRAWS
-                np.floor(change, out=change)
-                change *= step
-        return steps if self.dtype == "int8" else None
+        indptr = indptr * matrix.shape[1]
+        draws = np.empty(matrix.size, dtype=np.uint16)
+        for client, generator in enumerate(generators):
+            own = draws[indptr[client] : indptr[client + 1]]
+            # A draw for each number, so that zeros do not change the other draws; four are a word.
+            words = generator.integers(2**64, size=-(-len(own) // 4), dtype=np.uint64)
+            own[:] = words.view(np.uint16)[: len(own)]
+        # What is next to a number that can be sent becomes that number.
+        draws |= np.uint16(1)
+        if self.dtype == "float16":
+            rounding_kernels.to_float16(matrix.ravel(), draws)
+            return None
+        steps = np.empty(len(indptr) - 1)
+        rounding_kernels.to_int8(indptr, matrix.ravel(), draws, steps)
+        return steps
 
     def _lengths(self, n_rows, width):
         itemsize, n_scales = (2, 0) if self.dtype == "float16" else (1, 1)
@@ -546,31 +547,3 @@ class Quantization(BlockCompressor):
         if values.dtype != np.int8 or not (np.isfinite(extra[0]) and extra[0] > 0):
             raise ValueError("An upload in int8 needs codes of that type and a positive scale.")
         return values * np.float64(extra[0])
-
-
-def _draws(shape, generator):
-    """Draw odd numbers below `N_DRAWS`, four from each word of the generator."""
-    size = int(np.prod(shape))
-    words = generator.integers(2**64, size=-(-size // 4), dtype=np.uint64)
-    draws = words.view(np.uint16)[:size]
-    # What is next to a number that can be sent becomes that number.
-    draws |= np.uint16(1)
-    return draws.reshape(shape)
-
-
-def _float16_steps(values):
-    """Return the distance of each number's neighbours in float16."""
-    # Powers of two: those of the numbers, or the least of float16, times 2**-10.
-    steps = (values.view(np.int64) & _EXPONENT_BITS).view(np.float64)
-    np.maximum(steps, 2.0**-14, out=steps)
-    steps *= 2.0**-10
-    return steps
-
-
-def _int8_step(largest):
-    """Return the step for numbers up to `largest`: float32, so that none exceeds 127 steps."""
-    step = np.maximum(np.float32(largest / 127 * (1 + 2.0**-21)), _SMALLEST_FLOAT32)
-    if 127 * np.float64(step) < largest < np.inf:
-        # A number so small that it has been rounded down.
-        step = np.nextafter(step, np.float32(1))
-    return np.float64(step)

@@ -195,7 +195,8 @@ class SparseRows:
         **others: Any,
     ) -> Self:
         """Make rows from the values themselves, whose changes are counted from `origin`."""
-        changes = np.subtract(values, origin[rows], dtype=np.float64)
+        changes = np.take(origin.astype(np.float64, copy=False), rows, axis=0)
+        np.subtract(values, changes, out=changes)
         return cls(indptr, rows, changes, **others)
 
     @classmethod
