@@ -48,13 +48,13 @@ def test_default_ranks_as_movielens_100k_does():
 @pytest.mark.full
 def test_time_is_decoration_without_drift_and_matters_with_it():
     popular, als = {}, {}
-    for drift in (0.0, 1.0, 2.0):
+    for drift in (0.0, 1.0):
         X = make_interactions(drift=drift, random_state=0)
         popular[drift], als[drift] = precision_at_10(X, last_fifth(X, X[:, 2]))
     assert popular[0.0] == pytest.approx(0.179, abs=0.02)
     assert als[0.0] == pytest.approx(0.357, abs=0.02)
-    assert popular[0.0] - 0.05 > popular[1.0] > popular[2.0] + 0.02
-    assert als[0.0] - 0.05 > als[1.0] > als[2.0] + 0.05
+    assert popular[0.0] - 0.05 > popular[1.0]
+    assert als[0.0] - 0.05 > als[1.0]
 
 
 @pytest.mark.full

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LinearRegression
@@ -32,6 +32,8 @@ pytestmark = [
 ]
 MODELS = [Given, Peer]
 every_model = pytest.mark.parametrize("Model", MODELS)
+# Each of them compares many numbers with loops over users.
+few = settings(max_examples=40)
 
 
 @st.composite
@@ -53,6 +55,7 @@ def known_score(model):
 
 
 @every_model
+@few
 @given(case=splits(), exclude_seen=st.booleans(), threshold=st.sampled_from([None, 0.0, 1.0, 2.0]))
 def test_the_whole_catalogue(Model, case, exclude_seen, threshold):
     train, test, y = case
@@ -79,6 +82,7 @@ def test_the_whole_catalogue(Model, case, exclude_seen, threshold):
 
 
 @every_model
+@few
 @given(case=splits())
 def test_auc_and_what_is_beyond_accuracy(Model, case):
     train, test, y = case
@@ -127,6 +131,7 @@ def test_lists_have_no_meaning_among_negatives(toy):
 WHICH = st.sampled_from(["all", "known", "new"])
 
 
+@few
 @given(case=splits(), items=WHICH, users=WHICH)
 def test_new_and_known_items_and_users(case, items, users):
     train, test, y = case
@@ -166,6 +171,7 @@ def test_new_items_that_nothing_tells_apart_are_ranked_by_chance_among_themselve
 
 @pytest.mark.filterwarnings("ignore:.*given negatives are not negatives")
 @every_model
+@few
 @given(case=splits(), data=st.data())
 def test_given_negatives(Model, case, data):
     train, test, y = case
