@@ -60,16 +60,3 @@ def test_validation_rows_of_rankings_come_before_the_test(toy):
         assert all(times[pair] <= earliest[pair[0]] for pair in pairs(part.rows))
         for row, drawn in zip(part.rows, part.target, strict=True):
             assert pairs([(row[0], item) for item in drawn]).isdisjoint(rated)
-
-
-@pytest.mark.parametrize(
-    ("found", "kept"),
-    [
-        ((0.3, 0.1, [0.3, 0.2, 0.4]), True),
-        ((0.3, 0.16, [0.3, 0.2, 0.4]), False),
-        ((0.3, 0.1, [0.5, -0.1, 0.5]), False),
-        ((-0.3, 0.1, [-0.3, -0.3, -0.3]), False),
-    ],
-)
-def test_a_gain_is_kept_if_it_is_beyond_two_standard_errors_in_all_splits(found, kept):
-    assert choices.is_kept(*found) == kept

@@ -123,26 +123,6 @@ def test_it_draws_a_figure_of_its_own_and_again(draw):
     assert len(plt.get_fignums()) == 2
 
 
-@pytest.mark.parametrize(("size", "is_above"), [((3.4, 2.6), True), ((6, 2.4), False)])
-def test_a_legend_of_many_names_leaves_the_axes_two_thirds(size, is_above):
-    names = [f"method {k}" for k in range(8)]
-    with plt.rc_context({"figure.figsize": size}):
-        display = CostDisplay(names=names, costs=2.0 ** np.arange(8), scores=np.arange(8)).plot()
-    display.figure_.canvas.draw()
-    page, ax = display.figure_.bbox, display.ax_
-    box, inside = ax.get_legend().get_window_extent(), ax.get_window_extent()
-    if is_above:
-        assert box.y0 >= inside.y1
-        assert box.height < page.height / 3 + 1
-    else:
-        assert box.x0 >= inside.x1
-        assert box.width < page.width / 3 + 1
-    assert inside.height > 0.4 * page.height
-    for one in (box, ax.xaxis.label.get_window_extent(), ax.yaxis.label.get_window_extent()):
-        assert page.x0 - 1 <= one.x0 < one.x1 <= page.x1 + 1
-        assert page.y0 - 1 <= one.y0 < one.y1 <= page.y1 + 1
-
-
 @every_display
 def test_reference_lines_are_drawn_by_name(draw):
     display = draw(reference={"paper": 0.3, "$x_": 0.25, "_y": 1})
