@@ -72,6 +72,15 @@ def test_krum_equals_the_naive_reference(changes, f, n_selected):
 
 
 @pytest.mark.parametrize(
+    ("f", "numbers"), [(1, [0, 0, 10, 11, 12]), (2, [0, 0, 0, 10, 11, 12, 13])]
+)
+def test_krum_adds_up_n_minus_f_minus_2_distances(f, numbers):
+    # With one distance fewer the zeros would have the lowest scores, with one more the 10.
+    changes = [np.array([[float(x)]]) for x in numbers]
+    assert combined(Krum(f), changes)[0, 0] == 11 * len(numbers)
+
+
+@pytest.mark.parametrize(
     ("aggregator", "n_needed"),
     [
         (Krum(2), 7),

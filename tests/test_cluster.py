@@ -315,7 +315,7 @@ def kill_a_worker(client):
     os.kill(pids[max(pids)], signal.SIGKILL)
 
 
-@pytest.mark.parametrize("name", ["cohorts", "early stopping", "FedEASE"])
+@pytest.mark.parametrize("name", ["cohorts stop", "FedEASE"])
 def test_a_lost_worker_changes_nothing(name, mortals):
     model = MODELS[name].set_params(random_state=0)
     other = fitted(model, PARTED)

@@ -363,6 +363,12 @@ def test_extreme_settings_fit(federation, parameters, epsilon, toy):
     assert report.epsilon <= epsilon * (1 + 1e-6)
 
 
+def test_methods_that_send_once_pay_once(toy):
+    model = FedEASE(n_rounds=4, items=PUBLIC["items"], federation=private(epsilon=5.0))
+    (event,) = model.fit(toy[0]).privacy_.events
+    assert event.count == 1
+
+
 def test_all_that_central_privacy_needs_is_said_at_once():
     mechanism = CentralDP(epsilon=10.0)
     model = RFRec(early_stopping=True, federation=Federation(central_dp=mechanism))
