@@ -394,6 +394,22 @@ def test_a_line_over_dropout():
     assert display.ax_.get_xlabel() == "Dropout rate"
 
 
+def test_points_side_by_side_for_attacks():
+    rows = [
+        {"who": who, "attack": attack, "rmse": value}
+        for who, value in (("a", 1.0), ("b", 2.0))
+        for attack in ("nobody", "noise", None)
+        if (who, attack) != ("a", None)
+    ]
+    display = RobustnessDisplay.from_results(pd.DataFrame(rows), x="attack", score="rmse", by="who")
+    labels = [text.get_text() for text in display.ax_.get_xticklabels()]
+    assert labels == ["nobody", "noise", "none"]
+    a, b = (bar[0].get_xdata().astype(float) for bar in display.lines_)
+    np.testing.assert_array_equal(np.round(a), [0, 1])
+    np.testing.assert_array_equal(np.round(b), [0, 1, 2])
+    assert not set(a) & set(b)
+
+
 def test_the_worst_of_several_strengths_is_drawn():
     rows = [
         {"who": "a", "share": share, "strength": strength, "seed": seed, "s": value + seed}

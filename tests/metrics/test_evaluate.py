@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LinearRegression
+from sklearn.metrics import r2_score
 
 from fedrecsk import BiasOnly, Popularity, RandomRecommender
 from fedrecsk.metrics import (
@@ -244,6 +245,14 @@ def test_neither_the_order_of_rows_nor_batches_matter_but_the_seed_does(Model, m
     assert evaluate_ranking(model, test, **drawn) == pytest.approx(values)
 
 
+def test_the_model_score_is_ndcg_at_10():
+    X, y = make_toy(30, 25, density=0.4)
+    model = Popularity().fit(X[:-80], y[:-80])
+    assert model.score(X[-80:]) == evaluate_ranking(model, X[-80:], metrics="ndcg")["ndcg@10"]
+    small, _ = make_toy()
+    assert 0 < Popularity().fit(small).score(small) <= 1
+
+
 def test_weights_are_gains_and_zero_is_absence():
     X = np.array([[1, 10], [1, 11], [1, 12], [2, 11], [2, 10], [3, 12]])
     model = Given().fit(np.array([[1, 20], *X, [2, 20], [3, 20]]))
@@ -407,6 +416,14 @@ def test_evaluations_without_meaning_are_reported(rows, options, messages):
         assert re.search(message, str(warning.message))
         assert warning.category is UserWarning
         assert warning.filename == __file__
+
+
+def test_a_rating_score_of_strangers_is_reported(toy):
+    X, y = toy
+    model = BiasOnly().fit(X, y)
+    with pytest.warns(UserWarning, match="knows 0 of the 1 users .*X has user -1, and"):
+        assert model.score([[-1, X[0, 1]], [-1, X[1, 1]]], [1, 2]) < 1
+    assert model.score(X, y) == pytest.approx(r2_score(y, model.predict(X)))
 
 
 def test_exposure_says_what_it_cannot_do(toy):
