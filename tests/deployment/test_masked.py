@@ -145,8 +145,14 @@ def test_the_server_sees_no_upload(tmp_path):
     assert abs(bits.mean() - 0.5) < 2.5 / np.sqrt(len(bits))
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The server of a fit that nothing has stopped."""
+    return a_fit(tmp_path_factory.mktemp("whole"))[0].run()
+
+
 @every_stage
-def test_a_killed_server_goes_on_with_the_same_sum(stage, tmp_path):
+def test_a_killed_server_goes_on_with_the_same_sum(stage, tmp_path, whole):
     estimator = masked(FedMF(client_fraction=1.0, **SMALL))
     nodes = nodes_of(estimator, tmp_path)
     first = coordinator(estimator, nodes, tmp_path)
@@ -155,9 +161,7 @@ def test_a_killed_server_goes_on_with_the_same_sum(stage, tmp_path):
         first.run()
     again = coordinator(estimator, nodes, tmp_path)
     assert again.is_resumed
-    server = again.run()
-    whole = coordinator(estimator, nodes_of(estimator, tmp_path / "2"), tmp_path / "2").run()
-    np.testing.assert_allclose(server.item_factors_, whole.item_factors_, atol=1e-4)
+    np.testing.assert_allclose(again.run().item_factors_, whole.item_factors_, atol=1e-4)
 
 
 def test_an_update_is_masked_too(tmp_path):
