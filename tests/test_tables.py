@@ -6,6 +6,7 @@ import numpy as np
 
 from fedrecsk import BiasOnly
 from fedrecsk.model_selection import Comparison, compare
+from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.protocol import Ledger
 
 VOID = {"br", "hr", "img"}
@@ -140,3 +141,15 @@ def test_the_ledger_in_html():
         "3 uploads lost or not sent",
         "3 uploads rejected",
     ]
+
+
+@pytest.mark.parametrize("epsilon", [10.0, float("inf")])
+def test_the_privacy_report_in_html(epsilon):
+    report = PrivacyReport("laplace", epsilon, 5, 1200, 1200 * epsilon, "<sums>")
+    table = Table(report._repr_html_())
+    cells = dict(table.rows)
+    assert cells["What the server sees"] == "<sums>"
+    assert cells["Most coordinates of one client"] == "1,200"
+    shown = "∞" if np.isinf(epsilon) else "12,000"
+    assert cells["Total ε of the client that lost most"] == shown
+    assert ("no formal guarantee" in " ".join(table.notes)) == np.isinf(epsilon)
