@@ -3,6 +3,7 @@
 from html.parser import HTMLParser
 
 import numpy as np
+import pytest
 
 from fedrecsk import BiasOnly
 from fedrecsk.model_selection import Comparison, compare
