@@ -111,7 +111,7 @@ def test_it_draws_where_it_is_told(draw):
 def test_it_draws_a_figure_of_its_own_and_again(draw):
     display = draw()
     first = display.ax_
-    assert legend(display)[:2] == legend(pickle.loads(pickle.dumps(display)))[:2] == ["a", "b"]
+    assert legend(display)[:2] == ["a", "b"]
     assert first.get_xlabel()
     assert first.get_ylabel()
     display.figure_.canvas.draw()
@@ -121,6 +121,7 @@ def test_it_draws_a_figure_of_its_own_and_again(draw):
     assert display.plot() is display
     assert display.ax_ is not first
     assert len(plt.get_fignums()) == 2
+    assert legend(pickle.loads(pickle.dumps(display)))[:2] == ["a", "b"]
 
 
 @every_display
