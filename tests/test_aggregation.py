@@ -72,7 +72,7 @@ def test_krum_equals_the_naive_reference(changes, f, n_selected):
 
 
 @pytest.mark.parametrize(
-    ("f", "numbers"), [(1, [0, 0, 10, 11, 12]), (2, [0, 0, 0, 10, 11, 12, 13])], ids=str
+    ("f", "numbers"), [(1, [0, 0, 10, 11, 12]), (2, [0, 0, 0, 10, 11, 12, 13])]
 )
 def test_krum_adds_up_n_minus_f_minus_2_distances(f, numbers):
     # With one distance fewer the zeros would have the lowest scores, with one more the 10.
@@ -182,17 +182,6 @@ def test_the_popularity_filter_equals_the_naive_reference(rounds, tolerance):
         np.testing.assert_allclose(found, reference.clipped_at_the_median(kept), atol=1e-12)
         all_suspicious |= set(suspicious)
     assert tolerance > 0 or 7 in all_suspicious
-
-
-def test_the_popularity_filter_leaves_out_rows_of_many_clients_that_push_alike():
-    rng = np.random.default_rng(0)
-    changes = rng.standard_normal((40, 10, 4)) * 0.5 + [1.0, 0, 0, 0]
-    changes[:, 8:] = 0
-    changes[:15, 9] = [3.0, 0, 0, 0]
-    with_attack = combined(PopularityFilter(popular=0.5), list(changes))
-    np.testing.assert_array_equal(with_attack[9], 0)
-    assert np.linalg.norm(combined(RowClipping(), list(changes))[9]) > 15
-    assert (np.linalg.norm(with_attack[:8], axis=1) > 20).all()
 
 
 def two_fields(changes):

@@ -11,10 +11,7 @@ import pytest
 reproduce = pytest.importorskip("benchmarks.reproduce", reason="run pytest from the repository")
 
 from benchmarks._results import Results  # noqa: E402
-from benchmarks.ddl import with_negatives  # noqa: E402
-from benchmarks.papers import _among, _codes, _content, _data, _protocols, _uploads  # noqa: E402
-from benchmarks.papers._rows import NotObtainableError  # noqa: E402
-from benchmarks.papers.rfrec import printed  # noqa: E402
+from benchmarks.papers import _codes, _content, _data, _protocols, _uploads  # noqa: E402
 from fedrecsk import (  # noqa: E402
     DCF,
     DDL,
@@ -29,7 +26,6 @@ from fedrecsk import (  # noqa: E402
     RFRecF,
 )
 from fedrecsk.datasets import make_ratings  # noqa: E402
-from fedrecsk.protocol.keys import Key  # noqa: E402
 
 pytestmark = pytest.mark.full
 
@@ -45,12 +41,6 @@ def options(tmp_path):
     return chosen
 
 
-def table(protocol, model=None, paper=1.0):
-    row = reproduce.Row("a method", model or BiasOnly(), {"RMSE": paper}, "100k", protocol, "why")
-    absent = reproduce.Row("another", None, {"RMSE": 2.0}, "100k", protocol)
-    return [reproduce.Table("Table 1", "a protocol", [row, absent])]
-
-
 def test_a_stopped_run_is_resumed(options, monkeypatch, capsys):
     calls = []
 
@@ -60,7 +50,10 @@ def test_a_stopped_run_is_resumed(options, monkeypatch, capsys):
             raise KeyboardInterrupt
         return {"RMSE": 0.5 + seed}
 
-    monkeypatch.setitem(reproduce.PAPERS, "toy", lambda: table(protocol))
+    row = reproduce.Row("a method", BiasOnly(), {"RMSE": 1.0}, "100k", protocol, "why")
+    absent = reproduce.Row("another", None, {"RMSE": 2.0}, "100k", protocol)
+    table = reproduce.Table("Table 1", "a protocol", [row, absent])
+    monkeypatch.setitem(reproduce.PAPERS, "toy", lambda: [table])
     with pytest.raises(KeyboardInterrupt):
         reproduce.run("toy", options)
     reproduce.run("toy", options)
@@ -68,31 +61,6 @@ def test_a_stopped_run_is_resumed(options, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "| 100k | a method | RMSE | 1.0000 | 1.0000 | 0.5000 | +0.0000 |  |" in printed
     assert "| 100k | another | RMSE | 2.0000 | | | | not in fedrecsk yet |" in printed
-
-
-def test_absent_data_deviations_and_divergence_are_rows(options, monkeypatch, capsys):
-    def absent(*_):
-        raise FileNotFoundError("no such data")
-
-    monkeypatch.setitem(reproduce.PAPERS, "toy", lambda: table(absent))
-    left_out = reproduce.run("toy", options)
-    assert "| | | data absent |" in capsys.readouterr().out
-    reproduce.print_absent({"toy": left_out})
-    listed = capsys.readouterr().out
-    assert "- toy, Table 1, 100k: a method: data absent." in listed
-    assert "- toy, Table 1, 100k: another: not in fedrecsk yet." in listed
-
-    worse = table(lambda *_: {"RMSE": 1.5}, Popularity())
-    monkeypatch.setitem(reproduce.PAPERS, "worse", lambda: worse)
-    reproduce.run("worse", options)
-    assert "| +0.5000 | why |" in capsys.readouterr().out
-
-    def diverges(*_):
-        raise ValueError("The clients diverged: all of them")
-
-    monkeypatch.setitem(reproduce.PAPERS, "toy", lambda: table(diverges))
-    reproduce.run("toy", options)
-    assert "diverges" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("paper", ["rfrec", "lightfr", "colr", "fedals"])
@@ -165,98 +133,6 @@ def test_a_row_of_every_protocol_runs(protocol, model, data, little):
         assert all(name in scores or name.startswith(shares) for name in metrics)
 
 
-def test_no_protocol_is_left_out_above():
-    tested = {
-        protocol.__name__
-        for protocol, *_ in test_a_row_of_every_protocol_runs.pytestmark[0].args[1]
-    }
-    used = {
-        row.protocol.__name__
-        for name in ("rfrec", "lightfr", "colr", "fedals")
-        for table in reproduce.PAPERS[name]()
-        for row in table.rows
-    }
-    assert used - tested == {"encrypted"}  # which needs the extra fedrecsk[privacy]
-
-
-class Fixed:
-    """Scores the items 0 to 9 by what is given, for the user 0."""
-
-    item_ids_ = np.arange(10)
-
-    def __init__(self, scores):
-        self.scores = np.asarray(scores, dtype=float)
-
-    def predict(self, X):
-        return self.scores[X[:, 1]]
-
-
-def test_places_are_those_of_a_plain_count():
-    # Items 0 to 2 have rows, 3 is under test: 4 to 9 remain, of which two are ahead of 3.
-    model = Fixed([9, 9, 9, 5, 7, 6, 1, 2, 3, 4])
-    X = np.array([[0, 0], [0, 1], [0, 2], [0, 3]])
-    ahead, n_unseen = _among.places(model, X, X[3:], np.random.default_rng(0))
-    assert (ahead.tolist(), n_unseen.tolist()) == ([2], [6])
-
-
-def test_hits_among_n_negatives_are_those_of_negatives_that_are_drawn(monkeypatch):
-    monkeypatch.setattr(_among, "NEGATIVES", (2, "all"))
-    monkeypatch.setattr(_among, "K", 1)
-    model = Fixed([0, 0, 0, 5, 7, 6, 1, 2, 3, 4])
-    X = np.array([[0, 0], [0, 1], [0, 2], [0, 3]])
-    found = [_among.scores_by_negatives(model, X, X[3:], seed) for seed in range(400)]
-    rng = np.random.default_rng(0)
-    drawn = [model.scores[rng.choice(6, 2, replace=False) + 4].max() < 5 for _ in range(2000)]
-    assert np.mean([one["HR@10, 2 negatives"] for one in found]) == pytest.approx(
-        np.mean(drawn), abs=0.07
-    )
-    assert {one["HR@10, all negatives"] for one in found} == {0.0}
-    # An item without a training row is never found.
-    found = _among.scores_by_negatives(model, X, np.array([[0, 77]]), 0)
-    assert set(found.values()) == {0.0}
-
-
-def test_a_split_by_time_trains_on_what_came_first_and_needs_times():
-    X = np.column_stack([np.zeros(10), np.arange(10), 100 - np.arange(10)]).astype(int)
-    X_train, y_train, X_test = _data.split_per_user(X, np.arange(10), True, 0)
-    assert X_train[:, 1].tolist() == y_train.tolist() == [9, 8, 7, 6, 5, 4, 3, 2]
-    assert X_test.tolist() == [[0, 0]]
-    with pytest.raises(NotObtainableError, match="no times"):
-        _data.split_per_user(X[:, :2], np.arange(10), True, 0)
-
-
-def test_negatives_are_pairs_without_a_row():
-    X = make_ratings(20, 30, 200, random_state=0)[0][:, :2]
-    rows, labels = with_negatives(X, 0)
-    np.testing.assert_array_equal(rows[labels == 1], X)
-    drawn = set(map(tuple, rows[labels == 0].tolist()))
-    assert 50 < len(drawn) == np.sum(labels == 0)
-    assert not drawn & set(map(tuple, X.tolist()))
-
-
-def test_the_printed_algorithm_on_raw_ratings_is_the_papers_loop():
-    X, y = make_ratings(8, 6, 30, timestamps=False, random_state=0)
-    model = printed("RFRec", 0.01, 10, raw=True).set_params(n_rounds=4, random_state=0)
-    model.fit(X, y)
-    users, items = np.unique(X[:, 0]), np.unique(X[:, 1])
-    key = Key(int(np.random.RandomState(0).randint(2**31 - 1)))
-    mean = 0.01 * key.generator("item vectors").standard_normal((len(items), 20))
-    p = 0.01 * key.normal("user vectors", np.arange(len(users) * 20)).reshape(-1, 20)
-    own = np.repeat(mean[None], len(users), axis=0)
-    for _ in range(4):
-        for c, user in enumerate(users):
-            d_p, d_items = 2 * 0.1 * p[c], 10 * (own[c] - mean)
-            for item, rating in zip(X[X[:, 0] == user, 1], y[X[:, 0] == user], strict=True):
-                i = np.searchsorted(items, item)
-                error = rating - p[c] @ own[c, i]
-                d_p = d_p - 2 * error * own[c, i]
-                d_items[i] -= 2 * error * p[c]
-            p[c], own[c] = p[c] - 0.01 * d_p, own[c] - 0.01 * d_items
-        mean = own.mean(axis=0)
-    np.testing.assert_allclose(5**0.5 * model.item_factors_, mean, atol=1e-6)
-    np.testing.assert_allclose(5**0.5 * model.user_factors_, p, atol=1e-6)
-
-
 def test_a_line_cut_off_by_a_crash_is_run_again(tmp_path):
     first = Results(tmp_path, "x")
     first.put(("a", 0), "settings", {"score": 1.0})
@@ -267,21 +143,6 @@ def test_a_line_cut_off_by_a_crash_is_run_again(tmp_path):
     assert again.get(("b", 0), "settings") is None
     again.put(("b", 0), "settings", {"score": 3.0})
     assert Results(tmp_path, "x").get(("b", 0), "settings") == {"score": 3.0}
-
-
-def test_settings_are_compared_before_anything_runs(options, monkeypatch):
-    calls = []
-
-    def protocol(model, data, seed, options):
-        calls.append(seed)
-        return {"RMSE": 1.0}
-
-    changed = BiasOnly(reg_user=77.0)
-    Results(options.results, "toy").put(("Table 1", "a method", "100k", 1), "old", {"RMSE": 1.0})
-    monkeypatch.setitem(reproduce.PAPERS, "toy", lambda: table(protocol, changed))
-    with pytest.raises(SystemExit, match=r"with other settings(.|\n)*reg_user=77"):
-        reproduce.run("toy", options)
-    assert calls == []
 
 
 MODULES = sorted(

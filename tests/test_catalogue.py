@@ -26,7 +26,6 @@ CENTRALIZED = [
     BiasOnly(),
     Popularity(),
     ImplicitALS(8, random_state=0),
-    ImplicitALS(8, solver="cholesky", random_state=0),
     ImplicitBPR(8, random_state=0),
     ImplicitLMF(8, random_state=0),
     PMF(8, random_state=0),
@@ -90,11 +89,10 @@ def test_rows_of_weight_zero_do_not_matter():
     assert model.user_ids_.tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("Estimator", [PMF, BiasedMF, SVDpp])
-def test_a_warm_start_keeps_its_catalogue(Estimator):
-    model = Estimator(2, items=[10, 20, 30, 40], n_epochs=2, warm_start=True, random_state=0)
+def test_a_warm_start_keeps_its_catalogue():
+    model = PMF(2, items=[10, 20, 30, 40], n_epochs=2, warm_start=True, random_state=0)
     model.fit(X, y).set_params(items=pd.Series([40, 30, 20, 10]), n_epochs=4).fit(X, y)
-    straight = Estimator(2, items=[10, 20, 30, 40], n_epochs=4, random_state=0).fit(X, y)
+    straight = PMF(2, items=[10, 20, 30, 40], n_epochs=4, random_state=0).fit(X, y)
     np.testing.assert_array_equal(model.item_factors_, straight.item_factors_)
     with pytest.raises(ValueError, match="sample_weight or items have changed since"):
         model.set_params(items=None).fit(X, y)
@@ -106,8 +104,8 @@ def test_a_warm_start_keeps_its_catalogue(Estimator):
 @pytest.fixture(scope="module")
 def data():
     """Ratings, interactions, and ids of items that are not among them."""
-    ratings = make_ratings(n_users=200, n_items=80, n_ratings=4000, random_state=0)
-    taken = make_interactions(n_users=200, n_items=80, n_interactions=4000, random_state=0)
+    ratings = make_ratings(n_users=100, n_items=60, n_ratings=2000, random_state=0)
+    taken = make_interactions(n_users=100, n_items=60, n_interactions=2000, random_state=0)
     return (ratings[0][:, :2], ratings[1]), (taken[:, :2], None), [-1, 40.5, 1000, 1001]
 
 

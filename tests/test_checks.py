@@ -11,7 +11,7 @@ from fedrecsk import FCF, ExplicitFCF, FedRec, ImplicitLMF, LightFR
 from fedrecsk.datasets import make_interactions, make_ratings
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.preprocessing import RatingScaler
-from tests.listed import THINGS
+from tests.listed import REPRESENTATIVES, THINGS
 
 FAST = {"n_rounds": 10, "n_epochs": 10, "n_samples": 10, "n_burn_in": 5}
 # Not the ensembles, which hand on what they are given.
@@ -122,8 +122,12 @@ def test_scores_that_explode_are_reported(model, ratings):
         clone(model).set_params(random_state=0).fit(*ratings)
 
 
-@every_estimator
-@pytest.mark.parametrize("shape", [(40, 30, 100), (150, 120, 5000)])
+# On few rows, and representatives on more.
+SHAPES = [(name, (40, 30, 100)) for name in SINGLE]
+SHAPES += [(name, (150, 120, 5000)) for name in SINGLE if name in REPRESENTATIVES]
+
+
+@pytest.mark.parametrize(("name", "shape"), SHAPES)
 def test_defaults_neither_explode_nor_fail(name, shape):
     X, y = make_ratings(*shape, random_state=1)
     with warnings.catch_warnings():

@@ -60,36 +60,3 @@ def test_validation_rows_of_rankings_come_before_the_test(toy):
         assert all(times[pair] <= earliest[pair[0]] for pair in pairs(part.rows))
         for row, drawn in zip(part.rows, part.target, strict=True):
             assert pairs([(row[0], item) for item in drawn]).isdisjoint(rated)
-
-
-def measured(values):
-    """A :class:`Measured` for each split; user u has rows u, u + 3, ..."""
-    values = np.atleast_2d(values)
-    return [choices.Measured(np.arange(len(v)) % 3, v, np.zeros(2)) for v in values]
-
-
-def test_gain_is_a_mean_with_the_standard_error_of_a_mean_over_users():
-    rng = np.random.default_rng(0)
-    ours, default = rng.normal(size=(2, 2, 6))
-    mean, error, by_split = choices.gain(measured(ours), measured(default))
-    differences = ours - default
-    assert mean == pytest.approx(differences.mean())
-    assert by_split == pytest.approx(differences.mean(axis=1).tolist())
-    squares = 0.0
-    for user in range(3):
-        rows = [d for split in differences for k, d in enumerate(split) if k % 3 == user]
-        squares += sum(d - differences.mean() for d in rows) ** 2
-    assert error == pytest.approx(np.sqrt(squares) / 12)
-
-
-@pytest.mark.parametrize(
-    ("found", "kept"),
-    [
-        ((0.3, 0.1, [0.3, 0.2, 0.4]), True),
-        ((0.3, 0.16, [0.3, 0.2, 0.4]), False),
-        ((0.3, 0.1, [0.5, -0.1, 0.5]), False),
-        ((-0.3, 0.1, [-0.3, -0.3, -0.3]), False),
-    ],
-)
-def test_a_gain_is_kept_if_it_is_beyond_two_standard_errors_in_all_splits(found, kept):
-    assert choices.is_kept(*found) == kept

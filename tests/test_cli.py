@@ -90,9 +90,7 @@ def test_ranking_methods_on_implicit_feedback_and_above_a_threshold(ratings, imp
 
 
 # Of every kind: federated or not, ratings or rankings, with rounds, epochs or neither.
-@pytest.mark.parametrize(
-    "name", ["RFRec", "LocALS", "SemiDFEGL", "FedEASE", "EASE", "PMF", "ImplicitBPR", "Popularity"]
-)
+@pytest.mark.parametrize("name", ["RFRec", "LocALS", "FedEASE", "PMF", "ImplicitBPR", "Popularity"])
 def test_methods_of_every_kind(name, ratings, capsys):
     known = getattr(fedrecsk, name)().get_params()
     few = ["--rounds", "2"] if {"n_rounds", "n_epochs", "n_samples"} & known.keys() else []

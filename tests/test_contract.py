@@ -323,7 +323,7 @@ def test_callbacks_see_and_do_not_disturb(Estimator, toy):
 
 
 @needs_callbacks
-@representatives
+@one_of_each_kind
 def test_scikit_learns_callbacks_work(Estimator, toy, capsys):
     from sklearn.callback import ProgressBar, ScoringMonitor
 

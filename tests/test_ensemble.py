@@ -1,7 +1,5 @@
 """RankingEnsemble and RatingEnsemble: the sums, the contract, and the search for weights."""
 
-import pickle
-
 import numpy as np
 import pytest
 from sklearn.base import clone
@@ -123,18 +121,6 @@ def test_parts_are_fitted_with_the_clients_and_weights(Ensemble, toy):
         np.testing.assert_array_equal(fitted.user_ids_, model.user_ids_)
         np.testing.assert_allclose(fitted.predict(X), alone.predict(X), atol=1e-12)
         assert model.named_estimators_[name] is fitted
-
-
-def test_newcomers_are_folded_into_a_copy_only(toy):
-    X, y = toy
-    model = ranking().fit(X, y)
-    before = pickle.dumps(model)
-    model.recommend([-1], 3, interactions=X[X[:, 0] == X[0, 0]] * [0, 1] - [1, 0])
-    assert pickle.dumps(model) == before
-    parts = model.estimators_
-    model.fold_in([[-1, X[0, 1]]], [4.0])
-    assert model.n_users_ == parts[0].n_users_ + 1 == model.estimators_[0].n_users_
-    assert model.named_estimators_["als"] is model.estimators_[1]
 
 
 # ----------------------------------------------------------------------- the parts' params

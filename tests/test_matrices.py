@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from fedrecsk import EASE, BiasOnly, FedEASE, ImplicitALS, LocALS, Popularity
+from fedrecsk import EASE, BiasOnly, FedEASE, LocALS, Popularity
 from fedrecsk.base import RankingMixin
 from fedrecsk.ensemble import RankingEnsemble
 from tests.test_contract import make, one_of_each_kind
@@ -60,20 +60,6 @@ def test_all_kinds_of_matrices(kind):
     twice = [np.repeat(part, 2) for part in (halves.data / 2, *halves.coords)]
     matrix = sparse.coo_array((twice[0], tuple(twice[1:])), shape=halves.shape)
     assert np.allclose(EASE(reg=5.0).fit(matrix).item_weights_, expected)
-
-
-def test_it_is_the_model_that_implicit_fits():
-    als = pytest.importorskip("implicit.cpu.als")
-    matrix = make_matrix(sparse.csr_matrix).astype(np.float32)
-    kept_users, kept_items = np.unique(matrix.nonzero()[0]), np.unique(matrix.nonzero()[1])
-    theirs = als.AlternatingLeastSquares(
-        factors=4, regularization=0.5, alpha=3.0, iterations=5, num_threads=1, random_state=0
-    )
-    theirs.fit(matrix[kept_users][:, kept_items], show_progress=False)
-    ours = ImplicitALS(4, reg=0.5, alpha=3.0, n_epochs=5, item_bias=False, random_state=0)
-    ours.fit(matrix)
-    assert np.allclose(ours.item_factors_[kept_items], theirs.item_factors, atol=1e-6)
-    assert np.allclose(ours.user_factors_, theirs.user_factors, atol=1e-6)
 
 
 def test_clients_are_those_of_the_users():

@@ -271,34 +271,6 @@ def parts_or_reason(splitter, X):
 # --------------------------------------------------------------------------------- input
 
 
-def views(X):
-    """The same interactions in many types of table and id."""
-    users, items, times = X.T
-    frame = pd.DataFrame({"who": users, "what": items, "when": times})
-    names = np.char.add("id", users.astype(str))
-    yield "huge", np.column_stack([users * 2**57, items - 2**62, times])
-    yield "strings", X.astype(str)
-    yield "objects", np.column_stack([names, items, times.astype(object)])
-    yield "lists", np.column_stack([names, items.astype(object), times]).tolist()
-    yield "named frame", frame.assign(who=names).astype({"what": "category"})
-    yield "dates", frame.assign(when=pd.Timestamp("2000-02-28") + pd.to_timedelta(times, "D"))
-
-
-@every_splitter
-def test_types_of_ids_and_tables_make_no_difference(splitter):
-    # One-digit and two-digit ids: as strings they sort otherwise.
-    rng = np.random.default_rng(0)
-    X = np.column_stack([rng.integers(5, 15, 90), rng.integers(5, 15, 90), rng.integers(0, 60, 90)])
-    expected = list(splitter.split(X))
-    assert len(expected) == splitter.get_n_splits()
-    for name, view in views(X):
-        splits = list(splitter.split(view))
-        for split, other in zip(splits, expected, strict=True):
-            for rows, others in zip(split, other, strict=True):
-                np.testing.assert_array_equal(rows, others, err_msg=name)
-                assert rows.dtype == np.int64
-
-
 def test_times_are_numbers_or_dates():
     days = [datetime.datetime(2020, 1, day, tzinfo=None) for day in (3, 1, 2)]
     zoned = [
@@ -518,6 +490,8 @@ def test_scikit_learn_compatible(Class, check):
 def test_grid_searches_take_splitters(splitter, timed):
     X, y = timed
     model, grid = make_pipeline(FunctionTransformer(), BiasOnly()), {"biasonly__reg_user": [1, 9]}
+    # Of one and of several digits: as strings they sort otherwise.
+    X = X - [[95, 995, 0]]
     frame = pd.DataFrame({"u": X[:, 0].astype(str), "i": X[:, 1], "t": X[:, 2]})
     scoring = "neg_mean_squared_error"
     scores = []

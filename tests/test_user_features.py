@@ -79,17 +79,6 @@ def test_only_sums_are_sent_and_they_are_counted(model):
     np.testing.assert_array_equal(model.item_factors_, plain.item_factors_)
 
 
-def test_settings_change_nothing(model):
-    held = Federation(aggregator=NormClipping(1e9))
-    other = make(user_features=FEATURES, n_jobs=2, federation=held).fit(X[OLD], Y[OLD])
-    np.testing.assert_allclose(other.predict(X[OLD]), model.predict(X[OLD]), rtol=1e-4)
-    masked = Federation(secure_aggregation=SecAggPlus(max_abs=1e4))
-    secret = make(user_features=FEATURES, upload="all", n_rounds=3, federation=masked)
-    open_ = make(user_features=FEATURES, upload="all", n_rounds=3).fit(X[OLD], Y[OLD])
-    secret.fit(X[OLD], Y[OLD])
-    np.testing.assert_allclose(secret.predict(X[OLD]), open_.predict(X[OLD]), atol=0.1)
-
-
 def test_search_and_warm_start(model):
     for frame in (FEATURES.astype(pd.SparseDtype(float)), FEATURES.convert_dtypes()):
         same = make(user_features=frame).fit(X[OLD], Y[OLD])

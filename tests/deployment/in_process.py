@@ -12,6 +12,7 @@ from sklearn.utils import check_random_state
 from fedrecsk.data.interactions import encode
 from fedrecsk.deployment.coordinator import Coordinator
 from fedrecsk.deployment.exchanges import Carrier, Reply
+from fedrecsk.deployment.keys import read_identity
 from fedrecsk.deployment.node import Node
 from fedrecsk.deployment.records import unpack
 from fedrecsk.deployment.store import Store
@@ -126,16 +127,20 @@ def simulated_key(estimator):
     return Key(int(check_random_state(estimator.random_state).randint(2**31 - 1)))
 
 
-def make_nodes(estimator, X, y, clients, folder):
-    """A node for each client, in an order of its own, and their catalogue in the estimator."""
+def make_nodes(estimator, X, y, clients, folder, *, party=None, identities=None, **others):
+    """A node for each client, in an order of its own; `load_data` returns `others` too."""
     names = np.unique(clients)
     order = np.random.default_rng(0).permutation(len(names))
     nodes = {}
     for number in order:
         mine = clients == names[number]
-        data = {"client_id": names[number].item(), "X": X[mine], "y": y[mine]}
+        name = names[number].item()
+        data = {"client_id": name, "X": X[mine], "y": y[mine]} | others
+        identity = None if identities is None else read_identity(identities[name])
         store = Store(folder / f"node {number}")
-        nodes[1000 + int(number)] = Node(estimator, lambda data=data: data, store)
+        nodes[1000 + int(number)] = Node(
+            estimator, lambda data=data: data, store, party, identity=identity
+        )
     return nodes
 
 

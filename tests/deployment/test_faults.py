@@ -210,7 +210,6 @@ def of_size(size):
         (small(), another_field, "'else/values'"),
         (small(), nan, ""),
         (small(), of_size(3e38), ""),
-        (small(FedMF, client_fraction=1.0), of_size(3e38), ""),
         (small(FedEB), of_size(3e38), ""),
     ],
 )

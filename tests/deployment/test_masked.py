@@ -7,9 +7,7 @@ from sklearn.base import clone
 from fedrecsk import FedEASE, Federation, FedMF, LocALS, RFRec
 from fedrecsk.deployment.exchanges import NotEnough
 from fedrecsk.deployment.keys import read_identity, write_identities, write_keys
-from fedrecsk.deployment.node import Node
 from fedrecsk.deployment.records import pack, unpack
-from fedrecsk.deployment.store import Store
 from fedrecsk.privacy import CentralDP, SecAggPlus
 from tests.conftest import make_toy
 from tests.deployment.in_process import (
@@ -18,6 +16,7 @@ from tests.deployment.in_process import (
     counts,
     kill,
     lose,
+    make_nodes,
     prepared,
     simulated_key,
     spoil,
@@ -38,23 +37,16 @@ def masked(estimator, **setting):
     return prepared(clone(estimator).set_params(federation=federation), X, Y, SILOS)
 
 
-def nodes_of(estimator, folder, clients=FIVE, identities=None, rows=True, key=None):
-    identities = identities or write_identities(clients, folder / "identities")
-    key = key or simulated_key(estimator)
-    return {
-        100 + k: Node(
-            estimator,
-            lambda k=k: {
-                "client_id": k,
-                "X": X[(k == SILOS) & rows],
-                "y": Y[(k == SILOS) & rows],
-                "private": key,
-            },
-            Store(folder / f"node {k}"),
-            identity=read_identity(identities[k]),
-        )
-        for k in clients
-    }
+def nodes_of(estimator, folder, identities=None, rows=slice(None), key=None):
+    return make_nodes(
+        estimator,
+        X[rows],
+        Y[rows],
+        SILOS[rows],
+        folder,
+        identities=identities or write_identities(FIVE, folder / "identities"),
+        private=key or simulated_key(estimator),
+    )
 
 
 def a_fit(folder, **settings):
@@ -112,7 +104,7 @@ every_stage = pytest.mark.parametrize("stage", ["keys", "shares", "", "confirm",
 @every_stage
 def test_a_node_that_is_lost_does_not_stop_a_round(stage, tmp_path):
     one, _ = a_fit(tmp_path, quorum=0.8)
-    spoil(one, lose, kind=f"round {stage}".strip(), node=103, number=1)
+    spoil(one, lose, kind=f"round {stage}".strip(), node=1003, number=1)
     server = one.run()
     assert server.n_rounds_ == 3
     assert counts(server) == [5, 4 if stage in ("keys", "shares", "") else 5, 5]
@@ -153,19 +145,23 @@ def test_the_server_sees_no_upload(tmp_path):
     assert abs(bits.mean() - 0.5) < 2.5 / np.sqrt(len(bits))
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The server of a fit that nothing has stopped."""
+    return a_fit(tmp_path_factory.mktemp("whole"))[0].run()
+
+
 @every_stage
-def test_a_killed_server_goes_on_with_the_same_sum(stage, tmp_path):
+def test_a_killed_server_goes_on_with_the_same_sum(stage, tmp_path, whole):
     estimator = masked(FedMF(client_fraction=1.0, **SMALL))
     nodes = nodes_of(estimator, tmp_path)
     first = coordinator(estimator, nodes, tmp_path)
-    kill(first, f"round {stage}".strip(), 1, 102)
+    kill(first, f"round {stage}".strip(), 1, 1002)
     with pytest.raises(Killed):
         first.run()
     again = coordinator(estimator, nodes, tmp_path)
     assert again.is_resumed
-    server = again.run()
-    whole = coordinator(estimator, nodes_of(estimator, tmp_path / "2"), tmp_path / "2").run()
-    np.testing.assert_allclose(server.item_factors_, whole.item_factors_, atol=1e-4)
+    np.testing.assert_allclose(again.run().item_factors_, whole.item_factors_, atol=1e-4)
 
 
 def test_an_update_is_masked_too(tmp_path):
@@ -178,7 +174,7 @@ def test_an_update_is_masked_too(tmp_path):
     keys.append(simulated._run.server.key)
     identities = write_identities(FIVE, tmp_path / "identities")
     for rows, key in zip((old, old | ~old), keys, strict=True):
-        nodes = nodes_of(estimator, tmp_path, FIVE, identities, rows, key)
+        nodes = nodes_of(estimator, tmp_path, identities, rows, key)
         update = key is not keys[0]
         server = coordinator(estimator, nodes, tmp_path, key=key, update=update).run()
     assert server.n_rounds_ == 2
@@ -190,13 +186,13 @@ def test_a_node_does_not_unmask_two_sums_of_one_round(tmp_path):
     answers = {}
 
     def tamper(request, reply):
-        if request.node == 100 and request.kind.startswith("round"):
-            again = nodes[100].answer(request.content)
+        if request.node == 1000 and request.kind.startswith("round"):
+            again = nodes[1000].answer(request.content)
             assert again == reply
             head, arrays = unpack(request.content)
             if request.kind == "round confirm":
                 # Another list gets the confirmation of the first.
-                other = nodes[100].answer(
+                other = nodes[1000].answer(
                     pack(head, arrays | {"survivors": arrays["survivors"] ^ 1})
                 )
                 assert other == reply
@@ -214,12 +210,12 @@ def test_a_late_client_enters_at_the_next_keys(tmp_path):
     # Its identity is made later, by the same operator.
     identities |= write_identities([4], tmp_path / "identities")
     nodes = nodes_of(estimator, tmp_path, identities=identities)
-    late = nodes.pop(104)
+    late = nodes.pop(1004)
     one = coordinator(estimator, nodes, tmp_path)
 
     def watch(request):
         if step_of(request) == ("round", 0):
-            one.exchanges.carrier.connected[104] = late
+            one.exchanges.carrier.connected[1004] = late
 
     one.exchanges.carrier.watch = watch
     server = one.run()

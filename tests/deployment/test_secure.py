@@ -10,13 +10,11 @@ from sklearn.base import clone
 from fedrecsk import CoLR, Federation, FedMF
 from fedrecsk.deployment.exchanges import NotEnough
 from fedrecsk.deployment.keys import read_keys, write_keys
-from fedrecsk.deployment.node import Node
 from fedrecsk.deployment.records import pack, unpack
-from fedrecsk.deployment.store import Store
 from fedrecsk.privacy import CKKS, Paillier
 from tests.conftest import make_toy
 from tests.deployment import in_process
-from tests.deployment.in_process import counts, prepared, spoil, step_of
+from tests.deployment.in_process import counts, make_nodes, prepared, spoil, step_of
 
 X, Y = make_toy()
 SILOS = X[:, 0] % 3
@@ -34,15 +32,7 @@ def secure(estimator, scheme=PAILLIER):
 def nodes_of(estimator, folder):
     clients, _ = write_keys(estimator, 3, folder / "keys")
     party = read_keys(estimator, clients, "clients")
-    return {
-        100 + k: Node(
-            estimator,
-            lambda k=k: {"client_id": k, "X": X[k == SILOS], "y": Y[k == SILOS]},
-            Store(folder / f"node {k}"),
-            party,
-        )
-        for k in range(3)
-    }
+    return make_nodes(estimator, X, Y, SILOS, folder, party=party)
 
 
 def coordinator(estimator, nodes, folder, **settings):
@@ -105,9 +95,9 @@ def test_lost_answers_and_a_server_that_starts_again(tmp_path):
         if request.kind != "round":
             return reply
         n_rounds += 1
-        # Node 100 is there in the first round only; in the second nobody else answers either.
+        # Node 1000 is there in the first round only; in the second nobody else answers either.
         if n_rounds == 3:
-            del first.exchanges.carrier.connected[100]
+            del first.exchanges.carrier.connected[1000]
         return reply if n_rounds <= 3 else None
 
     first.exchanges.carrier.tamper = tamper
@@ -118,11 +108,11 @@ def test_lost_answers_and_a_server_that_starts_again(tmp_path):
     assert again.server.round == 1
     # It comes back in the last round, when it lacks the sums of two.
     carrier = again.exchanges.carrier
-    away = carrier.connected.pop(100)
+    away = carrier.connected.pop(1000)
 
     def come_back(request):
         if step_of(request) == ("round", 2):
-            carrier.connected[100] = away
+            carrier.connected[1000] = away
 
     carrier.watch = come_back
     records = again.run()
@@ -134,13 +124,13 @@ def test_lost_answers_and_a_server_that_starts_again(tmp_path):
 
 def test_a_node_with_an_older_state_is_refused(tmp_path, caplog):
     one, nodes = a_fit(tmp_path)
-    store, old = nodes[100].store, {}
+    store, old = nodes[1000].store, {}
 
     def tamper(request, reply):
         (file,) = store.folder.glob("*.state")
         if request.kind == "setup" or not old:
             old["state"] = file.read_bytes()
-        if request.kind == "round" and request.node == 102:
+        if request.kind == "round" and request.node == 1002:
             file.write_bytes(old["state"])
         return reply
 
@@ -187,7 +177,7 @@ SPOILT = [(cut, 1), (of_ones, 1), (of_zeros, 1), (at_random, 0)]
 @pytest.mark.parametrize(("spoilt", "rejected"), SPOILT)
 def test_spoilt_uploads_do_not_end_the_fit(spoilt, rejected, tmp_path):
     one, nodes = a_fit(tmp_path)
-    spoil(one, spoilt, node=101)
+    spoil(one, spoilt, node=1001)
     with warnings.catch_warnings(record=True) as caught:
         records = one.run()
     assert counts(records, "rejected") == 3 * [rejected]
@@ -240,7 +230,7 @@ def test_nothing_in_plaintext_crosses_or_is_stored(tmp_path):
 def test_nodes_with_other_keys_are_refused(tmp_path, caplog):
     estimator = secure(FedMF(3, **SMALL))
     nodes = nodes_of(estimator, tmp_path)
-    nodes[100].party = PAILLIER.generate_keys(3).clients
+    nodes[1000].party = PAILLIER.generate_keys(3).clients
     with pytest.raises(NotEnough, match="2 of 3 clients"):
         coordinator(estimator, nodes, tmp_path).run()
     assert "differs from the server's in keys" in caplog.text
@@ -273,7 +263,7 @@ def test_keys_of_the_wrong_side_scheme_or_mode(tmp_path):
 
 def test_a_node_cannot_ask_for_deleted_sums(tmp_path, caplog):
     one, _ = a_fit(tmp_path)
-    spoil(one, lambda reply: pack({"lacks": "message"}, {}), node=101, number=2)
+    spoil(one, lambda reply: pack({"lacks": "message"}, {}), node=1001, number=2)
     records = one.run()
     assert one.server.totals.message.first > 0
     assert counts(records, "rejected") == [0, 0, 1]

@@ -115,7 +115,11 @@ def test_scorers_look_through_pipelines_and_searches(data):
     X, y = data
     train, test = slice(None, -60), slice(-60, None)
     scorer = several(n_negatives=4, random_state=0)
-    expected = scorer(BiasOnly().fit(X[train], y[train]), X[test], y[test])
+    users, items = np.unique(X[:, 0]), np.unique(X[:, 1])
+    new = {user: np.setdiff1d(items, X[X[:, 0] == user, 1]) for user in users}
+    given = several(negatives=new)
+    direct = BiasOnly().fit(X[train], y[train])
+    expected, of_given = (one(direct, X[test], y[test]) for one in (scorer, given))
     shift = FunctionTransformer(lambda X: X + np.array([1000, 5]))
     inner = GridSearchCV(BiasOnly(), {"reg_item": [10.0]}, cv=CV)
     for model in (
@@ -126,6 +130,7 @@ def test_scorers_look_through_pipelines_and_searches(data):
         GridSearchCV(make_pipeline(shift, BiasOnly()), {}, cv=CV, scoring=scorer, refit="mrr@2"),
     ):
         assert scorer(model.fit(X[train], y[train]), X[test], y[test]) == expected
+        assert given(model, X[test], y[test]) == of_given
     assert model.best_score_ == model.cv_results_["mean_test_mrr@2"].max()
 
 

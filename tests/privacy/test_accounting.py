@@ -19,7 +19,7 @@ def delta_of_gaussian(noise, epsilon):
     )
 
 
-@pytest.mark.parametrize(("noise", "count"), [(10.0, 100), (1.18, 5), (3.48, 5)])
+@pytest.mark.parametrize(("noise", "count"), [(10.0, 100), (1.18, 5)])
 def test_sums_of_all_clients(noise, count):
     mine = epsilon_of([Event("gaussian", noise, count)], DELTA)
     accountant = pld.PLDAccountant()
@@ -83,20 +83,18 @@ def test_skellam_divergence_is_that_of_the_theorem(size, l1, monkeypatch):
 
 
 def test_nothing_and_no_noise():
-    assert epsilon_of([], DELTA) == 0
-    assert epsilon_of([Event("gaussian", 1.0, 0)], DELTA) == 0
+    assert epsilon_of([], DELTA) == epsilon_of([Event("gaussian", 1.0, 0)], DELTA) == 0
     assert epsilon_of([Event("gaussian", 0.0)], DELTA) == float("inf")
 
 
 @pytest.mark.parametrize(
-    "event",
+    ("event", "epsilon"),
     [
-        Event("gaussian", 1.0, 20),
-        Event("gaussian", 1.0, 40, 0.1),
-        Event("skellam", 1.0, 20, size=500),
+        (Event("gaussian", 1.0, 20), 0.5),
+        (Event("gaussian", 1.0, 40, 0.1), 8.0),
+        (Event("skellam", 1.0, 20, size=500), 0.5),
     ],
 )
-@pytest.mark.parametrize("epsilon", [0.5, 8.0])
 def test_noise_for_an_epsilon(event, epsilon):
     factor = noise_for([event], epsilon, DELTA)
     spent = epsilon_of([event._replace(noise_multiplier=factor)], DELTA)

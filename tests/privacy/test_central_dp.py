@@ -6,7 +6,6 @@ import warnings
 
 import numpy as np
 import pytest
-from scipy.stats import kstest
 
 from fedrecsk import FCF, FedEASE, FedEB, Federation, FedFast, LightFR, LocALS, RFRec
 from fedrecsk.aggregation import NormClipping
@@ -15,7 +14,7 @@ from fedrecsk.compression import TopK
 from fedrecsk.federated import _private
 from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, Paillier, SecAggPlus
 from fedrecsk.privacy._grid import STEPS
-from fedrecsk.privacy.central_dp import clip_updates, noisy_sum, round_updates
+from fedrecsk.privacy.central_dp import clip_updates, round_updates
 from fedrecsk.protocol.keys import Key
 from fedrecsk.updates import FieldSpec, SparseRows
 from tests.conftest import make_toy
@@ -114,16 +113,6 @@ def test_shares_of_the_noise_are_on_the_grid_and_on_all_rows():
 
 
 # --------------------------------------------------------------------------------- noise
-
-
-def test_noise_on_the_sum_is_gaussian_and_on_a_grid():
-    sums, generator = np.full(40_000, 0.1), np.random.default_rng(0)
-    noisy, std = noisy_sum(sums, 2.0, 1.5, sums.size, generator)
-    assert std == pytest.approx(3.0, rel=1e-3)
-    assert kstest((noisy - 0.1) / std, "norm").pvalue > 0.01
-    step = 2.0 ** np.floor(np.log2(3.0 / 2**24))
-    assert (noisy % step == 0).all()
-    assert (noisy_sum(sums, 2.0, 0.0, sums.size, generator)[0] == sums).all()
 
 
 def test_the_model_of_a_fit_is_as_noisy_as_announced(toy):
@@ -337,13 +326,10 @@ def test_a_fit_that_spends_more_than_its_limit_warns(toy):
     assert model.privacy_.epsilon > 3
 
 
-def test_a_large_delta_warns(toy):
-    with pytest.warns(UserWarning, match="above one divided by the number of clients, 20"):
-        make(private(epsilon=5.0, delta=0.1)).fit(*toy)
-
-
-@pytest.mark.parametrize("noise", ["server", "clients"])
-@pytest.mark.parametrize("change", ["epsilon", "data", "nothing"])
+@pytest.mark.parametrize(
+    ("noise", "change"),
+    [("server", "epsilon"), ("server", "data"), ("server", "nothing"), ("clients", "data")],
+)
 def test_different_fits_have_different_noise(noise, change, toy, monkeypatch):
     # Otherwise the noise of two fits could be subtracted.
     X, y = toy
@@ -363,12 +349,10 @@ def test_different_fits_have_different_noise(noise, change, toy, monkeypatch):
     assert correlation > 0.999 if change == "nothing" else abs(correlation) < 0.8
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("federation", "parameters", "epsilon"),
     [
         ({"sampling": "poisson"}, {"client_fraction": 0.3}, 500.0),
-        ({"sampling": "poisson"}, {"client_fraction": 1e-4}, 0.01),
         ({"sampling": "random", "dropout": 0.9}, {"client_fraction": 0.05, "n_rounds": 1}, 1.0),
         ({}, {}, 1e5),
     ],
@@ -380,11 +364,9 @@ def test_extreme_settings_fit(federation, parameters, epsilon, toy):
 
 
 def test_methods_that_send_once_pay_once(toy):
-    X, _ = toy
     model = FedEASE(n_rounds=4, items=PUBLIC["items"], federation=private(epsilon=5.0))
-    report = model.fit(X).privacy_
-    assert report.epsilon == pytest.approx(5)
-    assert report.events[0].count == 1
+    (event,) = model.fit(toy[0]).privacy_.events
+    assert event.count == 1
 
 
 def test_all_that_central_privacy_needs_is_said_at_once():

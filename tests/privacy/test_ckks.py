@@ -23,7 +23,7 @@ def keys():
 
 
 @pytest.mark.parametrize("scheme", SETTINGS, ids=str)
-@pytest.mark.parametrize("n_clients", [1, 5, 60])
+@pytest.mark.parametrize("n_clients", [1, 30])
 def test_sums_are_as_precise_as_stated(scheme, n_clients):
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(n_clients, 3 * scheme.values_per_block // 2))
@@ -37,7 +37,7 @@ def test_sums_are_as_precise_as_stated(scheme, n_clients):
 
 
 @pytest.mark.parametrize("scheme", SETTINGS[:4], ids=str)
-@pytest.mark.parametrize("n_clients", [1, 5])
+@pytest.mark.parametrize("n_clients", [3])
 def test_the_noise_bound_is_eight_standard_deviations_of_the_noise(scheme, n_clients):
     zeros, keys = np.zeros(4 * scheme.values_per_block), scheme.generate_keys(n_clients)
     noise = secure_sum(keys, [zeros] * n_clients).values
@@ -47,14 +47,12 @@ def test_the_noise_bound_is_eight_standard_deviations_of_the_noise(scheme, n_cli
 
 
 @pytest.mark.parametrize("scheme", SETTINGS, ids=str)
-@pytest.mark.parametrize("n_clients", [1, 2, 7])
-@pytest.mark.parametrize("signs", ["same", "random"])
-def test_the_largest_values_do_not_overflow(scheme, n_clients, signs):
-    rng = np.random.default_rng(0)
-    limit = scheme.max_value(n_clients)
-    vector = limit * (np.ones(100) if signs == "same" else rng.choice([-1.0, 1.0], 100))
-    result = secure_sum(scheme.generate_keys(n_clients), [vector] * n_clients)
-    assert result.error <= scheme.precision(n_clients, limit)
+@pytest.mark.parametrize("n_clients", [1, 7])
+def test_the_largest_values_do_not_overflow(scheme, n_clients):
+    limit, keys = scheme.max_value(n_clients), scheme.generate_keys(n_clients)
+    for signs in (np.ones(100), np.random.default_rng(0).choice([-1.0, 1.0], 100)):
+        result = secure_sum(keys, [limit * signs] * n_clients)
+        assert result.error <= scheme.precision(n_clients, limit)
 
 
 def test_tenseal_itself_finds_no_key_on_the_server(keys):
@@ -102,6 +100,6 @@ def test_bad_parameters_are_named(parameters, message):
 PAPER = {1: 3073, 2: 3073, 4: 3073, 8: 3073, 16: 6147, 32: 12293, 64: 24587}
 
 
-@pytest.mark.parametrize("rank", PAPER)
-def test_at_most_half_the_papers_ciphertext(rank):
-    assert CKKS().ciphertext_bytes(3706 * rank) <= PAPER[rank] * 1000 / 2
+def test_at_most_half_the_papers_ciphertext():
+    for rank, kilobytes in PAPER.items():
+        assert CKKS().ciphertext_bytes(3706 * rank) <= kilobytes * 1000 / 2

@@ -71,8 +71,7 @@ def test_millions_of_numbers_take_no_time():
     assert 0.88 < laplace_epsilon(10.0, 3_364_000, DELTA) / 33_640_000 < 1
 
 
-@pytest.mark.parametrize("n_uploads", [1, 7, 100])
-@pytest.mark.parametrize("epsilon", [0.5, 10.0, 200.0])
+@pytest.mark.parametrize(("epsilon", "n_uploads"), [(0.5, 100), (10.0, 1), (200.0, 7)])
 def test_mechanisms_are_found_for_an_epsilon(epsilon, n_uploads):
     for found in (
         GaussianMechanism.for_epsilon(epsilon, n_uploads, clip=3.0),
@@ -84,33 +83,24 @@ def test_mechanisms_are_found_for_an_epsilon(epsilon, n_uploads):
         assert found.total_epsilon(n_uploads) <= epsilon * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("Mechanism", [GaussianMechanism, SphereMechanism])
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [("epsilon", wrong) for wrong in (0, -1, float("nan"), float("inf"), 1e300, "1", None)]
-    + [("n_uploads", wrong) for wrong in (0, 1.5, float("nan"), "1", None)]
-    + [("delta", 1.0), ("delta", -0.1), ("clip", -1.0)],
-)
-def test_what_no_mechanism_has_is_refused(Mechanism, name, wrong):
-    with pytest.raises(ValueError, match=f"The '{name}' parameter of {Mechanism.__name__}"):
-        Mechanism.for_epsilon(**{"epsilon": 1.0, "n_uploads": 3, name: wrong})
+WRONG = [("epsilon", 0), ("epsilon", float("inf")), ("epsilon", "1")]
+WRONG += [("n_uploads", 0), ("n_uploads", 1.5), ("delta", 1.0), ("clip", -1.0)]
 
 
-@pytest.mark.parametrize("Mechanism", [GaussianMechanism, SphereMechanism])
-def test_small_types_calibrate_as_plain_numbers(Mechanism):
+@pytest.mark.parametrize("Mechanism", [GaussianMechanism, SphereMechanism, LaplaceMechanism])
+def test_wrong_numbers_are_named_and_small_types_are_plain_numbers(Mechanism):
+    one, owner = Mechanism(1.0, 1.0), Mechanism.__name__
+    assert one.total_epsilon(np.int8(100), 10) == one.total_epsilon(100, 10)
+    for wrong in (-1, 0.5, float("nan"), "1", None):
+        with pytest.raises(ValueError, match=f"'n_uploads' parameter of {owner}.total_epsilon "):
+            one.total_epsilon(wrong, 10)
+    if Mechanism is LaplaceMechanism:
+        return
     found = Mechanism.for_epsilon(np.float16(2), np.int8(100), delta=np.float32(0.25))
     assert found.get_params() == Mechanism.for_epsilon(2.0, 100, delta=0.25).get_params()
-    assert found.total_epsilon(np.int8(100)) == found.total_epsilon(100)
-
-
-@pytest.mark.parametrize("wrong", [-1, 0.5, float("nan"), "1", None])
-@pytest.mark.parametrize(
-    "mechanism", [GaussianMechanism(1, 1), SphereMechanism(1, 1), LaplaceMechanism(1, 1)]
-)
-def test_numbers_of_uploads_are_whole(mechanism, wrong):
-    name = type(mechanism).__name__
-    with pytest.raises(ValueError, match=f"'n_uploads' parameter of {name}.total_epsilon must be"):
-        mechanism.total_epsilon(wrong, 10)
+    for name, value in WRONG:
+        with pytest.raises(ValueError, match=f"The '{name}' parameter of {owner}"):
+            Mechanism.for_epsilon(**{"epsilon": 1.0, "n_uploads": 3, name: value})
 
 
 def test_laplace_noise_composes_over_numbers_by_delta():

@@ -23,7 +23,7 @@ def keys():
 
 
 @pytest.mark.parametrize("packing", [True, False])
-@pytest.mark.parametrize("n_clients", [1, 3, 60])
+@pytest.mark.parametrize("n_clients", [1, 60])
 def test_sums_of_fixed_point_numbers_are_exact(packing, n_clients):
     scheme = small(packing=packing, fraction_bits=20)
     rng = np.random.default_rng(0)
@@ -43,7 +43,7 @@ def test_what_was_made_with_other_keys_is_reported(packing):
         keys.clients.decrypt(keys.server.sum([forged, keys.clients.encrypt([1.0, 2.0])]))
 
 
-@pytest.mark.parametrize("fraction_bits", [0, 10, 40, 52])
+@pytest.mark.parametrize("fraction_bits", [0, 40, 52])
 def test_other_sums_are_as_precise_as_stated(fraction_bits):
     scheme = small(fraction_bits=fraction_bits)
     vectors = np.random.default_rng(0).normal(size=(60, 20))
@@ -61,8 +61,7 @@ def test_the_bound_is_reached_where_every_value_lies_between_two_units(n_clients
     assert result.error == pytest.approx(scheme.precision(n_clients, 2.5 / 2**20), rel=1e-9)
 
 
-@pytest.mark.parametrize("n_clients", [1, 2, 3, 60, 6040])
-@pytest.mark.parametrize("fraction_bits", [0, 40, 60])
+@pytest.mark.parametrize(("n_clients", "fraction_bits"), [(1, 40), (3, 60), (60, 40), (6040, 0)])
 def test_the_largest_values_do_not_reach_their_neighbours(n_clients, fraction_bits):
     scheme = small(fraction_bits=fraction_bits)
     limit = scheme.max_value(n_clients)

@@ -37,9 +37,7 @@ def test_small_skellam_noise(variance):
     check(skellam(variance, N, np.random.default_rng(0)), stats.skellam(variance / 2, variance / 2))
 
 
-@pytest.mark.parametrize(
-    "variance", [1e9, 1e12, 2 * LARGEST_MEAN, 3e12, 1e13, 1e14, 1e15, 1e16, 1e18, 1e24]
-)
+@pytest.mark.parametrize("variance", [1e9, 2 * LARGEST_MEAN, 3 * LARGEST_MEAN, 1e16, 1e24])
 def test_large_skellam_noise(variance):
     # Of such variances it is normal, but for far less than a test can see.
     draws = skellam(variance, N, np.random.default_rng(0))
@@ -47,12 +45,18 @@ def test_large_skellam_noise(variance):
     check(draws, stats.norm(scale=np.sqrt(variance)))
 
 
-@pytest.mark.parametrize("clip", [1e-30, 0.5, 1e30])
-@pytest.mark.parametrize("noise_multiplier", [1e-6, 3.0, 1e6])
+@pytest.mark.parametrize(
+    ("clip", "noise_multiplier"), [(1e-30, 1e6), (0.5, 3.0), (1e30, 1e-6), (1e30, 1e6)]
+)
 def test_noise_on_sums(clip, noise_multiplier):
-    noise, std = noisy_sum(np.zeros(N), clip, noise_multiplier, 1, np.random.default_rng(0))
-    assert std == pytest.approx(noise_multiplier * clip, rel=0.1)
-    check(noise, stats.norm(scale=std))
+    sums = np.full(N, 0.1 * clip)
+    noisy, std = noisy_sum(sums, clip, noise_multiplier, 1, np.random.default_rng(0))
+    # A grid of 2**-24 of so much noise is coarse next to the clip.
+    close = 0.1 if noise_multiplier > 1e3 else 1e-3
+    assert std == pytest.approx(noise_multiplier * clip, rel=close)
+    check(noisy - sums, stats.norm(scale=std))
+    assert (noisy % 2.0 ** np.floor(np.log2(noise_multiplier * clip / 2**24)) == 0).all()
+    assert (noisy_sum(sums, clip, 0.0, 1, None)[0] == sums).all()
 
 
 def test_rounding_of_sums_is_made_up_for():
@@ -63,14 +67,6 @@ def test_rounding_of_sums_is_made_up_for():
 
 
 SCALES = [1e-30, 0.7, 1e30]
-CLIENTS = [1, 30, 10**7]
-
-
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("n_clients", CLIENTS)
-def test_sums_of_laplace_noise(scale, n_clients):
-    noise = LaplaceMechanism(1.0, scale).summed_noise(n_clients, (N,), np.random.default_rng(0))
-    check(noise / scale, SumOfLaplace(n_clients))
 
 
 class SumOfLaplace:
@@ -90,11 +86,14 @@ class SumOfLaplace:
         return stats.gamma.sf(bound + other, self.n).mean()
 
 
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("n_clients", CLIENTS)
-def test_sums_of_gaussian_noise(scale, n_clients):
-    noise = GaussianMechanism(1.0, scale).summed_noise(n_clients, (N,), np.random.default_rng(0))
-    check(noise / scale, stats.norm(scale=np.sqrt(n_clients)))
+@pytest.mark.parametrize(("scale", "n_clients"), [(1e-30, 10**7), (0.7, 1), (0.7, 30), (1e30, 1)])
+def test_noise_of_the_sum_of_clients(scale, n_clients):
+    for mechanism, distribution in (
+        (LaplaceMechanism(1.0, scale), SumOfLaplace(n_clients)),
+        (GaussianMechanism(1.0, scale), stats.norm(scale=np.sqrt(n_clients))),
+    ):
+        noise = mechanism.summed_noise(n_clients, (N,), np.random.default_rng(0))
+        check(noise / scale, distribution)
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -110,8 +109,9 @@ def test_the_noise_of_one_client(mechanism, distribution, scale):
     check(noised.whole().ravel() / scale, getattr(stats, distribution)())
 
 
-@pytest.mark.parametrize("dimension", [2, 3, 100, 10**6])
-@pytest.mark.parametrize("epsilon", [1e-9, 0.1, 1.0, 8.0])
+@pytest.mark.parametrize(
+    ("dimension", "epsilon"), [(2, 1.0), (3, 8.0), (100, 0.1), (10**6, 1e-9), (10**6, 8.0)]
+)
 def test_directions_on_a_sphere(dimension, epsilon):
     n, rng, cap = 8000, np.random.default_rng(0), best_cap(dimension, epsilon)
     cosines = np.array([_cosine(cap, dimension, rng) for _ in range(n)])
@@ -132,8 +132,7 @@ def test_directions_on_a_sphere(dimension, epsilon):
         assert stats.kstest(part, "uniform").pvalue > 1e-3
 
 
-@pytest.mark.parametrize("dimension", [100, 10**6])
-@pytest.mark.parametrize("epsilon", [20.0, 100.0, 500.0])
+@pytest.mark.parametrize(("dimension", "epsilon"), [(100, 20.0), (100, 500.0), (10**6, 100.0)])
 def test_directions_in_a_small_cap(dimension, epsilon):
     n, rng, cap = 8000, np.random.default_rng(0), best_cap(dimension, epsilon)
     cosines = np.array([_cosine(cap, dimension, rng) for _ in range(n)])

@@ -44,18 +44,17 @@ def summed(vectors, clients):
 # ------------------------------------------------------------------------------- sums
 
 
-@pytest.mark.parametrize("n_neighbors", [10, N - 1])
 @pytest.mark.parametrize(
-    "lost",
+    ("n_neighbors", "lost"),
     [
-        Lost(),
-        Lost(shares=[3, 8]),
-        Lost(vector=[0, 5, 11]),
-        Lost(confirmation=[2, 9]),
-        Lost(answer=[1, 14]),
-        Lost(shares=[3], vector=[4], confirmation=[5], answer=[6]),
+        (N - 1, Lost()),
+        (10, Lost(shares=[3, 8])),
+        (10, Lost(vector=[0, 5, 11])),
+        (10, Lost(confirmation=[2, 9])),
+        (10, Lost(answer=[1, 14])),
+        (N - 1, Lost(shares=[3], vector=[4], confirmation=[5], answer=[6])),
     ],
-    ids=["nobody", "shares", "vector", "confirmation", "answer", "all"],
+    ids=str,
 )
 def test_the_sum_is_exact_whoever_is_lost(n_neighbors, lost):
     plan = PLAN._replace(n_neighbors=n_neighbors)
@@ -151,7 +150,7 @@ def test_neighbours_keep_both_promises_and_two_fewer_do_not(n_clients):
 
 
 def test_sums_over_all_clients_cannot_overflow():
-    for n_clients in (3, 10, 6040, 100_000):
+    for n_clients in (3, 10, 6040):
         scheme = SecAggPlus()
         n_bits = scheme.plan(n_clients).n_bits
         assert 2 ** (n_bits - 2) <= n_clients * scheme._largest < 2 ** (n_bits - 1)

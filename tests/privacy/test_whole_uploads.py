@@ -10,6 +10,7 @@ from sklearn.base import clone
 from fedrecsk import Federation, RFRec
 from fedrecsk.attacks._membership import _lower_bound
 from fedrecsk.privacy import (
+    CentralDP,
     GaussianMechanism,
     LaplaceMechanism,
     PrivacyReport,
@@ -183,8 +184,14 @@ def test_an_error_about_divergence_names_what_to_lower(mechanism, cure):
 
 def test_a_delta_that_would_allow_to_publish_somebodys_data_is_warned_of():
     X, y = make_toy()
-    with pytest.warns(UserWarning, match=r"GaussianMechanism\(delta=0.5\) is above one divided by"):
-        make(GaussianMechanism(1.0, 1.0, delta=0.5)).fit(X, y)
+    central = Federation(central_dp=CentralDP(1.0, 1.0, delta=0.5))
+    for name, model in (
+        ("GaussianMechanism", make(GaussianMechanism(1.0, 1.0, delta=0.5))),
+        ("CentralDP", make(None).set_params(federation=central, aggregation="clients")),
+    ):
+        message = rf"{name}\(delta=0.5\) is above one divided by the number of clients, 12"
+        with pytest.warns(UserWarning, match=message):
+            model.fit(X, y)
 
 
 # ----------------------------------------------------------------------------------- audits
@@ -335,6 +342,9 @@ def test_the_report_composes_over_coordinates():
     assert report.epsilon_per_coordinate == pytest.approx(10)
     assert report.epsilon == pytest.approx(5000)
     assert (report.n_uploads, report.n_coordinates) == (5, 500)
+    assert PrivacyReport.of(None, [3], [300]).epsilon == float("inf")
+    # Where nothing has been sent, nothing can be learned.
+    assert PrivacyReport.of(None, [0], [0]).epsilon == 0
 
 
 def test_reports_of_several_fits_to_the_same_data_compose():
@@ -346,12 +356,6 @@ def test_reports_of_several_fits_to_the_same_data_compose():
     without = PrivacyReport("none", float("inf"), 1, 10, float("inf"), "exact sums")
     joined = PrivacyReport.joined([other, without])
     assert joined == PrivacyReport("none", float("inf"), 4, 40, float("inf"), "exact sums")
-
-
-def test_plaintext_promises_nothing():
-    assert PrivacyReport.of(None, np.array([3]), np.array([300])).epsilon == float("inf")
-    # Where nothing has been sent, nothing can be learned.
-    assert PrivacyReport.of(None, np.array([0]), np.array([0])).epsilon == 0
 
 
 # ---------------------------------------------------------------- noise of single clients
