@@ -45,7 +45,7 @@ from fedrecsk.federated._cluster_workers import (
 )
 from fedrecsk.federated._round_loop import Loop, Run, _timed
 from fedrecsk.protocol import blocks as _blocks
-from fedrecsk.protocol.participation import Participation
+from fedrecsk.protocol.keys import Participation
 
 # How often the clients of a partition may be lost in one fit.
 MOST_LOSSES = 3

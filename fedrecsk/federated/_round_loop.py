@@ -25,10 +25,9 @@ from fedrecsk.base._recommender import check_resumable
 from fedrecsk.data._checks import Diverged, hint
 from fedrecsk.data.item_features import fingerprint
 from fedrecsk.protocol import blocks as _blocks
-from fedrecsk.protocol import participation
 from fedrecsk.protocol.clients import Clients, Group
 from fedrecsk.protocol.early_stopping import hold_out
-from fedrecsk.protocol.keys import Key, Keys
+from fedrecsk.protocol.keys import Key, Keys, histories, smallest_cohort
 from fedrecsk.protocol.messages import deliver
 from fedrecsk.protocol.server import Server
 
@@ -257,9 +256,7 @@ def check_aggregator(aggregator, method, data):
     if aggregator is None:
         return
     share, rotates = method.client_fraction, method._prefers_rotation
-    cohort = participation.smallest_cohort(
-        data.n_clients, share, method.federation, prefers_rotation=rotates
-    )
+    cohort = smallest_cohort(data.n_clients, share, method.federation, prefers_rotation=rotates)
     aggregator._check_clients(data, cohort)
     aggregator._check_specs(method._upload_specs(data.n_items))
 
@@ -506,7 +503,7 @@ def _histories(method, n_clients, federation, key):
     """Equal numbers for clients that must have equal histories to share a block."""
     if not method._shares_state:
         return np.zeros(n_clients, dtype=np.int64)
-    return participation.histories(
+    return histories(
         n_clients,
         method.client_fraction,
         federation,

@@ -2,46 +2,33 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedrecsk.data._checks import naming_clients
-from fedrecsk.privacy.central_dp import clip_updates, round_updates
-from fedrecsk.protocol.blocks import codes_of_users
-from fedrecsk.protocol.keys import setup_round
+from fedrecsk.data._checks import ClientFailed, hint
+from fedrecsk.protocol.blocks import by_user, codes_of_users
+from fedrecsk.protocol.client_message import VALIDATION, completed, measured, protected, stages
+from fedrecsk.protocol.early_stopping import HeldOut
+from fedrecsk.protocol.keys import Participation, RoundMasks, setup_round
 from fedrecsk.protocol.messages import Message, Registration
-from fedrecsk.protocol.participation import Participation, RoundMasks
-from fedrecsk.protocol.personal import Personalized
-from fedrecsk.updates import (
-    ClientUpdates,
-    Counts,
-    FieldSpec,
-    HeldUpdates,
-    SparseRows,
-    Summed,
-    all_finite,
-    joined,
-    through,
-)
+from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
     from typing import Self
 
     from numpy.typing import NDArray
 
     from fedrecsk.protocol.blocks import Block
     from fedrecsk.protocol.federation import Federation
-    from fedrecsk.protocol.keys import Key, Keys
+    from fedrecsk.protocol.keys import Keys
     from fedrecsk.protocol.messages import GroupMessages
-
-
-# The field of every message that tells clients the clip, and the variance of their shares.
-TERMS = "privacy_terms"
-VALIDATION = {"validation_loss": FieldSpec((2,), learned=False)}
 
 
 @dataclass(eq=False)
@@ -302,7 +289,7 @@ class Clients:
             self._begin(message, key)
             if self.method._shares_state:
                 self.state["common"] = self.group.common
-            with naming_clients(self.client_ids, f"in round {round}"):
+            with _naming_clients(self.client_ids, f"in round {round}"):
                 self.state, updates, loss = self.method._client_update(
                     self.block, self.state, message, turn, key
                 )
@@ -440,204 +427,138 @@ class Clients:
         return attributes
 
 
-# ------------------------------------------------------------------ what leaves the clients
+# ------------------------------------------------- users personalised to a model
 
 
-def completed(
-    clients: Clients,
-    updates: ClientUpdates,
-    step: tuple[str, int],
-    specs: Mapping[str, FieldSpec],
-    turn: RoundMasks,
-    *,
-    single: bool,
-) -> ClientUpdates:
-    """Add to a method's updates what the protocol must know about them, and check their fields.
+# What clients do here, for errors.
+WHEN = "while fitting its users to the model"
 
-    With `single` return the updates of the clients that send something, and not the sums over the
-    block. If the method has added them up, there must be one client.
+
+class End(NamedTuple):
+    """Personalised users of some clients."""
+
+    block: Block
+    # Places of its users among those of the whole block.
+    places: np.ndarray
+    # Mask of the users that `_personalize` was called for.
+    wanted: np.ndarray
+    state: dict[str, Any]
+
+
+@dataclass(eq=False)
+class Personalized:
+    """The users of the clients `who` of a block, personalised to a model.
+
+    `updated` is a mask of the clients that have ever updated; `state` is None if none has. The
+    message has the announcement and the model, after `_decode_broadcast`.
     """
-    method, block = type(clients.method).__name__, clients.block
-    if updates.fields.keys() != specs.keys():
-        raise ValueError(
-            f"{method} uploads the fields {sorted(updates.fields)}, but its _upload_specs (or "
-            f"_setup_specs) declares {sorted(specs)}; make them agree."
+
+    method: Any
+    block: Block
+    client_ids: NDArray[Any]
+    state: dict[str, Any] | None
+    updated: NDArray[np.bool_]
+    who: NDArray[np.bool_]
+    message: Message
+    key: Keys
+
+    @cached_property
+    def ends(self) -> list[End]:
+        """First the clients that have updated, then the others."""
+        block, message, ends = self.block, self.message, []
+        old, new = self.who & self.updated, self.who & ~self.updated
+        if old.any():
+            turn, places = RoundMasks(old, old, False), np.arange(block.n_users)
+            with _naming_clients(self.client_ids, WHEN):
+                state = self.method._personalize(
+                    block, self.state, message.of(block.clients), turn, self.key
+                )
+            ends.append(End(block, places, block.users_of(old), state))
+        if new.any():
+            part, places = block.part(new), np.flatnonzero(block.users_of(new))
+            ids = self.client_ids[new]
+            state = personalized(self.method, part, ids, message.of(part.clients), self.key)
+            ends.append(End(part, places, np.ones(len(places), dtype=bool), state))
+        return ends
+
+    def attributes(self, codes: NDArray[np.int64] | None = None) -> dict[str, Any]:
+        """Users' attributes in the order of the users; `codes` are theirs for the method."""
+        users, attributes = [], []
+        numbers = _numbers(self.block.users_of(self.who))
+        for block, places, wanted, state in self.ends:
+            if codes is not None:
+                block = replace(block, users=codes[places])
+            its = self.method._user_attributes(block, state)
+            attributes.append({name: _of_users(rows, wanted) for name, rows in its.items()})
+            users.append(numbers[places[wanted]])
+        return by_user(users, attributes)
+
+    def losses(self, held_out: Block) -> NDArray[np.float64]:
+        """Return the sums of losses and weights on each client's held-out rows, (n_clients, 2)."""
+        block, who = self.block.part(self.who), self.who
+        model = copy.copy(self.method)
+        vars(model).update(
+            self.method._server_attributes(self.message.of(block.clients)),
+            # Users of these rows are numbered among those of the clients asked.
+            **self.attributes(_numbers(self.block.users_of(who))),
+            n_users_=block.n_users,
+            n_items_=block.n_items,
+            _seen=(block.indptr, block.items),
         )
-    sends = turn.active if updates.sends is None else turn.active & updates.sends
-    accepted = arrives = sends & turn.delivers
-    if updates.is_finite is not None:
-        accepted = arrives & updates.is_finite
-    fields = {}
-    for name, spec in specs.items():
-        one = updates.fields[name]
-        is_sparse = isinstance(one, SparseRows)
-        if is_sparse and not single:
+        losses = model._validation_losses(HeldOut.of(held_out))
+        clients = np.repeat(np.arange(block.n_clients), np.diff(held_out.rating_indptr))
+        sums: list[Any] = [np.bincount(clients, one, minlength=block.n_clients) for one in losses]
+        return np.stack(sums, axis=1)
+
+
+def personalized(
+    method: Any, block: Block, client_ids: NDArray[Any], message: Message, key: Keys
+) -> dict[str, Any]:
+    """Return the state of clients that have never updated, once they have the final model."""
+    everyone = np.ones(block.n_clients, dtype=bool)
+    turn = RoundMasks(everyone, everyone, False)
+    with _naming_clients(client_ids, WHEN):
+        return method._personalize(block, None, message, turn, key)
+
+
+def personal_attributes(
+    method: Any, block: Block, client_ids: NDArray[Any], message: Message, key: Keys
+) -> dict[str, Any]:
+    """Users' attributes of clients that have never updated; an error if a number is not finite."""
+    state = personalized(method, block, client_ids, message, key)
+    attributes = method._user_attributes(block, state)
+    for name, rows in attributes.items():
+        broken = _broken(rows)
+        if broken.any():
+            (client, *_) = np.flatnonzero(block.clients_of(broken))
             raise ValueError(
-                f"{method} returns {name!r} client by client, but turn.separate is False; return "
-                "the sum."
+                f"Client {client_ids[client]!s} diverged {WHEN}: its {name} are infinite or NaN. "
+                f"{hint(method)}"
             )
-        values = one.values if isinstance(one, Summed | SparseRows) else np.asarray(one)
-        shape = (spec.shape[0], *values.shape[1:]) if is_sparse else values.shape
-        if tuple(shape) != tuple(spec.shape):
-            raise ValueError(
-                f"{method} uploads {name!r} with shape {tuple(shape)}, but its FieldSpec says "
-                f"{tuple(spec.shape)}; make them agree."
-            )
-        if single:
-            rows = one if is_sparse else _of_one_client(values, spec, block)
-            fields[name] = replace(rows, spec=spec)
-            if updates.is_finite is None:
-                accepted = accepted & fields[name].finite()
-        else:
-            fields[name] = values.astype(spec.sum_dtype, copy=False)
-            if not all_finite(fields[name]):
-                accepted = np.zeros_like(accepted)
-    done = replace(
-        updates,
-        fields=fields if single or accepted.any() else {},
-        phase=step[0],
-        round=step[1],
-        clients=block.clients,
-        sends=sends,
-        arrives=arrives,
-        accepted=accepted,
-        specs=specs,
-        sizes=measured(updates, specs, block.row_counts, clients.federation.wire_dtype),
-        lacks_noise=not single,
-    )
-    return done.take(sends) if single else done
+    return attributes
 
 
-def _of_one_client(values, spec, block):
-    """Take the sum over a one-client block as that client's rows."""
-    rows = np.arange(len(values))
-    if spec.rows == "held":
-        rows = block.row_items
-    elif spec.rows == "chosen":
-        rows = np.flatnonzero(values.reshape(len(values), -1).any(axis=1))
-    return SparseRows(np.array([0, len(rows)]), rows, values[rows])
+def _broken(rows):
+    """Return a mask of the users of whom an attribute has infinite or NaN values."""
+    if not isinstance(rows, np.ndarray) or rows.dtype.kind != "f":
+        return np.zeros(0, dtype=bool)
+    return ~np.isfinite(rows).all(axis=tuple(range(1, rows.ndim)))
 
 
-def measured(
-    updates: ClientUpdates,
-    specs: Mapping[str, FieldSpec],
-    n_held: NDArray[np.int64],
-    wire_dtype: str,
-) -> NDArray[np.int64]:
-    """Return the `sizes` of ClientUpdates as the method returns them, by items that each holds."""
-    sizes = np.zeros((3, len(n_held)), dtype=np.int64)
-    for name, spec in specs.items():
-        one, n_rows, n_columns = updates.fields[name], n_held, None
-        if isinstance(one, Summed | SparseRows):
-            n_columns = one.n_columns
-            if spec.rows == "chosen":
-                n_rows = one.n_rows
-        sizes += spec.sizes(wire_dtype, n_rows, n_columns)
-    return sizes
+def _numbers(mask):
+    """Number each True of a mask; -1 for the others."""
+    return np.where(mask, np.cumsum(mask) - 1, -1)
 
 
-def stages(
-    federation: Federation,
-    key: Key,
-    message: Message | None,
-    forge: Callable[..., Any] | None = None,
-    *,
-    each: bool,
-    is_setup: bool = False,
-) -> list[Callable[[ClientUpdates], ClientUpdates]]:
-    """List functions of ClientUpdates: what becomes of updates before they leave the clients.
-
-    `key` is the clients' private one, and `message` may have the terms of central privacy. Clients
-    that an adversary controls `forge`, and add no noise. `each`: every client draws its own noise,
-    even if one draw of the sum would do. Answers in the set-up are neither forged nor compressed.
-    """
-    compressor, local, central = federation.compression, federation.local_dp, federation.central_dp
-    compresses = compressor is not None and compressor.up and not is_setup
-    result = []
-    if forge is not None and not is_setup:
-        result.append(lambda updates: forge(updates, key.hashed("forged", updates.clients)))
-    elif local is not None:
-        result.append(partial(_add_noise, mechanism=local, key=key, each=each or compresses))
-    if compresses:
-        result.append(partial(_compress, federation=federation, key=key))
-    if central is not None and message is not None:
-        bound, variance = message[TERMS].values
-        # Poisoned clients add no noise, and if only the sum matters, its noise is drawn at once.
-        adds = central.noise == "clients" and forge is None
-        says_short = central.quantile is not None and not is_setup
-        terms = {"clip": float(bound), "field_weights": central.field_weights or {}}
-        result.append(partial(_clip, **terms, adds=adds, is_late=not each, says_short=says_short))
-        if central.noise == "clients":
-            own = float(variance) if adds and each else 0.0
-            result.append(partial(round_updates, **terms, variance=own, key=key))
-    return result
+def _of_users(rows, wanted):
+    """Select the rows of some users in dense or sparse arrays; return anything else as it is."""
+    return rows[wanted] if hasattr(rows, "shape") and not wanted.all() else rows
 
 
-def protected(
-    updates: ClientUpdates, through_stages: Sequence[Callable[..., Any]], *, hold: bool
-) -> ClientUpdates:
-    """Pass single updates through all stages, and add them up, or hold them for the server."""
-    if not len(updates.clients):
-        return replace(updates, fields={})
-    # Clipping leaves rows as they are; other stages may write out whole matrices.
-    only_clips = all(getattr(stage, "func", None) is _clip for stage in through_stages)
-    tiles = [updates] if only_clips else updates.tiles()
-    whole = joined(_through_and_added(tile, through_stages, hold) for tile in tiles)
-    if hold:
-        whole.held = HeldUpdates(updates, through_stages, whole.accepted)
-    return whole
-
-
-def _through_and_added(updates, through_stages, hold):
-    """Pass updates through all stages; return their sums, or nothing of them to hold."""
-    updates = through(updates, through_stages)
-    if hold:
-        return replace(updates.without_broken() if through_stages else updates, fields={})
-    done = updates.added_up()
-    if through_stages and not all(all_finite(done.fields[n]) for n in done.learned):
-        # Once more without those whose numbers are broken.
-        done = updates.without_broken().added_up()
-    return done
-
-
-def _add_noise(updates, *, mechanism, key, each):
-    seeds = partial(key.hashed, index=updates.clients)
-    return mechanism._protect(updates, seeds, each=each)
-
-
-def is_compressed(federation: Federation | None, spec: FieldSpec) -> bool:
-    """Return whether clients compress a field of this form, if they send all its columns."""
-    compressor = None if federation is None else federation.compression
-    is_matrix = len(spec.shape) == 2 and not spec.is_integer and spec.learned
-    return compressor is not None and compressor.up and is_matrix and spec.compressible
-
-
-def _compress(updates, *, federation, key):
-    """Compress all compressible fields."""
-    compressor, wire_dtype = federation.compression, federation.wire_dtype
-    fields, sizes = {}, updates.sizes.copy()
-    for name, rows in updates.learned.items():
-        spec = updates.specs[name]
-        if not is_compressed(federation, spec) or rows.columns is not None:
-            continue
-        seeds = key.hashed(f"compression of {name}", updates.clients)
-        itemsize = np.dtype(spec.dtype or wire_dtype).itemsize
-        packed = compressor._compress_rows(rows, seeds, itemsize)
-        fields[name] = packed.rows
-        whole = spec.sizes(wire_dtype, rows.n_rows)
-        sizes[:2] += np.array([packed.nbytes, packed.payload]) - whole[:2]
-    updates = updates.with_fields(**fields)
-    return replace(updates, sizes=sizes)
-
-
-def _clip(updates, *, clip, field_weights, adds, is_late, says_short):
-    """Clip each client's whole update, and count what the server must know to add noise."""
-    clipped, is_short = clip_updates(updates, clip, field_weights)
-    clipped = clipped.without_broken()
-    n_accepted = clipped.n_accepted
-    n_shares = n_accepted if adds else 0
-    excess = int((clipped.accepted & is_short).sum()) - n_accepted / 2
-    if says_short:
-        # Whether the upload was short enough is one bit, which takes a byte.
-        clipped = replace(clipped, sizes=clipped.sizes + np.array([[1], [0], [1]]))
-    return replace(clipped, counts=Counts(n_shares, n_shares * is_late, excess))
+@contextmanager
+def _naming_clients(client_ids: np.ndarray, when: str) -> Iterator[None]:
+    """Let errors of clients give the client's id and `when`, for example "in round 3"."""
+    try:
+        yield
+    except ClientFailed as error:
+        raise ValueError(f"Client {client_ids[error.client]!s} {when}: {error}") from error

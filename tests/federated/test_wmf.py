@@ -9,9 +9,8 @@ from fedrecsk import Federation, GlobSGD, LocALS, LocSGD, Popularity
 from fedrecsk.data.interactions import encode
 from fedrecsk.federated._wmf import FederatedWMF
 from fedrecsk.protocol import blocks, participation
-from fedrecsk.protocol.keys import Key, Keys
+from fedrecsk.protocol.keys import Key, Keys, RoundMasks
 from fedrecsk.protocol.messages import Message
-from fedrecsk.protocol.participation import RoundMasks
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, split
 from tests.federated.turns import SETTINGS, clients_of_kind, key_of, turns_of
 from tests.reference import wmf as reference

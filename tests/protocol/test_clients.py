@@ -14,8 +14,7 @@ from fedrecsk.federated._round_loop import Loop, Run
 from fedrecsk.privacy import LaplaceMechanism
 from fedrecsk.protocol import Clients, ClientUpdates, FieldSpec, Message
 from fedrecsk.protocol.blocks import cut
-from fedrecsk.protocol.keys import Key, Keys
-from fedrecsk.protocol.participation import Participation
+from fedrecsk.protocol.keys import Key, Keys, Participation
 from tests.conftest import make_toy
 
 
