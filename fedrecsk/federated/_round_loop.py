@@ -203,20 +203,20 @@ class Run:
                 self._validate(turn)
                 if server.stopping.stopped:
                     return None
-        busy = self._involved(turn.active)
+        busy = self._blocks_of(turn.active)
         self.tell(busy, Clients.receive, round, received, turn)
         for step in range(server.method._n_exchanges):
             self._exchange(busy, step)
         if attack is not None and server.federation.adversary.forges:
             self._show_adversary(busy, received, turn)
-        total, loss, seconds = server.new_total(), np.zeros(2), -seconds_compiling()
-        for answer, its_loss, its_seconds in self.each(busy, _timed, round):
-            loss += its_loss
+        total, seconds = server.new_total(), -seconds_compiling()
+        for answer, loss, its_seconds in self.each(busy, _timed, round):
+            total.loss += loss
             seconds += its_seconds
             for updates in answer:
                 total.add(updates)
         server.ledger.work(max(0.0, seconds + seconds_compiling()))
-        upload = server.close_round(total, loss)
+        upload = server.close_round(total)
         if attack is not None:
             attack.look(None)
         return Seen(received, total.held, upload)
@@ -266,7 +266,7 @@ class Run:
         key = server.key.at(server.round)
         who = turn.receives
         message = server.method._decode_broadcast(server.send_for_validation(who), key)
-        asked = self._involved(who)
+        asked = self._blocks_of(who)
         total = server.new_total("validation")
         for answer in self.each(asked, Clients.validate, server.round, message, turn):
             total.add(answer)
@@ -274,8 +274,8 @@ class Run:
             self.tell(self.clients, Clients.forget_kept)
             self.tell(asked, Clients.keep_measured)
 
-    def _involved(self, who):
-        """Return the blocks of the clients of a mask."""
+    def _blocks_of(self, who):
+        """List the blocks of the clients of a mask."""
         return [self.clients[b] for b in np.unique(self.block_of_client[who])]
 
     def attributes_now(self):

@@ -96,6 +96,11 @@ class Clients:
         self._draws_each: bool = self._holds or federation.draws_each
         self._separates: bool = separate or federation.looks_at_uploads or forge is not None
         self._hands_over_single: bool = self._separates and method._single_uploads
+        # Whether clients of equal history share state, and whether they may start from an earlier
+        # message again.
+        self._shares_state: bool = method._shares_state
+        stale = federation.dropout > 0 and federation.dropout_mode == "stale"
+        self._goes_back: bool = method._may_be_silent or stale
         self.client_ids: np.ndarray = block.clients if client_ids is None else client_ids
         self.state: Any = None
         # What they keep of an earlier fit; None: nothing.
@@ -106,7 +111,8 @@ class Clients:
         self._last = np.full(block.n_clients, -1)
         # Clients that have ever updated.
         self._has_updated = np.zeros(block.n_clients, dtype=bool)
-        self._part = None
+        # The round that they are in, and their participation in it.
+        self._part: Any = None, None
         # The clients that took part in the last exchange among devices.
         self._met = None
         # The local updates of a round, between `honest` and `update`.
@@ -193,24 +199,23 @@ class Clients:
             Participation of all clients of the fit, in the order of their codes. None: all clients
             take part and no upload is lost.
         """
-        if self._part is not None and self._part[0] == round:
+        last, _ = self._part
+        if last == round:
             return
-        if self._part is not None and self._part[0] > round:
+        if last is not None and last > round:
             raise ValueError(
-                f"These clients are in round {self._part[0]} and cannot go back to round {round}; "
-                "send them the message of the next round."
+                f"These clients are in round {last} and cannot go back to round {round}; send them "
+                "the message of the next round."
             )
-        if participation is None:
-            part = Participation.full(self.block.n_clients)
-        else:
-            part = participation.of(self.block.clients)
+        everyone, codes = Participation.full, self.block.clients
+        part = everyone(len(codes)) if participation is None else participation.of(codes)
         self._part = round, part
         if message is not None:
             self._messages[round] = message.of(self.block.clients)
             self._last[part.receives] = round
         ready = part.active & (self._last >= 0)
         group = self.group
-        if self.method._shares_state and ready.any() and group.round != round:
+        if self._shares_state and ready.any() and group.round != round:
             message, key = self._messages[self._last[ready][0]], self.keys.at(round)
             group.common = self.method._update_unrated_items(group.common, message, key)
             group.round = round
@@ -224,14 +229,15 @@ class Clients:
         step : int
             Number of the exchange within the round.
         """
-        part, key = self._part_in(round), self.keys.at(round)
+        (_, part), key = self._part, self.keys.at(round)
         turn = RoundMasks(
             part.active & (self._last == round), part.delivers, self._hands_over_single
         )
         if not turn.active.any():
             return None
         message = self._messages[round]
-        self._begin(message, key)
+        if self.state is None:
+            self._begin(message, key)
         self.state, messages = self.method._exchange(
             self.block, self.state, message, turn, step, key
         )
@@ -279,15 +285,21 @@ class Clients:
         """Take a round's local updates, once; return each with masks and message, and the loss."""
         if self._training is not None and self._training[0] == round:
             return self._training[1:]
-        part, key = self._part_in(round), self.keys.at(round)
+        (last, part), key = self._part, self.keys.at(round)
+        if last != round:
+            raise ValueError(
+                f"These clients cannot update in round {round}, because they have received no "
+                "message of it; call receive(round, message) first."
+            )
         ready = part.active & (self._last >= 0)
         self._has_updated = self._has_updated | ready
         steps, total = [], np.zeros(2)
         for last in np.unique(self._last[ready]).tolist():
             turn = RoundMasks(ready & (self._last == last), part.delivers, self._hands_over_single)
             message = self._messages[last]
-            self._begin(message, key)
-            if self.method._shares_state:
+            if self.state is None:
+                self._begin(message, key)
+            if self._shares_state:
                 self.state["common"] = self.group.common
             with _naming_clients(self.client_ids, f"in round {round}"):
                 self.state, updates, loss = self.method._client_update(
@@ -295,33 +307,19 @@ class Clients:
                 )
             total += (0.0, 0.0) if loss is None else loss
             steps.append((updates, turn, message))
-        federation, messages = self.federation, {}
-        if self.method._may_be_silent or (
-            federation.dropout > 0 and federation.dropout_mode == "stale"
-        ):
-            # Only then clients may start from an earlier message again.
-            messages = {t: self._messages[t] for t in np.unique(self._last).tolist() if t >= 0}
-        self._messages = messages
+        kept, self._messages = self._messages, {}
+        if self._goes_back:
+            self._messages = {t: kept[t] for t in np.unique(self._last).tolist() if t >= 0}
         self._training = round, steps, total
         return self._training[1:]
 
-    def _part_in(self, round):
-        """Return these clients' Participation in a round, whose message they must have got."""
-        if self._part is None or self._part[0] != round:
-            raise ValueError(
-                f"These clients cannot update in round {round}, because they have received no "
-                "message of it; call receive(round, message) first."
-            )
-        return self._part[1]
-
     def _begin(self, message, key):
         """Make the clients' private state before their first step."""
-        if self.state is None:
-            first = Message(**self._announcement, **message)
-            self.state = self.method._init_clients(self.block, first, key)
-            if self.remembered is not None:
-                self.state = self.method._recalled(self.state, self.remembered)
-                self.remembered = None
+        first = Message(**self._announcement, **message)
+        self.state = self.method._init_clients(self.block, first, key)
+        if self.remembered is not None:
+            self.state = self.method._recalled(self.state, self.remembered)
+            self.remembered = None
 
     def has_sent(self) -> NDArray[np.bool_]:
         """Return a mask of the clients whose upload the server's sum has, of a method of sums."""
@@ -332,7 +330,8 @@ class Clients:
 
     def take_back(self, round: int) -> None:
         """Let the update of a round take back what these clients have sent, in a method of sums."""
-        self._begin(Message(), self.keys.at(round))
+        if self.state is None:
+            self._begin(Message(), self.keys.at(round))
         self.state = self.method._taking_back(self.state)
 
     # ------------------------------------------------------------------- the model's end
@@ -360,9 +359,8 @@ class Clients:
                 "These clients hold no rows out to evaluate a model on; set early_stopping=True."
             )
         block = self.block
-        part = Participation.full(block.n_clients)
-        if participation is not None:
-            part = participation.of(block.clients)
+        everyone, codes = Participation.full, block.clients
+        part = everyone(len(codes)) if participation is None else participation.of(codes)
         asked = part.receives
         users = self._personalized(asked, message, round)
         sums = np.zeros((block.n_clients, 2))

@@ -20,7 +20,7 @@ from fedrecsk.protocol.client_message import TERMS, VALIDATION, ClientMessage, p
 from fedrecsk.protocol.clients import Clients
 from fedrecsk.protocol.early_stopping import hold_out
 from fedrecsk.protocol.keys import Key, Keys
-from fedrecsk.protocol.links import aligned_size, as_vector, fields_of
+from fedrecsk.protocol.ledger import aligned_size, as_vector, fields_of
 from fedrecsk.protocol.masking import integers_of, units_of
 from fedrecsk.protocol.messages import Registration
 from fedrecsk.protocol.server import Server

@@ -31,8 +31,14 @@ from fedrecsk.protocol.keys import (
     setup_round,
     smallest_cohort,
 )
-from fedrecsk.protocol.ledger import Ledger
-from fedrecsk.protocol.links import Downlink, StepTotal, Uplink, aligned_size, matrix_to_compress
+from fedrecsk.protocol.ledger import (
+    Downlink,
+    Ledger,
+    StepTotal,
+    Uplink,
+    aligned_size,
+    matrix_to_compress,
+)
 from fedrecsk.protocol.masking import MaskedChannel
 from fedrecsk.protocol.messages import Catalogue, ClientCodes, Message, Rows
 from fedrecsk.updates import Counts
@@ -134,7 +140,7 @@ class BaseServer:
         masks = None
         if self.federation.encrypts:
             self.channel = SecureChannel(scheme)
-        elif scheme is not None:
+        elif self.federation.masks:
             cohort = smallest_cohort(
                 self.n_clients,
                 self.method.client_fraction,
@@ -155,9 +161,10 @@ class BaseServer:
             self.federation,
             self.ledger,
             self.downlink,
-            masks or self.channel,
+            self.channel,
             self.n_clients,
             self.releases,
+            masks,
         )
         self.ledger.open("catalogue")
         self.downlink.count(catalogue_nbytes(self.item_ids))
@@ -547,8 +554,8 @@ class Server(BaseServer):
         message = self.method._broadcast(self.state, key)
         if self.round == 0 and self.federation.compression is not None:
             self._warn_of_idle_compression(message or {})
-        delta = self.method._model_delta(self.state)
-        receives = self._participation.receives
+        receives, of_model = self._participation.receives, self.method._model_delta
+        delta = None if of_model is None else of_model(self.state)
         self._message = self.downlink.send(message, receives, delta, key)
         if not self._message and not self.method._may_be_silent:
             raise TypeError(
@@ -587,7 +594,6 @@ class Server(BaseServer):
     def close_round(
         self,
         uploads: Iterable[ClientMessage | ClientUpdates] | StepTotal,
-        loss: tuple[float, float] = (0.0, 0.0),
     ) -> Upload | None:
         """Take the server's step of a round, with the uploads that have arrived.
 
@@ -601,8 +607,6 @@ class Server(BaseServer):
             `new_total` to which updates of your own :class:`Clients` have been added, as the
             simulator does. Of single :class:`ClientUpdates` only the sender is checked: never
             accept them over a network.
-        loss : tuple of float
-            Sums of the training losses and of their weights, which only the simulator knows.
 
         Returns
         -------
@@ -630,12 +634,11 @@ class Server(BaseServer):
         # What overflows ends the fit, or warns, with its likely cause.
         with np.errstate(over="ignore", invalid="ignore"):
             self.state = self.method._aggregate(self.state, self._message, upload, key)
-        self._end_round(loss)
+        self._end_round(total.loss)
         return upload
 
     def new_total(self, phase: str = "round", number: int = 0) -> StepTotal:
         """Return an empty total of an exchange, to which updates of own clients are added."""
-        self._check_registered()
         return StepTotal(self.uplink, self._specs((phase, number)), learned=phase == "round")
 
     def _total(self, uploads, step, asked):
@@ -757,8 +760,9 @@ class Server(BaseServer):
         self._check_registered()
         self.ledger.open("final", self.round)
         model, delta = self.method._final_model(self.state), None
-        if model.keys() == self.method._model(self.state).keys():
-            delta = self.method._model_delta(self.state)
+        of_model = self.method._model_delta
+        if of_model is not None and model.keys() == self.method._model(self.state).keys():
+            delta = of_model(self.state)
         self.downlink.send(model, self._everyone, delta)
         return self.current_message()
 

@@ -16,7 +16,7 @@ from fedrecsk.protocol import ClientUpdates, FieldSpec, Ledger, SparseRows, Summ
 from fedrecsk.protocol.blocks import of_clients
 from fedrecsk.protocol.client_message import completed, measured
 from fedrecsk.protocol.keys import Key, RoundMasks
-from fedrecsk.protocol.links import Downlink, StepTotal, Uplink, aligned_size
+from fedrecsk.protocol.ledger import Downlink, StepTotal, Uplink, aligned_size
 from tests.protocol.test_compression import sent
 
 N_CLIENTS = 7
