@@ -45,15 +45,17 @@ class Threads:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
 
-    def __call__(self, tasks: Iterable[tuple[Callable[..., Any], Any, Any]]) -> Iterator[Any]:
-        """Yield the results of tasks of `joblib.delayed`, of which few are started ahead."""
+    def __call__(
+        self, function: Callable[..., Any], items: Iterable[Any], *args: Any
+    ) -> Iterator[Any]:
+        """Yield ``function(item, *args)`` for each item, of which few are started ahead."""
         if self._pool is None:
-            for function, args, kwargs in tasks:
-                yield function(*args, **kwargs)
+            for item in items:
+                yield function(item, *args)
             return
         ahead = deque()
-        for function, args, kwargs in tasks:
-            ahead.append(self._pool.submit(function, *args, **kwargs))
+        for item in items:
+            ahead.append(self._pool.submit(function, item, *args))
             if len(ahead) >= 2 * self.n_threads:
                 yield ahead.popleft().result()
         while ahead:

@@ -7,11 +7,11 @@ import hashlib
 import secrets
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
-from joblib import delayed
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
@@ -34,7 +34,6 @@ from fedrecsk.protocol.server import Server
 if TYPE_CHECKING:
     from typing import Any
 
-    from fedrecsk.attacks._base import ActiveAttack
     from fedrecsk.protocol.messages import Message, Upload
     from fedrecsk.updates import HeldUpdates
 
@@ -100,7 +99,8 @@ class Run:
     server: Server
     clients: list[Clients]
     client_ids: np.ndarray
-    attack: ActiveAttack | None
+    # An ActiveAttack, or None.
+    attack: Any
     # Of the data; only where the fit can be continued.
     fingerprint: bytes | None
     # Those that must not change between the rounds of one run.
@@ -156,7 +156,7 @@ class Run:
 
     def each(self, clients, function, *args):
         """Yield the results of a function of Clients for these, or their sums, in their order."""
-        return self.parallel(delayed(function)(one, *args) for one in clients)
+        return self.parallel(function, clients, *args)
 
     def tell(self, clients, function, *args):
         """Call a function of Clients, which returns nothing, for each of these."""
@@ -183,10 +183,10 @@ class Run:
     def take_back(self, users):
         """Let clients of these users (ids) take back uploads; return the ledger before, or None."""
         server = self.server
-        server.only = self.data.clients_with(users)
+        server.only = chosen = self.data.clients_with(users)
         for one in self.clients:
             one.take_back(server.round)
-        if not server.only.any():
+        if not chosen.any():
             return None
         ledger = copy.deepcopy(server.ledger)
         self.round()
@@ -195,6 +195,7 @@ class Run:
     def round(self):
         """Simulate one round; return what a curious server sees of it, a Seen."""
         server, attack, round = self.server, self.attack, self.server.round
+        adversary: Any = server.federation.adversary
         turn, message = server.open_round()
         received = None
         if message:
@@ -203,11 +204,11 @@ class Run:
                 self._validate(turn)
                 if server.stopping.stopped:
                     return None
-        busy = self._blocks_of(turn.active)
+        busy = [self.clients[b] for b in np.unique(self.block_of_client[turn.active])]
         self.tell(busy, Clients.receive, round, received, turn)
         for step in range(server.method._n_exchanges):
             self._exchange(busy, step)
-        if attack is not None and server.federation.adversary.forges:
+        if attack is not None and adversary.forges:
             self._show_adversary(busy, received, turn)
         total, seconds = server.new_total(), -seconds_compiling()
         for answer, loss, its_seconds in self.each(busy, _timed, round):
@@ -266,17 +267,13 @@ class Run:
         key = server.key.at(server.round)
         who = turn.receives
         message = server.method._decode_broadcast(server.send_for_validation(who), key)
-        asked = self._blocks_of(who)
+        asked = [self.clients[b] for b in np.unique(self.block_of_client[who])]
         total = server.new_total("validation")
         for answer in self.each(asked, Clients.validate, server.round, message, turn):
             total.add(answer)
         if server.close_validation(total, who):
             self.tell(self.clients, Clients.forget_kept)
             self.tell(asked, Clients.keep_measured)
-
-    def _blocks_of(self, who):
-        """List the blocks of the clients of a mask."""
-        return [self.clients[b] for b in np.unique(self.block_of_client[who])]
 
     def attributes_now(self):
         """Fitted attributes as if the rounds ended here; changes nothing."""
@@ -321,9 +318,8 @@ class Run:
         server, clients = self.server, self.clients
         key = server.key.at(server.round)
         received = server.method._decode_broadcast(message, key)
-        parts = self.parallel(
-            delayed(one.fitted)(received, server.round, kept=kept) for one in clients
-        )
+        fitted = partial(Clients.fitted, kept=kept)
+        parts = self.parallel(fitted, clients, received, server.round)
         attributes = _blocks.by_user([one.block.users for one in clients], list(parts))
         # Copies, so that writing into a fitted array does not change a running fit.
         ours = copy.deepcopy(server.method._server_attributes(received))

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -207,8 +206,8 @@ class Clients:
                 f"These clients are in round {last} and cannot go back to round {round}; send them "
                 "the message of the next round."
             )
-        everyone, codes = Participation.full, self.block.clients
-        part = everyone(len(codes)) if participation is None else participation.of(codes)
+        block, part = self.block, participation
+        part = Participation.full(block.n_clients) if part is None else part.of(block.clients)
         self._part = round, part
         if message is not None:
             self._messages[round] = message.of(self.block.clients)
@@ -237,7 +236,7 @@ class Clients:
             return None
         message = self._messages[round]
         if self.state is None:
-            self._begin(message, key)
+            self.state = self._first_state(message, key)
         self.state, messages = self.method._exchange(
             self.block, self.state, message, turn, step, key
         )
@@ -298,7 +297,7 @@ class Clients:
             turn = RoundMasks(ready & (self._last == last), part.delivers, self._hands_over_single)
             message = self._messages[last]
             if self.state is None:
-                self._begin(message, key)
+                self.state = self._first_state(message, key)
             if self._shares_state:
                 self.state["common"] = self.group.common
             with _naming_clients(self.client_ids, f"in round {round}"):
@@ -313,13 +312,11 @@ class Clients:
         self._training = round, steps, total
         return self._training[1:]
 
-    def _begin(self, message, key):
-        """Make the clients' private state before their first step."""
-        first = Message(**self._announcement, **message)
-        self.state = self.method._init_clients(self.block, first, key)
-        if self.remembered is not None:
-            self.state = self.method._recalled(self.state, self.remembered)
-            self.remembered = None
+    def _first_state(self, message, key):
+        """Return the clients' private state before their first step."""
+        first, remembered = Message(**self._announcement, **message), self.remembered
+        state, self.remembered = self.method._init_clients(self.block, first, key), None
+        return state if remembered is None else self.method._recalled(state, remembered)
 
     def has_sent(self) -> NDArray[np.bool_]:
         """Return a mask of the clients whose upload the server's sum has, of a method of sums."""
@@ -331,7 +328,7 @@ class Clients:
     def take_back(self, round: int) -> None:
         """Let the update of a round take back what these clients have sent, in a method of sums."""
         if self.state is None:
-            self._begin(Message(), self.keys.at(round))
+            self.state = self._first_state(Message(), self.keys.at(round))
         self.state = self.method._taking_back(self.state)
 
     # ------------------------------------------------------------------- the model's end
@@ -358,18 +355,17 @@ class Clients:
             raise ValueError(
                 "These clients hold no rows out to evaluate a model on; set early_stopping=True."
             )
-        block = self.block
-        everyone, codes = Participation.full, block.clients
-        part = everyone(len(codes)) if participation is None else participation.of(codes)
+        block, part = self.block, participation
+        part = Participation.full(block.n_clients) if part is None else part.of(block.clients)
         asked = part.receives
         users = self._personalized(asked, message, round)
         sums = np.zeros((block.n_clients, 2))
-        sums[asked] = users.losses(self.held_out.part(asked))
+        sums[asked] = self._losses(asked, users, message, self.held_out.part(asked))
         if self.federation.masks:
             scheme: Any = self.federation.secure_aggregation
             unit = scheme.unit_of(VALIDATION["validation_loss"])
             sums[asked] = unit * scheme.fixed(sums[asked], unit)
-        self._measured = users.attributes(self._codes), asked
+        self._measured = self._attributes(asked, users, self._codes), asked
         arrives, is_finite = part.receives & part.delivers, np.isfinite(sums).all(axis=1)
         accepted = arrives & is_finite
         nothing = ClientUpdates({"validation_loss": None})
@@ -386,10 +382,54 @@ class Clients:
         )
 
     def _personalized(self, who, message, round):
-        """Return the users of the clients of a mask under a model."""
-        key, updated = self.keys.at(round), self._has_updated
-        state, ids = self.state, self.client_ids
-        return Personalized(self.method, self.block, ids, state, updated, who, message, key)
+        """Personalise users of the clients of a mask: first where they have updated, then others.
+
+        The message has the announcement and the model.
+        """
+        block, key, result = self.block, self.keys.at(round), []
+        old, new = who & self._has_updated, who & ~self._has_updated
+        if old.any():
+            turn, places = RoundMasks(old, old, False), np.arange(block.n_users)
+            with _naming_clients(self.client_ids, WHEN):
+                state = self.method._personalize(
+                    block, self.state, message.of(block.clients), turn, key
+                )
+            result.append(Personalized(block, places, block.users_of(old), state))
+        if new.any():
+            part, places = block.part(new), np.flatnonzero(block.users_of(new))
+            ids = self.client_ids[new]
+            state = _newcomers(self.method, part, ids, message.of(part.clients), key)
+            result.append(Personalized(part, places, np.ones(len(places), dtype=bool), state))
+        return result
+
+    def _attributes(self, who, personalized, codes):
+        """Return users' attributes in their order; `codes` are theirs for the method, if others."""
+        users, attributes = [], []
+        numbers = _numbers(self.block.users_of(who))
+        for block, places, wanted, state in personalized:
+            if codes is not None:
+                block = replace(block, users=codes[places])
+            its = self.method._user_attributes(block, state)
+            attributes.append({name: _of_users(rows, wanted) for name, rows in its.items()})
+            users.append(numbers[places[wanted]])
+        return by_user(users, attributes)
+
+    def _losses(self, who, personalized, message, held_out):
+        """Return the sums of losses and weights on each client's held-out rows, (n_clients, 2)."""
+        block = self.block.part(who)
+        model = copy.copy(self.method)
+        vars(model).update(
+            self.method._server_attributes(message.of(block.clients)),
+            # Users of these rows are numbered among those of the clients asked.
+            **self._attributes(who, personalized, _numbers(self.block.users_of(who))),
+            n_users_=block.n_users,
+            n_items_=block.n_items,
+            _seen=(block.indptr, block.items),
+        )
+        losses = model._validation_losses(HeldOut.of(held_out))
+        clients = np.repeat(np.arange(block.n_clients), np.diff(held_out.rating_indptr))
+        sums = [np.bincount(clients, one, minlength=block.n_clients) for one in losses]
+        return np.stack(sums, axis=1)
 
     def keep_measured(self) -> None:
         """Keep the users' state under the model evaluated last, because it is the best so far."""
@@ -412,7 +452,8 @@ class Clients:
             Whether to use the state that clients have kept under the best model.
         """
         everyone = np.ones(self.block.n_clients, dtype=bool)
-        attributes = self._personalized(everyone, message, round).attributes(self._codes)
+        users = self._personalized(everyone, message, round)
+        attributes = self._attributes(everyone, users, self._codes)
         if self._kept is None or not kept:
             return attributes
         best, measured_it = self._kept
@@ -432,101 +473,40 @@ class Clients:
 WHEN = "while fitting its users to the model"
 
 
-class End(NamedTuple):
-    """Personalised users of some clients."""
+class Personalized(NamedTuple):
+    """Users of some clients, personalised to a model.
+
+    Attributes
+    ----------
+    block : Block
+    places : places of its users among those of the whole block
+    wanted : mask of the users that `_personalize` was called for
+    state : what `_personalize` returns
+    """
 
     block: Block
-    # Places of its users among those of the whole block.
     places: np.ndarray
-    # Mask of the users that `_personalize` was called for.
     wanted: np.ndarray
     state: dict[str, Any]
 
 
-@dataclass(eq=False)
-class Personalized:
-    """The users of the clients `who` of a block, personalised to a model.
-
-    `updated` is a mask of the clients that have ever updated; `state` is None if none has. The
-    message has the announcement and the model, after `_decode_broadcast`.
-    """
-
-    method: Any
-    block: Block
-    client_ids: NDArray[Any]
-    state: dict[str, Any] | None
-    updated: NDArray[np.bool_]
-    who: NDArray[np.bool_]
-    message: Message
-    key: Keys
-
-    @cached_property
-    def ends(self) -> list[End]:
-        """First the clients that have updated, then the others."""
-        block, message, ends = self.block, self.message, []
-        old, new = self.who & self.updated, self.who & ~self.updated
-        if old.any():
-            turn, places = RoundMasks(old, old, False), np.arange(block.n_users)
-            with _naming_clients(self.client_ids, WHEN):
-                state = self.method._personalize(
-                    block, self.state, message.of(block.clients), turn, self.key
-                )
-            ends.append(End(block, places, block.users_of(old), state))
-        if new.any():
-            part, places = block.part(new), np.flatnonzero(block.users_of(new))
-            ids = self.client_ids[new]
-            state = personalized(self.method, part, ids, message.of(part.clients), self.key)
-            ends.append(End(part, places, np.ones(len(places), dtype=bool), state))
-        return ends
-
-    def attributes(self, codes: NDArray[np.int64] | None = None) -> dict[str, Any]:
-        """Users' attributes in the order of the users; `codes` are theirs for the method."""
-        users, attributes = [], []
-        numbers = _numbers(self.block.users_of(self.who))
-        for block, places, wanted, state in self.ends:
-            if codes is not None:
-                block = replace(block, users=codes[places])
-            its = self.method._user_attributes(block, state)
-            attributes.append({name: _of_users(rows, wanted) for name, rows in its.items()})
-            users.append(numbers[places[wanted]])
-        return by_user(users, attributes)
-
-    def losses(self, held_out: Block) -> NDArray[np.float64]:
-        """Return the sums of losses and weights on each client's held-out rows, (n_clients, 2)."""
-        block, who = self.block.part(self.who), self.who
-        model = copy.copy(self.method)
-        vars(model).update(
-            self.method._server_attributes(self.message.of(block.clients)),
-            # Users of these rows are numbered among those of the clients asked.
-            **self.attributes(_numbers(self.block.users_of(who))),
-            n_users_=block.n_users,
-            n_items_=block.n_items,
-            _seen=(block.indptr, block.items),
-        )
-        losses = model._validation_losses(HeldOut.of(held_out))
-        clients = np.repeat(np.arange(block.n_clients), np.diff(held_out.rating_indptr))
-        sums: list[Any] = [np.bincount(clients, one, minlength=block.n_clients) for one in losses]
-        return np.stack(sums, axis=1)
-
-
-def personalized(
-    method: Any, block: Block, client_ids: NDArray[Any], message: Message, key: Keys
-) -> dict[str, Any]:
+def _newcomers(method, block, client_ids, message, key):
     """Return the state of clients that have never updated, once they have the final model."""
     everyone = np.ones(block.n_clients, dtype=bool)
-    turn = RoundMasks(everyone, everyone, False)
     with _naming_clients(client_ids, WHEN):
-        return method._personalize(block, None, message, turn, key)
+        return method._personalize(block, None, message, RoundMasks(everyone, everyone, False), key)
 
 
 def personal_attributes(
     method: Any, block: Block, client_ids: NDArray[Any], message: Message, key: Keys
 ) -> dict[str, Any]:
     """Users' attributes of clients that have never updated; an error if a number is not finite."""
-    state = personalized(method, block, client_ids, message, key)
+    state = _newcomers(method, block, client_ids, message, key)
     attributes = method._user_attributes(block, state)
     for name, rows in attributes.items():
-        broken = _broken(rows)
+        if not isinstance(rows, np.ndarray) or rows.dtype.kind != "f":
+            continue
+        broken = ~np.isfinite(rows).all(axis=tuple(range(1, rows.ndim)))
         if broken.any():
             (client, *_) = np.flatnonzero(block.clients_of(broken))
             raise ValueError(
@@ -534,13 +514,6 @@ def personal_attributes(
                 f"{hint(method)}"
             )
     return attributes
-
-
-def _broken(rows):
-    """Return a mask of the users of whom an attribute has infinite or NaN values."""
-    if not isinstance(rows, np.ndarray) or rows.dtype.kind != "f":
-        return np.zeros(0, dtype=bool)
-    return ~np.isfinite(rows).all(axis=tuple(range(1, rows.ndim)))
 
 
 def _numbers(mask):
