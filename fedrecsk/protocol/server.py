@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -73,6 +72,7 @@ class BaseServer:
         self.federation = federation
         self.key = key
         self.item_ids = item_ids
+        self._round_specs = method._upload_specs(len(item_ids))
         # What the method keeps; None under encryption.
         self.state: Any = None
         self.history: list[dict[str, Any]] = []
@@ -336,10 +336,6 @@ class BaseServer:
         if phase == "setup":
             return self.method._setup_specs(len(self.item_ids), number)
         return VALIDATION if phase == "validation" else self._round_specs
-
-    @cached_property
-    def _round_specs(self):
-        return self.method._upload_specs(len(self.item_ids))
 
     def _drawn(self, key):
         """Draw the participation of a round, unless the method chooses the cohort."""
