@@ -152,6 +152,9 @@ class Message(dict[str, Dense]):
     **fields : Dense
     """
 
+    def __init__(self, **fields: Dense) -> None:
+        super().__init__(fields)
+
     def __or__(self, other: dict[str, Dense]) -> Message:
         return Message(**super().__or__(other))
 
