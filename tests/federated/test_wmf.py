@@ -8,8 +8,8 @@ from benchmarks._variants import variant
 from fedrecsk import Federation, GlobSGD, LocALS, LocSGD, Popularity
 from fedrecsk.data.interactions import encode
 from fedrecsk.federated._wmf import FederatedWMF
-from fedrecsk.protocol import blocks, participation
-from fedrecsk.protocol.keys import Key, Keys, RoundMasks
+from fedrecsk.protocol import blocks
+from fedrecsk.protocol.keys import Key, Keys, RoundMasks, draw_participation
 from fedrecsk.protocol.messages import Message
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy, split
 from tests.federated.turns import SETTINGS, clients_of_kind, key_of, turns_of
@@ -369,7 +369,7 @@ def test_items_that_nobody_holds_in_a_round_stay_with_holders(toy):
     start = first_items(model, model.n_items_)
     moved = np.abs(model.item_factors_ - start).max(axis=1) > 0
     key = key_of(model).at(0)
-    active = participation.draw(12, 0.01, Federation(), key).active
+    active = draw_participation(12, 0.01, Federation(), key).active
     user = model.user_ids_[active][0]
     assert set(model.item_ids_[moved]) == set(X[X[:, 0] == user, 1])
 
