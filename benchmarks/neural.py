@@ -22,7 +22,7 @@ from benchmarks._command_line import command_line
 from benchmarks._quality import row, split
 from benchmarks._seeds import reported
 from benchmarks.lightfr import hits
-from fedrecsk.federated._round_loop import Loop
+from fedrecsk.federated._round_loop import Run
 from fedrecsk.neural import FedNCF, PFedRec
 
 MODELS = {
@@ -51,25 +51,25 @@ class Timed:
 
     def fit(self, model, X):
         """Fit; returns the CPU seconds of each round."""
-        one_round, end = Loop.round, Loop.end
+        one_round, end = Run.round, Run.end
         watch = self
 
-        def timed(loop):
+        def timed(run):
             start = time.process_time()
-            seen = one_round(loop)
+            seen = one_round(run)
             watch.seconds.append(time.process_time() - start)
             return seen
 
-        def ended(loop):
+        def ended(run):
             raise watch.Ended
 
-        Loop.round, Loop.end = timed, ended
+        Run.round, Run.end = timed, ended
         try:
             model.fit(X)
         except watch.Ended:
             pass
         finally:
-            Loop.round, Loop.end = one_round, end
+            Run.round, Run.end = one_round, end
         return watch.seconds
 
 

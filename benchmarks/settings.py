@@ -15,13 +15,13 @@ import time
 import warnings
 
 import numpy as np
-from joblib import Parallel
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
 from benchmarks._command_line import command_line
 from fedrecsk import CoLR, Federation, FedMF, GlobSGD, LightFR, LocALS, RFRec, SCoLR
 from fedrecsk._utils.sklearn_compat import get_threadpool_controller
+from fedrecsk._utils.threads import Threads
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import Promotion, RandomDirection, RandomUpload, SignFlip
 from fedrecsk.compression import LowRank, Quantization, TopK
@@ -86,14 +86,13 @@ def _median_round(model, data, n_rounds):
     seconds = []
     with (
         get_threadpool_controller().limit(limits=1, user_api="blas"),
-        Parallel(None, require="sharedmem", return_as="generator") as parallel,
+        Threads(None) as run.parallel,
     ):
-        loop = _round_loop.Loop(run, parallel)
-        loop.set_up()
+        run.set_up()
         for _ in range(n_rounds + 2):
             # CPU time, since a machine may have more to do.
             start = time.process_time()
-            loop.round()
+            run.round()
             seconds.append(time.process_time() - start)
     # The first rounds compile, and make the clients' states.
     return float(np.median(seconds[2:]))

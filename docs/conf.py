@@ -122,10 +122,9 @@ FOR_AUTHORS = {
     "fedrecsk.neural.modules": ["GMF", "MLP", "NeuMF", "ScoreFunction"],
     "fedrecsk.protocol.blocks": ["Block", "of_clients"],
     "fedrecsk.protocol.encryption": ["EncryptedSum", "EncryptedSums"],
-    "fedrecsk.protocol.keys": ["Key", "Keys"],
+    "fedrecsk.protocol.keys": ["Key", "Keys", "Participation", "RoundMasks"],
     "fedrecsk.protocol.masking": ["MaskingReport"],
     "fedrecsk.protocol.messages": ["Catalogue", "ClientCodes", "Registration"],
-    "fedrecsk.protocol.participation": ["Participation", "RoundMasks"],
 }
 # The pages that explain an estimator; its page in the API reference leads there.
 METHOD_PAGES = {

@@ -28,6 +28,7 @@ def n_threads(n_jobs: int | None) -> int:
 class Threads:
     """Runs tasks in threads and returns their results in order, like joblib's generators.
 
+    After its ``with`` block it runs them without threads, and can be pickled.
     `joblib.Parallel` polls for results every hundredth of a second, which is longer than a round
     of a small cohort takes.
     """
@@ -42,16 +43,19 @@ class Threads:
     def __exit__(self, *_: object) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+            self._pool = None
 
-    def __call__(self, tasks: Iterable[tuple[Callable[..., Any], Any, Any]]) -> Iterator[Any]:
-        """Yield the results of tasks of `joblib.delayed`, of which few are started ahead."""
+    def __call__(
+        self, function: Callable[..., Any], items: Iterable[Any], *args: Any
+    ) -> Iterator[Any]:
+        """Yield ``function(item, *args)`` for each item, of which few are started ahead."""
         if self._pool is None:
-            for function, args, kwargs in tasks:
-                yield function(*args, **kwargs)
+            for item in items:
+                yield function(item, *args)
             return
         ahead = deque()
-        for function, args, kwargs in tasks:
-            ahead.append(self._pool.submit(function, *args, **kwargs))
+        for item in items:
+            ahead.append(self._pool.submit(function, item, *args))
             if len(ahead) >= 2 * self.n_threads:
                 yield ahead.popleft().result()
         while ahead:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from joblib import delayed
 from scipy import sparse
 from scipy.sparse.linalg import LinearOperator, eigsh
 
@@ -245,7 +244,7 @@ def drawn_rows(side, factors, prior, noise, normals, n_jobs=None):
         goals = np.arange(1, n_runs) * side.indptr[-1] / n_runs
         ends = [0, *np.searchsorted(side.indptr, goals).tolist(), len(squares)]
         given = side, factors, prior, noise, normals, drawn, squares
-        for _ in threads(delayed(rows)(*run, *given) for run in itertools.pairwise(ends)):
+        for _ in threads(lambda run: rows(*run, *given), itertools.pairwise(ends)):
             pass
     return drawn, squares
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
@@ -233,12 +232,3 @@ class ClientFailed(ValueError):
     def __init__(self, client: int, what: str) -> None:
         super().__init__(what)
         self.client = client
-
-
-@contextmanager
-def naming_clients(client_ids: np.ndarray, when: str) -> Iterator[None]:
-    """Let errors of clients give the client's id and `when`, for example "in round 3"."""
-    try:
-        yield
-    except ClientFailed as error:
-        raise ValueError(f"Client {client_ids[error.client]!s} {when}: {error}") from error

@@ -22,7 +22,7 @@ from fedrecsk.privacy._masked_sum import (
     PublicKeys,
 )
 from fedrecsk.protocol.keys import setup_round
-from fedrecsk.protocol.links import aligned_size
+from fedrecsk.protocol.ledger import aligned_size
 from fedrecsk.protocol.masking import summed_updates, units_of
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from fedrecsk.deployment.records import (
 )
 from fedrecsk.deployment.store import MODEL as MODEL_FILE
 from fedrecsk.privacy import MaskingFailed
-from fedrecsk.protocol.clients import VALIDATION
+from fedrecsk.protocol.client_message import VALIDATION
 from fedrecsk.protocol.device import Device
 from fedrecsk.protocol.encryption import EncryptedSums
 from fedrecsk.protocol.keys import Key

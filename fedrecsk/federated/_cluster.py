@@ -43,9 +43,9 @@ from fedrecsk.federated._cluster_workers import (
     read,
     take_model,
 )
-from fedrecsk.federated._round_loop import Loop, Run, _timed
+from fedrecsk.federated._round_loop import Run, _timed
 from fedrecsk.protocol import blocks as _blocks
-from fedrecsk.protocol.participation import Participation
+from fedrecsk.protocol.keys import Participation
 
 # How often the clients of a partition may be lost in one fit.
 MOST_LOSSES = 3
@@ -511,64 +511,9 @@ def _begun(holder, name, args):
         return error
 
 
-class ClusterLoop(Loop):
-    """The protocol's steps, with clients on the workers."""
-
-    def each(self, clients, function, *args):
-        """Yield the sum of the clients' results."""
-        total = self.run.cluster.call([one.number for one in clients], function, *args)
-        if function is _timed:
-            updates = [] if total.updates is None else [total.updates]
-            yield updates, total.loss, total.seconds
-        elif total.updates is not None:
-            yield total.updates
-
-    def tell(self, clients, function, *args):
-        """Let clients be told something, together with the next call."""
-        self.run.cluster.tell([one.number for one in clients], function, *args)
-
-    def round(self):
-        """Simulate one round, and make a checkpoint if one is due."""
-        seen = super().round()
-        self.run.cluster.log.save(self.run.identity, self.server)
-        return seen
-
-    def register(self):
-        """Make all clients on the workers, and register them."""
-        self.server.register(list(self.make_clients().values()))
-
-    def make_clients(self):
-        """Make all clients on the workers; return their Registrations by block."""
-        run, server, data = self.run, self.server, self.run.whole.data
-        keys, codes = _round_loop.keys_of(server), {}
-        for number, summary in run.whole.summaries.items():
-            own = np.searchsorted(data.client_ids, summary.client_ids)
-            codes[number] = own, data.client_indptr[own]
-        rows: Any = SimpleNamespace(items=range(data.n_rows), n_items=data.n_items)
-        size = _blocks.block_size(rows)
-        placing = Placing(server.method, keys, data.n_clients, data.item_ids, size, codes)
-        registrations = run.cluster.place(placing)
-        for number, one in registrations.items():
-            clients = np.searchsorted(data.client_ids, one.client_ids)
-            run.block_of_client[clients] = len(run.clients)
-            run.clients.append(Elsewhere(number, SimpleNamespace(clients=clients)))
-        return registrations
-
-    def _attributes(self, message, *, kept):
-        """Return fitted attributes; those of users stay on the workers."""
-        run, server = self.run, self.server
-        received = server.method._decode_broadcast(message, server.key.at(server.round))
-        ours = copy.deepcopy(server.method._server_attributes(received))
-        ours |= {"_final_message": copy.deepcopy(message)}
-        if not kept:
-            return ours
-        parts = run.cluster.end(run.whole, server.method, ours, received, server.round)
-        return ours | {"_parts": parts}
-
-
 @dataclass(eq=False)
 class ClusterRun(Run):
-    """A fit in progress on a cluster."""
+    """A fit in progress whose clients are on the workers of a cluster."""
 
     cluster: Any = None
     whole: Any = None
@@ -593,10 +538,57 @@ class ClusterRun(Run):
         given = parameters, blocks, None, cluster, whole, identity
         run = cls(saved or server, [], ids, None, None, *given)
         if saved is not None:
-            run.loop(None).make_clients()
+            run.make_clients()
             cluster.repeat(cluster.holders)
         return run
 
-    def loop(self, parallel):
-        """Return the steps of the protocol on this run."""
-        return ClusterLoop(self, parallel)
+    def each(self, clients, function, *args):
+        """Yield the sum of the clients' results."""
+        total = self.cluster.call([one.number for one in clients], function, *args)
+        if function is _timed:
+            updates = [] if total.updates is None else [total.updates]
+            yield updates, total.loss, total.seconds
+        elif total.updates is not None:
+            yield total.updates
+
+    def tell(self, clients, function, *args):
+        """Let clients be told something, together with the next call."""
+        self.cluster.tell([one.number for one in clients], function, *args)
+
+    def round(self):
+        """Simulate one round, and make a checkpoint if one is due."""
+        seen = super().round()
+        self.cluster.log.save(self.identity, self.server)
+        return seen
+
+    def register(self):
+        """Make all clients on the workers, and register them."""
+        self.server.register(list(self.make_clients().values()))
+
+    def make_clients(self):
+        """Make all clients on the workers; return their Registrations by block."""
+        server, data = self.server, self.whole.data
+        keys, codes = _round_loop.keys_of(server), {}
+        for number, summary in self.whole.summaries.items():
+            own = np.searchsorted(data.client_ids, summary.client_ids)
+            codes[number] = own, data.client_indptr[own]
+        rows: Any = SimpleNamespace(items=range(data.n_rows), n_items=data.n_items)
+        size = _blocks.block_size(rows)
+        placing = Placing(server.method, keys, data.n_clients, data.item_ids, size, codes)
+        registrations = self.cluster.place(placing)
+        for number, one in registrations.items():
+            clients = np.searchsorted(data.client_ids, one.client_ids)
+            self.block_of_client[clients] = len(self.clients)
+            self.clients.append(Elsewhere(number, SimpleNamespace(clients=clients)))
+        return registrations
+
+    def _attributes(self, message, *, kept):
+        """Return fitted attributes; those of users stay on the workers."""
+        server = self.server
+        received = server.method._decode_broadcast(message, server.key.at(server.round))
+        ours = copy.deepcopy(server.method._server_attributes(received))
+        ours |= {"_final_message": copy.deepcopy(message)}
+        if not kept:
+            return ours
+        parts = self.cluster.end(self.whole, server.method, ours, received, server.round)
+        return ours | {"_parts": parts}

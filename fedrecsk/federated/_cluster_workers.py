@@ -13,7 +13,6 @@ from importlib import import_module
 from itertools import islice
 from typing import Any, NamedTuple
 
-import joblib
 import numpy as np
 from sklearn.base import clone
 
@@ -28,8 +27,7 @@ from fedrecsk.federated import _round_loop
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol.clients import Clients
 from fedrecsk.protocol.early_stopping import hold_out
-from fedrecsk.protocol.keys import Keys
-from fedrecsk.protocol.participation import Participation
+from fedrecsk.protocol.keys import Keys, Participation
 from fedrecsk.updates import add_sums, joined
 
 
@@ -211,11 +209,11 @@ class Holder:
         if function is None:
             return {}
         self.held, args = {}, tuple(map(self._received, args))
-        tasks = (joblib.delayed(function)(self.clients[block], *args) for block in blocks)
+        clients = [self.clients[block] for block in blocks]
         n_blocks, totals = Counter(number for number, _ in blocks), {}
         compiling = -seconds_compiling()
         with Threads(self.n_jobs) as parallel:
-            answers = parallel(tasks)
+            answers = parallel(function, clients, *args)
             for n in self.numbers:
                 total = self._added_up(n, islice(answers, n_blocks[n]))
                 add_node(totals, (0, n), total, self.n_partitions)
@@ -296,8 +294,7 @@ class Holder:
             warnings.simplefilter("always")
             for number, (data, columns, _) in self.rows.items():
                 clients = [one for block, one in self.clients.items() if block[0] == number]
-                fitted = joblib.delayed(Clients.fitted)
-                parts = parallel(fitted(one, message, round) for one in clients)
+                parts = parallel(Clients.fitted, clients, message, round)
                 codes = np.sort(np.concatenate([one.block.users for one in clients]))
                 users = [np.searchsorted(codes, one.block.users) for one in clients]
                 theirs = _blocks.by_user(users, list(parts), data.n_users)

@@ -6,12 +6,12 @@ import copy
 import hashlib
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
-from joblib import delayed
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
@@ -25,17 +25,15 @@ from fedrecsk.base._recommender import check_resumable
 from fedrecsk.data._checks import Diverged, hint
 from fedrecsk.data.item_features import fingerprint
 from fedrecsk.protocol import blocks as _blocks
-from fedrecsk.protocol import participation
 from fedrecsk.protocol.clients import Clients, Group
 from fedrecsk.protocol.early_stopping import hold_out
-from fedrecsk.protocol.keys import Key, Keys
+from fedrecsk.protocol.keys import Key, Keys, histories, smallest_cohort
 from fedrecsk.protocol.messages import deliver
 from fedrecsk.protocol.server import Server
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from fedrecsk.attacks._base import ActiveAttack
     from fedrecsk.protocol.messages import Message, Upload
     from fedrecsk.updates import HeldUpdates
 
@@ -72,35 +70,37 @@ def _completed(estimator, run, data, report, before=None, users=None):
 
 
 def _rounds_of(estimator, run, report, before, users):
+    server = run.server
     with (
         get_threadpool_controller().limit(limits=1, user_api="blas"),
-        Threads(estimator.n_jobs) as parallel,
+        Threads(estimator.n_jobs) as run.parallel,
     ):
-        loop = run.loop(parallel)
-        if run.server.state is None:
+        if server.state is None:
             taken_back = None
-            if before is not None and run.server.method._sends_once:
-                taken_back = before.loop(parallel).take_back(users)
-            loop.set_up()
+            if before is not None and server.method._sends_once:
+                before.parallel = run.parallel
+                taken_back = before.take_back(users)
+            run.set_up()
             if before is not None:
                 run.go_on(before, users, taken_back)
-        n_rounds = run.server.method._rounds(run.server.n_clients)
-        while run.server.round < n_rounds and not run.server.stopping.stopped:
+        n_rounds = server.method._rounds(server.n_clients)
+        while server.round < n_rounds and not server.stopping.stopped:
             close = report.step("round")
-            loop.round()
-            if close(loop.attributes_now):
+            run.round()
+            if close(run.attributes_now):
                 break
-        return run.at_its_end().loop(parallel).end()
+        return run.at_its_end().end()
 
 
 @dataclass(eq=False, repr=False)
 class Run:
-    """A fit in progress: all that warm_start needs to continue exactly where it ended."""
+    """A fit in progress, both halves of it: what warm_start continues exactly where it ended."""
 
     server: Server
     clients: list[Clients]
     client_ids: np.ndarray
-    attack: ActiveAttack | None
+    # An ActiveAttack, or None.
+    attack: Any
     # Of the data; only where the fit can be continued.
     fingerprint: bytes | None
     # Those that must not change between the rounds of one run.
@@ -109,6 +109,8 @@ class Run:
     block_of_client: np.ndarray
     # All rows; only where the fit can be continued.
     data: Any = None
+    # Runs the clients' tasks, in threads while rounds are run.
+    parallel: Any = field(default=Threads(1), init=False)
 
     @classmethod
     def new(cls, estimator, data, *, is_watched=False):
@@ -150,9 +152,183 @@ class Run:
             data if estimator.warm_start else None,
         )
 
-    def loop(self, parallel):
-        """Return the steps of the protocol on this run."""
-        return Loop(self, parallel)
+    # ------------------------------------------------------------ the protocol's steps
+
+    def each(self, clients, function, *args):
+        """Yield the results of a function of Clients for these, or their sums, in their order."""
+        return self.parallel(function, clients, *args)
+
+    def tell(self, clients, function, *args):
+        """Call a function of Clients, which returns nothing, for each of these."""
+        for one in clients:
+            function(one, *args)
+
+    def register(self):
+        """Register all clients."""
+        self.server.register([one.register() for one in self.clients])
+
+    def set_up(self):
+        """Do everything that comes before the first round."""
+        server, clients = self.server, self.clients
+        self.register()
+        for step in range(server.n_setups):
+            message = server.setup_message(step)
+            total = server.new_total("setup", step)
+            for answer in self.each(clients, Clients.setup, step, message):
+                if answer is not None:
+                    total.add(answer)
+            server.close_setup(step, total)
+        self.tell(clients, Clients.announce, server.send_announcement())
+
+    def take_back(self, users):
+        """Let clients of these users (ids) take back uploads; return the ledger before, or None."""
+        server = self.server
+        server.only = chosen = self.data.clients_with(users)
+        for one in self.clients:
+            one.take_back(server.round)
+        if not chosen.any():
+            return None
+        ledger = copy.deepcopy(server.ledger)
+        self.round()
+        return ledger
+
+    def round(self):
+        """Simulate one round; return what a curious server sees of it, a Seen."""
+        server, attack, round = self.server, self.attack, self.server.round
+        adversary: Any = server.federation.adversary
+        turn, message = server.open_round()
+        received = None
+        if message:
+            received = server.method._decode_broadcast(message, server.key.at(round))
+            if round and server.method.early_stopping:
+                self._validate(turn)
+                if server.stopping.stopped:
+                    return None
+        busy = [self.clients[b] for b in np.unique(self.block_of_client[turn.active])]
+        self.tell(busy, Clients.receive, round, received, turn)
+        for step in range(server.method._n_exchanges):
+            self._exchange(busy, step)
+        if attack is not None and adversary.forges:
+            self._show_adversary(busy, received, turn)
+        total, seconds = server.new_total(), -seconds_compiling()
+        for answer, loss, its_seconds in self.each(busy, _timed, round):
+            total.loss += loss
+            seconds += its_seconds
+            for updates in answer:
+                total.add(updates)
+        server.ledger.work(max(0.0, seconds + seconds_compiling()))
+        upload = server.close_round(total)
+        if attack is not None:
+            attack.look(None)
+        return Seen(received, total.held, upload)
+
+    def _exchange(self, clients, step):
+        """Let devices send something to the others of their groups, without the server."""
+        server = self.server
+        messages = list(self.each(clients, Clients.exchange, server.round, step))
+        means = deliver(
+            messages,
+            [one.block.clients for one in clients],
+            server.n_clients,
+            server.ledger,
+            server.federation.wire_dtype,
+        )
+        for one, received in zip(clients, means, strict=True):
+            if received is not None:
+                one.end_exchange(step, received)
+
+    def _show_adversary(self, busy, received, turn):
+        """Show an adversary that forges uploads what its clients have received and computed."""
+        server, attack = self.server, self.attack
+        if received is not None and (turn.receives & attack.controlled).any():
+            attack.message = received
+        ours = [one for one in busy if one.forge is not None]
+        found = self.each(ours, Clients.honest, server.round)
+        honest = [updates for one in found for updates in one if len(updates.clients)]
+        if not honest:
+            return
+        codes = np.concatenate([updates.clients for updates in honest])
+        message = (server.announcement() | attack.message).of(codes)
+        attack.look(
+            View(
+                method=server.method,
+                round=server.round,
+                message=message,
+                n_senders=int(turn.active.sum()),
+                data=attack.own_data,
+                updates=honest,
+                memory=attack.memory,
+            )
+        )
+
+    def _validate(self, turn):
+        """Measure the received model on the clients' held-out rows."""
+        server = self.server
+        key = server.key.at(server.round)
+        who = turn.receives
+        message = server.method._decode_broadcast(server.send_for_validation(who), key)
+        asked = [self.clients[b] for b in np.unique(self.block_of_client[who])]
+        total = server.new_total("validation")
+        for answer in self.each(asked, Clients.validate, server.round, message, turn):
+            total.add(answer)
+        if server.close_validation(total, who):
+            self.tell(self.clients, Clients.forget_kept)
+            self.tell(asked, Clients.keep_measured)
+
+    def attributes_now(self):
+        """Fitted attributes as if the rounds ended here; changes nothing."""
+        attributes = self._attributes(self.server.current_message(), kept=False)
+        return attributes | {"history_": list(self.server.history)}
+
+    def end(self):
+        """Send all clients the final model; returns fitted attributes and reports."""
+        server = self.server
+        stopping = server.stopping
+        if stopping.stopped:
+            message = server.send_best()
+        else:
+            message = server.send_final()
+            if server.method.early_stopping:
+                self._validate(server.final_participation())
+                if stopping.message is None:
+                    warn(
+                        "No held-out row counts, so early stopping could judge no model and the "
+                        "last one is kept. Raise validation_fraction.",
+                        ConvergenceWarning,
+                    )
+                elif stopping.best_round != server.round - 1:
+                    message = server.send_best()
+        attributes = self._attributes(message, kept=True)
+        if server.method.early_stopping:
+            attributes["best_round_"] = stopping.best_round
+        if self.attack is not None:
+            attributes["compromised_clients_"] = self.client_ids[self.attack.controlled]
+        channel = server.uplink.masks or server.channel
+        if channel is not None:
+            attributes["encryption_"] = channel.report()
+        return attributes | {
+            "n_rounds_": server.round,
+            "history_": server.history,
+            "loss_curve_": [row["loss"] for row in server.history],
+            "communication_": server.ledger,
+            "privacy_": server.privacy_report(),
+        }
+
+    def _attributes(self, message, *, kept):
+        server, clients = self.server, self.clients
+        key = server.key.at(server.round)
+        received = server.method._decode_broadcast(message, key)
+        fitted = partial(Clients.fitted, kept=kept)
+        parts = self.parallel(fitted, clients, received, server.round)
+        attributes = _blocks.by_user([one.block.users for one in clients], list(parts))
+        # Copies, so that writing into a fitted array does not change a running fit.
+        ours = copy.deepcopy(server.method._server_attributes(received))
+        message = copy.deepcopy(message)
+        if server.state.get("content") is not None:
+            ours["_content"] = server.state["content"]
+        return ours | attributes | {"_final_message": message}
+
+    # ---------------------------------------------------------- between one fit and the next
 
     def followed_by(self, estimator, data, n_rounds):
         """Return a run on other data that will go on from this one."""
@@ -257,198 +433,9 @@ def check_aggregator(aggregator, method, data):
     if aggregator is None:
         return
     share, rotates = method.client_fraction, method._prefers_rotation
-    cohort = participation.smallest_cohort(
-        data.n_clients, share, method.federation, prefers_rotation=rotates
-    )
+    cohort = smallest_cohort(data.n_clients, share, method.federation, prefers_rotation=rotates)
     aggregator._check_clients(data, cohort)
     aggregator._check_specs(method._upload_specs(data.n_items))
-
-
-class Loop:
-    """The protocol's steps, taken on both halves of a run."""
-
-    def __init__(self, run, parallel):
-        self.run = run
-        self.server = run.server
-        self.parallel = parallel
-
-    def each(self, clients, function, *args):
-        """Yield the results of a function of Clients for these, or their sums, in their order."""
-        return self.parallel(delayed(function)(one, *args) for one in clients)
-
-    def tell(self, clients, function, *args):
-        """Call a function of Clients, which returns nothing, for each of these."""
-        for one in clients:
-            function(one, *args)
-
-    def register(self):
-        """Register all clients."""
-        self.server.register([one.register() for one in self.run.clients])
-
-    def set_up(self):
-        """Do everything that comes before the first round."""
-        server, clients = self.server, self.run.clients
-        self.register()
-        for step in range(server.n_setups):
-            message = server.setup_message(step)
-            total = server.new_total("setup", step)
-            for answer in self.each(clients, Clients.setup, step, message):
-                if answer is not None:
-                    total.add(answer)
-            server.close_setup(step, total)
-        self.tell(clients, Clients.announce, server.send_announcement())
-
-    def take_back(self, users):
-        """Let clients of these users (ids) take back uploads; return the ledger before, or None."""
-        server = self.server
-        server.only = self.run.data.clients_with(users)
-        for one in self.run.clients:
-            one.take_back(server.round)
-        if not server.only.any():
-            return None
-        ledger = copy.deepcopy(server.ledger)
-        self.round()
-        return ledger
-
-    def round(self):
-        """Simulate one round; return what a curious server sees of it, a Seen."""
-        server, attack, round = self.server, self.run.attack, self.server.round
-        turn, message = server.open_round()
-        received = None
-        if message:
-            received = server.method._decode_broadcast(message, server.key.at(round))
-            if round and server.method.early_stopping:
-                self._validate(turn)
-                if server.stopping.stopped:
-                    return None
-        busy = self._involved(turn.active)
-        self.tell(busy, Clients.receive, round, received, turn)
-        for step in range(server.method._n_exchanges):
-            self._exchange(busy, step)
-        if attack is not None and server.federation.adversary.forges:
-            self._show_adversary(busy, received, turn)
-        total, loss, seconds = server.new_total(), np.zeros(2), -seconds_compiling()
-        for answer, its_loss, its_seconds in self.each(busy, _timed, round):
-            loss += its_loss
-            seconds += its_seconds
-            for updates in answer:
-                total.add(updates)
-        server.ledger.work(max(0.0, seconds + seconds_compiling()))
-        upload = server.close_round(total, loss)
-        if attack is not None:
-            attack.look(None)
-        return Seen(received, total.held, upload)
-
-    def _exchange(self, clients, step):
-        """Let devices send something to the others of their groups, without the server."""
-        server = self.server
-        messages = list(self.parallel(delayed(one.exchange)(server.round, step) for one in clients))
-        means = deliver(
-            messages,
-            [one.block.clients for one in clients],
-            server.n_clients,
-            server.ledger,
-            server.federation.wire_dtype,
-        )
-        for one, received in zip(clients, means, strict=True):
-            if received is not None:
-                one.end_exchange(step, received)
-
-    def _show_adversary(self, busy, received, turn):
-        """Show an adversary that forges uploads what its clients have received and computed."""
-        server, attack = self.server, self.run.attack
-        if received is not None and (turn.receives & attack.controlled).any():
-            attack.message = received
-        ours = [one for one in busy if one.forge is not None]
-        found = self.parallel(delayed(one.honest)(server.round) for one in ours)
-        honest = [updates for one in found for updates in one if len(updates.clients)]
-        if not honest:
-            return
-        codes = np.concatenate([updates.clients for updates in honest])
-        message = (server.announcement() | attack.message).of(codes)
-        attack.look(
-            View(
-                method=server.method,
-                round=server.round,
-                message=message,
-                n_senders=int(turn.active.sum()),
-                data=attack.own_data,
-                updates=honest,
-                memory=attack.memory,
-            )
-        )
-
-    def _validate(self, turn):
-        """Measure the received model on the clients' held-out rows."""
-        server = self.server
-        key = server.key.at(server.round)
-        who = turn.receives
-        message = server.method._decode_broadcast(server.send_for_validation(who), key)
-        asked = self._involved(who)
-        total = server.new_total("validation")
-        for answer in self.each(asked, Clients.validate, server.round, message, turn):
-            total.add(answer)
-        if server.close_validation(total, who):
-            self.tell(self.run.clients, Clients.forget_kept)
-            self.tell(asked, Clients.keep_measured)
-
-    def _involved(self, who):
-        """Return the blocks of the clients of a mask."""
-        return [self.run.clients[b] for b in np.unique(self.run.block_of_client[who])]
-
-    def attributes_now(self):
-        """Fitted attributes as if the rounds ended here; changes nothing."""
-        attributes = self._attributes(self.server.current_message(), kept=False)
-        return attributes | {"history_": list(self.server.history)}
-
-    def end(self):
-        """Send all clients the final model; returns fitted attributes and reports."""
-        server, run = self.server, self.run
-        stopping = server.stopping
-        if stopping.stopped:
-            message = server.send_best()
-        else:
-            message = server.send_final()
-            if server.method.early_stopping:
-                self._validate(server.final_participation())
-                if stopping.message is None:
-                    warn(
-                        "No held-out row counts, so early stopping could judge no model and the "
-                        "last one is kept. Raise validation_fraction.",
-                        ConvergenceWarning,
-                    )
-                elif stopping.best_round != server.round - 1:
-                    message = server.send_best()
-        attributes = self._attributes(message, kept=True)
-        if server.method.early_stopping:
-            attributes["best_round_"] = stopping.best_round
-        if run.attack is not None:
-            attributes["compromised_clients_"] = run.client_ids[run.attack.controlled]
-        channel = server.uplink.masks or server.channel
-        if channel is not None:
-            attributes["encryption_"] = channel.report()
-        return attributes | {
-            "n_rounds_": server.round,
-            "history_": server.history,
-            "loss_curve_": [row["loss"] for row in server.history],
-            "communication_": server.ledger,
-            "privacy_": server.privacy_report(),
-        }
-
-    def _attributes(self, message, *, kept):
-        server, clients = self.server, self.run.clients
-        key = server.key.at(server.round)
-        received = server.method._decode_broadcast(message, key)
-        parts = self.parallel(
-            delayed(one.fitted)(received, server.round, kept=kept) for one in clients
-        )
-        attributes = _blocks.by_user([one.block.users for one in clients], list(parts))
-        # Copies, so that writing into a fitted array does not change a running fit.
-        ours = copy.deepcopy(server.method._server_attributes(received))
-        message = copy.deepcopy(message)
-        if server.state.get("content") is not None:
-            ours["_content"] = server.state["content"]
-        return ours | attributes | {"_final_message": message}
 
 
 def _timed(clients, round):
@@ -478,12 +465,11 @@ def watch(estimator, data, n_rounds):
     run = Run.new(estimator, data, is_watched=True)
     with (
         get_threadpool_controller().limit(limits=1, user_api="blas"),
-        Threads(None) as parallel,
+        Threads(None) as run.parallel,
     ):
-        loop = Loop(run, parallel)
-        loop.set_up()
+        run.set_up()
         for _ in range(n_rounds):
-            seen = loop.round()
+            seen = run.round()
             yield run.server, run.clients, seen
 
 
@@ -506,7 +492,7 @@ def _histories(method, n_clients, federation, key):
     """Equal numbers for clients that must have equal histories to share a block."""
     if not method._shares_state:
         return np.zeros(n_clients, dtype=np.int64)
-    return participation.histories(
+    return histories(
         n_clients,
         method.client_fraction,
         federation,

@@ -19,12 +19,12 @@ from fedrecsk.base._item_weights import history_of
 from fedrecsk.federated import _cluster, _private, _round_loop, _weak_fits
 from fedrecsk.federated._updating import Updating
 from fedrecsk.protocol import blocks as _blocks
-from fedrecsk.protocol.base_server import server_sees
 from fedrecsk.protocol.central_noise import CentralNoise
+from fedrecsk.protocol.clients import personal_attributes
 from fedrecsk.protocol.federation import Federation
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.messages import Message
-from fedrecsk.protocol.personal import personal_attributes
+from fedrecsk.protocol.server import server_sees
 
 if TYPE_CHECKING:
     from typing import Any, Self
@@ -169,12 +169,9 @@ class FederatedRecommender(Updating, Recommender):
     def _model(self, server):
         """Server: the model as clients receive it. A Message; pure."""
 
-    def _model_delta(self, server):
-        """Server: what a client with the last model needs instead. A Message; pure.
-
-        None: the whole model.
-        """
-        return None
+    # Server: what a client with the last model needs instead: a method (server) that returns a
+    # Message or None, for the whole model, as without such a method. Pure.
+    _model_delta = None
 
     def _broadcast(self, server, key):
         """Server: this round's download. A Message, or None if `_may_be_silent`; pure."""

@@ -12,9 +12,8 @@ from fedrecsk._utils.user_warnings import warn
 from fedrecsk.privacy import central_dp
 from fedrecsk.privacy.accounting import Event, epsilon_of, noise_for
 from fedrecsk.privacy.report import PrivacyReport
-from fedrecsk.protocol import participation
-from fedrecsk.protocol.clients import TERMS
-from fedrecsk.protocol.keys import Key
+from fedrecsk.protocol.client_message import TERMS
+from fedrecsk.protocol.keys import Key, draw_participation, is_rotating, n_rotating
 from fedrecsk.protocol.messages import Dense, Message, Total, Upload
 
 if TYPE_CHECKING:
@@ -280,15 +279,15 @@ class Plan(NamedTuple):
         by_server = mechanism is not None and mechanism.noise == "server"
         cohort, probability, uses = fraction * n_clients, 1.0, n_rounds
         if fraction < 1:
-            if participation.is_rotating(federation, method._prefers_rotation):
-                n_cohorts = participation.n_rotating(n_clients, fraction)
+            if is_rotating(federation, method._prefers_rotation):
+                n_cohorts = n_rotating(n_clients, fraction)
                 cohort, uses = n_clients / n_cohorts, -(-n_rounds // n_cohorts)
             elif federation.sampling == "poisson" and by_server:
                 probability, uses = fraction, fraction * n_rounds
             else:
                 counts = np.zeros(n_clients, dtype=np.int64)
                 for number in range(n_rounds):
-                    drawn = participation.draw(n_clients, fraction, federation, key.at(number))
+                    drawn = draw_participation(n_clients, fraction, federation, key.at(number))
                     counts += drawn.active
                 uses = max(1, int(counts.max()))
         if method._sends_once:

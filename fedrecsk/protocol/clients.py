@@ -2,46 +2,32 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedrecsk.data._checks import naming_clients
-from fedrecsk.privacy.central_dp import clip_updates, round_updates
-from fedrecsk.protocol.blocks import codes_of_users
-from fedrecsk.protocol.keys import setup_round
+from fedrecsk.data._checks import ClientFailed, hint
+from fedrecsk.protocol.blocks import by_user, codes_of_users
+from fedrecsk.protocol.client_message import VALIDATION, completed, measured, protected, stages
+from fedrecsk.protocol.early_stopping import HeldOut
+from fedrecsk.protocol.keys import Participation, RoundMasks, setup_round
 from fedrecsk.protocol.messages import Message, Registration
-from fedrecsk.protocol.participation import Participation, RoundMasks
-from fedrecsk.protocol.personal import Personalized
-from fedrecsk.updates import (
-    ClientUpdates,
-    Counts,
-    FieldSpec,
-    HeldUpdates,
-    SparseRows,
-    Summed,
-    all_finite,
-    joined,
-    through,
-)
+from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
     from typing import Self
 
     from numpy.typing import NDArray
 
     from fedrecsk.protocol.blocks import Block
     from fedrecsk.protocol.federation import Federation
-    from fedrecsk.protocol.keys import Key, Keys
+    from fedrecsk.protocol.keys import Keys
     from fedrecsk.protocol.messages import GroupMessages
-
-
-# The field of every message that tells clients the clip, and the variance of their shares.
-TERMS = "privacy_terms"
-VALIDATION = {"validation_loss": FieldSpec((2,), learned=False)}
 
 
 @dataclass(eq=False)
@@ -109,6 +95,11 @@ class Clients:
         self._draws_each: bool = self._holds or federation.draws_each
         self._separates: bool = separate or federation.looks_at_uploads or forge is not None
         self._hands_over_single: bool = self._separates and method._single_uploads
+        # Whether clients of equal history share state, and whether they may start from an earlier
+        # message again.
+        self._shares_state: bool = method._shares_state
+        stale = federation.dropout > 0 and federation.dropout_mode == "stale"
+        self._goes_back: bool = method._may_be_silent or stale
         self.client_ids: np.ndarray = block.clients if client_ids is None else client_ids
         self.state: Any = None
         # What they keep of an earlier fit; None: nothing.
@@ -119,7 +110,8 @@ class Clients:
         self._last = np.full(block.n_clients, -1)
         # Clients that have ever updated.
         self._has_updated = np.zeros(block.n_clients, dtype=bool)
-        self._part = None
+        # The round that they are in, and their participation in it.
+        self._part: Any = None, None
         # The clients that took part in the last exchange among devices.
         self._met = None
         # The local updates of a round, between `honest` and `update`.
@@ -206,24 +198,23 @@ class Clients:
             Participation of all clients of the fit, in the order of their codes. None: all clients
             take part and no upload is lost.
         """
-        if self._part is not None and self._part[0] == round:
+        last, _ = self._part
+        if last == round:
             return
-        if self._part is not None and self._part[0] > round:
+        if last is not None and last > round:
             raise ValueError(
-                f"These clients are in round {self._part[0]} and cannot go back to round {round}; "
-                "send them the message of the next round."
+                f"These clients are in round {last} and cannot go back to round {round}; send them "
+                "the message of the next round."
             )
-        if participation is None:
-            part = Participation.full(self.block.n_clients)
-        else:
-            part = participation.of(self.block.clients)
+        block, part = self.block, participation
+        part = Participation.full(block.n_clients) if part is None else part.of(block.clients)
         self._part = round, part
         if message is not None:
             self._messages[round] = message.of(self.block.clients)
             self._last[part.receives] = round
         ready = part.active & (self._last >= 0)
         group = self.group
-        if self.method._shares_state and ready.any() and group.round != round:
+        if self._shares_state and ready.any() and group.round != round:
             message, key = self._messages[self._last[ready][0]], self.keys.at(round)
             group.common = self.method._update_unrated_items(group.common, message, key)
             group.round = round
@@ -237,14 +228,15 @@ class Clients:
         step : int
             Number of the exchange within the round.
         """
-        part, key = self._part_in(round), self.keys.at(round)
+        (_, part), key = self._part, self.keys.at(round)
         turn = RoundMasks(
             part.active & (self._last == round), part.delivers, self._hands_over_single
         )
         if not turn.active.any():
             return None
         message = self._messages[round]
-        self._begin(message, key)
+        if self.state is None:
+            self.state = self._first_state(message, key)
         self.state, messages = self.method._exchange(
             self.block, self.state, message, turn, step, key
         )
@@ -292,49 +284,39 @@ class Clients:
         """Take a round's local updates, once; return each with masks and message, and the loss."""
         if self._training is not None and self._training[0] == round:
             return self._training[1:]
-        part, key = self._part_in(round), self.keys.at(round)
+        (last, part), key = self._part, self.keys.at(round)
+        if last != round:
+            raise ValueError(
+                f"These clients cannot update in round {round}, because they have received no "
+                "message of it; call receive(round, message) first."
+            )
         ready = part.active & (self._last >= 0)
         self._has_updated = self._has_updated | ready
         steps, total = [], np.zeros(2)
         for last in np.unique(self._last[ready]).tolist():
             turn = RoundMasks(ready & (self._last == last), part.delivers, self._hands_over_single)
             message = self._messages[last]
-            self._begin(message, key)
-            if self.method._shares_state:
+            if self.state is None:
+                self.state = self._first_state(message, key)
+            if self._shares_state:
                 self.state["common"] = self.group.common
-            with naming_clients(self.client_ids, f"in round {round}"):
+            with _naming_clients(self.client_ids, f"in round {round}"):
                 self.state, updates, loss = self.method._client_update(
                     self.block, self.state, message, turn, key
                 )
             total += (0.0, 0.0) if loss is None else loss
             steps.append((updates, turn, message))
-        federation, messages = self.federation, {}
-        if self.method._may_be_silent or (
-            federation.dropout > 0 and federation.dropout_mode == "stale"
-        ):
-            # Only then clients may start from an earlier message again.
-            messages = {t: self._messages[t] for t in np.unique(self._last).tolist() if t >= 0}
-        self._messages = messages
+        kept, self._messages = self._messages, {}
+        if self._goes_back:
+            self._messages = {t: kept[t] for t in np.unique(self._last).tolist() if t >= 0}
         self._training = round, steps, total
         return self._training[1:]
 
-    def _part_in(self, round):
-        """Return these clients' Participation in a round, whose message they must have got."""
-        if self._part is None or self._part[0] != round:
-            raise ValueError(
-                f"These clients cannot update in round {round}, because they have received no "
-                "message of it; call receive(round, message) first."
-            )
-        return self._part[1]
-
-    def _begin(self, message, key):
-        """Make the clients' private state before their first step."""
-        if self.state is None:
-            first = Message(**self._announcement, **message)
-            self.state = self.method._init_clients(self.block, first, key)
-            if self.remembered is not None:
-                self.state = self.method._recalled(self.state, self.remembered)
-                self.remembered = None
+    def _first_state(self, message, key):
+        """Return the clients' private state before their first step."""
+        first, remembered = Message(**self._announcement, **message), self.remembered
+        state, self.remembered = self.method._init_clients(self.block, first, key), None
+        return state if remembered is None else self.method._recalled(state, remembered)
 
     def has_sent(self) -> NDArray[np.bool_]:
         """Return a mask of the clients whose upload the server's sum has, of a method of sums."""
@@ -345,7 +327,8 @@ class Clients:
 
     def take_back(self, round: int) -> None:
         """Let the update of a round take back what these clients have sent, in a method of sums."""
-        self._begin(Message(), self.keys.at(round))
+        if self.state is None:
+            self.state = self._first_state(Message(), self.keys.at(round))
         self.state = self.method._taking_back(self.state)
 
     # ------------------------------------------------------------------- the model's end
@@ -372,19 +355,17 @@ class Clients:
             raise ValueError(
                 "These clients hold no rows out to evaluate a model on; set early_stopping=True."
             )
-        block = self.block
-        part = Participation.full(block.n_clients)
-        if participation is not None:
-            part = participation.of(block.clients)
+        block, part = self.block, participation
+        part = Participation.full(block.n_clients) if part is None else part.of(block.clients)
         asked = part.receives
         users = self._personalized(asked, message, round)
         sums = np.zeros((block.n_clients, 2))
-        sums[asked] = users.losses(self.held_out.part(asked))
+        sums[asked] = self._losses(asked, users, message, self.held_out.part(asked))
         if self.federation.masks:
             scheme: Any = self.federation.secure_aggregation
             unit = scheme.unit_of(VALIDATION["validation_loss"])
             sums[asked] = unit * scheme.fixed(sums[asked], unit)
-        self._measured = users.attributes(self._codes), asked
+        self._measured = self._attributes(asked, users, self._codes), asked
         arrives, is_finite = part.receives & part.delivers, np.isfinite(sums).all(axis=1)
         accepted = arrives & is_finite
         nothing = ClientUpdates({"validation_loss": None})
@@ -401,10 +382,54 @@ class Clients:
         )
 
     def _personalized(self, who, message, round):
-        """Return the users of the clients of a mask under a model."""
-        key, updated = self.keys.at(round), self._has_updated
-        state, ids = self.state, self.client_ids
-        return Personalized(self.method, self.block, ids, state, updated, who, message, key)
+        """Personalise users of the clients of a mask: first where they have updated, then others.
+
+        The message has the announcement and the model.
+        """
+        block, key, result = self.block, self.keys.at(round), []
+        old, new = who & self._has_updated, who & ~self._has_updated
+        if old.any():
+            turn, places = RoundMasks(old, old, False), np.arange(block.n_users)
+            with _naming_clients(self.client_ids, WHEN):
+                state = self.method._personalize(
+                    block, self.state, message.of(block.clients), turn, key
+                )
+            result.append(Personalized(block, places, block.users_of(old), state))
+        if new.any():
+            part, places = block.part(new), np.flatnonzero(block.users_of(new))
+            ids = self.client_ids[new]
+            state = _newcomers(self.method, part, ids, message.of(part.clients), key)
+            result.append(Personalized(part, places, np.ones(len(places), dtype=bool), state))
+        return result
+
+    def _attributes(self, who, personalized, codes):
+        """Return users' attributes in their order; `codes` are theirs for the method, if others."""
+        users, attributes = [], []
+        numbers = _numbers(self.block.users_of(who))
+        for block, places, wanted, state in personalized:
+            if codes is not None:
+                block = replace(block, users=codes[places])
+            its = self.method._user_attributes(block, state)
+            attributes.append({name: _of_users(rows, wanted) for name, rows in its.items()})
+            users.append(numbers[places[wanted]])
+        return by_user(users, attributes)
+
+    def _losses(self, who, personalized, message, held_out):
+        """Return the sums of losses and weights on each client's held-out rows, (n_clients, 2)."""
+        block = self.block.part(who)
+        model = copy.copy(self.method)
+        vars(model).update(
+            self.method._server_attributes(message.of(block.clients)),
+            # Users of these rows are numbered among those of the clients asked.
+            **self._attributes(who, personalized, _numbers(self.block.users_of(who))),
+            n_users_=block.n_users,
+            n_items_=block.n_items,
+            _seen=(block.indptr, block.items),
+        )
+        losses = model._validation_losses(HeldOut.of(held_out))
+        clients = np.repeat(np.arange(block.n_clients), np.diff(held_out.rating_indptr))
+        sums = [np.bincount(clients, one, minlength=block.n_clients) for one in losses]
+        return np.stack(sums, axis=1)
 
     def keep_measured(self) -> None:
         """Keep the users' state under the model evaluated last, because it is the best so far."""
@@ -427,7 +452,8 @@ class Clients:
             Whether to use the state that clients have kept under the best model.
         """
         everyone = np.ones(self.block.n_clients, dtype=bool)
-        attributes = self._personalized(everyone, message, round).attributes(self._codes)
+        users = self._personalized(everyone, message, round)
+        attributes = self._attributes(everyone, users, self._codes)
         if self._kept is None or not kept:
             return attributes
         best, measured_it = self._kept
@@ -440,204 +466,70 @@ class Clients:
         return attributes
 
 
-# ------------------------------------------------------------------ what leaves the clients
+# ------------------------------------------------- users personalised to a model
 
 
-def completed(
-    clients: Clients,
-    updates: ClientUpdates,
-    step: tuple[str, int],
-    specs: Mapping[str, FieldSpec],
-    turn: RoundMasks,
-    *,
-    single: bool,
-) -> ClientUpdates:
-    """Add to a method's updates what the protocol must know about them, and check their fields.
+# What clients do here, for errors.
+WHEN = "while fitting its users to the model"
 
-    With `single` return the updates of the clients that send something, and not the sums over the
-    block. If the method has added them up, there must be one client.
+
+class Personalized(NamedTuple):
+    """Users of some clients, personalised to a model.
+
+    Attributes
+    ----------
+    block : Block
+    places : places of its users among those of the whole block
+    wanted : mask of the users that `_personalize` was called for
+    state : what `_personalize` returns
     """
-    method, block = type(clients.method).__name__, clients.block
-    if updates.fields.keys() != specs.keys():
-        raise ValueError(
-            f"{method} uploads the fields {sorted(updates.fields)}, but its _upload_specs (or "
-            f"_setup_specs) declares {sorted(specs)}; make them agree."
-        )
-    sends = turn.active if updates.sends is None else turn.active & updates.sends
-    accepted = arrives = sends & turn.delivers
-    if updates.is_finite is not None:
-        accepted = arrives & updates.is_finite
-    fields = {}
-    for name, spec in specs.items():
-        one = updates.fields[name]
-        is_sparse = isinstance(one, SparseRows)
-        if is_sparse and not single:
-            raise ValueError(
-                f"{method} returns {name!r} client by client, but turn.separate is False; return "
-                "the sum."
-            )
-        values = one.values if isinstance(one, Summed | SparseRows) else np.asarray(one)
-        shape = (spec.shape[0], *values.shape[1:]) if is_sparse else values.shape
-        if tuple(shape) != tuple(spec.shape):
-            raise ValueError(
-                f"{method} uploads {name!r} with shape {tuple(shape)}, but its FieldSpec says "
-                f"{tuple(spec.shape)}; make them agree."
-            )
-        if single:
-            rows = one if is_sparse else _of_one_client(values, spec, block)
-            fields[name] = replace(rows, spec=spec)
-            if updates.is_finite is None:
-                accepted = accepted & fields[name].finite()
-        else:
-            fields[name] = values.astype(spec.sum_dtype, copy=False)
-            if not all_finite(fields[name]):
-                accepted = np.zeros_like(accepted)
-    done = replace(
-        updates,
-        fields=fields if single or accepted.any() else {},
-        phase=step[0],
-        round=step[1],
-        clients=block.clients,
-        sends=sends,
-        arrives=arrives,
-        accepted=accepted,
-        specs=specs,
-        sizes=measured(updates, specs, block.row_counts, clients.federation.wire_dtype),
-        lacks_noise=not single,
-    )
-    return done.take(sends) if single else done
+
+    block: Block
+    places: np.ndarray
+    wanted: np.ndarray
+    state: dict[str, Any]
 
 
-def _of_one_client(values, spec, block):
-    """Take the sum over a one-client block as that client's rows."""
-    rows = np.arange(len(values))
-    if spec.rows == "held":
-        rows = block.row_items
-    elif spec.rows == "chosen":
-        rows = np.flatnonzero(values.reshape(len(values), -1).any(axis=1))
-    return SparseRows(np.array([0, len(rows)]), rows, values[rows])
+def _newcomers(method, block, client_ids, message, key):
+    """Return the state of clients that have never updated, once they have the final model."""
+    everyone = np.ones(block.n_clients, dtype=bool)
+    with _naming_clients(client_ids, WHEN):
+        return method._personalize(block, None, message, RoundMasks(everyone, everyone, False), key)
 
 
-def measured(
-    updates: ClientUpdates,
-    specs: Mapping[str, FieldSpec],
-    n_held: NDArray[np.int64],
-    wire_dtype: str,
-) -> NDArray[np.int64]:
-    """Return the `sizes` of ClientUpdates as the method returns them, by items that each holds."""
-    sizes = np.zeros((3, len(n_held)), dtype=np.int64)
-    for name, spec in specs.items():
-        one, n_rows, n_columns = updates.fields[name], n_held, None
-        if isinstance(one, Summed | SparseRows):
-            n_columns = one.n_columns
-            if spec.rows == "chosen":
-                n_rows = one.n_rows
-        sizes += spec.sizes(wire_dtype, n_rows, n_columns)
-    return sizes
-
-
-def stages(
-    federation: Federation,
-    key: Key,
-    message: Message | None,
-    forge: Callable[..., Any] | None = None,
-    *,
-    each: bool,
-    is_setup: bool = False,
-) -> list[Callable[[ClientUpdates], ClientUpdates]]:
-    """List functions of ClientUpdates: what becomes of updates before they leave the clients.
-
-    `key` is the clients' private one, and `message` may have the terms of central privacy. Clients
-    that an adversary controls `forge`, and add no noise. `each`: every client draws its own noise,
-    even if one draw of the sum would do. Answers in the set-up are neither forged nor compressed.
-    """
-    compressor, local, central = federation.compression, federation.local_dp, federation.central_dp
-    compresses = compressor is not None and compressor.up and not is_setup
-    result = []
-    if forge is not None and not is_setup:
-        result.append(lambda updates: forge(updates, key.hashed("forged", updates.clients)))
-    elif local is not None:
-        result.append(partial(_add_noise, mechanism=local, key=key, each=each or compresses))
-    if compresses:
-        result.append(partial(_compress, federation=federation, key=key))
-    if central is not None and message is not None:
-        bound, variance = message[TERMS].values
-        # Poisoned clients add no noise, and if only the sum matters, its noise is drawn at once.
-        adds = central.noise == "clients" and forge is None
-        says_short = central.quantile is not None and not is_setup
-        terms = {"clip": float(bound), "field_weights": central.field_weights or {}}
-        result.append(partial(_clip, **terms, adds=adds, is_late=not each, says_short=says_short))
-        if central.noise == "clients":
-            own = float(variance) if adds and each else 0.0
-            result.append(partial(round_updates, **terms, variance=own, key=key))
-    return result
-
-
-def protected(
-    updates: ClientUpdates, through_stages: Sequence[Callable[..., Any]], *, hold: bool
-) -> ClientUpdates:
-    """Pass single updates through all stages, and add them up, or hold them for the server."""
-    if not len(updates.clients):
-        return replace(updates, fields={})
-    # Clipping leaves rows as they are; other stages may write out whole matrices.
-    only_clips = all(getattr(stage, "func", None) is _clip for stage in through_stages)
-    tiles = [updates] if only_clips else updates.tiles()
-    whole = joined(_through_and_added(tile, through_stages, hold) for tile in tiles)
-    if hold:
-        whole.held = HeldUpdates(updates, through_stages, whole.accepted)
-    return whole
-
-
-def _through_and_added(updates, through_stages, hold):
-    """Pass updates through all stages; return their sums, or nothing of them to hold."""
-    updates = through(updates, through_stages)
-    if hold:
-        return replace(updates.without_broken() if through_stages else updates, fields={})
-    done = updates.added_up()
-    if through_stages and not all(all_finite(done.fields[n]) for n in done.learned):
-        # Once more without those whose numbers are broken.
-        done = updates.without_broken().added_up()
-    return done
-
-
-def _add_noise(updates, *, mechanism, key, each):
-    seeds = partial(key.hashed, index=updates.clients)
-    return mechanism._protect(updates, seeds, each=each)
-
-
-def is_compressed(federation: Federation | None, spec: FieldSpec) -> bool:
-    """Return whether clients compress a field of this form, if they send all its columns."""
-    compressor = None if federation is None else federation.compression
-    is_matrix = len(spec.shape) == 2 and not spec.is_integer and spec.learned
-    return compressor is not None and compressor.up and is_matrix and spec.compressible
-
-
-def _compress(updates, *, federation, key):
-    """Compress all compressible fields."""
-    compressor, wire_dtype = federation.compression, federation.wire_dtype
-    fields, sizes = {}, updates.sizes.copy()
-    for name, rows in updates.learned.items():
-        spec = updates.specs[name]
-        if not is_compressed(federation, spec) or rows.columns is not None:
+def personal_attributes(
+    method: Any, block: Block, client_ids: NDArray[Any], message: Message, key: Keys
+) -> dict[str, Any]:
+    """Users' attributes of clients that have never updated; an error if a number is not finite."""
+    state = _newcomers(method, block, client_ids, message, key)
+    attributes = method._user_attributes(block, state)
+    for name, rows in attributes.items():
+        if not isinstance(rows, np.ndarray) or rows.dtype.kind != "f":
             continue
-        seeds = key.hashed(f"compression of {name}", updates.clients)
-        itemsize = np.dtype(spec.dtype or wire_dtype).itemsize
-        packed = compressor._compress_rows(rows, seeds, itemsize)
-        fields[name] = packed.rows
-        whole = spec.sizes(wire_dtype, rows.n_rows)
-        sizes[:2] += np.array([packed.nbytes, packed.payload]) - whole[:2]
-    updates = updates.with_fields(**fields)
-    return replace(updates, sizes=sizes)
+        broken = ~np.isfinite(rows).all(axis=tuple(range(1, rows.ndim)))
+        if broken.any():
+            (client, *_) = np.flatnonzero(block.clients_of(broken))
+            raise ValueError(
+                f"Client {client_ids[client]!s} diverged {WHEN}: its {name} are infinite or NaN. "
+                f"{hint(method)}"
+            )
+    return attributes
 
 
-def _clip(updates, *, clip, field_weights, adds, is_late, says_short):
-    """Clip each client's whole update, and count what the server must know to add noise."""
-    clipped, is_short = clip_updates(updates, clip, field_weights)
-    clipped = clipped.without_broken()
-    n_accepted = clipped.n_accepted
-    n_shares = n_accepted if adds else 0
-    excess = int((clipped.accepted & is_short).sum()) - n_accepted / 2
-    if says_short:
-        # Whether the upload was short enough is one bit, which takes a byte.
-        clipped = replace(clipped, sizes=clipped.sizes + np.array([[1], [0], [1]]))
-    return replace(clipped, counts=Counts(n_shares, n_shares * is_late, excess))
+def _numbers(mask):
+    """Number each True of a mask; -1 for the others."""
+    return np.where(mask, np.cumsum(mask) - 1, -1)
+
+
+def _of_users(rows, wanted):
+    """Select the rows of some users in dense or sparse arrays; return anything else as it is."""
+    return rows[wanted] if hasattr(rows, "shape") and not wanted.all() else rows
+
+
+@contextmanager
+def _naming_clients(client_ids: np.ndarray, when: str) -> Iterator[None]:
+    """Let errors of clients give the client's id and `when`, for example "in round 3"."""
+    try:
+        yield
+    except ClientFailed as error:
+        raise ValueError(f"Client {client_ids[error.client]!s} {when}: {error}") from error

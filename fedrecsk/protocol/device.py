@@ -16,11 +16,11 @@ from fedrecsk.data.interactions import catalogue_ids
 from fedrecsk.privacy.central_dp import steps_of
 from fedrecsk.protocol.blocks import of_clients
 from fedrecsk.protocol.checks import bare, check_keys
-from fedrecsk.protocol.client_message import ClientMessage, packed
-from fedrecsk.protocol.clients import TERMS, VALIDATION, Clients
+from fedrecsk.protocol.client_message import TERMS, VALIDATION, ClientMessage, packed
+from fedrecsk.protocol.clients import Clients
 from fedrecsk.protocol.early_stopping import hold_out
 from fedrecsk.protocol.keys import Key, Keys
-from fedrecsk.protocol.links import aligned_size, as_vector, fields_of
+from fedrecsk.protocol.ledger import aligned_size, as_vector, fields_of
 from fedrecsk.protocol.masking import integers_of, units_of
 from fedrecsk.protocol.messages import Registration
 from fedrecsk.protocol.server import Server
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from fedrecsk.data.interactions import Interactions
     from fedrecsk.privacy import Party
     from fedrecsk.protocol.encryption import EncryptedSum, EncryptedSums
+    from fedrecsk.protocol.keys import Participation
     from fedrecsk.protocol.messages import ClientCodes, Message
-    from fedrecsk.protocol.participation import Participation
 
 NOBODY = np.zeros(1, dtype=np.int64)
 

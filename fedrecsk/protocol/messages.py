@@ -93,20 +93,9 @@ class Dense:
             return self.learned
         return self.dtype is None or np.dtype(self.dtype).kind != "u"
 
-    def sizes(self, n_held: NDArray[np.int64], wire_dtype: str) -> NDArray[np.int64]:
-        """Return the bytes, and those of learned numbers as papers count them: (2, n_clients).
-
-        `n_held` are the numbers of items that each client holds.
-        """
-        itemsize = np.dtype(self.dtype or wire_dtype).itemsize
-        if self.packed is not None:
-            lengths = self.packed.nbytes(itemsize), self.packed.payload_nbytes(itemsize)
-            return np.broadcast_to(np.array([lengths]).T, (2, len(n_held)))
-        nbytes = self._n_values(n_held) * itemsize
-        return np.stack([nbytes, nbytes * self.is_learned])
-
     def _n_values(self, n_held):
-        return np.full(len(n_held), np.size(self.values))
+        """Return how many numbers each client receives, which holds so many items."""
+        return np.size(self.values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +119,7 @@ class Derived(Dense):
     """A field that clients compute from the rest of the message; it is never sent."""
 
     def _n_values(self, n_held):
-        return np.zeros(len(n_held), dtype=np.int64)
+        return 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +139,7 @@ class PerClient(Dense):
     compressible: bool = False
 
     def _n_values(self, n_held):
-        return np.full(len(n_held), np.size(self.values) // max(1, len(self.values)))
+        return np.size(self.values) // max(1, len(self.values))
 
 
 class Message(dict[str, Dense]):
@@ -179,10 +168,21 @@ class Message(dict[str, Dense]):
         return received
 
     def sizes(self, n_held: NDArray[np.int64], wire_dtype: str) -> NDArray[np.int64]:
-        """Add up the fields' `sizes`: bytes, and bytes of learned numbers, for each client."""
+        """Return the bytes, and those of learned numbers as papers count them: (2, n_clients).
+
+        `n_held` are the numbers of items that each client holds.
+        """
         total = np.zeros((2, len(n_held)), dtype=np.int64)
         for field in self.values():
-            total += field.sizes(n_held, wire_dtype)
+            itemsize = np.dtype(field.dtype or wire_dtype).itemsize
+            if field.packed is None:
+                nbytes = field._n_values(n_held) * itemsize
+                payload = nbytes * field.is_learned
+            else:
+                nbytes = field.packed.nbytes(itemsize)
+                payload = field.packed.payload_nbytes(itemsize)
+            total[0] += nbytes
+            total[1] += payload
         return total
 
 

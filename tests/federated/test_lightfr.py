@@ -14,8 +14,8 @@ from fedrecsk.base._hamming import n_words, random_codes
 from fedrecsk.data.interactions import encode
 from fedrecsk.federated import LightFR, pack_codes, unpack_codes
 from fedrecsk.privacy import CKKS, Paillier, SecAggPlus
-from fedrecsk.protocol import blocks, participation
-from fedrecsk.protocol.keys import Key, Keys
+from fedrecsk.protocol import blocks
+from fedrecsk.protocol.keys import Key, Keys, draw_participation
 from fedrecsk.protocol.messages import Message
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
 from tests.federated.turns import SETTINGS, crossed, key_of, two_fits
@@ -71,7 +71,7 @@ def assert_equals_reference(model, X, y=None, block_sizes=BLOCK_SIZES[:1], **fit
     naive = reference.LightFR(model, clients, values, weights, scale, items, users)
     key, setting = key_of(model), model.federation or Federation()
     for t in range(model.n_rounds):
-        turn = participation.draw(data.n_clients, model.client_fraction, setting, key.at(t))
+        turn = draw_participation(data.n_clients, model.client_fraction, setting, key.at(t))
         naive.round(turn, key.at(t))
     final_users = naive.final_users(key.at(model.n_rounds))
     for fitted in fits_in_blocks(model, X, y, block_sizes=block_sizes, **fit_params):

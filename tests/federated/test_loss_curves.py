@@ -17,7 +17,7 @@ from fedrecsk import (
     SCoLR,
 )
 from fedrecsk.data.interactions import encode
-from fedrecsk.protocol import participation
+from fedrecsk.protocol.keys import draw_participation
 from tests.conftest import make_toy
 from tests.federated import (
     test_colr,
@@ -39,7 +39,7 @@ def active_in(model, data):
     """Codes of the clients of the first round."""
     setting = {"prefers_rotation": model._prefers_rotation}
     federation, key = model._setting(), key_of(model).at(0)
-    turn = participation.draw(data.n_clients, model.client_fraction, federation, key, **setting)
+    turn = draw_participation(data.n_clients, model.client_fraction, federation, key, **setting)
     return np.flatnonzero(turn.active)
 
 
@@ -136,7 +136,7 @@ def similarities(model, data, whom, X, y, **_):
     naive = lightfr.LightFR(model, spans, values, weights, (y.min(), y.max()), items, users)
     key = key_of(model).at(0)
     naive.round(
-        participation.draw(data.n_clients, model.client_fraction, model._setting(), key), key
+        draw_participation(data.n_clients, model.client_fraction, model._setting(), key), key
     )
     for u in users_of(data, whom):
         for i, w, aim in naive.pairs(u, key):

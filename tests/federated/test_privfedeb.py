@@ -10,8 +10,8 @@ from fedrecsk.data.interactions import encode
 from fedrecsk.datasets import make_ratings
 from fedrecsk.federated import privfedeb as server
 from fedrecsk.privacy import CentralDP
-from fedrecsk.protocol import blocks, participation
-from fedrecsk.protocol.keys import setup_round
+from fedrecsk.protocol import blocks
+from fedrecsk.protocol.keys import RoundMasks, setup_round
 from fedrecsk.protocol.messages import Dense
 from tests.conftest import fits_in_blocks, make_toy, rmse, split
 from tests.federated.turns import IDLE, key_of, turns_of, two_fits
@@ -101,7 +101,7 @@ def test_no_upload_is_longer_than_one(seed):
     if features is not None:
         message["features"] = Dense(features)
     everybody = np.ones(block.n_clients, dtype=bool)
-    turn = participation.RoundMasks(everybody, everybody, separate=True)
+    turn = RoundMasks(everybody, everybody, separate=True)
     state = method._init_clients(block, message, None)
     _, answer, _ = method._client_update(block, state, message, turn, None)
     rows = answer.fields["items"]

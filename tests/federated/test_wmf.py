@@ -8,9 +8,8 @@ from benchmarks._variants import variant
 from fedrecsk import GlobSGD, LocALS, LocSGD
 from fedrecsk.data.interactions import encode
 from fedrecsk.protocol import blocks
-from fedrecsk.protocol.keys import Key, Keys
+from fedrecsk.protocol.keys import Key, Keys, RoundMasks
 from fedrecsk.protocol.messages import Message
-from fedrecsk.protocol.participation import RoundMasks
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
 from tests.federated.turns import (
     SETTINGS,

@@ -4,8 +4,7 @@ import numpy as np
 
 from fedrecsk import Federation
 from fedrecsk.aggregation import NormClipping
-from fedrecsk.protocol import participation
-from fedrecsk.protocol.keys import Key
+from fedrecsk.protocol.keys import Key, draw_participation
 from tests.conftest import BLOCK_SIZES
 
 # Nothing is that long; but single uploads are looked at.
@@ -59,6 +58,6 @@ def turns_of(model, n_clients, **options):
     """Who receives, trains and delivers in each round."""
     key, setting = key_of(model), model.federation or Federation()
     return [
-        participation.draw(n_clients, model.client_fraction, setting, key.at(t), **options)[:3]
+        draw_participation(n_clients, model.client_fraction, setting, key.at(t), **options)[:3]
         for t in range(model.n_rounds)
     ]

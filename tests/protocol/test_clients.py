@@ -2,13 +2,12 @@
 
 import numpy as np
 import pytest
-from joblib import Parallel
 from sklearn.base import clone
 
 from fedrecsk import Federation, RFRec
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.data.interactions import encode
-from fedrecsk.federated._round_loop import Loop, Run
+from fedrecsk.federated._round_loop import Run
 from fedrecsk.privacy import LaplaceMechanism
 from fedrecsk.protocol import Clients, ClientUpdates, FieldSpec
 from fedrecsk.protocol.blocks import cut
@@ -19,7 +18,7 @@ from tests.conftest import make_toy
 def opened(estimator, **settings):
     """A server in its first round, its clients in one block, the turn and the message."""
     run = Run.new(clone(estimator).set_params(random_state=0, **settings), encode(*make_toy()))
-    Loop(run, Parallel(require="sharedmem", return_as="generator")).set_up()
+    run.set_up()
     turn, message = run.server.open_round()
     (clients,) = run.clients
     return run.server, clients, turn, run.server.method._decode_broadcast(message, Key(0))

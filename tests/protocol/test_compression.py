@@ -15,8 +15,7 @@ from fedrecsk.protocol import ClientUpdates, FieldSpec, Message, SparseRows, Sum
 from fedrecsk.protocol.blocks import of_clients
 from fedrecsk.protocol.clients import Clients
 from fedrecsk.protocol.keys import Key, Keys
-from fedrecsk.protocol.ledger import Ledger
-from fedrecsk.protocol.links import Downlink, StepTotal, Uplink
+from fedrecsk.protocol.ledger import Downlink, Ledger, StepTotal, Uplink
 from tests.conftest import make_toy
 
 

@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 
 from fedrecsk import FedEB, Federation, FedRec, PrivFedEB
 from fedrecsk.privacy import CentralDP
-from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.participation import (
+from fedrecsk.protocol.keys import (
+    Key,
     cohort_size,
-    draw,
+    draw_participation,
     histories,
     n_rotating,
     smallest_cohort,
@@ -25,7 +25,9 @@ FRACTIONS = st.floats(0.01, 1.0)
 
 @given(FEDERATIONS, FRACTIONS, st.integers(1, 40), st.integers(0, 30))
 def test_masks_agree_with_each_other(federation, fraction, n_clients, round):
-    receives, active, delivers, dropped = draw(n_clients, fraction, federation, Key(0, round))
+    receives, active, delivers, dropped = draw_participation(
+        n_clients, fraction, federation, Key(0, round)
+    )
     mode = federation.dropout_mode
     assert active.any() or (federation.dropout and mode == "offline")
     np.testing.assert_array_equal(delivers, active & ~dropped)
@@ -39,7 +41,7 @@ def test_masks_agree_with_each_other(federation, fraction, n_clients, round):
 @given(FEDERATIONS, FRACTIONS, st.integers(1, 25))
 def test_equal_histories_are_equal(federation, fraction, n_clients):
     groups = histories(n_clients, fraction, federation, Key(5))
-    seen = [draw(n_clients, fraction, federation, Key(5, t)) for t in range(12)]
+    seen = [draw_participation(n_clients, fraction, federation, Key(5, t)) for t in range(12)]
     for group in np.unique(groups):
         members = np.flatnonzero(groups == group)
         for turn in seen:
@@ -59,7 +61,9 @@ def test_clients_of_equal_history_share_one_group(setting):
 def test_rotation_reaches_everybody_once_a_turn(n_clients):
     federation = Federation(sampling="rotating")
     rounds = range(min(n_clients, 10))
-    visits = sum(draw(n_clients, 0.1, federation, Key(2, t)).active * 1 for t in rounds)
+    visits = sum(
+        draw_participation(n_clients, 0.1, federation, Key(2, t)).active * 1 for t in rounds
+    )
     assert visits.tolist() == [1] * n_clients
 
 
@@ -77,7 +81,9 @@ def test_rotation_reaches_everybody_once_a_turn(n_clients):
 )
 def test_sizes_are_rounded_to_the_nearest_number(n_clients, fraction, size, n_cohorts):
     assert cohort_size(n_clients, fraction) == size
-    cohorts = [draw(n_clients, fraction, Federation(), Key(0, t)).active for t in range(9)]
+    cohorts = [
+        draw_participation(n_clients, fraction, Federation(), Key(0, t)).active for t in range(9)
+    ]
     assert {cohort.sum() for cohort in cohorts} == {size}
     assert len({cohort.tobytes() for cohort in cohorts}) > 1
     assert n_rotating(n_clients, fraction) == n_cohorts
@@ -88,14 +94,14 @@ def test_no_cohort_is_smaller_than_the_smallest(sampling, fraction, n_clients):
     setting = n_clients, fraction, Federation(sampling=sampling)
     for prefers in ({}, {"prefers_rotation": True}):
         rounds = range(n_rotating(n_clients, fraction))
-        sizes = [draw(*setting, Key(3, t), **prefers).active.sum() for t in rounds]
+        sizes = [draw_participation(*setting, Key(3, t), **prefers).active.sum() for t in rounds]
         assert min(sizes) == smallest_cohort(*setting, **prefers)
         # Cohorts that rotate differ by one client at most.
         assert max(sizes) - min(sizes) <= 1
 
 
 def test_dropout_has_its_rate():
-    turns = [draw(500, 1.0, Federation(dropout=0.3), Key(2, t)) for t in range(40)]
+    turns = [draw_participation(500, 1.0, Federation(dropout=0.3), Key(2, t)) for t in range(40)]
     assert np.mean([turn.dropped.mean() for turn in turns]) == pytest.approx(0.3, abs=0.02)
 
 

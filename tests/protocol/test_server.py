@@ -5,14 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from joblib import Parallel
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
 from fedrecsk import CoLR, Federation, LightFR, LocALS, RFRec, RFRecF, SCoLR
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.data.interactions import encode
-from fedrecsk.federated._round_loop import Loop, Run
+from fedrecsk.federated._round_loop import Run
 from fedrecsk.privacy import LaplaceMechanism, SecAggPlus
 from fedrecsk.protocol import Numbers, Server, blocks
 from fedrecsk.protocol.keys import Key
@@ -29,7 +28,7 @@ def one_client_in_each_block(monkeypatch):
 def opened(estimator):
     """A server with an open round, and the updates of the clients that were asked."""
     run = Run.new(estimator.set_params(random_state=0), encode(*make_toy()))
-    Loop(run, Parallel(require="sharedmem", return_as="generator")).set_up()
+    run.set_up()
     server = run.server
     turn, message = server.open_round()
     received = server.method._decode_broadcast(message, server.key.at(0))

@@ -4,7 +4,7 @@ import threading
 import time
 
 import pytest
-from joblib import cpu_count, delayed, parallel_config
+from joblib import cpu_count, parallel_config
 
 from fedrecsk._utils.threads import Threads
 
@@ -19,14 +19,14 @@ def slow_square(x):
 def test_results_come_in_order(n_jobs):
     with Threads(n_jobs) as threads:
         for n_tasks in (0, 1, 9):
-            results = list(threads(delayed(slow_square)(x) for x in range(n_tasks)))
+            results = list(threads(slow_square, range(n_tasks)))
             assert results == [x * x for x in range(n_tasks)]
 
 
 def test_few_tasks_are_begun_ahead():
     begun = []
     with Threads(2) as threads:
-        results = threads(delayed(begun.append)(x) for x in range(50))
+        results = threads(begun.append, range(50))
         next(results)
         assert len(begun) <= 4
 
@@ -39,7 +39,7 @@ def test_an_error_reaches_the_caller_and_ends_the_threads():
 
     before = threading.active_count()
     with pytest.raises(ValueError, match="of task 3"), Threads(2) as threads:
-        list(threads(delayed(fail)(x) for x in range(20)))
+        list(threads(fail, range(20)))
     assert threading.active_count() == before
 
 
