@@ -26,23 +26,29 @@ from fedrecsk.deployment.checks import (
     digests,
 )
 from fedrecsk.deployment.exchanges import Exchanges, Members, NotEnough
-from fedrecsk.deployment.masked_sums import PHASES, ask_for_sum
 from fedrecsk.deployment.records import (
     MalformedMessage,
+    masking_arrays,
+    masking_of,
     message_arrays,
     pack,
     place_head,
+    session_of,
     upload_of,
 )
 from fedrecsk.deployment.store import MODEL, RECORDS
 from fedrecsk.federated._updating import SHARE
+from fedrecsk.privacy._masked_sum import MaskingFailed, MaskingServer
 from fedrecsk.protocol.encryption import EncryptedSums
+from fedrecsk.protocol.keys import setup_round
+from fedrecsk.protocol.links import aligned_size
+from fedrecsk.protocol.masking import summed_updates, units_of
 from fedrecsk.protocol.messages import Dense, Message, PerClient, Rows
 from fedrecsk.protocol.server import EncryptedServer, Server
 from fedrecsk.updates import ClientUpdates
 
 if TYPE_CHECKING:
-    from fedrecsk.deployment.exchanges import Carrier, Member
+    from fedrecsk.deployment.exchanges import Carrier
     from fedrecsk.deployment.store import Store
     from fedrecsk.privacy import Party, PrivacyReport
     from fedrecsk.protocol import Ledger
@@ -51,6 +57,8 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 CHECKPOINT = "checkpoint"
 STATE = "state"
+# What the protocol calls each kind of request.
+PHASES = {"setup": "setup", "withdraw": "round", "round": "round", "validate": "validation"}
 
 
 @dataclass(eq=False)
@@ -230,7 +238,7 @@ class Coordinator:
             self.exchanges.gather(len(self.members), self.exchanges.patience)
         except NotEnough as error:
             log.warning("%s", error)
-            self.exchanges.gather(self.n_enough(len(self.members)), self.gathering)
+            self.exchanges.gather(math.ceil(self.quorum * len(self.members)), self.gathering)
 
     def _begin(self):
         """Register clients, and take the set-up exchanges with all of them."""
@@ -452,11 +460,7 @@ class Coordinator:
 
     # ---------------------------------------------------------------------- exchanges
 
-    def n_enough(self, n_asked: int, quorum: float | None = None) -> int:
-        """Return the number of clients that must answer."""
-        return math.ceil((self.quorum if quorum is None else quorum) * n_asked)
-
-    def exchange(self, kind: str, number: int, asked: dict, n_enough: int, request: Any) -> dict:
+    def _exchange(self, kind, number, asked, n_enough, request):
         """Ask clients, note the traffic, and return their answers by name."""
         exchanges, began = self.exchanges, time.monotonic()
         before = exchanges.bytes_down, exchanges.bytes_up
@@ -475,22 +479,16 @@ class Coordinator:
         self._answered = {code for code, one in asked.items() if one.name in answers}
         return answers
 
-    def note_survivors(self, kind: str, number: int, survivors: list[int]) -> None:
-        """Note who is in a masked sum before it is unmasked, and save that."""
-        self.progress.survivors = {(kind, number): survivors}
-        if kind != "setup":
-            self.store.save(CHECKPOINT, self.progress)
-
     def _ask(self, kind, number, asked, message, quorum, late=False):
         """Ask clients; return their messages in the order of codes, and how many were malformed."""
         server = self.server
         specs = {} if kind == "finish" else server._specs((PHASES[kind], number))
         if server.federation.masks and kind != "finish" and not late:
-            uploads, n_malformed = ask_for_sum(self, kind, number, asked, message, specs, quorum), 0
+            uploads, n_malformed = self._masked(kind, number, asked, message, specs, quorum), 0
         else:
-            answers = self.exchange(
-                *(kind, number, asked, self.n_enough(len(asked), quorum)),
-                lambda member: self.request(kind, number, member, message),
+            answers = self._exchange(
+                *(kind, number, asked, math.ceil(quorum * len(asked))),
+                lambda member: self._request(kind, number, member, message),
             )
             # Late clients send nothing under masks.
             expects = not server.federation.masks and kind != "finish"
@@ -501,6 +499,58 @@ class Coordinator:
             if isinstance(message, EncryptedSums):
                 member.n_steps = message.first + len(message.sums)
         return uploads, n_malformed
+
+    def _masked(self, kind, number, asked, message, specs, quorum):
+        """Ask clients for a masked sum; return it as a list of their updates, empty if it is lost.
+
+        It takes five requests: for keys, for shares, for the masked numbers (the request that a
+        plain fit has), for confirmations, and for shares again. Each exchange has one sum: a node
+        answers a repeated request with the same bytes, and no other.
+        """
+        server, progress, step = self.server, self.progress, (PHASES[kind], number)
+        key = server.key.at(setup_round(number) if kind == "setup" else number)
+        masks, codes = server.uplink.masks, np.array(sorted(asked))
+
+        def ask(stage, messages):
+            """Send messages of a stage, and return the answers that arrive."""
+            name, sent = f"{kind} {stage}".strip(), message if stage == "" else None
+            n_enough = math.ceil(quorum * len(asked))
+            if stage in ("confirm", "unmask"):
+                n_enough = min(len(messages), plan.threshold + 1)
+            if stage == "confirm":
+                # If the server is killed now, it goes on with the same survivors.
+                progress.survivors = {(kind, number): list(messages)}
+                if kind != "setup":
+                    self.store.save(CHECKPOINT, progress)
+            answers = self._exchange(
+                *(name, number, {code: asked[code] for code in messages}, n_enough),
+                lambda member: self._request(
+                    *(name, number, member, sent, {"n_clients": len(asked)}),
+                    masking_arrays(messages[member.code]),
+                ),
+            )
+            known = progress.survivors.get((kind, number), messages) if stage == "" else messages
+            is_whole, found = stage in ("keys", ""), {}
+            for code in known:
+                try:
+                    if asked[code].name in answers:
+                        found[code] = masking_of(answers[asked[code].name][1])
+                        if isinstance(found[code], dict) == is_whole:
+                            # As of a client that has diverged.
+                            del found[code]
+                except MalformedMessage as error:
+                    log.warning("Client %s: %s", asked[code].name, error)
+            return found
+
+        try:
+            plan, ring = masks.ring_of(codes, key)
+            session = session_of(progress.fit, kind, number)
+            total, alive = MaskingServer(plan, session, ring, aligned_size(specs)).run(ask)
+        except MaskingFailed as error:
+            log.warning("The sum of %s %d is lost, and the model stays as it is: %s", *step, error)
+            return []
+        units = units_of(masks.scheme, specs, server.uplink.steps(specs, key))
+        return [summed_updates(total, step, np.flatnonzero(alive), specs, units)]
 
     def _read(self, kind, number, answers, specs):
         """Return the messages of answers in the order of codes, and how many were malformed."""
@@ -519,16 +569,8 @@ class Coordinator:
                 log.warning("Client %s: %s", member.name, error)
         return uploads, n_malformed
 
-    def request(
-        self,
-        kind: str,
-        number: int,
-        member: Member,
-        message: Any,
-        more: dict[str, Any] | None = None,
-        own_arrays: dict[str, np.ndarray] | None = None,
-    ) -> bytes:
-        """Return the bytes of a request to one member; `more` is put into its head."""
+    def _request(self, kind, number, member, message, more=None, masks=None):
+        """Return the bytes of a request to one member, with more for its head, and of masks."""
         server, code = self.server, member.code
         if isinstance(message, EncryptedSums):
             message = message.since(member.n_steps)
@@ -549,7 +591,7 @@ class Coordinator:
             whole = kind == "finish" and code in known
             kept = [n for n in message if _same(message[n], self._measured.get(n), whole)]
             parts["message"] = Message(**{n: f for n, f in message.items() if n not in kept})
-        arrays = dict(own_arrays or {})
+        arrays = masks or {}
         for name, one in parts.items():
             head[name], own = message_arrays(one, held, code, server.federation.wire_dtype)
             arrays |= {f"{name}/{label}": values for label, values in own.items()}
