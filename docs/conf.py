@@ -121,11 +121,10 @@ FOR_AUTHORS = {
     "fedrecsk.neural.base": ["NeuralRecommender"],
     "fedrecsk.neural.modules": ["GMF", "MLP", "NeuMF", "ScoreFunction"],
     "fedrecsk.protocol.blocks": ["Block", "of_clients"],
-    "fedrecsk.protocol.encryption": ["EncryptedSum", "EncryptedSums"],
     "fedrecsk.protocol.keys": ["Key", "Keys"],
-    "fedrecsk.protocol.masking": ["MaskingReport"],
     "fedrecsk.protocol.messages": ["Catalogue", "ClientCodes", "Registration"],
     "fedrecsk.protocol.participation": ["Participation", "RoundMasks"],
+    "fedrecsk.protocol.secure_sums": ["EncryptedSum", "EncryptedSums", "MaskingReport"],
 }
 # The pages that explain an estimator; its page in the API reference leads there.
 METHOD_PAGES = {

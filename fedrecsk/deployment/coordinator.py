@@ -39,11 +39,10 @@ from fedrecsk.deployment.records import (
 from fedrecsk.deployment.store import MODEL, RECORDS
 from fedrecsk.federated._updating import SHARE
 from fedrecsk.privacy._masked_sum import MaskingFailed, MaskingServer
-from fedrecsk.protocol.encryption import EncryptedSums
 from fedrecsk.protocol.keys import setup_round
 from fedrecsk.protocol.links import aligned_size
-from fedrecsk.protocol.masking import summed_updates, units_of
 from fedrecsk.protocol.messages import Dense, Message, PerClient, Rows
+from fedrecsk.protocol.secure_sums import EncryptedSums, summed_updates, units_of
 from fedrecsk.protocol.server import EncryptedServer, Server
 from fedrecsk.updates import ClientUpdates
 
@@ -375,7 +374,7 @@ class Coordinator:
         traffic = self.progress.traffic[-1]
         server.ledger.count(dropped=len(asked) - traffic["answers"], rejected=n_malformed)
         if isinstance(server, EncryptedServer):
-            server.totals.forget(min(one.n_steps for one in self.members))
+            server.forget(min(one.n_steps for one in self.members))
         self._warn_of_lost_round(number, n_undecided)
         log.info(
             "Round %d of %d: %d uploads of %d clients, %.2f s",
@@ -497,7 +496,7 @@ class Coordinator:
             if kind == "validate":
                 member.measured = number
             if isinstance(message, EncryptedSums):
-                member.n_steps = message.first + len(message.sums)
+                member.n_steps = message.n_ended
         return uploads, n_malformed
 
     def _masked(self, kind, number, asked, message, specs, quorum):

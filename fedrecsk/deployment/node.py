@@ -29,9 +29,9 @@ from fedrecsk.deployment.store import MODEL as MODEL_FILE
 from fedrecsk.privacy._masked_sum import MaskingClient, MaskingFailed
 from fedrecsk.protocol.clients import VALIDATION
 from fedrecsk.protocol.device import Device
-from fedrecsk.protocol.encryption import EncryptedSums
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Message
+from fedrecsk.protocol.secure_sums import EncryptedSums
 
 if TYPE_CHECKING:
     from collections.abc import Callable

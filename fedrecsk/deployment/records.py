@@ -12,9 +12,9 @@ import numpy as np
 
 from fedrecsk.privacy import Ciphertext
 from fedrecsk.protocol import ClientMessage, Dense, Derived, Message, Numbers, Rows
-from fedrecsk.protocol.encryption import EncryptedSum, EncryptedSums
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import ClientCodes, Registration, narrowed
+from fedrecsk.protocol.secure_sums import EncryptedSum, EncryptedSums
 
 if TYPE_CHECKING:
     from typing import Any

@@ -14,12 +14,11 @@ from fedrecsk.protocol.central_noise import CentralNoise
 from fedrecsk.protocol.checks import bare, check_keys
 from fedrecsk.protocol.clients import VALIDATION
 from fedrecsk.protocol.early_stopping import EarlyStopping
-from fedrecsk.protocol.encryption import SecureChannel
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.protocol.links import Downlink, Uplink
-from fedrecsk.protocol.masking import MaskedChannel
 from fedrecsk.protocol.messages import ClientCodes
+from fedrecsk.protocol.secure_sums import MaskedChannel, SecureChannel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,7 +144,7 @@ class BaseServer:
         self.downlink.count(catalogue_nbytes(self.item_ids))
         if self.channel is not None:
             self.ledger.open("keys")
-            self.downlink.count(self.channel.key_nbytes)
+            self.downlink.count(scheme.key_nbytes())
         self.state = self._first_state()
         return places
 

@@ -21,8 +21,8 @@ from fedrecsk.protocol.clients import TERMS, VALIDATION, Clients
 from fedrecsk.protocol.early_stopping import hold_out
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.links import aligned_size, as_vector, fields_of
-from fedrecsk.protocol.masking import integers_of, units_of
 from fedrecsk.protocol.messages import Registration
+from fedrecsk.protocol.secure_sums import integers_of, units_of
 from fedrecsk.protocol.server import Server
 from fedrecsk.updates import ClientUpdates
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from fedrecsk.data.interactions import Interactions
     from fedrecsk.privacy import Party
-    from fedrecsk.protocol.encryption import EncryptedSum, EncryptedSums
     from fedrecsk.protocol.messages import ClientCodes, Message
     from fedrecsk.protocol.participation import Participation
+    from fedrecsk.protocol.secure_sums import EncryptedSum, EncryptedSums
 
 NOBODY = np.zeros(1, dtype=np.int64)
 
@@ -48,7 +48,7 @@ class Device(Clients):
     a repeated request (of the same round, set-up exchange or validation) with the same message.
 
     Under encryption (CKKS or Paillier) it encrypts its uploads. The server's messages are then
-    :class:`~fedrecsk.protocol.encryption.EncryptedSums`, which it decrypts to take the server's
+    :class:`~fedrecsk.protocol.secure_sums.EncryptedSums`, which it decrypts to take the server's
     steps itself, so that the model is only on the clients. Its keys are not in its pickle.
 
     Under ``Federation(secure_aggregation=SecAggPlus())`` its uploads are integers, which whoever

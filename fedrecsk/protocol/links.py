@@ -11,8 +11,8 @@ from fedrecsk.compression._compressors import BlockCompressor
 from fedrecsk.data._checks import Diverged
 from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.protocol.central_noise import warn_of_delta
-from fedrecsk.protocol.masking import MaskedChannel
 from fedrecsk.protocol.messages import Message, Rows, Total, Upload, narrowed
+from fedrecsk.protocol.secure_sums import MaskedChannel
 from fedrecsk.updates import Counts, RoundUpdates, add_sums, split_fields
 
 if TYPE_CHECKING:
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from fedrecsk.privacy import GaussianMechanism, LaplaceMechanism
     from fedrecsk.protocol.central_noise import CentralNoise
-    from fedrecsk.protocol.encryption import SecureChannel
     from fedrecsk.protocol.federation import Federation
     from fedrecsk.protocol.keys import Key
     from fedrecsk.protocol.ledger import Ledger
+    from fedrecsk.protocol.secure_sums import SecureChannel
     from fedrecsk.updates import ClientUpdates, FieldSpec, HeldUpdates
 
 
@@ -294,9 +294,9 @@ class Uplink:
     def _audited(self, channel, updates, totals, specs, key):
         """Encrypt the audited clients' uploads; use the decrypted sum if these are all clients."""
         codes = updates.codes
-        channel.check(max(updates.each(_largest)), len(codes))
+        channel.scheme._check_size(max(updates.each(_largest)), len(codes))
         chosen = channel.audited(codes, key)
-        places = np.searchsorted(codes, sorted(chosen)).tolist()
+        places = np.searchsorted(codes, chosen).tolist()
         vectors = [as_vector(updates.one(place), 0) for place in places]
         decrypted = channel.sum(vectors, len(codes))
         self.ledger.count(encrypted=len(vectors))

@@ -10,11 +10,11 @@ from fedrecsk._utils.user_warnings import warn
 from fedrecsk.protocol.base_server import BaseServer
 from fedrecsk.protocol.client_message import ClientMessage, checked, held_items, unpacked
 from fedrecsk.protocol.clients import is_compressed
-from fedrecsk.protocol.encryption import EncryptedTotals
 from fedrecsk.protocol.keys import setup_round
 from fedrecsk.protocol.links import StepTotal, aligned_size, matrix_to_compress
 from fedrecsk.protocol.messages import Catalogue, Message, Rows
 from fedrecsk.protocol.participation import Participation
+from fedrecsk.protocol.secure_sums import EncryptedSum, EncryptedSums
 from fedrecsk.updates import Counts
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedrecsk.privacy import Party
-    from fedrecsk.protocol.encryption import EncryptedSums
     from fedrecsk.protocol.federation import Federation
     from fedrecsk.protocol.keys import Key
     from fedrecsk.protocol.messages import ClientCodes, Registration, Upload
@@ -431,13 +430,14 @@ class EncryptedServer(BaseServer):
     """The server of one fit under CKKS or Paillier, made by `of`.
 
     It draws cohorts and adds ciphertexts. Every message is the
-    :class:`~fedrecsk.protocol.encryption.EncryptedSums` of the exchanges that have ended, from
+    :class:`~fedrecsk.protocol.secure_sums.EncryptedSums` of the exchanges that have ended, from
     which the clients compute the model. Its keys, which are public, are in its pickle. Call its
     methods in the order of those of :class:`Server`, with :class:`ClientMessage` as uploads.
     """
 
+    party: Party
     # What it knows in the place of a state.
-    totals: EncryptedTotals
+    sums: EncryptedSums
 
     @classmethod
     def of(
@@ -469,16 +469,16 @@ class EncryptedServer(BaseServer):
                 "The federation does not encrypt; set secure_aggregation to CKKS(), for example, "
                 "or use Server.of."
             )
-        server.totals = EncryptedTotals(party)
+        server.party, server.sums = party, EncryptedSums(0, ())
         return server
 
     def register(self, registrations: Sequence[Registration]) -> list[ClientCodes]:
         """Register clients, and send them the catalogue; see :class:`Server`."""
         n_clients = sum(len(one.client_ids) for one in registrations)
-        if n_clients > self.totals.party.n_clients:
+        if n_clients > self.party.n_clients:
             raise ValueError(
                 f"{n_clients} clients have registered, but the keys are for sums over at most "
-                f"{self.totals.party.n_clients}; make keys with "
+                f"{self.party.n_clients}; make keys with "
                 f"generate_keys(n_clients={n_clients})."
             )
         return super().register(registrations)
@@ -487,7 +487,7 @@ class EncryptedServer(BaseServer):
         """Return the message to every client in a set-up exchange."""
         self._check_registered()
         self.ledger.open("setup", step)
-        return self.totals.message
+        return self.sums
 
     def close_setup(self, step: int, uploads: Iterable[ClientMessage]) -> None:
         """Add up the answers to a set-up exchange."""
@@ -498,13 +498,13 @@ class EncryptedServer(BaseServer):
         """End the set-up; returns the sums so far."""
         self._check_registered()
         self._is_set_up = True
-        return self.totals.message
+        return self.sums
 
     def open_round(self) -> tuple[Participation, EncryptedSums]:
         """Begin a round; returns the participation and the sums so far."""
         self._participation = self._drawn(self.key.at(self.round))
         self.ledger.open("round", self.round)
-        return self._participation, self.totals.message
+        return self._participation, self.sums
 
     def close_round(self, uploads: Iterable[ClientMessage]) -> None:
         """Add up the uploads of a round that have arrived; those that are malformed are left out.
@@ -521,7 +521,11 @@ class EncryptedServer(BaseServer):
     def send_final(self) -> EncryptedSums:
         """Return the sums of all rounds."""
         self._check_registered()
-        return self.totals.message
+        return self.sums
+
+    def forget(self, n_taken: int) -> None:
+        """Delete the first sums, which all clients have taken."""
+        self.sums = self.sums.since(max(self.sums.first, n_taken))
 
     def _add(self, uploads, step, asked):
         """Add up ciphertexts, and count what crosses; return how many were accepted."""
@@ -531,16 +535,19 @@ class EncryptedServer(BaseServer):
         accepted = {
             int(one.client): one.encrypted
             for one in uploads
-            if self.totals.check(one.encrypted, n_values)
+            if self.party.accepts(one.encrypted, n_values)
         }
         clients, nbytes = np.array(sorted(accepted), dtype=np.int64), self.channel.nbytes(n_values)
         self.uplink.count_encrypted(clients, n_values, nbytes)
         self.ledger.count(messages_up=len(accepted), rejected=len(uploads) - len(accepted))
-        if self.releases is not None and accepted:
-            key = self.key.at(setup_round(step[1]) if step[0] == "setup" else step[1])
-            self.releases.charge([clients], key, Counts(n_shares=len(clients)))
-        self.totals.add(*step, accepted)
+        total = None
         if accepted:
+            if self.releases is not None:
+                key = self.key.at(setup_round(step[1]) if step[0] == "setup" else step[1])
+                self.releases.charge([clients], key, Counts(n_shares=len(clients)))
+            total = self.party.sum(accepted[one] for one in clients.tolist())
             # The sum, which goes to all clients.
             self.downlink.count(nbytes)
+        one = EncryptedSum(*step, clients, total)
+        self.sums = EncryptedSums(self.sums.first, (*self.sums.sums, one))
         return len(accepted)

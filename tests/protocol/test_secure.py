@@ -20,8 +20,8 @@ from fedrecsk import (
 from fedrecsk.federated import _round_loop
 from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, Paillier
 from fedrecsk.protocol import Device, EncryptedServer, Server
-from fedrecsk.protocol.encryption import EncryptedSums
 from fedrecsk.protocol.keys import Key
+from fedrecsk.protocol.secure_sums import EncryptedSums
 from tests.conftest import make_toy
 from tests.protocol.test_device import entered
 from tests.test_contract import every_federated
@@ -185,9 +185,7 @@ def test_the_server_has_no_keys_and_no_numbers_of_clients(scheme):
             assert row.tobytes() not in stored
             assert row.astype(np.float32).tobytes() not in stored
         sent = [(one.phase, one.round, one.client, one.encrypted.n_values) for one in fit.sent]
-        seen = [
-            (one.phase, one.round, one.clients.tolist()) for one in fit.server.totals.message.sums
-        ]
+        seen = [(one.phase, one.round, one.clients.tolist()) for one in fit.server.sums.sums]
         views.append((sent, seen, fit.server.ledger))
     assert views[0] == views[1]
 
@@ -215,16 +213,16 @@ def test_malformed_uploads_are_left_out_and_counted(scheme):
         server = pickle.loads(pickle.dumps(fit.server))
         server.close_round([replace(good[0], encrypted=wrong), *good[1:]])
         assert server.ledger.entries[-1]["rejected"] == 1
-        assert server.totals.message.sums[-1].clients.tolist() == [1, 2]
+        assert server.sums.sums[-1].clients.tolist() == [1, 2]
     server = pickle.loads(pickle.dumps(fit.server))
     with pytest.raises(ValueError, match="has already sent in round 0"):
         server.close_round([*good, good[0]])
     for change in ({"round": 1}, {"phase": "setup"}, {"client": 7}, {"client": -1}):
         with pytest.raises(ValueError, match=r"send uploads in their own step|unknown client"):
             server.close_round([replace(good[0], **change), *good[1:]])
-    assert len(server.totals.message.sums) == fit.server.n_setups
+    assert len(server.sums.sums) == fit.server.n_setups
     server.close_round(good)
-    assert server.totals.message.sums[-1].total.n_clients == 3
+    assert server.sums.sums[-1].total.n_clients == 3
     with pytest.raises(ValueError, match="Round 1 is not open"):
         server.close_round([])
 
@@ -305,10 +303,9 @@ def test_keys_that_are_missing_or_of_the_other_side_are_named():
 def test_steps_that_were_deleted_are_named():
     fit = Fit(secure(FedMF(3, client_fraction=1.0, **SMALL), PAILLIER), 1).set_up()
     fit.round()
-    totals = fit.server.totals
-    totals.forget(totals.n_sums)
+    fit.server.forget(fit.server.sums.n_ended)
     with pytest.raises(ValueError, match=r"were deleted with forget\(\)"):
-        totals.message.since(0)
+        fit.server.sums.since(0)
     with pytest.raises(ValueError, match="cannot go on from step 99"):
         fit.devices[0].take(EncryptedSums(99, ()))
 
