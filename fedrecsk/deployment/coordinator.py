@@ -6,7 +6,6 @@ import copy
 import logging
 import math
 import secrets
-import time
 import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -135,8 +134,7 @@ class Coordinator:
         self.n_clients = n_clients
         self.quorum = quorum
         self.gathering = gathering
-        # Codes of the clients that have answered last, and what they received last to measure it.
-        self._answered: set[int] = set()
+        # What clients have received last to measure it.
         self._measured = Message()
         ours = digests(estimator, party)
         # The fit that this one goes on from, at its end.
@@ -158,6 +156,7 @@ class Coordinator:
             pack(greeting, {}),
             patience,
             len(self.server.item_ids),
+            self.progress.traffic,
             repeats=party is None,
         )
 
@@ -269,7 +268,7 @@ class Coordinator:
                 )
             if late and masks:
                 # A sum over those that join late would be over few.
-                answered = self._answered
+                answered = {one.code for one in self.exchanges.answered}
             else:
                 if not uploads and masks:
                     raise NotEnough(
@@ -459,25 +458,6 @@ class Coordinator:
 
     # ---------------------------------------------------------------------- exchanges
 
-    def _exchange(self, kind, number, asked, n_enough, request):
-        """Ask clients, note the traffic, and return their answers by name."""
-        exchanges, began = self.exchanges, time.monotonic()
-        before = exchanges.bytes_down, exchanges.bytes_up
-        answers = exchanges.ask(kind, asked.values(), request, n_enough)
-        self.progress.traffic.append(
-            {
-                "kind": kind,
-                "number": number,
-                "requests": len(asked),
-                "answers": len(answers),
-                "bytes_down": exchanges.bytes_down - before[0],
-                "bytes_up": exchanges.bytes_up - before[1],
-                "seconds": time.monotonic() - began,
-            }
-        )
-        self._answered = {code for code, one in asked.items() if one.name in answers}
-        return answers
-
     def _ask(self, kind, number, asked, message, quorum, late=False):
         """Ask clients; return their messages in the order of codes, and how many were malformed."""
         server = self.server
@@ -485,14 +465,15 @@ class Coordinator:
         if server.federation.masks and kind != "finish" and not late:
             uploads, n_malformed = self._masked(kind, number, asked, message, specs, quorum), 0
         else:
-            answers = self._exchange(
-                *(kind, number, asked, math.ceil(quorum * len(asked))),
+            answers = self.exchanges.ask(
+                *(kind, number, asked.values()),
                 lambda member: self._request(kind, number, member, message),
+                math.ceil(quorum * len(asked)),
             )
             # Late clients send nothing under masks.
             expects = not server.federation.masks and kind != "finish"
             uploads, n_malformed = self._read(kind, number, answers, specs) if expects else ([], 0)
-        for member in (asked[code] for code in self._answered):
+        for member in self.exchanges.answered:
             if kind == "validate":
                 member.measured = number
             if isinstance(message, EncryptedSums):
@@ -521,24 +502,25 @@ class Coordinator:
                 progress.survivors = {(kind, number): list(messages)}
                 if kind != "setup":
                     self.store.save(CHECKPOINT, progress)
-            answers = self._exchange(
-                *(name, number, {code: asked[code] for code in messages}, n_enough),
+            answers = self.exchanges.ask(
+                *(name, number, [asked[code] for code in messages]),
                 lambda member: self._request(
                     *(name, number, member, sent, {"n_clients": len(asked)}),
                     masking_arrays(messages[member.code]),
                 ),
+                n_enough,
             )
-            known = progress.survivors.get((kind, number), messages) if stage == "" else messages
-            is_whole, found = stage in ("keys", ""), {}
-            for code in known:
+            wanted, found = bytes if stage in ("keys", "") else dict, {}
+            known = progress.survivors.get((kind, number)) if stage == "" else None
+            for member, (_, arrays) in answers.items():
                 try:
-                    if asked[code].name in answers:
-                        found[code] = masking_of(answers[asked[code].name][1])
-                        if isinstance(found[code], dict) == is_whole:
-                            # As of a client that has diverged.
-                            del found[code]
+                    one = masking_of(arrays)
                 except MalformedMessage as error:
-                    log.warning("Client %s: %s", asked[code].name, error)
+                    log.warning("Client %s: %s", member.name, error)
+                    continue
+                # A client that has diverged sends nothing.
+                if isinstance(one, wanted) and (known is None or member.code in known):
+                    found[member.code] = one
             return found
 
         try:
@@ -554,14 +536,12 @@ class Coordinator:
     def _read(self, kind, number, answers, specs):
         """Return the messages of answers in the order of codes, and how many were malformed."""
         uploads, n_malformed = [], 0
-        for code, member in self.members.by_code.items():
-            if member.name not in answers:
-                continue
-            head, arrays = answers[member.name]
+        for member in sorted(answers, key=lambda one: one.code):
+            head, arrays = answers[member]
             try:
                 # None: it has nothing to send.
                 if head.get("upload", "") is not None:
-                    step = PHASES[kind], number, code
+                    step = PHASES[kind], number, member.code
                     uploads.append(upload_of(head.get("upload"), arrays, specs, step))
             except MalformedMessage as error:
                 n_malformed += 1
@@ -633,10 +613,10 @@ def send_new_items(
     spec, arrays = message_arrays(Message(**rows), None, 0, last.server.federation.wire_dtype)
     head = {"fit": last.fit, "ids": model.item_ids_[n_known:].tolist(), "rows": spec}
     greeting = pack({"kind": "register", "fit": last.fit, "parameters": ours}, {})
-    exchanges = Exchanges(carrier, members, greeting, patience, n_known)
+    exchanges = Exchanges(carrier, members, greeting, patience, n_known, [])
     exchanges.gather(n_clients, gathering)
     content = pack(head | {"kind": "items"}, arrays)
-    exchanges.ask("items", members, lambda member: content, math.ceil(quorum * len(members)))
+    exchanges.ask("items", 0, members, lambda member: content, math.ceil(quorum * len(members)))
     store.save(MODEL, model)
     return model
 

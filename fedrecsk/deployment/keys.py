@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from fedrecsk.privacy._masked_sum import Identity
+from fedrecsk.protocol.checks import check_side
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Any
+    from typing import Any, Literal
 
     from fedrecsk.privacy import Party
 
@@ -77,7 +78,9 @@ def write_keys(estimator: Any, n_clients: int, folder: str | os.PathLike[str]) -
     return clients, server
 
 
-def read_keys(estimator: Any, path: str | os.PathLike[str] | None, side: str) -> Party:
+def read_keys(
+    estimator: Any, path: str | os.PathLike[str] | None, side: Literal["server", "clients"]
+) -> Party:
     """Read the keys of one side from its file.
 
     Parameters
@@ -108,15 +111,7 @@ def read_keys(estimator: Any, path: str | os.PathLike[str] | None, side: str) ->
     hint = "make them with fedrecsk.deployment.keys.write_keys"
     path = _found(path, "There are no keys in", hint)
     party = _scheme(estimator).load_party(path.read_bytes())
-    if side == "server" and party.holds_secret_key:
-        raise ValueError(
-            f"{path} has the clients' keys, with which the server could decrypt every upload; "
-            "delete it from this machine, and pass the path of server.key."
-        )
-    if side == "clients" and not party.holds_secret_key:
-        raise ValueError(
-            f"{path} has the server's keys, which cannot encrypt; pass the path of clients.key."
-        )
+    check_side(party, side, f"Those in {path}")
     if party.holds_secret_key:
         _check_private(path)
     return party

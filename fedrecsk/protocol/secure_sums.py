@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from scipy import sparse
 
+from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.privacy import secure_sum
 from fedrecsk.privacy._masked_sum import (
     FEWEST_CLIENTS,
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from fedrecsk.protocol.keys import Key
     from fedrecsk.protocol.ledger import Ledger
     from fedrecsk.updates import FieldSpec, RoundUpdates, SparseRows
+
+
+masking_kernels: LazyModule = LazyModule("fedrecsk.protocol._masking_kernels")
 
 
 class Channel:
@@ -346,18 +350,19 @@ def _fixed_sum(rows: SparseRows, scheme, unit, checks):
     """Add up one field of some clients, each rounded to integers: (n_rows, width)."""
     if rows.factors is not None:
         rows = rows.written_out()
-    n_rows, n_own = rows.spec.shape[0], len(rows.rows)
-    center = np.zeros((n_rows, rows.spec.width))
+    shape = (rows.spec.shape[0], rows.spec.width)
+    center, default = np.zeros(shape), rows.default_matrix
     if rows.center is not None:
-        center += rows.center.reshape(center.shape)
-    own = scheme.fixed(rows.matrix + center[rows.rows], unit, checks=checks)
-    ones = np.ones(n_own, dtype=np.int64)
-    places = sparse.csr_array((ones, rows.rows, np.arange(n_own + 1)), shape=(n_own, n_rows))
-    total, default = np.asarray(places.T @ own), rows.default_matrix
+        center += rows.center.reshape(shape)
+    own = rows.matrix if rows.matrix.dtype.kind == "f" else rows.matrix.astype(np.float64)
+    total, counts = np.zeros(shape, dtype=np.int64), np.zeros(shape[0], dtype=np.int64)
+    largest = masking_kernels.add_fixed(rows.rows, own, center, 1 / unit, total, counts)
+    if checks:
+        scheme.check_fixed(largest, unit)
     others = center if default is None else default + center
     if others.any():
-        n_others = rows.n_clients - np.bincount(rows.rows, minlength=n_rows)
-        total += n_others[:, None] * scheme.fixed(others, unit, checks=checks)
+        others = scheme.fixed(others, unit, checks=checks)
+        total += (rows.n_clients - counts)[:, None] * others
     return total
 
 

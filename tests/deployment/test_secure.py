@@ -252,7 +252,7 @@ def test_keys_of_the_wrong_side_scheme_or_mode(tmp_path):
     assert clients.stat().st_mode & 0o777 == 0o600
     with pytest.raises(ValueError, match="clients' keys, with which the server could decrypt"):
         read_keys(estimator, clients, "server")
-    with pytest.raises(ValueError, match=r"pass the path of clients\.key"):
+    with pytest.raises(ValueError, match=r"or the path of clients\.key"):
         read_keys(estimator, server, "clients")
     with pytest.raises(ValueError, match=r"pass keys= the path of server\.key"):
         read_keys(estimator, None, "server")

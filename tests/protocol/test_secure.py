@@ -293,7 +293,7 @@ def test_keys_that_are_missing_or_of_the_other_side_are_named():
         ),
         (lambda: Server.of(estimator), r"has secure_aggregation; .* party=keys\.server"),
         (lambda: EncryptedServer.of(PLAIN, party=None), r"does not encrypt; .* use Server\.of"),
-        (lambda: Device(estimator, X, Y, client_id=1, party=keys.server), "clients' side of the"),
+        (lambda: Device(estimator, X, Y, client_id=1, party=keys.server), "pass the clients'"),
         (lambda: Device(estimator, X, Y, client_id=1), "secure_aggregation; .* party=keys.clients"),
     ):
         with pytest.raises(ValueError, match=message):
