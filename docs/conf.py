@@ -124,7 +124,12 @@ FOR_AUTHORS = {
     "fedrecsk.protocol.keys": ["Key", "Keys"],
     "fedrecsk.protocol.messages": ["Catalogue", "ClientCodes", "Registration"],
     "fedrecsk.protocol.participation": ["Participation", "RoundMasks"],
-    "fedrecsk.protocol.secure_sums": ["EncryptedSum", "EncryptedSums", "MaskingReport"],
+    "fedrecsk.protocol.secure_sums": [
+        "EncryptedSum",
+        "EncryptedSums",
+        "EncryptionReport",
+        "MaskingReport",
+    ],
 }
 # The pages that explain an estimator; its page in the API reference leads there.
 METHOD_PAGES = {

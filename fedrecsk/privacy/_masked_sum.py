@@ -472,8 +472,9 @@ class MaskingServer:
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Take all steps; return the sum, and the mask of who is in it, by code.
 
-        `ask` is given a stage and what to send to each client (bytes, or bytes by other clients'
-        codes), by code. It returns those of the clients' answers that arrive.
+        `ask` is given a stage ("keys", "shares", "" for the masked vectors, "confirm", "unmask")
+        and what to send to each client, by code: bytes, or bytes by other clients' codes. It
+        returns those of the clients' answers that arrive.
         """
         sent = ask("keys", dict.fromkeys(sorted(self.neighbours), b""))
         # Who sends less has no certificate.

@@ -317,6 +317,8 @@ def test_keys_as_bytes():
         total = server.sum([keys.clients.encrypt([1.5, -2]), clients.encrypt([0.25, 1])])
         np.testing.assert_allclose(clients.decrypt(total), [1.75, -1], atol=1e-8)
         assert not server.holds_secret_key
+        with pytest.raises(TypeError, match="are not pickled"):
+            pickle.dumps(clients)
         with pytest.raises(ValueError, match="no keys of secure sums"):
             scheme.load_party(b"hello")
         own, others = (k.clients.to_bytes() for k in (keys, scheme.generate_keys(2)))
