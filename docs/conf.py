@@ -121,10 +121,15 @@ FOR_AUTHORS = {
     "fedrecsk.neural.base": ["NeuralRecommender"],
     "fedrecsk.neural.modules": ["GMF", "MLP", "NeuMF", "ScoreFunction"],
     "fedrecsk.protocol.blocks": ["Block", "of_clients"],
-    "fedrecsk.protocol.encryption": ["EncryptedSum", "EncryptedSums"],
-    "fedrecsk.protocol.keys": ["Key", "Keys", "Participation", "RoundMasks"],
-    "fedrecsk.protocol.masking": ["MaskingReport"],
+    "fedrecsk.protocol.keys": ["Key", "Keys"],
     "fedrecsk.protocol.messages": ["Catalogue", "ClientCodes", "Registration"],
+    "fedrecsk.protocol.participation": ["Participation", "RoundMasks"],
+    "fedrecsk.protocol.secure_sums": [
+        "EncryptedSum",
+        "EncryptedSums",
+        "EncryptionReport",
+        "MaskingReport",
+    ],
 }
 # The pages that explain an estimator; its page in the API reference leads there.
 METHOD_PAGES = {

@@ -6,7 +6,6 @@ import copy
 import logging
 import math
 import secrets
-import time
 import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,30 +18,30 @@ from fedrecsk.base import attributes_of
 from fedrecsk.data._checks import LARGEST, check_items, hint
 from fedrecsk.data.interactions import Ids, catalogue_ids, named
 from fedrecsk.data.item_features import columns_of
-from fedrecsk.deployment.checks import (
-    check_deployable,
-    check_updatable,
-    differences,
-    digests,
-)
+from fedrecsk.deployment.checks import check_deployable, check_updatable, differences, digests
 from fedrecsk.deployment.exchanges import Exchanges, Members, NotEnough
-from fedrecsk.deployment.masked_sums import PHASES, ask_for_sum
 from fedrecsk.deployment.records import (
     MalformedMessage,
+    masking_arrays,
+    masking_of,
     message_arrays,
     pack,
     place_head,
+    session_of,
     upload_of,
 )
 from fedrecsk.deployment.store import MODEL, RECORDS
 from fedrecsk.federated._updating import SHARE
-from fedrecsk.protocol.encryption import EncryptedSums
+from fedrecsk.privacy._masked_sum import MaskingFailed, MaskingServer
+from fedrecsk.protocol.keys import setup_round
+from fedrecsk.protocol.ledger import aligned_size
 from fedrecsk.protocol.messages import Dense, Message, PerClient, Rows
+from fedrecsk.protocol.secure_sums import EncryptedSums, summed_updates, units_of
 from fedrecsk.protocol.server import EncryptedServer, Server
 from fedrecsk.updates import ClientUpdates
 
 if TYPE_CHECKING:
-    from fedrecsk.deployment.exchanges import Carrier, Member
+    from fedrecsk.deployment.exchanges import Carrier
     from fedrecsk.deployment.store import Store
     from fedrecsk.privacy import Party, PrivacyReport
     from fedrecsk.protocol import Ledger
@@ -51,6 +50,8 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 CHECKPOINT = "checkpoint"
 STATE = "state"
+# What the protocol calls each kind of request.
+PHASES = {"setup": "setup", "withdraw": "round", "round": "round", "validate": "validation"}
 
 
 @dataclass(eq=False)
@@ -128,8 +129,7 @@ class Coordinator:
         self.n_clients = n_clients
         self.quorum = quorum
         self.gathering = gathering
-        # Codes of the clients that have answered last, and what they received last to measure it.
-        self._answered: set[int] = set()
+        # What clients have received last to measure it.
         self._measured = Message()
         ours = digests(estimator, party)
         # The fit that this one goes on from, at its end.
@@ -151,6 +151,7 @@ class Coordinator:
             pack(greeting, {}),
             patience,
             len(self.server.item_ids),
+            self.progress.traffic,
             repeats=party is None,
         )
 
@@ -230,7 +231,7 @@ class Coordinator:
             self.exchanges.gather(len(self.members), self.exchanges.patience)
         except NotEnough as error:
             log.warning("%s", error)
-            self.exchanges.gather(self.n_enough(len(self.members)), self.gathering)
+            self.exchanges.gather(math.ceil(self.quorum * len(self.members)), self.gathering)
 
     def _begin(self):
         """Register clients, and take the set-up exchanges with all of them."""
@@ -262,7 +263,7 @@ class Coordinator:
                 )
             if late and masks:
                 # A sum over those that join late would be over few.
-                answered = self._answered
+                answered = {one.code for one in self.exchanges.answered}
             else:
                 if not uploads and masks:
                     raise NotEnough(
@@ -367,7 +368,7 @@ class Coordinator:
         traffic = self.progress.traffic[-1]
         server.ledger.count(dropped=len(asked) - traffic["answers"], rejected=n_malformed)
         if isinstance(server, EncryptedServer):
-            server.totals.forget(min(one.n_steps for one in self.members))
+            server.forget(min(one.n_steps for one in self.members))
         self._warn_of_lost_round(number, n_undecided)
         log.info(
             "Round %d of %d: %d uploads of %d clients, %.2f s",
@@ -452,83 +453,98 @@ class Coordinator:
 
     # ---------------------------------------------------------------------- exchanges
 
-    def n_enough(self, n_asked: int, quorum: float | None = None) -> int:
-        """Return the number of clients that must answer."""
-        return math.ceil((self.quorum if quorum is None else quorum) * n_asked)
-
-    def exchange(self, kind: str, number: int, asked: dict, n_enough: int, request: Any) -> dict:
-        """Ask clients, note the traffic, and return their answers by name."""
-        exchanges, began = self.exchanges, time.monotonic()
-        before = exchanges.bytes_down, exchanges.bytes_up
-        answers = exchanges.ask(kind, asked.values(), request, n_enough)
-        self.progress.traffic.append(
-            {
-                "kind": kind,
-                "number": number,
-                "requests": len(asked),
-                "answers": len(answers),
-                "bytes_down": exchanges.bytes_down - before[0],
-                "bytes_up": exchanges.bytes_up - before[1],
-                "seconds": time.monotonic() - began,
-            }
-        )
-        self._answered = {code for code, one in asked.items() if one.name in answers}
-        return answers
-
-    def note_survivors(self, kind: str, number: int, survivors: list[int]) -> None:
-        """Note who is in a masked sum before it is unmasked, and save that."""
-        self.progress.survivors = {(kind, number): survivors}
-        if kind != "setup":
-            self.store.save(CHECKPOINT, self.progress)
-
     def _ask(self, kind, number, asked, message, quorum, late=False):
         """Ask clients; return their messages in the order of codes, and how many were malformed."""
         server = self.server
         specs = {} if kind == "finish" else server._specs((PHASES[kind], number))
         if server.federation.masks and kind != "finish" and not late:
-            uploads, n_malformed = ask_for_sum(self, kind, number, asked, message, specs, quorum), 0
+            uploads, n_malformed = self._masked(kind, number, asked, message, specs, quorum), 0
         else:
-            answers = self.exchange(
-                *(kind, number, asked, self.n_enough(len(asked), quorum)),
-                lambda member: self.request(kind, number, member, message),
+            answers = self.exchanges.ask(
+                *(kind, number, asked.values()),
+                lambda member: self._request(kind, number, member, message),
+                math.ceil(quorum * len(asked)),
             )
             # Late clients send nothing under masks.
             expects = not server.federation.masks and kind != "finish"
             uploads, n_malformed = self._read(kind, number, answers, specs) if expects else ([], 0)
-        for member in (asked[code] for code in self._answered):
+        for member in self.exchanges.answered:
             if kind == "validate":
                 member.measured = number
             if isinstance(message, EncryptedSums):
-                member.n_steps = message.first + len(message.sums)
+                member.n_steps = message.n_ended
         return uploads, n_malformed
+
+    def _masked(self, kind, number, asked, message, specs, quorum):
+        """Ask clients for a masked sum; return it as a list of their updates, empty if it is lost.
+
+        It takes five requests: for keys, for shares, for the masked numbers (the request that a
+        plain fit has), for confirmations, and for shares again. Each exchange has one sum: a node
+        answers a repeated request with the same bytes, and no other.
+        """
+        server, progress, step = self.server, self.progress, (PHASES[kind], number)
+        key = server.key.at(setup_round(number) if kind == "setup" else number)
+        masks, codes = server.uplink.masks, np.array(sorted(asked))
+
+        def ask(stage, messages):
+            """Send messages of a stage, and return the answers that arrive."""
+            name, sent = f"{kind} {stage}".strip(), message if stage == "" else None
+            n_enough = math.ceil(quorum * len(asked))
+            if stage in ("confirm", "unmask"):
+                n_enough = min(len(messages), plan.threshold + 1)
+            if stage == "confirm":
+                # If the server is killed now, it goes on with the same survivors.
+                progress.survivors = {(kind, number): list(messages)}
+                if kind != "setup":
+                    self.store.save(CHECKPOINT, progress)
+            answers = self.exchanges.ask(
+                *(name, number, [asked[code] for code in messages]),
+                lambda member: self._request(
+                    *(name, number, member, sent, {"n_clients": len(asked)}),
+                    masking_arrays(messages[member.code]),
+                ),
+                n_enough,
+            )
+            wanted, found = bytes if stage in ("keys", "") else dict, {}
+            known = progress.survivors.get((kind, number)) if stage == "" else None
+            for member, (_, arrays) in answers.items():
+                try:
+                    one = masking_of(arrays)
+                except MalformedMessage as error:
+                    log.warning("Client %s: %s", member.name, error)
+                    continue
+                # A client that has diverged sends nothing.
+                if isinstance(one, wanted) and (known is None or member.code in known):
+                    found[member.code] = one
+            return found
+
+        try:
+            plan, ring = masks.ring_of(codes, key)
+            session = session_of(progress.fit, kind, number)
+            total, alive = MaskingServer(plan, session, ring, aligned_size(specs)).run(ask)
+        except MaskingFailed as error:
+            log.warning("The sum of %s %d is lost, and the model stays as it is: %s", *step, error)
+            return []
+        units = units_of(masks.scheme, specs, server.uplink.steps(specs, key))
+        return [summed_updates(total, step, np.flatnonzero(alive), specs, units)]
 
     def _read(self, kind, number, answers, specs):
         """Return the messages of answers in the order of codes, and how many were malformed."""
         uploads, n_malformed = [], 0
-        for code, member in self.members.by_code.items():
-            if member.name not in answers:
-                continue
-            head, arrays = answers[member.name]
+        for member in sorted(answers, key=lambda one: one.code):
+            head, arrays = answers[member]
             try:
                 # None: it has nothing to send.
                 if head.get("upload", "") is not None:
-                    step = PHASES[kind], number, code
+                    step = PHASES[kind], number, member.code
                     uploads.append(upload_of(head.get("upload"), arrays, specs, step))
             except MalformedMessage as error:
                 n_malformed += 1
                 log.warning("Client %s: %s", member.name, error)
         return uploads, n_malformed
 
-    def request(
-        self,
-        kind: str,
-        number: int,
-        member: Member,
-        message: Any,
-        more: dict[str, Any] | None = None,
-        own_arrays: dict[str, np.ndarray] | None = None,
-    ) -> bytes:
-        """Return the bytes of a request to one member; `more` is put into its head."""
+    def _request(self, kind, number, member, message, more=None, masks=None):
+        """Return the bytes of a request to one member, with more for its head, and of masks."""
         server, code = self.server, member.code
         if isinstance(message, EncryptedSums):
             message = message.since(member.n_steps)
@@ -549,7 +565,7 @@ class Coordinator:
             whole = kind == "finish" and code in known
             kept = [n for n in message if _same(message[n], self._measured.get(n), whole)]
             parts["message"] = Message(**{n: f for n, f in message.items() if n not in kept})
-        arrays = dict(own_arrays or {})
+        arrays = masks or {}
         for name, one in parts.items():
             head[name], own = message_arrays(one, held, code, server.federation.wire_dtype)
             arrays |= {f"{name}/{label}": values for label, values in own.items()}
@@ -592,10 +608,10 @@ def send_new_items(
     spec, arrays = message_arrays(Message(**rows), None, 0, last.server.federation.wire_dtype)
     head = {"fit": last.fit, "ids": model.item_ids_[n_known:].tolist(), "rows": spec}
     greeting = pack({"kind": "register", "fit": last.fit, "parameters": ours}, {})
-    exchanges = Exchanges(carrier, members, greeting, patience, n_known)
+    exchanges = Exchanges(carrier, members, greeting, patience, n_known, [])
     exchanges.gather(n_clients, gathering)
     content = pack(head | {"kind": "items"}, arrays)
-    exchanges.ask("items", members, lambda member: content, math.ceil(quorum * len(members)))
+    exchanges.ask("items", 0, members, lambda member: content, math.ceil(quorum * len(members)))
     store.save(MODEL, model)
     return model
 

@@ -181,6 +181,7 @@ class Exchanges:
         greeting: bytes,
         patience: float,
         n_items: int,
+        traffic: list[dict[str, Any]],
         *,
         repeats: bool = True,
     ) -> None:
@@ -191,6 +192,10 @@ class Exchanges:
         # Seconds to wait for answers.
         self.patience = patience
         self.n_items = n_items
+        # One per request to members: what was sent, and how long it took.
+        self.traffic = traffic
+        # Members that have answered the last request.
+        self.answered: set[Member] = set()
         # Whether the server can send again what a node has lost.
         self.repeats = repeats
         # When nodes were last asked to register, and nodes by the tickets of these requests.
@@ -199,8 +204,7 @@ class Exchanges:
         # Nodes that have registered, and what those have said that cannot take part.
         self._registered: set[int] = set()
         self.refused: dict[int, str] = {}
-        self.bytes_down: int = 0
-        self.bytes_up: int = 0
+        self._n_bytes = {"bytes_down": 0, "bytes_up": 0}
 
     # ------------------------------------------------------------------ who is there
 
@@ -265,17 +269,18 @@ class Exchanges:
     def ask(
         self,
         kind: str,
+        number: int,
         clients: Iterable[Member],
         request: Callable[[Member], bytes],
         quorum: int,
-    ) -> dict[Any, tuple[dict[str, Any], dict[str, np.ndarray]]]:
-        """Ask clients; return heads and arrays by name, or raise NotEnough for too few answers."""
+    ) -> dict[Member, tuple[dict[str, Any], dict[str, np.ndarray]]]:
+        """Ask clients; return heads and arrays, or raise NotEnough for too few answers."""
         # Ends when all have answered that answered the last time, or after `patience` seconds if at
         # least `quorum` have. If fewer have, those that lack are asked again, TRIES times in all.
-        asked = {one.name: one for one in clients}
+        asked, began, before = list(clients), time.monotonic(), dict(self._n_bytes)
         answers, failed, tickets = {}, {}, {}
         for trial in range(TRIES):
-            silent = [one for name, one in asked.items() if name not in answers]
+            silent = [one for one in asked if one not in answers]
             tickets.update(self._post(kind, silent, request))
             deadline = time.monotonic() + self.patience
             while time.monotonic() <= deadline:
@@ -285,13 +290,9 @@ class Exchanges:
                         again.append(one)
                 # Their answers to earlier requests do not matter any more.
                 tickets = {t: one for t, one in tickets.items() if one not in again}
-                again += [
-                    one
-                    for one in self._welcome()
-                    if one is not None and one.name in asked and one.name not in answers
-                ]
+                again += [one for one in self._welcome() if one in asked and one not in answers]
                 tickets.update(self._post(kind, again, request))
-                waited_for = {one.name for one in tickets.values() if not one.is_late}
+                waited_for = {one for one in tickets.values() if not one.is_late}
                 if not waited_for - answers.keys() - failed.keys() and len(answers) >= quorum:
                     break
                 self.carrier.pause()
@@ -301,16 +302,20 @@ class Exchanges:
                 "%d of %d clients have answered %r after %g s (attempt %d of %d); %d must.",
                 *(len(answers), len(asked), kind, self.patience, trial + 1, TRIES, quorum),
             )
-        for name, one in asked.items():
-            one.is_late = name not in answers
+        for one in asked:
+            one.is_late = one not in answers
         if len(answers) < quorum:
-            why = "".join(f"\n  client {name}: {reason}" for name, reason in failed.items())
-            silent = [str(name) for name in asked if name not in answers | failed]
+            why = "".join(f"\n  client {one.name}: {reason}" for one, reason in failed.items())
+            silent = [str(one.name) for one in asked if one not in answers | failed]
             raise NotEnough(
                 f"{len(answers)} of {len(asked)} clients have answered the request {kind!r}, but "
                 f"{quorum} must. Without an answer: {', '.join(silent) or 'none'}. Start the "
                 f"missing nodes and run this app again; it resumes from its checkpoint.{why}"
             )
+        counts = {"kind": kind, "number": number, "requests": len(asked), "answers": len(answers)}
+        n_bytes = {name: n - before[name] for name, n in self._n_bytes.items()}
+        self.traffic.append(counts | n_bytes | {"seconds": time.monotonic() - began})
+        self.answered = set(answers)
         return answers
 
     def _post(self, kind, members, request):
@@ -328,21 +333,21 @@ class Exchanges:
                 _note_lack(member, head["lacks"])
                 return True
         except (Refused, MalformedMessage) as error:
-            failed[member.name] = str(error)
+            failed[member] = str(error)
             log.warning("Client %s cannot answer: %s", member.name, error)
             return False
-        failed.pop(member.name, None)
-        answers.setdefault(member.name, (head, arrays))
+        failed.pop(member, None)
+        answers.setdefault(member, (head, arrays))
         member.is_late, member.knows_place = False, True
         return False
 
     def _send(self, requests):
-        self.bytes_down += sum(len(one.content) for one in requests)
+        self._n_bytes["bytes_down"] += sum(len(one.content) for one in requests)
         return self.carrier.send(requests) if requests else []
 
     def _receive(self, tickets):
         replies = self.carrier.receive(tickets) if tickets else []
-        self.bytes_up += sum(len(one.content or b"") for one in replies)
+        self._n_bytes["bytes_up"] += sum(len(one.content or b"") for one in replies)
         return replies
 
 

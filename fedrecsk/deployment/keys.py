@@ -14,22 +14,21 @@ import os
 import secrets
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from fedrecsk._utils.extras import require
-from fedrecsk.privacy import MaskingFailed
+from fedrecsk.privacy._masked_sum import Identity
+from fedrecsk.protocol.checks import check_side
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from typing import Any
+    from collections.abc import Iterable
+    from typing import Any, Literal
 
     from fedrecsk.privacy import Party
 
 __all__ = ["Identity", "read_identity", "read_keys", "write_identities", "write_keys"]
 
 CLIENTS, SERVER, OPERATOR = "clients.key", "server.key", "operator.key"
-ED25519 = "cryptography.hazmat.primitives.asymmetric.ed25519"
 
 
 def write_keys(estimator: Any, n_clients: int, folder: str | os.PathLike[str]) -> tuple[Path, Path]:
@@ -79,7 +78,9 @@ def write_keys(estimator: Any, n_clients: int, folder: str | os.PathLike[str]) -
     return clients, server
 
 
-def read_keys(estimator: Any, path: str | os.PathLike[str] | None, side: str) -> Party:
+def read_keys(
+    estimator: Any, path: str | os.PathLike[str] | None, side: Literal["server", "clients"]
+) -> Party:
     """Read the keys of one side from its file.
 
     Parameters
@@ -110,85 +111,10 @@ def read_keys(estimator: Any, path: str | os.PathLike[str] | None, side: str) ->
     hint = "make them with fedrecsk.deployment.keys.write_keys"
     path = _found(path, "There are no keys in", hint)
     party = _scheme(estimator).load_party(path.read_bytes())
-    if side == "server" and party.holds_secret_key:
-        raise ValueError(
-            f"{path} has the clients' keys, with which the server could decrypt every upload; "
-            "delete it from this machine, and pass the path of server.key."
-        )
-    if side == "clients" and not party.holds_secret_key:
-        raise ValueError(
-            f"{path} has the server's keys, which cannot encrypt; pass the path of clients.key."
-        )
+    check_side(party, side, f"Those in {path}")
     if party.holds_secret_key:
         _check_private(path)
     return party
-
-
-class Identity(NamedTuple):
-    """A node's own key to sign with, and what the operator certifies about it.
-
-    Attributes
-    ----------
-    private : bytes
-        Ed25519.
-    certificate : bytes
-        The node's public key, the operator's signature of it and of the client's id, and the id.
-    operator : bytes
-        The operator's public key, by which other nodes' certificates are checked.
-    """
-
-    private: bytes
-    certificate: bytes
-    operator: bytes
-
-    def sign(self, content: bytes) -> bytes:
-        """Return the node's signature of some bytes."""
-        return _signer(self.private).sign(content)
-
-    def verifier(self, certificates: Mapping[int, bytes]) -> Callable[[int, bytes, bytes], None]:
-        """Return a function that checks the signatures of clients with these certificates.
-
-        Parameters
-        ----------
-        certificates : dict of {int: bytes}
-            By the clients' codes.
-
-        Returns
-        -------
-        verify : callable
-            Takes a code, a signature and what was signed; raises MaskingFailed if it is wrong, if
-            the operator has not certified the client, or if two clients are the same.
-        """
-        from cryptography.exceptions import InvalidSignature
-
-        publics = {one[:32] for one in certificates.values()} | {self.certificate[:32]}
-        public_key = require(ED25519, "SecAggPlus").Ed25519PublicKey.from_public_bytes
-
-        def verify(code, signature, content):
-            certificate = certificates.get(code, b"")
-            try:
-                by_operator, certified = certificate[32:96], _certified(certificate)
-                public_key(self.operator).verify(by_operator, certified)
-                public_key(certificate[:32]).verify(signature, content)
-            except (InvalidSignature, ValueError) as error:
-                raise MaskingFailed(
-                    f"Client {code} has no certificate of this node's operator, or has not signed "
-                    "its keys itself."
-                ) from error
-            if len(publics) <= len(certificates):
-                raise MaskingFailed("Two of the clients have the same certificate.")
-
-        return verify
-
-
-def _certified(certificate):
-    """Return what the operator signs of a certificate."""
-    return b"fedrecsk node|" + certificate[:32] + certificate[96:]
-
-
-def _signer(private):
-    """Return the key that signs."""
-    return require(ED25519, "SecAggPlus").Ed25519PrivateKey.from_private_bytes(private)
 
 
 def write_identities(client_ids: Iterable[Any], folder: str | os.PathLike[str]) -> dict[Any, Path]:
@@ -226,18 +152,12 @@ def write_identities(client_ids: Iterable[Any], folder: str | os.PathLike[str]) 
     keys = folder / OPERATOR
     if not keys.exists():
         _write(keys, secrets.token_bytes(32), 0o600)
-    operator, paths = _signer(keys.read_bytes()), {}
+    operator, paths = keys.read_bytes(), {}
     for name in client_ids:
-        private, text = secrets.token_bytes(32), str(name)
-        public = _signer(private).public_key().public_bytes_raw()
-        signature = operator.sign(_certified(public + bytes(64) + text.encode()))
-        identity = {
-            "private": private.hex(),
-            "certificate": (public + signature + text.encode()).hex(),
-            "operator": operator.public_key().public_bytes_raw().hex(),
-        }
-        paths[name] = folder / f"client-{quote(text, safe='')}.key"
-        _write(paths[name], json.dumps(identity).encode(), 0o600)
+        identity = Identity.new(operator, str(name))._asdict()
+        content = json.dumps({part: one.hex() for part, one in identity.items()}).encode()
+        paths[name] = folder / f"client-{quote(str(name), safe='')}.key"
+        _write(paths[name], content, 0o600)
     return paths
 
 

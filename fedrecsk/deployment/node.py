@@ -13,31 +13,32 @@ import numpy as np
 from fedrecsk.data.interactions import catalogue_ids
 from fedrecsk.deployment.checks import Refused, check_deployable, differences, digests
 from fedrecsk.deployment.exchanges import MODEL, PLACE
-from fedrecsk.deployment.masked_sums import answer_of, masked_client, masked_upload
 from fedrecsk.deployment.records import (
     MalformedMessage,
+    masking_arrays,
+    masking_of,
     message_of,
     pack,
     place_of,
     registration_head,
+    session_of,
     unpack,
     upload_arrays,
 )
 from fedrecsk.deployment.store import MODEL as MODEL_FILE
-from fedrecsk.privacy import MaskingFailed
+from fedrecsk.privacy._masked_sum import MaskingClient, MaskingFailed
 from fedrecsk.protocol.client_message import VALIDATION
 from fedrecsk.protocol.device import Device
-from fedrecsk.protocol.encryption import EncryptedSums
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Message
+from fedrecsk.protocol.secure_sums import EncryptedSums
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fedrecsk.deployment.keys import Identity
     from fedrecsk.deployment.store import Store
     from fedrecsk.privacy import Party
-    from fedrecsk.privacy._masked_sum import MaskingClient
+    from fedrecsk.privacy._masked_sum import Identity
 
 log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 SETUP = -1
@@ -274,14 +275,15 @@ class Node:
         """Answer a request about masks."""
         if self.identity is None or not memory.device.federation.masks:
             raise Refused("this node has no identity to mask its uploads, or does not mask them")
-        step = kind, int(head["number"])
+        step, device = (kind, int(head["number"])), memory.device
         if stage == "keys":
-            scheme = memory.device.federation.secure_aggregation
-            code = int(memory.device.block.clients[0])
-            memory.masks[step] = masked_client(scheme, fit, *step, code, int(head["n_clients"]))
+            plan = device.federation.secure_aggregation.plan(int(head["n_clients"]))
+            code = int(device.block.clients[0])
+            memory.masks[step] = MaskingClient(plan, session_of(fit, *step), code)
         if step not in memory.masks:
             raise Refused("this node has sent no keys for this sum")
-        return answer_of(memory.masks[step], stage, arrays, self.identity)
+        answer = memory.masks[step].answer(stage, masking_of(arrays), self.identity)
+        return pack({}, masking_arrays(answer))
 
     def _sent(self, memory, kind, number, head, arrays):
         """Return what a client sends in a set-up exchange, a round or a validation."""
@@ -292,9 +294,12 @@ class Node:
             if uploads:
                 head, sent = upload_arrays(uploads[0], specs, federation.wire_dtype)
             return pack({"upload": head}, sent)
-        # Without masks, as when a client joins late, nothing is sent.
         masks = memory.masks.get((kind, number))
-        return pack({}, {}) if masks is None else masked_upload(masks, arrays, uploads)
+        # Without masks, as when a client joins late, nothing is sent.
+        if masks is None or not uploads:
+            return pack({}, {})
+        masked = masks.answer("", masking_of(arrays), self.identity, uploads[0].integers)
+        return pack({}, masking_arrays(masked))
 
     def _uploads(self, memory, kind, number, message):
         """Return a list of the client's upload, if it has any, and its specs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import zipfile
@@ -11,9 +12,9 @@ import numpy as np
 
 from fedrecsk.privacy import Ciphertext
 from fedrecsk.protocol import ClientMessage, Dense, Derived, Message, Numbers, Rows
-from fedrecsk.protocol.encryption import EncryptedSum, EncryptedSums
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import ClientCodes, Registration, narrowed
+from fedrecsk.protocol.secure_sums import EncryptedSum, EncryptedSums
 
 if TYPE_CHECKING:
     from typing import Any
@@ -216,6 +217,33 @@ def _numbers_of(name, parts, spec):
     if values.ndim == 0 and rows is not None and rows.ndim == 1 and len(rows) <= spec.shape[0]:
         return numbers._replace(values=np.full(_shape(numbers, spec), values))
     return numbers
+
+
+# ------------------------------------------------------------------------ masked sums
+
+
+def session_of(fit: str, kind: str, number: int) -> bytes:
+    """Return the name of a masked sum, which no other sum has."""
+    return hashlib.sha256(f"{fit} {kind} {number}".encode()).digest()[:16]
+
+
+def masking_arrays(message: bytes | dict[int, bytes]) -> Arrays:
+    """Return what is sent of a step of a masked sum: bytes, or bytes by other clients' codes."""
+    parts = message if isinstance(message, dict) else {"": message}
+    return {f"masks/{code}": np.frombuffer(one, np.uint8) for code, one in parts.items()}
+
+
+def masking_of(arrays: Arrays) -> bytes | dict[int, bytes]:
+    """Return what was sent of a step of a masked sum; raise MalformedMessage if there is none."""
+    parts = {}
+    for label, values in arrays.items():
+        name, _, code = label.partition("/")
+        if name == "masks":
+            if not (code == "" or code.isdecimal()) or values.dtype != np.uint8:
+                raise MalformedMessage(f"The field {label[:40]!r} is not for a client.")
+            parts[code] = values.tobytes()
+    whole = parts.pop("", None)
+    return {int(code): one for code, one in parts.items()} if whole is None else whole
 
 
 # -------------------------------------------------------------------- before the rounds

@@ -45,7 +45,7 @@ from fedrecsk.federated._cluster_workers import (
 )
 from fedrecsk.federated._round_loop import Run, _timed
 from fedrecsk.protocol import blocks as _blocks
-from fedrecsk.protocol.keys import Participation
+from fedrecsk.protocol.participation import Participation
 
 # How often the clients of a partition may be lost in one fit.
 MOST_LOSSES = 3

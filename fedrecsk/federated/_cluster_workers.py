@@ -27,7 +27,8 @@ from fedrecsk.federated import _round_loop
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol.clients import Clients
 from fedrecsk.protocol.early_stopping import hold_out
-from fedrecsk.protocol.keys import Keys, Participation
+from fedrecsk.protocol.keys import Keys
+from fedrecsk.protocol.participation import Participation
 from fedrecsk.updates import add_sums, joined
 
 

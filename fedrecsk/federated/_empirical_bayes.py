@@ -9,7 +9,7 @@ from fedrecsk.base import RatingMixin
 from fedrecsk.federated._feedback import RatingScale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.portable import Ridge
-from fedrecsk.protocol.keys import RoundMasks
+from fedrecsk.protocol.participation import RoundMasks
 from fedrecsk.updates import SparseRows
 
 fedeb_kernels: LazyModule = LazyModule("fedrecsk.federated._fedeb_kernels")

@@ -27,8 +27,9 @@ from fedrecsk.data.item_features import fingerprint
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol.clients import Clients, Group
 from fedrecsk.protocol.early_stopping import hold_out
-from fedrecsk.protocol.keys import Key, Keys, histories, smallest_cohort
+from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.messages import deliver
+from fedrecsk.protocol.participation import histories, smallest_cohort
 from fedrecsk.protocol.server import Server
 
 if TYPE_CHECKING:

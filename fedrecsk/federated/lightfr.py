@@ -22,8 +22,9 @@ from fedrecsk.data.interactions import id_columns
 from fedrecsk.federated._features import FederatedContent
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.blocks import Block
-from fedrecsk.protocol.keys import Key, Keys, RoundMasks, cohort_size
+from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.messages import Dense, Derived, Message, Total
+from fedrecsk.protocol.participation import RoundMasks, cohort_size
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Summed
 
 if TYPE_CHECKING:

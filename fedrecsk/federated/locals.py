@@ -12,8 +12,8 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.federated._features import SUMS, UserFeatures
 from fedrecsk.federated._wmf import ClientItemsWMF, wmf_kernels
-from fedrecsk.protocol.keys import RoundMasks
 from fedrecsk.protocol.messages import Message
+from fedrecsk.protocol.participation import RoundMasks
 
 if TYPE_CHECKING:
     from pandas import DataFrame

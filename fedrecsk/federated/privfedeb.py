@@ -16,8 +16,8 @@ from fedrecsk.data._checks import scale_of
 from fedrecsk.federated._empirical_bayes import EmpiricalBayes, fedeb_kernels
 from fedrecsk.federated._features import FederatedContent
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.protocol.keys import RoundMasks
 from fedrecsk.protocol.messages import Dense, Message
+from fedrecsk.protocol.participation import RoundMasks
 from fedrecsk.updates import ClientUpdates, FieldSpec
 
 privfedeb_kernels: LazyModule = LazyModule("fedrecsk.federated._privfedeb_kernels")

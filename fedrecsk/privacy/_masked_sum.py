@@ -20,11 +20,14 @@ from __future__ import annotations
 
 import functools
 import hmac
+import itertools
 import secrets
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+from fedrecsk._utils.extras import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -38,6 +41,8 @@ PRIME = 2**128 + 51
 SHARE_BYTES = 17
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
+KEYS_BYTES = 2 * KEY_BYTES + SIGNATURE_BYTES
+ED25519 = "cryptography.hazmat.primitives.asymmetric.ed25519"
 # Of a message from neighbour to neighbour: Poly1305's tag, or HMAC-SHA256, cut.
 TAG_BYTES = 16
 CIPHER_BYTES = 2 * SHARE_BYTES + TAG_BYTES
@@ -178,16 +183,81 @@ def signed(numbers: NDArray[np.uint64], n_bits: int) -> NDArray[np.int64]:
 
 
 class PublicKeys(NamedTuple):
-    """What a client sends first: a key for shares, a key for masks, and their signature."""
+    """What a client sends first: a key for shares, a key for masks, and who has signed them."""
 
     sharing: bytes
     masking: bytes
     signature: bytes
+    # Which is the same in every sum, so that ledgers do not count it.
+    certificate: bytes
+
+    @classmethod
+    def of(cls, content: bytes) -> PublicKeys:
+        """Return the keys of bytes, which are `KEYS_BYTES` and a certificate."""
+        ends = KEY_BYTES, 2 * KEY_BYTES, KEYS_BYTES
+        return cls(*(content[a:b] for a, b in itertools.pairwise((0, *ends, len(content)))))
+
+
+class Identity(NamedTuple):
+    """A client's own key to sign with, and what the operator certifies about it.
+
+    Attributes
+    ----------
+    private : bytes
+        Ed25519.
+    certificate : bytes
+        The client's public key, the operator's signature of it and of the client's id, and the id.
+    operator : bytes
+        The operator's public key, by which other clients' certificates are checked.
+    """
+
+    private: bytes
+    certificate: bytes
+    operator: bytes
+
+    @classmethod
+    def new(cls, operator: bytes, name: str) -> Identity:
+        """Make the identity of a client, and certify it by the operator's secret key."""
+        private, signer = secrets.token_bytes(KEY_BYTES), _signer(operator)
+        public = _signer(private).public_key().public_bytes_raw()
+        signature = signer.sign(_certified(public, name.encode()))
+        certificate = public + signature + name.encode()
+        return cls(private, certificate, signer.public_key().public_bytes_raw())
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all three."""
-        return 2 * KEY_BYTES + SIGNATURE_BYTES
+    def public(self) -> bytes:
+        """The key by which others check what the client has signed."""
+        return self.certificate[:KEY_BYTES]
+
+    def sign(self, content: bytes) -> bytes:
+        """Return the client's signature of some bytes."""
+        return _signer(self.private).sign(content)
+
+    def verify(self, code: int, keys: PublicKeys, content: bytes) -> None:
+        """Raise MaskingFailed unless a client that the operator has certified signed its keys."""
+        from cryptography.exceptions import InvalidSignature
+
+        public_key = require(ED25519, "SecAggPlus").Ed25519PublicKey.from_public_bytes
+        public, rest = keys.certificate[:KEY_BYTES], keys.certificate[KEY_BYTES:]
+        by_operator, name = rest[:SIGNATURE_BYTES], rest[SIGNATURE_BYTES:]
+        try:
+            public_key(self.operator).verify(by_operator, _certified(public, name))
+            public_key(public).verify(keys.signature, content)
+        except (InvalidSignature, ValueError) as error:
+            raise MaskingFailed(
+                f"Client {code} has no certificate of this node's operator, or has not signed "
+                "its keys itself."
+            ) from error
+
+
+def _certified(public, name):
+    """Return what the operator signs of a certificate."""
+    return b"fedrecsk node|" + public + name
+
+
+def _signer(private):
+    """Return the key that signs."""
+    return require(ED25519, "SecAggPlus").Ed25519PrivateKey.from_private_bytes(private)
 
 
 def _named(session, purpose, *parts):
@@ -230,7 +300,7 @@ def _with_pair(total, private, public, session, code, other, *, sign=1):
 
 
 class MaskingClient:
-    """A client in one sum. Call its methods in this order, each at most once."""
+    """A client in one sum. It takes its steps in this order, each at most once."""
 
     def __init__(self, plan: Plan, session: bytes, code: int) -> None:
         # The name of the sum, which no other sum has: messages of other sums are refused.
@@ -246,6 +316,21 @@ class MaskingClient:
         self._survivors: Any = None
         self._has_answered = False
 
+    def answer(
+        self, stage: str, message: Any, identity: Identity, values: NDArray[np.int64] | None = None
+    ) -> bytes | dict[int, bytes]:
+        """Take a step, and answer a message of `MaskingServer.run`; `values` are to be masked."""
+        if stage == "keys":
+            return b"".join(self.advertise(identity))
+        if stage == "shares":
+            keys = {code: PublicKeys.of(one) for code, one in message.items()}
+            return self.share(keys, identity)
+        if stage == "":
+            return self.mask(values, message)
+        if stage == "confirm":
+            return self.confirm(np.unpackbits(np.frombuffer(message, np.uint8)).astype(bool))
+        return self.unmask(message)
+
     @property
     def _sharing(self):
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -256,18 +341,17 @@ class MaskingClient:
     def _masking(self):
         return _private_key(self._seeds[1], self.session)
 
-    def advertise(self, sign: Callable[[bytes], bytes]) -> PublicKeys:
-        """Return the client's public keys, signed by `sign`, which takes and returns bytes."""
+    def advertise(self, identity: Identity) -> PublicKeys:
+        """Return the client's public keys, which it signs."""
         sharing = self._sharing.public_key().public_bytes_raw()
         masking = self._masking.public_key().public_bytes_raw()
-        return PublicKeys(sharing, masking, sign(self._of_keys(self.code, sharing, masking)))
+        signature = identity.sign(self._of_keys(self.code, sharing, masking))
+        return PublicKeys(sharing, masking, signature, identity.certificate)
 
     def _of_keys(self, code, sharing, masking):
         return _named(self.session, b"keys", str(code).encode(), sharing, masking)
 
-    def share(
-        self, keys: Mapping[int, PublicKeys], verify: Callable[[int, bytes, bytes], None]
-    ) -> dict[int, bytes]:
+    def share(self, keys: Mapping[int, PublicKeys], identity: Identity) -> dict[int, bytes]:
         """Take the neighbours' keys, verify them, and return an encrypted share for each."""
         t = self.plan.threshold
         if len(keys) < max(t, FEWEST_CLIENTS - 1):
@@ -278,7 +362,10 @@ class MaskingClient:
         if self.code in keys or len({one.masking for one in keys.values()}) < len(keys):
             raise MaskingFailed(f"The keys that client {self.code} got are not those of others.")
         for code, one in keys.items():
-            verify(code, one.signature, self._of_keys(code, one.sharing, one.masking))
+            identity.verify(code, one, self._of_keys(code, one.sharing, one.masking))
+        publics = {identity.public, *(one.certificate[:KEY_BYTES] for one in keys.values())}
+        if len(publics) <= len(keys):
+            raise MaskingFailed("Two of the clients have the same certificate.")
         self._keys = dict(sorted(keys.items()))
         pairs = zip(*(split(seed, len(keys), t) for seed in self._seeds), strict=True)
         return {
@@ -297,7 +384,7 @@ class MaskingClient:
         public = self._keys[receiver if sender == self.code else sender].sharing
         return _agree(self._sharing, public, self.session, purpose, sender, receiver)
 
-    def mask(self, values: NDArray[np.int64], shares: Mapping[int, bytes]) -> bytes:
+    def mask(self, values: Any, shares: Mapping[int, bytes]) -> bytes:
         """Return the vector with a mask for each neighbour whose share has arrived."""
         from cryptography.exceptions import InvalidTag
 
@@ -368,7 +455,7 @@ class MaskingClient:
 
 
 class MaskingServer:
-    """The server of one sum of vectors of a length. Call its methods in this order."""
+    """The server of one sum of vectors of a length. It takes its steps in this order."""
 
     def __init__(self, plan: Plan, session: bytes, ring: Ring, n_values: int) -> None:
         self.plan = plan
@@ -379,6 +466,25 @@ class MaskingServer:
         # Who has shared with whom.
         self._shared: dict[int, list[int]] = {}
         self._masked: dict[int, bytes] = {}
+
+    def run(
+        self, ask: Callable[[str, dict[int, Any]], dict[int, Any]]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Take all steps; return the sum, and the mask of who is in it, by code.
+
+        `ask` is given a stage ("keys", "shares", "" for the masked vectors, "confirm", "unmask")
+        and what to send to each client, by code: bytes, or bytes by other clients' codes. It
+        returns those of the clients' answers that arrive.
+        """
+        sent = ask("keys", dict.fromkeys(sorted(self.neighbours), b""))
+        # Who sends less has no certificate.
+        keys = {c: PublicKeys.of(one) for c, one in sent.items() if len(one) > KEYS_BYTES}
+        routed = self.route_keys(keys)
+        own = {c: {o: b"".join(one) for o, one in those.items()} for c, those in routed.items()}
+        alive = self.survivors(ask("", self.route_shares(ask("shares", own))))
+        left, listed = np.flatnonzero(alive).tolist(), np.packbits(alive).tobytes()
+        confirmed = ask("confirm", dict.fromkeys(left, listed))
+        return self.total(ask("unmask", self.route(confirmed))), alive
 
     def route_keys(self, keys: Mapping[int, PublicKeys]) -> dict[int, dict[int, PublicKeys]]:
         """Take all clients' keys, and return to each client those of its neighbours."""
@@ -483,26 +589,6 @@ class Lost(NamedTuple):
     answer: Iterable[int] = ()
 
 
-def identities(codes: Iterable[int]) -> tuple[dict[int, Any], Callable[[int, bytes, bytes], None]]:
-    """Make an Ed25519 key for each client; return the clients' `sign` and the common `verify`."""
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    private = {code: Ed25519PrivateKey.generate() for code in codes}
-    public = {code: one.public_key() for code, one in private.items()}
-
-    def verify(code, signature, content):
-        try:
-            public[code].verify(signature, content)
-        except (InvalidSignature, KeyError) as error:
-            raise MaskingFailed(
-                f"A message that claims to be from client {code} has another signature, or what "
-                "it signed differs."
-            ) from error
-
-    return {code: one.sign for code, one in private.items()}, verify
-
-
 def masked_sum(
     plan: Plan,
     vectors: Mapping[int, NDArray[np.int64]],
@@ -510,31 +596,25 @@ def masked_sum(
     lost: Lost = Lost(),  # noqa: B008
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], float]:
     """Run the protocol in this process: the sum, the survivors, and all clients' seconds."""
-    session = secrets.token_bytes(16)
-    sign, verify = identities(vectors)
+    session, operator = secrets.token_bytes(16), secrets.token_bytes(KEY_BYTES)
+    identities = {code: Identity.new(operator, str(code)) for code in vectors}
     clients = {code: MaskingClient(plan, session, code) for code in vectors}
     server = MaskingServer(plan, session, ring, len(next(iter(vectors.values()))))
+    gone = dict(zip(("shares", "", "confirm", "unmask"), map(set, lost), strict=True))
     seconds = 0.0
 
-    def step(name, arguments, gone=()):
+    def ask(stage, messages):
         """Let clients take a step, and return the answers that arrive."""
         nonlocal seconds
         begun = time.thread_time()
-        sent = {code: getattr(clients[code], name)(*own) for code, own in arguments.items()}
+        sent = {
+            code: clients[code].answer(stage, message, identities[code], vectors[code])
+            for code, message in messages.items()
+        }
         seconds += time.thread_time() - begun
-        return {code: one for code, one in sent.items() if code not in set(gone)}
+        return {code: one for code, one in sent.items() if code not in gone.get(stage, ())}
 
-    keys = step("advertise", {c: (sign[c],) for c in clients})
-    routed = server.route_keys(keys).items()
-    shares = step("share", {c: (own, verify) for c, own in routed}, lost.shares)
-    routed = server.route_shares(shares).items()
-    masked = step("mask", {c: (vectors[c], own) for c, own in routed}, lost.vector)
-    alive = server.survivors(masked)
-    left = np.flatnonzero(alive).tolist()
-    confirmed = step("confirm", dict.fromkeys(left, (alive,)), lost.confirmation)
-    routed = server.route(confirmed).items()
-    answers = step("unmask", {c: (own,) for c, own in routed}, lost.answer)
-    return server.total(answers), alive, seconds
+    return *server.run(ask), seconds
 
 
 def bytes_of_sum(
@@ -542,9 +622,8 @@ def bytes_of_sum(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the bytes that clients send and receive, by place; vectors of `alive` arrive."""
     k, left = plan.n_neighbors, ring.n_alive(alive)
-    keys = 2 * KEY_BYTES + SIGNATURE_BYTES
     shares = k * (CODE_BYTES + CIPHER_BYTES)
     confirmations = alive * left * (CODE_BYTES + TAG_BYTES)
-    up = keys + shares + plan.nbytes(n_values) + confirmations + alive * k * SHARE_BYTES
-    down = k * (CODE_BYTES + keys) + shares + alive * -(-plan.n_clients // 8) + confirmations
+    up = KEYS_BYTES + shares + plan.nbytes(n_values) + confirmations + alive * k * SHARE_BYTES
+    down = k * (CODE_BYTES + KEYS_BYTES) + shares + alive * -(-plan.n_clients // 8) + confirmations
     return up, down

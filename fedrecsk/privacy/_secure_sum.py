@@ -151,19 +151,21 @@ class Party(ABC):
         parts = [self._decrypt_block(*one, ciphertext.n_clients) for one in blocks]
         return np.concatenate([np.empty(0), *parts])
 
-    def check(self, ciphertext: Ciphertext, n_values: int) -> None:
-        """Raise if this is not one client's encrypted vector of `n_values` under these keys."""
-        blocks = self._blocks(ciphertext)
-        if (ciphertext.n_values, ciphertext.n_clients) != (n_values, 1):
-            raise ValueError(
-                f"A ciphertext of {ciphertext.n_clients} clients with {ciphertext.n_values} values "
-                f"came instead of one client's with {n_values}."
-            )
-        for number, one in enumerate(blocks):
-            try:
+    def accepts(self, ciphertext: object, n_values: int) -> bool:
+        """Return whether this is one client's encrypted vector of `n_values` under these keys."""
+        try:
+            for one in self._blocks(ciphertext):
                 self._load_block(*one)
-            except (ValueError, RuntimeError) as error:
-                raise ValueError(f"Block {number} of a ciphertext cannot be read.") from error
+        # TenSEAL raises RuntimeError.
+        except (ValueError, TypeError, RuntimeError):
+            return False
+        return (ciphertext.n_values, ciphertext.n_clients) == (n_values, 1)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Secret keys are where their owner has put them, and nowhere else.
+        if self.holds_secret_key:
+            raise TypeError("The clients' keys are not pickled; use to_bytes().")
+        return self.scheme.load_party, (self.to_bytes(),)
 
     def _blocks(self, ciphertext):
         """Return each block of a ciphertext under these keys, and how many values it has."""

@@ -13,8 +13,9 @@ from fedrecsk.privacy import central_dp
 from fedrecsk.privacy.accounting import Event, epsilon_of, noise_for
 from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.protocol.client_message import TERMS
-from fedrecsk.protocol.keys import Key, draw_participation, is_rotating, n_rotating
+from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Dense, Message, Total, Upload
+from fedrecsk.protocol.participation import draw_participation, is_rotating, n_rotating
 
 if TYPE_CHECKING:
     from fedrecsk.privacy import CentralDP, LocalMechanism

@@ -56,17 +56,22 @@ def check_keys(method: Any, party: Party | None, side: Literal["server", "client
             else "set it to CKKS(), for example, or pass no party"
         )
         raise ValueError(f"The federation {what}; {hint}.")
-    if party is None:
-        return
+    if party is not None:
+        check_side(party, side)
+
+
+def check_side(party: Party, side: Literal["server", "clients"], name: str = "These keys") -> None:
+    """Raise unless keys are those of a side."""
     if side == "server" and party.holds_secret_key:
         raise ValueError(
-            "These are the clients' keys, with which the server could decrypt every upload. Pass "
-            "the server's side, keys.server, and delete the clients' keys from this machine."
+            f"{name} are the clients' keys, with which the server could decrypt every upload; "
+            "delete them from this machine, and pass the server's: keys.server, or the path of "
+            "server.key."
         )
     if side == "clients" and not party.holds_secret_key:
         raise ValueError(
-            "A client needs the clients' side of the keys, and these are the server's; pass "
-            "party=keys.clients."
+            f"{name} are the server's keys, which cannot encrypt; pass the clients': "
+            "keys.clients, or the path of clients.key."
         )
 
 

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from fedrecsk.privacy import Ciphertext
     from fedrecsk.protocol.clients import Clients
     from fedrecsk.protocol.federation import Federation
-    from fedrecsk.protocol.keys import Key, RoundMasks
+    from fedrecsk.protocol.keys import Key
     from fedrecsk.protocol.messages import Message
+    from fedrecsk.protocol.participation import RoundMasks
 
 
 # The field of every message that tells clients the clip, and the variance of their shares.

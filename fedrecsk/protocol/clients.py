@@ -14,8 +14,9 @@ from fedrecsk.data._checks import ClientFailed, hint
 from fedrecsk.protocol.blocks import by_user, codes_of_users
 from fedrecsk.protocol.client_message import VALIDATION, completed, measured, protected, stages
 from fedrecsk.protocol.early_stopping import HeldOut
-from fedrecsk.protocol.keys import Participation, RoundMasks, setup_round
+from fedrecsk.protocol.keys import setup_round
 from fedrecsk.protocol.messages import Message, Registration
+from fedrecsk.protocol.participation import Participation, RoundMasks
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
 
 if TYPE_CHECKING:

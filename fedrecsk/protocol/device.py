@@ -21,8 +21,8 @@ from fedrecsk.protocol.clients import Clients
 from fedrecsk.protocol.early_stopping import hold_out
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.ledger import aligned_size, as_vector, fields_of
-from fedrecsk.protocol.masking import integers_of, units_of
 from fedrecsk.protocol.messages import Registration
+from fedrecsk.protocol.secure_sums import integers_of, units_of
 from fedrecsk.protocol.server import Server
 from fedrecsk.updates import ClientUpdates
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from fedrecsk.data.interactions import Interactions
     from fedrecsk.privacy import Party
-    from fedrecsk.protocol.encryption import EncryptedSum, EncryptedSums
-    from fedrecsk.protocol.keys import Participation
     from fedrecsk.protocol.messages import ClientCodes, Message
+    from fedrecsk.protocol.participation import Participation
+    from fedrecsk.protocol.secure_sums import EncryptedSum, EncryptedSums
 
 NOBODY = np.zeros(1, dtype=np.int64)
 
@@ -48,7 +48,7 @@ class Device(Clients):
     a repeated request (of the same round, set-up exchange or validation) with the same message.
 
     Under encryption (CKKS or Paillier) it encrypts its uploads. The server's messages are then
-    :class:`~fedrecsk.protocol.encryption.EncryptedSums`, which it decrypts to take the server's
+    :class:`~fedrecsk.protocol.secure_sums.EncryptedSums`, which it decrypts to take the server's
     steps itself, so that the model is only on the clients. Its keys are not in its pickle.
 
     Under ``Federation(secure_aggregation=SecAggPlus())`` its uploads are integers, which whoever
@@ -146,7 +146,7 @@ class Device(Clients):
     def register(self) -> Registration:
         """Return this client's Registration; under secure sums without the number of its items."""
         registration = super().register()
-        if self._encrypts or self.federation.masks:
+        if self.federation.secure_aggregation is not None:
             return registration._replace(n_held=np.zeros_like(registration.n_held))
         return registration
 
@@ -229,10 +229,8 @@ class Device(Clients):
         return copy.deepcopy(self._answers[phase][1])
 
     def _packed(self, updates, specs):
-        if self._encrypts:
-            return self._encrypted(updates)
-        if self.federation.masks:
-            return self._fixed(updates, specs)
+        if self.federation.secure_aggregation is not None:
+            return self._secured(updates, specs)
         told = updates is not None and updates.phase != "setup" and self._has_told
         return packed(updates, specs, numbered=not told, federation=self.federation)
 
@@ -318,26 +316,21 @@ class Device(Clients):
             raise ValueError(f"This client was not selected in round {number}.")
         return message
 
-    def _encrypted(self, updates):
-        """Return a list of one encrypted upload; an empty one if the update has diverged."""
+    def _secured(self, updates, specs):
+        """Return a list of one upload for a secure sum; an empty one if the update has diverged."""
         if updates is None or not updates.accepted[0]:
             return []
-        content = self._ready()[1].encrypt(as_vector(updates.held.single(0), 0))
-        client = int(updates.clients[0])
-        return [ClientMessage(updates.phase, updates.round, client, encrypted=content)]
-
-    def _fixed(self, updates, specs):
-        """Return a list of one upload of integers; an empty one if the update has diverged."""
-        if updates is None or not updates.accepted[0]:
-            return []
+        step, client = (updates.phase, updates.round), int(updates.clients[0])
+        if self._encrypts:
+            content = self._ready()[1].encrypt(as_vector(updates.held.single(0), 0))
+            return [ClientMessage(*step, client, encrypted=content)]
         fields = updates.fields if updates.held is None else updates.held.single(0).whole(0)
         central, steps = self.federation.central_dp, {}
         if central is not None and central.noise == "clients" and updates.phase != "validation":
             steps = steps_of(central, self._clip, specs)
         scheme = self.federation.secure_aggregation
         content = integers_of(scheme, fields, units_of(scheme, specs, steps), steps)
-        client = int(updates.clients[0])
-        return [ClientMessage(updates.phase, updates.round, client, integers=content)]
+        return [ClientMessage(*step, client, integers=content)]
 
     # ----------------------------------------------------------------------- the end
 
@@ -396,32 +389,25 @@ class Replica:
         self.server: Server = Server(method, federation, key, items)
         ones, codes = np.ones(n_clients, dtype=np.int64), np.arange(n_clients)
         self.server.register([Registration(codes, ones, 0 * ones)])
-        # The exchange that is open, with its message and, in a round, its participation.
-        self._open: tuple[Any, ...] | None = None
+        # Of the exchange that is open: its message and, in a round, its participation.
+        self._open: Any = None
         # Exchanges that have ended.
         self.n_taken: int = 0
 
     def open(self, phase: str, round: int) -> tuple[Message | None, Participation | None]:
         """Message and participation of an exchange, which must be next; may be called again."""
+        server = self.server
+        is_setup = self.n_taken < server.n_setups
+        due = ("setup", self.n_taken) if is_setup else ("round", server.round)
+        if due != (phase, round):
+            raise ValueError(
+                f"The exchange {phase} {round} is not next, but {due[0]} {due[1]}; pass all "
+                "steps that have ended to take() first."
+            )
         if self._open is None:
-            due = self._due
-            if due != (phase, round):
-                raise ValueError(
-                    f"The exchange {phase} {round} is not next, but {due[0]} {due[1]}; pass all "
-                    "steps that have ended to take() first."
-                )
-            if phase == "setup":
-                self._open = due, self.server.setup_message(round), None
-            else:
-                turn, message = self.server.open_round()
-                self._open = due, message, turn
-        return self._open[1:]
-
-    @property
-    def _due(self):
-        """Phase and number of the next exchange."""
-        n_setups = self.server.n_setups
-        return ("setup", self.n_taken) if self.n_taken < n_setups else ("round", self.server.round)
+            turn, message = (None, server.setup_message(round)) if is_setup else server.open_round()
+            self._open = message, turn
+        return self._open
 
     def take(self, step: EncryptedSum, party: Party) -> None:
         """Take the server's step of an exchange that has ended, by the clients' keys."""
@@ -435,8 +421,8 @@ class Replica:
 
     def _summed(self, step: EncryptedSum, total: NDArray[np.float64]) -> ClientUpdates:
         """Return the sum as ClientUpdates of all senders, whose noise is in it already."""
-        specs = self.server._specs((step.phase, step.round))
-        n_clients = len(step.clients)
+        number, n_clients = (step.phase, step.round), len(step.clients)
+        specs = self.server._specs(number)
         assert step.total is not None
         got, wanted = (len(total), step.total.n_clients), (aligned_size(specs), n_clients)
         if got != wanted:
@@ -444,5 +430,4 @@ class Replica:
                 f"The sum of {step.phase} {step.round} has {got[0]} numbers of {got[1]} clients "
                 f"instead of {wanted[0]} of {wanted[1]}; the server is at fault."
             )
-        step_of_sum = step.phase, step.round
-        return ClientUpdates.of_sum(fields_of(total, specs), step_of_sum, step.clients, specs)
+        return ClientUpdates.of_sum(fields_of(total, specs), number, step.clients, specs)

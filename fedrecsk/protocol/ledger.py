@@ -26,10 +26,9 @@ if TYPE_CHECKING:
 
     from fedrecsk.privacy import GaussianMechanism, LaplaceMechanism
     from fedrecsk.protocol.central_noise import CentralNoise
-    from fedrecsk.protocol.encryption import SecureChannel
     from fedrecsk.protocol.federation import Federation
     from fedrecsk.protocol.keys import Key
-    from fedrecsk.protocol.masking import MaskedChannel
+    from fedrecsk.protocol.secure_sums import MaskedChannel, SecureChannel
     from fedrecsk.updates import ClientUpdates, FieldSpec, HeldUpdates
 
 
@@ -539,9 +538,9 @@ class Uplink:
     def _audited(self, channel, updates, totals, specs, key):
         """Encrypt the audited clients' uploads; use the decrypted sum if these are all clients."""
         codes = updates.codes
-        channel.check(max(updates.each(_largest)), len(codes))
+        channel.scheme._check_size(max(updates.each(_largest)), len(codes))
         chosen = channel.audited(codes, key)
-        places = np.searchsorted(codes, sorted(chosen)).tolist()
+        places = np.searchsorted(codes, chosen).tolist()
         vectors = [as_vector(updates.one(place), 0) for place in places]
         decrypted = channel.sum(vectors, len(codes))
         self.ledger.count(encrypted=len(vectors))

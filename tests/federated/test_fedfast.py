@@ -12,7 +12,8 @@ from fedrecsk.aggregation import NormClipping
 from fedrecsk.data import _checks
 from fedrecsk.data.interactions import encode
 from fedrecsk.privacy import CKKS
-from fedrecsk.protocol.keys import Key, cohort_size, draw_participation
+from fedrecsk.protocol.keys import Key
+from fedrecsk.protocol.participation import cohort_size, draw_participation
 from tests.conftest import BLOCK_SIZES, fits_in_blocks
 from tests.federated.test_colr import clients_of
 from tests.federated.turns import SETTINGS, crossed, first_items, key_of, two_fits

@@ -15,8 +15,9 @@ from fedrecsk.data.interactions import encode
 from fedrecsk.federated import LightFR, pack_codes, unpack_codes
 from fedrecsk.privacy import CKKS, Paillier, SecAggPlus
 from fedrecsk.protocol import blocks
-from fedrecsk.protocol.keys import Key, Keys, draw_participation
+from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.messages import Message
+from fedrecsk.protocol.participation import draw_participation
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
 from tests.federated.turns import SETTINGS, crossed, key_of, two_fits
 from tests.reference import lightfr as reference

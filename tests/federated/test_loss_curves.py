@@ -6,18 +6,9 @@ from scipy.special import expit
 from sklearn.base import clone
 
 from benchmarks._variants import variant, with_constants
-from fedrecsk import (
-    FCF,
-    CoLR,
-    FedEB,
-    FedFast,
-    FedMF,
-    LocALS,
-    RFRec,
-    SCoLR,
-)
+from fedrecsk import FCF, CoLR, FedEB, FedFast, FedMF, LocALS, RFRec, SCoLR
 from fedrecsk.data.interactions import encode
-from fedrecsk.protocol.keys import draw_participation
+from fedrecsk.protocol.participation import draw_participation
 from tests.conftest import make_toy
 from tests.federated import (
     test_colr,

@@ -11,8 +11,9 @@ from fedrecsk.datasets import make_ratings
 from fedrecsk.federated import privfedeb as server
 from fedrecsk.privacy import CentralDP
 from fedrecsk.protocol import blocks
-from fedrecsk.protocol.keys import RoundMasks, setup_round
+from fedrecsk.protocol.keys import setup_round
 from fedrecsk.protocol.messages import Dense
+from fedrecsk.protocol.participation import RoundMasks
 from tests.conftest import fits_in_blocks, make_toy, rmse, split
 from tests.federated.turns import IDLE, key_of, turns_of, two_fits
 from tests.reference import privfedeb as reference

@@ -8,17 +8,11 @@ from benchmarks._variants import variant
 from fedrecsk import GlobSGD, LocALS, LocSGD
 from fedrecsk.data.interactions import encode
 from fedrecsk.protocol import blocks
-from fedrecsk.protocol.keys import Key, Keys, RoundMasks
+from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.messages import Message
+from fedrecsk.protocol.participation import RoundMasks
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
-from tests.federated.turns import (
-    SETTINGS,
-    crossed,
-    first_items,
-    spans_of,
-    turns_of,
-    two_fits,
-)
+from tests.federated.turns import SETTINGS, crossed, first_items, spans_of, turns_of, two_fits
 from tests.reference import wmf as reference
 
 METHODS = [LocALS, LocSGD, GlobSGD]

@@ -4,7 +4,8 @@ import numpy as np
 
 from fedrecsk import Federation
 from fedrecsk.aggregation import NormClipping
-from fedrecsk.protocol.keys import Key, draw_participation
+from fedrecsk.protocol.keys import Key
+from fedrecsk.protocol.participation import draw_participation
 from tests.conftest import BLOCK_SIZES
 
 # Nothing is that long; but single uploads are looked at.

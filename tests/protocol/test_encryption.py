@@ -13,9 +13,9 @@ from fedrecsk.compression import TopK
 from fedrecsk.privacy import CKKS, LaplaceMechanism, Paillier
 from fedrecsk.privacy._secure_sum import Party
 from fedrecsk.protocol import FieldSpec, Ledger
-from fedrecsk.protocol.encryption import SecureChannel
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.ledger import Downlink, Uplink
+from fedrecsk.protocol.secure_sums import SecureChannel
 from fedrecsk.updates import HeldUpdates, RoundUpdates, SparseRows
 from tests.conftest import make_toy
 from tests.protocol.test_compression import make

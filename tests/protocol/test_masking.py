@@ -13,7 +13,7 @@ from fedrecsk.privacy._masked_sum import Ring, bytes_of_sum, masked_sum
 from fedrecsk.protocol import Device, FieldSpec, Ledger, Server
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.ledger import as_vector
-from fedrecsk.protocol.masking import MaskedChannel
+from fedrecsk.protocol.secure_sums import MaskedChannel
 from fedrecsk.updates import HeldUpdates, RoundUpdates, SparseRows
 from tests.conftest import make_toy
 from tests.updates.making import updates_of
@@ -114,7 +114,7 @@ def test_a_protocol_that_gives_another_sum_is_noticed(monkeypatch):
         total, *others = masked_sum(*given)
         return total + (np.arange(len(total)) == 1), *others
 
-    monkeypatch.setattr("fedrecsk.protocol.masking.masked_sum", wrong)
+    monkeypatch.setattr("fedrecsk.protocol.secure_sums.masked_sum", wrong)
     with pytest.raises(RuntimeError, match="differs from the sum of the vectors"):
         masked(METHODS["RFRec"]).fit(X, Y)
 

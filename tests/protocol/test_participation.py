@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from fedrecsk import FedEB, Federation, FedRec, PrivFedEB
 from fedrecsk.privacy import CentralDP
-from fedrecsk.protocol.keys import (
-    Key,
+from fedrecsk.protocol.keys import Key
+from fedrecsk.protocol.participation import (
     cohort_size,
     draw_participation,
     histories,

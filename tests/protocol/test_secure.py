@@ -172,9 +172,7 @@ def test_the_server_has_no_keys_and_no_numbers_of_clients(scheme):
             assert row.tobytes() not in stored
             assert row.astype(np.float32).tobytes() not in stored
         sent = [(one.phase, one.round, one.client, one.encrypted.n_values) for one in fit.sent]
-        seen = [
-            (one.phase, one.round, one.clients.tolist()) for one in fit.server.totals.message.sums
-        ]
+        seen = [(one.phase, one.round, one.clients.tolist()) for one in fit.server.sums.sums]
         views.append((sent, seen, fit.server.ledger))
     assert views[0] == views[1]
 
@@ -202,16 +200,16 @@ def test_malformed_uploads_are_left_out_and_counted(scheme):
         server = pickle.loads(pickle.dumps(fit.server))
         server.close_round([replace(good[0], encrypted=wrong), *good[1:]])
         assert server.ledger.entries[-1]["rejected"] == 1
-        assert server.totals.message.sums[-1].clients.tolist() == [1, 2]
+        assert server.sums.sums[-1].clients.tolist() == [1, 2]
     server = pickle.loads(pickle.dumps(fit.server))
     with pytest.raises(ValueError, match="has already sent in round 0"):
         server.close_round([*good, good[0]])
     for change in ({"round": 1}, {"phase": "setup"}, {"client": 7}, {"client": -1}):
         with pytest.raises(ValueError, match=r"send uploads in their own step|unknown client"):
             server.close_round([replace(good[0], **change), *good[1:]])
-    assert len(server.totals.message.sums) == fit.server.n_setups
+    assert len(server.sums.sums) == fit.server.n_setups
     server.close_round(good)
-    assert server.totals.message.sums[-1].total.n_clients == 3
+    assert server.sums.sums[-1].total.n_clients == 3
     with pytest.raises(ValueError, match="Round 1 is not open"):
         server.close_round([])
 
@@ -280,7 +278,7 @@ def test_keys_that_are_missing_or_of_the_other_side_are_named():
         ),
         (lambda: Server.of(estimator), r"has secure_aggregation; .* party=keys\.server"),
         (lambda: EncryptedServer.of(PLAIN, party=None), r"does not encrypt; .* use Server\.of"),
-        (lambda: Device(estimator, X, Y, client_id=1, party=keys.server), "clients' side of the"),
+        (lambda: Device(estimator, X, Y, client_id=1, party=keys.server), "pass the clients'"),
         (lambda: Device(estimator, X, Y, client_id=1), "secure_aggregation; .* party=keys.clients"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -294,6 +292,8 @@ def test_keys_as_bytes():
         total = server.sum([keys.clients.encrypt([1.5, -2]), clients.encrypt([0.25, 1])])
         np.testing.assert_allclose(clients.decrypt(total), [1.75, -1], atol=1e-8)
         assert not server.holds_secret_key
+        with pytest.raises(TypeError, match="are not pickled"):
+            pickle.dumps(clients)
         with pytest.raises(ValueError, match="no keys of secure sums"):
             scheme.load_party(b"hello")
         own, others = (k.clients.to_bytes() for k in (keys, scheme.generate_keys(2)))

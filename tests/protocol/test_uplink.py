@@ -15,8 +15,9 @@ from fedrecsk.privacy import LaplaceMechanism
 from fedrecsk.protocol import ClientUpdates, FieldSpec, Ledger, SparseRows, Summed
 from fedrecsk.protocol.blocks import of_clients
 from fedrecsk.protocol.client_message import completed, measured
-from fedrecsk.protocol.keys import Key, RoundMasks
+from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.ledger import Downlink, StepTotal, Uplink, aligned_size
+from fedrecsk.protocol.participation import RoundMasks
 from tests.protocol.test_compression import sent
 
 N_CLIENTS = 7

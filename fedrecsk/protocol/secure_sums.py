@@ -1,4 +1,7 @@
-"""Masked sums in a simulation: rounded numbers, bytes of all messages, and an audited sample."""
+"""Secure sums of a simulated fit: bytes of all messages, rounded numbers, and an audited sample.
+
+The server of a deployed fit counts the same bytes, and its clients round in the same way.
+"""
 
 from __future__ import annotations
 
@@ -6,32 +9,171 @@ import math
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from scipy import sparse
 
 from fedrecsk._utils.kernels import LazyModule
-from fedrecsk.privacy._masked_sum import (
-    FEWEST_CLIENTS,
-    Lost,
-    Plan,
-    Ring,
-    bytes_of_sum,
-    masked_sum,
-)
+from fedrecsk.privacy import secure_sum
+from fedrecsk.privacy._masked_sum import FEWEST_CLIENTS, Lost, Plan, Ring, bytes_of_sum, masked_sum
 from fedrecsk.updates import ClientUpdates, split_fields
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from numpy.typing import NDArray
 
-    from fedrecsk.privacy import SecAggPlus
+    from fedrecsk.privacy import Ciphertext, SecAggPlus
     from fedrecsk.protocol.keys import Key
     from fedrecsk.protocol.ledger import Ledger
     from fedrecsk.updates import FieldSpec, RoundUpdates, SparseRows
 
 
 masking_kernels: LazyModule = LazyModule("fedrecsk.protocol._masking_kernels")
+
+
+class Channel:
+    """What adds up the uploads of a fit by a SecureAggregation, and audits it."""
+
+    def __init__(self, scheme: Any) -> None:
+        self.scheme = scheme
+        # Of each audited sum: clients, and seconds of all of them and of the server.
+        self._audits: list[tuple[int, float, float]] = []
+
+    def audited(self, clients: NDArray[np.int64], key: Key) -> NDArray[np.int64]:
+        """Draw the clients (codes) that really run the protocol in a sum; return them sorted."""
+        if self.scheme.audit == "all":
+            return np.sort(clients)
+        order = np.argsort(key.hashed("audit", clients), kind="stable")
+        return np.sort(clients[order[: self.scheme.audit]])
+
+
+# --------------------------------------------------------------------------- CKKS and Paillier
+
+
+class EncryptedSum(NamedTuple):
+    """An exchange that has ended: the sum of the uploads of `clients` (codes), None if of none."""
+
+    phase: str
+    round: int
+    clients: np.ndarray
+    total: Ciphertext | None
+
+
+class EncryptedSums(NamedTuple):
+    """What a server that only adds sends in the place of a model: its sums from number `first`."""
+
+    first: int
+    sums: tuple[EncryptedSum, ...]
+
+    @property
+    def n_ended(self) -> int:
+        """Exchanges that have ended."""
+        return self.first + len(self.sums)
+
+    def since(self, n_taken: int) -> EncryptedSums:
+        """Return the sums that a client lacks that has taken `n_taken` of them."""
+        if n_taken < self.first:
+            raise ValueError(
+                f"Sums {n_taken} to {self.first - 1} were deleted with forget(), so this client "
+                "cannot get them; restore its state."
+            )
+        return EncryptedSums(n_taken, self.sums[n_taken - self.first :])
+
+
+@dataclass(frozen=True)
+class EncryptionReport:
+    """Cost of encryption, measured on the uploads that were really encrypted.
+
+    Attributes
+    ----------
+    scheme : str
+    audit : int or "all"
+        Number of clients per round whose uploads were really encrypted.
+    n_encrypted : int
+        Number of really encrypted uploads, over all rounds.
+    max_error : float
+        Largest absolute difference between a decrypted sum and the sum in plaintext.
+    precision : float
+        Largest error that the scheme allows for these sums.
+    ciphertext_bytes : int
+        Bytes of the largest encrypted upload of a client.
+    client_seconds : float
+        Mean seconds of a client per round: one encryption, and one decryption of the sum.
+    server_seconds : float
+        Mean seconds of the server per encrypted upload.
+    """
+
+    scheme: str
+    audit: int | str
+    n_encrypted: int
+    max_error: float
+    precision: float
+    ciphertext_bytes: int
+    client_seconds: float
+    server_seconds: float
+
+
+class SecureChannel(Channel):
+    """Adds up the uploads of a fit under CKKS or Paillier."""
+
+    def __init__(self, scheme: Any) -> None:
+        super().__init__(scheme)
+        self._keys = None
+        self._nbytes = {}
+        self._max_error = 0.0
+        self._precision = 0.0
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Secret keys are neither pickled nor copied. A copy makes new ones when needed.
+        return vars(self) | {"_keys": None}
+
+    def nbytes(self, n_values: int) -> int:
+        """Return the bytes of an encrypted vector."""
+        n_values = int(n_values)
+        if n_values not in self._nbytes:
+            self._nbytes[n_values] = self.scheme.ciphertext_bytes(n_values)
+        return self._nbytes[n_values]
+
+    def sum(self, vectors: list[np.ndarray], n_clients: int) -> NDArray[np.float64]:
+        """Add up clients' vectors under encryption, and check the result.
+
+        `n_clients`, encrypted or not, are in the round's sum, which must not overflow.
+        """
+        if self._keys is None or n_clients > self._keys.server.n_clients:
+            self._keys = self.scheme.generate_keys(n_clients=n_clients)
+        result = secure_sum(self._keys, vectors)
+        largest = max(float(np.max(np.abs(vector), initial=0.0)) for vector in vectors)
+        precision = self.scheme.precision(len(vectors), largest)
+        # An error of NaN is larger than any bound.
+        if not result.error <= precision:
+            raise RuntimeError(
+                f"A decrypted sum has an error of {result.error:.3g}, but {self.scheme} allows "
+                f"at most {precision:.3g}."
+            )
+        self._audits.append((len(vectors), result.client_seconds, result.server_seconds))
+        self._max_error = max(self._max_error, result.error)
+        self._precision = max(self._precision, precision)
+        return result.values
+
+    def report(self) -> EncryptionReport:
+        """Report the cost so far."""
+        audits = np.array(self._audits).reshape(-1, 3)
+        n_encrypted = int(audits[:, 0].sum())
+        return EncryptionReport(
+            scheme=repr(self.scheme),
+            audit=self.scheme.audit,
+            n_encrypted=n_encrypted,
+            max_error=self._max_error,
+            precision=self._precision,
+            ciphertext_bytes=max(self._nbytes.values(), default=0),
+            client_seconds=float(audits[:, 1].mean()) if n_encrypted else 0.0,
+            server_seconds=float(audits[:, 2].sum() / n_encrypted) if n_encrypted else 0.0,
+        )
+
+
+# ----------------------------------------------------------------------------------- SecAggPlus
 
 
 @dataclass(frozen=True)
@@ -71,17 +213,16 @@ class MaskingReport:
     learns: str
 
 
-class MaskedChannel:
+class MaskedChannel(Channel):
     """Adds up the uploads of a fit, whose largest cohort has `n_clients`, as masked integers."""
 
     def __init__(self, scheme: SecAggPlus, n_clients: int) -> None:
-        self.scheme = scheme
+        super().__init__(scheme)
         self.plan: Plan = scheme.plan(n_clients)
         self._step: tuple[Plan, Ring] | None = None
         self._n_sums = 0
         self._n_lost = 0
         self._mask_bytes = 0
-        self._audits: list[tuple[int, float, float]] = []
 
     def open(
         self,
@@ -145,18 +286,15 @@ class MaskedChannel:
     def _audit(self, updates, units, sums, key):
         """Run the protocol among some clients, or all, and compare its sum."""
         plan, ring = self._step
-        codes = updates.codes
-        everyone = self.scheme.audit == "all"
+        everyone, codes = self.scheme.audit == "all", self.audited(updates.codes, key)
         if not everyone:
-            order = np.argsort(key.hashed("audit", codes), kind="stable")
-            codes = codes[order[: self.scheme.audit]]
-            if len(codes) < FEWEST_CLIENTS:
-                return
             n_clients = len(codes)
+            if n_clients < FEWEST_CLIENTS:
+                return
             plan = Plan(n_clients, n_clients - 1, max(2, n_clients // 2), plan.n_bits)
             ring = Ring(codes, plan.n_neighbors)
         vectors = {}
-        for place in np.searchsorted(updates.codes, np.sort(codes)).tolist():
+        for place in np.searchsorted(updates.codes, codes).tolist():
             whole = updates.one(place).whole(0)
             vectors[int(updates.codes[place])] = integers_of(self.scheme, whole, units, units)
         expected = sum(vectors.values())
@@ -206,7 +344,7 @@ def _fixed_sum(rows: SparseRows, scheme, unit, checks):
     if rows.factors is not None:
         rows = rows.written_out()
     shape = (rows.spec.shape[0], rows.spec.width)
-    center = np.zeros(shape)
+    center, default = np.zeros(shape), rows.default_matrix
     if rows.center is not None:
         center += rows.center.reshape(shape)
     own = rows.matrix if rows.matrix.dtype.kind == "f" else rows.matrix.astype(np.float64)
@@ -214,7 +352,6 @@ def _fixed_sum(rows: SparseRows, scheme, unit, checks):
     largest = masking_kernels.add_fixed(rows.rows, own, center, 1 / unit, total, counts)
     if checks:
         scheme.check_fixed(largest, unit)
-    default = rows.default_matrix
     others = center if default is None else default + center
     if others.any():
         others = scheme.fixed(others, unit, checks=checks)
