@@ -24,7 +24,7 @@ from fedrecsk.protocol.clients import personal_attributes
 from fedrecsk.protocol.federation import Federation
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.messages import Message
-from fedrecsk.protocol.server import server_sees
+from fedrecsk.protocol.base_server import server_sees
 
 if TYPE_CHECKING:
     from typing import Any, Self
