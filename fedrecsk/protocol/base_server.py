@@ -149,7 +149,7 @@ class BaseServer:
         self.downlink.count(catalogue_nbytes(self.item_ids))
         if self.channel is not None:
             self.ledger.open("keys")
-            self.downlink.count(self.channel.key_nbytes)
+            self.downlink.count(self.channel.scheme.key_nbytes())
         self.state = self._first_state()
         return places
 
