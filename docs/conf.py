@@ -122,14 +122,15 @@ FOR_AUTHORS = {
     "fedrecsk.neural.modules": ["GMF", "MLP", "NeuMF", "ScoreFunction"],
     "fedrecsk.protocol.blocks": ["Block", "of_clients"],
     "fedrecsk.protocol.keys": ["Key", "Keys"],
-    "fedrecsk.protocol.messages": ["Catalogue", "ClientCodes", "Registration"],
-    "fedrecsk.protocol.participation": ["Participation", "RoundMasks"],
-    "fedrecsk.protocol.secure_sums": [
+    "fedrecsk.protocol.messages": [
+        "Catalogue",
+        "ClientCodes",
         "EncryptedSum",
         "EncryptedSums",
-        "EncryptionReport",
-        "MaskingReport",
+        "Registration",
     ],
+    "fedrecsk.protocol.participation": ["Participation", "RoundMasks"],
+    "fedrecsk.protocol.secure_sums": ["EncryptionReport", "MaskingReport"],
 }
 # The pages that explain an estimator; its page in the API reference leads there.
 METHOD_PAGES = {

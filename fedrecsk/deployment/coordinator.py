@@ -34,9 +34,8 @@ from fedrecsk.deployment.store import MODEL, RECORDS
 from fedrecsk.federated._updating import SHARE
 from fedrecsk.privacy._masked_sum import MaskingFailed, MaskingServer
 from fedrecsk.protocol.keys import setup_round
-from fedrecsk.protocol.ledger import aligned_size
-from fedrecsk.protocol.messages import Dense, Message, PerClient, Rows
-from fedrecsk.protocol.secure_sums import EncryptedSums, summed_updates, units_of
+from fedrecsk.protocol.messages import Dense, EncryptedSums, Message, PerClient, Rows
+from fedrecsk.protocol.secure_sums import aligned_size, summed_updates, units_of
 from fedrecsk.protocol.server import EncryptedServer, Server
 from fedrecsk.updates import ClientUpdates
 

@@ -27,11 +27,10 @@ from fedrecsk.deployment.records import (
 )
 from fedrecsk.deployment.store import MODEL as MODEL_FILE
 from fedrecsk.privacy._masked_sum import MaskingClient, MaskingFailed
-from fedrecsk.protocol.client_message import VALIDATION
 from fedrecsk.protocol.device import Device
+from fedrecsk.protocol.early_stopping import VALIDATION
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.messages import Message
-from fedrecsk.protocol.secure_sums import EncryptedSums
+from fedrecsk.protocol.messages import EncryptedSums, Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable

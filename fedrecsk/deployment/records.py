@@ -13,8 +13,13 @@ import numpy as np
 from fedrecsk.privacy import Ciphertext
 from fedrecsk.protocol import ClientMessage, Dense, Derived, Message, Numbers, Rows
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.messages import ClientCodes, Registration, narrowed
-from fedrecsk.protocol.secure_sums import EncryptedSum, EncryptedSums
+from fedrecsk.protocol.messages import (
+    ClientCodes,
+    EncryptedSum,
+    EncryptedSums,
+    Registration,
+    narrowed,
+)
 
 if TYPE_CHECKING:
     from typing import Any

@@ -535,8 +535,18 @@ class ClusterRun(Run):
         identity = repr((__version__, settings, data.fingerprint()))
         saved = cluster.log.saved(identity)
         blocks = np.empty(data.n_clients, dtype=np.int64)
-        given = parameters, blocks, None, cluster, whole, identity
-        run = cls(saved or server, [], ids, None, None, *given)
+        run = cls(
+            server=saved or server,
+            clients=[],
+            client_ids=ids,
+            attack=None,
+            fingerprint=None,
+            parameters=parameters,
+            block_of_client=blocks,
+            cluster=cluster,
+            whole=whole,
+            identity=identity,
+        )
         if saved is not None:
             run.make_clients()
             cluster.repeat(cluster.holders)

@@ -71,19 +71,14 @@ def _completed(estimator, run, data, report, before=None, users=None):
 
 
 def _rounds_of(estimator, run, report, before, users):
+    """Run the rounds; return the fitted attributes."""
     server = run.server
     with (
         get_threadpool_controller().limit(limits=1, user_api="blas"),
         Threads(estimator.n_jobs) as run.parallel,
     ):
         if server.state is None:
-            taken_back = None
-            if before is not None and server.method._sends_once:
-                before.parallel = run.parallel
-                taken_back = before.take_back(users)
-            run.set_up()
-            if before is not None:
-                run.go_on(before, users, taken_back)
+            run.begin(before, users)
         n_rounds = server.method._rounds(server.n_clients)
         while server.round < n_rounds and not server.stopping.stopped:
             close = report.step("round")
@@ -164,6 +159,16 @@ class Run:
         for one in clients:
             function(one, *args)
 
+    def begin(self, before, users):
+        """Do the set-up, and go on from a run before, if any, with other rows of these users."""
+        taken_back = None
+        if before is not None and self.server.method._sends_once:
+            before.parallel = self.parallel
+            taken_back = before.take_back(users)
+        self.set_up()
+        if before is not None:
+            self.go_on(before, users, taken_back)
+
     def register(self):
         """Register all clients."""
         self.server.register([one.register() for one in self.clients])
@@ -205,7 +210,7 @@ class Run:
                 self._validate(turn)
                 if server.stopping.stopped:
                     return None
-        busy = [self.clients[b] for b in np.unique(self.block_of_client[turn.active])]
+        busy = self._involved(turn.active)
         self.tell(busy, Clients.receive, round, received, turn)
         for step in range(server.method._n_exchanges):
             self._exchange(busy, step)
@@ -222,6 +227,10 @@ class Run:
         if attack is not None:
             attack.look(None)
         return Seen(received, total.held, upload)
+
+    def _involved(self, who):
+        """Return the Clients that have some of the clients of a mask."""
+        return [self.clients[b] for b in np.unique(self.block_of_client[who])]
 
     def _exchange(self, clients, step):
         """Let devices send something to the others of their groups, without the server."""
@@ -268,7 +277,7 @@ class Run:
         key = server.key.at(server.round)
         who = turn.receives
         message = server.method._decode_broadcast(server.send_for_validation(who), key)
-        asked = [self.clients[b] for b in np.unique(self.block_of_client[who])]
+        asked = self._involved(who)
         total = server.new_total("validation")
         for answer in self.each(asked, Clients.validate, server.round, message, turn):
             total.add(answer)

@@ -169,9 +169,12 @@ class FederatedRecommender(Updating, Recommender):
     def _model(self, server):
         """Server: the model as clients receive it. A Message; pure."""
 
-    # Server: what a client with the last model needs instead: a method (server) that returns a
-    # Message or None, for the whole model, as without such a method. Pure.
-    _model_delta = None
+    def _model_delta(self, server):
+        """Server: what a client with the last model needs instead. A Message; pure.
+
+        None: the whole model.
+        """
+        return None
 
     def _broadcast(self, server, key):
         """Server: this round's download. A Message, or None if `_may_be_silent`; pure."""

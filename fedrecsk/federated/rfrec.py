@@ -274,7 +274,6 @@ class RFRec(FederatedContent, BiasColumn, RatingMixin, FederatedRecommender):
         return {
             "unit": unit,
             "level": float(level),
-            "clip": self._clip,
             "values": ((block.values - low) / unit).astype(self._dtype),
             "weights": block.weights.astype(self._dtype),
             "penalties": (*self._item_penalties(n_of_items), *self._user_penalties(n_of_users)),
@@ -309,8 +308,7 @@ class RFRec(FederatedContent, BiasColumn, RatingMixin, FederatedRecommender):
     def _update_unrated_items(self, common, message, key):
         broadcast = message["item_vectors"].values
         if common is None:
-            vectors = self._vectors(broadcast.copy())
-            common = {"vectors": vectors, "step": 0, "clip": self._clip}
+            common = {"vectors": self._vectors(broadcast.copy()), "step": 0}
         common["step"] += 1
         now, *moments = common["vectors"]
         gradient = self._dtype(self.prox) * (now - broadcast)
@@ -318,7 +316,7 @@ class RFRec(FederatedContent, BiasColumn, RatingMixin, FederatedRecommender):
             gradient, moments = adam(self, moments, common["step"], gradient)
         now = now - self._dtype(self.learning_rate) * gradient
         common["vectors"] = rfrec_kernels.Vectors(now, *moments)
-        return common | {"shared": clipped(now, common["clip"])}
+        return common | {"shared": self._clipped(now)}
 
     def _upload_specs(self, n_items):
         return {"item_vectors": FieldSpec((n_items, self._width), clip=self._clip)}
@@ -360,7 +358,7 @@ class RFRec(FederatedContent, BiasColumn, RatingMixin, FederatedRecommender):
             rfrec_kernels.Rule(float(rate), self.BETA_1, self.BETA_2, self.EPSILON),
             np.maximum(state["steps"], 1),
             rfrec_kernels.scratch(layout, state["held"]),
-            state["clip"],
+            self._clip,
             totals,
         )
         # In squared ratings, like the validation loss.
@@ -385,7 +383,7 @@ class RFRec(FederatedContent, BiasColumn, RatingMixin, FederatedRecommender):
             others = {}
             if shared is not None:
                 others = {"default": shared.astype(np.float64) - broadcast, "center": broadcast}
-            sent = clipped(state["held"].now, state["clip"])
+            sent = self._clipped(state["held"].now)
             sums = SparseRows.since(broadcast, block.row_indptr, block.row_items, sent, **others)
         elif shared is None:
             sums -= totals.counts[:, None] * broadcast
@@ -561,10 +559,13 @@ class RFRec(FederatedContent, BiasColumn, RatingMixin, FederatedRecommender):
 
     @property
     def _clip(self):
-        """Bound to which local privacy clips each number; None: none."""
         local_dp = self._setting().local_dp
         bound = None if local_dp is None else local_dp.number_clip
         return None if bound is None else float(bound)
+
+    def _clipped(self, vectors):
+        clip = self._clip
+        return vectors if clip is None else np.clip(vectors, -clip, clip)
 
     def _level(self, mean):
         """Return the score of the mean rating, which is scaled to [0, 1]."""
@@ -638,8 +639,3 @@ class RFRec(FederatedContent, BiasColumn, RatingMixin, FederatedRecommender):
                 'dropout_mode="upload", client_fraction=1 or sampling="rotating", or group users '
                 "into fewer clients."
             )
-
-
-def clipped(vectors: np.ndarray, clip: float | None) -> np.ndarray:
-    """Clip all numbers to the bound, if there is one."""
-    return vectors if clip is None else np.clip(vectors, -clip, clip)

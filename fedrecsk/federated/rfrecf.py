@@ -10,7 +10,7 @@ import numpy as np
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
-from fedrecsk.federated.rfrec import RFRec, clipped, rfrec_kernels
+from fedrecsk.federated.rfrec import RFRec, rfrec_kernels
 
 
 @documented
@@ -124,11 +124,11 @@ class RFRecF(RFRec):
     def _update_unrated_items(self, common, message, key):
         mean = message["item_vectors"].values
         if common is None:
-            common = {"vectors": self._vectors(mean.copy()), "clip": self._clip}
+            common = {"vectors": self._vectors(mean.copy())}
         now = common["vectors"].now
         if self._coins(key.shared) == (1, 0):
             now += self._share * (mean - now)
-        return common | {"shared": clipped(now, common["clip"])}
+        return common | {"shared": self._clipped(now)}
 
     def _client_update(self, block, state, message, turn, key):
         mean = message["item_vectors"].values
@@ -141,7 +141,7 @@ class RFRecF(RFRec):
             case 0, 1:
                 totals = self._totals(mean, turn)
                 vectors = state["users"].now, state["held"].now
-                rfrec_kernels.add_up(block.layout, turn.active, *vectors, state["clip"], totals)
+                rfrec_kernels.add_up(block.layout, turn.active, *vectors, self._clip, totals)
                 uploads = self._upload(block, state, mean, turn, totals)
             case 1, 0:
                 self._move_to_mean(block, state, turn.active, mean)

@@ -10,10 +10,10 @@ import numpy as np
 from fedrecsk.data.interactions import catalogue_ids
 from fedrecsk.protocol.central_noise import CentralNoise
 from fedrecsk.protocol.checks import bare, check_keys
-from fedrecsk.protocol.client_message import VALIDATION
-from fedrecsk.protocol.early_stopping import EarlyStopping
+from fedrecsk.protocol.early_stopping import VALIDATION, EarlyStopping
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.ledger import Downlink, Ledger, Uplink
+from fedrecsk.protocol.ledger import Ledger
+from fedrecsk.protocol.links import Downlink, Uplink
 from fedrecsk.protocol.messages import ClientCodes
 from fedrecsk.protocol.participation import (
     cohort_size,
@@ -21,7 +21,7 @@ from fedrecsk.protocol.participation import (
     n_rotating,
     smallest_cohort,
 )
-from fedrecsk.protocol.secure_sums import MaskedChannel, SecureChannel
+from fedrecsk.protocol.secure_sums import EncryptedChannel, MaskedChannel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,10 +115,10 @@ class BaseServer:
         places = self._added(registrations)
         scheme = self.federation.secure_aggregation
         # Of ciphertexts; masks are the uplink's alone, because the server has the sum.
-        self.channel: SecureChannel | None = None
+        self.channel: EncryptedChannel | None = None
         masks = None
         if self.federation.encrypts:
-            self.channel = SecureChannel(scheme)
+            self.channel = EncryptedChannel(scheme)
         elif self.federation.masks:
             cohort = smallest_cohort(
                 self.n_clients,
@@ -140,10 +140,10 @@ class BaseServer:
             self.federation,
             self.ledger,
             self.downlink,
-            self.channel,
             self.n_clients,
-            self.releases,
-            masks,
+            releases=self.releases,
+            channel=self.channel,
+            masks=masks,
         )
         self.ledger.open("catalogue")
         self.downlink.count(catalogue_nbytes(self.item_ids))

@@ -12,10 +12,10 @@ from fedrecsk._utils.user_warnings import warn
 from fedrecsk.privacy import central_dp
 from fedrecsk.privacy.accounting import Event, epsilon_of, noise_for
 from fedrecsk.privacy.report import PrivacyReport
-from fedrecsk.protocol.client_message import TERMS
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Dense, Message, Total, Upload
 from fedrecsk.protocol.participation import draw_participation, is_rotating, n_rotating
+from fedrecsk.protocol.protection import TERMS
 
 if TYPE_CHECKING:
     from fedrecsk.privacy import CentralDP, LocalMechanism

@@ -1,250 +1,29 @@
-"""What leaves clients: updates checked and protected, and plain numbers that a server can check."""
+"""Messages of clients as plain numbers, which a server can check."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from fedrecsk.data._checks import LARGEST
-from fedrecsk.privacy.central_dp import clip_updates, round_updates
+from fedrecsk.protocol.protection import TERMS, is_compressed, measured, protected
 from fedrecsk.updates import (
     LARGEST_INTEGER,
     ClientUpdates,
     Counts,
     FieldSpec,
-    HeldUpdates,
     SparseRows,
-    Summed,
-    all_finite,
-    joined,
-    through,
 )
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedrecsk.privacy import Ciphertext
-    from fedrecsk.protocol.clients import Clients
     from fedrecsk.protocol.federation import Federation
-    from fedrecsk.protocol.keys import Key
-    from fedrecsk.protocol.messages import Message
-    from fedrecsk.protocol.participation import RoundMasks
-
-
-# The field of every message that tells clients the clip, and the variance of their shares.
-TERMS = "privacy_terms"
-VALIDATION = {"validation_loss": FieldSpec((2,), learned=False)}
-
-
-# ------------------------------------------------------------------ in the simulator and on devices
-
-
-def completed(
-    clients: Clients,
-    updates: ClientUpdates,
-    step: tuple[str, int],
-    specs: Mapping[str, FieldSpec],
-    turn: RoundMasks,
-    *,
-    single: bool,
-) -> ClientUpdates:
-    """Add to a method's updates what the protocol must know about them, and check their fields.
-
-    With `single` return the updates of the clients that send something, and not the sums over the
-    block. If the method has added them up, there must be one client.
-    """
-    method, block = type(clients.method).__name__, clients.block
-    if updates.fields.keys() != specs.keys():
-        raise ValueError(
-            f"{method} uploads the fields {sorted(updates.fields)}, but its _upload_specs (or "
-            f"_setup_specs) declares {sorted(specs)}; make them agree."
-        )
-    sends = turn.active if updates.sends is None else turn.active & updates.sends
-    accepted = arrives = sends & turn.delivers
-    if updates.is_finite is not None:
-        accepted = arrives & updates.is_finite
-    fields = {}
-    for name, spec in specs.items():
-        one = updates.fields[name]
-        is_sparse = isinstance(one, SparseRows)
-        if is_sparse and not single:
-            raise ValueError(
-                f"{method} returns {name!r} client by client, but turn.separate is False; return "
-                "the sum."
-            )
-        values = one.values if isinstance(one, Summed | SparseRows) else np.asarray(one)
-        shape = (spec.shape[0], *values.shape[1:]) if is_sparse else values.shape
-        if tuple(shape) != tuple(spec.shape):
-            raise ValueError(
-                f"{method} uploads {name!r} with shape {tuple(shape)}, but its FieldSpec says "
-                f"{tuple(spec.shape)}; make them agree."
-            )
-        if single:
-            rows = one if is_sparse else _of_one_client(values, spec, block)
-            fields[name] = replace(rows, spec=spec)
-            if updates.is_finite is None:
-                accepted = accepted & fields[name].finite()
-        else:
-            fields[name] = values.astype(spec.sum_dtype, copy=False)
-            if not all_finite(fields[name]):
-                accepted = np.zeros_like(accepted)
-    done = replace(
-        updates,
-        fields=fields if single or accepted.any() else {},
-        phase=step[0],
-        round=step[1],
-        clients=block.clients,
-        sends=sends,
-        arrives=arrives,
-        accepted=accepted,
-        specs=specs,
-        sizes=measured(updates, specs, block.row_counts, clients.federation.wire_dtype),
-        lacks_noise=not single,
-    )
-    return done.take(sends) if single else done
-
-
-def _of_one_client(values, spec, block):
-    """Take the sum over a one-client block as that client's rows."""
-    rows = np.arange(len(values))
-    if spec.rows == "held":
-        rows = block.row_items
-    elif spec.rows == "chosen":
-        rows = np.flatnonzero(values.reshape(len(values), -1).any(axis=1))
-    return SparseRows(np.array([0, len(rows)]), rows, values[rows])
-
-
-def measured(
-    updates: ClientUpdates,
-    specs: Mapping[str, FieldSpec],
-    n_held: NDArray[np.int64],
-    wire_dtype: str,
-) -> NDArray[np.int64]:
-    """Return the `sizes` of ClientUpdates as the method returns them, by items that each holds."""
-    sizes = np.zeros((3, len(n_held)), dtype=np.int64)
-    for name, spec in specs.items():
-        one, n_rows, n_columns = updates.fields[name], n_held, None
-        if isinstance(one, Summed | SparseRows):
-            n_columns = one.n_columns
-            if spec.rows == "chosen":
-                n_rows = one.n_rows
-        sizes += spec.sizes(wire_dtype, n_rows, n_columns)
-    return sizes
-
-
-def stages(
-    federation: Federation,
-    key: Key,
-    message: Message | None,
-    forge: Callable[..., Any] | None = None,
-    *,
-    each: bool,
-    is_setup: bool = False,
-) -> list[Callable[[ClientUpdates], ClientUpdates]]:
-    """List functions of ClientUpdates: what becomes of updates before they leave the clients.
-
-    `key` is the clients' private one, and `message` may have the terms of central privacy. Clients
-    that an adversary controls `forge`, and add no noise. `each`: every client draws its own noise,
-    even if one draw of the sum would do. Answers in the set-up are neither forged nor compressed.
-    """
-    compressor, local, central = federation.compression, federation.local_dp, federation.central_dp
-    compresses = compressor is not None and compressor.up and not is_setup
-    result = []
-    if forge is not None and not is_setup:
-        result.append(lambda updates: forge(updates, key.hashed("forged", updates.clients)))
-    elif local is not None:
-        result.append(partial(_add_noise, mechanism=local, key=key, each=each or compresses))
-    if compresses:
-        result.append(partial(_compress, federation=federation, key=key))
-    if central is not None and message is not None:
-        bound, variance = message[TERMS].values
-        # Poisoned clients add no noise, and if only the sum matters, its noise is drawn at once.
-        adds = central.noise == "clients" and forge is None
-        says_short = central.quantile is not None and not is_setup
-        terms = {"clip": float(bound), "field_weights": central.field_weights or {}}
-        result.append(partial(_clip, **terms, adds=adds, is_late=not each, says_short=says_short))
-        if central.noise == "clients":
-            own = float(variance) if adds and each else 0.0
-            result.append(partial(round_updates, **terms, variance=own, key=key))
-    return result
-
-
-def protected(
-    updates: ClientUpdates, through_stages: Sequence[Callable[..., Any]], *, hold: bool
-) -> ClientUpdates:
-    """Pass single updates through all stages, and add them up, or hold them for the server."""
-    if not len(updates.clients):
-        return replace(updates, fields={})
-    # Clipping leaves rows as they are; other stages may write out whole matrices.
-    only_clips = all(getattr(stage, "func", None) is _clip for stage in through_stages)
-    tiles = [updates] if only_clips else updates.tiles()
-    whole = joined(_through_and_added(tile, through_stages, hold) for tile in tiles)
-    if hold:
-        whole.held = HeldUpdates(updates, through_stages, whole.accepted)
-    return whole
-
-
-def _through_and_added(updates, through_stages, hold):
-    """Pass updates through all stages; return their sums, or nothing of them to hold."""
-    updates = through(updates, through_stages)
-    if hold:
-        return replace(updates.without_broken() if through_stages else updates, fields={})
-    done = updates.added_up()
-    if through_stages and not all(all_finite(done.fields[n]) for n in done.learned):
-        # Once more without those whose numbers are broken.
-        done = updates.without_broken().added_up()
-    return done
-
-
-def _add_noise(updates, *, mechanism, key, each):
-    seeds = partial(key.hashed, index=updates.clients)
-    return mechanism._protect(updates, seeds, each=each)
-
-
-def is_compressed(federation: Federation | None, spec: FieldSpec) -> bool:
-    """Return whether clients compress a field of this form, if they send all its columns."""
-    compressor = None if federation is None else federation.compression
-    is_matrix = len(spec.shape) == 2 and not spec.is_integer and spec.learned
-    return compressor is not None and compressor.up and is_matrix and spec.compressible
-
-
-def _compress(updates, *, federation, key):
-    """Compress all compressible fields."""
-    compressor, wire_dtype = federation.compression, federation.wire_dtype
-    fields, sizes = {}, updates.sizes.copy()
-    for name, rows in updates.learned.items():
-        spec = updates.specs[name]
-        if not is_compressed(federation, spec) or rows.columns is not None:
-            continue
-        seeds = key.hashed(f"compression of {name}", updates.clients)
-        itemsize = np.dtype(spec.dtype or wire_dtype).itemsize
-        packed = compressor._compress_rows(rows, seeds, itemsize)
-        fields[name] = packed.rows
-        whole = spec.sizes(wire_dtype, rows.n_rows)
-        sizes[:2] += np.array([packed.nbytes, packed.payload]) - whole[:2]
-    updates = updates.with_fields(**fields)
-    return replace(updates, sizes=sizes)
-
-
-def _clip(updates, *, clip, field_weights, adds, is_late, says_short):
-    """Clip each client's whole update, and count what the server must know to add noise."""
-    clipped, is_short = clip_updates(updates, clip, field_weights)
-    clipped = clipped.without_broken()
-    n_accepted = clipped.n_accepted
-    n_shares = n_accepted if adds else 0
-    excess = int((clipped.accepted & is_short).sum()) - n_accepted / 2
-    if says_short:
-        # Whether the upload was short enough is one bit, which takes a byte.
-        clipped = replace(clipped, sizes=clipped.sizes + np.array([[1], [0], [1]]))
-    return replace(clipped, counts=Counts(n_shares, n_shares * is_late, excess))
-
-
-# ---------------------------------------------------------------------------- as plain numbers
 
 
 class Numbers(NamedTuple):

@@ -12,11 +12,11 @@ import numpy as np
 
 from fedrecsk.data._checks import ClientFailed, hint
 from fedrecsk.protocol.blocks import by_user, codes_of_users
-from fedrecsk.protocol.client_message import VALIDATION, completed, measured, protected, stages
-from fedrecsk.protocol.early_stopping import HeldOut
+from fedrecsk.protocol.early_stopping import VALIDATION, HeldOut
 from fedrecsk.protocol.keys import setup_round
 from fedrecsk.protocol.messages import Message, Registration
 from fedrecsk.protocol.participation import Participation, RoundMasks
+from fedrecsk.protocol.protection import completed, measured, protected, stages
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
 
 if TYPE_CHECKING:
@@ -43,8 +43,9 @@ class Clients:
     """One or more clients with their private state.
 
     The simulator has one object for many clients, a deployed device has one for itself. Both call
-    the same methods in this order: `setup` for each set-up exchange; `announce`; in each round
-    `receive`, `validate` (under early stopping) and `update`; finally `fitted`.
+    the same methods in this order: `register`; `place`; `setup` for each set-up exchange;
+    `announce`; in each round `validate` (under early stopping), `receive`, `exchange` and
+    `end_exchange` (between devices) and `update`; finally `fitted`.
 
     Parameters
     ----------
@@ -111,8 +112,9 @@ class Clients:
         self._last = np.full(block.n_clients, -1)
         # Clients that have ever updated.
         self._has_updated = np.zeros(block.n_clients, dtype=bool)
-        # The round that they are in, and their participation in it.
-        self._part: Any = None, None
+        # The round that they are in, None before the first, and their participation in it.
+        self._round: Any = None
+        self._part = Participation.full(block.n_clients)
         # The clients that took part in the last exchange among devices.
         self._met = None
         # The local updates of a round, between `honest` and `update`.
@@ -199,17 +201,15 @@ class Clients:
             Participation of all clients of the fit, in the order of their codes. None: all clients
             take part and no upload is lost.
         """
-        last, _ = self._part
-        if last == round:
+        if self._round == round:
             return
-        if last is not None and last > round:
+        if self._round is not None and self._round > round:
             raise ValueError(
-                f"These clients are in round {last} and cannot go back to round {round}; send them "
-                "the message of the next round."
+                f"These clients are in round {self._round} and cannot go back to round {round}; "
+                "send them the message of the next round."
             )
-        block, part = self.block, participation
-        part = Participation.full(block.n_clients) if part is None else part.of(block.clients)
-        self._part = round, part
+        self._round, self._part = round, self._part_in(participation)
+        part = self._part
         if message is not None:
             self._messages[round] = message.of(self.block.clients)
             self._last[part.receives] = round
@@ -229,15 +229,15 @@ class Clients:
         step : int
             Number of the exchange within the round.
         """
-        (_, part), key = self._part, self.keys.at(round)
+        self._check_in(round)
+        part, key = self._part, self.keys.at(round)
         turn = RoundMasks(
             part.active & (self._last == round), part.delivers, self._hands_over_single
         )
         if not turn.active.any():
             return None
         message = self._messages[round]
-        if self.state is None:
-            self.state = self._first_state(message, key)
+        self._begin(message, key)
         self.state, messages = self.method._exchange(
             self.block, self.state, message, turn, step, key
         )
@@ -285,20 +285,15 @@ class Clients:
         """Take a round's local updates, once; return each with masks and message, and the loss."""
         if self._training is not None and self._training[0] == round:
             return self._training[1:]
-        (last, part), key = self._part, self.keys.at(round)
-        if last != round:
-            raise ValueError(
-                f"These clients cannot update in round {round}, because they have received no "
-                "message of it; call receive(round, message) first."
-            )
+        self._check_in(round)
+        part, key = self._part, self.keys.at(round)
         ready = part.active & (self._last >= 0)
         self._has_updated = self._has_updated | ready
         steps, total = [], np.zeros(2)
         for last in np.unique(self._last[ready]).tolist():
             turn = RoundMasks(ready & (self._last == last), part.delivers, self._hands_over_single)
             message = self._messages[last]
-            if self.state is None:
-                self.state = self._first_state(message, key)
+            self._begin(message, key)
             if self._shares_state:
                 self.state["common"] = self.group.common
             with _naming_clients(self.client_ids, f"in round {round}"):
@@ -313,11 +308,28 @@ class Clients:
         self._training = round, steps, total
         return self._training[1:]
 
-    def _first_state(self, message, key):
-        """Return the clients' private state before their first step."""
+    def _part_in(self, participation):
+        """Return these clients' part of a Participation; None: of all clients."""
+        if participation is None:
+            return Participation.full(self.block.n_clients)
+        return participation.of(self.block.clients)
+
+    def _check_in(self, round):
+        """Raise if the clients have not received the message of a round."""
+        if self._round != round:
+            raise ValueError(
+                f"These clients cannot update in round {round}, because they have received no "
+                "message of it; call receive(round, message) first."
+            )
+
+    def _begin(self, message, key):
+        """Make the clients' private state before their first step."""
+        if self.state is not None:
+            return
         first, remembered = Message(**self._announcement, **message), self.remembered
-        state, self.remembered = self.method._init_clients(self.block, first, key), None
-        return state if remembered is None else self.method._recalled(state, remembered)
+        self.state, self.remembered = self.method._init_clients(self.block, first, key), None
+        if remembered is not None:
+            self.state = self.method._recalled(self.state, remembered)
 
     def has_sent(self) -> NDArray[np.bool_]:
         """Return a mask of the clients whose upload the server's sum has, of a method of sums."""
@@ -328,8 +340,7 @@ class Clients:
 
     def take_back(self, round: int) -> None:
         """Let the update of a round take back what these clients have sent, in a method of sums."""
-        if self.state is None:
-            self.state = self._first_state(Message(), self.keys.at(round))
+        self._begin(Message(), self.keys.at(round))
         self.state = self.method._taking_back(self.state)
 
     # ------------------------------------------------------------------- the model's end
@@ -356,8 +367,7 @@ class Clients:
             raise ValueError(
                 "These clients hold no rows out to evaluate a model on; set early_stopping=True."
             )
-        block, part = self.block, participation
-        part = Participation.full(block.n_clients) if part is None else part.of(block.clients)
+        block, part = self.block, self._part_in(participation)
         asked = part.receives
         users = self._personalized(asked, message, round)
         sums = np.zeros((block.n_clients, 2))
@@ -492,7 +502,7 @@ class Personalized(NamedTuple):
 
 
 def _newcomers(method, block, client_ids, message, key):
-    """Return the state of clients that have never updated, once they have the final model."""
+    """Return the state of clients that have never updated, once they have a model."""
     everyone = np.ones(block.n_clients, dtype=bool)
     with _naming_clients(client_ids, WHEN):
         return method._personalize(block, None, message, RoundMasks(everyone, everyone, False), key)

@@ -16,13 +16,13 @@ from fedrecsk.data.interactions import catalogue_ids
 from fedrecsk.privacy.central_dp import steps_of
 from fedrecsk.protocol.blocks import of_clients
 from fedrecsk.protocol.checks import bare, check_keys
-from fedrecsk.protocol.client_message import TERMS, VALIDATION, ClientMessage, packed
+from fedrecsk.protocol.client_message import ClientMessage, packed
 from fedrecsk.protocol.clients import Clients
-from fedrecsk.protocol.early_stopping import hold_out
+from fedrecsk.protocol.early_stopping import VALIDATION, hold_out
 from fedrecsk.protocol.keys import Key, Keys
-from fedrecsk.protocol.ledger import aligned_size, as_vector, fields_of
 from fedrecsk.protocol.messages import Registration
-from fedrecsk.protocol.secure_sums import integers_of, units_of
+from fedrecsk.protocol.protection import TERMS
+from fedrecsk.protocol.secure_sums import aligned_size, as_vector, fields_of, integers_of, units_of
 from fedrecsk.protocol.server import Server
 from fedrecsk.updates import ClientUpdates
 
@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 
     from fedrecsk.data.interactions import Interactions
     from fedrecsk.privacy import Party
-    from fedrecsk.protocol.messages import ClientCodes, Message
+    from fedrecsk.protocol.messages import ClientCodes, EncryptedSum, EncryptedSums, Message
     from fedrecsk.protocol.participation import Participation
-    from fedrecsk.protocol.secure_sums import EncryptedSum, EncryptedSums
 
 NOBODY = np.zeros(1, dtype=np.int64)
 
@@ -48,7 +47,7 @@ class Device(Clients):
     a repeated request (of the same round, set-up exchange or validation) with the same message.
 
     Under encryption (CKKS or Paillier) it encrypts its uploads. The server's messages are then
-    :class:`~fedrecsk.protocol.secure_sums.EncryptedSums`, which it decrypts to take the server's
+    :class:`~fedrecsk.protocol.messages.EncryptedSums`, which it decrypts to take the server's
     steps itself, so that the model is only on the clients. Its keys are not in its pickle.
 
     Under ``Federation(secure_aggregation=SecAggPlus())`` its uploads are integers, which whoever

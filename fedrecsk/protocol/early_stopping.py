@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fedrecsk.updates import FieldSpec
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -15,6 +17,10 @@ if TYPE_CHECKING:
     from fedrecsk.data.interactions import Interactions
     from fedrecsk.protocol.blocks import Block
     from fedrecsk.protocol.keys import Key
+
+
+# What clients send of a measured model: sums of losses and of weights.
+VALIDATION = {"validation_loss": FieldSpec((2,), learned=False)}
 
 
 def hold_out(

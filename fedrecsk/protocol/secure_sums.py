@@ -9,7 +9,7 @@ import math
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import sparse
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fedrecsk.privacy import Ciphertext, SecAggPlus
+    from fedrecsk.privacy import SecAggPlus
     from fedrecsk.protocol.keys import Key
     from fedrecsk.protocol.ledger import Ledger
     from fedrecsk.updates import FieldSpec, RoundUpdates, SparseRows
@@ -50,36 +50,6 @@ class Channel:
 
 
 # --------------------------------------------------------------------------- CKKS and Paillier
-
-
-class EncryptedSum(NamedTuple):
-    """An exchange that has ended: the sum of the uploads of `clients` (codes), None if of none."""
-
-    phase: str
-    round: int
-    clients: np.ndarray
-    total: Ciphertext | None
-
-
-class EncryptedSums(NamedTuple):
-    """What a server that only adds sends in the place of a model: its sums from number `first`."""
-
-    first: int
-    sums: tuple[EncryptedSum, ...]
-
-    @property
-    def n_ended(self) -> int:
-        """Exchanges that have ended."""
-        return self.first + len(self.sums)
-
-    def since(self, n_taken: int) -> EncryptedSums:
-        """Return the sums that a client lacks that has taken `n_taken` of them."""
-        if n_taken < self.first:
-            raise ValueError(
-                f"Sums {n_taken} to {self.first - 1} were deleted with forget(), so this client "
-                "cannot get them; restore its state."
-            )
-        return EncryptedSums(n_taken, self.sums[n_taken - self.first :])
 
 
 @dataclass(frozen=True)
@@ -115,7 +85,7 @@ class EncryptionReport:
     server_seconds: float
 
 
-class SecureChannel(Channel):
+class EncryptedChannel(Channel):
     """Adds up the uploads of a fit under CKKS or Paillier."""
 
     def __init__(self, scheme: Any) -> None:
@@ -402,3 +372,27 @@ def summed_updates(
         for name, part in split_fields(total, specs).items()
     }
     return ClientUpdates.of_sum(fields, step, clients, specs)
+
+
+def aligned_size(specs: dict[str, FieldSpec]) -> int:
+    """Length of the vector that every client encrypts, which must be equal for all."""
+    for name, spec in specs.items():
+        if spec.rows != "all":
+            raise RuntimeError(
+                f"Field {name!r} has rows of some items only, which cannot be added under "
+                'encryption; a method must declare FieldSpec(..., rows="all") for secure sums.'
+            )
+    return sum(spec.size for spec in specs.values())
+
+
+def as_vector(updates: ClientUpdates, client: int) -> NDArray[np.float64]:
+    """Return all numbers of one client, by its place, one field after the other."""
+    return np.concatenate([np.ravel(values) for values in updates.whole(client).values()])
+
+
+def fields_of(vector: NDArray[np.float64], specs: dict[str, FieldSpec]) -> dict[str, np.ndarray]:
+    """Return the fields again, of one vector or of a sum."""
+    return {
+        name: np.rint(part).astype(np.int64) if specs[name].is_integer else part
+        for name, part in split_fields(vector, specs).items()
+    }

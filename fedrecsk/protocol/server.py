@@ -1,4 +1,4 @@
-"""The server's side of the protocol: of a server that sees sums, and of one that sees none."""
+"""The two servers: one sees sums, the other adds ciphertexts."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ import numpy as np
 
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.protocol.base_server import BaseServer
-from fedrecsk.protocol.client_message import (
-    ClientMessage,
-    checked,
-    held_items,
-    is_compressed,
-    unpacked,
-)
+from fedrecsk.protocol.client_message import ClientMessage, checked, held_items, unpacked
 from fedrecsk.protocol.keys import Key, setup_round
-from fedrecsk.protocol.ledger import StepTotal, aligned_size, matrix_to_compress
-from fedrecsk.protocol.messages import Catalogue, ClientCodes, Message, Rows
+from fedrecsk.protocol.links import StepTotal, matrix_to_compress
+from fedrecsk.protocol.messages import (
+    Catalogue,
+    ClientCodes,
+    EncryptedSum,
+    EncryptedSums,
+    Message,
+    Rows,
+)
 from fedrecsk.protocol.participation import Participation
-from fedrecsk.protocol.secure_sums import EncryptedSum, EncryptedSums
+from fedrecsk.protocol.protection import is_compressed
+from fedrecsk.protocol.secure_sums import aligned_size
 from fedrecsk.updates import Counts
 
 if TYPE_CHECKING:
@@ -193,8 +195,7 @@ class Server(BaseServer):
         message = self.method._broadcast(self.state, key)
         if self.round == 0 and self.federation.compression is not None:
             self._warn_of_idle_compression(message or {})
-        receives, of_model = self._participation.receives, self.method._model_delta
-        delta = None if of_model is None else of_model(self.state)
+        receives, delta = self._participation.receives, self.method._model_delta(self.state)
         self._message = self.downlink.send(message, receives, delta, key)
         if not self._message and not self.method._may_be_silent:
             raise TypeError(
@@ -278,6 +279,7 @@ class Server(BaseServer):
 
     def new_total(self, phase: str = "round", number: int = 0) -> StepTotal:
         """Return an empty total of an exchange, to which updates of own clients are added."""
+        self._check_registered()
         return StepTotal(self.uplink, self._specs((phase, number)), learned=phase == "round")
 
     def _total(self, uploads, step, asked):
@@ -399,9 +401,8 @@ class Server(BaseServer):
         self._check_registered()
         self.ledger.open("final", self.round)
         model, delta = self.method._final_model(self.state), None
-        of_model = self.method._model_delta
-        if of_model is not None and model.keys() == self.method._model(self.state).keys():
-            delta = of_model(self.state)
+        if model.keys() == self.method._model(self.state).keys():
+            delta = self.method._model_delta(self.state)
         self.downlink.send(model, self._everyone, delta)
         return self.current_message()
 
@@ -431,7 +432,7 @@ class EncryptedServer(BaseServer):
     """The server of one fit under CKKS or Paillier, made by `of`.
 
     It draws cohorts and adds ciphertexts. Every message is the
-    :class:`~fedrecsk.protocol.secure_sums.EncryptedSums` of the exchanges that have ended, from
+    :class:`~fedrecsk.protocol.messages.EncryptedSums` of the exchanges that have ended, from
     which the clients compute the model. Its keys, which are public, are in its pickle. Call its
     methods in the order of those of :class:`Server`, with :class:`ClientMessage` as uploads.
     """

@@ -15,7 +15,8 @@ from fedrecsk.protocol import ClientUpdates, FieldSpec, Message, SparseRows, Sum
 from fedrecsk.protocol.blocks import of_clients
 from fedrecsk.protocol.clients import Clients
 from fedrecsk.protocol.keys import Key, Keys
-from fedrecsk.protocol.ledger import Downlink, Ledger, StepTotal, Uplink
+from fedrecsk.protocol.ledger import Ledger
+from fedrecsk.protocol.links import Downlink, StepTotal, Uplink
 from tests.conftest import make_toy
 
 
@@ -67,7 +68,7 @@ def sent(federation, specs, upload, n_clients=5, single=True):
     ledger = Ledger(np.arange(n_clients))
     ledger.open("round", 0)
     downlink = Downlink(federation, ledger, np.ones(n_clients, dtype=int), None)
-    uplink = Uplink(federation, ledger, downlink, None, n_clients)
+    uplink = Uplink(federation, ledger, downlink, n_clients)
     intrusion = None
     if federation.adversary is not None:
         intrusion = federation.adversary.enter(data, False, Key(0))

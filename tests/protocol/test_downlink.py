@@ -7,7 +7,7 @@ from fedrecsk import Federation
 from fedrecsk.compression import LowRank, Quantization, TopK
 from fedrecsk.protocol import Dense, Derived, Ledger, Message, Rows
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.ledger import Downlink
+from fedrecsk.protocol.links import Downlink
 
 N_CLIENTS = 7
 EVERYONE = np.ones(N_CLIENTS, dtype=bool)

@@ -14,8 +14,8 @@ from fedrecsk.privacy import CKKS, LaplaceMechanism, Paillier
 from fedrecsk.privacy._secure_sum import Party
 from fedrecsk.protocol import FieldSpec, Ledger
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.ledger import Downlink, Uplink
-from fedrecsk.protocol.secure_sums import SecureChannel
+from fedrecsk.protocol.links import Downlink, Uplink
+from fedrecsk.protocol.secure_sums import EncryptedChannel
 from fedrecsk.updates import HeldUpdates, RoundUpdates, SparseRows
 from tests.conftest import make_toy
 from tests.protocol.test_compression import make
@@ -57,7 +57,7 @@ def test_encrypted_sums_equal_plaintext_within_the_stated_precision(Estimator, s
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["CKKS", "Paillier"])
 def test_a_wrong_decrypted_sum_is_noticed(scheme, monkeypatch):
-    channel, decrypt = SecureChannel(schemes()[scheme]), Party.decrypt
+    channel, decrypt = EncryptedChannel(schemes()[scheme]), Party.decrypt
     vectors = [np.array([1.5, -2.0]), np.array([0.25, 1.0])]
     np.testing.assert_allclose(channel.sum(vectors, 2), [1.75, -1.0], atol=1e-7)
     for wrong in ([0.0, 1e-6], [0.0, -1e-6], [0.0, np.nan]):
@@ -67,7 +67,7 @@ def test_a_wrong_decrypted_sum_is_noticed(scheme, monkeypatch):
 
 
 def test_clients_for_the_audit_are_drawn_in_each_round():
-    channel, clients = SecureChannel(Paillier(**WEAK, audit=2)), np.arange(10, 30)
+    channel, clients = EncryptedChannel(Paillier(**WEAK, audit=2)), np.arange(10, 30)
     drawn = [channel.audited(clients, Key(0, round)) for round in range(60)]
     assert {len(some) for some in drawn} == {2}
     assert set().union(*drawn) == set(clients.tolist())
@@ -83,9 +83,9 @@ def audited(scheme, values):
     single = RoundUpdates([HeldUpdates(updates, [], updates.accepted)])
     ledger = Ledger(updates.clients)
     ledger.open("round", 0)
-    federation, channel = Federation(secure_aggregation=scheme), SecureChannel(scheme)
+    federation, channel = Federation(secure_aggregation=scheme), EncryptedChannel(scheme)
     downlink = Downlink(federation, ledger, np.ones(n_clients, dtype=int), channel)
-    uplink = Uplink(federation, ledger, downlink, channel, n_clients)
+    uplink = Uplink(federation, ledger, downlink, n_clients, channel=channel)
     totals = {"x": single.sum("x")} | single.rest()
     return uplink._audited(channel, single, totals, specs, Key(0, 0))
 

@@ -12,8 +12,7 @@ from fedrecsk.privacy import CentralDP, LaplaceMechanism, SecAggPlus
 from fedrecsk.privacy._masked_sum import Ring, bytes_of_sum, masked_sum
 from fedrecsk.protocol import Device, FieldSpec, Ledger, Server
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.ledger import as_vector
-from fedrecsk.protocol.secure_sums import MaskedChannel
+from fedrecsk.protocol.secure_sums import MaskedChannel, as_vector
 from fedrecsk.updates import HeldUpdates, RoundUpdates, SparseRows
 from tests.conftest import make_toy
 from tests.updates.making import updates_of

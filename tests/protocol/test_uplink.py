@@ -14,10 +14,11 @@ from fedrecsk.data.interactions import encode
 from fedrecsk.privacy import LaplaceMechanism
 from fedrecsk.protocol import ClientUpdates, FieldSpec, Ledger, SparseRows, Summed
 from fedrecsk.protocol.blocks import of_clients
-from fedrecsk.protocol.client_message import completed, measured
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.ledger import Downlink, StepTotal, Uplink, aligned_size
+from fedrecsk.protocol.links import Downlink, StepTotal, Uplink
 from fedrecsk.protocol.participation import RoundMasks
+from fedrecsk.protocol.protection import completed, measured
+from fedrecsk.protocol.secure_sums import aligned_size
 from tests.protocol.test_compression import sent
 
 N_CLIENTS = 7
@@ -38,7 +39,7 @@ def make(federation=None, n_clients=N_CLIENTS):
     ledger.open("round", 0)
     federation = federation or Federation()
     downlink = Downlink(federation, ledger, np.ones(n_clients, dtype=int), None)
-    return Uplink(federation, ledger, downlink, None, n_clients)
+    return Uplink(federation, ledger, downlink, n_clients)
 
 
 def block_of(clients):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedrecsk.protocol.client_message import protected
+from fedrecsk.protocol.protection import protected
 from fedrecsk.updates import (
     ClientUpdates,
     FieldSpec,
