@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 # Bytes of a scale in a message: float32.
 _SCALE_BYTES = 4
 rounding_kernels: LazyModule = LazyModule("fedrecsk.compression._rounding_kernels")
-LARGEST_FLOAT16 = 65504.0
 # Numbers of the Gram matrices that are decomposed at once.
 GRAM_NUMBERS = 2**19
 
@@ -490,7 +489,7 @@ class Quantization(BlockCompressor):
 
     @property
     def _largest_number(self):
-        return LARGEST_FLOAT16 if self.dtype == "float16" else None
+        return float(np.finfo(np.float16).max) if self.dtype == "float16" else None
 
     def _compress(self, values, generator):
         if not isinstance(generator, np.random.Generator):

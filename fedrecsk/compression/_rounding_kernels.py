@@ -6,17 +6,17 @@ The draws are odd numbers below 2**16, one for each number: which of the two it 
 import numpy as np
 
 from fedrecsk._utils.jit import inline, kernel
-from fedrecsk.compression._compressors import LARGEST_FLOAT16
 
 N_DRAWS = 2.0**16
+LARGEST_FLOAT16 = float(np.finfo(np.float16).max)
 EXPONENT_BITS = np.float64(np.inf).view(np.int64)
 SIZE_BITS = np.int64(2**63 - 1)
 SMALLEST_FLOAT32 = np.finfo(np.float32).smallest_subnormal
 
 
 @inline
-def rounded(value, step, draw):
-    """Return the multiple of the step."""
+def round_to(value, step, draw):
+    """Return the multiple of the step next below or above, as the draw decides."""
     return np.floor((value * (N_DRAWS / step) + draw) * (1 / N_DRAWS)) * step
 
 
@@ -29,7 +29,7 @@ def to_float16(values, draws):
         step = max(np.int64(bits[k] & EXPONENT_BITS).view(np.float64), 2.0**-14) * 2.0**-10
         number = values[k]
         is_larger = abs(number) > LARGEST_FLOAT16
-        values[k] = number * np.inf if is_larger else rounded(number, step, draws[k])
+        values[k] = number * np.inf if is_larger else round_to(number, step, draws[k])
 
 
 @kernel
@@ -54,4 +54,4 @@ def to_int8(indptr, values, draws, steps):
             step = np.nextafter(step, np.float32(1))
         steps[c] = width = np.float64(step)
         for k in range(len(own)):
-            own[k] = rounded(own[k], width, own_draws[k])
+            own[k] = round_to(own[k], width, own_draws[k])

@@ -66,15 +66,15 @@ class Device(Clients):
         Seed of what must stay private: users' vectors, negatives, noise, held-out rows. None:
         drawn by the operating system.
     party : Party or None, default=None
-        The clients' side of the keys, which the server must not have, if the federation has
-        `secure_aggregation`.
+        The clients' side of the keys, which the server must not have, if the federation encrypts
+        (CKKS or Paillier).
 
     Raises
     ------
     ValueError
         If `items` is None; if the federation has an `adversary` or a compressor of your own,
-        which only the simulator supports; for the reasons of `fit`; if it has `secure_aggregation`
-        and `party` is not the clients' side, or the method cannot be fitted under secure sums on
+        which only the simulator supports; for the reasons of `fit`; if the federation encrypts and
+        `party` is not the clients' side, or the method cannot be fitted under secure sums on
         devices (with early stopping, or cohorts chosen from what it has learned).
 
     Examples

@@ -95,7 +95,7 @@ class Dense:
         return self.dtype is None or np.dtype(self.dtype).kind != "u"
 
     def _n_values(self, n_held):
-        """Return how many numbers each client receives, which holds so many items."""
+        """Return how many numbers clients receive that hold `n_held` items each."""
         return np.size(self.values)
 
 

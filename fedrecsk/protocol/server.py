@@ -526,7 +526,13 @@ class EncryptedServer(BaseServer):
         return self.sums
 
     def forget(self, n_taken: int) -> None:
-        """Delete the first sums, which all clients have taken."""
+        """Delete sums that all clients have taken, to save memory; call it between rounds.
+
+        Parameters
+        ----------
+        n_taken : int
+            How many of all sums so far to delete, from the first on.
+        """
         self.sums = self.sums.since(max(self.sums.first, n_taken))
 
     def _add(self, uploads, step, asked):
