@@ -352,7 +352,7 @@ class TopK(BlockCompressor):
             if n_excess and threshold:
                 # Of equal ones, the first stay.
                 stays[np.flatnonzero(sizes == threshold)[-n_excess:]] = False
-            own *= stays
+            own[~stays] = 0
 
 
 @dataclass(eq=False, repr=False)

@@ -154,12 +154,15 @@ class Party(ABC):
     def accepts(self, ciphertext: object, n_values: int) -> bool:
         """Return whether this is one client's encrypted vector of `n_values` under these keys."""
         try:
-            for one in self._blocks(ciphertext):
+            blocks = self._blocks(ciphertext)
+            if (ciphertext.n_values, ciphertext.n_clients) != (n_values, 1):
+                return False
+            for one in blocks:
                 self._load_block(*one)
         # TenSEAL raises RuntimeError.
         except (ValueError, TypeError, RuntimeError):
             return False
-        return (ciphertext.n_values, ciphertext.n_clients) == (n_values, 1)
+        return True
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Secret keys are where their owner has put them, and nowhere else.

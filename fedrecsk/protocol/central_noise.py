@@ -238,7 +238,7 @@ class CentralNoise:
             server_sees=server_sees,
             delta=delta,
             neighbours="one client more or less",
-            sampling=sampling_of(self.federation, self.plan),
+            sampling=sampling_of(self.plan),
             trust="nobody, if no client helps the server" if trusts_nobody else "the server",
             events=tuple(events),
         )
@@ -262,7 +262,7 @@ class Plan(NamedTuple):
     In the `n_setups` exchanges before the rounds are all clients. `uses` is the number of rounds
     that the most frequent client takes part in, or, if it joins in secret, that any client can
     expect to; `probability` is that of joining a round in secret, 1 where this does not count;
-    `cohort` is the expected number of clients in one.
+    `cohort` is the expected number of clients in one; `rotates` says whether cohorts take turns.
     """
 
     n_clients: int
@@ -271,6 +271,7 @@ class Plan(NamedTuple):
     uses: float
     probability: float
     cohort: float
+    rotates: bool = False
 
     @classmethod
     def of(cls, method: Any, federation: Federation, n_clients: int, key: Key) -> Plan:
@@ -279,8 +280,9 @@ class Plan(NamedTuple):
         mechanism = federation.central_dp
         by_server = mechanism is not None and mechanism.noise == "server"
         cohort, probability, uses = fraction * n_clients, 1.0, n_rounds
+        rotates = is_rotating(federation, method._prefers_rotation)
         if fraction < 1:
-            if is_rotating(federation, method._prefers_rotation):
+            if rotates:
                 n_cohorts = n_rotating(n_clients, fraction)
                 cohort, uses = n_clients / n_cohorts, -(-n_rounds // n_cohorts)
             elif federation.sampling == "poisson" and by_server:
@@ -294,7 +296,7 @@ class Plan(NamedTuple):
         if method._sends_once:
             # Clients that send so seldom need no secret cohorts.
             uses, probability = 1, 1.0
-        return cls(n_clients, method._n_setups, n_rounds, uses, probability, cohort)
+        return cls(n_clients, method._n_setups, n_rounds, uses, probability, cohort, rotates)
 
 
 def sizes_of_uploads(method: Any, n_items: int) -> dict[str, int]:
@@ -362,12 +364,10 @@ def planned_events(
     return tuple(events), float(factor)
 
 
-def sampling_of(federation: Federation, plan: Plan) -> str:
+def sampling_of(plan: Plan) -> str:
     """Return what the guarantee assumes about who takes part in a round."""
     if plan.probability < 1:
         return f"each client joins a round with probability {plan.probability:g}, in secret"
     if plan.uses >= plan.n_rounds:
         return "every client may be in every round"
-    if federation.sampling == "random":
-        return "cohorts at random, which count as known"
-    return "cohorts take turns"
+    return "cohorts take turns" if plan.rotates else "cohorts at random, which count as known"

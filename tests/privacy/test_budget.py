@@ -24,22 +24,32 @@ def toy():
     return make_toy(20, 9, seed=1)
 
 
+COHORTS = {"client_fraction": 0.3, "n_rounds": 7}
+
+
 @pytest.mark.parametrize(
-    "setting",
+    ("setting", "sampling"),
     [
-        {},
-        {"client_fraction": 0.3, "federation__sampling": "rotating", "n_rounds": 7},
-        {"client_fraction": 0.3, "federation__sampling": "random", "n_rounds": 7},
-        {"client_fraction": 0.3, "federation__sampling": "poisson", "n_rounds": 7},
-        {"federation__central_dp__noise": "clients"},
+        ({}, "every client may be in every round"),
+        (COHORTS, "cohorts at random, which count as known"),
+        (COHORTS | {"federation__sampling": "rotating"}, "cohorts take turns"),
+        (
+            COHORTS | {"federation__sampling": "random"},
+            "cohorts at random, which count as known",
+        ),
+        (
+            COHORTS | {"federation__sampling": "poisson"},
+            "each client joins a round with probability 0.3, in secret",
+        ),
+        ({"federation__central_dp__noise": "clients"}, "every client may be in every round"),
     ],
 )
-def test_what_is_planned_is_what_a_fit_reports(setting, toy):
+def test_what_is_planned_is_what_a_fit_reports(setting, sampling, toy):
     model = make().set_params(**setting)
     planned = model.planned_privacy(20)
     report = model.fit(*toy).privacy_
     assert planned.epsilon == pytest.approx(report.epsilon, rel=1e-9)
-    assert planned.sampling == report.sampling
+    assert planned.sampling == report.sampling == sampling
     one = planned.epsilon_per_coordinate
     assert one == pytest.approx(report.epsilon_per_coordinate, rel=1e-9)
     assert 0 < one < planned.epsilon
