@@ -7,8 +7,17 @@ from sklearn.base import clone
 from fedrecsk import FedEASE, Federation, FedMF, LocALS, RFRec
 from fedrecsk.deployment.exchanges import NotEnough
 from fedrecsk.deployment.keys import read_identity, write_identities, write_keys
-from fedrecsk.deployment.records import pack, unpack
-from fedrecsk.privacy import CentralDP, SecAggPlus
+from fedrecsk.deployment.records import (
+    masking_arrays,
+    masking_of,
+    pack,
+    place_head,
+    session_of,
+    unpack,
+)
+from fedrecsk.privacy import CentralDP, MaskingFailed, SecAggPlus
+from fedrecsk.privacy._masked_sum import MaskingServer
+from fedrecsk.protocol.ledger import aligned_size
 from tests.conftest import make_toy
 from tests.deployment.in_process import (
     Killed,
@@ -206,6 +215,96 @@ def test_a_node_does_not_unmask_two_sums_of_one_round(tmp_path):
     one.exchanges.carrier.tamper = tamper
     one.run()
     assert len(answers) == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "why"),
+    [
+        ("round", "place", "another place"),
+        ("setup", "place", "another place"),
+        ("setup", "number", "setup 1, but the fit has 1 set-up"),
+    ],
+)
+def test_a_server_gets_no_second_sum_of_the_same_uploads(kind, change, why, tmp_path):
+    """Else the first sum, less a second one without a client, would be this client's upload."""
+    estimator = masked(LocALS(upload="all", reg_user=1.0, aggregation="clients", **SMALL))
+    nodes = nodes_of(estimator, tmp_path)
+    one = coordinator(estimator, nodes, tmp_path)
+    # Requests of the first sum, and what nodes say that refuse those of the second.
+    requests, refused = {}, []
+
+    def ask(stage, messages):
+        """Ask the nodes as for the first sum; the vector of client 0 does not arrive."""
+        name, answers = f"{kind} {stage}".strip(), {}
+        for code, message in messages.items():
+            member = one.members.by_code[code]
+            head, arrays = unpack(requests[name, member.node])
+            if change == "place":
+                head["place"] = place_head(member.place) | {"n_clients": 6}
+            else:
+                head["number"] = 1
+            others = {label: a for label, a in arrays.items() if not label.startswith("masks/")}
+            content = pack(head, others | masking_arrays(message))
+            reply, sent = unpack(nodes[member.node].answer(content))
+            if "refused" in reply:
+                refused.append(reply["refused"])
+            elif (stage, code) != ("", 0):
+                answers[code] = masking_of(sent)
+        return answers
+
+    def attack(request, reply):
+        if request.kind.startswith(kind):
+            requests[request.kind, request.node] = request.content
+        if len(requests) == 5 * 5:
+            server, number = one.server, int(change == "number")
+            plan, ring = server.uplink.masks.ring_of(np.arange(5), server.key)
+            size = aligned_size(server._specs((kind, number)))
+            session = session_of(one.progress.fit, kind, number)
+            with pytest.raises(MaskingFailed, match="Only 0 clients sent keys"):
+                MaskingServer(plan, session, ring, size).run(ask)
+            raise Killed
+        return reply
+
+    one.exchanges.carrier.tamper = attack
+    with pytest.raises(Killed):
+        one.run()
+    assert len(refused) == 5
+    assert all(why in text for text in refused)
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "why"),
+    [
+        ("withdraw", 0, "has sent nothing to an earlier fit that it could take back"),
+        ("withdraw", 1, "asks for withdraw 1"),
+        ("validate", 4, "asks for validate 4, but the fit has 4 validations"),
+    ],
+)
+def test_a_node_answers_no_exchange_that_a_masked_fit_does_not_have(kind, number, why, tmp_path):
+    """A client's upload to an earlier fit is in the sum of that fit, and in no other."""
+    estimator = masked(FedEASE(upload="all", random_state=0, warm_start=True))
+    if kind == "validate":
+        estimator = masked(RFRec(early_stopping=True, validation_fraction=0.3, **SMALL))
+    identities, said = write_identities(FIVE, tmp_path / "identities"), []
+    nodes = nodes_of(estimator, tmp_path, identities)
+    last = coordinator(estimator, nodes, tmp_path)
+    last.run()
+    one = coordinator(estimator, nodes, tmp_path)
+    # An honest server does not go on from a masked sum.
+    greeting, _ = unpack(one.exchanges.greeting)
+    one.exchanges.greeting = pack(greeting | {"after": last.progress.fit}, {})
+
+    def ask_for_more(request, reply):
+        if request.kind == "round":
+            head, arrays = unpack(request.content)
+            asked = pack(head | {"kind": kind, "number": number}, arrays)
+            said.append(unpack(nodes[request.node].answer(asked))[0]["refused"])
+        return reply
+
+    one.exchanges.carrier.tamper = ask_for_more
+    one.run()
+    assert said
+    assert all(why in text for text in said)
 
 
 def test_a_late_client_enters_at_the_next_keys(tmp_path):
