@@ -20,10 +20,10 @@ from fedrecsk.data.interactions import Ids, catalogue_ids, named
 from fedrecsk.data.item_features import columns_of
 from fedrecsk.deployment.checks import check_deployable, check_updatable, differences, digests
 from fedrecsk.deployment.exchanges import Exchanges, Members, NotEnough
+from fedrecsk.deployment.masked_sums import MaskedSum
 from fedrecsk.deployment.records import (
     MalformedMessage,
     masking_arrays,
-    masking_of,
     message_arrays,
     pack,
     place_head,
@@ -32,7 +32,8 @@ from fedrecsk.deployment.records import (
 )
 from fedrecsk.deployment.store import MODEL, RECORDS
 from fedrecsk.federated._updating import SHARE
-from fedrecsk.privacy._masked_sum import MaskingFailed, MaskingServer
+from fedrecsk.privacy import MaskingFailed
+from fedrecsk.privacy._masked_sum import MaskingServer
 from fedrecsk.protocol.keys import setup_round
 from fedrecsk.protocol.ledger import aligned_size
 from fedrecsk.protocol.messages import Dense, Message, PerClient, Rows
@@ -461,7 +462,9 @@ class Coordinator:
             uploads, n_malformed = self._masked(kind, number, asked, message, specs, quorum), 0
         else:
             answers = self.exchanges.ask(
-                *(kind, number, asked.values()),
+                kind,
+                number,
+                asked.values(),
                 lambda member: self._request(kind, number, member, message),
                 math.ceil(quorum * len(asked)),
             )
@@ -476,52 +479,40 @@ class Coordinator:
         return uploads, n_malformed
 
     def _masked(self, kind, number, asked, message, specs, quorum):
-        """Ask clients for a masked sum; return it as a list of their updates, empty if it is lost.
-
-        It takes five requests: for keys, for shares, for the masked numbers (the request that a
-        plain fit has), for confirmations, and for shares again. Each exchange has one sum: a node
-        answers a repeated request with the same bytes, and no other.
-        """
+        """Ask clients for a masked sum; return a list of their updates, empty if it is lost."""
         server, progress, step = self.server, self.progress, (PHASES[kind], number)
         key = server.key.at(setup_round(number) if kind == "setup" else number)
-        masks, codes = server.uplink.masks, np.array(sorted(asked))
+        masks, session = server.uplink.masks, session_of(progress.fit, kind, number)
 
-        def ask(stage, messages):
-            """Send messages of a stage, and return the answers that arrive."""
-            name, sent = f"{kind} {stage}".strip(), message if stage == "" else None
-            n_enough = math.ceil(quorum * len(asked))
-            if stage in ("confirm", "unmask"):
-                n_enough = min(len(messages), plan.threshold + 1)
-            if stage == "confirm":
-                # If the server is killed now, it goes on with the same survivors.
-                progress.survivors = {(kind, number): list(messages)}
-                if kind != "setup":
-                    self.store.save(CHECKPOINT, progress)
-            answers = self.exchanges.ask(
-                *(name, number, [asked[code] for code in messages]),
-                lambda member: self._request(
-                    *(name, number, member, sent, {"n_clients": len(asked)}),
-                    masking_arrays(messages[member.code]),
-                ),
-                n_enough,
+        def send(stage, messages, n_enough):
+            """Send clients messages of a stage of the sum; return their answers."""
+            # Vectors are what a plain fit asks for, too.
+            name, sent = (kind, message) if stage == "vectors" else (f"{kind} {stage}", None)
+
+            def request(member):
+                arrays = masking_arrays(messages[member.code])
+                more = {"n_clients": len(asked)}
+                return self._request(name, number, member, sent, more, arrays)
+
+            return self.exchanges.ask(
+                name, number, [asked[code] for code in messages], request, n_enough
             )
-            wanted, found = bytes if stage in ("keys", "") else dict, {}
-            known = progress.survivors.get((kind, number)) if stage == "" else None
-            for member, (_, arrays) in answers.items():
-                try:
-                    one = masking_of(arrays)
-                except MalformedMessage as error:
-                    log.warning("Client %s: %s", member.name, error)
-                    continue
-                # A client that has diverged sends nothing.
-                if isinstance(one, wanted) and (known is None or member.code in known):
-                    found[member.code] = one
-            return found
+
+        def save(survivors):
+            """Let a server that is killed now go on with the same survivors."""
+            progress.survivors = {(kind, number): survivors}
+            if kind != "setup":
+                self.store.save(CHECKPOINT, progress)
 
         try:
-            plan, ring = masks.ring_of(codes, key)
-            session = session_of(progress.fit, kind, number)
-            total, alive = MaskingServer(plan, session, ring, aligned_size(specs)).run(ask)
+            plan, ring = masks.ring_of(np.array(sorted(asked)), key)
+            total, alive = MaskedSum(
+                MaskingServer(plan, session, ring, aligned_size(specs)),
+                send=send,
+                quorum=math.ceil(quorum * len(asked)),
+                survivors=progress.survivors.get((kind, number)),
+                save=save,
+            ).run()
         except MaskingFailed as error:
             log.warning("The sum of %s %d is lost, and the model stays as it is: %s", *step, error)
             return []
@@ -543,8 +534,8 @@ class Coordinator:
                 log.warning("Client %s: %s", member.name, error)
         return uploads, n_malformed
 
-    def _request(self, kind, number, member, message, more=None, masks=None):
-        """Return the bytes of a request to one member, with more for its head, and of masks."""
+    def _request(self, kind, number, member, message, more=None, arrays=None):
+        """Return the bytes of a request to one member, with more for its head and more arrays."""
         server, code = self.server, member.code
         if isinstance(message, EncryptedSums):
             message = message.since(member.n_steps)
@@ -565,7 +556,7 @@ class Coordinator:
             whole = kind == "finish" and code in known
             kept = [n for n in message if _same(message[n], self._measured.get(n), whole)]
             parts["message"] = Message(**{n: f for n, f in message.items() if n not in kept})
-        arrays = masks or {}
+        arrays = dict(arrays or {})
         for name, one in parts.items():
             head[name], own = message_arrays(one, held, code, server.federation.wire_dtype)
             arrays |= {f"{name}/{label}": values for label, values in own.items()}

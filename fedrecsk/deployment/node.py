@@ -26,7 +26,8 @@ from fedrecsk.deployment.records import (
     upload_arrays,
 )
 from fedrecsk.deployment.store import MODEL as MODEL_FILE
-from fedrecsk.privacy._masked_sum import MaskingClient, MaskingFailed
+from fedrecsk.privacy import MaskingFailed
+from fedrecsk.privacy._masked_sum import MaskingClient
 from fedrecsk.protocol.client_message import VALIDATION
 from fedrecsk.protocol.device import Device
 from fedrecsk.protocol.keys import Key
@@ -37,14 +38,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fedrecsk.deployment.store import Store
-    from fedrecsk.privacy import Party
-    from fedrecsk.privacy._masked_sum import Identity
+    from fedrecsk.privacy import Identity, Party
 
 log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 SETUP = -1
 NOTHING = np.zeros(0, dtype=np.int32)
-# Requests about masks, beside the one for the masked numbers themselves.
-STAGES = frozenset({"", "keys", "shares", "confirm", "unmask"})
+# Requests about masks, beside the plain one, which the masked vectors answer.
+STAGES = frozenset({"keys", "shares", "confirm", "unmask"})
 KINDS = frozenset({"setup", "validate", "withdraw", "round", "finish"})
 STATE = ".state"
 OLD_COPY = (
@@ -164,8 +164,8 @@ class Node:
         if kind == "items":
             return self._add_items(head, arrays)
         kind, _, stage = kind.partition(" ")
-        if kind not in KINDS or stage not in STAGES:
-            raise MalformedMessage(f"No request is of the kind {str(kind)[:20]!r}.")
+        if kind not in KINDS or (stage and stage not in STAGES):
+            raise MalformedMessage(f"No request is of the kind {str(head['kind'])[:20]!r}.")
         return self._step(kind, stage, fit, memory, head, arrays)
 
     def _step(self, kind, stage, fit, memory, head, arrays):
@@ -304,7 +304,7 @@ class Node:
         # Without masks, as when a client joins late, nothing is sent.
         if masks is None or not uploads:
             return pack({}, {})
-        masked = masks.answer("", masking_of(arrays), self.identity, uploads[0].integers)
+        masked = masks.answer("vectors", masking_of(arrays), self.identity, uploads[0].integers)
         return pack({}, masking_arrays(masked))
 
     def _uploads(self, memory, kind, number, message):

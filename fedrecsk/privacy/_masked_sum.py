@@ -183,12 +183,12 @@ def signed(numbers: NDArray[np.uint64], n_bits: int) -> NDArray[np.int64]:
 
 
 class PublicKeys(NamedTuple):
-    """What a client sends first: a key for shares, a key for masks, and who has signed them."""
+    """What a client sends first: a key for shares, one for masks, a signature, a certificate."""
 
     sharing: bytes
     masking: bytes
     signature: bytes
-    # Which is the same in every sum, so that ledgers do not count it.
+    # Sent in every sum, but always the same, so that ledgers do not count it.
     certificate: bytes
 
     @classmethod
@@ -216,9 +216,9 @@ class Identity(NamedTuple):
     operator: bytes
 
     @classmethod
-    def new(cls, operator: bytes, name: str) -> Identity:
+    def new(cls, operator_secret: bytes, name: str) -> Identity:
         """Make the identity of a client, and certify it by the operator's secret key."""
-        private, signer = secrets.token_bytes(KEY_BYTES), _signer(operator)
+        private, signer = secrets.token_bytes(KEY_BYTES), _signer(operator_secret)
         public = _signer(private).public_key().public_bytes_raw()
         signature = signer.sign(_certified(public, name.encode()))
         certificate = public + signature + name.encode()
@@ -300,7 +300,11 @@ def _with_pair(total, private, public, session, code, other, *, sign=1):
 
 
 class MaskingClient:
-    """A client in one sum. It takes its steps in this order, each at most once."""
+    """A client in one sum, which takes its steps in this order.
+
+    It confirms one list of survivors and unmasks once, or raises. Its keys, shares and vector are
+    sent once, too: who is asked for them again must send the same bytes, and not make new ones.
+    """
 
     def __init__(self, plan: Plan, session: bytes, code: int) -> None:
         # The name of the sum, which no other sum has: messages of other sums are refused.
@@ -325,7 +329,7 @@ class MaskingClient:
         if stage == "shares":
             keys = {code: PublicKeys.of(one) for code, one in message.items()}
             return self.share(keys, identity)
-        if stage == "":
+        if stage == "vectors":
             return self.mask(values, message)
         if stage == "confirm":
             return self.confirm(np.unpackbits(np.frombuffer(message, np.uint8)).astype(bool))
@@ -384,10 +388,12 @@ class MaskingClient:
         public = self._keys[receiver if sender == self.code else sender].sharing
         return _agree(self._sharing, public, self.session, purpose, sender, receiver)
 
-    def mask(self, values: Any, shares: Mapping[int, bytes]) -> bytes:
+    def mask(self, values: NDArray[np.int64] | None, shares: Mapping[int, bytes]) -> bytes:
         """Return the vector with a mask for each neighbour whose share has arrived."""
         from cryptography.exceptions import InvalidTag
 
+        if values is None or values.dtype != np.int64:
+            raise TypeError("A client can mask a vector of int64 only.")
         if len(shares) < self.plan.threshold:
             raise MaskingFailed(
                 f"Client {self.code} got shares of {len(shares)} neighbours, fewer than the "
@@ -402,8 +408,7 @@ class MaskingClient:
                     "this sum; it sends nothing."
                 ) from error
             self._shares[code] = pair[:SHARE_BYTES], pair[SHARE_BYTES:]
-        total = np.asarray(values, dtype=np.int64).view(np.uint64)
-        total = total + _own_mask(self._seeds[0], self.session, len(values))
+        total = values.view(np.uint64) + _own_mask(self._seeds[0], self.session, len(values))
         private = self._masking
         for code in self._shares:
             public = self._keys[code].masking
@@ -462,7 +467,8 @@ class MaskingServer:
         self.session = session
         self.n_values = n_values
         self.neighbours: dict[int, list[int]] = ring.neighbours()
-        self.keys: dict[int, PublicKeys] = {}
+        # Those of PublicKeys, one after the other.
+        self.keys: dict[int, bytes] = {}
         # Who has shared with whom.
         self._shared: dict[int, list[int]] = {}
         self._masked: dict[int, bytes] = {}
@@ -472,23 +478,21 @@ class MaskingServer:
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Take all steps; return the sum, and the mask of who is in it, by code.
 
-        `ask` is given a stage ("keys", "shares", "" for the masked vectors, "confirm", "unmask")
-        and what to send to each client, by code: bytes, or bytes by other clients' codes. It
-        returns those of the clients' answers that arrive.
+        `ask` is given a stage ("keys", "shares", "vectors", "confirm", "unmask") and what to send
+        to each client, by code: bytes, or bytes by other clients' codes. It returns those of the
+        clients' answers that arrive.
         """
-        sent = ask("keys", dict.fromkeys(sorted(self.neighbours), b""))
-        # Who sends less has no certificate.
-        keys = {c: PublicKeys.of(one) for c, one in sent.items() if len(one) > KEYS_BYTES}
-        routed = self.route_keys(keys)
-        own = {c: {o: b"".join(one) for o, one in those.items()} for c, those in routed.items()}
-        alive = self.survivors(ask("", self.route_shares(ask("shares", own))))
+        keys = self.route_keys(ask("keys", dict.fromkeys(sorted(self.neighbours), b"")))
+        shares = self.route_shares(ask("shares", keys))
+        alive = self.survivors(ask("vectors", shares))
         left, listed = np.flatnonzero(alive).tolist(), np.packbits(alive).tobytes()
         confirmed = ask("confirm", dict.fromkeys(left, listed))
         return self.total(ask("unmask", self.route(confirmed))), alive
 
-    def route_keys(self, keys: Mapping[int, PublicKeys]) -> dict[int, dict[int, PublicKeys]]:
+    def route_keys(self, sent: Mapping[int, bytes]) -> dict[int, dict[int, bytes]]:
         """Take all clients' keys, and return to each client those of its neighbours."""
-        self.keys = dict(keys)
+        # Who sends less has no certificate.
+        keys = self.keys = {code: one for code, one in sent.items() if len(one) > KEYS_BYTES}
         self._check(len(keys), "sent keys")
         return {
             code: {other: keys[other] for other in self.neighbours[code] if other in keys}
@@ -559,13 +563,13 @@ class MaskingServer:
     def _pairs_of(self, code, seed):
         """Return what survivors have added for the masks that they share with a lost client."""
         private = _private_key(seed, self.session)
-        if private.public_key().public_bytes_raw() != self.keys[code].masking:
+        if private.public_key().public_bytes_raw() != PublicKeys.of(self.keys[code]).masking:
             raise MaskingFailed(f"The shares of client {code} are not those of its key.")
         total = np.zeros(self.n_values, dtype=np.uint64)
         for other in self._shared[code]:
             if other in self._masked:
                 # The survivor has done the opposite of what the lost client would have done.
-                public = self.keys[other].masking
+                public = PublicKeys.of(self.keys[other]).masking
                 total = _with_pair(total, private, public, self.session, code, other, sign=-1)
         return total
 
@@ -596,11 +600,11 @@ def masked_sum(
     lost: Lost = Lost(),  # noqa: B008
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], float]:
     """Run the protocol in this process: the sum, the survivors, and all clients' seconds."""
-    session, operator = secrets.token_bytes(16), secrets.token_bytes(KEY_BYTES)
-    identities = {code: Identity.new(operator, str(code)) for code in vectors}
+    session, operator_secret = secrets.token_bytes(16), secrets.token_bytes(KEY_BYTES)
+    identities = {code: Identity.new(operator_secret, str(code)) for code in vectors}
     clients = {code: MaskingClient(plan, session, code) for code in vectors}
     server = MaskingServer(plan, session, ring, len(next(iter(vectors.values()))))
-    gone = dict(zip(("shares", "", "confirm", "unmask"), map(set, lost), strict=True))
+    gone = dict(zip(("shares", "vectors", "confirm", "unmask"), map(set, lost), strict=True))
     seconds = 0.0
 
     def ask(stage, messages):

@@ -107,7 +107,9 @@ def test_noise_of_the_clients_goes_through(tmp_path):
     assert 0 < server.privacy_.epsilon < np.inf
 
 
-every_stage = pytest.mark.parametrize("stage", ["keys", "shares", "", "confirm", "unmask"])
+every_request = pytest.mark.parametrize(
+    "request_kind", ["round keys", "round shares", "round", "round confirm", "round unmask"]
+)
 
 
 def garble(reply):
@@ -115,14 +117,15 @@ def garble(reply):
     return pack({}, {"masks/x": np.zeros(5, np.uint8)})
 
 
-@every_stage
+@every_request
 @pytest.mark.parametrize("change", [lose, garble])
-def test_an_answer_that_is_lost_or_malformed_does_not_stop_a_round(change, stage, tmp_path):
+def test_an_answer_that_is_lost_or_malformed_does_not_stop_a_round(change, request_kind, tmp_path):
     one, _ = a_fit(tmp_path, quorum=0.8)
-    spoil(one, change, kind=f"round {stage}".strip(), node=1003, number=1)
+    spoil(one, change, kind=request_kind, node=1003, number=1)
     server = one.run()
     assert server.n_rounds_ == 3
-    assert counts(server) == [5, 4 if stage in ("keys", "shares", "") else 5, 5]
+    is_in_the_sum = request_kind in ("round confirm", "round unmask")
+    assert counts(server) == [5, 4 + is_in_the_sum, 5]
 
 
 def test_below_the_threshold_a_round_is_lost_and_the_fit_goes_on(tmp_path, caplog):
@@ -166,12 +169,12 @@ def whole(tmp_path_factory):
     return a_fit(tmp_path_factory.mktemp("whole"))[0].run()
 
 
-@every_stage
-def test_a_killed_server_goes_on_with_the_same_sum(stage, tmp_path, whole):
+@every_request
+def test_a_killed_server_goes_on_with_the_same_sum(request_kind, tmp_path, whole):
     estimator = masked(FedMF(client_fraction=1.0, **SMALL))
     nodes = nodes_of(estimator, tmp_path)
     first = coordinator(estimator, nodes, tmp_path)
-    kill(first, f"round {stage}".strip(), 1, 1002)
+    kill(first, request_kind, 1, 1002)
     with pytest.raises(Killed):
         first.run()
     again = coordinator(estimator, nodes, tmp_path)
@@ -235,7 +238,7 @@ def test_a_server_gets_no_second_sum_of_the_same_uploads(kind, change, why, tmp_
 
     def ask(stage, messages):
         """Ask the nodes as for the first sum; the vector of client 0 does not arrive."""
-        name, answers = f"{kind} {stage}".strip(), {}
+        name, answers = kind if stage == "vectors" else f"{kind} {stage}", {}
         for code, message in messages.items():
             member = one.members.by_code[code]
             head, arrays = unpack(requests[name, member.node])
@@ -248,7 +251,7 @@ def test_a_server_gets_no_second_sum_of_the_same_uploads(kind, change, why, tmp_
             reply, sent = unpack(nodes[member.node].answer(content))
             if "refused" in reply:
                 refused.append(reply["refused"])
-            elif (stage, code) != ("", 0):
+            elif (stage, code) != ("vectors", 0):
                 answers[code] = masking_of(sent)
         return answers
 
