@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from fedrecsk.privacy import Party
 
-__all__ = ["Identity", "read_identity", "read_keys", "write_identities", "write_keys"]
+__all__ = ["read_identity", "read_keys", "write_identities", "write_keys"]
 
 CLIENTS, SERVER, OPERATOR = "clients.key", "server.key", "operator.key"
 
