@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import secrets
@@ -14,25 +13,25 @@ import numpy as np
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
-from fedrecsk.base import attributes_of
-from fedrecsk.data._checks import LARGEST, check_items, hint
-from fedrecsk.data.interactions import Ids, catalogue_ids, named
-from fedrecsk.data.item_features import columns_of
+from fedrecsk.data._checks import LARGEST, hint
+from fedrecsk.data.interactions import catalogue_ids, named
 from fedrecsk.deployment.checks import check_deployable, check_updatable, differences, digests
 from fedrecsk.deployment.exchanges import Exchanges, Members, NotEnough
+from fedrecsk.deployment.masked_sums import MaskedSum
 from fedrecsk.deployment.records import (
     MalformedMessage,
     masking_arrays,
-    masking_of,
     message_arrays,
     pack,
     place_head,
     session_of,
     upload_of,
 )
-from fedrecsk.deployment.store import MODEL, RECORDS
+from fedrecsk.deployment.server_model import model_for_newcomers
+from fedrecsk.deployment.store import MODEL, RECORDS, STATE
 from fedrecsk.federated._updating import SHARE
-from fedrecsk.privacy._masked_sum import MaskingFailed, MaskingServer
+from fedrecsk.privacy import MaskingFailed
+from fedrecsk.privacy._masked_sum import MaskingServer
 from fedrecsk.protocol.keys import setup_round
 from fedrecsk.protocol.messages import Dense, EncryptedSums, Message, PerClient, Rows
 from fedrecsk.protocol.secure_sums import aligned_size, summed_updates, units_of
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 CHECKPOINT = "checkpoint"
-STATE = "state"
 # What the protocol calls each kind of request.
 PHASES = {"setup": "setup", "withdraw": "round", "round": "round", "validate": "validation"}
 
@@ -460,7 +458,9 @@ class Coordinator:
             uploads, n_malformed = self._masked(kind, number, asked, message, specs, quorum), 0
         else:
             answers = self.exchanges.ask(
-                *(kind, number, asked.values()),
+                kind,
+                number,
+                asked.values(),
                 lambda member: self._request(kind, number, member, message),
                 math.ceil(quorum * len(asked)),
             )
@@ -475,52 +475,40 @@ class Coordinator:
         return uploads, n_malformed
 
     def _masked(self, kind, number, asked, message, specs, quorum):
-        """Ask clients for a masked sum; return it as a list of their updates, empty if it is lost.
-
-        It takes five requests: for keys, for shares, for the masked numbers (the request that a
-        plain fit has), for confirmations, and for shares again. Each exchange has one sum: a node
-        answers a repeated request with the same bytes, and no other.
-        """
+        """Ask clients for a masked sum; return a list of their updates, empty if it is lost."""
         server, progress, step = self.server, self.progress, (PHASES[kind], number)
         key = server.key.at(setup_round(number) if kind == "setup" else number)
-        masks, codes = server.uplink.masks, np.array(sorted(asked))
+        masks, session = server.uplink.masks, session_of(progress.fit, kind, number)
 
-        def ask(stage, messages):
-            """Send messages of a stage, and return the answers that arrive."""
-            name, sent = f"{kind} {stage}".strip(), message if stage == "" else None
-            n_enough = math.ceil(quorum * len(asked))
-            if stage in ("confirm", "unmask"):
-                n_enough = min(len(messages), plan.threshold + 1)
-            if stage == "confirm":
-                # If the server is killed now, it goes on with the same survivors.
-                progress.survivors = {(kind, number): list(messages)}
-                if kind != "setup":
-                    self.store.save(CHECKPOINT, progress)
-            answers = self.exchanges.ask(
-                *(name, number, [asked[code] for code in messages]),
-                lambda member: self._request(
-                    *(name, number, member, sent, {"n_clients": len(asked)}),
-                    masking_arrays(messages[member.code]),
-                ),
-                n_enough,
+        def send(stage, messages, n_enough):
+            """Send clients messages of a stage of the sum; return their answers."""
+            # Vectors are what a plain fit asks for, too.
+            name, sent = (kind, message) if stage == "vectors" else (f"{kind} {stage}", None)
+
+            def request(member):
+                arrays = masking_arrays(messages[member.code])
+                more = {"n_clients": len(asked)}
+                return self._request(name, number, member, sent, more, arrays)
+
+            return self.exchanges.ask(
+                name, number, [asked[code] for code in messages], request, n_enough
             )
-            wanted, found = bytes if stage in ("keys", "") else dict, {}
-            known = progress.survivors.get((kind, number)) if stage == "" else None
-            for member, (_, arrays) in answers.items():
-                try:
-                    one = masking_of(arrays)
-                except MalformedMessage as error:
-                    log.warning("Client %s: %s", member.name, error)
-                    continue
-                # A client that has diverged sends nothing.
-                if isinstance(one, wanted) and (known is None or member.code in known):
-                    found[member.code] = one
-            return found
+
+        def save(survivors):
+            """Let a server that is killed now go on with the same survivors."""
+            progress.survivors = {(kind, number): survivors}
+            if kind != "setup":
+                self.store.save(CHECKPOINT, progress)
 
         try:
-            plan, ring = masks.ring_of(codes, key)
-            session = session_of(progress.fit, kind, number)
-            total, alive = MaskingServer(plan, session, ring, aligned_size(specs)).run(ask)
+            plan, ring = masks.ring_of(np.array(sorted(asked)), key)
+            total, alive = MaskedSum(
+                MaskingServer(plan, session, ring, aligned_size(specs)),
+                send=send,
+                quorum=math.ceil(quorum * len(asked)),
+                survivors=progress.survivors.get((kind, number)),
+                save=save,
+            ).run()
         except MaskingFailed as error:
             log.warning("The sum of %s %d is lost, and the model stays as it is: %s", *step, error)
             return []
@@ -542,8 +530,8 @@ class Coordinator:
                 log.warning("Client %s: %s", member.name, error)
         return uploads, n_malformed
 
-    def _request(self, kind, number, member, message, more=None, masks=None):
-        """Return the bytes of a request to one member, with more for its head, and of masks."""
+    def _request(self, kind, number, member, message, more=None, arrays=None):
+        """Return the bytes of a request to one member, with more for its head and more arrays."""
         server, code = self.server, member.code
         if isinstance(message, EncryptedSums):
             message = message.since(member.n_steps)
@@ -564,55 +552,13 @@ class Coordinator:
             whole = kind == "finish" and code in known
             kept = [n for n in message if _same(message[n], self._measured.get(n), whole)]
             parts["message"] = Message(**{n: f for n, f in message.items() if n not in kept})
-        arrays = masks or {}
+        arrays = dict(arrays or {})
         for name, one in parts.items():
             head[name], own = message_arrays(one, held, code, server.federation.wire_dtype)
             arrays |= {f"{name}/{label}": values for label, values in own.items()}
         if kept:
             head["message"]["kept"] = kept
         return pack(head, arrays)
-
-
-def send_new_items(
-    estimator: Any,
-    features: Any,
-    carrier: Carrier,
-    store: Store,
-    *,
-    n_clients: int,
-    quorum: float = 0.5,
-    patience: float = 60.0,
-    gathering: float = 600.0,
-) -> Any:
-    """Add items to the model of the last fit, send its nodes their rows alone, and return it."""
-    last, model, ours = store.load(STATE), store.load(MODEL), digests(estimator)
-    differing = last and differences(ours, last.digests)
-    if last is None or differing:
-        raise ValueError(
-            f"{store.folder} has no fit of this estimator with warm_start=True that has ended, "
-            f"whose nodes could be sent new items. {differing or ''}"
-        )
-    n_known, members = len(last.server.item_ids), Members()
-    model.add_items(features)
-    rows = {
-        name: Dense(field.values[n_known:], field.dtype)
-        for name, field in model._final_message.items()
-        if len(field.values) == model.n_items_
-    }
-    if any(model.n_items_ in field.values.shape[1:] for field in rows.values()):
-        raise ValueError(
-            f"Nodes of {type(model).__name__} have weights between items, which new items extend "
-            "in both directions; set items to all items, and update=True."
-        )
-    spec, arrays = message_arrays(Message(**rows), None, 0, last.server.federation.wire_dtype)
-    head = {"fit": last.fit, "ids": model.item_ids_[n_known:].tolist(), "rows": spec}
-    greeting = pack({"kind": "register", "fit": last.fit, "parameters": ours}, {})
-    exchanges = Exchanges(carrier, members, greeting, patience, n_known, [])
-    exchanges.gather(n_clients, gathering)
-    content = pack(head | {"kind": "items"}, arrays)
-    exchanges.ask("items", 0, members, lambda member: content, math.ceil(quorum * len(members)))
-    store.save(MODEL, model)
-    return model
 
 
 def _senders_of(uploads):
@@ -632,50 +578,3 @@ def _same(field, other, whole):
         return False
     ours, theirs = np.asarray(field.values), np.asarray(other.values)
     return ours.dtype == theirs.dtype and np.array_equal(ours, theirs)
-
-
-def model_for_newcomers(estimator: Any, server: Server, message: Message) -> Any:
-    """Return a fitted estimator without users, which folds in newcomers."""
-    model = copy.copy(server.method)
-    received = model._decode_broadcast(message, server.key.at(server.round))
-    # An invented user shows which attributes users have.
-    items = catalogue_ids(estimator.items)
-    low, high = getattr(estimator, "rating_scale", None) or (1, 1)
-    X = np.array([["nobody", items.values[0]]], dtype=object)
-    # The user has no time, and X of newcomers may have more columns.
-    reader = copy.copy(model)
-    if getattr(reader, "timestamps", None) is not None:
-        reader.timestamps = None
-    data = reader._read(X, np.array([(low + high) / 2]), None, None, item_ids=items)
-    attributes = model._server_attributes(received)
-    check_items(model, data, attributes)
-    vars(model).update(
-        attributes_of(data) | attributes,
-        _final_message=message,
-        n_rounds_=server.round,
-        history_=server.history,
-        communication_=server.ledger,
-        privacy_=server.privacy_report(),
-    )
-    if (server.state or {}).get("content") is not None:
-        model._content = server.state["content"]
-        model._feature_columns = columns_of(estimator.item_features)
-    if model.early_stopping:
-        model.best_round_ = server.stopping.best_round
-    try:
-        users = model._new_user_attributes(data)
-    except ValueError as error:
-        raise ValueError(
-            f"{type(model).__name__} diverged: no user can be fitted to its final items. "
-            f"{hint(estimator)}"
-        ) from error
-    nobody = {name: rows[:0] for name, rows in users.items()}
-    no_ids = Ids(np.zeros(0, dtype=np.int64), "user ids")
-    vars(model).update(
-        nobody,
-        user_ids_=no_ids.values.copy(),
-        n_users_=0,
-        _users=no_ids,
-        _seen=(np.zeros(1, dtype=np.int64), data.items[:0]),
-    )
-    return model

@@ -15,10 +15,11 @@ from flwr.clientapp import ClientApp  # noqa: E402
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 
 from fedrecsk.deployment.checks import check_deployable  # noqa: E402
-from fedrecsk.deployment.coordinator import Coordinator, send_new_items  # noqa: E402
+from fedrecsk.deployment.coordinator import Coordinator  # noqa: E402
 from fedrecsk.deployment.exchanges import Carrier, Reply, Request  # noqa: E402
 from fedrecsk.deployment.keys import read_identity, read_keys  # noqa: E402
 from fedrecsk.deployment.node import Node  # noqa: E402
+from fedrecsk.deployment.server_model import send_new_items  # noqa: E402
 from fedrecsk.deployment.store import Store  # noqa: E402
 
 if TYPE_CHECKING:

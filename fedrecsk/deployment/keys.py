@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from fedrecsk.privacy._masked_sum import Identity
+from fedrecsk.privacy import Identity
 from fedrecsk.protocol.checks import check_side
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from fedrecsk.privacy import Party
 
-__all__ = ["Identity", "read_identity", "read_keys", "write_identities", "write_keys"]
+__all__ = ["read_identity", "read_keys", "write_identities", "write_keys"]
 
 CLIENTS, SERVER, OPERATOR = "clients.key", "server.key", "operator.key"
 
@@ -37,7 +37,7 @@ def write_keys(estimator: Any, n_clients: int, folder: str | os.PathLike[str]) -
     Parameters
     ----------
     estimator : federated estimator
-        Its federation has `secure_aggregation`.
+        Its federation encrypts (`CKKS` or `Paillier`).
     n_clients : int
         Number of clients of the fit.
     folder : str or Path
@@ -51,7 +51,7 @@ def write_keys(estimator: Any, n_clients: int, folder: str | os.PathLike[str]) -
     Raises
     ------
     ValueError
-        If the federation has no `secure_aggregation`.
+        If the federation does not encrypt.
     FileExistsError
         If there are keys in the folder already.
 
@@ -105,13 +105,13 @@ def read_keys(
     """
     if not path:
         raise ValueError(
-            f"The federation has secure_aggregation, so this machine needs keys; make them "
+            f"The federation encrypts (CKKS or Paillier), so this machine needs keys; make them "
             f"with fedrecsk.deployment.keys.write_keys, and pass keys= the path of {side}.key."
         )
     hint = "make them with fedrecsk.deployment.keys.write_keys"
     path = _found(path, "There are no keys in", hint)
     party = _scheme(estimator).load_party(path.read_bytes())
-    check_side(party, side, f"Those in {path}")
+    check_side(party, side, f"The keys in {path}")
     if party.holds_secret_key:
         _check_private(path)
     return party
@@ -152,9 +152,9 @@ def write_identities(client_ids: Iterable[Any], folder: str | os.PathLike[str]) 
     keys = folder / OPERATOR
     if not keys.exists():
         _write(keys, secrets.token_bytes(32), 0o600)
-    operator, paths = keys.read_bytes(), {}
+    operator_secret, paths = keys.read_bytes(), {}
     for name in client_ids:
-        identity = Identity.new(operator, str(name))._asdict()
+        identity = Identity.new(operator_secret, str(name))._asdict()
         content = json.dumps({part: one.hex() for part, one in identity.items()}).encode()
         paths[name] = folder / f"client-{quote(str(name), safe='')}.key"
         _write(paths[name], content, 0o600)

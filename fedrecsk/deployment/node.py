@@ -26,7 +26,8 @@ from fedrecsk.deployment.records import (
     upload_arrays,
 )
 from fedrecsk.deployment.store import MODEL as MODEL_FILE
-from fedrecsk.privacy._masked_sum import MaskingClient, MaskingFailed
+from fedrecsk.privacy import MaskingFailed
+from fedrecsk.privacy._masked_sum import MaskingClient
 from fedrecsk.protocol.device import Device
 from fedrecsk.protocol.early_stopping import VALIDATION
 from fedrecsk.protocol.keys import Key
@@ -36,19 +37,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fedrecsk.deployment.store import Store
-    from fedrecsk.privacy import Party
-    from fedrecsk.privacy._masked_sum import Identity
+    from fedrecsk.privacy import Identity, Party
 
 log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 SETUP = -1
 NOTHING = np.zeros(0, dtype=np.int32)
-# Requests about masks, beside the one for the masked numbers themselves.
-STAGES = frozenset({"", "keys", "shares", "confirm", "unmask"})
+# Requests about masks, beside the plain one, which the masked vectors answer.
+STAGES = frozenset({"keys", "shares", "confirm", "unmask"})
 KINDS = frozenset({"setup", "validate", "withdraw", "round", "finish"})
 STATE = ".state"
 OLD_COPY = (
     "this node's folder is a copy of before its last answers, and the server has no model that it "
     "could send; restore a newer copy, or begin a new fit without it"
+)
+ANOTHER_PLACE = (
+    "the server gives this node another place in the fit, which has one: its checkpoint is older "
+    "than this node's state, or it wants a second answer to the same request. Begin a new fit, "
+    "with an empty folder of the server"
 )
 
 
@@ -158,23 +163,24 @@ class Node:
         if kind == "items":
             return self._add_items(head, arrays)
         kind, _, stage = kind.partition(" ")
-        if kind not in KINDS or stage not in STAGES:
-            raise MalformedMessage(f"No request is of the kind {str(kind)[:20]!r}.")
+        if kind not in KINDS or (stage and stage not in STAGES):
+            raise MalformedMessage(f"No request is of the kind {str(head['kind'])[:20]!r}.")
         return self._step(kind, stage, fit, memory, head, arrays)
 
     def _step(self, kind, stage, fit, memory, head, arrays):
         """Take one step of the fit, unless it has been taken, and save the state after it."""
-        step = f"{kind} {stage}".strip(), int(head["number"])
-        if head.get("place") not in (None, memory.place):
-            # A server that was killed gives places anew, and answers have the old one.
-            memory.answers = {}
+        number = int(head["number"])
+        step = f"{kind} {stage}".strip(), number
+        # A server that was killed has the places in its checkpoint, or begins a new fit.
+        if memory.place is not None and head.get("place") not in (None, memory.place):
+            raise Refused(ANOTHER_PLACE)
         if step in memory.answers:
             return memory.answers[step]
-        number = SETUP if kind == "setup" else step[1]
-        _check_number(kind, number, memory)
+        reached = SETUP if kind == "setup" else number
+        _check_number(kind, number, reached, memory)
         self._learn(memory, kind, head, arrays)
-        if number != memory.round:
-            memory.answers, memory.masks, memory.round = {}, {}, number
+        if reached != memory.round:
+            memory.answers, memory.masks, memory.round = {}, {}, reached
         if stage:
             answer = self._masking(memory, fit, kind, stage, head, arrays)
         elif kind == "finish":
@@ -184,7 +190,7 @@ class Node:
             nothing = {"device": None, "rows": None, "model": None, "announcement": Message()}
             memory = replace(memory, past=past, **nothing)
         else:
-            answer = self._sent(memory, kind, step[1], head, arrays)
+            answer = self._sent(memory, kind, number, head, arrays)
         memory.answers[step] = answer
         self.store.save(fit + STATE, memory)
         return answer
@@ -297,7 +303,7 @@ class Node:
         # Without masks, as when a client joins late, nothing is sent.
         if masks is None or not uploads:
             return pack({}, {})
-        masked = masks.answer("", masking_of(arrays), self.identity, uploads[0].integers)
+        masked = masks.answer("vectors", masking_of(arrays), self.identity, uploads[0].integers)
         return pack({}, masking_arrays(masked))
 
     def _uploads(self, memory, kind, number, message):
@@ -310,8 +316,10 @@ class Node:
             memory.model, memory.measured = memory.announcement | message, number
             return device.validate(number, memory.model), VALIDATION
         if kind == "withdraw":
-            if memory.past is None:
-                raise Refused("this node has sent nothing to an earlier fit")
+            if memory.past is None or device.federation.secure_aggregation is not None:
+                raise Refused(
+                    "this node has sent nothing to an earlier fit that it could take back"
+                )
             device = Device(self.estimator, **memory.past.rows)
             device.place(place_of(memory.place))
             device.remembered = np.ones(1, dtype=bool)
@@ -356,16 +364,24 @@ class Node:
         return pack({}, {})
 
 
-def _check_number(kind, number, memory):
-    """Raise if this request cannot follow those before it, or the fit has no such round."""
+def _check_number(kind, number, reached, memory):
+    """Raise if this request cannot follow those before it, or the fit has no such exchange."""
     if memory.device is None:
         raise Refused("this node has ended the fit, and its folder has the model")
-    # Each round may cost privacy.
+    method = memory.device.method
     # A node does not know how many clients there are. More of them may need more rounds.
-    n_rounds = memory.device.method._rounds(np.inf)
-    if kind == "round" and not 0 <= number < n_rounds:
-        raise Refused(f"the server asks for round {number}, but the fit has {n_rounds} rounds")
-    if number < memory.round:
+    n_rounds = method._rounds(np.inf)
+    # Each may cost privacy: two masked sums of the same numbers differ by single clients' numbers.
+    limits = {
+        "setup": (method._n_setups, "set-up exchanges"),
+        "withdraw": (1, "chance to take something back"),
+        "round": (n_rounds, "rounds"),
+        "validate": (n_rounds + 1, "validations"),
+    }
+    if kind in limits and not 0 <= number < limits[kind][0]:
+        most, what = limits[kind]
+        raise Refused(f"the server asks for {kind} {number}, but the fit has {most} {what}")
+    if reached < memory.round:
         asked = "the set-up" if kind == "setup" else f"round {number}"
         raise Refused(
             f"this node is in round {memory.round}, and the server asks for {asked}: the "

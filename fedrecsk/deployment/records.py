@@ -244,7 +244,8 @@ def masking_of(arrays: Arrays) -> bytes | dict[int, bytes]:
     for label, values in arrays.items():
         name, _, code = label.partition("/")
         if name == "masks":
-            if not (code == "" or code.isdecimal()) or values.dtype != np.uint8:
+            is_code = code.isdecimal() and len(code) < 20
+            if not (code == "" or is_code) or values.dtype != np.uint8:
                 raise MalformedMessage(f"The field {label[:40]!r} is not for a client.")
             parts[code] = values.tobytes()
     whole = parts.pop("", None)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 # A fitted estimator and a server's Records, which joblib loads, too.
 MODEL, RECORDS = "model.joblib", "records.joblib"
+# A server's Progress at the end of a fit, from which updates go on.
+STATE = "state"
 
 
 class Store:

@@ -1,6 +1,6 @@
 """Mechanisms that protect uploads, and the accounting of what they guarantee."""
 
-from fedrecsk.privacy._masked_sum import MaskingFailed
+from fedrecsk.privacy._masked_sum import Identity, MaskingFailed
 from fedrecsk.privacy._secure_sum import (
     Ciphertext,
     Encryption,
@@ -29,6 +29,7 @@ __all__ = [
     "Encryption",
     "Event",
     "GaussianMechanism",
+    "Identity",
     "Keys",
     "LaplaceMechanism",
     "LocalMechanism",

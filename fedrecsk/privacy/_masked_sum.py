@@ -183,12 +183,12 @@ def signed(numbers: NDArray[np.uint64], n_bits: int) -> NDArray[np.int64]:
 
 
 class PublicKeys(NamedTuple):
-    """What a client sends first: a key for shares, a key for masks, and who has signed them."""
+    """What a client sends first: a key for shares, one for masks, a signature, a certificate."""
 
     sharing: bytes
     masking: bytes
     signature: bytes
-    # Which is the same in every sum, so that ledgers do not count it.
+    # Sent in every sum, but always the same, so that ledgers do not count it.
     certificate: bytes
 
     @classmethod
@@ -196,6 +196,17 @@ class PublicKeys(NamedTuple):
         """Return the keys of bytes, which are `KEYS_BYTES` and a certificate."""
         ends = KEY_BYTES, 2 * KEY_BYTES, KEYS_BYTES
         return cls(*(content[a:b] for a, b in itertools.pairwise((0, *ends, len(content)))))
+
+    def is_signed(self, session: bytes, code: int) -> bool:
+        """Return whether the owner of the certificate, whoever it is, has signed these keys."""
+        from cryptography.exceptions import InvalidSignature
+
+        try:
+            public = _public_key(self.certificate[:KEY_BYTES])
+            public.verify(self.signature, _of_keys(session, code, self.sharing, self.masking))
+        except (InvalidSignature, ValueError):
+            return False
+        return True
 
 
 class Identity(NamedTuple):
@@ -216,9 +227,9 @@ class Identity(NamedTuple):
     operator: bytes
 
     @classmethod
-    def new(cls, operator: bytes, name: str) -> Identity:
+    def new(cls, operator_secret: bytes, name: str) -> Identity:
         """Make the identity of a client, and certify it by the operator's secret key."""
-        private, signer = secrets.token_bytes(KEY_BYTES), _signer(operator)
+        private, signer = secrets.token_bytes(KEY_BYTES), _signer(operator_secret)
         public = _signer(private).public_key().public_bytes_raw()
         signature = signer.sign(_certified(public, name.encode()))
         certificate = public + signature + name.encode()
@@ -233,21 +244,17 @@ class Identity(NamedTuple):
         """Return the client's signature of some bytes."""
         return _signer(self.private).sign(content)
 
-    def verify(self, code: int, keys: PublicKeys, content: bytes) -> None:
-        """Raise MaskingFailed unless a client that the operator has certified signed its keys."""
+    def certifies(self, certificate: bytes) -> bool:
+        """Return whether a certificate is signed by this client's operator."""
         from cryptography.exceptions import InvalidSignature
 
-        public_key = require(ED25519, "SecAggPlus").Ed25519PublicKey.from_public_bytes
-        public, rest = keys.certificate[:KEY_BYTES], keys.certificate[KEY_BYTES:]
+        public, rest = certificate[:KEY_BYTES], certificate[KEY_BYTES:]
         by_operator, name = rest[:SIGNATURE_BYTES], rest[SIGNATURE_BYTES:]
         try:
-            public_key(self.operator).verify(by_operator, _certified(public, name))
-            public_key(public).verify(keys.signature, content)
-        except (InvalidSignature, ValueError) as error:
-            raise MaskingFailed(
-                f"Client {code} has no certificate of this node's operator, or has not signed "
-                "its keys itself."
-            ) from error
+            _public_key(self.operator).verify(by_operator, _certified(public, name))
+        except (InvalidSignature, ValueError):
+            return False
+        return True
 
 
 def _certified(public, name):
@@ -258,6 +265,16 @@ def _certified(public, name):
 def _signer(private):
     """Return the key that signs."""
     return require(ED25519, "SecAggPlus").Ed25519PrivateKey.from_private_bytes(private)
+
+
+def _public_key(public):
+    """Return the key that checks signatures."""
+    return require(ED25519, "SecAggPlus").Ed25519PublicKey.from_public_bytes(public)
+
+
+def _of_keys(session, code, sharing, masking):
+    """Return what a client signs of its keys for a sum."""
+    return _named(session, b"keys", str(code).encode(), sharing, masking)
 
 
 def _named(session, purpose, *parts):
@@ -300,7 +317,11 @@ def _with_pair(total, private, public, session, code, other, *, sign=1):
 
 
 class MaskingClient:
-    """A client in one sum. It takes its steps in this order, each at most once."""
+    """A client in one sum, which takes its steps in this order.
+
+    It confirms one list of survivors and unmasks once, or raises. Its keys, shares and vector are
+    sent once, too: who is asked for them again must send the same bytes, and not make new ones.
+    """
 
     def __init__(self, plan: Plan, session: bytes, code: int) -> None:
         # The name of the sum, which no other sum has: messages of other sums are refused.
@@ -325,7 +346,7 @@ class MaskingClient:
         if stage == "shares":
             keys = {code: PublicKeys.of(one) for code, one in message.items()}
             return self.share(keys, identity)
-        if stage == "":
+        if stage == "vectors":
             return self.mask(values, message)
         if stage == "confirm":
             return self.confirm(np.unpackbits(np.frombuffer(message, np.uint8)).astype(bool))
@@ -345,11 +366,8 @@ class MaskingClient:
         """Return the client's public keys, which it signs."""
         sharing = self._sharing.public_key().public_bytes_raw()
         masking = self._masking.public_key().public_bytes_raw()
-        signature = identity.sign(self._of_keys(self.code, sharing, masking))
+        signature = identity.sign(_of_keys(self.session, self.code, sharing, masking))
         return PublicKeys(sharing, masking, signature, identity.certificate)
-
-    def _of_keys(self, code, sharing, masking):
-        return _named(self.session, b"keys", str(code).encode(), sharing, masking)
 
     def share(self, keys: Mapping[int, PublicKeys], identity: Identity) -> dict[int, bytes]:
         """Take the neighbours' keys, verify them, and return an encrypted share for each."""
@@ -362,7 +380,11 @@ class MaskingClient:
         if self.code in keys or len({one.masking for one in keys.values()}) < len(keys):
             raise MaskingFailed(f"The keys that client {self.code} got are not those of others.")
         for code, one in keys.items():
-            identity.verify(code, one, self._of_keys(code, one.sharing, one.masking))
+            if not (identity.certifies(one.certificate) and one.is_signed(self.session, code)):
+                raise MaskingFailed(
+                    f"Client {code} has no certificate of this node's operator, or has not signed "
+                    "its keys itself."
+                )
         publics = {identity.public, *(one.certificate[:KEY_BYTES] for one in keys.values())}
         if len(publics) <= len(keys):
             raise MaskingFailed("Two of the clients have the same certificate.")
@@ -384,10 +406,12 @@ class MaskingClient:
         public = self._keys[receiver if sender == self.code else sender].sharing
         return _agree(self._sharing, public, self.session, purpose, sender, receiver)
 
-    def mask(self, values: Any, shares: Mapping[int, bytes]) -> bytes:
+    def mask(self, values: NDArray[np.int64] | None, shares: Mapping[int, bytes]) -> bytes:
         """Return the vector with a mask for each neighbour whose share has arrived."""
         from cryptography.exceptions import InvalidTag
 
+        if values is None or values.dtype != np.int64:
+            raise TypeError("A client can mask a vector of int64 only.")
         if len(shares) < self.plan.threshold:
             raise MaskingFailed(
                 f"Client {self.code} got shares of {len(shares)} neighbours, fewer than the "
@@ -402,8 +426,7 @@ class MaskingClient:
                     "this sum; it sends nothing."
                 ) from error
             self._shares[code] = pair[:SHARE_BYTES], pair[SHARE_BYTES:]
-        total = np.asarray(values, dtype=np.int64).view(np.uint64)
-        total = total + _own_mask(self._seeds[0], self.session, len(values))
+        total = values.view(np.uint64) + _own_mask(self._seeds[0], self.session, len(values))
         private = self._masking
         for code in self._shares:
             public = self._keys[code].masking
@@ -462,7 +485,8 @@ class MaskingServer:
         self.session = session
         self.n_values = n_values
         self.neighbours: dict[int, list[int]] = ring.neighbours()
-        self.keys: dict[int, PublicKeys] = {}
+        # Those of PublicKeys, one after the other.
+        self.keys: dict[int, bytes] = {}
         # Who has shared with whom.
         self._shared: dict[int, list[int]] = {}
         self._masked: dict[int, bytes] = {}
@@ -472,23 +496,25 @@ class MaskingServer:
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Take all steps; return the sum, and the mask of who is in it, by code.
 
-        `ask` is given a stage ("keys", "shares", "" for the masked vectors, "confirm", "unmask")
-        and what to send to each client, by code: bytes, or bytes by other clients' codes. It
-        returns those of the clients' answers that arrive.
+        `ask` is given a stage ("keys", "shares", "vectors", "confirm", "unmask") and what to send
+        to each client, by code: bytes, or bytes by other clients' codes. It returns those of the
+        clients' answers that arrive.
         """
-        sent = ask("keys", dict.fromkeys(sorted(self.neighbours), b""))
-        # Who sends less has no certificate.
-        keys = {c: PublicKeys.of(one) for c, one in sent.items() if len(one) > KEYS_BYTES}
-        routed = self.route_keys(keys)
-        own = {c: {o: b"".join(one) for o, one in those.items()} for c, those in routed.items()}
-        alive = self.survivors(ask("", self.route_shares(ask("shares", own))))
+        keys = self.route_keys(ask("keys", dict.fromkeys(sorted(self.neighbours), b"")))
+        shares = self.route_shares(ask("shares", keys))
+        alive = self.survivors(ask("vectors", shares))
         left, listed = np.flatnonzero(alive).tolist(), np.packbits(alive).tobytes()
         confirmed = ask("confirm", dict.fromkeys(left, listed))
         return self.total(ask("unmask", self.route(confirmed))), alive
 
-    def route_keys(self, keys: Mapping[int, PublicKeys]) -> dict[int, dict[int, PublicKeys]]:
+    def route_keys(self, sent: Mapping[int, bytes]) -> dict[int, dict[int, bytes]]:
         """Take all clients' keys, and return to each client those of its neighbours."""
-        self.keys = dict(keys)
+        # Neighbours would refuse others, and their sum would be lost.
+        keys = self.keys = {
+            code: one
+            for code, one in sent.items()
+            if PublicKeys.of(one).is_signed(self.session, code)
+        }
         self._check(len(keys), "sent keys")
         return {
             code: {other: keys[other] for other in self.neighbours[code] if other in keys}
@@ -559,13 +585,13 @@ class MaskingServer:
     def _pairs_of(self, code, seed):
         """Return what survivors have added for the masks that they share with a lost client."""
         private = _private_key(seed, self.session)
-        if private.public_key().public_bytes_raw() != self.keys[code].masking:
+        if private.public_key().public_bytes_raw() != PublicKeys.of(self.keys[code]).masking:
             raise MaskingFailed(f"The shares of client {code} are not those of its key.")
         total = np.zeros(self.n_values, dtype=np.uint64)
         for other in self._shared[code]:
             if other in self._masked:
                 # The survivor has done the opposite of what the lost client would have done.
-                public = self.keys[other].masking
+                public = PublicKeys.of(self.keys[other]).masking
                 total = _with_pair(total, private, public, self.session, code, other, sign=-1)
         return total
 
@@ -596,11 +622,11 @@ def masked_sum(
     lost: Lost = Lost(),  # noqa: B008
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], float]:
     """Run the protocol in this process: the sum, the survivors, and all clients' seconds."""
-    session, operator = secrets.token_bytes(16), secrets.token_bytes(KEY_BYTES)
-    identities = {code: Identity.new(operator, str(code)) for code in vectors}
+    session, operator_secret = secrets.token_bytes(16), secrets.token_bytes(KEY_BYTES)
+    identities = {code: Identity.new(operator_secret, str(code)) for code in vectors}
     clients = {code: MaskingClient(plan, session, code) for code in vectors}
     server = MaskingServer(plan, session, ring, len(next(iter(vectors.values()))))
-    gone = dict(zip(("shares", "", "confirm", "unmask"), map(set, lost), strict=True))
+    gone = dict(zip(("shares", "vectors", "confirm", "unmask"), map(set, lost), strict=True))
     seconds = 0.0
 
     def ask(stage, messages):

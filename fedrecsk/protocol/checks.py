@@ -60,7 +60,7 @@ def check_keys(method: Any, party: Party | None, side: Literal["server", "client
         check_side(party, side)
 
 
-def check_side(party: Party, side: Literal["server", "clients"], name: str = "These keys") -> None:
+def check_side(party: Party, side: Literal["server", "clients"], name: str = "These") -> None:
     """Raise unless keys are those of a side."""
     if side == "server" and party.holds_secret_key:
         raise ValueError(

@@ -162,7 +162,9 @@ class MaskingReport:
     n_masked : int
         Number of vectors that were really masked.
     mask_bytes : int
-        Largest bytes of all that a client sends in a sum beside its vector, and receives.
+        Largest bytes of all that a client sends in a sum beside its vector, and receives; without
+        certificates (96 bytes and the client's id), of which it sends its own and receives one for
+        each neighbour.
     client_seconds, server_seconds : float
         Mean seconds of a client per sum, and of the server per masked vector, of those.
     learns : str

@@ -43,7 +43,7 @@ from fedrecsk.aggregation import (
     TrimmedMean,
 )
 from fedrecsk.compression import LowRank, Quantization, TopK
-from fedrecsk.deployment.coordinator import send_new_items
+from fedrecsk.deployment.server_model import send_new_items
 from fedrecsk.deployment.store import Store
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.privacy import (

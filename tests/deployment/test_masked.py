@@ -7,8 +7,17 @@ from sklearn.base import clone
 from fedrecsk import FedEASE, Federation, FedMF, LocALS, RFRec
 from fedrecsk.deployment.exchanges import NotEnough
 from fedrecsk.deployment.keys import read_identity, write_identities, write_keys
-from fedrecsk.deployment.records import pack, unpack
-from fedrecsk.privacy import CentralDP, SecAggPlus
+from fedrecsk.deployment.records import (
+    masking_arrays,
+    masking_of,
+    pack,
+    place_head,
+    session_of,
+    unpack,
+)
+from fedrecsk.privacy import CentralDP, MaskingFailed, SecAggPlus
+from fedrecsk.privacy._masked_sum import MaskingServer
+from fedrecsk.protocol.secure_sums import aligned_size
 from tests.conftest import make_toy
 from tests.deployment.in_process import (
     Killed,
@@ -98,7 +107,9 @@ def test_noise_of_the_clients_goes_through(tmp_path):
     assert 0 < server.privacy_.epsilon < np.inf
 
 
-every_stage = pytest.mark.parametrize("stage", ["keys", "shares", "", "confirm", "unmask"])
+every_request = pytest.mark.parametrize(
+    "request_kind", ["round keys", "round shares", "round", "round confirm", "round unmask"]
+)
 
 
 def garble(reply):
@@ -106,14 +117,34 @@ def garble(reply):
     return pack({}, {"masks/x": np.zeros(5, np.uint8)})
 
 
-@every_stage
-@pytest.mark.parametrize("change", [lose, garble])
-def test_an_answer_that_is_lost_or_malformed_does_not_stop_a_round(change, stage, tmp_path):
+def garble_long(reply):
+    """The reply is for a client whose code Python does not read."""
+    return pack({}, {f"masks/{'9' * 5000}": np.zeros(5, np.uint8)})
+
+
+@every_request
+@pytest.mark.parametrize("change", [lose, garble, garble_long])
+def test_an_answer_that_is_lost_or_malformed_does_not_stop_a_round(change, request_kind, tmp_path):
     one, _ = a_fit(tmp_path, quorum=0.8)
-    spoil(one, change, kind=f"round {stage}".strip(), node=1003, number=1)
+    spoil(one, change, kind=request_kind, node=1003, number=1)
     server = one.run()
     assert server.n_rounds_ == 3
-    assert counts(server) == [5, 4 if stage in ("keys", "shares", "") else 5, 5]
+    is_in_the_sum = request_kind in ("round confirm", "round unmask")
+    assert counts(server) == [5, 4 + is_in_the_sum, 5]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda keys: keys[:-60], lambda keys: keys[5:], lambda keys: keys ^ 1, lambda keys: keys[:0]],
+)
+def test_keys_that_their_owner_has_not_signed_are_lost(change, tmp_path):
+    def spoiled(reply):
+        head, arrays = unpack(reply)
+        return pack(head, {"masks/": change(arrays["masks/"])})
+
+    one, _ = a_fit(tmp_path, quorum=0.8)
+    spoil(one, spoiled, kind="round keys", node=1003, number=1)
+    assert counts(one.run()) == [5, 4, 5]
 
 
 def test_below_the_threshold_a_round_is_lost_and_the_fit_goes_on(tmp_path, caplog):
@@ -157,12 +188,12 @@ def whole(tmp_path_factory):
     return a_fit(tmp_path_factory.mktemp("whole"))[0].run()
 
 
-@every_stage
-def test_a_killed_server_goes_on_with_the_same_sum(stage, tmp_path, whole):
+@every_request
+def test_a_killed_server_goes_on_with_the_same_sum(request_kind, tmp_path, whole):
     estimator = masked(FedMF(client_fraction=1.0, **SMALL))
     nodes = nodes_of(estimator, tmp_path)
     first = coordinator(estimator, nodes, tmp_path)
-    kill(first, f"round {stage}".strip(), 1, 1002)
+    kill(first, request_kind, 1, 1002)
     with pytest.raises(Killed):
         first.run()
     again = coordinator(estimator, nodes, tmp_path)
@@ -206,6 +237,96 @@ def test_a_node_does_not_unmask_two_sums_of_one_round(tmp_path):
     one.exchanges.carrier.tamper = tamper
     one.run()
     assert len(answers) == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "why"),
+    [
+        ("round", "place", "another place"),
+        ("setup", "place", "another place"),
+        ("setup", "number", "setup 1, but the fit has 1 set-up"),
+    ],
+)
+def test_a_server_gets_no_second_sum_of_the_same_uploads(kind, change, why, tmp_path):
+    """Else the first sum, less a second one without a client, would be this client's upload."""
+    estimator = masked(LocALS(upload="all", reg_user=1.0, aggregation="clients", **SMALL))
+    nodes = nodes_of(estimator, tmp_path)
+    one = coordinator(estimator, nodes, tmp_path)
+    # Requests of the first sum, and what nodes say that refuse those of the second.
+    requests, refused = {}, []
+
+    def ask(stage, messages):
+        """Ask the nodes as for the first sum; the vector of client 0 does not arrive."""
+        name, answers = kind if stage == "vectors" else f"{kind} {stage}", {}
+        for code, message in messages.items():
+            member = one.members.by_code[code]
+            head, arrays = unpack(requests[name, member.node])
+            if change == "place":
+                head["place"] = place_head(member.place) | {"n_clients": 6}
+            else:
+                head["number"] = 1
+            others = {label: a for label, a in arrays.items() if not label.startswith("masks/")}
+            content = pack(head, others | masking_arrays(message))
+            reply, sent = unpack(nodes[member.node].answer(content))
+            if "refused" in reply:
+                refused.append(reply["refused"])
+            elif (stage, code) != ("vectors", 0):
+                answers[code] = masking_of(sent)
+        return answers
+
+    def attack(request, reply):
+        if request.kind.startswith(kind):
+            requests[request.kind, request.node] = request.content
+        if len(requests) == 5 * 5:
+            server, number = one.server, int(change == "number")
+            plan, ring = server.uplink.masks.ring_of(np.arange(5), server.key)
+            size = aligned_size(server._specs((kind, number)))
+            session = session_of(one.progress.fit, kind, number)
+            with pytest.raises(MaskingFailed, match="Only 0 clients sent keys"):
+                MaskingServer(plan, session, ring, size).run(ask)
+            raise Killed
+        return reply
+
+    one.exchanges.carrier.tamper = attack
+    with pytest.raises(Killed):
+        one.run()
+    assert len(refused) == 5
+    assert all(why in text for text in refused)
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "why"),
+    [
+        ("withdraw", 0, "has sent nothing to an earlier fit that it could take back"),
+        ("withdraw", 1, "asks for withdraw 1"),
+        ("validate", 4, "asks for validate 4, but the fit has 4 validations"),
+    ],
+)
+def test_a_node_answers_no_exchange_that_a_masked_fit_does_not_have(kind, number, why, tmp_path):
+    """A client's upload to an earlier fit is in the sum of that fit, and in no other."""
+    estimator = masked(FedEASE(upload="all", random_state=0, warm_start=True))
+    if kind == "validate":
+        estimator = masked(RFRec(early_stopping=True, validation_fraction=0.3, **SMALL))
+    identities, said = write_identities(FIVE, tmp_path / "identities"), []
+    nodes = nodes_of(estimator, tmp_path, identities)
+    last = coordinator(estimator, nodes, tmp_path)
+    last.run()
+    one = coordinator(estimator, nodes, tmp_path)
+    # An honest server does not go on from a masked sum.
+    greeting, _ = unpack(one.exchanges.greeting)
+    one.exchanges.greeting = pack(greeting | {"after": last.progress.fit}, {})
+
+    def ask_for_more(request, reply):
+        if request.kind == "round":
+            head, arrays = unpack(request.content)
+            asked = pack(head | {"kind": kind, "number": number}, arrays)
+            said.append(unpack(nodes[request.node].answer(asked))[0]["refused"])
+        return reply
+
+    one.exchanges.carrier.tamper = ask_for_more
+    one.run()
+    assert said
+    assert all(why in text for text in said)
 
 
 def test_a_late_client_enters_at_the_next_keys(tmp_path):

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from scipy.stats import hypergeom
 
-from fedrecsk.privacy import MaskingFailed, SecAggPlus
+from fedrecsk.privacy import Identity, MaskingFailed, SecAggPlus
 from fedrecsk.privacy import _masked_sum as protocol
 from fedrecsk.privacy._masked_sum import (
-    Identity,
     Lost,
     MaskingClient,
     MaskingServer,
@@ -205,8 +204,10 @@ class Sum:
         self.clients = {c: Client(plan, b"one", c) for c in self.vectors}
         self.server = MaskingServer(plan, b"one", self.ring, len(self.vectors[0]))
         self.keys = {c: one.advertise(self.identities[c]) for c, one in self.clients.items()}
-        keys = self.server.route_keys(self.keys)
-        self.shares = {c: one.share(keys[c], self.identities[c]) for c, one in self.clients.items()}
+        keys = self.server.route_keys({c: b"".join(one) for c, one in self.keys.items()})
+        self.shares = {
+            c: one.answer("shares", keys[c], self.identities[c]) for c, one in self.clients.items()
+        }
         routed = self.server.route_shares(self.shares)
         self.masked = {c: one.mask(self.vectors[c], routed[c]) for c, one in self.clients.items()}
         self.neighbours = self.ring.neighbours()

@@ -1,0 +1,75 @@
+"""A masked sum over the nodes of a deployed fit, on the server."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from fedrecsk.deployment.records import MalformedMessage, masking_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from fedrecsk.deployment.exchanges import Member
+    from fedrecsk.privacy._masked_sum import MaskingServer
+
+    Messages = dict[int, bytes] | dict[int, dict[int, bytes]]
+    Answers = dict[Member, tuple[dict[str, Any], dict[str, np.ndarray]]]
+
+log: logging.Logger = logging.getLogger("fedrecsk.deployment")
+
+
+class MaskedSum:
+    """The masked sum of one exchange, for which nodes are asked.
+
+    It takes five requests: for keys, for shares, for the masked vectors (the request that a plain
+    fit has), for confirmations, and for shares again. Each exchange has one sum: a node answers a
+    repeated request with the same bytes, and no other.
+    """
+
+    def __init__(
+        self,
+        server: MaskingServer,
+        *,
+        send: Callable[[str, Messages, int], Answers],
+        quorum: int,
+        survivors: list[int] | None,
+        save: Callable[[list[int]], None],
+    ) -> None:
+        self.server = server
+        # Sends messages of a stage, by the clients' codes, and returns at least so many answers.
+        self.send = send
+        # How many must send keys, shares and vectors.
+        self.quorum = quorum
+        # Codes of the clients in this sum, if a server that was killed has named them already.
+        self.survivors = survivors
+        # Called with the survivors before any client hears of them.
+        self.save = save
+
+    def run(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return the sum, and the mask of who is in it, by code; raise MaskingFailed if lost."""
+        return self.server.run(self.ask)
+
+    def ask(self, stage: str, messages: Messages) -> dict[int, Any]:
+        """Send messages of a stage, and return the answers that arrive and can be read."""
+        quorum = self.quorum
+        if stage == "confirm":
+            self.save(list(messages))
+        if stage in ("confirm", "unmask"):
+            quorum = min(len(messages), self.server.plan.threshold + 1)
+        found = {}
+        for member, (_, arrays) in self.send(stage, messages, quorum).items():
+            try:
+                answer = masking_of(arrays)
+            except MalformedMessage as error:
+                log.warning("Client %s: %s", member.name, error)
+                continue
+            # A client that has diverged sends nothing.
+            if isinstance(answer, bytes if stage in ("keys", "vectors") else dict):
+                found[member.code] = answer
+        if stage == "vectors" and self.survivors is not None:
+            return {code: one for code, one in found.items() if code in self.survivors}
+        return found

@@ -1,0 +1,113 @@
+"""The model that the server of a deployed fit keeps: for new users, and with new items."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedrecsk.base import attributes_of
+from fedrecsk.data._checks import check_items, hint
+from fedrecsk.data.interactions import Ids, catalogue_ids
+from fedrecsk.data.item_features import columns_of
+from fedrecsk.deployment.checks import differences, digests
+from fedrecsk.deployment.exchanges import Exchanges, Members
+from fedrecsk.deployment.records import message_arrays, pack
+from fedrecsk.deployment.store import MODEL, STATE
+from fedrecsk.protocol.messages import Dense, Message
+
+if TYPE_CHECKING:
+    from fedrecsk.deployment.exchanges import Carrier
+    from fedrecsk.deployment.store import Store
+    from fedrecsk.protocol.server import Server
+
+
+def model_for_newcomers(estimator: Any, server: Server, message: Message) -> Any:
+    """Return a fitted estimator without users, which folds in newcomers."""
+    model = copy.copy(server.method)
+    received = model._decode_broadcast(message, server.key.at(server.round))
+    # An invented user shows which attributes users have.
+    items = catalogue_ids(estimator.items)
+    low, high = getattr(estimator, "rating_scale", None) or (1, 1)
+    X = np.array([["nobody", items.values[0]]], dtype=object)
+    # The user has no time, and X of newcomers may have more columns.
+    reader = copy.copy(model)
+    if getattr(reader, "timestamps", None) is not None:
+        reader.timestamps = None
+    data = reader._read(X, np.array([(low + high) / 2]), None, None, item_ids=items)
+    attributes = model._server_attributes(received)
+    check_items(model, data, attributes)
+    vars(model).update(
+        attributes_of(data) | attributes,
+        _final_message=message,
+        n_rounds_=server.round,
+        history_=server.history,
+        communication_=server.ledger,
+        privacy_=server.privacy_report(),
+    )
+    if (server.state or {}).get("content") is not None:
+        model._content = server.state["content"]
+        model._feature_columns = columns_of(estimator.item_features)
+    if model.early_stopping:
+        model.best_round_ = server.stopping.best_round
+    try:
+        users = model._new_user_attributes(data)
+    except ValueError as error:
+        raise ValueError(
+            f"{type(model).__name__} diverged: no user can be fitted to its final items. "
+            f"{hint(estimator)}"
+        ) from error
+    nobody = {name: rows[:0] for name, rows in users.items()}
+    no_ids = Ids(np.zeros(0, dtype=np.int64), "user ids")
+    vars(model).update(
+        nobody,
+        user_ids_=no_ids.values.copy(),
+        n_users_=0,
+        _users=no_ids,
+        _seen=(np.zeros(1, dtype=np.int64), data.items[:0]),
+    )
+    return model
+
+
+def send_new_items(
+    estimator: Any,
+    features: Any,
+    carrier: Carrier,
+    store: Store,
+    *,
+    n_clients: int,
+    quorum: float = 0.5,
+    patience: float = 60.0,
+    gathering: float = 600.0,
+) -> Any:
+    """Add items to the model of the last fit, send its nodes their rows alone, and return it."""
+    last, model, ours = store.load(STATE), store.load(MODEL), digests(estimator)
+    differing = last and differences(ours, last.digests)
+    if last is None or differing:
+        raise ValueError(
+            f"{store.folder} has no fit of this estimator with warm_start=True that has ended, "
+            f"whose nodes could be sent new items. {differing or ''}"
+        )
+    n_known, members = len(last.server.item_ids), Members()
+    model.add_items(features)
+    rows = {
+        name: Dense(field.values[n_known:], field.dtype)
+        for name, field in model._final_message.items()
+        if len(field.values) == model.n_items_
+    }
+    if any(model.n_items_ in field.values.shape[1:] for field in rows.values()):
+        raise ValueError(
+            f"Nodes of {type(model).__name__} have weights between items, which new items extend "
+            "in both directions; set items to all items, and update=True."
+        )
+    spec, arrays = message_arrays(Message(**rows), None, 0, last.server.federation.wire_dtype)
+    head = {"fit": last.fit, "ids": model.item_ids_[n_known:].tolist(), "rows": spec}
+    greeting = pack({"kind": "register", "fit": last.fit, "parameters": ours}, {})
+    exchanges = Exchanges(carrier, members, greeting, patience, n_known, [])
+    exchanges.gather(n_clients, gathering)
+    content = pack(head | {"kind": "items"}, arrays)
+    exchanges.ask("items", 0, members, lambda member: content, math.ceil(quorum * len(members)))
+    store.save(MODEL, model)
+    return model
