@@ -66,7 +66,14 @@ def test_a_stopped_run_is_resumed(options, monkeypatch, capsys):
     assert "| 100k | another | RMSE | 2.0000 | | | | not in fedrecsk yet |" in printed
 
 
-@pytest.mark.parametrize("paper", ["rfrec", "lightfr", "colr", "fedals"])
+PAPERS = ["rfrec", "lightfr", "colr", "fedals"]
+
+
+def rows_of_papers():
+    return [row for name in PAPERS for table in reproduce.PAPERS[name]() for row in table.rows]
+
+
+@pytest.mark.parametrize("paper", PAPERS)
 def test_every_row_has_its_own_place_in_the_results_and_can_be_run(paper, options):
     tables = reproduce.PAPERS[paper]()
     cells = [(t.name, row.label, row.data) for t in tables for row in t.rows]
@@ -97,8 +104,6 @@ def little(monkeypatch, options):
 
 
 FEW = {"n_rounds": 3, "random_state": 0}
-
-
 OF_PROTOCOLS = [
     (_protocols.rating_errors, BiasOnly(), "100k"),
     (_protocols.messages_to_converge, ExplicitFCF(2, **FEW), "100k"),
@@ -130,9 +135,7 @@ def test_a_row_of_every_protocol_runs(protocol, model, data, little):
     scores = protocol(model, data, 0, little)
     assert scores
     assert np.isfinite(list(scores.values())).all()
-    rows = [row for name in ("rfrec", "lightfr", "colr", "fedals")
-            for table in reproduce.PAPERS[name]() for row in table.rows]  # fmt: skip
-    wanted = [row.paper for row in rows if row.protocol is protocol]
+    wanted = [row.paper for row in rows_of_papers() if row.protocol is protocol]
     assert wanted
     for metrics in wanted:
         shares = ("precision@10, round", "HR@10 after")
@@ -140,10 +143,7 @@ def test_a_row_of_every_protocol_runs(protocol, model, data, little):
 
 
 def test_no_protocol_is_left_out_above():
-    tables = [
-        t for name in ("rfrec", "lightfr", "colr", "fedals") for t in reproduce.PAPERS[name]()
-    ]
-    used = {row.protocol.__name__ for table in tables for row in table.rows}
+    used = {row.protocol.__name__ for row in rows_of_papers()}
     tested = {protocol.__name__ for protocol, *_ in OF_PROTOCOLS}
     assert used - tested == {"encrypted"}  # which needs the extra fedrecsk[privacy]
 
