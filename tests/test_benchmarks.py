@@ -155,14 +155,14 @@ def test_places_among_all_and_among_a_few_negatives_are_those_of_a_plain_count(m
     X = np.array([[0, 0], [0, 1], [0, 2], [0, 3]])
     ahead, n_unseen = _among.places(model, X, X[3:], np.random.default_rng(0))
     assert (ahead.tolist(), n_unseen.tolist()) == ([2], [6])
+    # An item without a training row is never found.
+    assert set(_among.scores_by_negatives(model, X, np.array([[0, 77]]), 0).values()) == {0.0}
     monkeypatch.setattr(_among, "NEGATIVES", (2, "all"))
     monkeypatch.setattr(_among, "K", 1)
     found = [_among.scores_by_negatives(model, X, X[3:], seed) for seed in range(1000)]
     # Six of the 15 pairs of negatives are behind.
     assert np.mean([one["HR@10, 2 negatives"] for one in found]) == pytest.approx(6 / 15, abs=0.04)
     assert {one["HR@10, all negatives"] for one in found} == {0.0}
-    # An item without a training row is never found.
-    assert set(_among.scores_by_negatives(model, X, np.array([[0, 77]]), 0).values()) == {0.0}
 
 
 def test_the_printed_algorithm_on_raw_ratings_is_the_papers_loop():

@@ -55,7 +55,8 @@ class Numbered(LocALS):
         return super()._user_attributes(block, state) | {"user_number_": state["numbers"]}
 
 
-def test_each_client_receives_its_own_entry_and_newcomers_those_of_all():
+def test_each_client_receives_its_own_entry_and_newcomers_those_of_all(monkeypatch):
+    monkeypatch.setattr(blocks, "block_size", lambda data: 7)
     model = Numbered(2, n_rounds=2, client_fraction=0.2, random_state=0).fit(X)
     model.fold_in([[-7, X[0, 1]]])
     assert model.user_number_.tolist() == [*range(40), 19.5]
