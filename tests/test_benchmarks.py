@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ import pytest
 reproduce = pytest.importorskip("benchmarks.reproduce", reason="run pytest from the repository")
 
 from benchmarks._results import Results  # noqa: E402
-from benchmarks.papers import _codes, _content, _data, _protocols, _uploads  # noqa: E402
+from benchmarks.papers import _among, _codes, _content, _data, _protocols, _uploads  # noqa: E402
+from benchmarks.papers.rfrec import printed  # noqa: E402
 from fedrecsk import (  # noqa: E402
     DCF,
     DDL,
@@ -26,6 +28,7 @@ from fedrecsk import (  # noqa: E402
     RFRecF,
 )
 from fedrecsk.datasets import make_ratings  # noqa: E402
+from tests.federated.turns import key_of  # noqa: E402
 
 pytestmark = pytest.mark.full
 
@@ -63,7 +66,14 @@ def test_a_stopped_run_is_resumed(options, monkeypatch, capsys):
     assert "| 100k | another | RMSE | 2.0000 | | | | not in fedrecsk yet |" in printed
 
 
-@pytest.mark.parametrize("paper", ["rfrec", "lightfr", "colr", "fedals"])
+PAPERS = ["rfrec", "lightfr", "colr", "fedals"]
+
+
+def rows_of_papers():
+    return [row for name in PAPERS for table in reproduce.PAPERS[name]() for row in table.rows]
+
+
+@pytest.mark.parametrize("paper", PAPERS)
 def test_every_row_has_its_own_place_in_the_results_and_can_be_run(paper, options):
     tables = reproduce.PAPERS[paper]()
     cells = [(t.name, row.label, row.data) for t in tables for row in t.rows]
@@ -94,43 +104,84 @@ def little(monkeypatch, options):
 
 
 FEW = {"n_rounds": 3, "random_state": 0}
+OF_PROTOCOLS = [
+    (_protocols.rating_errors, BiasOnly(), "100k"),
+    (_protocols.messages_to_converge, ExplicitFCF(2, **FEW), "100k"),
+    (_protocols.messages_to_converge, RFRecF(2, **FEW | {"n_rounds": 30}), "100k"),
+    (_protocols.leave_one_out, _codes.QuantizedFactors(PMF(8, n_epochs=2)), "1m"),
+    (_protocols.leave_one_out, _content.Coded(DDL(8, n_epochs=1), "audience"), "1m"),
+    (_protocols.leave_one_out, _content.Coded(DCF(8), negatives=True), "1m"),
+    (_protocols.leave_one_out_by_round, FedMF(4, **FEW), "1m"),
+    (_protocols.last_tenth_by_time, Popularity(), "100k"),
+    (_protocols.last_tenth_at_random, LightFR(**FEW), "1m"),
+    (_protocols.full_ranking, Popularity(), "100k"),
+    (_protocols.full_ranking_by_round, LocALS(2, **FEW), "100k"),
+    (_protocols.full_ranking_of_silos, LocALS(2, **FEW), "100k"),
+    (_protocols.honest_ranking, LocALS(2, **FEW), "100k"),
+    (_protocols.volume, LocALS(2, **FEW), "100k"),
+    (_codes.on_a_device, LightFR(**FEW), "Ciao's shape"),
+    (_codes.hamming_or_float, Popularity(), "1000"),
+    (_uploads.spectra, FedMF(4, **FEW), "1m"),
+    (_uploads.minutes, CoLR(2, n_factors=4, **FEW), "1m"),
+]
 
 
 @pytest.mark.parametrize(
     ("protocol", "model", "data"),
-    [
-        (_protocols.rating_errors, BiasOnly(), "100k"),
-        (_protocols.messages_to_converge, ExplicitFCF(2, **FEW), "100k"),
-        (_protocols.messages_to_converge, RFRecF(2, **FEW | {"n_rounds": 30}), "100k"),
-        (_protocols.leave_one_out, _codes.QuantizedFactors(PMF(8, n_epochs=2)), "1m"),
-        (_protocols.leave_one_out, _content.Coded(DDL(8, n_epochs=1), "audience"), "1m"),
-        (_protocols.leave_one_out, _content.Coded(DCF(8), negatives=True), "1m"),
-        (_protocols.leave_one_out_by_round, FedMF(4, **FEW), "1m"),
-        (_protocols.last_tenth_by_time, Popularity(), "100k"),
-        (_protocols.last_tenth_at_random, LightFR(**FEW), "1m"),
-        (_protocols.full_ranking, Popularity(), "100k"),
-        (_protocols.full_ranking_by_round, LocALS(2, **FEW), "100k"),
-        (_protocols.full_ranking_of_silos, LocALS(2, **FEW), "100k"),
-        (_protocols.honest_ranking, LocALS(2, **FEW), "100k"),
-        (_protocols.volume, LocALS(2, **FEW), "100k"),
-        (_codes.on_a_device, LightFR(**FEW), "Ciao's shape"),
-        (_codes.hamming_or_float, Popularity(), "1000"),
-        (_uploads.spectra, FedMF(4, **FEW), "1m"),
-        (_uploads.minutes, CoLR(2, n_factors=4, **FEW), "1m"),
-    ],
+    OF_PROTOCOLS,
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_row_of_every_protocol_runs(protocol, model, data, little):
     scores = protocol(model, data, 0, little)
     assert scores
     assert np.isfinite(list(scores.values())).all()
-    rows = [row for name in ("rfrec", "lightfr", "colr", "fedals")
-            for table in reproduce.PAPERS[name]() for row in table.rows]  # fmt: skip
-    wanted = [row.paper for row in rows if row.protocol is protocol]
+    wanted = [row.paper for row in rows_of_papers() if row.protocol is protocol]
     assert wanted
     for metrics in wanted:
         shares = ("precision@10, round", "HR@10 after")
         assert all(name in scores or name.startswith(shares) for name in metrics)
+
+
+def test_no_protocol_is_left_out_above():
+    used = {row.protocol.__name__ for row in rows_of_papers()}
+    tested = {protocol.__name__ for protocol, *_ in OF_PROTOCOLS}
+    assert used - tested == {"encrypted"}  # which needs the extra fedrecsk[privacy]
+
+
+def test_places_among_all_and_among_a_few_negatives_are_those_of_a_plain_count(monkeypatch):
+    # Items 0 to 2 have rows, 3 is under test: 4 to 9 remain, of which two are ahead of 3.
+    scores = np.array([9.0, 9, 9, 5, 7, 6, 1, 2, 3, 4])
+    model = SimpleNamespace(item_ids_=np.arange(10), predict=lambda X: scores[X[:, 1]])
+    X = np.array([[0, 0], [0, 1], [0, 2], [0, 3]])
+    ahead, n_unseen = _among.places(model, X, X[3:], np.random.default_rng(0))
+    assert (ahead.tolist(), n_unseen.tolist()) == ([2], [6])
+    # An item without a training row is never found.
+    assert set(_among.scores_by_negatives(model, X, np.array([[0, 77]]), 0).values()) == {0.0}
+    monkeypatch.setattr(_among, "NEGATIVES", (2, "all"))
+    monkeypatch.setattr(_among, "K", 1)
+    found = [_among.scores_by_negatives(model, X, X[3:], seed) for seed in range(1000)]
+    # Six of the 15 pairs of negatives are behind.
+    assert np.mean([one["HR@10, 2 negatives"] for one in found]) == pytest.approx(6 / 15, abs=0.04)
+    assert {one["HR@10, all negatives"] for one in found} == {0.0}
+
+
+def test_the_printed_algorithm_on_raw_ratings_is_the_papers_loop():
+    X, y = make_ratings(8, 6, 30, timestamps=False, random_state=0)
+    model = printed("RFRec", 0.01, 10, raw=True).set_params(n_rounds=4, random_state=0).fit(X, y)
+    (users, u), (items, i) = (np.unique(column, return_inverse=True) for column in X.T)
+    key = key_of(model)
+    mean = 0.01 * key.generator("item vectors").standard_normal((len(items), 20))
+    p = 0.01 * key.normal("user vectors", np.arange(len(users) * 20)).reshape(-1, 20)
+    own = np.repeat(mean[None], len(users), axis=0)
+    for _ in range(4):
+        d_p, d_own = 2 * 0.1 * p, 10 * (own - mean)
+        errors = y - np.sum(p[u] * own[u, i], axis=1)
+        np.add.at(d_p, u, -2 * errors[:, None] * own[u, i])
+        np.add.at(d_own, (u, i), -2 * errors[:, None] * p[u])
+        p, own = p - 0.01 * d_p, own - 0.01 * d_own
+        mean = own.mean(axis=0)
+    np.testing.assert_allclose(5**0.5 * model.item_factors_, mean, atol=1e-6)
+    np.testing.assert_allclose(5**0.5 * model.user_factors_, p, atol=1e-6)
 
 
 def test_a_line_cut_off_by_a_crash_is_run_again(tmp_path):

@@ -51,6 +51,12 @@ def test_links_of_a_page_lead_somewhere(page):
     assert list(broken_links(page)) == []
 
 
+def test_links_are_found_and_checked(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# One Title!\n[a](#one-title) [b](#two) [c](none.md) ![d](https://x.org/y)")
+    assert list(broken_links(page)) == ["#two", "none.md"]
+
+
 def test_readme_prints_what_it_shows(capsys):
     code, shown = re.search(
         r"```python\n(.*?)```\n\n```text\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL

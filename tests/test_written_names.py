@@ -82,3 +82,10 @@ def test_a_page_names_what_exists(page):
 def test_a_program_names_what_exists(program):
     assert list(missing(program.read_text())) == []
     assert list(wrong_keywords(program.read_text())) == []
+
+
+def test_wrong_names_are_found():
+    text = "fedrecsk.FedEB fedrecsk.nothing python -m benchmarks.none docs/none.md tests/listed.py"
+    assert list(missing(text)) == ["fedrecsk.nothing", "benchmarks.none", "docs/none.md"]
+    code = "from fedrecsk import FedEB\nFedEB(4, n_rounds=3, none=1)"
+    assert list(wrong_keywords(code)) == ["FedEB(none=...)"]

@@ -130,6 +130,27 @@ def test_equals_the_naive_reference_in_any_setting(setting, toy, float64):
     assert_equals_reference(features, X, y, clients=X[:, 0] % 5)
 
 
+def test_uploads_are_the_gradient_of_the_bound():
+    """Those of the naive reference, of one user whose posterior stays as it is."""
+    rng = np.random.default_rng(0)
+    items, implicit, ratings = rng.normal(size=(6, 4)), rng.normal(size=(6, 3)), rng.normal(size=6)
+    weights, n_ratings = np.array([1.0, 0, 2, 1, 0, 1]), np.array([3.0, 9, 4, 1, 2, 7])
+    model = reference.Model(items, implicit, n_ratings, np.array([2.0, 3, 5, 4]), 2.5, 1.7)
+    posterior, rated = reference.infer(model, ratings, weights), weights > 0
+
+    def bound(both):
+        items, implicit = both[:, :4], both[:, 4:]
+        phi, covariance = posterior.phi, posterior.covariance
+        squares = reference.expected_squares(items, model, phi, covariance, ratings, weights)
+        away = phi[model.own] - implicit[rated].sum(axis=0) / np.sqrt(rated.sum())
+        return -posterior.alpha / 2 * squares - away @ away / 2
+
+    both, step = np.column_stack([items, implicit]), 1e-6 * np.eye(42).reshape(-1, 6, 7)
+    slopes = [(bound(both + one) - bound(both - one)) / 2e-6 for one in step]
+    uploads = np.column_stack(reference.upload(model, ratings, weights)[:2])
+    np.testing.assert_allclose(uploads.ravel(), slopes, atol=1e-7)
+
+
 @pytest.mark.parametrize("size", [3, 9, 40])
 def test_eigenpairs_of_a_sketch(size):
     """As wide as the catalogue it is exact; narrower, it is Nystroem's approximation."""

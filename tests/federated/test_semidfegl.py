@@ -111,6 +111,19 @@ def test_groups_are_soft_clusters_of_users_and_items():
     assert len(_clustered(users, ~known & known, items, 2, 2, 1.2, rng).items) == 0
 
 
+def test_soft_clusters_of_many_are_those_of_the_naive_reference():
+    model = make(n_factors=3, n_groups=4, n_common=20, FUZZINESS=1.5)
+    rng = np.random.default_rng(0)
+    users, items = rng.normal(size=(60, 3)), rng.normal(size=(50, 3))
+    known = rng.random(60) < 0.8
+    server = reference.Server(model, 60, items, None)
+    server.embeddings = {client: users[client] for client in np.flatnonzero(known)}
+    server.cluster(np.random.default_rng(0))
+    groups = _clustered(users, known, items, 4, 20, 1.5, np.random.default_rng(0))
+    assert groups.of_client.tolist() == server.groups.tolist()
+    assert groups.items.tolist() == server.predicted
+
+
 def test_messages_reach_their_group_alone():
     ledger = Ledger(np.arange(6))
     ledger.open("round", 0)

@@ -285,6 +285,16 @@ def test_keys_that_are_missing_or_of_the_other_side_are_named():
             build()
 
 
+def test_steps_that_were_deleted_are_named():
+    fit = Fit(secure(FedMF(3, client_fraction=1.0, **SMALL), PAILLIER), 1).set_up()
+    fit.round()
+    fit.server.forget(fit.server.sums.n_ended)
+    with pytest.raises(ValueError, match=r"were deleted with forget\(\)"):
+        fit.server.sums.since(0)
+    with pytest.raises(ValueError, match="cannot go on from step"):
+        fit.devices[0].take(fit.server.sums)
+
+
 def test_keys_as_bytes():
     for scheme in (CKKS_SCHEME, PAILLIER):
         keys = scheme.generate_keys(2)

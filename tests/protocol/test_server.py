@@ -188,19 +188,19 @@ def pickled():
         return {k: pickle.dumps(deployed(clone(one))) for k, (one, _) in DEPLOYED.items()}
 
 
+@pytest.mark.parametrize("kind", DEPLOYED)
 @pytest.mark.parametrize("broken", BROKEN_NUMBERS)
-def test_a_malformed_upload_is_rejected_and_counted(broken, pickled):
-    for kind, (_, name) in DEPLOYED.items():
-        print(kind)
-        server, uploads = pickle.loads(pickled[kind])
-        expected = pickle.loads(pickled[kind])[0].close_round(uploads[:5] + uploads[6:])
-        numbers = BROKEN_NUMBERS[broken](uploads[5].fields[name])
-        uploads[5] = replace(uploads[5], fields=uploads[5].fields | {name: numbers})
-        upload = server.close_round(uploads)
-        for field, total in upload.items():
-            np.testing.assert_array_equal(total.sum, expected[field].sum)
-        entry = server.ledger.entries[-1]
-        assert (upload.n_clients, entry["messages_up"], entry["rejected"]) == (11, 11, 1)
+def test_a_malformed_upload_is_rejected_and_counted(kind, broken, pickled):
+    server, uploads = pickle.loads(pickled[kind])
+    expected = pickle.loads(pickled[kind])[0].close_round(uploads[:5] + uploads[6:])
+    _, name = DEPLOYED[kind]
+    numbers = BROKEN_NUMBERS[broken](uploads[5].fields[name])
+    uploads[5] = replace(uploads[5], fields=uploads[5].fields | {name: numbers})
+    upload = server.close_round(uploads)
+    for field, total in upload.items():
+        np.testing.assert_array_equal(total.sum, expected[field].sum)
+    entry = server.ledger.entries[-1]
+    assert (upload.n_clients, entry["messages_up"], entry["rejected"]) == (11, 11, 1)
 
 
 BROKEN_FIELDS = {

@@ -8,7 +8,7 @@ from sklearn.base import clone
 
 from fedrecsk import FedEB, Federation, FedMF, LocALS, RFRec
 from fedrecsk.federated._round_loop import Run
-from fedrecsk.protocol import blocks
+from fedrecsk.protocol import Message, PerClient, blocks
 from tests.conftest import make_toy
 from tests.test_contract import every_federated, make
 
@@ -36,6 +36,30 @@ def test_users_in_no_round_fit_their_vectors_to_the_final_model(Estimator, param
     rows = np.isin(X[:, 0], missed)
     newcomers = copy.copy(model).fold_in(X[rows], Y[rows], replace=True)
     np.testing.assert_allclose(model.predict(X[rows]), newcomers.predict(X[rows]), rtol=1e-6)
+
+
+class Numbered(LocALS):
+    """Sends each client its number at the end."""
+
+    def _final_model(self, server):
+        numbers = PerClient(np.arange(float(server["n_clients"])))
+        return Message(**super()._final_model(server), numbers=numbers)
+
+    def _personalize(self, block, state, message, turn, key):
+        numbers = message["numbers"].values
+        # Newcomers receive the entries of all clients.
+        numbers = numbers if len(numbers) == block.n_clients else numbers.mean(keepdims=True)
+        return super()._personalize(block, state, message, turn, key) | {"numbers": numbers}
+
+    def _user_attributes(self, block, state):
+        return super()._user_attributes(block, state) | {"user_number_": state["numbers"]}
+
+
+def test_each_client_receives_its_own_entry_and_newcomers_those_of_all(monkeypatch):
+    monkeypatch.setattr(blocks, "block_size", lambda data: 7)
+    model = Numbered(2, n_rounds=2, client_fraction=0.2, random_state=0).fit(X)
+    model.fold_in([[-7, X[0, 1]]])
+    assert model.user_number_.tolist() == [*range(40), 19.5]
 
 
 def test_who_measured_the_best_model_keeps_what_it_had(monkeypatch):
