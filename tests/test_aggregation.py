@@ -252,7 +252,7 @@ def test_means_are_held_back_where_the_server_divides_by_the_senders_of_a_round(
     for changes in ([[10.0, 1.0]] * 4, [[0.0, 1.0]]):
         updates = [Update(EVERYTHING, np.array([c]).T) for c in changes]
         both = round_of([{"x": update, "n_visits": update} for update in updates], n_items=2)
-        both.all_forms["n_visits"] = replace(both.all_forms["n_visits"], learned=False)
+        both.all_specs["n_visits"] = replace(both.all_specs["n_visits"], learned=False)
         sums.append(aggregator._combine(both, memory)["x"].ravel())
     # In the second round the server divides by 1 sender, who counts as the four of the first.
     np.testing.assert_allclose(sums, [[40, 0], [0, 2]])

@@ -295,7 +295,7 @@ class HierarchicalClipping(BlockAggregator):
         if self.share < 1:
             # A server that divides by this round's senders must get the mean of each round.
             divisor = np.ones(len(total))
-            counts = [spec for spec in updates.all_forms.values() if not spec.learned]
+            counts = [spec for spec in updates.all_specs.values() if not spec.learned]
             if any(spec.shape[0] == len(total) for spec in counts):
                 divisor = np.maximum(row_sums(clipped, name, is_changed), 1)
             total, sent = self._chosen(total, sent, divisor, name, memory)

@@ -246,7 +246,7 @@ def unpacked(
     """
     sends = np.ones(1, dtype=bool)
     fields = _fields(upload, _as_sent(specs, federation), int(n_held), held, federation)
-    is_sound = fields is not None
+    is_valid = fields is not None
     if fields is None:
         # As many bytes as of a sound upload.
         fields = {name: _field(np.zeros((0, *one.shape[1:])), one) for name, one in specs.items()}
@@ -257,11 +257,11 @@ def unpacked(
         clients=np.array([int(upload.client)]),
         sends=sends,
         arrives=sends,
-        accepted=sends & is_sound,
+        accepted=sends & is_valid,
         specs=specs,
         sizes=_sizes(upload, fields, specs, np.array([n_held]), wire_dtype, federation),
     )
-    if not is_sound:
+    if not is_valid:
         return replace(updates, fields={})
     for name, center in (centers or {}).items():
         if name not in fields:

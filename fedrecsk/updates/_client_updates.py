@@ -364,14 +364,14 @@ class RoundUpdates:
         return sum(len(places) for places in self._places)
 
     @property
-    def all_forms(self) -> dict[str, FieldSpec]:
+    def all_specs(self) -> dict[str, FieldSpec]:
         """FieldSpec of each field."""
         return self.held[0].specs
 
     @property
     def specs(self) -> dict[str, FieldSpec]:
         """FieldSpec of each field of what was learned."""
-        return {name: spec for name, spec in self.all_forms.items() if spec.learned}
+        return {name: spec for name, spec in self.all_specs.items() if spec.learned}
 
     def each(self, function: Callable[[ClientUpdates], Any]) -> Iterator[Any]:
         """Yield a function of the updates of some clients, until all are seen."""

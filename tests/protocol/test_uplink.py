@@ -65,7 +65,7 @@ MASKS = st.lists(st.booleans(), min_size=N_CLIENTS, max_size=N_CLIENTS).map(np.a
 
 
 @given(MASKS, MASKS, MASKS, st.integers(1, N_CLIENTS))
-def test_the_sum_is_over_what_arrives_and_is_sound(active, delivers, is_finite, size):
+def test_the_sum_is_over_what_arrives_and_is_finite(active, delivers, is_finite, size):
     uplink = make()
     counted = active & delivers & is_finite
     values = np.arange(N_CLIENTS * 3.0).reshape(N_CLIENTS, 3)
