@@ -40,13 +40,13 @@ class MaskedSum:
         save: Callable[[list[int]], None],
     ) -> None:
         self.server = server
-        # Sends messages of a stage, by the clients' codes, and returns at least so many answers.
+        # send(stage, messages by client code, quorum): returns the answers, or raises NotEnough.
         self.send = send
         # How many must send keys, shares and vectors.
         self.quorum = quorum
         # Codes of the clients in this sum, if a server that was killed has named them already.
         self.survivors = survivors
-        # Called with the survivors before any client hears of them.
+        # save(survivors): writes a checkpoint, before the survivors are sent to any client.
         self.save = save
 
     def run(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

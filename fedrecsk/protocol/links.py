@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from fedrecsk.updates import ClientUpdates, FieldSpec, HeldUpdates
 
 
-# Names of the phases in the HTML table.
-
-
 class Downlink:
     """Sends the server's messages, and counts what each client receives."""
 

@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
 
 # The field of every message that tells clients the clip, and the variance of their shares.
-
-
-# The field of every message that tells clients the clip, and the variance of their shares.
 TERMS = "privacy_terms"
 
 
