@@ -122,13 +122,7 @@ FOR_AUTHORS = {
     "fedrecsk.neural.modules": ["GMF", "MLP", "NeuMF", "ScoreFunction"],
     "fedrecsk.protocol.blocks": ["Block", "of_clients"],
     "fedrecsk.protocol.keys": ["Key", "Keys"],
-    "fedrecsk.protocol.messages": [
-        "Catalogue",
-        "ClientCodes",
-        "EncryptedSum",
-        "EncryptedSums",
-        "Registration",
-    ],
+    "fedrecsk.protocol.messages": ["Catalogue", "ClientCodes", "Registration"],
     "fedrecsk.protocol.participation": ["Participation", "RoundMasks"],
     "fedrecsk.protocol.secure_sums": ["EncryptionReport", "MaskingReport"],
 }

@@ -15,14 +15,14 @@ from fedrecsk import LocALS
 from fedrecsk.datasets import make_interactions
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.model_selection import UserHoldout
-from fedrecsk.protocol import Device, Server
+from fedrecsk.protocol import Device, DeviceServer
 
 X = make_interactions(n_users=240, n_items=200, n_interactions=6_000, random_state=0)
 X, X_test = UserHoldout(test_size=0.2, random_state=0).train_test_split(X)
 shop_of_row = X[:, 0] % 3
 method = LocALS(n_factors=8, n_rounds=8, items=range(200))
 
-server = Server.of(method)
+server = DeviceServer.of(method)
 shops = [Device(method, X[shop_of_row == k], client_id=f"shop {k}") for k in range(3)]
 
 # Register, and exchange what the method needs before the rounds.

@@ -16,7 +16,7 @@ from fedrecsk.aggregation import NormClipping, TrimmedMean
 from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import Quantization
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.protocol import Device, Federation, Server, blocks
+from fedrecsk.protocol import Device, DeviceServer, Federation, blocks
 from fedrecsk.protocol.keys import Key
 
 # How far two fits may differ that add up the same numbers in another order.
@@ -202,14 +202,14 @@ def check_hooks_keep_to_their_side(estimator: FederatedRecommender) -> None:
 
 
 def check_the_halves_make_the_same_model(estimator: FederatedRecommender) -> None:
-    """Check that a Server and pickled Devices give the simulation's model."""
+    """Check that a DeviceServer and pickled Devices give the simulation's model."""
     X, y = _rows(estimator)
     method = _quick(estimator, items=np.unique(X[:, 1]))
     if "rating_scale" in method.get_params() and method.rating_scale is None:
         method.set_params(rating_scale=(1, 5))
     seed = Key(int(np.random.RandomState(_SEED).randint(2**31 - 1)))
     try:
-        server = Server.of(method, key=seed)
+        server = DeviceServer.of(method, key=seed)
         rows = [X[:, 0] == user for user in np.unique(X[:, 0])]
         devices = [
             Device(method, X[mine], y[mine], client_id=X[mine][0, 0], private=seed) for mine in rows

@@ -13,16 +13,11 @@ from fedrecsk.data.interactions import catalogue_ids
 from fedrecsk.federated._updating import check_exact, goes_on
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.privacy._masked_sum import FEWEST_CLIENTS
-from fedrecsk.protocol.checks import bare, check_secure
-from fedrecsk.protocol.device import Replica
-from fedrecsk.protocol.keys import Key
+from fedrecsk.protocol.device_server import DeviceServer
 from fedrecsk.protocol.messages import Registration
-from fedrecsk.protocol.server import Server
 
 if TYPE_CHECKING:
     from typing import Any
-
-    from fedrecsk.privacy import Party
 
 # Parameters of a machine or of the simulator, which need not agree.
 OWN = frozenset({"random_state", "n_jobs", "callbacks", "federation", "items"})
@@ -50,18 +45,13 @@ def check_deployable(estimator: Any) -> None:
             "federation.dropout simulates lost uploads, and a real network loses its own; set "
             "federation.dropout=0, or call fit."
         )
-    # A trial registration shows all that a server misses.
-    if federation.encrypts:
-        method = bare(estimator)
-        check_secure(method)
-        Replica(method, Key(0), 1)
-        return
-    # A cohort must be able to mask its uploads, and FLTrust needs its reference.
+    # A trial registration shows all that a server misses. A cohort must be able to mask its
+    # uploads, and FLTrust needs its reference.
     n_clients = math.ceil(FEWEST_CLIENTS / estimator.client_fraction) if federation.masks else 1
     names = [f"trial {number}" for number in range(n_clients)]
     names[0] = getattr(federation.aggregator, "reference", names[0])
     one = np.ones(1, dtype=np.int64)
-    Server.of(estimator).register([Registration(np.array([n]), one, one) for n in names])
+    DeviceServer.of(estimator).register([Registration(np.array([n]), one, one) for n in names])
 
 
 def check_updatable(estimator: Any) -> None:
@@ -73,13 +63,13 @@ def check_updatable(estimator: Any) -> None:
         raise ValueError(f"{error} Or leave out update.") from error
     check_exact(estimator, federation)
     # The sum over the few clients that have new rows would hide little.
-    is_secret = federation.encrypts or (estimator._sends_once and federation.masks)
+    is_secret = estimator._sends_once and federation.masks
     if is_secret or estimator.early_stopping:
         which = "early_stopping" if estimator.early_stopping else "secure_aggregation"
         raise ValueError(f"With {which} a deployed {name} always begins anew; leave out update.")
 
 
-def digests(estimator: Any, party: Party | None = None) -> dict[str, str]:
+def digests(estimator: Any) -> dict[str, str]:
     """Return a digest of each parameter that server and nodes must agree on, by its name."""
     method = type(estimator)
     parameters = {
@@ -93,7 +83,6 @@ def digests(estimator: Any, party: Party | None = None) -> dict[str, str]:
         "fedrecsk": __version__,
         "estimator": f"{method.__module__}.{method.__qualname__}",
         **digested,
-        **({} if party is None else {"keys": party.key_id}),
     }
 
 

@@ -28,21 +28,19 @@ from fedrecsk.deployment.records import (
     upload_of,
 )
 from fedrecsk.deployment.server_model import model_for_newcomers
-from fedrecsk.deployment.store import MODEL, RECORDS, STATE
+from fedrecsk.deployment.store import MODEL, STATE
 from fedrecsk.federated._updating import SHARE
 from fedrecsk.privacy import MaskingFailed
 from fedrecsk.privacy._masked_sum import MaskingServer
+from fedrecsk.protocol.device_server import DeviceServer
 from fedrecsk.protocol.keys import setup_round
-from fedrecsk.protocol.messages import Dense, EncryptedSums, Message, PerClient, Rows
+from fedrecsk.protocol.messages import Dense, Message, PerClient, Rows
 from fedrecsk.protocol.secure_sums import aligned_size, summed_updates, units_of
-from fedrecsk.protocol.server import EncryptedServer, Server
 from fedrecsk.updates import ClientUpdates
 
 if TYPE_CHECKING:
     from fedrecsk.deployment.exchanges import Carrier
     from fedrecsk.deployment.store import Store
-    from fedrecsk.privacy import Party, PrivacyReport
-    from fedrecsk.protocol import Ledger
     from fedrecsk.protocol.keys import Key
 
 log: logging.Logger = logging.getLogger("fedrecsk.deployment")
@@ -59,7 +57,7 @@ class Progress:
     fit: str
     # Of the estimator's parameters.
     digests: dict[str, str]
-    server: Server | EncryptedServer
+    server: DeviceServer
     members: Members
     # Number of the validation whose model is the best so far.
     best: int | None = None
@@ -67,25 +65,6 @@ class Progress:
     traffic: list[dict[str, Any]] = field(default_factory=list)
     # Codes of the clients in the masked sum that is being unmasked, by its kind and number.
     survivors: dict[tuple[str, int], list[int]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Records:
-    """The server's results of a fit under secure sums, in which it has no model.
-
-    Attributes
-    ----------
-    communication_ : Ledger
-    privacy_ : PrivacyReport
-    n_rounds_ : int
-    traffic_ : list of dict
-        One per exchange: what was actually sent, and how long it took.
-    """
-
-    communication_: Ledger
-    privacy_: PrivacyReport
-    n_rounds_: int
-    traffic_: list[dict[str, Any]]
 
 
 class Coordinator:
@@ -103,16 +82,10 @@ class Coordinator:
         gathering: float = 600.0,
         update: bool = False,
         key: Key | None = None,
-        party: Party | None = None,
     ) -> None:
         check_deployable(estimator)
         if update:
             check_updatable(estimator)
-        if party is not None and n_clients > party.n_clients:
-            raise ValueError(
-                f"n_clients is {n_clients}, but the keys are for {party.n_clients} clients; make "
-                f"keys with write_keys(..., n_clients={n_clients})."
-            )
         compression = estimator._setting().compression
         if compression is not None and compression.down:
             log.warning(
@@ -121,14 +94,13 @@ class Coordinator:
                 compression,
             )
         self.estimator = estimator
-        self.party = party
         self.store = store
         self.n_clients = n_clients
         self.quorum = quorum
         self.gathering = gathering
         # What clients have received last to measure it.
         self._measured = Message()
-        ours = digests(estimator, party)
+        ours = digests(estimator)
         # The fit that this one goes on from, at its end.
         self._last: Progress | None = self._last_fit(ours) if update else None
         store.remove_drafts(CHECKPOINT)
@@ -141,7 +113,6 @@ class Coordinator:
         greeting = {"kind": "register", "fit": self.progress.fit, "parameters": ours}
         if self._last is not None:
             greeting["after"] = self._last.fit
-        # Under secure sums it has no model that it could send again.
         self.exchanges: Exchanges = Exchanges(
             carrier,
             self.members,
@@ -149,7 +120,6 @@ class Coordinator:
             patience,
             len(self.server.item_ids),
             self.progress.traffic,
-            repeats=party is None,
         )
 
     def _last_fit(self, ours):
@@ -194,17 +164,13 @@ class Coordinator:
         if self._last is not None:
             n_rounds = max(1, round(SHARE * method._rounds(self.n_clients)))
             method, last = clone(method).set_params(n_rounds=n_rounds), self._last.members
-        if self.party is None:
-            server = Server.of(method, key)
-        else:
-            server = EncryptedServer.of(method, key, party=self.party)
-        members = Members(None if self.party is None else self.party.n_clients, last)
-        return Progress(secrets.token_hex(8), ours, server, members)
+        server = DeviceServer.of(method, key)
+        return Progress(secrets.token_hex(8), ours, server, Members(last))
 
     # ------------------------------------------------------------------------ the loop
 
     def run(self) -> Any:
-        """Run the fit; return the server's fitted estimator, or Records, which are also saved."""
+        """Run the fit; save and return the server's fitted estimator."""
         if self.is_resumed:
             self._gather_again()
         else:
@@ -246,11 +212,9 @@ class Coordinator:
     def _set_up(self, members, quorum, late=False):
         """Take the set-up exchanges with some members."""
         server, masks = self.server, self.server.federation.masks
-        # An EncryptedServer admits nobody late.
-        how = {"late": True} if late else {}
         asked = {one.code: one for one in sorted(members, key=lambda one: one.code)}
         for step in range(server.n_setups):
-            message = server.setup_message(step, **how)
+            message = server.setup_message(step, late=late)
             uploads, n_malformed = self._ask("setup", step, asked, message, quorum, late)
             if n_malformed and not late:
                 raise NotEnough(
@@ -266,11 +230,11 @@ class Coordinator:
                     raise NotEnough(
                         f"The sum of set-up exchange {step} is lost; run this app again."
                     )
-                server.close_setup(step, uploads, **how)
+                server.close_setup(step, uploads, late=late)
                 answered = _senders_of(uploads)
             server.ledger.count(rejected=n_malformed)
             asked = {code: one for code, one in asked.items() if code in answered}
-        server.send_announcement(**how)
+        server.send_announcement(late=late)
         for one in asked.values():
             # The announcement comes with the next request.
             one.is_set_up, one.knows_place = True, False
@@ -364,8 +328,6 @@ class Coordinator:
             members.lost -= members.counted
         traffic = self.progress.traffic[-1]
         server.ledger.count(dropped=len(asked) - traffic["answers"], rejected=n_malformed)
-        if isinstance(server, EncryptedServer):
-            server.forget(min(one.n_steps for one in self.members))
         self._warn_of_lost_round(number, n_undecided)
         log.info(
             "Round %d of %d: %d uploads of %d clients, %.2f s",
@@ -404,23 +366,17 @@ class Coordinator:
             self.progress.best = server.round
 
     def _end(self):
-        """Send the final model or the last sums; save the server's result and return it."""
+        """Send the final model; save the server's model and return it."""
         server = self.server
         message = server.send_best() if server.stopping.stopped else self._last_model()
-        is_encrypted = isinstance(message, EncryptedSums)
-        final = message if is_encrypted else self._unannounced(message)
+        final = self._unannounced(message)
         self._ask("finish", server.round, self.members.by_code, final, 0.0)
-        hint = "begin a new one with all clients"
-        if not is_encrypted:
-            hint = "its server's model.joblib serves new users by fold_in"
-        self._turn_away(self.members.newcomers, f"the fit has ended; {hint}")
-        traffic = self.progress.traffic
-        if is_encrypted:
-            records = Records(server.ledger, server.privacy_report(), server.round, traffic)
-            self.store.save_result(RECORDS, records)
-            return records
+        self._turn_away(
+            self.members.newcomers,
+            "the fit has ended; its server's model.joblib serves new users by fold_in",
+        )
         model = model_for_newcomers(self.estimator, server, message)
-        model.traffic_, model.n_rounds = traffic, self.estimator.n_rounds
+        model.traffic_, model.n_rounds = self.progress.traffic, self.estimator.n_rounds
         self.store.save_result(MODEL, model)
         if self.estimator.warm_start:
             self.store.save(STATE, self.progress)
@@ -470,8 +426,6 @@ class Coordinator:
         for member in self.exchanges.answered:
             if kind == "validate":
                 member.measured = number
-            if isinstance(message, EncryptedSums):
-                member.n_steps = message.n_ended
         return uploads, n_malformed
 
     def _masked(self, kind, number, asked, message, specs, quorum):
@@ -533,17 +487,14 @@ class Coordinator:
     def _request(self, kind, number, member, message, more=None, arrays=None):
         """Return the bytes of a request to one member, with more for its head and more arrays."""
         server, code = self.server, member.code
-        if isinstance(message, EncryptedSums):
-            message = message.since(member.n_steps)
-        # Under encryption uploads do not say who holds what.
-        known = {} if self.party is not None else server._held
+        known = server._held
         held = None if kind == "finish" else known.get(code)
         head = {"kind": kind, "fit": self.progress.fit, "number": number} | (more or {})
         parts = {"message": message}
         if not member.knows_place:
             head["place"] = place_head(member.place)
-            is_plain = not kind.startswith("setup") and self.party is None
-            parts["announcement"] = server.announcement() if is_plain else None
+            is_set_up = not kind.startswith("setup")
+            parts["announcement"] = server.announcement() if is_set_up else None
         if self.progress.best is not None:
             head["best"] = self.progress.best
         kept = []

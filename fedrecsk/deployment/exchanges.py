@@ -91,8 +91,6 @@ class Member:
     is_late: bool = False
     # Number of the last model whose validation loss it has sent.
     measured: int | None = None
-    # Under secure sums: how many of the server's steps it has.
-    n_steps: int = 0
 
     @property
     def code(self) -> int:
@@ -104,9 +102,7 @@ class Member:
 class Members:
     """All clients of a fit, by id."""
 
-    def __init__(self, most: int | None = None, last: Members | None = None) -> None:
-        # How many there may be. None: any number.
-        self.most = most
+    def __init__(self, last: Members | None = None) -> None:
         # Of a method of sums: ids of the clients whose upload is in the sum, and of those that
         # were asked for one that has not come.
         self.counted: set[Any] = set(last.counted) if last else set()
@@ -150,11 +146,6 @@ class Members:
                     f"the ids of clients {name!r} and {other.name!r} are of two types; use one "
                     "type for all"
                 )
-        if self.most is not None and len(self) >= self.most:
-            raise Refused(
-                f"the keys are for {self.most} clients, who have registered; make keys for more "
-                "with write_keys(..., n_clients=), and begin a new fit"
-            )
         if name in self.counted and has_changed is None:
             raise Refused(
                 f"client {name!s} has lost what it has sent to the last fit, and cannot take it "
@@ -182,8 +173,6 @@ class Exchanges:
         patience: float,
         n_items: int,
         traffic: list[dict[str, Any]],
-        *,
-        repeats: bool = True,
     ) -> None:
         self.carrier = carrier
         self.members = members
@@ -196,8 +185,6 @@ class Exchanges:
         self.traffic = traffic
         # Members that have answered the last request.
         self.answered: set[Member] = set()
-        # Whether the server can send again what a node has lost.
-        self.repeats = repeats
         # When nodes were last asked to register, and nodes by the tickets of these requests.
         self._greeted_at: dict[int, float] = {}
         self._greetings: dict[Any, int] = {}
@@ -329,7 +316,7 @@ class Exchanges:
         """Note a member's answer or failure; return whether it must be asked again."""
         try:
             head, arrays = _read(reply)
-            if "lacks" in head and self.repeats:
+            if "lacks" in head:
                 _note_lack(member, head["lacks"])
                 return True
         except (Refused, MalformedMessage) as error:

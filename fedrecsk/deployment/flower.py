@@ -17,7 +17,7 @@ from flwr.serverapp import Grid, ServerApp  # noqa: E402
 from fedrecsk.deployment.checks import check_deployable  # noqa: E402
 from fedrecsk.deployment.coordinator import Coordinator  # noqa: E402
 from fedrecsk.deployment.exchanges import Carrier, Reply, Request  # noqa: E402
-from fedrecsk.deployment.keys import read_identity, read_keys  # noqa: E402
+from fedrecsk.deployment.keys import read_identity  # noqa: E402
 from fedrecsk.deployment.node import Node  # noqa: E402
 from fedrecsk.deployment.server_model import send_new_items  # noqa: E402
 from fedrecsk.deployment.store import Store  # noqa: E402
@@ -48,7 +48,6 @@ def server_app(
     poll: float = 0.1,
     update: bool = False,
     add_items: DataFrame | None = None,
-    keys: str | os.PathLike[str] | None = None,
     key: Key | None = None,
 ) -> ServerApp:
     """Make the ServerApp of a Flower project, which runs the server of a fit.
@@ -85,10 +84,6 @@ def server_app(
         Features of new items. Nothing is trained: the items are added to the model of the last fit
         (with ``warm_start=True``) in `folder`, as by `add_items`, and its nodes are sent their rows
         alone. None: a fit.
-    keys : str, Path or None, default=None
-        File of the server's keys (``server.key``), if the federation has `CKKS` or `Paillier`; see
-        :mod:`fedrecsk.deployment.keys`. The server then has no model, and saves its records, the
-        ledger and the privacy report, as ``records.joblib``.
     key : Key or None, default=None
         Seed of the draws that server and clients share. None: drawn by the operating system.
 
@@ -104,7 +99,7 @@ def server_app(
     Notes
     -----
     Entries of the run configuration with the same name, but hyphens (``n-clients``, ``folder``,
-    ``quorum``, ``patience``, ``gathering``, ``poll``, ``update``, ``keys``), take precedence.
+    ``quorum``, ``patience``, ``gathering``, ``poll``, ``update``), take precedence.
 
     Examples
     --------
@@ -121,7 +116,6 @@ def server_app(
         "gathering": gathering,
         "poll": poll,
         "update": update,
-        "keys": None if keys is None else str(keys),
     }
     app = ServerApp()
 
@@ -132,18 +126,15 @@ def server_app(
             name: context.run_config.get(name.replace("_", "-"), value)
             for name, value in settings.items()
         }
-        # Flower wants an entry for everything that a run may set, so an empty one says nothing.
-        given["keys"] = given["keys"] or settings["keys"]
         _check_settings(given)
         carrier = FlowerCarrier(grid, float(given.pop("poll")), float(given["patience"]))
-        store, path = Store(given.pop("folder")), given.pop("keys")
+        store = Store(given.pop("folder"))
         method = _chosen(estimator, context)
         if add_items is not None:
             del given["update"]
             send_new_items(method, add_items, carrier, store, **given)
             return
-        party = read_keys(method, path, "server") if method._setting().encrypts else None
-        Coordinator(method, carrier, store, party=party, key=key, **given).run()
+        Coordinator(method, carrier, store, key=key, **given).run()
 
     return app
 
@@ -173,9 +164,8 @@ def client_app(
         entry ``folder`` of the node's configuration, as in
         ``flower-supernode --node-config 'folder="node-1"'``.
     keys : callable or None, default=None
-        Takes Flower's Context and returns the file of the clients' keys (``clients.key``) or, for
-        `SecAggPlus`, of the node's own identity, which is needed if the federation has
-        `secure_aggregation`; see :mod:`fedrecsk.deployment.keys`.
+        Takes Flower's Context and returns the file of the node's own identity, which is needed
+        under `SecAggPlus`; see :mod:`fedrecsk.deployment.keys`.
         None: the entry ``keys`` of the node's configuration.
 
     Returns
@@ -204,13 +194,11 @@ def client_app(
     @app.query()
     def answer(message: Message, context: Context) -> Message:
         _log_as_flower_does()
-        method, party = _chosen(estimator, context), None
+        method = _chosen(estimator, context)
         path = context.node_config.get("keys") if keys is None else keys(context)
         identity = read_identity(path) if method._setting().masks else None
-        if method._setting().encrypts:
-            party = read_keys(method, path, "clients")
         store = Store(_folder(folder, context))
-        node = Node(method, lambda: load_data(context), store, party, identity)
+        node = Node(method, lambda: load_data(context), store, identity)
         content = node.answer(_content(message))
         return Message(_record(content), reply_to=message)
 

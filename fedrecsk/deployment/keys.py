@@ -1,10 +1,7 @@
-"""Keys of secure sums, which an operator makes and gives to the machines.
+"""Identities of nodes under `SecAggPlus`, which an operator makes and gives to the machines.
 
-Under `SecAggPlus` each node has an identity of its own, certified by the operator, by which it
-signs the keys that it makes for each sum. The operator can unmask nothing, and the server needs no
-keys. Under `CKKS` and `Paillier` the server's file lets it add ciphertexts, and the clients' file
-decrypts everything: give it to the nodes over the same secure channel as their own keys, and never
-to the server's machine.
+Each node has an identity of its own, certified by the operator, with which it signs the keys that
+it makes for each sum. The operator can unmask nothing, and the server needs no keys.
 """
 
 from __future__ import annotations
@@ -18,103 +15,14 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from fedrecsk.privacy import Identity
-from fedrecsk.protocol.checks import check_side
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Any, Literal
+    from typing import Any
 
-    from fedrecsk.privacy import Party
+__all__ = ["read_identity", "write_identities"]
 
-__all__ = ["read_identity", "read_keys", "write_identities", "write_keys"]
-
-CLIENTS, SERVER, OPERATOR = "clients.key", "server.key", "operator.key"
-
-
-def write_keys(estimator: Any, n_clients: int, folder: str | os.PathLike[str]) -> tuple[Path, Path]:
-    """Make new keys for one fit, and write them into files.
-
-    Parameters
-    ----------
-    estimator : federated estimator
-        Its federation encrypts (`CKKS` or `Paillier`).
-    n_clients : int
-        Number of clients of the fit.
-    folder : str or Path
-        Made if it does not exist.
-
-    Returns
-    -------
-    clients, server : Path
-        ``clients.key``, which only its owner can read, and ``server.key``.
-
-    Raises
-    ------
-    ValueError
-        If the federation does not encrypt.
-    FileExistsError
-        If there are keys in the folder already.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from fedrecsk import Federation, FedMF
-    >>> from fedrecsk.deployment.keys import write_keys
-    >>> from fedrecsk.privacy import CKKS
-    >>> method = FedMF(items=range(40), federation=Federation(secure_aggregation=CKKS()))
-    >>> folder = tempfile.mkdtemp()
-    >>> [path.name for path in write_keys(method, n_clients=3, folder=folder)]
-    ['clients.key', 'server.key']
-    """
-    keys = _scheme(estimator).generate_keys(n_clients=n_clients)
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    clients, server = folder / CLIENTS, folder / SERVER
-    for path in (clients, server):
-        if path.exists():
-            raise FileExistsError(f"{path} exists already; remove it, or choose another folder.")
-    for path, party, mode in ((clients, keys.clients, 0o600), (server, keys.server, 0o644)):
-        _write(path, party.to_bytes(), mode)
-    return clients, server
-
-
-def read_keys(
-    estimator: Any, path: str | os.PathLike[str] | None, side: Literal["server", "clients"]
-) -> Party:
-    """Read the keys of one side from its file.
-
-    Parameters
-    ----------
-    estimator : federated estimator
-    path : str or Path
-    side : {"clients", "server"}
-
-    Returns
-    -------
-    Party
-
-    Raises
-    ------
-    ValueError
-        If the path is missing; or if the keys are those of the other side, or of a scheme with
-        other parameters.
-    FileNotFoundError
-        If there is no such file.
-    PermissionError
-        If other users can read the clients' keys.
-    """
-    if not path:
-        raise ValueError(
-            f"The federation encrypts (CKKS or Paillier), so this machine needs keys; make them "
-            f"with fedrecsk.deployment.keys.write_keys, and pass keys= the path of {side}.key."
-        )
-    hint = "make them with fedrecsk.deployment.keys.write_keys"
-    path = _found(path, "There are no keys in", hint)
-    party = _scheme(estimator).load_party(path.read_bytes())
-    check_side(party, side, f"The keys in {path}")
-    if party.holds_secret_key:
-        _check_private(path)
-    return party
+OPERATOR = "operator.key"
 
 
 def write_identities(client_ids: Iterable[Any], folder: str | os.PathLike[str]) -> dict[Any, Path]:
@@ -207,21 +115,6 @@ def _found(path, lacking, hint):
 def _write(path, content, mode):
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(content)
-
-
-def _scheme(estimator):
-    scheme = estimator._setting().secure_aggregation
-    if scheme is None:
-        raise ValueError(
-            "The federation has no secure_aggregation, so there is nothing to make keys for; set "
-            "it to CKKS(), for example."
-        )
-    if not scheme.hides_sums:
-        raise ValueError(
-            "Under SecAggPlus clients make their own keys; give each an identity to sign them with "
-            "write_identities(client_ids, folder)."
-        )
-    return scheme
 
 
 def _check_private(path):

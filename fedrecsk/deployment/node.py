@@ -31,13 +31,13 @@ from fedrecsk.privacy._masked_sum import MaskingClient
 from fedrecsk.protocol.device import Device
 from fedrecsk.protocol.early_stopping import VALIDATION
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.messages import EncryptedSums, Message
+from fedrecsk.protocol.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fedrecsk.deployment.store import Store
-    from fedrecsk.privacy import Identity, Party
+    from fedrecsk.privacy import Identity
 
 log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 SETUP = -1
@@ -46,10 +46,6 @@ NOTHING = np.zeros(0, dtype=np.int32)
 STAGES = frozenset({"keys", "shares", "confirm", "unmask"})
 KINDS = frozenset({"setup", "validate", "withdraw", "round", "finish"})
 STATE = ".state"
-OLD_COPY = (
-    "this node's folder is a copy of before its last answers, and the server has no model that it "
-    "could send; restore a newer copy, or begin a new fit without it"
-)
 ANOTHER_PLACE = (
     "the server gives this node another place in the fit, which has one: its checkpoint is older "
     "than this node's state, or it wants a second answer to the same request. Begin a new fit, "
@@ -113,8 +109,7 @@ class Lacking(Exception):
 class Node:
     """One client's machine: answers the server's requests.
 
-    `load_data` returns the client's id and rows, as :func:`client_app` wants them. The keys of a
-    `party` are no part of the state in the store.
+    `load_data` returns the client's id and rows, as :func:`client_app` wants them.
     """
 
     def __init__(
@@ -122,13 +117,11 @@ class Node:
         estimator: Any,
         load_data: Callable[[], dict[str, Any]],
         store: Store,
-        party: Party | None = None,
         identity: Identity | None = None,
     ) -> None:
         self.estimator = estimator
         self.load_data = load_data
         self.store = store
-        self.party = party
         # By which it signs its keys, if uploads are masked.
         self.identity = identity
 
@@ -199,13 +192,13 @@ class Node:
 
     def _register(self, fit, head):
         check_deployable(self.estimator)
-        differing = differences(digests(self.estimator, self.party), head["parameters"])
+        differing = differences(digests(self.estimator), head["parameters"])
         if differing:
             raise Refused(differing)
         data = self.load_data()
         memory = self._loaded(fit)
         if memory is None:
-            device = Device(self.estimator, **data, party=self.party)
+            device = Device(self.estimator, **data)
             registration = registration_head(device.register())
             past = _past(self._loaded(head["after"])) if head.get("after") else None
             if past is not None:
@@ -236,10 +229,7 @@ class Node:
 
     def _loaded(self, fit):
         """Return what this node keeps of a fit; None if it has no part in it."""
-        memory = self.store.load(fit + STATE)
-        if memory is not None and memory.device is not None:
-            memory.device.party = self.party
-        return memory
+        return self.store.load(fit + STATE)
 
     def _learn(self, memory, kind, head, arrays):
         """Take what may come with any request: place, announcement, and which model is the best."""
@@ -248,8 +238,6 @@ class Node:
             device.place(place_of(head["place"]))
             memory.place, memory.has_begun = head["place"], kind != "setup"
         if memory.place is None or not (memory.has_begun or kind == "setup"):
-            if self.party is not None:
-                raise Refused(OLD_COPY)
             raise Lacking(PLACE)
         if head.get("announcement") is not None:
             announcement = self._message(memory, head, arrays, "announcement")
@@ -266,8 +254,6 @@ class Node:
         start = f"{name}/"
         own = {n.removeprefix(start): one for n, one in arrays.items() if n.startswith(start)}
         message = message_of(head[name], own, block.row_items, block.n_items)
-        if isinstance(message, EncryptedSums) and message.first > memory.device.replica.n_taken:
-            raise Refused(OLD_COPY)
         kept = head[name].get("kept") if message is not None else None
         if not kept:
             return message
@@ -335,8 +321,7 @@ class Node:
         message = self._message(memory, head, arrays)
         if message is None:
             raise MalformedMessage("The final model is missing.")
-        if self.party is None:
-            message = memory.announcement | message
+        message = memory.announcement | message
         model = memory.device.fitted(message, int(head["number"]))
         self.store.save_result(MODEL_FILE, model)
         log.info("Client %s has its model: %s", *memory.device.client_ids, self.store.folder)

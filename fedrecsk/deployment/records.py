@@ -10,16 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedrecsk.privacy import Ciphertext
 from fedrecsk.protocol import ClientMessage, Dense, Derived, Message, Numbers, Rows
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.messages import (
-    ClientCodes,
-    EncryptedSum,
-    EncryptedSums,
-    Registration,
-    narrowed,
-)
+from fedrecsk.protocol.messages import ClientCodes, Registration, narrowed
 
 if TYPE_CHECKING:
     from typing import Any
@@ -86,7 +79,7 @@ def unpack(content: bytes) -> tuple[dict[str, Any], Arrays]:
 
 
 def message_arrays(
-    message: Message | EncryptedSums | None,
+    message: Message | None,
     held: np.ndarray | None,
     client: int,
     wire_dtype: str,
@@ -94,8 +87,6 @@ def message_arrays(
     """Return the head and the arrays of a message to one client, which holds the items `held`."""
     if message is None:
         return None, {}
-    if isinstance(message, EncryptedSums):
-        return _sums_arrays(message)
     rows, computed, arrays = [], {}, {}
     for name, field in message.of(np.array([client])).items():
         if isinstance(field, Derived):
@@ -112,12 +103,10 @@ def message_arrays(
 
 def message_of(
     spec: dict[str, Any] | None, arrays: Arrays, held: np.ndarray, n_items: int
-) -> Message | EncryptedSums | None:
+) -> Message | None:
     """Return the message as the client has it: rows that it did not receive are zero."""
     if spec is None:
         return None
-    if "sums" in spec:
-        return _sums_of(spec, arrays)
     fields = {}
     for name, values in arrays.items():
         values = values.astype(spec["computed"].get(name, values.dtype), copy=False)
@@ -157,8 +146,6 @@ def upload_arrays(
     # What a compressor sends besides, or central privacy.
     for name, values in upload.extras.items():
         arrays[f"{name}/extra"] = narrowed(np.asarray(values), wire_dtype)
-    if upload.encrypted is not None:
-        head["encrypted"] = _written(upload.encrypted, "encrypted", arrays)
     return head, arrays
 
 
@@ -188,12 +175,6 @@ def upload_of(
         raise MalformedMessage("An upload lacks its phase, round or client.") from error
     if step != expected or not type(step[1]) is type(step[2]) is int:
         raise MalformedMessage(f"it sends {str(step)[:80]} instead of {expected}.")
-    if "encrypted" in head:
-        try:
-            content = _ciphertext(head["encrypted"], "encrypted", arrays)
-        except (LookupError, TypeError, ValueError, OverflowError) as error:
-            raise MalformedMessage(f"An encrypted upload cannot be read: {error}") from error
-        return ClientMessage(*step, encrypted=content)
     parts, extras = {}, {}
     for label, array in arrays.items():
         name, _, part = label.rpartition("/")
@@ -295,54 +276,3 @@ def place_of(head: dict[str, Any]) -> ClientCodes:
         Key(int(head["shared"])),
         int(head["n_clients"]),
     )
-
-
-# ------------------------------------------------------------------------ ciphertexts
-
-
-def _written(content: Ciphertext, label: str, arrays: Arrays) -> dict[str, Any]:
-    """Put the blocks of a ciphertext into `arrays`; return what is needed besides."""
-    arrays[f"{label}/blocks"] = np.frombuffer(b"".join(content.blocks), dtype=np.uint8)
-    arrays[f"{label}/sizes"] = np.array([len(one) for one in content.blocks], dtype=np.int32)
-    return {
-        "n_values": content.n_values,
-        "n_clients": content.n_clients,
-        "key_id": content.key_id,
-    }
-
-
-def _ciphertext(head: dict[str, Any], label: str, arrays: Arrays) -> Ciphertext:
-    """Return the ciphertext again."""
-    content, sizes = arrays[f"{label}/blocks"].tobytes(), arrays[f"{label}/sizes"]
-    if sizes.dtype != np.int32 or sizes.ndim != 1 or (sizes < 0).any():
-        raise ValueError("The sizes of blocks must be whole numbers.")
-    ends = np.cumsum(sizes, dtype=np.int64)
-    if (ends[-1] if len(ends) else 0) != len(content):
-        raise ValueError(f"The blocks have {len(content)} bytes, which differs from their sizes.")
-    starts = ends - sizes
-    blocks = tuple(content[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True))
-    return Ciphertext(blocks, int(head["n_values"]), int(head["n_clients"]), str(head["key_id"]))
-
-
-def _sums_arrays(message: EncryptedSums) -> tuple[dict[str, Any], Arrays]:
-    """Return what is sent of the sums of exchanges that have ended."""
-    heads, arrays = [], {}
-    for number, one in enumerate(message.sums):
-        total = None if one.total is None else _written(one.total, str(number), arrays)
-        step = {"phase": one.phase, "round": one.round, "clients": one.clients.tolist()}
-        heads.append(step | {"total": total})
-    return {"first": message.first, "sums": heads}, arrays
-
-
-def _sums_of(spec: dict[str, Any], arrays: Arrays) -> EncryptedSums:
-    """Return the sums again, on a node."""
-    sums = [
-        EncryptedSum(
-            head["phase"],
-            int(head["round"]),
-            np.array(head["clients"], dtype=np.int64),
-            None if head["total"] is None else _ciphertext(head["total"], str(number), arrays),
-        )
-        for number, head in enumerate(spec["sums"])
-    ]
-    return EncryptedSums(int(spec["first"]), tuple(sums))

@@ -21,10 +21,10 @@ from fedrecsk.protocol.messages import Dense, Message
 if TYPE_CHECKING:
     from fedrecsk.deployment.exchanges import Carrier
     from fedrecsk.deployment.store import Store
-    from fedrecsk.protocol.server import Server
+    from fedrecsk.protocol.device_server import DeviceServer
 
 
-def model_for_newcomers(estimator: Any, server: Server, message: Message) -> Any:
+def model_for_newcomers(estimator: Any, server: DeviceServer, message: Message) -> Any:
     """Return a fitted estimator without users, which folds in newcomers."""
     model = copy.copy(server.method)
     received = model._decode_broadcast(message, server.key.at(server.round))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 # A fitted estimator and a server's Records, which joblib loads, too.
-MODEL, RECORDS = "model.joblib", "records.joblib"
+MODEL = "model.joblib"
 # A server's Progress at the end of a fit, from which updates go on.
 STATE = "state"
 
@@ -81,7 +81,7 @@ class Store:
 
     def remove_drafts(self, *patterns: str) -> None:
         """Remove files that killed processes have not finished, by patterns of the names."""
-        for pattern in (*patterns, MODEL, RECORDS):
+        for pattern in (*patterns, MODEL):
             for draft in self.folder.glob(f".{pattern}-*"):
                 draft.unlink(missing_ok=True)
 

@@ -19,12 +19,12 @@ from fedrecsk.base._item_weights import history_of
 from fedrecsk.federated import _cluster, _private, _round_loop, _weak_fits
 from fedrecsk.federated._updating import Updating
 from fedrecsk.protocol import blocks as _blocks
-from fedrecsk.protocol.base_server import server_sees
 from fedrecsk.protocol.central_noise import CentralNoise
 from fedrecsk.protocol.clients import personal_attributes
 from fedrecsk.protocol.federation import Federation
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.messages import Message
+from fedrecsk.protocol.server import server_sees
 
 if TYPE_CHECKING:
     from typing import Any, Self

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -151,24 +149,8 @@ class Party(ABC):
         parts = [self._decrypt_block(*one, ciphertext.n_clients) for one in blocks]
         return np.concatenate([np.empty(0), *parts])
 
-    def accepts(self, ciphertext: object, n_values: int) -> bool:
-        """Return whether this is one client's encrypted vector of `n_values` under these keys."""
-        try:
-            blocks = self._blocks(ciphertext)
-            if (ciphertext.n_values, ciphertext.n_clients) != (n_values, 1):
-                return False
-            for one in blocks:
-                self._load_block(*one)
-        # TenSEAL raises RuntimeError.
-        except (ValueError, TypeError, RuntimeError):
-            return False
-        return True
-
     def __reduce__(self) -> tuple[Any, ...]:
-        # Secret keys are where their owner has put them, and nowhere else.
-        if self.holds_secret_key:
-            raise TypeError("The clients' keys are not pickled; use to_bytes().")
-        return self.scheme.load_party, (self.to_bytes(),)
+        raise TypeError("Keys are not pickled; make new ones with generate_keys().")
 
     def _blocks(self, ciphertext):
         """Return each block of a ciphertext under these keys, and how many values it has."""
@@ -189,25 +171,6 @@ class Party(ABC):
                 f"{self.scheme._n_blocks(n_values)}."
             )
         return [(one, min(width, n_values - k * width)) for k, one in enumerate(ciphertext.blocks)]
-
-    def to_bytes(self) -> bytes:
-        """Return this side's keys as bytes, for `Encryption.load_party`.
-
-        Those of the clients' side decrypt everything: keep them from the server.
-        """
-        keys = self._key_bytes()
-        head = {
-            "scheme": self.scheme._public_parameters(),
-            "n_clients": self.n_clients,
-            "key_id": self.key_id,
-            "secret": self.holds_secret_key,
-            "sha256": hashlib.sha256(keys).hexdigest(),
-        }
-        return json.dumps(head).encode() + b"\n" + keys
-
-    @abstractmethod
-    def _key_bytes(self) -> bytes:
-        """Return the keys of this side alone."""
 
     @property
     @abstractmethod
@@ -320,48 +283,6 @@ class Encryption(SecureAggregation):
     def _new_keys(self, n_clients: int) -> Keys:
         """Make new keys."""
 
-    def load_party(self, content: bytes) -> Party:
-        """Return one side of a secure sum from the bytes of `Party.to_bytes`.
-
-        Raises
-        ------
-        ValueError
-            If these are no keys, damaged keys, or keys of a scheme with other parameters.
-        """
-        self._validate_params()
-        text, _, keys = content.partition(b"\n")
-        try:
-            head = json.loads(text)
-            scheme, n_clients, key_id = (head[one] for one in ("scheme", "n_clients", "key_id"))
-            secret, checksum = head["secret"], head["sha256"]
-        except (ValueError, LookupError, TypeError) as error:
-            raise ValueError(
-                "These bytes are no keys of secure sums; make them with generate_keys() and "
-                "Party.to_bytes()."
-            ) from error
-        own = self._public_parameters()
-        if scheme != own:
-            raise ValueError(
-                f"These keys are of {_as_text(scheme)}, and not of {_as_text(own)}; make keys "
-                "with the parameters of the estimator's federation."
-            )
-        if hashlib.sha256(keys).hexdigest() != checksum:
-            raise ValueError(
-                f"The keys {key_id!r} are damaged or incomplete and would give random numbers; "
-                "copy them again, or make new ones for all with generate_keys()."
-            )
-        return self._party(n_clients, key_id, keys, secret)
-
-    def _public_parameters(self):
-        """Return the name of the scheme and its parameters, as JSON has them."""
-        parameters = self.get_params(deep=False)
-        del parameters["audit"]
-        return json.loads(json.dumps([type(self).__name__, parameters]))
-
-    @abstractmethod
-    def _party(self, n_clients: int, key_id: str, keys: bytes, secret: bool) -> Party:
-        """Make one side from its own keys."""
-
     @property
     @abstractmethod
     def values_per_block(self) -> int:
@@ -387,11 +308,6 @@ class Encryption(SecureAggregation):
         if not isinstance(n_values, Integral) or n_values < 0:
             raise ValueError(f"n_values={n_values!r} must be a whole number, at least 0.")
         return -(-int(n_values) // self.values_per_block)
-
-
-def _as_text(scheme):
-    name, parameters = scheme
-    return f"{name}({', '.join(f'{key}={value!r}' for key, value in parameters.items())})"
 
 
 @dataclass(frozen=True)

@@ -162,14 +162,9 @@ class CKKS(Encryption):
         )
         context.global_scale = 2.0**self.scale_bits
         key_id = secrets.token_hex(8)
-        server = self._party(n_clients, key_id, _serialized(context, secret=False), False)
+        public = tenseal.context_from(_serialized(context, secret=False), 1)
+        server = _CKKSParty(self, n_clients, key_id, public)
         return Keys(server, _CKKSParty(self, n_clients, key_id, context))
-
-    def _party(self, n_clients, key_id, keys, secret):
-        context = self._import("tenseal").context_from(keys, 1)
-        if context.has_secret_key() != secret:
-            raise ValueError("These keys are not those of the side that they claim to be.")
-        return _CKKSParty(self, n_clients, key_id, context)
 
     def _advice(self, largest, n_clients):
         excess = largest / self.max_value(n_clients)
@@ -199,7 +194,7 @@ def _block_bytes(poly_modulus_degree, coeff_mod_bit_sizes, scale_bits):
 @functools.lru_cache
 def _key_bytes(poly_modulus_degree, coeff_mod_bit_sizes):
     keys = CKKS(poly_modulus_degree, coeff_mod_bit_sizes).generate_keys()
-    return _in_kib(len(keys.clients._key_bytes()))
+    return _in_kib(len(_serialized(keys.clients._context, secret=True)))
 
 
 def _in_kib(measured):
@@ -228,9 +223,6 @@ class _CKKSParty(Party):
     @property
     def holds_secret_key(self) -> bool:
         return self._context.has_secret_key()
-
-    def _key_bytes(self):
-        return _serialized(self._context, secret=self.holds_secret_key)
 
     def _encrypt_block(self, values):
         self._check_secret("encrypt")
@@ -347,17 +339,6 @@ class Paillier(Encryption):
         server = _PaillierParty(self, n_clients, key_id, public, None)
         return Keys(server, _PaillierParty(self, n_clients, key_id, public, private))
 
-    def _party(self, n_clients, key_id, keys, secret):
-        phe, size = self._import("phe.paillier"), self.key_bits // 8
-        if not secret:
-            public = phe.PaillierPublicKey(int.from_bytes(keys, "little"))
-            return _PaillierParty(self, n_clients, key_id, public, None)
-        # Both sides of the clients' keys: the two primes.
-        p, q = (int.from_bytes(one, "little") for one in (keys[: size // 2], keys[size // 2 :]))
-        public = phe.PaillierPublicKey(p * q)
-        private = phe.PaillierPrivateKey(public, p, q)
-        return _PaillierParty(self, n_clients, key_id, public, private)
-
     def _advice(self, largest, n_clients):
         fits = self.fraction_bits
         while fits > 0 and largest > _largest(n_clients) / 2.0**fits:
@@ -391,13 +372,6 @@ class _PaillierParty(Party):
     @property
     def holds_secret_key(self) -> bool:
         return self._private is not None
-
-    def _key_bytes(self):
-        size = self.scheme.key_bits // 8
-        if self._private is None:
-            return int(self._public.n).to_bytes(size, "little")
-        primes = self._private.p, self._private.q
-        return b"".join(int(prime).to_bytes(size // 2, "little") for prime in primes)
 
     def _encrypt_block(self, values):
         fixed = np.rint(values * 2.0**self.scheme.fraction_bits).astype(np.int64)

@@ -3,6 +3,7 @@
 from fedrecsk.protocol.client_message import ClientMessage, Numbers
 from fedrecsk.protocol.clients import Clients
 from fedrecsk.protocol.device import Device
+from fedrecsk.protocol.device_server import DeviceServer
 from fedrecsk.protocol.federation import Federation
 from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.protocol.messages import (
@@ -16,7 +17,7 @@ from fedrecsk.protocol.messages import (
     Upload,
 )
 from fedrecsk.protocol.network_time import NetworkProfile, estimate_training_time
-from fedrecsk.protocol.server import EncryptedServer, Server
+from fedrecsk.protocol.server import Server
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Summed
 
 __all__ = [
@@ -26,7 +27,7 @@ __all__ = [
     "Dense",
     "Derived",
     "Device",
-    "EncryptedServer",
+    "DeviceServer",
     "Federation",
     "FieldSpec",
     "GroupMessages",

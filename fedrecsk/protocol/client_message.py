@@ -22,7 +22,6 @@ from fedrecsk.updates import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fedrecsk.privacy import Ciphertext
     from fedrecsk.protocol.federation import Federation
 
 
@@ -67,10 +66,9 @@ class ClientMessage:
         of int8 (float32), or the second factor of a matrix of low rank. Under
         ``CentralDP(quantile=...)`` also "privacy_terms": whether the upload was short enough, shape
         (1,), dtype bool. Send arrays of other types than float64 as they are.
-    encrypted : Ciphertext or None
-        Under encryption, all fields, one after the other, in the place of `fields` and `extras`.
     integers : ndarray of shape (n_values,), dtype int64, or None
-        The same as fixed-point integers, which are to be masked before they are sent.
+        Under masks, all fields as fixed-point integers, one after the other, in the place of
+        `fields` and `extras`; they are to be masked before they are sent.
     """
 
     phase: str
@@ -78,7 +76,6 @@ class ClientMessage:
     client: int
     fields: dict[str, Numbers] = field(default_factory=dict)
     extras: dict[str, np.ndarray] = field(default_factory=dict)
-    encrypted: Ciphertext | None = None
     integers: np.ndarray | None = None
 
 

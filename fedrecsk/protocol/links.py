@@ -309,12 +309,6 @@ class Uplink:
             return totals
         return fields_of(decrypted, specs)
 
-    def count_encrypted(self, clients: NDArray[np.int64], n_values: int, nbytes: int) -> None:
-        """Count ciphertexts of `n_values` numbers from these clients (codes)."""
-        self.ledger.up(clients, np.full(len(clients), nbytes), None)
-        self._uploads[clients] += 1
-        self._coordinates[clients] += n_values
-
     def privacy_report(self, server_sees: str) -> PrivacyReport:
         """Report the privacy loss of all uploads so far, given what the server sees of them."""
         if self.releases is not None:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fedrecsk.privacy import Ciphertext
     from fedrecsk.protocol.keys import Key
     from fedrecsk.protocol.ledger import Ledger
     from fedrecsk.updates import RoundUpdates, Update
@@ -312,33 +311,3 @@ def deliver(
     received = np.zeros_like(values)
     received[senders] = means[numbers]
     return [None if one is None else received[codes] for codes, one in sent]
-
-
-class EncryptedSum(NamedTuple):
-    """An exchange that has ended: the sum of the uploads of `clients` (codes), None if of none."""
-
-    phase: str
-    round: int
-    clients: np.ndarray
-    total: Ciphertext | None
-
-
-class EncryptedSums(NamedTuple):
-    """What a server that only adds sends in the place of a model: its sums from number `first`."""
-
-    first: int
-    sums: tuple[EncryptedSum, ...]
-
-    @property
-    def n_ended(self) -> int:
-        """Exchanges that have ended."""
-        return self.first + len(self.sums)
-
-    def since(self, n_taken: int) -> EncryptedSums:
-        """Return the sums that a client lacks that has taken `n_taken` of them."""
-        if n_taken < self.first:
-            raise ValueError(
-                f"Sums {n_taken} to {self.first - 1} were deleted with forget(), so this client "
-                "cannot get them; restore its state."
-            )
-        return EncryptedSums(n_taken, self.sums[n_taken - self.first :])

@@ -1,4 +1,4 @@
-"""The two servers: one sees sums, the other adds ciphertexts."""
+"""The server of a fit: registers clients, draws cohorts, sends messages, takes steps."""
 
 from __future__ import annotations
 
@@ -7,48 +7,38 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedrecsk._utils.user_warnings import warn
-from fedrecsk.protocol.base_server import BaseServer
-from fedrecsk.protocol.client_message import ClientMessage, checked, held_items, unpacked
+from fedrecsk.protocol.central_noise import CentralNoise
+from fedrecsk.protocol.early_stopping import VALIDATION, EarlyStopping
 from fedrecsk.protocol.keys import Key, setup_round
-from fedrecsk.protocol.links import StepTotal, matrix_to_compress
-from fedrecsk.protocol.messages import (
-    Catalogue,
-    ClientCodes,
-    EncryptedSum,
-    EncryptedSums,
-    Message,
-    Rows,
+from fedrecsk.protocol.ledger import Ledger
+from fedrecsk.protocol.links import Downlink, StepTotal, Uplink, matrix_to_compress
+from fedrecsk.protocol.messages import Catalogue, ClientCodes, Message, Rows
+from fedrecsk.protocol.participation import (
+    Participation,
+    cohort_size,
+    draw_participation,
+    n_rotating,
+    smallest_cohort,
 )
-from fedrecsk.protocol.participation import Participation
 from fedrecsk.protocol.protection import is_compressed
-from fedrecsk.protocol.secure_sums import aligned_size
-from fedrecsk.updates import Counts
+from fedrecsk.protocol.secure_sums import EncryptedChannel, MaskedChannel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from typing import Any, Self
+    from collections.abc import Sequence
+    from typing import Any
 
     from numpy.typing import NDArray
 
-    from fedrecsk.privacy import Party
+    from fedrecsk.privacy.report import PrivacyReport
     from fedrecsk.protocol.federation import Federation
     from fedrecsk.protocol.messages import Registration, Upload
-    from fedrecsk.updates import ClientUpdates
 
 
-class Server(BaseServer):
+class Server:
     """The server of one fit. Pickle it to make a checkpoint.
 
     Call its methods in this order: `register`; for each set-up exchange `setup_message` and
     `close_setup`; `send_announcement`; for each round `open_round` and `close_round`; `send_final`.
-
-    Clients may join late, between rounds: call `admit`, then, with ``late=True``, `setup_message`
-    and `close_setup` for each set-up exchange, and `send_announcement`. They learn from their first
-    message on. What the server has learned in the set-up stays as it is (counts and means over the
-    clients of the set-up), but it learns which items late clients hold. Methods that divide by the
-    number of clients of the set-up scale the uploads of a round to that number.
-
-    Outside the simulator, an :class:`EncryptedServer` serves a fit under encryption.
 
     Parameters
     ----------
@@ -66,11 +56,6 @@ class Server(BaseServer):
         comes afresh from the operating system, so that no checkpoint holds it.
     """
 
-    # The base class has them, too; without their types here, type checkers would guess.
-    state: Any
-    n_empty_rounds: int
-    n_undecided_rounds: int
-
     def __init__(
         self,
         method: Any,
@@ -80,53 +65,168 @@ class Server(BaseServer):
         rating_range: tuple[float, float] | None = None,
         secret: Key | None = None,
     ) -> None:
-        super().__init__(method, federation, key, item_ids, secret)
+        self.method = method
+        self.federation = federation
+        self.key = key
+        self.secret = secret
+        self.item_ids = item_ids
         self.rating_range: tuple[float, float] | None = rating_range or getattr(
             method, "rating_scale", None
         )
+        self._round_specs = method._upload_specs(len(item_ids))
+        # What the method keeps.
+        self.state: Any = None
+        self.history: list[dict[str, Any]] = []
+        # Rounds run so far.
+        self.round: int = 0
+        # Rounds in which all uploads were lost, and rounds with too few for the aggregator.
+        self.n_empty_rounds: int = 0
+        self.n_undecided_rounds: int = 0
+        self.stopping: EarlyStopping = EarlyStopping(method.tol, method.n_iter_no_change)
+        # Whether clients always receive the full model, as deployed ones do.
+        self.sends_whole: bool = False
+        # Mask of the clients that rounds are for; None: cohorts are drawn.
+        self.only: NDArray[np.bool_] | None = None
         # Codes of the clients whose uploads of the last round count.
         self.accepted: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._leave_out_clients()
+        self._participation = None
         self._message: Message | None = None
         # The last message that was sent.
         self._last_message = Message()
-        # Items that each client holds, by code, if set-up uploads say so.
-        self._held = {}
 
-    @classmethod
-    def of(
-        cls,
-        estimator: Any,
-        key: Key | None = None,
-        secret: Key | None = None,
-    ) -> Self:
-        """Return a server outside the simulator.
+    # ------------------------------------------------------------------------- clients
+
+    def _leave_out_clients(self):
+        """Begin without clients, or again after a registration that was refused."""
+        self.n_clients: int = 0
+        self.n_users: int = 0
+        self.client_ids: Any = None
+        self.n_held: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._first_users = np.zeros(0, dtype=np.int64)
+        # Clients that have received the message of a round.
+        self._has_received = np.zeros(0, dtype=bool)
+
+    def register(self, registrations: Sequence[Registration]) -> list[ClientCodes]:
+        """Register clients, send them the catalogue, and initialise the state.
 
         Parameters
         ----------
-        estimator : federated estimator
-            `items` must be the catalogue, and a rating method needs its `rating_scale`.
-        key : Key or None
-            The shared key. None: drawn by the operating system.
-        secret : Key or None
-            Of the server's own draws, as above.
+        registrations : list of Registration
+
+        Returns
+        -------
+        places : list of ClientCodes
+            Codes for each registration, in the order of the clients' ids.
 
         Raises
         ------
         ValueError
-            If the estimator or its federation is not one for devices, or if it encrypts; see
-            :class:`EncryptedServer`.
+            If a client registers twice.
         """
-        return cls._made(estimator, key, secret)
+        self._leave_out_clients()
+        places = self._added(registrations)
+        scheme = self.federation.secure_aggregation
+        # Of encryption and of masks; the latter are the uplink's alone.
+        self.channel: EncryptedChannel | None = None
+        masks = None
+        if self.federation.encrypts:
+            self.channel = EncryptedChannel(scheme)
+        elif self.federation.masks:
+            cohort = smallest_cohort(
+                self.n_clients,
+                self.method.client_fraction,
+                self.federation,
+                prefers_rotation=self.method._prefers_rotation,
+            )
+            masks = MaskedChannel(scheme, cohort)
+        self.ledger: Ledger = Ledger(self.client_ids)
+        self.downlink: Downlink = Downlink(
+            self.federation, self.ledger, self.n_held, self.channel, self.sends_whole
+        )
+        self.releases: CentralNoise | None = None
+        if self.federation.central_dp is not None:
+            self.releases = CentralNoise(
+                self.method, self.federation, self.n_clients, self.key, self.secret
+            )
+        self.uplink: Uplink = Uplink(
+            self.federation,
+            self.ledger,
+            self.downlink,
+            self.n_clients,
+            releases=self.releases,
+            channel=self.channel,
+            masks=masks,
+        )
+        self.ledger.open("catalogue")
+        self.downlink.count(catalogue_nbytes(self.item_ids))
+        if self.channel is not None:
+            self.ledger.open("keys")
+            self.downlink.count(self.channel.scheme.key_nbytes())
+        catalogue = Catalogue(len(self.item_ids), self.n_clients, self.rating_range)
+        self.state = self.method._init_server(catalogue, self.key)
+        return places
+
+    def _added(self, registrations):
+        """Give clients codes that follow those of the others; return these by registration."""
+        ids = np.concatenate([one.client_ids for one in registrations])
+        order = np.argsort(ids, kind="stable")
+        twice = np.flatnonzero(ids[order][1:] == ids[order][:-1])
+        if len(twice):
+            raise ValueError(
+                f"Client {ids[order][twice[0]]!s} registers twice; give each client its own id."
+            )
+        first, n_new, all_ids = self.n_clients, len(ids), ids[order]
+        if first:
+            all_ids = np.concatenate([self.client_ids, all_ids])
+        n_users = np.concatenate([one.n_users for one in registrations])[order]
+        n_held = np.concatenate([one.n_held for one in registrations])[order]
+        first_users = self.n_users + np.cumsum(n_users) - n_users
+        self.client_ids, self.n_clients = all_ids, len(all_ids)
+        self.n_held = np.concatenate([self.n_held, n_held])
+        self._first_users = np.concatenate([self._first_users, first_users])
+        self._has_received = np.pad(self._has_received, (0, n_new))
+        self.n_users += int(n_users.sum())
+        share = self.method.client_fraction
+        self.stopping.n_cohorts = n_rotating(self.n_clients, share)
+        codes = np.empty(n_new, dtype=np.int64)
+        codes[order] = first + np.arange(n_new)
+        ends = np.cumsum([len(one.client_ids) for one in registrations])
+        return [
+            ClientCodes(own, self._first_users[own], self.key, self.n_clients)
+            for own in np.split(codes, ends[:-1])
+        ]
 
     # --------------------------------------------------------------- before the rounds
 
-    def _first_state(self):
-        catalogue = Catalogue(len(self.item_ids), self.n_clients, self.rating_range)
-        return self.method._init_server(catalogue, self.key)
+    @property
+    def n_setups(self) -> int:
+        """Number of set-up exchanges before the rounds."""
+        return self.method._n_setups
 
-    def setup_message(self, step: int, *, late: bool = False) -> Message | None:
-        """Message to every client in a set-up exchange, or only to those that join late."""
-        who = self._asked(late)
+    @property
+    def _everyone(self):
+        self._check_registered()
+        return np.ones(self.n_clients, dtype=bool)
+
+    def _check_registered(self):
+        """Raise if there are no clients."""
+        if not self.n_clients:
+            raise ValueError("No client has registered yet; call register() first.")
+
+    def _specs(self, step):
+        """Return the uploads' specs in a step, which is a tuple of phase and number."""
+        phase, number = step
+        if phase == "setup":
+            return self.method._setup_specs(len(self.item_ids), number)
+        return VALIDATION if phase == "validation" else self._round_specs
+
+    def setup_message(self, step: int) -> Message | None:
+        """Return the message to every client in a set-up exchange."""
+        return self._send_setup(step, self._everyone)
+
+    def _send_setup(self, step, who):
+        """Send the clients of a mask the message of a set-up exchange."""
         self.ledger.open("setup", step)
         message = self.method._setup_broadcast(self.state, step)
         if self.releases is not None:
@@ -134,39 +234,21 @@ class Server(BaseServer):
         self.downlink.announce(message, who)
         return message
 
-    def _asked(self, late):
-        """Mask of the clients of a set-up exchange."""
-        if late and not self._n_late:
-            raise ValueError("No client has joined since the last round; call admit() first.")
-        return self._late if late else self._everyone
-
-    def close_setup(
-        self,
-        step: int,
-        uploads: Iterable[ClientMessage | ClientUpdates] | StepTotal,
-        *,
-        late: bool = False,
-    ) -> None:
+    def close_setup(self, step: int, total: StepTotal) -> None:
         """Take the server's step of a set-up exchange.
 
         Parameters
         ----------
         step : int
-        uploads : iterable of ClientMessage, or StepTotal
+        total : StepTotal
             As in `close_round`.
-        late : bool, default=False
-            Whether these are answers of clients that join late, from which the server only learns
-            which items they hold.
         """
-        total = self._total(uploads, ("setup", step), self._asked(late))
-        if late:
-            n_rejected = total.n_arrived - total.n_accepted
-            self.ledger.count(messages_up=total.n_accepted, rejected=n_rejected)
-            return
         key = self.key.at(setup_round(step))
         upload = self.uplink.close(total, key)
         if upload is None:
-            raise self._no_answer(step)
+            raise ValueError(
+                f"No client has answered set-up exchange {step}, but all registered ones must."
+            )
         self.state = self.method._setup_aggregate(self.state, upload, step, key)
 
     def announcement(self) -> Message:
@@ -174,22 +256,47 @@ class Server(BaseServer):
         self._check_registered()
         return self.method._initial_broadcast(self.state)
 
-    def send_announcement(self, *, late: bool = False) -> Message:
-        """Send the announcement, and count its bytes; `late`: only to those that join late."""
-        who = self._asked(late)
+    def send_announcement(self) -> Message:
+        """Send the announcement to every client, and count its bytes."""
+        return self._announce(self._everyone)
+
+    def _announce(self, who):
+        """Send the announcement to the clients of a mask."""
         message = self.announcement()
         if message and self.ledger.entries[-1]["phase"] != "setup":
             self.ledger.open("setup")
         self.downlink.announce(message, who)
-        self._is_set_up = True
         return message
 
     # --------------------------------------------------------------------- each round
 
+    def _drawn(self, key):
+        """Draw the participation of a round, unless the method chooses the cohort."""
+        self._check_registered()
+        if self.releases is not None and self.releases.always:
+            # Clients know the shared key.
+            key = self.releases.secret_of(key)
+        method, fraction, cohort = self.method, self.method.client_fraction, self.only
+        if cohort is None and method._choose_cohort is not None:
+            size = cohort_size(self.n_clients, fraction)
+            cohort = method._choose_cohort(self.state, self.n_clients, size, key)
+            if cohort is not None and method._shares_state:
+                raise TypeError(
+                    f"{type(method).__name__} shares state between clients of equal history, and "
+                    "chosen cohorts give each client its own; let _choose_cohort return None."
+                )
+        return draw_participation(
+            self.n_clients,
+            fraction,
+            self.federation,
+            key,
+            prefers_rotation=method._prefers_rotation,
+            cohort=cohort,
+        )
+
     def open_round(self) -> tuple[Participation, Message | None]:
         """Begin a round; returns the participation and the message, None if none is sent."""
         key = self.key.at(self.round)
-        self._late = None
         self._participation = self._drawn(key)
         self.ledger.open("round", self.round)
         message = self.method._broadcast(self.state, key)
@@ -231,22 +338,16 @@ class Server(BaseServer):
                 'numbers; set direction="down" or compression=None.'
             )
 
-    def close_round(
-        self,
-        uploads: Iterable[ClientMessage | ClientUpdates] | StepTotal,
-    ) -> Upload | None:
+    def close_round(self, total: StepTotal) -> Upload | None:
         """Take the server's step of a round, with the uploads that have arrived.
 
-        Uploads that are malformed, or contain NaN or numbers beyond 1e15, are left out and counted
-        as rejected.
+        Uploads that contain NaN or numbers beyond 1e15 are left out and counted as rejected.
 
         Parameters
         ----------
-        uploads : iterable of ClientMessage, or StepTotal
-            Pass them in the order of the clients' codes to get the same sums bit for bit; or the
-            `new_total` to which updates of your own :class:`Clients` have been added, as the
-            simulator does. Of single :class:`ClientUpdates` only the sender is checked: never
-            accept them over a network.
+        total : StepTotal
+            The `new_total` to which the clients' updates have been added. Add them in the order of
+            the clients' codes to get the same sums bit for bit.
 
         Returns
         -------
@@ -256,11 +357,9 @@ class Server(BaseServer):
         Raises
         ------
         ValueError
-            If no round is open, or if an upload belongs to another round, comes from an unknown
-            client or one that was not selected, or is the client's second one.
+            If no round is open.
         """
         key, turn = self.key.at(self.round), self._turn()
-        total = self._total(uploads, ("round", self.round), turn.active)
         self.accepted = np.concatenate([np.zeros(0, dtype=np.int64), *total.accepted])
         updating = turn.active & self._has_received
         self.ledger.count(participants=updating.sum(), dropped=turn.dropped.sum())
@@ -277,53 +376,34 @@ class Server(BaseServer):
         self._end_round(total.loss)
         return upload
 
+    def _turn(self):
+        """Return the open round's participation."""
+        if self._participation is None:
+            raise ValueError(f"Round {self.round} is not open; call open_round() first.")
+        return self._participation
+
+    def _end_round(self, loss=(0.0, 0.0)):
+        """Record the open round, and close it."""
+        self._participation = None
+        entry, (total, weight) = self.ledger.entries[-1], loss
+        # If no client has made a training step, the last loss is kept.
+        last = self.history[-1]["loss"] if self.history and entry["participants"] else float("nan")
+        row = {
+            "round": entry["round"],
+            "loss": float(total / weight) if weight else last,
+            "participants": entry["participants"],
+            "bytes_down": entry["bytes_down"],
+            "bytes_up": entry["bytes_up"],
+        }
+        if self.method.early_stopping:
+            row["validation_loss"] = float("nan")
+        self.history.append(row)
+        self.round += 1
+
     def new_total(self, phase: str = "round", number: int = 0) -> StepTotal:
         """Return an empty total of an exchange, to which updates of own clients are added."""
         self._check_registered()
         return StepTotal(self.uplink, self._specs((phase, number)), learned=phase == "round")
-
-    def _total(self, uploads, step, asked):
-        """Add up uploads, all of which are checked before anything is counted."""
-        if isinstance(uploads, StepTotal):
-            return uploads
-        total = self.new_total(*step)
-        for one in checked(uploads, step, asked, self.client_ids):
-            from_device = isinstance(one, ClientMessage)
-            total.is_trusted = total.is_trusted and not from_device
-            total.add(self.accept(one) if from_device else one)
-        return total
-
-    def accept(self, upload: ClientMessage) -> ClientUpdates:
-        """Check an upload and return it as ClientUpdates.
-
-        Parameters
-        ----------
-        upload : ClientMessage
-            From a registered client.
-
-        Returns
-        -------
-        ClientUpdates
-            Not accepted if anything in the upload is malformed.
-        """
-        step, client = (upload.phase, int(upload.round)), int(upload.client)
-        apart = self.federation.aggregator is not None or self.method._treats_clients_apart
-        is_setup = upload.phase == "setup"
-        one = unpacked(
-            upload,
-            self._specs(step),
-            self.n_held[client],
-            held=self._held.get(client),
-            centers=self._centers(),
-            wire_dtype=self.federation.wire_dtype,
-            hold=is_setup or (apart and upload.phase == "round"),
-            federation=self.federation,
-        )
-        if is_setup:
-            held = held_items(one)
-            if held is not None:
-                self._held[client] = held
-        return one
 
     def _centers(self):
         """Return what a client without any change would send in a round, unless that is zero."""
@@ -340,25 +420,20 @@ class Server(BaseServer):
             return Participation.full(self.n_clients)
         return self._drawn(self.key.at(self.round))
 
-    def close_validation(
-        self,
-        uploads: Iterable[ClientMessage | ClientUpdates] | StepTotal,
-        receives: NDArray[np.bool_],
-    ) -> bool:
+    def close_validation(self, total: StepTotal, receives: NDArray[np.bool_]) -> bool:
         """Use the clients' validation losses; returns whether the model is the best so far.
 
         Parameters
         ----------
-        uploads : iterable of ClientMessage, or StepTotal
+        total : StepTotal
             As in `close_round`.
         receives : ndarray of shape (n_clients,), dtype bool
             Clients that received it for evaluation.
         """
         key = self.key.at(self.round)
-        total = self._total(uploads, ("validation", self.round), receives)
         upload = self.uplink.close(total, key)
-        total, weight = (0, 0) if upload is None else upload["validation_loss"].sum
-        loss = float(total / weight) if weight else float("nan")
+        losses, weight = (0, 0) if upload is None else upload["validation_loss"].sum
+        loss = float(losses / weight) if weight else float("nan")
         self.history[-1]["validation_loss"] = loss
         is_best = self.stopping.judge(
             loss,
@@ -427,135 +502,26 @@ class Server(BaseServer):
         self.downlink.send(model, self._everyone)
         return best
 
-
-class EncryptedServer(BaseServer):
-    """The server of one fit under CKKS or Paillier, made by `of`.
-
-    It draws cohorts and adds ciphertexts. Every message is the
-    :class:`~fedrecsk.protocol.messages.EncryptedSums` of the exchanges that have ended, from
-    which the clients compute the model. Its keys, which are public, are in its pickle. Call its
-    methods in the order of those of :class:`Server`, with :class:`ClientMessage` as uploads.
-    """
-
-    party: Party
-    # What it knows in the place of a state.
-    sums: EncryptedSums
-
-    @classmethod
-    def of(
-        cls,
-        estimator: Any,
-        key: Key | None = None,
-        secret: Key | None = None,
-        *,
-        party: Party,
-    ) -> Self:
-        """Return a server outside the simulator.
-
-        Parameters
-        ----------
-        estimator, key, secret
-            As in :meth:`Server.of`.
-        party : Party
-            The server's side of the keys.
-
-        Raises
-        ------
-        ValueError
-            If the estimator or its federation is not one for devices or does not encrypt, or if
-            `party` has the clients' keys.
-        """
-        server = cls._made(estimator, key, secret, party)
-        if not server.federation.encrypts:
-            raise ValueError(
-                "The federation does not encrypt; set secure_aggregation to CKKS(), for example, "
-                "or use Server.of."
-            )
-        server.party, server.sums = party, EncryptedSums(0, ())
-        return server
-
-    def register(self, registrations: Sequence[Registration]) -> list[ClientCodes]:
-        """Register clients, and send them the catalogue; see :class:`Server`."""
-        n_clients = sum(len(one.client_ids) for one in registrations)
-        if n_clients > self.party.n_clients:
-            raise ValueError(
-                f"{n_clients} clients have registered, but the keys are for sums over at most "
-                f"{self.party.n_clients}; make keys with "
-                f"generate_keys(n_clients={n_clients})."
-            )
-        return super().register(registrations)
-
-    def setup_message(self, step: int) -> EncryptedSums:
-        """Return the message to every client in a set-up exchange."""
+    def privacy_report(self) -> PrivacyReport:
+        """Report the privacy loss of all uploads so far."""
         self._check_registered()
-        self.ledger.open("setup", step)
-        return self.sums
+        return self.uplink.privacy_report(server_sees(self.method, self.federation))
 
-    def close_setup(self, step: int, uploads: Iterable[ClientMessage]) -> None:
-        """Add up the answers to a set-up exchange."""
-        if not self._add(uploads, ("setup", step), self._everyone):
-            raise self._no_answer(step)
 
-    def send_announcement(self) -> EncryptedSums:
-        """End the set-up; returns the sums so far."""
-        self._check_registered()
-        self._is_set_up = True
-        return self.sums
+def server_sees(method: Any, federation: Federation) -> str:
+    """Return what the protocol shows to the server, as in :class:`PrivacyReport`."""
+    compresses = federation.compression is not None and federation.compression.up
+    if federation.encrypts:
+        return "encrypted sums"
+    if federation.aggregator is not None or compresses or method._treats_clients_apart:
+        return "single uploads"
+    central = federation.central_dp
+    noisy = federation.local_dp is not None or (central is not None and central.noise == "clients")
+    return "noisy sums" if noisy else "exact sums"
 
-    def open_round(self) -> tuple[Participation, EncryptedSums]:
-        """Begin a round; returns the participation and the sums so far."""
-        self._participation = self._drawn(self.key.at(self.round))
-        self.ledger.open("round", self.round)
-        return self._participation, self.sums
 
-    def close_round(self, uploads: Iterable[ClientMessage]) -> None:
-        """Add up the uploads of a round that have arrived; those that are malformed are left out.
-
-        Parameters
-        ----------
-        uploads : iterable of ClientMessage
-        """
-        turn = self._turn()
-        self._add(uploads, ("round", self.round), turn.active)
-        self.ledger.count(participants=turn.active.sum(), dropped=turn.dropped.sum())
-        self._end_round()
-
-    def send_final(self) -> EncryptedSums:
-        """Return the sums of all rounds."""
-        self._check_registered()
-        return self.sums
-
-    def forget(self, n_taken: int) -> None:
-        """Delete sums that all clients have taken, to save memory; call it between rounds.
-
-        Parameters
-        ----------
-        n_taken : int
-            How many of all sums so far to delete, from the first on.
-        """
-        self.sums = self.sums.since(max(self.sums.first, n_taken))
-
-    def _add(self, uploads, step, asked):
-        """Add up ciphertexts, and count what crosses; return how many were accepted."""
-        assert self.channel is not None
-        n_values = aligned_size(self._specs(step))
-        uploads = checked(uploads, step, asked, self.client_ids)
-        accepted = {
-            int(one.client): one.encrypted
-            for one in uploads
-            if self.party.accepts(one.encrypted, n_values)
-        }
-        clients, nbytes = np.array(sorted(accepted), dtype=np.int64), self.channel.nbytes(n_values)
-        self.uplink.count_encrypted(clients, n_values, nbytes)
-        self.ledger.count(messages_up=len(accepted), rejected=len(uploads) - len(accepted))
-        total = None
-        if accepted:
-            if self.releases is not None:
-                key = self.key.at(setup_round(step[1]) if step[0] == "setup" else step[1])
-                self.releases.charge([clients], key, Counts(n_shares=len(clients)))
-            total = self.party.sum(accepted[one] for one in clients.tolist())
-            # The sum, which goes to all clients.
-            self.downlink.count(nbytes)
-        one = EncryptedSum(*step, clients, total)
-        self.sums = EncryptedSums(self.sums.first, (*self.sums.sums, one))
-        return len(accepted)
+def catalogue_nbytes(item_ids: np.ndarray) -> int:
+    """Return the items' ids' bytes. Strings count as UTF-8 with one byte as terminator."""
+    if item_ids.dtype.kind in "UO":
+        return sum(len(str(one).encode()) + 1 for one in item_ids.tolist())
+    return item_ids.nbytes

@@ -127,7 +127,7 @@ def simulated_key(estimator):
     return Key(int(check_random_state(estimator.random_state).randint(2**31 - 1)))
 
 
-def make_nodes(estimator, X, y, clients, folder, *, party=None, identities=None, **others):
+def make_nodes(estimator, X, y, clients, folder, *, identities=None, **others):
     """A node for each client, in an order of its own; `load_data` returns `others` too."""
     names = np.unique(clients)
     order = np.random.default_rng(0).permutation(len(names))
@@ -139,7 +139,7 @@ def make_nodes(estimator, X, y, clients, folder, *, party=None, identities=None,
         identity = None if identities is None else read_identity(identities[name])
         store = Store(folder / f"node {number}")
         nodes[1000 + int(number)] = Node(
-            estimator, lambda data=data: data, store, party, identity=identity
+            estimator, lambda data=data: data, store, identity=identity
         )
     return nodes
 

@@ -12,8 +12,8 @@ from sklearn.base import clone
 
 from fedrecsk import Federation, FedMF, LocALS, RFRec
 from fedrecsk.deployment.flower import client_app, server_app
-from fedrecsk.deployment.keys import write_identities, write_keys
-from fedrecsk.privacy import CKKS, SecAggPlus
+from fedrecsk.deployment.keys import write_identities
+from fedrecsk.privacy import SecAggPlus
 from fedrecsk.protocol import blocks
 from tests.conftest import make_toy
 from tests.deployment.in_process import counts, prepared, simulated_key
@@ -108,7 +108,7 @@ def run_here(tmp_path, monkeypatch):
     for name in ("task", "run", "node"):
         monkeypatch.setattr(f"flwr.supercore.task_identity.TaskIdentity._{name}_id", 1)
 
-    def run(estimator, paths, saved="model.joblib", killed_by=lambda node, kind: False, **config):
+    def run(estimator, paths, killed_by=lambda node, kind: False, **config):
         key = simulated_key(estimator)
 
         def load_data(context):
@@ -124,25 +124,17 @@ def run_here(tmp_path, monkeypatch):
         config |= {"n-clients": len(paths), "folder": str(tmp_path / "server")}
         app = server_app(lambda context: estimator, key=key, poll=0.01)
         app(HereGrid(clients, contexts, killed_by), Context(**config))
-        return joblib.load(tmp_path / "server" / saved)
+        return joblib.load(tmp_path / "server" / "model.joblib")
 
     return run
 
 
-@pytest.mark.parametrize("scheme", [CKKS(), SecAggPlus()], ids=["CKKS", "SecAggPlus"])
-def test_apps_find_keys_and_estimator_by_their_context(scheme, run_here, tmp_path):
-    pytest.importorskip("tenseal", reason="needs fedrecsk[privacy]")
+def test_apps_find_keys_and_estimator_by_their_context(run_here, tmp_path):
+    pytest.importorskip("cryptography", reason="needs fedrecsk[privacy]")
     plain = toy()
-    secure = clone(plain).set_params(federation__secure_aggregation=scheme)
-    if isinstance(scheme, SecAggPlus):
-        server = run_here(secure, list(write_identities(range(3), tmp_path / "keys").values()))
-        assert server.privacy_.server_sees == "exact sums"
-    else:
-        of_clients, of_server = write_keys(secure, 3, tmp_path / "keys")
-        server = run_here(secure, 3 * [of_clients], "records.joblib", keys=str(of_server))
-        assert server.privacy_.server_sees == "encrypted sums"
-        with pytest.raises(ValueError, match="clients' keys, with which the server could decrypt"):
-            run_here(secure, 3 * [of_clients], keys=str(of_clients))
+    secure = clone(plain).set_params(federation__secure_aggregation=SecAggPlus())
+    server = run_here(secure, list(write_identities(range(3), tmp_path / "keys").values()))
+    assert server.privacy_.server_sees == "exact sums"
     expected = clone(plain).fit(X, Y, clients=X[:, 0] % 3)
     for silo in range(3):
         model = joblib.load(tmp_path / f"{silo}" / "model.joblib")

@@ -6,7 +6,7 @@ from sklearn.base import clone
 
 from fedrecsk import FedEASE, Federation, FedMF, LocALS, RFRec
 from fedrecsk.deployment.exchanges import NotEnough
-from fedrecsk.deployment.keys import read_identity, write_identities, write_keys
+from fedrecsk.deployment.keys import read_identity, write_identities
 from fedrecsk.deployment.records import (
     masking_arrays,
     masking_of,
@@ -376,5 +376,3 @@ def test_identities_are_read_by_their_owner_only(tmp_path):
     wrong.chmod(0o600)
     with pytest.raises(ValueError, match="has no identity"):
         read_identity(wrong)
-    with pytest.raises(ValueError, match="clients make their own keys"):
-        write_keys(masked(FedMF(**SMALL)), 3, tmp_path / "keys")

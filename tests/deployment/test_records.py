@@ -187,7 +187,6 @@ STEP = {"phase": "round", "round": 0, "client": 0}
         (STEP, {"gram/else": np.ones(1)}, "Unexpected field 'gram/else'"),
         (STEP, {"held/rows": np.ones(1, np.int32)}, "values of field 'held' are missing"),
         (STEP, {"signs/values": np.zeros((3, 8), np.uint8)}, r"'signs' has \(3, 8\) bytes"),
-        (STEP | {"encrypted": {}}, {}, "encrypted upload cannot be read"),
     ],
 )
 def test_malformed_uploads_are_refused_by_name(head, arrays, message):

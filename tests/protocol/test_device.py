@@ -23,7 +23,7 @@ from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import Compressed, LowRank, Quantization, TopK
 from fedrecsk.federated import _round_loop
 from fedrecsk.privacy import CentralDP, LaplaceMechanism
-from fedrecsk.protocol import ClientMessage, Device, FieldSpec, Numbers, Server
+from fedrecsk.protocol import ClientMessage, Device, DeviceServer, FieldSpec, Numbers
 from fedrecsk.protocol.keys import Key
 from tests.conftest import make_toy
 
@@ -77,7 +77,7 @@ def devices_of(method, X, y, key, clients=None):
 
 def deployed(method, X, y, seed, secret=None):
     """Each silo's fitted model, and the server; everybody is pickled between the rounds."""
-    server = Server.of(method, Key(seed), secret=secret)
+    server = DeviceServer.of(method, Key(seed), secret=secret)
     devices = devices_of(method, X, y, Key(seed), X[:, 0] % 4)
     entered(server, devices)
     for _ in range(method.n_rounds):
@@ -116,7 +116,7 @@ def test_central_noise_of_a_deployment_is_that_of_the_simulator(Estimator, mecha
 def test_a_deployed_server_draws_each_noise_afresh():
     central = CentralDP(clip=0.5, noise_multiplier=0.1)
     method = make(RFRec, federation=Federation(central_dp=central))
-    server = Server.of(method, Key(0))
+    server = DeviceServer.of(method, Key(0))
     server.register([Device(method, *make_toy(), client_id=0).register()])
     # Also after it was restored from a checkpoint.
     assert len({server.releases.secret_of(Key(1)) for _ in range(3)}) == 3
@@ -137,13 +137,13 @@ def test_a_device_must_say_in_one_bit_whether_it_was_clipped():
 
 def one_round(method, X, y):
     """The devices after their first update, and the uploads of each step."""
-    server, devices = Server.of(method, Key(1)), devices_of(method, X, y, Key(1))
+    server, devices = DeviceServer.of(method, Key(1)), devices_of(method, X, y, Key(1))
     return devices, [*entered(server, devices), updated(server, devices)]
 
 
 def first_round(method, X, y):
     """The server with its first round open, the devices of all users, and their uploads."""
-    server, devices = Server.of(method, Key(1)), devices_of(method, X, y, Key(1))
+    server, devices = DeviceServer.of(method, Key(1)), devices_of(method, X, y, Key(1))
     entered(server, devices)
     return server, devices, updated(server, devices)
 
@@ -344,7 +344,7 @@ class Halves(TopK):
 )
 def test_federations_that_devices_refuse(parts, message):
     method = make(RFRec, federation=Federation(**parts))
-    for build in (Server.of, lambda method: Device(method, *make_toy(), client_id=1)):
+    for build in (DeviceServer.of, lambda method: Device(method, *make_toy(), client_id=1)):
         with pytest.raises(ValueError, match=message):
             build(method)
 
@@ -354,7 +354,7 @@ def joined_late(method, X, y, n_rounds, *, late):
 
     Without `late` it is registered from the beginning, and offline until then.
     """
-    server, devices = Server.of(method, Key(3)), devices_of(method, X, y, Key(3))
+    server, devices = DeviceServer.of(method, Key(3)), devices_of(method, X, y, Key(3))
     entered(server, devices[:-1] if late else devices)
     for round in range(n_rounds):
         if round == 2 and late:
@@ -402,7 +402,7 @@ def test_a_client_may_join_late(Estimator, parameters):
 def test_who_cannot_join_late():
     X, y = make_toy()
     method = make(RFRec, aggregation="clients")
-    server = Server.of(method, Key(3))
+    server = DeviceServer.of(method, Key(3))
     stranger = Device(method, X, y, client_id=99).register()
     with pytest.raises(ValueError, match="The set-up is not over"):
         server.admit([stranger])
@@ -439,7 +439,7 @@ def test_what_no_client_can_join_late(Estimator, parameters, message):
     X, y = make_toy()
     method, mine = make(Estimator, **parameters), X[:, 0] == X[0, 0]
     own = clone(method).set_params(**{"local_rank": 1} if Estimator is SCoLR else {})
-    server = Server.of(method, Key(3))
+    server = DeviceServer.of(method, Key(3))
     entered(server, [Device(own, X[mine], y[mine], client_id=1)])
     with pytest.raises(ValueError, match=message):
         server.admit([Device(make(LocALS), X, client_id=2).register()])

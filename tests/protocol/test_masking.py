@@ -10,7 +10,7 @@ from fedrecsk import Federation, FedMF, LightFR, LocALS, PrivFedEB, RFRec
 from fedrecsk.attacks import SignFlip
 from fedrecsk.privacy import CentralDP, LaplaceMechanism, SecAggPlus
 from fedrecsk.privacy._masked_sum import Ring, bytes_of_sum, masked_sum
-from fedrecsk.protocol import Device, FieldSpec, Ledger, Server
+from fedrecsk.protocol import Device, DeviceServer, FieldSpec, Ledger
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.secure_sums import MaskedChannel, as_vector
 from fedrecsk.updates import HeldUpdates, RoundUpdates, SparseRows
@@ -218,7 +218,7 @@ def test_what_does_not_suit_masks_is_refused(estimator, message):
 
 def test_a_device_returns_integers_to_be_masked_and_no_number_of_items():
     estimator = masked(FedMF(3, client_fraction=1.0, items=np.unique(X[:, 1])))
-    server = Server.of(estimator)
+    server = DeviceServer.of(estimator)
     devices = [Device(estimator, X[X[:, 0] % 3 == k], client_id=k) for k in range(3)]
     registrations = [one.register() for one in devices]
     assert all((one.n_held == 0).all() for one in registrations)

@@ -13,7 +13,7 @@ from fedrecsk.aggregation import NormClipping
 from fedrecsk.data.interactions import encode
 from fedrecsk.federated._round_loop import Run
 from fedrecsk.privacy import LaplaceMechanism, SecAggPlus
-from fedrecsk.protocol import Numbers, Server, blocks
+from fedrecsk.protocol import DeviceServer, Numbers, blocks
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Registration
 from tests.conftest import make_toy
@@ -26,42 +26,42 @@ def one_client_in_each_block(monkeypatch):
 
 
 def opened(estimator):
-    """A server with an open round, and the updates of the clients that were asked."""
+    """A server with an open round, and the updates of the clients that were asked, as a total."""
     run = Run.new(estimator.set_params(random_state=0), encode(*make_toy()))
     run.set_up()
     server = run.server
     turn, message = server.open_round()
     received = server.method._decode_broadcast(message, server.key.at(0))
-    uploads = []
+    total = server.new_total()
     for one in run.clients:
         one.receive(0, received, turn)
-        uploads += one.update(0)[0]
-    return server, uploads
+        for updates in one.update(0)[0]:
+            total.add(updates)
+    return server, total
 
 
 def test_an_upload_of_a_client_that_was_not_asked_is_refused():
-    server, uploads = opened(RFRec(3, n_rounds=1, client_fraction=0.5))
+    server, uploads = deployed(RFRec(3, client_fraction=0.5, **RATES))
     asked = server._participation.active
-    assert len(uploads) == asked.sum() == 6
-    stranger = np.flatnonzero(~asked)[:1]
-    uploads[0] = replace(uploads[0], clients=stranger)
+    assert asked.sum() == 6
+    stranger = np.flatnonzero(~asked)[0]
     with pytest.raises(
-        ValueError, match=f"Client {100 + 7 * stranger[0]} was not selected in round 0"
+        ValueError, match=f"Client {100 + 7 * stranger} was not selected in round 0"
     ):
-        server.close_round(uploads)
+        server.close_round([uploads[stranger]])
 
 
 def test_clients_without_any_message_yet_do_not_count_as_participants():
     stale = Federation(dropout=0.6, dropout_mode="stale")
-    server, uploads = opened(RFRec(3, n_rounds=2, aggregation="holders", federation=stale))
+    server, total = opened(RFRec(3, n_rounds=2, aggregation="holders", federation=stale))
     turn = server._participation
-    assert 0 < len(uploads) == turn.receives.sum() < turn.active.sum() == 12
-    server.close_round(uploads)
+    assert 0 < total.n_arrived == turn.receives.sum() < turn.active.sum() == 12
+    server.close_round(total)
     entry, row = server.ledger.entries[-1], server.history[-1]
     assert entry["participants"] == row["participants"] == turn.receives.sum()
     assert entry["dropped"] == 12 - turn.receives.sum()
     other, _ = server.open_round()
-    server.close_round([])
+    server.close_round(server.new_total())
     # Those with a message of either round.
     received = turn.receives | other.receives
     assert turn.receives.sum() < received.sum()
@@ -71,22 +71,22 @@ def test_clients_without_any_message_yet_do_not_count_as_participants():
 @pytest.mark.parametrize(
     "step",
     [
-        Server.open_round,
-        Server.send_announcement,
-        Server.send_final,
-        Server.privacy_report,
+        DeviceServer.open_round,
+        DeviceServer.send_announcement,
+        DeviceServer.send_final,
+        DeviceServer.privacy_report,
         lambda server: server.setup_message(0),
     ],
 )
 def test_nothing_is_sent_before_clients_register(step):
-    server = Server.of(RFRec(3, items=range(9), rating_scale=(1, 5)))
+    server = DeviceServer.of(RFRec(3, items=range(9), rating_scale=(1, 5)))
     with pytest.raises(ValueError, match=r"No client has registered yet; call register\(\) first"):
         step(server)
 
 
 def test_a_registration_that_was_refused_leaves_nobody_behind():
     federation = Federation(secure_aggregation=SecAggPlus())
-    server = Server.of(RFRec(3, items=range(9), rating_scale=(1, 5), federation=federation))
+    server = DeviceServer.of(RFRec(3, items=range(9), rating_scale=(1, 5), federation=federation))
     one = np.ones(1, dtype=np.int64)
     clients = [Registration(np.array([name]), one, one) for name in range(5)]
     with pytest.raises(ValueError, match="at least 3"):
@@ -96,10 +96,10 @@ def test_a_registration_that_was_refused_leaves_nobody_behind():
 
 
 def test_a_round_that_is_not_open_cannot_be_closed():
-    server, uploads = opened(RFRec(3, n_rounds=1))
-    server.close_round(uploads)
+    server, total = opened(RFRec(3, n_rounds=1))
+    server.close_round(total)
     with pytest.raises(ValueError, match=r"Round 1 is not open; call open_round\(\) first"):
-        server.close_round(uploads)
+        server.close_round(total)
 
 
 def test_clients_that_share_state_have_cohorts_of_the_federation():
@@ -286,7 +286,7 @@ def test_a_client_cannot_get_past_a_robust_aggregator(kind):
 def test_a_client_that_holds_other_items_than_it_registered_is_rejected():
     X, y = make_toy()
     method = LocALS(3, reg_user=1.0, items=np.unique(X[:, 1]))
-    server, devices = Server.of(method, Key(1)), devices_of(method, X, y, Key(1))
+    server, devices = DeviceServer.of(method, Key(1)), devices_of(method, X, y, Key(1))
     setup, liar = devices[0].setup, devices[0]
 
     def forget_one(step, message):
