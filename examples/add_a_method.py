@@ -45,23 +45,19 @@ class FederatedRidge(RatingMixin, FederatedRecommender):
 
     # --------------------------------------------------------------- before the rounds
 
-    def _init_server(self, catalogue, key):
-        shape = (catalogue.n_items, 1 + self.n_factors)
-        return {"items": 0.1 * key.generator("items").standard_normal(shape)}
-
-    _n_setups = 1
-
-    def _setup_specs(self, n_items, step):
+    def _setup_specs(self, n_items):
         return {"ratings": FieldSpec((2,)), "per_item": FieldSpec((n_items,))}
 
-    def _setup_update(self, block, message, step, key):
+    def _setup_update(self, block, message, key):
         ratings = np.array([block.weights @ block.values, block.weights.sum()])
         per_item = np.bincount(block.items, block.weights, block.n_items)
         return ClientUpdates({"ratings": ratings, "per_item": per_item})
 
-    def _setup_aggregate(self, server, upload, step, key):
-        total, number = upload["ratings"].sum
-        return server | {"level": total / number, "per_item": upload["per_item"].mean}
+    def _begin(self, catalogue, sums, key):
+        shape = (catalogue.n_items, 1 + self.n_factors)
+        items = 0.1 * key.generator("items").standard_normal(shape)
+        total, number = sums["ratings"].sum
+        return {"items": items, "level": total / number, "per_item": sums["per_item"].mean}
 
     def _initial_broadcast(self, server):
         return Message(level=Dense(np.array([server["level"]])))

@@ -29,9 +29,9 @@ shops = [Device(method, X[shop_of_row == k], client_id=f"shop {k}") for k in ran
 places = server.register([shop.register() for shop in shops])
 for shop, place in zip(shops, places, strict=True):
     shop.place(place)
-for step in range(server.n_setups):
-    message = server.setup_message(step)
-    server.close_setup(step, [answer for shop in shops for answer in shop.setup(step, message)])
+if server.has_setup:
+    message = server.setup_message()
+    server.close_setup([answer for shop in shops for answer in shop.setup(message)])
 announcement = server.send_announcement()
 for shop in shops:
     shop.announce(announcement)

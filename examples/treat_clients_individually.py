@@ -41,7 +41,7 @@ class GroupTastes(RatingMixin, FederatedRecommender):
     # The server needs single uploads, not sums.
     _server_sees = "clients"
 
-    def _init_server(self, catalogue, key):
+    def _begin(self, catalogue, sums, key):
         tastes = np.zeros((self.n_groups, catalogue.n_items))
         middle = np.mean(catalogue.rating_range)
         return {"level": middle, "tastes": tastes, "group": np.zeros(catalogue.n_clients, int)}

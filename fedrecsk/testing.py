@@ -221,10 +221,9 @@ def check_the_halves_make_the_same_model(estimator: FederatedRecommender) -> Non
         devices, server.register([d.register() for d in devices]), strict=True
     ):
         device.place(place)
-    for step in range(server.n_setups):
-        message = server.setup_message(step)
-        answers = [one for device in devices for one in device.setup(step, message)]
-        server.close_setup(step, answers)
+    if server.has_setup:
+        message = server.setup_message()
+        server.close_setup([one for device in devices for one in device.setup(message)])
     announcement = server.send_announcement()
     for device in devices:
         device.announce(announcement)

@@ -39,8 +39,8 @@ def test_every_method_passes_the_checks_that_its_other_tests_lack(Estimator):
 
 
 class DrawsFromNumPy(Ridge):
-    def _init_server(self, catalogue, key):
-        server = super()._init_server(catalogue, key)
+    def _begin(self, catalogue, sums, key):
+        server = super()._begin(catalogue, sums, key)
         noise = np.random.default_rng().normal(size=server["items"].shape)
         return server | {"items": server["items"] + noise}
 
@@ -58,8 +58,8 @@ class LooksAtNeighbours(Ridge):
 
 
 class KeepsALambda(Ridge):
-    def _init_server(self, catalogue, key):
-        return super()._init_server(catalogue, key) | {"rate": lambda: 1}
+    def _begin(self, catalogue, sums, key):
+        return super()._begin(catalogue, sums, key) | {"rate": lambda: 1}
 
 
 class CountsCalls(Ridge):

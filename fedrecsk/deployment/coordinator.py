@@ -33,7 +33,7 @@ from fedrecsk.federated._updating import SHARE
 from fedrecsk.privacy import MaskingFailed
 from fedrecsk.privacy._masked_sum import MaskingServer
 from fedrecsk.protocol.device_server import DeviceServer
-from fedrecsk.protocol.keys import setup_round
+from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Dense, Message, PerClient, Rows
 from fedrecsk.protocol.secure_sums import aligned_size, summed_updates, units_of
 from fedrecsk.updates import ClientUpdates
@@ -197,7 +197,7 @@ class Coordinator:
             self.exchanges.gather(math.ceil(self.quorum * len(self.members)), self.gathering)
 
     def _begin(self):
-        """Register clients, and take the set-up exchanges with all of them."""
+        """Register clients, and take the set-up with all of them."""
         self.exchanges.gather(self.n_clients, self.gathering)
         registered, server = list(self.members), self.server
         server.sends_whole = True
@@ -210,15 +210,15 @@ class Coordinator:
         self.store.save(CHECKPOINT, self.progress)
 
     def _set_up(self, members, quorum, late=False):
-        """Take the set-up exchanges with some members."""
+        """Take the set-up with some members."""
         server, masks = self.server, self.server.federation.masks
         asked = {one.code: one for one in sorted(members, key=lambda one: one.code)}
-        for step in range(server.n_setups):
-            message = server.setup_message(step, late=late)
-            uploads, n_malformed = self._ask("setup", step, asked, message, quorum, late)
+        if server.has_setup:
+            message = server.setup_message(late=late)
+            uploads, n_malformed = self._ask("setup", 0, asked, message, quorum, late)
             if n_malformed and not late:
                 raise NotEnough(
-                    f"{n_malformed} answers to set-up exchange {step} were malformed, and the fit "
+                    f"{n_malformed} answers to the set-up message were malformed, and the fit "
                     "needs those of all clients; the log names them. Mend these nodes or leave "
                     "them out, and run this app again."
                 )
@@ -227,10 +227,8 @@ class Coordinator:
                 answered = {one.code for one in self.exchanges.answered}
             else:
                 if not uploads and masks:
-                    raise NotEnough(
-                        f"The sum of set-up exchange {step} is lost; run this app again."
-                    )
-                server.close_setup(step, uploads, late=late)
+                    raise NotEnough("The sum of the set-up is lost; run this app again.")
+                server.close_setup(uploads, late=late)
                 answered = _senders_of(uploads)
             server.ledger.count(rejected=n_malformed)
             asked = {code: one for code, one in asked.items() if code in answered}
@@ -431,7 +429,7 @@ class Coordinator:
     def _masked(self, kind, number, asked, message, specs, quorum):
         """Ask clients for a masked sum; return a list of their updates, empty if it is lost."""
         server, progress, step = self.server, self.progress, (PHASES[kind], number)
-        key = server.key.at(setup_round(number) if kind == "setup" else number)
+        key = server.key.at(SETUP if kind == "setup" else number)
         masks, session = server.uplink.masks, session_of(progress.fit, kind, number)
 
         def send(stage, messages, n_enough):

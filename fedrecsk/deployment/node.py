@@ -297,7 +297,7 @@ class Node:
         device = memory.device
         method, n_items = device.method, device.block.n_items
         if kind == "setup":
-            return device.setup(number, message), method._setup_specs(n_items, number)
+            return device.setup(message), method._setup_specs(n_items)
         if kind == "validate":
             memory.model, memory.measured = memory.announcement | message, number
             return device.validate(number, memory.model), VALIDATION
@@ -358,7 +358,7 @@ def _check_number(kind, number, reached, memory):
     n_rounds = method._rounds(np.inf)
     # Each may cost privacy: two masked sums of the same numbers differ by single clients' numbers.
     limits = {
-        "setup": (method._n_setups, "set-up exchanges"),
+        "setup": (int(bool(method._setup_specs(1))), "set-up exchanges"),
         "withdraw": (1, "chance to take something back"),
         "round": (n_rounds, "rounds"),
         "validate": (n_rounds + 1, "validations"),

@@ -175,12 +175,13 @@ class UserFeatures(FederatedRecommender):
     def _n_features(self):
         return 0 if self.user_features is None else self.user_features.shape[1]
 
-    def _no_user_sums(self, width):
+    def _first_user_sums(self, sums, width):
         """Return what the server keeps of users' vectors of this width before the first round."""
         if not self._n_features:
             return {}
         # The number is that of rounds since the set-up.
-        return {SUMS: np.zeros((self._n_features + 2, width)), "n_sums": 0}
+        zeros = np.zeros((self._n_features + 2, width))
+        return {SQUARES: sums[SQUARES].sum, SUMS: zeros, "n_sums": 0}
 
     def _feature_specs(self):
         """Return what a client sends of its users' features in the set-up; nothing without any."""
@@ -200,10 +201,6 @@ class UserFeatures(FederatedRecommender):
         weights, number = self._user_weights(block), np.zeros((1, x.shape[1]))
         number[0, 0] = np.count_nonzero(weights * x[:, 0])
         return {SQUARES: np.vstack([(weights[:, None] * x).T @ x, number])}
-
-    def _squares_of(self, upload):
-        """Return what the server keeps of the set-up's upload."""
-        return {SQUARES: upload[SQUARES].sum} if self._n_features else {}
 
     def _user_sums(self, block, vectors, turn, sends):
         """Return ``sum w x v'`` and, in the last row, ``sum w v^2`` of the clients that send."""

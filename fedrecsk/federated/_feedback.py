@@ -13,7 +13,7 @@ from scipy.special import expit
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RankingMixin, check_likes
-from fedrecsk.data._checks import check_ratings, check_scale
+from fedrecsk.data._checks import check_ratings, check_scale, scale_of
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Dense, Message
@@ -32,10 +32,10 @@ FEW_NEGATIVES = 4
 class RatingSums:
     """Mixin of methods whose clients add up their ratings in the set-up, for the mean of all."""
 
-    def _setup_specs(self, n_items, step):
+    def _setup_specs(self, n_items):
         return {"ratings": FieldSpec((2,), learned=False)}
 
-    def _setup_update(self, block, message, step, key):
+    def _setup_update(self, block, message, key):
         ratings = np.array([block.weights @ block.values, block.weights.sum()])
         return ClientUpdates({"ratings": ratings})
 
@@ -47,6 +47,10 @@ class RatingScale(RatingSums):
         super()._check_before_fit()
         if self.rating_scale is not None:
             check_scale(self.rating_scale)
+
+    def _check_on_devices(self, federation):
+        super()._check_on_devices(federation)
+        scale_of(self.rating_scale, None)
 
     def _check_setting(self, federation, data, blocks):
         super()._check_setting(federation, data, blocks)
@@ -77,12 +81,12 @@ class BiasColumn(RatingScale):
             vectors[:, 0] = 0
         return vectors.astype(self._dtype)
 
-    def _setup_update(self, block, message, step, key):
-        fields = super()._setup_update(block, message, step, key).fields | {
+    def _setup_update(self, block, message, key):
+        fields = super()._setup_update(block, message, key).fields | {
             "n_ratings": np.bincount(block.items, block.weights, minlength=block.n_items),
             "held_items": np.bincount(block.row_items, minlength=block.n_items),
         }
-        specs = self._setup_specs(block.n_items, step)
+        specs = self._setup_specs(block.n_items)
         return ClientUpdates({name: fields[name] for name in specs})
 
     def _server_attributes(self, message):
@@ -130,13 +134,16 @@ class LearnsFromFeedback(RatingSums, RankingMixin, FederatedRecommender):
     def _raw_scores(self, users: np.ndarray, items: np.ndarray) -> NDArray[np.float64]:
         """Return the scores of pairs of codes (-1 for unknown) before `_response`; shape (n,)."""
 
-    @property
-    def _n_setups(self):
-        return int(self.loss == "squared")
+    def _setup_specs(self, n_items):
+        return super()._setup_specs(n_items) if self.loss == "squared" else {}
 
-    def _setup_aggregate(self, server, upload, step, key):
-        total, weight = upload["ratings"].sum
-        return server | {"global_bias": total / weight}
+    @staticmethod
+    def _mean_rating(sums):
+        """Return what the server keeps of the set-up's sums."""
+        if sums is None:
+            return {}
+        total, weight = sums["ratings"].sum
+        return {"global_bias": total / weight}
 
     def _initial_broadcast(self, server):
         if self.loss != "squared":

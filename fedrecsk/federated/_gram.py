@@ -76,7 +76,7 @@ class FederatedGram(FadingPairs, RankingMixin, FederatedRecommender):
         """Whether the sum is kept sparse."""
         return self._solves_sparse and self._sends_pairs and n_items >= _item_weights.MANY_ITEMS
 
-    def _init_server(self, catalogue, key):
+    def _begin(self, catalogue, sums, key):
         n_items = catalogue.n_items
         sizes = n_pairs(n_items)
         gram = sparse.csc_array((sizes, 1)) if self._keeps_sparse(n_items) else np.zeros(sizes)

@@ -46,8 +46,7 @@ def check(method: Any, mechanism: CentralDP) -> None:
     # Of any catalogue: what is sent, not how much.
     n_items = 1 if method.items is None else len(method.items)
     specs = dict(method._upload_specs(n_items))
-    for step in range(method._n_setups):
-        specs |= method._setup_specs(n_items, step)
+    specs |= method._setup_specs(n_items)
     found += _problems_of_fields(method, specs)
     unknown = sorted(set(mechanism.field_weights or {}) - set(specs))
     if unknown:

@@ -177,13 +177,11 @@ class Run:
         """Do everything that comes before the first round."""
         server, clients = self.server, self.clients
         self.register()
-        for step in range(server.n_setups):
-            message = server.setup_message(step)
-            total = server.new_total("setup", step)
-            for answer in self.each(clients, Clients.setup, step, message):
-                if answer is not None:
-                    total.add(answer)
-            server.close_setup(step, total)
+        if server.has_setup:
+            message, total = server.setup_message(), server.new_total("setup")
+            for answer in self.each(clients, Clients.setup, message):
+                total.add(answer)
+            server.close_setup(total)
         self.tell(clients, Clients.announce, server.send_announcement())
 
     def take_back(self, users):

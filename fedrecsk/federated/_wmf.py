@@ -169,32 +169,29 @@ class ImplicitMF(FederatedContent, WMFUsers, RankingMixin, FederatedRecommender)
     _carried = ("item_factors",)
     _predicted_fields = ("item_factors",)
 
-    def _init_server(self, catalogue, key):
-        shape = (catalogue.n_items, self.n_factors)
-        items = self.INIT_STD * key.generator("item factors").standard_normal(shape)
-        return {
-            "item_factors": items.astype(self._dtype),
-            "n_clients": catalogue.n_clients,
-            "reg_item": self.reg_item / catalogue.n_clients,
-            # Without a set-up nobody knows which items are held.
-            "content": None if self._n_setups else self._item_prior(np.ones(catalogue.n_items)),
-        }
-
-    def _setup_specs(self, n_items, step):
+    def _setup_specs(self, n_items):
         if self.upload == "all":
             return {"held_items": FieldSpec((n_items,), dtype="uint8", learned=False)}
         # An int32 for each held item: its index.
         return {"held_items": FieldSpec((n_items,), "held", dtype="int32", learned=False)}
 
-    def _setup_update(self, block, message, step, key):
+    def _setup_update(self, block, message, key):
         held = np.bincount(block.row_items, minlength=block.n_items)
         return ClientUpdates({"held_items": held})
 
-    def _setup_aggregate(self, server, upload, step, key):
-        return server | {
-            "content": self._item_prior(upload["held_items"].sum),
-            "held_share": upload["held_items"].mean[:, None],
+    def _begin(self, catalogue, sums, key):
+        shape = (catalogue.n_items, self.n_factors)
+        items = self.INIT_STD * key.generator("item factors").standard_normal(shape)
+        server = {
+            "item_factors": items.astype(self._dtype),
+            "n_clients": catalogue.n_clients,
+            "reg_item": self.reg_item / catalogue.n_clients,
         }
+        if sums is None:
+            # Nobody knows which items are held.
+            return server | {"content": self._item_prior(np.ones(catalogue.n_items))}
+        held = sums["held_items"]
+        return server | {"content": self._item_prior(held.sum), "held_share": held.mean[:, None]}
 
     def _item_penalties(self, server):
         """Return each client's share of the items' penalties, (n_items, 1) if they differ."""
@@ -294,7 +291,6 @@ class FederatedWMF(ImplicitMF):
         "upload": [StrOptions({"local", "all"})],
     }
 
-    _n_setups = 1
     _no_local_dp = (
         "which rows a client requests and sends reveals the items it holds, and noise cannot hide "
         "that. Use RFRec under local differential privacy."

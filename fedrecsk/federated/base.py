@@ -125,30 +125,24 @@ class FederatedRecommender(Updating, Recommender):
     def _check_on_devices(self, federation):
         """Raise, before any work, if only the simulator can run the method in its federation."""
 
-    @abstractmethod
-    def _init_server(self, catalogue, key):
-        """Server: its first state, from the catalogue."""
-
-    # Exchanges with all clients before the rounds.
-    _n_setups = 0
-
     # Whether clients may join after the set-up: the server keeps nothing for each client.
     _admits_late_clients = True
 
-    def _setup_specs(self, n_items, step):
-        """Return what a client sends in a set-up exchange: a dict of FieldSpec."""
+    def _setup_specs(self, n_items):
+        """Return what all clients send before the rounds: a dict of FieldSpec, empty if nothing."""
         return {}
 
-    def _setup_broadcast(self, server, step):
-        """Server: what every client receives in it. A Message; pure."""
+    def _setup_request(self, catalogue):
+        """Server: what clients must know to answer. A Message; pure."""
         return Message()
 
-    def _setup_update(self, block, message, step, key):
-        """Clients: their answer, added up over the block: ClientUpdates, or None."""
+    def _setup_update(self, block, message, key):
+        """Clients: their answer, added up over the block: ClientUpdates."""
+        raise NotImplementedError(f"{type(self).__name__} needs _setup_update(...).")
 
-    def _setup_aggregate(self, server, upload, step, key):
-        """Server: its step on the answers' Upload. Returns its state."""
-        return server
+    @abstractmethod
+    def _begin(self, catalogue, sums, key):
+        """Server: its first state, from the catalogue and the Upload of the answers, if any."""
 
     def _initial_broadcast(self, server):
         """Server: what it sends to every client once, after the set-up. A Message; pure.

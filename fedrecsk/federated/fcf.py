@@ -139,11 +139,11 @@ class FCF(ServerStep, ImplicitMF):
         "for local differential privacy."
     )
 
-    @property
-    def _n_setups(self):
+    def _setup_specs(self, n_items):
         # A client that receives and sends whole matrices need not report what it holds, but for the
         # items' penalties.
-        return int(self.upload == "local" or self.reg_exponent > 0)
+        is_needed = self.upload == "local" or self.reg_exponent > 0
+        return super()._setup_specs(n_items) if is_needed else {}
 
     def _upload_specs(self, n_items):
         if self.upload == "local":

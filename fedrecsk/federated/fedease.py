@@ -38,14 +38,11 @@ class OwnWeights(FederatedGram):
         "download": [StrOptions({"auto", "local", "all"})],
     }
 
-    @property
-    def _n_setups(self):
-        return int(self._sends_rows)
+    def _setup_specs(self, n_items):
+        held = FieldSpec((n_items,), "held", dtype="int32", learned=False)
+        return {"held_items": held} if self._sends_rows else {}
 
-    def _setup_specs(self, n_items, step):
-        return {"held_items": FieldSpec((n_items,), "held", dtype="int32", learned=False)}
-
-    def _setup_update(self, block, message, step, key):
+    def _setup_update(self, block, message, key):
         held = np.bincount(block.row_items, minlength=block.n_items)
         return ClientUpdates({"held_items": held})
 

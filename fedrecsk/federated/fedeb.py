@@ -21,6 +21,7 @@ from fedrecsk.federated._features import SUMS, FederatedContent, UserFeatures
 from fedrecsk.federated._fedeb_server import Scales, directions, eigenpairs, learned, sketch
 from fedrecsk.federated._optimizers import adam
 from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Dense, Message, Rows
 from fedrecsk.updates import ClientUpdates, FieldSpec
 
@@ -147,7 +148,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
     *Algorithm*::
 
         set-up  clients send counts and a sketch of who rates what  _setup_update
-                server finds K's leading eigenpairs                 _setup_aggregate
+                server finds K's leading eigenpairs                 _begin
         each round
           1  server sends b_i, q_i, y_i and the scales              _model
           2  clients infer their users                              kernel infer
@@ -262,7 +263,6 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
     )
     _predicted_fields = ("average_items",)
     _absent_fields = ("average_implicit", "n_ratings", "audiences")
-    _n_setups = 1
     # Standard deviation of the initial item vectors.
     INIT_STD = 0.1
     # Of the server's Adam.
@@ -273,28 +273,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
 
     # ------------------------------------------------------------------------- the set-up
 
-    def _init_server(self, catalogue, key):
-        m, d, n_implicit = catalogue.n_items, self.n_factors, self._n_implicit
-        items = np.zeros((m, d + 1), self._dtype)
-        items[:, 1:] = self.INIT_STD * key.generator("item factors").standard_normal((m, d))
-        implicit = np.zeros((m, n_implicit), self._dtype)
-        reg = np.r_[REG_BIAS, np.full(d, REG)]
-        psi = np.full(d + 1, PSI)
-        return {
-            "rating_scale": scale_of(self.rating_scale, catalogue.rating_range),
-            "n_clients": catalogue.n_clients,
-            "n_steps": 0,
-            "items": items,
-            "items_moments": (np.zeros_like(items), np.zeros_like(items)),
-            "average_items": items,
-            "implicit": implicit,
-            "implicit_moments": (np.zeros_like(implicit), np.zeros_like(implicit)),
-            "average_implicit": implicit,
-            "scales": Scales(ALPHA, LAMBDA_0, reg, np.full(n_implicit, REG), psi),
-            **self._no_user_sums(self._width),
-        }
-
-    def _setup_specs(self, n_items, step):
+    def _setup_specs(self, n_items):
         rows = "all" if self.upload == "all" else "held"
         specs = {
             "ratings": FieldSpec((2,), learned=False),
@@ -308,7 +287,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
             specs["held_items"] = FieldSpec((n_items,), "held", dtype="int32", learned=False)
         return specs | self._feature_specs()
 
-    def _setup_update(self, block, message, step, key):
+    def _setup_update(self, block, message, key):
         n_rated = np.diff(block.indptr)
         columns = block.weights, None, np.repeat(1 / n_rated, n_rated)
         counts = [np.bincount(block.items, one, minlength=block.n_items) for one in columns]
@@ -321,27 +300,43 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
             public = directions(block.n_items, self.sketch_size, key.shared)
             fields["sketch"] = sketch(block, public)
         fields |= self._feature_squares(block)
-        specs = self._setup_specs(block.n_items, step)
+        specs = self._setup_specs(block.n_items)
         return ClientUpdates({name: fields[name] for name in specs})
 
-    def _setup_aggregate(self, server, upload, step, key):
-        total, weight = upload["ratings"].sum
-        n_ratings, n_users, shares = np.ascontiguousarray(upload["counts"].sum.T)
+    def _begin(self, catalogue, sums, key):
+        m, d, n_implicit = catalogue.n_items, self.n_factors, self._n_implicit
+        items = np.zeros((m, d + 1), self._dtype)
+        items[:, 1:] = self.INIT_STD * key.generator("item factors").standard_normal((m, d))
+        implicit = np.zeros((m, n_implicit), self._dtype)
+        reg = np.r_[REG_BIAS, np.full(d, REG)]
+        psi = np.full(d + 1, PSI)
+        total, weight = sums["ratings"].sum
+        n_ratings, n_users, shares = np.ascontiguousarray(sums["counts"].sum.T)
         prior = None
         if self.sketch_size:
-            public = directions(len(n_users), self.sketch_size, key)
-            prior = eigenpairs(upload["sketch"].sum, public, n_users)
+            public = directions(m, self.sketch_size, key.at(SETUP))
+            prior = eigenpairs(sums["sketch"].sum, public, n_users)
             prior = prior._replace(vectors=prior.vectors.astype(self._dtype))
-        return server | {
-            **self._squares_of(upload),
+        return {
+            "rating_scale": scale_of(self.rating_scale, catalogue.rating_range),
             "mean": total / weight,
+            "n_clients": catalogue.n_clients,
             "n_ratings": n_ratings,
             "n_users": np.rint(n_users),
             "shares": shares,
+            "n_steps": 0,
+            "items": items,
+            "items_moments": (np.zeros_like(items), np.zeros_like(items)),
+            "average_items": items,
+            "implicit": implicit,
+            "implicit_moments": (np.zeros_like(implicit), np.zeros_like(implicit)),
+            "average_implicit": implicit,
+            "scales": Scales(ALPHA, LAMBDA_0, reg, np.full(n_implicit, REG), psi),
             "prior": prior,
-            "center": np.zeros_like(server["items"]),
+            "center": np.zeros_like(items),
             "content": self._item_prior(n_ratings),
-            "content_means": np.zeros_like(server["items"]),
+            "content_means": np.zeros_like(items),
+            **self._first_user_sums(sums, self._width),
         }
 
     def _initial_broadcast(self, server):

@@ -66,10 +66,10 @@ class AveragedItems(LearnsFromFeedback):
 
     # --------------------------------------------------------------- before the rounds
 
-    def _init_server(self, catalogue, key):
+    def _begin(self, catalogue, sums, key):
         shape = (catalogue.n_items, self.n_factors)
         items = self.INIT_STD * key.generator("item factors").standard_normal(shape)
-        server = {"item_factors": items.astype(self._dtype)}
+        server = {"item_factors": items.astype(self._dtype), **self._mean_rating(sums)}
         if self._averages:
             server |= {"average_items": server["item_factors"], "n_averaged": 0}
         return server

@@ -217,7 +217,7 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
 
     # ------------------------------------------------------------------- the server begins
 
-    def _init_server(self, catalogue, key):
+    def _begin(self, catalogue, sums, key):
         items = np.arange(catalogue.n_items)
         codes = random_codes(key, "item codes", items, 1, self.n_bits)[:, 0]
         return {

@@ -223,18 +223,16 @@ class LocALS(UserFeatures, ClientItemsWMF):
             updates = updates.with_fields(**{SUMS: sums})
         return state, updates, loss
 
-    def _init_server(self, catalogue, key):
-        return super()._init_server(catalogue, key) | self._no_user_sums(self.n_factors)
+    def _setup_specs(self, n_items):
+        return super()._setup_specs(n_items) | self._feature_specs()
 
-    def _setup_specs(self, n_items, step):
-        return super()._setup_specs(n_items, step) | self._feature_specs()
-
-    def _setup_update(self, block, message, step, key):
-        updates = super()._setup_update(block, message, step, key)
+    def _setup_update(self, block, message, key):
+        updates = super()._setup_update(block, message, key)
         return updates.with_fields(**self._feature_squares(block))
 
-    def _setup_aggregate(self, server, upload, step, key):
-        return super()._setup_aggregate(server, upload, step, key) | self._squares_of(upload)
+    def _begin(self, catalogue, sums, key):
+        server = super()._begin(catalogue, sums, key)
+        return server | self._first_user_sums(sums, self.n_factors)
 
     def _upload_specs(self, n_items):
         return super()._upload_specs(n_items) | self._user_sum_specs(self.n_factors)

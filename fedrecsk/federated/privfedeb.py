@@ -16,6 +16,7 @@ from fedrecsk.data._checks import scale_of
 from fedrecsk.federated._empirical_bayes import EmpiricalBayes, fedeb_kernels
 from fedrecsk.federated._features import FederatedContent
 from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.protocol.participation import RoundMasks
 from fedrecsk.updates import ClientUpdates, FieldSpec
@@ -137,7 +138,7 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
 
         set-up
           1  clients send counts and residuals                  _setup_update: kernel first
-          2  server estimates N_i, b_i and row weights a_i      _setup_aggregate
+          2  server estimates N_i, b_i and row weights a_i      _begin
         each round
           3  server sends b_i and q_i                           _model
           4  clients infer their users                          kernel infer
@@ -247,27 +248,20 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
     )
     _predicted_fields = ("average_items",)
     _absent_fields = ("row_weights", "features")
-    _n_setups = 1
 
     # ------------------------------------------------------------------------- the set-up
 
-    def _init_server(self, catalogue, key):
-        return {
-            "rating_scale": scale_of(self.rating_scale, catalogue.rating_range),
-            "n_clients": catalogue.n_clients,
-            "n_steps": 0,
-        }
-
-    def _setup_specs(self, n_items, step):
+    def _setup_specs(self, n_items):
         return {
             "first": FieldSpec((n_items, 2), learned=False),
             "squares": FieldSpec((1,), learned=False),
         }
 
-    def _setup_broadcast(self, server, step):
-        return Message(scale=self._sent_scale(server))
+    def _setup_request(self, catalogue):
+        scale = scale_of(self.rating_scale, catalogue.rating_range)
+        return Message(scale=self._sent_scale(scale))
 
-    def _setup_update(self, block, message, step, key):
+    def _setup_update(self, block, message, key):
         everybody = np.ones(block.n_clients, dtype=bool)
         turn = RoundMasks(everybody, everybody, self._setting().central_dp is not None)
         layout, out = block.layout, self._empty_uploads(block, turn, 2)
@@ -278,23 +272,26 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
         fields = self._written(block, turn, out)
         return ClientUpdates({"first": fields["items"], "squares": fields["scales"]})
 
-    def _setup_aggregate(self, server, upload, step, key):
+    def _begin(self, catalogue, sums, key):
         share = np.sqrt(1 - SQUARES**2)
-        first = upload["first"]
-        squares = upload["squares"].sum[0] / SQUARES
+        first = sums["first"]
+        squares = sums["squares"].sum[0] / SQUARES
         release = _Release.of(first.sum / share, first.noise_std / share, squares)
         n_items, n_columns = len(release.counts), self._n_columns()
         n_factors = n_columns
         if self.n_factors == "auto":
-            n_factors = min(n_columns, release.n_factors(self._arriving(upload.n_clients)))
+            n_factors = min(n_columns, release.n_factors(self._arriving(sums.n_clients)))
         items = np.zeros((n_items, n_columns + 1))
         items[:, 0], variance = release.biases()
         content = self._item_prior(release.counts)
         if content is not None:
             items[:, 0], variance = release.biases(content.means(items[:, :1])[:, 0])
-        start = key.generator("item factors").standard_normal((n_items, n_factors))
+        start = key.at(SETUP).generator("item factors").standard_normal((n_items, n_factors))
         items[:, 1 : n_factors + 1] = self.INIT_STD * start
-        return server | {
+        return {
+            "rating_scale": scale_of(self.rating_scale, catalogue.rating_range),
+            "n_clients": catalogue.n_clients,
+            "n_steps": 0,
             "release": release,
             "row_weights": release.row_weights(),
             "n_factors": n_factors,
@@ -307,7 +304,7 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
 
     def _initial_broadcast(self, server):
         message = Message(
-            scale=self._sent_scale(server),
+            scale=self._sent_scale(server["rating_scale"]),
             row_weights=Dense(server["row_weights"], learned=False),
         )
         if server["features"] is not None:
@@ -453,8 +450,8 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
             n = ROUNDS_WITHOUT_NOISE
         return round(n / np.sqrt(self._arriving(n_clients)))
 
-    def _sent_scale(self, server):
-        low, high = server["rating_scale"]
+    def _sent_scale(self, rating_scale):
+        low, high = rating_scale
         return Dense(np.array([low, high, low + self.center * (high - low)]), learned=False)
 
     def _upload_moving(self, view, rows, moves):

@@ -114,7 +114,7 @@ class RFRec(FederatedContent, BiasColumn, RatingMixin, FederatedRecommender):
     -----
     *Algorithm*::
 
-        set-up  clients send sums and counts of ratings     _setup_update, _setup_aggregate
+        set-up  clients send sums and counts of ratings     _setup_update, _begin
         each round
           1  server sends the mean of the V_c               _model
           2  clients step on their users and rated items    _client_update: kernel step
@@ -211,24 +211,7 @@ class RFRec(FederatedContent, BiasColumn, RatingMixin, FederatedRecommender):
 
     # --------------------------------------------------------------- before the rounds
 
-    def _init_server(self, catalogue, key):
-        # Otherwise nobody knows which items are rated.
-        counts = "n_ratings" in self._setup_specs(catalogue.n_items, 0)
-        return {
-            "item_vectors": self._first_items(catalogue, key),
-            "rating_scale": scale_of(self.rating_scale, catalogue.rating_range),
-            # The middle of the scale, if the mean rating is not known.
-            "level": self._level(0.5),
-            "n_ratings": None,
-            "n_clients": catalogue.n_clients,
-            "content": None if counts else self._item_prior(np.ones(catalogue.n_items)),
-        }
-
-    @property
-    def _n_setups(self):
-        return int(bool(self._setup_specs(1, 0)))
-
-    def _setup_specs(self, n_items, step):
+    def _setup_specs(self, n_items):
         specs, setting = {}, self._setting()
         if setting.local_dp is not None or setting.central_dp is not None:
             return specs
@@ -240,17 +223,26 @@ class RFRec(FederatedContent, BiasColumn, RatingMixin, FederatedRecommender):
             specs["held_items"] = FieldSpec((n_items,), dtype="uint8", learned=False)
         return specs
 
-    def _setup_aggregate(self, server, upload, step, key):
-        server = server | {name: total.sum for name, total in upload.items()}
-        if "ratings" in server:
-            low, high = server["rating_scale"]
-            total, weight = server.pop("ratings")
-            server["level"] = self._level((total / weight - low) / ((high - low) or 1))
-        if server["n_ratings"] is not None:
-            rated = (server["n_ratings"] > 0)[:, None]
-            server["item_vectors"] = np.where(rated, server["item_vectors"], self._dtype(0))
-            server["content"] = self._item_prior(server["n_ratings"])
-        return server
+    def _begin(self, catalogue, sums, key):
+        known = {name: total.sum for name, total in (sums or {}).items()}
+        items = self._first_items(catalogue, key)
+        low, high = scale_of(self.rating_scale, catalogue.rating_range)
+        # The middle of the scale, if the mean rating is not known.
+        level = 0.5
+        if "ratings" in known:
+            total, weight = known.pop("ratings")
+            level = (total / weight - low) / ((high - low) or 1)
+        # If nobody knows which items are rated, all count alike.
+        n_ratings = known.setdefault("n_ratings", None)
+        if n_ratings is not None:
+            items = np.where((n_ratings > 0)[:, None], items, self._dtype(0))
+        return known | {
+            "item_vectors": items,
+            "rating_scale": (low, high),
+            "level": self._level(level),
+            "n_clients": catalogue.n_clients,
+            "content": self._item_prior(np.ones(len(items)) if n_ratings is None else n_ratings),
+        }
 
     def _initial_broadcast(self, server):
         fields = {"scale": Dense(np.array([*server["rating_scale"], server["level"]]))}

@@ -88,7 +88,7 @@ class NeuralRecommender(LearnsFromFeedback):
 
     # --------------------------------------------------------------- before the rounds
 
-    def _init_server(self, catalogue, key):
+    def _begin(self, catalogue, sums, key):
         n_items, layout = catalogue.n_items, self._module_layout()
         with seeded(int(key.hashed("module")) >> 1):
             module = built(self._make, FIRST_USERS, n_items)
@@ -98,7 +98,7 @@ class NeuralRecommender(LearnsFromFeedback):
             server[name] = first[name].ravel()
         for name in layout.named("user"):
             server[name] = np.array([first[name].mean(), first[name].std()])
-        return server
+        return server | self._mean_rating(sums)
 
     def _initial_broadcast(self, server):
         """Return how clients begin: mean and deviation of users' rows, other private numbers."""

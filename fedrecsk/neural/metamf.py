@@ -113,7 +113,7 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
     -----
     *Algorithm*::
 
-        set-up  clients send sums and counts of ratings         _setup_update, _setup_aggregate
+        set-up  clients send sums and counts of ratings         _setup_update, _begin
         each round
           1  server: collaborative vector c_u = code_u M         _metamf_network.parts
           2  ... T_u, B_u and the scorer of each client          _metamf_network.parts
@@ -203,24 +203,20 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
 
     # --------------------------------------------------------------- before the rounds
 
-    def _init_server(self, catalogue, key):
+    def _begin(self, catalogue, sums, key):
         sizes = self._sizes(catalogue.n_items)
         draw = key.generator("codes").standard_normal
         common = self.INIT_COMMON * draw(self.code_size)
         codes = common + self.INIT_STD * draw((catalogue.n_clients, self.code_size))
         weights = first_weights(sizes, key.generator("network"), self._dtype)
+        total, number = sums["ratings"].sum
         return {
             "weights": weights | {"codes": codes.astype(self._dtype)},
+            "level": float(total / number) if self.level else 0.0,
             "rating_scale": scale_of(self.rating_scale, catalogue.rating_range),
             "sizes": sizes,
             "n_steps": 0,
         }
-
-    _n_setups = 1
-
-    def _setup_aggregate(self, server, upload, step, key):
-        total, number = upload["ratings"].sum
-        return server | {"level": float(total / number) if self.level else 0.0}
 
     def _initial_broadcast(self, server):
         return Message(scale=Dense(np.array([*server["rating_scale"], server["level"]])))

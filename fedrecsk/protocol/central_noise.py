@@ -296,17 +296,17 @@ class Plan(NamedTuple):
         if method._sends_once:
             # Clients that send so seldom need no secret cohorts.
             uses, probability = 1, 1.0
-        return cls(n_clients, method._n_setups, n_rounds, uses, probability, cohort, rotates)
+        n_setups = int(bool(method._setup_specs(1)))
+        return cls(n_clients, n_setups, n_rounds, uses, probability, cohort, rotates)
 
 
 def sizes_of_uploads(method: Any, n_items: int) -> dict[str, int]:
     """Return how many numbers an upload has, at most in the "setup" and in a "round"."""
-    steps = [method._setup_specs(n_items, step) for step in range(method._n_setups)]
-    *setups, in_round = (
+    in_setup, in_round = (
         sum(spec.size for spec in specs.values())
-        for specs in (*steps, method._upload_specs(n_items))
+        for specs in (method._setup_specs(n_items), method._upload_specs(n_items))
     )
-    return {"setup": max(setups, default=1), "round": in_round}
+    return {"setup": max(1, in_setup), "round": in_round}
 
 
 def answers_in_rounds(federation: Federation, plan: Plan, client_fraction: float) -> int:

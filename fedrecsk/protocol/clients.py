@@ -13,7 +13,7 @@ import numpy as np
 from fedrecsk.data._checks import ClientFailed, hint
 from fedrecsk.protocol.blocks import by_user, codes_of_users
 from fedrecsk.protocol.early_stopping import VALIDATION, HeldOut
-from fedrecsk.protocol.keys import setup_round
+from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Message, Registration
 from fedrecsk.protocol.participation import Participation, RoundMasks
 from fedrecsk.protocol.protection import completed, measured, protected, stages
@@ -43,7 +43,7 @@ class Clients:
     """One or more clients with their private state.
 
     The simulator has one object for many clients, a deployed device has one for itself. Both call
-    the same methods in this order: `register`; `place`; `setup` for each set-up exchange;
+    the same methods in this order: `register`; `place`; `setup`, if the method has one;
     `announce`; in each round `validate` (under early stopping), `receive`, `exchange` and
     `end_exchange` (between devices) and `update`; finally `fitted`.
 
@@ -144,19 +144,17 @@ class Clients:
         self.block = replace(self.block, clients=np.asarray(codes), users=users)
         return self
 
-    def setup(self, step: int, message: Message | None) -> ClientUpdates | None:
-        """Answer a set-up message: ClientUpdates, or None."""
+    def setup(self, message: Message | None) -> ClientUpdates:
+        """Answer the set-up message."""
         everyone = Participation.full(self.block.n_clients)
         turn = RoundMasks(everyone.active, everyone.delivers, False)
-        keys, address = self.keys.at(setup_round(step)), ("setup", step)
-        specs = self.method._setup_specs(self.block.n_items, step)
+        keys, address = self.keys.at(SETUP), ("setup", 0)
+        specs = self.method._setup_specs(self.block.n_items)
         central, local = self.federation.central_dp, self.federation.local_dp
-        updates = self.method._setup_update(self.block, message, step, keys)
-        if updates is None:
-            return None
+        updates = self.method._setup_update(self.block, message, keys)
         is_alone = self.separate and self.block.n_clients == 1
         if central is not None or (local is not None and local.protects_uploads):
-            updates = self._single_setup(step, message, updates, specs, keys)
+            updates = self._single_setup(message, updates, specs, keys)
         elif not is_alone:
             return completed(self, updates, address, specs, turn, single=False)
         each = is_alone or self._draws_each
@@ -165,13 +163,13 @@ class Clients:
         hold = self.separate if central is None else self._holds
         return protected(single, done, hold=hold)
 
-    def _single_setup(self, step, message, updates, specs, keys):
+    def _single_setup(self, message, updates, specs, keys):
         """Return each client's own answer to a set-up message."""
         if all(isinstance(one, SparseRows) for one in updates.fields.values()):
             return updates
         numbers = np.arange(self.block.n_clients)
         parts = [self.block.part(numbers == number) for number in numbers]
-        answers = [self.method._setup_update(part, message, step, keys).fields for part in parts]
+        answers = [self.method._setup_update(part, message, keys).fields for part in parts]
         return ClientUpdates(
             {
                 name: SparseRows.stacked(

@@ -74,8 +74,8 @@ class Device(Clients):
     >>> shops = [Device(method, X[X[:, 0] % 2 == k], client_id=f"shop {k}") for k in (0, 1)]
     >>> for shop, place in zip(shops, server.register([shop.register() for shop in shops])):
     ...     shop.place(place)
-    >>> server.n_setups
-    1
+    >>> server.has_setup
+    True
     """
 
     def __init__(
@@ -130,13 +130,13 @@ class Device(Clients):
         super().place(place.clients, place.first_users)
         self.keys: Keys = self.keys._replace(shared=place.shared)
 
-    def setup(self, step: int, message: Message | None) -> list[ClientMessage]:
-        """Answer a set-up message; returns a list of ClientMessage, which may be empty."""
-        specs = self.method._setup_specs(self.block.n_items, step)
+    def setup(self, message: Message | None) -> list[ClientMessage]:
+        """Answer the set-up message; return a list of ClientMessage, which may be empty."""
+        specs = self.method._setup_specs(self.block.n_items)
         self._note_clip(message)
         return self._once(
-            *("setup", step),
-            lambda: self._packed(super(Device, self).setup(step, message), specs),
+            *("setup", 0),
+            lambda: self._packed(super(Device, self).setup(message), specs),
         )
 
     def receive(self, round: int, message: Message | None) -> None:
@@ -200,9 +200,8 @@ class Device(Clients):
     @property
     def _has_told(self):
         """Whether the server knows from the set-up which items this client holds."""
-        n_items, steps = self.block.n_items, range(self.method._n_setups)
-        specs = [self.method._setup_specs(n_items, step).values() for step in steps]
-        return any(spec.rows == "held" for those in specs for spec in those)
+        specs = self.method._setup_specs(self.block.n_items).values()
+        return any(spec.rows == "held" for spec in specs)
 
     # ------------------------------------------------------------------- later fits
 

@@ -31,7 +31,7 @@ class DeviceServer(Server):
     of totals. It checks each upload before it counts.
 
     Clients may join late, between rounds: call `admit`, then, with ``late=True``, `setup_message`
-    and `close_setup` for each set-up exchange, and `send_announcement`. They learn from their first
+    and `close_setup`, and `send_announcement`. They learn from their first
     message on. What the server has learned in the set-up stays as it is (counts and means over the
     clients of the set-up), but it learns which items late clients hold. Methods that divide by the
     number of clients of the set-up scale the uploads of a round to that number.
@@ -41,8 +41,8 @@ class DeviceServer(Server):
     >>> from fedrecsk import LocALS
     >>> from fedrecsk.protocol import DeviceServer
     >>> server = DeviceServer.of(LocALS(n_factors=4, items=range(40)))
-    >>> server.n_setups
-    1
+    >>> server.has_setup
+    True
     """
 
     def _leave_out_clients(self):
@@ -187,34 +187,29 @@ class DeviceServer(Server):
 
     # ------------------------------------------------------------------------- exchanges
 
-    def setup_message(self, step: int, *, late: bool = False) -> Message | None:
-        """Return the message to every client in a set-up exchange, or only to late ones."""
-        return self._send_setup(step, self._asked(late))
+    def setup_message(self, *, late: bool = False) -> Message:
+        """Return the message to every client in the set-up, or only to late ones."""
+        return self._send_setup(self._asked(late))
 
     def close_setup(
-        self,
-        step: int,
-        uploads: Iterable[ClientMessage | ClientUpdates],
-        *,
-        late: bool = False,
+        self, uploads: Iterable[ClientMessage | ClientUpdates], *, late: bool = False
     ) -> None:
-        """Take the server's step of a set-up exchange.
+        """Make the server's first state from the answers to the set-up message.
 
         Parameters
         ----------
-        step : int
         uploads : iterable of ClientMessage
             As in `close_round`.
         late : bool, default=False
             Whether these are answers of clients that join late, from which the server only learns
             which items they hold.
         """
-        total = self._total(uploads, ("setup", step), self._asked(late))
+        total = self._total(uploads, ("setup", 0), self._asked(late))
         if late:
             n_rejected = total.n_arrived - total.n_accepted
             self.ledger.count(messages_up=total.n_accepted, rejected=n_rejected)
         else:
-            super().close_setup(step, total)
+            super().close_setup(total)
 
     def send_announcement(self, *, late: bool = False) -> Message:
         """Send the announcement to every client, or only to late ones; count its bytes."""

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 
 _MASK = 0xFFFFFFFFFFFFFFFF
+# The round that keys have in the set-up.
+SETUP: int = -2
 
 
 class Key(NamedTuple):
@@ -49,11 +51,6 @@ class Key(NamedTuple):
     def generator(self, purpose: str) -> np.random.Generator:
         """Return a NumPy generator for this key and purpose, to draw whole arrays."""
         return np.random.default_rng(int(self.hashed(purpose)))
-
-
-def setup_round(step: int) -> int:
-    """Return the (negative) round number that keys have in a set-up exchange."""
-    return -2 - step
 
 
 class Keys(NamedTuple):

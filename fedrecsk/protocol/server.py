@@ -9,7 +9,7 @@ import numpy as np
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.protocol.central_noise import CentralNoise
 from fedrecsk.protocol.early_stopping import VALIDATION, EarlyStopping
-from fedrecsk.protocol.keys import Key, setup_round
+from fedrecsk.protocol.keys import SETUP, Key
 from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.protocol.links import Downlink, StepTotal, Uplink, matrix_to_compress
 from fedrecsk.protocol.messages import Catalogue, ClientCodes, Message, Rows
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 class Server:
     """The server of one fit. Pickle it to make a checkpoint.
 
-    Call its methods in this order: `register`; for each set-up exchange `setup_message` and
-    `close_setup`; `send_announcement`; for each round `open_round` and `close_round`; `send_final`.
+    Call its methods in this order: `register`; `setup_message` and `close_setup`, if the method
+    `has_setup`; `send_announcement`; for each round `open_round` and `close_round`; `send_final`.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class Server:
             method, "rating_scale", None
         )
         self._round_specs = method._upload_specs(len(item_ids))
-        # What the method keeps.
+        # What the method keeps; None before the set-up has ended.
         self.state: Any = None
         self.history: list[dict[str, Any]] = []
         # Rounds run so far.
@@ -108,7 +108,7 @@ class Server:
         self._has_received = np.zeros(0, dtype=bool)
 
     def register(self, registrations: Sequence[Registration]) -> list[ClientCodes]:
-        """Register clients, send them the catalogue, and initialise the state.
+        """Register clients and send them the catalogue; without a set-up, make the first state.
 
         Parameters
         ----------
@@ -163,8 +163,8 @@ class Server:
         if self.channel is not None:
             self.ledger.open("keys")
             self.downlink.count(self.channel.scheme.key_nbytes())
-        catalogue = Catalogue(len(self.item_ids), self.n_clients, self.rating_range)
-        self.state = self.method._init_server(catalogue, self.key)
+        if not self.has_setup:
+            self.state = self.method._begin(self._catalogue, None, self.key)
         return places
 
     def _added(self, registrations):
@@ -200,9 +200,13 @@ class Server:
     # --------------------------------------------------------------- before the rounds
 
     @property
-    def n_setups(self) -> int:
-        """Number of set-up exchanges before the rounds."""
-        return self.method._n_setups
+    def has_setup(self) -> bool:
+        """Whether there is an exchange of sums before the rounds."""
+        return bool(self._specs(("setup", 0)))
+
+    @property
+    def _catalogue(self):
+        return Catalogue(len(self.item_ids), self.n_clients, self.rating_range)
 
     @property
     def _everyone(self):
@@ -216,40 +220,38 @@ class Server:
 
     def _specs(self, step):
         """Return the uploads' specs in a step, which is a tuple of phase and number."""
-        phase, number = step
+        phase, _ = step
         if phase == "setup":
-            return self.method._setup_specs(len(self.item_ids), number)
+            return self.method._setup_specs(len(self.item_ids))
         return VALIDATION if phase == "validation" else self._round_specs
 
-    def setup_message(self, step: int) -> Message | None:
-        """Return the message to every client in a set-up exchange."""
-        return self._send_setup(step, self._everyone)
+    def setup_message(self) -> Message:
+        """Return the message to every client in the set-up."""
+        return self._send_setup(self._everyone)
 
-    def _send_setup(self, step, who):
-        """Send the clients of a mask the message of a set-up exchange."""
-        self.ledger.open("setup", step)
-        message = self.method._setup_broadcast(self.state, step)
+    def _send_setup(self, who):
+        """Send the clients of a mask the message of the set-up."""
+        self.ledger.open("setup", 0)
+        message = self.method._setup_request(self._catalogue)
         if self.releases is not None:
-            message = (message or Message()) | self.releases.terms(self.key.at(setup_round(step)))
+            message = message | self.releases.terms(self.key.at(SETUP))
         self.downlink.announce(message, who)
         return message
 
-    def close_setup(self, step: int, total: StepTotal) -> None:
-        """Take the server's step of a set-up exchange.
+    def close_setup(self, total: StepTotal) -> None:
+        """Make the server's first state from the answers to the set-up message.
 
         Parameters
         ----------
-        step : int
         total : StepTotal
             As in `close_round`.
         """
-        key = self.key.at(setup_round(step))
-        upload = self.uplink.close(total, key)
+        upload = self.uplink.close(total, self.key.at(SETUP))
         if upload is None:
             raise ValueError(
-                f"No client has answered set-up exchange {step}, but all registered ones must."
+                "No client has answered the set-up message, but all registered ones must."
             )
-        self.state = self.method._setup_aggregate(self.state, upload, step, key)
+        self.state = self.method._begin(self._catalogue, upload, self.key)
 
     def announcement(self) -> Message:
         """Message to every client after the set-up."""

@@ -33,7 +33,7 @@ def make(**parameters):
 
 def first_message(model, data):
     """The server's first state, and what clients have when they have received it."""
-    server = model._init_server(Catalogue(data), key_of(model))
+    server = model._begin(Catalogue(data), None, key_of(model))
     message = Message(**model._initial_broadcast(server), **model._model(server))
     return server, model._decode_broadcast(message, key_of(model))
 

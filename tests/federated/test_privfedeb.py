@@ -11,8 +11,8 @@ from fedrecsk.datasets import make_ratings
 from fedrecsk.federated import privfedeb as server
 from fedrecsk.privacy import CentralDP
 from fedrecsk.protocol import blocks
-from fedrecsk.protocol.keys import setup_round
-from fedrecsk.protocol.messages import Dense
+from fedrecsk.protocol.keys import SETUP
+from fedrecsk.protocol.messages import Catalogue, Dense
 from fedrecsk.protocol.participation import RoundMasks
 from tests.conftest import fits_in_blocks, make_toy, rmse, split
 from tests.federated.turns import IDLE, key_of, turns_of, two_fits
@@ -38,7 +38,7 @@ def assert_equals_reference(model, X, y, block_sizes, **fit_params):
     low, high = model.rating_scale or (y.min(), y.max())
     ratings, weights = dense(data, low, high, model.center)
     clients = [range(*data.client_indptr[c : c + 2]) for c in range(data.n_clients)]
-    at_setup = key_of(model).at(setup_round(0)).generator("item factors")
+    at_setup = key_of(model).at(SETUP).generator("item factors")
     start = model.INIT_STD * at_setup.standard_normal((data.n_items, model.n_factors))
     turns = turns_of(model, data.n_clients, prefers_rotation=True)
     final, unit = reference.run(ratings, weights, clients, start, turns), (high - low) / 4
@@ -85,8 +85,8 @@ def test_no_upload_is_longer_than_one(seed):
     method = make(federation=dp, rating_scale=(1, 5), n_factors=3)
     data = encode(X, y, clients=groups, sample_weight=weight)
     (block,) = blocks.cut(data)
-    scale = method._setup_broadcast({"rating_scale": (1.0, 5.0)}, 0)
-    answer = method._setup_update(block, scale, 0, None).fields
+    scale = method._setup_request(Catalogue(data.n_items, block.n_clients, None))
+    answer = method._setup_update(block, scale, None).fields
     first, squares = answer["first"], answer["squares"]
     for c in range(block.n_clients):
         own = first.values[first.indptr[c] : first.indptr[c + 1]]

@@ -52,7 +52,7 @@ def two_rounds_by_a_loop(model, X, y, clients):
     run = _round_loop.Run.new(model, model._prepared(X, y, clients), is_watched=False)
     method, data = run.server.method, model._prepared(X, y, clients)
     key, layout = run.server.key, model._module_layout()
-    state = method._init_server(type("Catalogue", (), {"n_items": data.n_items}), key)
+    state = method._begin(type("Catalogue", (), {"n_items": data.n_items}), None, key)
     message = method._initial_broadcast(state | ({"global_bias": np.average(data.values)}))
     block = run.clients[0].block
     first = method._init_clients(block, message, run.clients[0].keys)

@@ -304,12 +304,8 @@ def test_noise_of_the_sum_is_distributed_as_that_of_single_uploads(mechanism, mo
 class Counting(RFRec):
     """Its clients count their ratings of each item before the first round."""
 
-    def _setup_specs(self, n_items, step):
+    def _setup_specs(self, n_items):
         return {"n_ratings": FieldSpec((n_items,), learned=False)}
-
-    @property
-    def _n_setups(self):
-        return 1
 
 
 @pytest.mark.parametrize("draws_each", [False, True])
@@ -317,10 +313,11 @@ def test_answers_to_the_set_up_are_clipped_and_charged(draws_each, monkeypatch):
     X, y = make_toy()
     monkeypatch.setattr(Federation, "draws_each", draws_each)
     found = []
+    begin = Counting._begin
     monkeypatch.setattr(
         Counting,
-        "_setup_aggregate",
-        lambda self, server, upload, *_: found.append(upload) or server,
+        "_begin",
+        lambda self, catalogue, sums, key: found.append(sums) or begin(self, catalogue, None, key),
     )
     mechanism = GaussianMechanism(0.1, 1e-9)
     model = Counting(**make(mechanism).get_params(deep=False)).fit(X, y)

@@ -75,29 +75,28 @@ TOLD = []
 
 
 class Counts(RFRec):
-    """Asks its clients twice for something that they must not tell without noise."""
+    """Asks its clients for something that they must not tell without noise."""
 
-    _n_setups = 2
-
-    def _setup_specs(self, n_items, step):
+    def _setup_specs(self, n_items):
         return {"n": FieldSpec((2,), clip=1.0, learned=False)}
 
-    def _setup_update(self, block, message, step, key):
+    def _setup_update(self, block, message, key):
         return ClientUpdates({"n": np.ones(2) * block.n_clients})
 
-    def _setup_aggregate(self, server, upload, step, key):
-        TOLD.append(upload["n"].sum)
-        return server
+    def _begin(self, catalogue, sums, key):
+        TOLD.append(sums["n"].sum)
+        return super()._begin(catalogue, None, key)
 
 
 NOISY = Federation(local_dp=LaplaceMechanism(clip=1.0, scale=0.5))
 
 
-def test_every_set_up_exchange_has_noise_of_its_own():
+def test_the_set_up_of_every_fit_has_noise_of_its_own():
     X, y = make_toy()
     TOLD.clear()
     public = {"rating_scale": (1, 5), "items": np.unique(X[:, 1]), "federation": NOISY}
-    Counts(3, n_rounds=1, random_state=0, **public).fit(X, y)
+    for seed in range(2):
+        Counts(3, n_rounds=1, random_state=seed, **public).fit(X, y)
     assert np.abs(TOLD[1] - TOLD[0]).min() > 1e-6
 
 
@@ -107,7 +106,7 @@ def test_a_deployed_clients_answer_before_the_rounds_has_its_noise_too(separate)
     key = Key(3)
     method = Counts(3, rating_scale=(1, 5), federation=NOISY)
     clients = Clients(method, block, NOISY, Keys(key, key), separate=separate)
-    answer = clients.setup(0, None)
+    answer = clients.setup(None)
     if separate:
         assert not answer.lacks_noise
         assert (answer.held.single(0).whole(0)["n"] != 1).all()

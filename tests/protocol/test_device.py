@@ -48,10 +48,10 @@ def entered(server, devices, *, late=False):
     for device, place in zip(devices, places, strict=True):
         device.place(place)
     steps, how = [], {"late": True} if late else {}
-    for step in range(server.n_setups):
-        message = server.setup_message(step, **how)
-        steps.append([one for device in devices for one in device.setup(step, message)])
-        server.close_setup(step, steps[-1], **how)
+    if server.has_setup:
+        message = server.setup_message(**how)
+        steps.append([one for device in devices for one in device.setup(message)])
+        server.close_setup(steps[-1], **how)
     announcement = server.send_announcement(**how)
     for device in devices:
         device.announce(announcement)
@@ -151,7 +151,7 @@ def first_round(method, X, y):
 class ToldOtherwise(LocALS):
     """Its clients say in whole arrays which items they hold, which only its own hooks read."""
 
-    def _setup_specs(self, n_items, step):
+    def _setup_specs(self, n_items):
         return {"held_items": FieldSpec((n_items,), dtype="uint8", learned=False)}
 
 
@@ -253,7 +253,7 @@ def test_a_repeated_request_gets_the_same_uploads(Estimator, parameters):
             assert numbers_of(again.update(0)[0]) == before
             if Estimator is LocALS:
                 # The set-up's message is asked for again after the round.
-                assert numbers_of(again.setup(0, None)) == numbers_of(device.setup(0, None))
+                assert numbers_of(again.setup(None)) == numbers_of(device.setup(None))
 
 
 def test_a_validation_asked_for_again_after_the_update_has_the_same_answer():
@@ -390,7 +390,7 @@ def test_a_client_may_join_late(Estimator, parameters):
     assert np.isfinite(model.recommend(model.user_ids_, 2)[1]).all()
     # The others' bytes are those of a fit in which nobody is late.
     other, others = joined_late(method, X, y, 4, late=False)
-    if server.n_setups == 0:
+    if not server.has_setup:
         np.testing.assert_array_equal(
             model.predict(X), others[-1].fitted(other.send_final(), 4).predict(X)
         )

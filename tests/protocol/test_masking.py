@@ -217,12 +217,14 @@ def test_what_does_not_suit_masks_is_refused(estimator, message):
 
 
 def test_a_device_returns_integers_to_be_masked_and_no_number_of_items():
-    estimator = masked(FedMF(3, client_fraction=1.0, items=np.unique(X[:, 1])))
+    squared = {"loss": "squared", "client_fraction": 1.0}
+    estimator = masked(FedMF(3, items=np.unique(X[:, 1]), **squared))
     server = DeviceServer.of(estimator)
-    devices = [Device(estimator, X[X[:, 0] % 3 == k], client_id=k) for k in range(3)]
+    silos = [X[:, 0] % 3 == k for k in range(3)]
+    devices = [Device(estimator, X[who], Y[who], client_id=k) for k, who in enumerate(silos)]
     registrations = [one.register() for one in devices]
     assert all((one.n_held == 0).all() for one in registrations)
     devices[0].place(server.register(registrations)[0])
-    (upload,) = devices[0].setup(0, server.setup_message(0))
+    (upload,) = devices[0].setup(server.setup_message())
     assert upload.fields == {}
     assert upload.integers.dtype == np.int64

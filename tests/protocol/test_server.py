@@ -75,7 +75,7 @@ def test_clients_without_any_message_yet_do_not_count_as_participants():
         DeviceServer.send_announcement,
         DeviceServer.send_final,
         DeviceServer.privacy_report,
-        lambda server: server.setup_message(0),
+        DeviceServer.setup_message,
     ],
 )
 def test_nothing_is_sent_before_clients_register(step):
@@ -289,8 +289,8 @@ def test_a_client_that_holds_other_items_than_it_registered_is_rejected():
     server, devices = DeviceServer.of(method, Key(1)), devices_of(method, X, y, Key(1))
     setup, liar = devices[0].setup, devices[0]
 
-    def forget_one(step, message):
-        (upload,) = setup(step, message)
+    def forget_one(message):
+        (upload,) = setup(message)
         numbers = upload.fields["held_items"]
         assert np.array_equal(numbers.rows, liar.block.row_items)
         return [

@@ -68,34 +68,27 @@ class RatingGradients(ServerStep, BiasColumn, RatingMixin, FederatedRecommender)
     # The items whose rows are sent: those that the client has rated.
     _rows = "held"
 
-    def _init_server(self, catalogue, key):
-        return {
-            "item_vectors": self._first_items(catalogue, key),
-            "rating_scale": scale_of(self.rating_scale, catalogue.rating_range),
-            "n_clients": catalogue.n_clients,
-        }
-
-    _n_setups = 1
-
-    def _setup_specs(self, n_items, step):
-        specs = super()._setup_specs(n_items, step)
+    def _setup_specs(self, n_items):
+        specs = super()._setup_specs(n_items)
         specs["n_ratings"] = FieldSpec((n_items,), self._rows, learned=False)
         if self._rows == "held":
             # An int32 for each rated item: its index.
             specs["held_items"] = FieldSpec((n_items,), "held", dtype="int32", learned=False)
         return specs
 
-    def _setup_aggregate(self, server, upload, step, key):
-        total, number = upload["ratings"].sum
+    def _begin(self, catalogue, sums, key):
+        total, number = sums["ratings"].sum
         # Noise (central_dp) may turn a count negative, and take the mean out of the scale.
-        n_ratings = np.maximum(upload["n_ratings"].sum, 0)
-        low, high = server["rating_scale"]
+        n_ratings = np.maximum(sums["n_ratings"].sum, 0)
+        low, high = scale_of(self.rating_scale, catalogue.rating_range)
         level = np.clip(total / number, low, high) if number > 0 else (low + high) / 2
         rated = (n_ratings > 0)[:, None]
-        return server | {
+        return {
+            "item_vectors": np.where(rated, self._first_items(catalogue, key), self._dtype(0)),
+            "rating_scale": (low, high),
             "level": float(level) if self.biases else 0.0,
-            "penalties": self._penalties(n_ratings, self.reg_item) / server["n_clients"],
-            "item_vectors": np.where(rated, server["item_vectors"], self._dtype(0)),
+            "n_clients": catalogue.n_clients,
+            "penalties": self._penalties(n_ratings, self.reg_item) / catalogue.n_clients,
         }
 
     def _initial_broadcast(self, server):
@@ -267,7 +260,7 @@ class ExplicitFCF(RatingGradients):
     -----
     *Algorithm*::
 
-        set-up  clients send sums and counts of ratings       _setup_update, _setup_aggregate
+        set-up  clients send sums and counts of ratings       _setup_update, _begin
         each round
           1  server sends (b_i, q_i), of own items with "local" _model
           2  clients solve for their users                    _fit_users: kernel fit_raters

@@ -73,7 +73,7 @@ class FedFast(AveragedItems):
     -----
     *Algorithm*::
 
-        server draws Q and a vector for each client; clusters them     _init_server
+        server draws Q and a vector for each client; clusters them     _begin
         each round
           1  server draws the same share of each cluster (ActvSAMP)    _choose_cohort
           2  server sends Q, and to each client its vector             _model
@@ -148,10 +148,10 @@ class FedFast(AveragedItems):
     # The server keeps a vector and a cluster of each client.
     _admits_late_clients = False
 
-    def _init_server(self, catalogue, key):
+    def _begin(self, catalogue, sums, key):
         shape = (catalogue.n_clients, self.n_factors)
         vectors = self.INIT_STD * key.generator("client vectors").standard_normal(shape)
-        server = super()._init_server(catalogue, key)
+        server = super()._begin(catalogue, sums, key)
         server["client_vectors"] = vectors.astype(self._dtype)
         return self._with_clusters(server, key)
 

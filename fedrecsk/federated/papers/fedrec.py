@@ -104,7 +104,7 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
     -----
     *Algorithm*::
 
-        set-up  clients send sums and counts of ratings      _setup_update, _setup_aggregate
+        set-up  clients send sums and counts of ratings      _setup_update, _begin
         once    each user draws its virtual items            kernel list_examples
         each round
           1  server sends b_i and q_i of all items           _model
@@ -199,25 +199,24 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
     _dtype = np.float32
     _user_width = "n_factors"
 
-    def _init_server(self, catalogue, key):
+    def _setup_specs(self, n_items):
+        return super()._setup_specs(n_items) if self.biases else {}
+
+    def _begin(self, catalogue, sums, key):
         shape = (catalogue.n_items, self._width)
         vectors = self.INIT_RANGE * key.generator("item vectors").uniform(-1, 1, shape)
         if self.biases:
             vectors[:, 0] = 0
+        scale, level = scale_of(self.rating_scale, catalogue.rating_range), 0.0
+        if sums is not None:
+            total, weight = sums["ratings"].sum
+            level = float(_rescaled(total / weight, *scale))
         return {
             "item_vectors": vectors.astype(self._dtype),
-            "rating_scale": scale_of(self.rating_scale, catalogue.rating_range),
-            "level": 0.0,
+            "rating_scale": scale,
+            "level": level,
             "share": self._cohort_share(catalogue.n_clients),
         }
-
-    @property
-    def _n_setups(self):
-        return int(self.biases)
-
-    def _setup_aggregate(self, server, upload, step, key):
-        total, weight = upload["ratings"].sum
-        return server | {"level": float(_rescaled(total / weight, *server["rating_scale"]))}
 
     def _initial_broadcast(self, server):
         scale = np.array([*server["rating_scale"], server["level"]])

@@ -231,9 +231,9 @@ class SemiDFEGL(RatingGradients):
     # The server has a part for each client of the fit.
     _carried = ()
 
-    def _init_server(self, catalogue, key):
+    def _begin(self, catalogue, sums, key):
         n_clients = catalogue.n_clients
-        return super()._init_server(catalogue, key) | {
+        return super()._begin(catalogue, sums, key) | {
             "embeddings": np.zeros((n_clients, self.n_factors), dtype=self._dtype),
             "known": np.zeros(n_clients, dtype=bool),
             "groups": _no_groups(n_clients),
