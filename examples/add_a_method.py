@@ -24,7 +24,7 @@ from fedrecsk.base import Interval, RatingMixin
 from fedrecsk.compression import Quantization
 from fedrecsk.datasets import make_ratings
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.protocol import ClientUpdates, Dense, FieldSpec, Message
+from fedrecsk.protocol import Dense, FieldSpec, Message, Updates
 
 
 @dataclass(eq=False, repr=False)
@@ -51,7 +51,7 @@ class FederatedRidge(RatingMixin, FederatedRecommender):
     def _setup_update(self, block, message, key):
         ratings = np.array([block.weights @ block.values, block.weights.sum()])
         per_item = np.bincount(block.items, block.weights, block.n_items)
-        return ClientUpdates({"ratings": ratings, "per_item": per_item})
+        return Updates({"ratings": ratings, "per_item": per_item})
 
     def _begin(self, catalogue, sums, key):
         shape = (catalogue.n_items, 1 + self.n_factors)
@@ -84,7 +84,7 @@ class FederatedRidge(RatingMixin, FederatedRecommender):
                 if turn.delivers[client]:
                     vector = np.r_[1.0, state["users"][user, 1:]]
                     gradient[rated] += np.outer(weights * errors, vector)
-        return state, ClientUpdates({"gradient": gradient}), loss
+        return state, Updates({"gradient": gradient}), loss
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:

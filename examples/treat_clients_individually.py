@@ -21,7 +21,7 @@ from sklearn.model_selection import train_test_split
 from fedrecsk import BiasOnly
 from fedrecsk.base import Interval, RatingMixin
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.protocol import ClientUpdates, Dense, FieldSpec, Message, PerClient
+from fedrecsk.protocol import Dense, FieldSpec, Message, PerClient, Updates
 
 SHRINKAGE = 5.0
 
@@ -66,7 +66,7 @@ class GroupTastes(RatingMixin, FederatedRecommender):
         counts = np.bincount(block.items, block.weights, block.n_items)
         left = errors - message["tastes"].values[0, block.items]
         loss = block.weights @ left**2, counts.sum()
-        return state, ClientUpdates({"errors": sums, "counts": counts}), loss
+        return state, Updates({"errors": sums, "counts": counts}), loss
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:

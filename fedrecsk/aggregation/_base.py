@@ -195,7 +195,9 @@ def as_round(uploads, shapes):
         fields[name] = SparseRows.listed(updates, specs[name])
     masks = {"sends": everyone, "arrives": everyone, "accepted": everyone}
     sizes = np.stack([numbers] * 3)
-    block = ClientUpdates(fields, clients=numbers, specs=specs, sizes=sizes, **masks)
+    block = ClientUpdates(
+        fields, phase="round", round=0, clients=numbers, specs=specs, sizes=sizes, **masks
+    )
     return RoundUpdates([HeldUpdates(block, [], everyone)])
 
 

@@ -358,7 +358,7 @@ class Sum(NamedTuple):
 NOTHING = Sum(None, np.zeros(2), 0.0)
 # In the place of single updates, which stay on the workers.
 HELD: Any = "held"
-# Attributes of ClientUpdates with a number for each client.
+# Attributes of Updates with a number for each client.
 ACCOUNTS = ("clients", "sends", "arrives", "accepted", "sizes")
 
 

@@ -17,7 +17,7 @@ from fedrecsk.data._checks import check_ratings, check_scale, scale_of
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Dense, Message
-from fedrecsk.updates import ClientUpdates, FieldSpec
+from fedrecsk.updates import FieldSpec, Updates
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,7 +37,7 @@ class RatingSums:
 
     def _setup_update(self, block, message, key):
         ratings = np.array([block.weights @ block.values, block.weights.sum()])
-        return ClientUpdates({"ratings": ratings})
+        return Updates({"ratings": ratings})
 
 
 class RatingScale(RatingSums):
@@ -87,7 +87,7 @@ class BiasColumn(RatingScale):
             "held_items": np.bincount(block.row_items, minlength=block.n_items),
         }
         specs = self._setup_specs(block.n_items)
-        return ClientUpdates({name: fields[name] for name in specs})
+        return Updates({name: fields[name] for name in specs})
 
     def _server_attributes(self, message):
         items, first = message["item_vectors"].values, int(self.biases)

@@ -28,7 +28,7 @@ from fedrecsk.base._item_weights import (
 )
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Message
-from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Summed
+from fedrecsk.updates import FieldSpec, SparseRows, Summed, Updates
 
 # At most this many float64 per pair of items at a time: sums, X'X and results computed from it.
 MATRICES = 6
@@ -116,7 +116,7 @@ class FederatedGram(FadingPairs, RankingMixin, FederatedRecommender):
             gram = Summed(sign * sums, n_pairs(likes.row_counts))
         # A client does not know whether its upload arrives, so it never sends another.
         state = state | {"has_sent": state["has_sent"] | senders}
-        return state, ClientUpdates({"gram": gram}, sends=fresh), None
+        return state, Updates({"gram": gram}, sends=fresh), None
 
     def _recalled(self, state, remembered):
         return state | {"has_sent": state["has_sent"] | remembered}

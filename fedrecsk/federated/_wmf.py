@@ -17,7 +17,7 @@ from fedrecsk.federated._features import FederatedContent
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.portable import Ridge
 from fedrecsk.protocol.messages import Dense, Derived, Message, Rows
-from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
+from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
 wmf_kernels: LazyModule = LazyModule("fedrecsk.federated._wmf_kernels")
 
@@ -177,7 +177,7 @@ class ImplicitMF(FederatedContent, WMFUsers, RankingMixin, FederatedRecommender)
 
     def _setup_update(self, block, message, key):
         held = np.bincount(block.row_items, minlength=block.n_items)
-        return ClientUpdates({"held_items": held})
+        return Updates({"held_items": held})
 
     def _begin(self, catalogue, sums, key):
         shape = (catalogue.n_items, self.n_factors)
@@ -246,7 +246,7 @@ class ImplicitMF(FederatedContent, WMFUsers, RankingMixin, FederatedRecommender)
                 fields["n_holders"] = held
         sent = self._upload_specs(block.n_items)
         fields = {name: one for name, one in fields.items() if name in sent}
-        return ClientUpdates(fields, is_finite=out.is_finite)
+        return Updates(fields, is_finite=out.is_finite)
 
     def _mean_rows(self, upload):
         """Return each row's mean over the clients, or over its holders (zero without any)."""

@@ -39,7 +39,7 @@ class FederatedRecommender(Updating, Recommender):
     A method gives the hooks below, in the order of a paper's algorithm. `server` is the server's
     state and `state` the private one of a block of clients, both dicts. The two exchange only a
     :class:`~fedrecsk.protocol.Message` (download) and
-    :class:`~fedrecsk.protocol.ClientUpdates`. `self` is a copy of the estimator with its
+    :class:`~fedrecsk.protocol.Updates`. `self` is a copy of the estimator with its
     parameters only: do not set attributes on it.
 
     Server hooks get the shared key, a :class:`~fedrecsk.protocol.keys.Key`; client hooks get
@@ -137,7 +137,7 @@ class FederatedRecommender(Updating, Recommender):
         return Message()
 
     def _setup_update(self, block, message, key):
-        """Clients: their answer, added up over the block: ClientUpdates."""
+        """Clients: their answer, added up over the block: Updates."""
         raise NotImplementedError(f"{type(self).__name__} needs _setup_update(...).")
 
     @abstractmethod
@@ -229,7 +229,7 @@ class FederatedRecommender(Updating, Recommender):
         Returns
         -------
         state : dict
-        updates : ClientUpdates or None
+        updates : Updates or None
             Sums over the clients in ``turn.delivers``, or with ``turn.separate`` each one's own.
         loss : tuple of float or None
             Sum of the training losses and of their weights, for `loss_curve_`; never sent.

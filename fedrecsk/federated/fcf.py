@@ -12,7 +12,7 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.federated._optimizers import ServerStep
 from fedrecsk.federated._wmf import ImplicitMF
-from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
+from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
 DENSE_LIMIT = 2 * 2**30
 
@@ -155,7 +155,7 @@ class FCF(ServerStep, ImplicitMF):
         if self.upload == "local":
             return state, self._uploads(block, turn, out), loss
         gradient = self._of_all(block, turn, message["item_factors"].values, out)
-        return state, ClientUpdates({"gradient": gradient}, is_finite=out.is_finite), loss
+        return state, Updates({"gradient": gradient}, is_finite=out.is_finite), loss
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:

@@ -24,7 +24,7 @@ from fedrecsk.base._item_weights import (
 )
 from fedrecsk.federated._gram import FederatedGram, without_noise
 from fedrecsk.protocol.messages import Dense, Derived, Message, Rows
-from fedrecsk.updates import ClientUpdates, FieldSpec
+from fedrecsk.updates import FieldSpec, Updates
 
 
 @dataclass(eq=False, repr=False)
@@ -44,7 +44,7 @@ class OwnWeights(FederatedGram):
 
     def _setup_update(self, block, message, key):
         held = np.bincount(block.row_items, minlength=block.n_items)
-        return ClientUpdates({"held_items": held})
+        return Updates({"held_items": held})
 
     def _personalize(self, block, state, message, turn, key):
         if state is not None:

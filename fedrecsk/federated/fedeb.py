@@ -23,7 +23,7 @@ from fedrecsk.federated._optimizers import adam
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Dense, Message, Rows
-from fedrecsk.updates import ClientUpdates, FieldSpec
+from fedrecsk.updates import FieldSpec, Updates
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -301,7 +301,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
             fields["sketch"] = sketch(block, public)
         fields |= self._feature_squares(block)
         specs = self._setup_specs(block.n_items)
-        return ClientUpdates({name: fields[name] for name in specs})
+        return Updates({name: fields[name] for name in specs})
 
     def _begin(self, catalogue, sums, key):
         m, d, n_implicit = catalogue.n_items, self.n_factors, self._n_implicit
@@ -396,7 +396,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
             vectors = state["posterior"].users - self._implicit_means(block, message)
             fields[SUMS] = self._user_sums(block, vectors, turn, out.senders & out.is_finite)
         fields = {name: fields[name] for name in self._upload_specs(block.n_items)}
-        updates = ClientUpdates(fields, is_finite=out.is_finite)
+        updates = Updates(fields, is_finite=out.is_finite)
         return state, updates, (state["unit"] ** 2 * squares, weight)
 
     @property

@@ -14,7 +14,7 @@ from fedrecsk.base import linear_scores
 from fedrecsk.federated._feedback import LearnsFromFeedback, fedmf_kernels
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Dense, Message
-from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
+from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
 # Epochs on the final items of a user whose client was in no round.
 EPOCHS_OF_THE_NEW = 20
@@ -132,7 +132,7 @@ class AveragedItems(LearnsFromFeedback):
             layout, feedback, cohort, config, items, moving, users, work, out
         )
         fields = self._fields(block, turn, columns, is_finite, out)
-        return state, ClientUpdates(fields, is_finite=is_finite), loss
+        return state, Updates(fields, is_finite=is_finite), loss
 
     def _empty_upload(self, n_clients, n_own, n_items, dtype):
         """Return arrays for `n_own` rows that clients send, or for sums of `n_items` rows."""

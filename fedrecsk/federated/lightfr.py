@@ -25,7 +25,7 @@ from fedrecsk.protocol.blocks import Block
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.messages import Dense, Derived, Message, Total
 from fedrecsk.protocol.participation import RoundMasks, cohort_size
-from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Summed
+from fedrecsk.updates import FieldSpec, SparseRows, Summed, Updates
 
 if TYPE_CHECKING:
     from typing import Self
@@ -328,7 +328,7 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
             n_users = n_users[turn.active & turn.delivers].sum(keepdims=True)
             fields = {"gram": out.gram[0], "total": out.total[0], "n_users": n_users}
         fields |= {"rows": rows, "votes": rows}
-        return ClientUpdates({name: fields[name] for name in specs})
+        return Updates({name: fields[name] for name in specs})
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:

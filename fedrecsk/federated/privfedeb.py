@@ -19,7 +19,7 @@ from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.protocol.participation import RoundMasks
-from fedrecsk.updates import ClientUpdates, FieldSpec
+from fedrecsk.updates import FieldSpec, Updates
 
 privfedeb_kernels: LazyModule = LazyModule("fedrecsk.federated._privfedeb_kernels")
 
@@ -270,7 +270,7 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
         privfedeb_kernels.first(layout, ratings, SHRINKAGE, LARGEST, share, own, out)
         out = out._replace(scales=SQUARES * out.scales[:, :1])
         fields = self._written(block, turn, out)
-        return ClientUpdates({"first": fields["items"], "squares": fields["scales"]})
+        return Updates({"first": fields["items"], "squares": fields["scales"]})
 
     def _begin(self, catalogue, sums, key):
         share = np.sqrt(1 - SQUARES**2)
@@ -338,7 +338,7 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
         items = np.column_stack([items, known])
         squares, weight, out = self._infer(block, state, items, turn, state["users"], n_sent)
         fields = {"items": self._written(block, turn, out)["items"]}
-        updates = ClientUpdates(fields, is_finite=out.is_finite)
+        updates = Updates(fields, is_finite=out.is_finite)
         return state, updates, (state["unit"] ** 2 * squares, weight)
 
     def _ratings(self, block, message):

@@ -21,7 +21,7 @@ from fedrecsk.federated._own_items import OwnItems
 from fedrecsk.federated._private import problems_of_scale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Message
-from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
+from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
 rfrec_kernels: LazyModule = LazyModule("fedrecsk.federated._rfrec_kernels")
 wmf_kernels: LazyModule = LazyModule("fedrecsk.federated._wmf_kernels")
@@ -382,7 +382,7 @@ class RFRec(FederatedContent, BiasColumn, RatingMixin, FederatedRecommender):
         else:
             n_senders = np.count_nonzero(totals.senders & is_finite)
             sums += (n_senders - totals.counts)[:, None] * shared
-        return ClientUpdates({"item_vectors": sums}, is_finite=is_finite)
+        return Updates({"item_vectors": sums}, is_finite=is_finite)
 
     def _upload_centers(self, message):
         if self.aggregation != "clients":

@@ -25,7 +25,7 @@ from fedrecsk.neural._layout import blueprint, built, one_thread, seeded
 from fedrecsk.neural._training import LOSSES, VISITS, Plan, Trainer, uploads, write_private
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Dense, Message
-from fedrecsk.updates import ClientUpdates, FieldSpec
+from fedrecsk.updates import FieldSpec, Updates
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -156,7 +156,7 @@ class NeuralRecommender(LearnsFromFeedback):
         if not turn.separate:
             sends = turn.delivers & is_finite
             fields = {name: field.take(sends).sum() for name, field in fields.items()}
-        return state, ClientUpdates(fields, is_finite=is_finite), loss
+        return state, Updates(fields, is_finite=is_finite), loss
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:

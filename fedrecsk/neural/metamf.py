@@ -29,7 +29,7 @@ from fedrecsk.neural._metamf_network import (
 )
 from fedrecsk.neural._training import adam_step
 from fedrecsk.protocol.messages import Dense, Message, PerClient
-from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
+from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
 # What the server makes for a client, and the attributes in which a device keeps it.
 PARTS = {"table": "user_tables_", "basis": "user_bases_", "scorer": "user_scorers_"}
@@ -265,7 +265,7 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
             "scorer": SparseRows.stacked(scorer),
             "n_ratings": SparseRows.stacked(n_ratings),
         }
-        return state, ClientUpdates(fields, is_finite=is_finite), (loss, n_ratings.sum())
+        return state, Updates(fields, is_finite=is_finite), (loss, n_ratings.sum())
 
     # ----------------------------------------------------------------- each round, server
 

@@ -18,7 +18,7 @@ from fedrecsk.protocol.messages import (
 )
 from fedrecsk.protocol.network_time import NetworkProfile, estimate_training_time
 from fedrecsk.protocol.server import Server
-from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Summed
+from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Summed, Updates
 
 __all__ = [
     "ClientMessage",
@@ -41,6 +41,7 @@ __all__ = [
     "SparseRows",
     "Summed",
     "Total",
+    "Updates",
     "Upload",
     "estimate_training_time",
 ]

@@ -284,7 +284,7 @@ def _is_compressed(upload, one, spec, federation):
 
 def _sizes(upload, fields, specs, n_held, wire_dtype, federation):
     """Return the sizes of an upload, with what compression and the adaptive clip make of them."""
-    sizes = measured(ClientUpdates(fields), specs, n_held, wire_dtype)
+    sizes = measured(fields, specs, n_held, wire_dtype)
     for name, spec in specs.items():
         if not _is_compressed(upload, fields[name], spec, federation):
             continue

@@ -17,7 +17,7 @@ from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Message, Registration
 from fedrecsk.protocol.participation import Participation, RoundMasks
 from fedrecsk.protocol.protection import completed, measured, protected, stages
-from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
+from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Updates
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,10 +156,10 @@ class Clients:
         if central is not None or (local is not None and local.protects_uploads):
             updates = self._single_setup(message, updates, specs, keys)
         elif not is_alone:
-            return completed(self, updates, address, specs, turn, single=False)
+            return self._completed(updates, address, specs, turn, single=False)
         each = is_alone or self._draws_each
         done = stages(self.federation, keys.private, message, self.forge, each=each, is_setup=True)
-        single = completed(self, updates, address, specs, turn, single=True)
+        single = self._completed(updates, address, specs, turn, single=True)
         hold = self.separate if central is None else self._holds
         return protected(single, done, hold=hold)
 
@@ -170,7 +170,7 @@ class Clients:
         numbers = np.arange(self.block.n_clients)
         parts = [self.block.part(numbers == number) for number in numbers]
         answers = [self.method._setup_update(part, message, keys).fields for part in parts]
-        return ClientUpdates(
+        return Updates(
             {
                 name: SparseRows.stacked(
                     np.stack([np.reshape(one[name], spec.shape) for one in answers])
@@ -263,18 +263,25 @@ class Clients:
         for updates, turn, message in steps:
             if updates is None:
                 continue
-            done = completed(self, updates, address, self._specs, turn, single=single)
+            done = self._completed(updates, address, self._specs, turn, single=single)
             if single:
                 through = stages(federation, key, message, self.forge, each=self._draws_each)
                 done = protected(done, through, hold=self._holds)
             result.append(done)
         return result, total
 
+    def _completed(self, updates, step, specs, turn, *, single):
+        """Check the method's updates, and add to them what the protocol must know."""
+        name, wire_dtype = type(self.method).__name__, self.federation.wire_dtype
+        return completed(
+            self.block, updates, step, specs, turn, name=name, wire_dtype=wire_dtype, single=single
+        )
+
     def honest(self, round: int) -> list[ClientUpdates]:
         """Train in this round, before `update`; return the updates that an adversary replaces."""
         steps, _ = self._trained(round)
         return [
-            completed(self, one, ("round", round), self._specs, turn, single=True)
+            self._completed(one, ("round", round), self._specs, turn, single=True)
             for one, turn, _ in steps
             if one is not None
         ]
@@ -377,7 +384,6 @@ class Clients:
         self._measured = self._attributes(asked, users, self._codes), asked
         arrives, is_finite = part.receives & part.delivers, np.isfinite(sums).all(axis=1)
         accepted = arrives & is_finite
-        nothing = ClientUpdates({"validation_loss": None})
         return ClientUpdates(
             {"validation_loss": sums[accepted].sum(axis=0)} if accepted.any() else {},
             phase="validation",
@@ -387,7 +393,9 @@ class Clients:
             arrives=arrives,
             accepted=accepted,
             specs=VALIDATION,
-            sizes=measured(nothing, VALIDATION, block.row_counts, self.federation.wire_dtype),
+            sizes=measured(
+                {"validation_loss": None}, VALIDATION, block.row_counts, self.federation.wire_dtype
+            ),
         )
 
     def _personalized(self, who, message, round):

@@ -20,6 +20,7 @@ from fedrecsk.updates import (
     HeldUpdates,
     SparseRows,
     Summed,
+    Updates,
     all_finite,
     joined,
     through,
@@ -28,7 +29,7 @@ from fedrecsk.updates import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fedrecsk.protocol.clients import Clients
+    from fedrecsk.protocol.blocks import Block
     from fedrecsk.protocol.federation import Federation
     from fedrecsk.protocol.keys import Key
     from fedrecsk.protocol.messages import Message
@@ -40,23 +41,24 @@ TERMS = "privacy_terms"
 
 
 def completed(
-    clients: Clients,
-    updates: ClientUpdates,
+    block: Block,
+    updates: Updates,
     step: tuple[str, int],
     specs: Mapping[str, FieldSpec],
     turn: RoundMasks,
     *,
+    name: str,
+    wire_dtype: str,
     single: bool,
 ) -> ClientUpdates:
-    """Add to a method's updates what the protocol must know about them, and check their fields.
+    """Add to updates of the method `name` what the protocol must know; check their fields.
 
     With `single` return the updates of the clients that send something, and not the sums over the
     block. If the method has added them up, there must be one client.
     """
-    method, block = type(clients.method).__name__, clients.block
     if updates.fields.keys() != specs.keys():
         raise ValueError(
-            f"{method} uploads the fields {sorted(updates.fields)}, but its _upload_specs (or "
+            f"{name} uploads the fields {sorted(updates.fields)}, but its _upload_specs (or "
             f"_setup_specs) declares {sorted(specs)}; make them agree."
         )
     sends = turn.active if updates.sends is None else turn.active & updates.sends
@@ -64,32 +66,31 @@ def completed(
     if updates.is_finite is not None:
         accepted = arrives & updates.is_finite
     fields = {}
-    for name, spec in specs.items():
-        one = updates.fields[name]
+    for field, spec in specs.items():
+        one = updates.fields[field]
         is_sparse = isinstance(one, SparseRows)
         if is_sparse and not single:
             raise ValueError(
-                f"{method} returns {name!r} client by client, but turn.separate is False; return "
+                f"{name} returns {field!r} client by client, but turn.separate is False; return "
                 "the sum."
             )
         values = one.values if isinstance(one, Summed | SparseRows) else np.asarray(one)
         shape = (spec.shape[0], *values.shape[1:]) if is_sparse else values.shape
         if tuple(shape) != tuple(spec.shape):
             raise ValueError(
-                f"{method} uploads {name!r} with shape {tuple(shape)}, but its FieldSpec says "
+                f"{name} uploads {field!r} with shape {tuple(shape)}, but its FieldSpec says "
                 f"{tuple(spec.shape)}; make them agree."
             )
         if single:
             rows = one if is_sparse else _of_one_client(values, spec, block)
-            fields[name] = replace(rows, spec=spec)
+            fields[field] = replace(rows, spec=spec)
             if updates.is_finite is None:
-                accepted = accepted & fields[name].finite()
+                accepted = accepted & fields[field].finite()
         else:
-            fields[name] = values.astype(spec.sum_dtype, copy=False)
-            if not all_finite(fields[name]):
+            fields[field] = values.astype(spec.sum_dtype, copy=False)
+            if not all_finite(fields[field]):
                 accepted = np.zeros_like(accepted)
-    done = replace(
-        updates,
+    done = ClientUpdates(
         fields=fields if single or accepted.any() else {},
         phase=step[0],
         round=step[1],
@@ -98,7 +99,7 @@ def completed(
         arrives=arrives,
         accepted=accepted,
         specs=specs,
-        sizes=measured(updates, specs, block.row_counts, clients.federation.wire_dtype),
+        sizes=measured(updates.fields, specs, block.row_counts, wire_dtype),
         lacks_noise=not single,
     )
     return done.take(sends) if single else done
@@ -115,15 +116,15 @@ def _of_one_client(values, spec, block):
 
 
 def measured(
-    updates: ClientUpdates,
+    fields: Mapping[str, Any],
     specs: Mapping[str, FieldSpec],
     n_held: NDArray[np.int64],
     wire_dtype: str,
 ) -> NDArray[np.int64]:
-    """Return the `sizes` of ClientUpdates as the method returns them, by items that each holds."""
+    """Return the `sizes` of a method's fields, by the number of items that each client holds."""
     sizes = np.zeros((3, len(n_held)), dtype=np.int64)
     for name, spec in specs.items():
-        one, n_rows, n_columns = updates.fields[name], n_held, None
+        one, n_rows, n_columns = fields[name], n_held, None
         if isinstance(one, Summed | SparseRows):
             n_columns = one.n_columns
             if spec.rows == "chosen":

@@ -1,14 +1,14 @@
 """The updates of a block of clients, from the method to the server, and those of a round.
 
-A method returns for each field either the sum over the clients, or :class:`SparseRows`, which hold
-each client's own update. Attacks, local noise and compressors are functions from ClientUpdates to
-ClientUpdates.
+A method returns :class:`Updates`: for each field either the sum over the clients, or
+:class:`SparseRows`, which hold each client's own update. Attacks, local noise and compressors are
+functions from :class:`ClientUpdates` to ClientUpdates.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import add
@@ -67,11 +67,9 @@ class Counts(NamedTuple):
         return Counts(*map(add, self, other))
 
 
-@dataclass(eq=False)
-class ClientUpdates:
-    """What the clients of a block send in one step of the protocol.
-
-    A method gives the first three; the clients' half of the protocol adds the rest.
+@dataclass(frozen=True, eq=False)
+class Updates:
+    """What a method's clients have to send in one step of the protocol.
 
     Parameters
     ----------
@@ -84,11 +82,32 @@ class ClientUpdates:
     sends : ndarray of shape (n_clients,), dtype bool, or None
         Clients that have something to send, among those that take part in the round. None: all of
         them.
+    """
+
+    fields: dict[str, Any]
+    is_finite: NDArray[np.bool_] | None = None
+    sends: NDArray[np.bool_] | None = None
+
+    def with_fields(self, **fields: Any) -> Updates:
+        """Put other fields beside these, or in the place of those of the same names."""
+        return replace(self, fields=self.fields | fields)
+
+
+@dataclass(eq=False)
+class ClientUpdates:
+    """The updates of a block's clients in one step, with what the protocol knows about them.
+
+    Parameters
+    ----------
+    fields : dict of {str: ndarray or SparseRows}
+        Sums over the accepted clients, or each client's own update.
     phase : {"setup", "round", "validation"}
     round : int
         The round, or the step of the set-up.
     clients : ndarray of shape (n_clients,)
         Codes of the clients.
+    sends : ndarray of shape (n_clients,), dtype bool
+        Clients that send something.
     arrives, accepted : ndarray of shape (n_clients,), dtype bool
         Clients whose upload arrives; and those whose upload arrives with finite numbers only.
     specs : dict of {str: FieldSpec}
@@ -104,15 +123,14 @@ class ClientUpdates:
     """
 
     fields: dict[str, Any]
-    is_finite: NDArray[np.bool_] | None = None
-    sends: Any = None
-    phase: str = "round"
-    round: int = 0
-    clients: Any = None
-    arrives: Any = None
-    accepted: Any = None
-    specs: Any = None
-    sizes: Any = None
+    phase: str
+    round: int
+    clients: NDArray[np.int64]
+    sends: NDArray[np.bool_]
+    arrives: NDArray[np.bool_]
+    accepted: NDArray[np.bool_]
+    specs: Mapping[str, FieldSpec]
+    sizes: NDArray[np.int64]
     lacks_noise: bool = False
     counts: Counts = field(default_factory=Counts)
     held: HeldUpdates | None = None
@@ -157,7 +175,6 @@ class ClientUpdates:
         return replace(
             self,
             fields={name: rows.take(who) for name, rows in self.fields.items()},
-            is_finite=None,
             sends=self.sends[who],
             clients=self.clients[who],
             arrives=self.arrives[who],
@@ -241,7 +258,7 @@ def joined(parts: Iterable[ClientUpdates]) -> ClientUpdates:
     names = "sends", "clients", "arrives", "accepted", "sizes"
     # The last axis is the client.
     whole = {name: np.concatenate([getattr(p, name) for p in rest], axis=-1) for name in names}
-    return replace(rest[0], fields=sums, is_finite=None, counts=counts, **whole)
+    return replace(rest[0], fields=sums, counts=counts, **whole)
 
 
 def client_generator(seed: int | np.uint64, name: str) -> np.random.Generator:

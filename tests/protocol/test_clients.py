@@ -9,7 +9,7 @@ from fedrecsk.aggregation import NormClipping
 from fedrecsk.data.interactions import encode
 from fedrecsk.federated._round_loop import Run
 from fedrecsk.privacy import LaplaceMechanism
-from fedrecsk.protocol import Clients, ClientUpdates, FieldSpec
+from fedrecsk.protocol import Clients, FieldSpec, Updates
 from fedrecsk.protocol.blocks import cut
 from fedrecsk.protocol.keys import Key, Keys
 from tests.conftest import make_toy
@@ -48,7 +48,7 @@ class Wrong(RFRec):
 
     def _client_update(self, block, state, message, turn, key):
         state, updates, loss = super()._client_update(block, state, message, turn, key)
-        return state, ClientUpdates(self.spoil(updates.fields)), loss
+        return state, Updates(self.spoil(updates.fields)), loss
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ class Counts(RFRec):
         return {"n": FieldSpec((2,), clip=1.0, learned=False)}
 
     def _setup_update(self, block, message, key):
-        return ClientUpdates({"n": np.ones(2) * block.n_clients})
+        return Updates({"n": np.ones(2) * block.n_clients})
 
     def _begin(self, catalogue, sums, key):
         TOLD.append(sums["n"].sum)

@@ -11,7 +11,7 @@ from fedrecsk import Federation, LocALS, RFRec, SCoLR
 from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import LowRank, Quantization, TopK
 from fedrecsk.data.interactions import encode
-from fedrecsk.protocol import ClientUpdates, FieldSpec, Message, SparseRows, Summed
+from fedrecsk.protocol import FieldSpec, Message, SparseRows, Summed, Updates
 from fedrecsk.protocol.blocks import of_clients
 from fedrecsk.protocol.clients import Clients
 from fedrecsk.protocol.keys import Key, Keys
@@ -59,7 +59,7 @@ class Sender:
                 name: Summed(replace(one, spec=self.specs[name]).whole()[0], None, one.n_columns)
                 for name, one in fields.items()
             }
-        return state, ClientUpdates(fields), None
+        return state, Updates(fields), None
 
 
 def sent(federation, specs, upload, n_clients=5, single=True):

@@ -1,7 +1,5 @@
 """Updates on their way to the server: counted, protected and added up."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +10,7 @@ from fedrecsk.aggregation import NormClipping
 from fedrecsk.compression import TopK
 from fedrecsk.data.interactions import encode
 from fedrecsk.privacy import LaplaceMechanism
-from fedrecsk.protocol import ClientUpdates, FieldSpec, Ledger, SparseRows, Summed
+from fedrecsk.protocol import FieldSpec, Ledger, SparseRows, Summed, Updates
 from fedrecsk.protocol.blocks import of_clients
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.links import Downlink, StepTotal, Uplink
@@ -50,9 +48,9 @@ def block_of(clients):
 
 def summed(clients, turn, is_finite, sums, specs=X):
     """The sums of some clients, as they leave them."""
-    senders = SimpleNamespace(method=None, block=block_of(clients), federation=Federation())
-    updates = ClientUpdates(sums, is_finite)
-    return completed(senders, updates, ("round", 0), specs, turn, single=False)
+    own, updates = block_of(clients), Updates(sums, is_finite)
+    how = {"name": "Test", "wire_dtype": "float32", "single": False}
+    return completed(own, updates, ("round", 0), specs, turn, **how)
 
 
 def of_everybody(values, specs):
@@ -123,7 +121,7 @@ def test_integers_are_added_exactly(n):
 
 
 def sizes_of(specs, n_held, wire_dtype="float32", **fields):
-    return measured(ClientUpdates(fields), specs, np.array(n_held), wire_dtype)
+    return measured(fields, specs, np.array(n_held), wire_dtype)
 
 
 @pytest.mark.parametrize(("wire_dtype", "itemsize"), [("float32", 4), ("float64", 8)])

@@ -13,6 +13,8 @@ def updates_of(fields, specs, accepted=None):
     everyone = np.ones(n, dtype=bool)
     return ClientUpdates(
         {name: replace(fields[name], spec=spec) for name, spec in specs.items()},
+        phase="round",
+        round=0,
         sends=everyone,
         clients=np.arange(n),
         arrives=everyone,

@@ -32,6 +32,8 @@ def block(codes, seed=0):
     n_seen = SparseRows.stacked(np.ones((n, 4), dtype=np.uint8), spec=FORMS["n"])
     return ClientUpdates(
         {"x": x, "n": n_seen},
+        phase="round",
+        round=0,
         sends=everyone,
         clients=np.array(codes),
         arrives=everyone,

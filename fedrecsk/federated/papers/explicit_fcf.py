@@ -19,7 +19,7 @@ from fedrecsk.federated._wmf import wmf_kernels
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.portable import Ridge
 from fedrecsk.protocol.messages import Dense, Message, Rows
-from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
+from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
 
 class Ratings(NamedTuple):
@@ -341,7 +341,7 @@ class ExplicitFCF(RatingGradients):
         errors = self._errors(block, ratings, who, left, bias, items)
         gradient, is_finite = self._by_item(block, turn, (errors, left))
         loss = self._loss(block, errors, ratings.weights, who)
-        return state, ClientUpdates({"gradient": gradient}, is_finite=is_finite), loss
+        return state, Updates({"gradient": gradient}, is_finite=is_finite), loss
 
     def _aggregate(self, server, message, upload, key):
         if upload is None:

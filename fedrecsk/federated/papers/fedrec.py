@@ -16,7 +16,7 @@ from fedrecsk.data._checks import scale_of
 from fedrecsk.federated._feedback import BiasColumn
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Message
-from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Summed
+from fedrecsk.updates import FieldSpec, SparseRows, Summed, Updates
 
 fedrec_kernels: LazyModule = LazyModule("fedrecsk.federated.papers._fedrec_kernels")
 
@@ -267,7 +267,7 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
             fields = {name: SparseRows(*own, values) for name, values in fields.items()}
         elif self.upload == "chosen":
             fields = {name: Summed(values, held.row_counts) for name, values in fields.items()}
-        updates = ClientUpdates(fields, is_finite=out.is_finite)
+        updates = Updates(fields, is_finite=out.is_finite)
         return state, updates, (loss * state["unit"] ** 2, total_weight)
 
     def _aggregate(self, server, message, upload, key):

@@ -16,7 +16,7 @@ from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.federated._optimizers import adam
 from fedrecsk.federated.papers.explicit_fcf import RatingGradients
 from fedrecsk.protocol.messages import GroupMessages, Message, PerClient, Rows
-from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
+from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
 # Steps of fuzzy c-means, which stops once no number of a centre moves further than this.
 MAX_STEPS, TOLERANCE = 50, 1e-4
@@ -342,7 +342,7 @@ class SemiDFEGL(RatingGradients):
         fields = {"gradient": gradient, "embedding": SparseRows.stacked(embedding)}
         if self.n_common:
             fields["common"] = SparseRows.stacked(common)
-        return state, ClientUpdates(fields, is_finite=is_finite), loss
+        return state, Updates(fields, is_finite=is_finite), loss
 
     def _upload_specs(self, n_items):
         specs = {
