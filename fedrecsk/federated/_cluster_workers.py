@@ -163,9 +163,7 @@ class Holder:
         """Make the Clients; return their Registrations by block, and the errors of checks."""
         method, groups, registrations, errors = placing.method, {}, {}, []
         federation = method._setting()
-        histories = _round_loop._histories(
-            method, placing.n_clients, federation, placing.keys.shared
-        )
+        histories = _round_loop._histories(method, placing.n_clients, placing.keys.shared)
         for number, (codes, first_users) in placing.codes.items():
             data, item_ids = self.rows[number].data, placing.item_ids
             # Items of the whole catalogue, in which they are ascending.

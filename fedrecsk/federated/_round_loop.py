@@ -29,7 +29,6 @@ from fedrecsk.protocol.clients import Clients, Group
 from fedrecsk.protocol.early_stopping import hold_out
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.messages import deliver
-from fedrecsk.protocol.participation import histories, smallest_cohort
 from fedrecsk.protocol.server import Server
 
 if TYPE_CHECKING:
@@ -123,7 +122,7 @@ class Run:
         check_aggregator(federation.aggregator, method, training)
         if federation.aggregator is not None and attack is not None:
             federation.aggregator._check_adversary(data.client_ids[attack.controlled])
-        histories = _histories(method, data.n_clients, federation, key)
+        histories = _histories(method, data.n_clients, key)
         forger = (
             attack if federation.adversary is not None and federation.adversary.forges else None
         )
@@ -440,9 +439,7 @@ def check_aggregator(aggregator, method, data):
     """Raise, before any work, if an aggregator does not suit its clients or their uploads."""
     if aggregator is None:
         return
-    share, rotates = method.client_fraction, method._prefers_rotation
-    cohort = smallest_cohort(data.n_clients, share, method.federation, prefers_rotation=rotates)
-    aggregator._check_clients(data, cohort)
+    aggregator._check_clients(data, method._sampling().smallest_cohort(data.n_clients))
     aggregator._check_specs(method._upload_specs(data.n_items))
 
 
@@ -496,17 +493,11 @@ def _secret(estimator, data, seed):
     return Key(int.from_bytes(digest) >> 1)
 
 
-def _histories(method, n_clients, federation, key):
+def _histories(method, n_clients, key):
     """Equal numbers for clients that must have equal histories to share a block."""
     if not method._shares_state:
         return np.zeros(n_clients, dtype=np.int64)
-    return histories(
-        n_clients,
-        method.client_fraction,
-        federation,
-        key,
-        prefers_rotation=method._prefers_rotation,
-    )
+    return method._sampling().histories(n_clients, key)
 
 
 def _groups(method, federation, histories, forger):

@@ -24,6 +24,7 @@ from fedrecsk.protocol.clients import personal_attributes
 from fedrecsk.protocol.federation import Federation
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.messages import Message
+from fedrecsk.protocol.participation import Sampling
 from fedrecsk.protocol.server import server_sees
 
 if TYPE_CHECKING:
@@ -353,6 +354,11 @@ class FederatedRecommender(Updating, Recommender):
     def _setting(self):
         """Return the federation that the method runs in."""
         return Federation() if self.federation is None else self.federation
+
+    def _sampling(self):
+        """Return how clients are drawn in each round."""
+        rotates = self._prefers_rotation
+        return Sampling.of(self._setting(), self.client_fraction, rotates=rotates)
 
     def _rounds(self, n_clients):
         """Return the rounds of a fit to so many clients: `n_rounds`, or what "auto" stands for."""

@@ -24,7 +24,7 @@ from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.blocks import Block
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.messages import Dense, Derived, Message, Total
-from fedrecsk.protocol.participation import RoundMasks, cohort_size
+from fedrecsk.protocol.participation import RoundMasks
 from fedrecsk.updates import FieldSpec, SparseRows, Summed, Updates
 
 if TYPE_CHECKING:
@@ -500,7 +500,7 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
         scheme = federation.secure_aggregation
         if scheme is None:
             return
-        n_clients = cohort_size(data.n_clients, self.client_fraction)
+        n_clients = self._sampling().cohort_size(data.n_clients)
         n_users = np.diff(data.client_indptr).max()
         weight = n_users * (data.weights.max() * (1 + self.alpha + self.n_negatives) + 1)
         largest = 2.0**FRACTION_BITS * 2 * self._max_dot * self._max_entry * weight

@@ -14,7 +14,6 @@ from fedrecsk.privacy.accounting import Event, epsilon_of, noise_for
 from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Dense, Message, Total, Upload
-from fedrecsk.protocol.participation import draw_participation, is_rotating, n_rotating
 from fedrecsk.protocol.protection import TERMS
 
 if TYPE_CHECKING:
@@ -280,24 +279,23 @@ class Plan(NamedTuple):
         mechanism = federation.central_dp
         by_server = mechanism is not None and mechanism.noise == "server"
         cohort, probability, uses = fraction * n_clients, 1.0, n_rounds
-        rotates = is_rotating(federation, method._prefers_rotation)
+        sampling = method._sampling()
         if fraction < 1:
-            if rotates:
-                n_cohorts = n_rotating(n_clients, fraction)
+            if sampling.rotates:
+                n_cohorts = sampling.n_cohorts(n_clients)
                 cohort, uses = n_clients / n_cohorts, -(-n_rounds // n_cohorts)
-            elif federation.sampling == "poisson" and by_server:
+            elif sampling.scheme == "poisson" and by_server:
                 probability, uses = fraction, fraction * n_rounds
             else:
                 counts = np.zeros(n_clients, dtype=np.int64)
                 for number in range(n_rounds):
-                    drawn = draw_participation(n_clients, fraction, federation, key.at(number))
-                    counts += drawn.active
+                    counts += sampling.draw(n_clients, key.at(number)).active
                 uses = max(1, int(counts.max()))
         if method._sends_once:
             # Clients that send so seldom need no secret cohorts.
             uses, probability = 1, 1.0
         n_setups = int(bool(method._setup_specs(1)))
-        return cls(n_clients, n_setups, n_rounds, uses, probability, cohort, rotates)
+        return cls(n_clients, n_setups, n_rounds, uses, probability, cohort, sampling.rotates)
 
 
 def sizes_of_uploads(method: Any, n_items: int) -> dict[str, int]:

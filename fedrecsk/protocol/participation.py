@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -65,41 +65,87 @@ class RoundMasks(NamedTuple):
     separate: bool
 
 
-def draw_participation(
-    n_clients: int,
-    client_fraction: float,
-    federation: Federation,
-    key: Key,
-    *,
-    prefers_rotation: bool = False,
-    cohort: NDArray[np.bool_] | None = None,
-) -> Participation:
-    """Draw the participation of a key's round, unless the `cohort` is given, and who drops out.
+class Sampling(NamedTuple):
+    """How the clients of a round are drawn, and how many of them drop out.
 
-    `prefers_rotation` is what "auto" means.
+    Attributes
+    ----------
+    fraction : share of the clients in a cohort
+    scheme : how cohorts are drawn, see :class:`~fedrecsk.Federation`
+    dropout : share of a cohort that drops out
+    dropout_mode : what clients that drop out miss
     """
-    if cohort is None:
-        if client_fraction == 1:
-            cohort = np.ones(n_clients, dtype=bool)
-        elif is_rotating(federation, prefers_rotation):
-            cohorts = rotation(n_clients, client_fraction, key)
-            cohort = cohorts == key.round % (cohorts.max() + 1)
-        elif federation.sampling == "poisson":
-            cohort = key.uniform("cohort", np.arange(n_clients)) < client_fraction
-        else:
-            size = cohort_size(n_clients, client_fraction)
-            cohort = _smallest(key.hashed("cohort", np.arange(n_clients)), size)
-    dropped = np.zeros(n_clients, dtype=bool)
-    if federation.dropout > 0:
-        dropped[cohort] = key.uniform("dropout", np.flatnonzero(cohort)) < federation.dropout
-    connected = cohort & ~dropped
-    match federation.dropout_mode:
-        case "upload":
-            return Participation(cohort, cohort, connected, dropped)
-        case "stale":
-            return Participation(connected, cohort, connected, dropped)
-        case "offline":
-            return Participation(connected, connected, connected, dropped)
+
+    fraction: float = 1.0
+    scheme: Literal["random", "rotating", "poisson"] = "random"
+    dropout: float = 0.0
+    dropout_mode: Literal["upload", "stale", "offline"] = "upload"
+
+    @classmethod
+    def of(cls, federation: Federation, fraction: float, *, rotates: bool = False) -> Sampling:
+        """Return the sampling of a federation; `rotates`: "auto" means cohorts that take turns."""
+        scheme = federation.sampling
+        if scheme == "auto":
+            scheme = "rotating" if rotates else "random"
+        return cls(fraction, scheme, federation.dropout, federation.dropout_mode)
+
+    @property
+    def rotates(self) -> bool:
+        """Whether cohorts take turns."""
+        return self.scheme == "rotating"
+
+    def draw(
+        self, n_clients: int, key: Key, cohort: NDArray[np.bool_] | None = None
+    ) -> Participation:
+        """Draw the cohort of a key's round, unless it is given, and who drops out."""
+        if cohort is None:
+            cohort = self._cohort(n_clients, key)
+        dropped = np.zeros(n_clients, dtype=bool)
+        if self.dropout > 0:
+            dropped[cohort] = key.uniform("dropout", np.flatnonzero(cohort)) < self.dropout
+        connected = cohort & ~dropped
+        match self.dropout_mode:
+            case "upload":
+                return Participation(cohort, cohort, connected, dropped)
+            case "stale":
+                return Participation(connected, cohort, connected, dropped)
+            case "offline":
+                return Participation(connected, connected, connected, dropped)
+
+    def _cohort(self, n_clients, key):
+        """Draw a mask of the clients of a key's round."""
+        if self.fraction == 1:
+            return np.ones(n_clients, dtype=bool)
+        if self.rotates:
+            cohorts = _rotation(n_clients, self.n_cohorts(n_clients), key.at(-1))
+            return cohorts == key.round % (cohorts.max() + 1)
+        if self.scheme == "poisson":
+            return key.uniform("cohort", np.arange(n_clients)) < self.fraction
+        chance = key.hashed("cohort", np.arange(n_clients))
+        return _smallest(chance, self.cohort_size(n_clients))
+
+    def cohort_size(self, n_clients: int) -> int:
+        """Return the number of clients in a cohort that is drawn at random."""
+        return max(1, round(self.fraction * n_clients))
+
+    def smallest_cohort(self, n_clients: int) -> int:
+        """Return the smallest number of clients in a cohort, before any of them drops out."""
+        if self.fraction < 1 and self.rotates:
+            return n_clients // self.n_cohorts(n_clients)
+        return self.cohort_size(n_clients)
+
+    def n_cohorts(self, n_clients: int) -> int:
+        """Return the number of cohorts that take turns."""
+        return min(n_clients, max(1, round(1 / self.fraction)))
+
+    def histories(self, n_clients: int, key: Key) -> NDArray[np.int64]:
+        """Number groups of clients that receive, update in and miss the same rounds."""
+        alike = self.dropout == 0 or self.dropout_mode == "upload"
+        if alike and self.fraction == 1:
+            return np.zeros(n_clients, dtype=np.int64)
+        if alike and self.rotates:
+            return _rotation(n_clients, self.n_cohorts(n_clients), key.at(-1))
+        return np.arange(n_clients)
 
 
 def _smallest(numbers, n):
@@ -110,38 +156,10 @@ def _smallest(numbers, n):
     return mask
 
 
-def cohort_size(n_clients: int, client_fraction: float) -> int:
-    """Number of clients in a cohort that is drawn at random."""
-    return max(1, round(client_fraction * n_clients))
-
-
-def smallest_cohort(
-    n_clients: int,
-    client_fraction: float,
-    federation: Federation,
-    *,
-    prefers_rotation: bool = False,
-) -> int:
-    """Smallest number of clients in a cohort, before any of them drops out."""
-    if client_fraction < 1 and is_rotating(federation, prefers_rotation):
-        return n_clients // n_rotating(n_clients, client_fraction)
-    return cohort_size(n_clients, client_fraction)
-
-
-def n_rotating(n_clients: int, client_fraction: float) -> int:
-    """Number of rotating cohorts."""
-    return min(n_clients, max(1, round(1 / client_fraction)))
-
-
-def rotation(n_clients: int, client_fraction: float, key: Key) -> np.ndarray:
-    """Return each client's cohort: a shuffled list cut into about 1 / client_fraction parts."""
-    return _rotation(n_clients, client_fraction, key.at(-1))
-
-
 @lru_cache(maxsize=4)
-def _rotation(n_clients, client_fraction, key):
+def _rotation(n_clients, n_cohorts, key):
+    """Return each client's cohort: a shuffled list cut into parts."""
     # Cached, because it is the same in every round of a fit.
-    n_cohorts = n_rotating(n_clients, client_fraction)
     rank = np.empty(n_clients, dtype=np.int64)
     rank[np.argsort(key.hashed("rotation", np.arange(n_clients)), kind="stable")] = np.arange(
         n_clients
@@ -149,27 +167,3 @@ def _rotation(n_clients, client_fraction, key):
     cohorts = rank * n_cohorts // n_clients
     cohorts.setflags(write=False)
     return cohorts
-
-
-def is_rotating(federation: Federation, prefers_rotation: bool) -> bool:
-    """Return whether cohorts rotate instead of being drawn at random each round."""
-    if federation.sampling == "auto":
-        return prefers_rotation
-    return federation.sampling == "rotating"
-
-
-def histories(
-    n_clients: int,
-    client_fraction: float,
-    federation: Federation,
-    key: Key,
-    *,
-    prefers_rotation: bool = False,
-) -> NDArray[np.int64]:
-    """Number groups of clients that receive, update in and miss the same rounds, (n_clients,)."""
-    alike = federation.dropout == 0 or federation.dropout_mode == "upload"
-    if alike and client_fraction == 1:
-        return np.zeros(n_clients, dtype=np.int64)
-    if alike and is_rotating(federation, prefers_rotation):
-        return rotation(n_clients, client_fraction, key)
-    return np.arange(n_clients)

@@ -13,13 +13,7 @@ from fedrecsk.protocol.keys import SETUP, Key
 from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.protocol.links import Downlink, StepTotal, Uplink, matrix_to_compress
 from fedrecsk.protocol.messages import Catalogue, ClientCodes, Message, Rows
-from fedrecsk.protocol.participation import (
-    Participation,
-    cohort_size,
-    draw_participation,
-    n_rotating,
-    smallest_cohort,
-)
+from fedrecsk.protocol.participation import Participation, Sampling
 from fedrecsk.protocol.protection import is_compressed
 from fedrecsk.protocol.secure_sums import EncryptedChannel, MaskedChannel
 
@@ -73,6 +67,7 @@ class Server:
         self.rating_range: tuple[float, float] | None = rating_range or getattr(
             method, "rating_scale", None
         )
+        self.sampling: Sampling = method._sampling()
         self._round_specs = method._upload_specs(len(item_ids))
         # What the method keeps; None before the set-up has ended.
         self.state: Any = None
@@ -133,13 +128,7 @@ class Server:
         if self.federation.encrypts:
             self.channel = EncryptedChannel(scheme)
         elif self.federation.masks:
-            cohort = smallest_cohort(
-                self.n_clients,
-                self.method.client_fraction,
-                self.federation,
-                prefers_rotation=self.method._prefers_rotation,
-            )
-            masks = MaskedChannel(scheme, cohort)
+            masks = MaskedChannel(scheme, self.sampling.smallest_cohort(self.n_clients))
         self.ledger: Ledger = Ledger(self.client_ids)
         self.downlink: Downlink = Downlink(
             self.federation, self.ledger, self.n_held, self.channel, self.sends_whole
@@ -187,8 +176,7 @@ class Server:
         self._first_users = np.concatenate([self._first_users, first_users])
         self._has_received = np.pad(self._has_received, (0, n_new))
         self.n_users += int(n_users.sum())
-        share = self.method.client_fraction
-        self.stopping.n_cohorts = n_rotating(self.n_clients, share)
+        self.stopping.n_cohorts = self.sampling.n_cohorts(self.n_clients)
         codes = np.empty(n_new, dtype=np.int64)
         codes[order] = first + np.arange(n_new)
         ends = np.cumsum([len(one.client_ids) for one in registrations])
@@ -278,23 +266,16 @@ class Server:
         if self.releases is not None and self.releases.always:
             # Clients know the shared key.
             key = self.releases.secret_of(key)
-        method, fraction, cohort = self.method, self.method.client_fraction, self.only
+        method, cohort = self.method, self.only
         if cohort is None and method._choose_cohort is not None:
-            size = cohort_size(self.n_clients, fraction)
+            size = self.sampling.cohort_size(self.n_clients)
             cohort = method._choose_cohort(self.state, self.n_clients, size, key)
             if cohort is not None and method._shares_state:
                 raise TypeError(
                     f"{type(method).__name__} shares state between clients of equal history, and "
                     "chosen cohorts give each client its own; let _choose_cohort return None."
                 )
-        return draw_participation(
-            self.n_clients,
-            fraction,
-            self.federation,
-            key,
-            prefers_rotation=method._prefers_rotation,
-            cohort=cohort,
-        )
+        return self.sampling.draw(self.n_clients, key, cohort)
 
     def open_round(self) -> tuple[Participation, Message | None]:
         """Begin a round; returns the participation and the message, None if none is sent."""
@@ -418,7 +399,7 @@ class Server:
     def final_participation(self) -> Participation:
         """Return the clients that evaluate the last model: all, or the next cohort."""
         self._check_registered()
-        if self.method.client_fraction == 1:
+        if self.sampling.fraction == 1:
             return Participation.full(self.n_clients)
         return self._drawn(self.key.at(self.round))
 

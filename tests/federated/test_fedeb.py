@@ -39,7 +39,7 @@ def assert_equals_reference(model, X, y, block_sizes=BLOCK_SIZES[:1], **fit_para
     spans = [range(*data.client_indptr[c : c + 2]) for c in range(data.n_clients)]
     shape = data.n_items, model.n_factors
     start = model.INIT_STD * key_of(model).generator("item factors").standard_normal(shape)
-    turns = turns_of(model, data.n_clients, prefers_rotation=True)
+    turns = turns_of(model, data.n_clients)
     features = None
     if model.user_features is not None:
         features = model.user_features.reindex(data.user_ids.values).to_numpy()

@@ -13,7 +13,7 @@ from fedrecsk.data import _checks
 from fedrecsk.data.interactions import encode
 from fedrecsk.privacy import CKKS
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.participation import cohort_size, draw_participation
+from fedrecsk.protocol.participation import Sampling
 from tests.conftest import BLOCK_SIZES, fits_in_blocks
 from tests.federated.test_colr import clients_of
 from tests.federated.turns import SETTINGS, crossed, first_items, key_of, two_fits
@@ -51,14 +51,14 @@ def turn_of(model, n, key):
     """The round's participation as a function of the clusters."""
     federation = model.federation or Federation()
     if model.sampling == "federation":
-        turn = draw_participation(n, model.client_fraction, federation, key)
+        turn = model._sampling().draw(n, key)
         return lambda clusters: turn[:3]
     chance, offset = key.hashed("cohort", np.arange(n)), int(n * key.uniform("first of the cohort"))
-    size = cohort_size(n, model.client_fraction)
+    size = model._sampling().cohort_size(n)
 
     def chosen(clusters):
         cohort = reference.cohort_of(clusters, size, chance, offset)
-        return draw_participation(n, 1.0, federation, key, cohort=cohort)[:3]
+        return Sampling.of(federation, 1.0).draw(n, key, cohort)[:3]
 
     return chosen
 

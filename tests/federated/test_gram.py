@@ -35,7 +35,7 @@ def counted(model, data):
     """Users of the clients that take part at least once, if the first upload arrives."""
     asked = np.zeros(data.n_clients, dtype=bool)
     arrived = asked.copy()
-    for _, active, delivers in turns_of(model, data.n_clients, prefers_rotation=True):
+    for _, active, delivers in turns_of(model, data.n_clients):
         arrived |= active & delivers & ~asked
         asked |= active
     return np.flatnonzero(np.repeat(arrived, np.diff(data.client_indptr)))

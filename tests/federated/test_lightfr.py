@@ -17,7 +17,6 @@ from fedrecsk.privacy import CKKS, Paillier, SecAggPlus
 from fedrecsk.protocol import blocks
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.messages import Message
-from fedrecsk.protocol.participation import draw_participation
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
 from tests.federated.turns import SETTINGS, crossed, key_of, two_fits
 from tests.reference import lightfr as reference
@@ -70,9 +69,9 @@ def assert_equals_reference(model, X, y=None, block_sizes=BLOCK_SIZES[:1], **fit
     items, users = first_codes(model, data)
     scale = model.rating_scale or (data.values.min(), data.values.max())
     naive = reference.LightFR(model, clients, values, weights, scale, items, users)
-    key, setting = key_of(model), model.federation or Federation()
+    key, sampling = key_of(model), model._sampling()
     for t in range(model.n_rounds):
-        turn = draw_participation(data.n_clients, model.client_fraction, setting, key.at(t))
+        turn = sampling.draw(data.n_clients, key.at(t))
         naive.round(turn, key.at(t))
     final_users = naive.final_users(key.at(model.n_rounds))
     for fitted in fits_in_blocks(model, X, y, block_sizes=block_sizes, **fit_params):

@@ -8,7 +8,6 @@ from sklearn.base import clone
 from benchmarks._variants import variant, with_constants
 from fedrecsk import FCF, CoLR, FedEB, FedFast, FedMF, LocALS, RFRec, SCoLR
 from fedrecsk.data.interactions import encode
-from fedrecsk.protocol.participation import draw_participation
 from tests.conftest import make_toy
 from tests.federated import (
     test_colr,
@@ -28,9 +27,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 def active_in(model, data):
     """Codes of the clients of the first round."""
-    setting = {"prefers_rotation": model._prefers_rotation}
-    federation, key = model._setting(), key_of(model).at(0)
-    turn = draw_participation(data.n_clients, model.client_fraction, federation, key, **setting)
+    turn = model._sampling().draw(data.n_clients, key_of(model).at(0))
     return np.flatnonzero(turn.active)
 
 
@@ -126,9 +123,7 @@ def similarities(model, data, whom, X, y, **_):
     items, users = test_lightfr.first_codes(model, data)
     naive = lightfr.LightFR(model, spans, values, weights, (y.min(), y.max()), items, users)
     key = key_of(model).at(0)
-    naive.round(
-        draw_participation(data.n_clients, model.client_fraction, model._setting(), key), key
-    )
+    naive.round(model._sampling().draw(data.n_clients, key), key)
     for u in users_of(data, whom):
         for i, w, aim in naive.pairs(u, key):
             error = (aim / w - np.dot(naive.users[u], items[i])) / (2 * naive.top)

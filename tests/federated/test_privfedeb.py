@@ -40,7 +40,7 @@ def assert_equals_reference(model, X, y, block_sizes, **fit_params):
     clients = [range(*data.client_indptr[c : c + 2]) for c in range(data.n_clients)]
     at_setup = key_of(model).at(SETUP).generator("item factors")
     start = model.INIT_STD * at_setup.standard_normal((data.n_items, model.n_factors))
-    turns = turns_of(model, data.n_clients, prefers_rotation=True)
+    turns = turns_of(model, data.n_clients)
     final, unit = reference.run(ratings, weights, clients, start, turns), (high - low) / 4
     vectors = reference.rows(final.average, final.a)
     rows = zip(ratings, weights, strict=True)

@@ -5,7 +5,6 @@ import numpy as np
 from fedrecsk import Federation
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.participation import draw_participation
 from tests.conftest import BLOCK_SIZES
 
 # Nothing is that long; but single uploads are looked at.
@@ -55,10 +54,7 @@ def two_fits(X, y, shift=0):
     yield (X, y - shift), {"block_sizes": BLOCK_SIZES, "clients": mixed, "sample_weight": weight}
 
 
-def turns_of(model, n_clients, **options):
+def turns_of(model, n_clients):
     """Who receives, trains and delivers in each round."""
-    key, setting = key_of(model), model.federation or Federation()
-    return [
-        draw_participation(n_clients, model.client_fraction, setting, key.at(t), **options)[:3]
-        for t in range(model.n_rounds)
-    ]
+    key, sampling = key_of(model), model._sampling()
+    return [sampling.draw(n_clients, key.at(t))[:3] for t in range(model.n_rounds)]

@@ -6,13 +6,7 @@ from hypothesis import strategies as st
 from fedrecsk import FedEB, Federation, FedRec, PrivFedEB
 from fedrecsk.privacy import CentralDP
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.participation import (
-    cohort_size,
-    draw_participation,
-    histories,
-    n_rotating,
-    smallest_cohort,
-)
+from fedrecsk.protocol.participation import Sampling
 
 FEDERATIONS = st.builds(
     Federation,
@@ -25,9 +19,8 @@ FRACTIONS = st.floats(0.01, 1.0)
 
 @given(FEDERATIONS, FRACTIONS, st.integers(1, 40), st.integers(0, 30))
 def test_masks_agree_with_each_other(federation, fraction, n_clients, round):
-    receives, active, delivers, dropped = draw_participation(
-        n_clients, fraction, federation, Key(0, round)
-    )
+    sampling = Sampling.of(federation, fraction)
+    receives, active, delivers, dropped = sampling.draw(n_clients, Key(0, round))
     mode = federation.dropout_mode
     assert active.any() or (federation.dropout and mode == "offline")
     np.testing.assert_array_equal(delivers, active & ~dropped)
@@ -40,8 +33,9 @@ def test_masks_agree_with_each_other(federation, fraction, n_clients, round):
 
 @given(FEDERATIONS, FRACTIONS, st.integers(1, 25))
 def test_equal_histories_are_equal(federation, fraction, n_clients):
-    groups = histories(n_clients, fraction, federation, Key(5))
-    seen = [draw_participation(n_clients, fraction, federation, Key(5, t)) for t in range(12)]
+    sampling = Sampling.of(federation, fraction)
+    groups = sampling.histories(n_clients, Key(5))
+    seen = [sampling.draw(n_clients, Key(5, t)) for t in range(12)]
     for group in np.unique(groups):
         members = np.flatnonzero(groups == group)
         for turn in seen:
@@ -52,18 +46,14 @@ def test_equal_histories_are_equal(federation, fraction, n_clients):
 @pytest.mark.parametrize("setting", [{}, {"dropout": 0.5, "dropout_mode": "upload"}], ids=str)
 def test_clients_of_equal_history_share_one_group(setting):
     """Lost uploads do not matter; groups of their own would each need memory."""
-    assert len(np.unique(histories(12, 1.0, Federation(**setting), Key(5)))) == 1
-    rotating = Federation(sampling="rotating", **setting)
-    assert len(np.unique(histories(12, 0.25, rotating, Key(5)))) == 4
+    assert len(np.unique(Sampling(**setting).histories(12, Key(5)))) == 1
+    assert len(np.unique(Sampling(0.25, "rotating", **setting).histories(12, Key(5)))) == 4
 
 
 @pytest.mark.parametrize("n_clients", [1, 7, 100])
 def test_rotation_reaches_everybody_once_a_turn(n_clients):
-    federation = Federation(sampling="rotating")
-    rounds = range(min(n_clients, 10))
-    visits = sum(
-        draw_participation(n_clients, 0.1, federation, Key(2, t)).active * 1 for t in rounds
-    )
+    sampling, rounds = Sampling(0.1, "rotating"), range(min(n_clients, 10))
+    visits = sum(sampling.draw(n_clients, Key(2, t)).active * 1 for t in rounds)
     assert visits.tolist() == [1] * n_clients
 
 
@@ -80,28 +70,27 @@ def test_rotation_reaches_everybody_once_a_turn(n_clients):
     ],
 )
 def test_sizes_are_rounded_to_the_nearest_number(n_clients, fraction, size, n_cohorts):
-    assert cohort_size(n_clients, fraction) == size
-    cohorts = [
-        draw_participation(n_clients, fraction, Federation(), Key(0, t)).active for t in range(9)
-    ]
+    sampling = Sampling(fraction)
+    assert sampling.cohort_size(n_clients) == size
+    cohorts = [sampling.draw(n_clients, Key(0, t)).active for t in range(9)]
     assert {cohort.sum() for cohort in cohorts} == {size}
     assert len({cohort.tobytes() for cohort in cohorts}) > 1
-    assert n_rotating(n_clients, fraction) == n_cohorts
+    assert sampling.n_cohorts(n_clients) == n_cohorts
 
 
 @given(st.sampled_from(["random", "rotating", "auto"]), FRACTIONS, st.integers(1, 40))
 def test_no_cohort_is_smaller_than_the_smallest(sampling, fraction, n_clients):
-    setting = n_clients, fraction, Federation(sampling=sampling)
-    for prefers in ({}, {"prefers_rotation": True}):
-        rounds = range(n_rotating(n_clients, fraction))
-        sizes = [draw_participation(*setting, Key(3, t), **prefers).active.sum() for t in rounds]
-        assert min(sizes) == smallest_cohort(*setting, **prefers)
+    for rotates in (False, True):
+        one = Sampling.of(Federation(sampling=sampling), fraction, rotates=rotates)
+        rounds = range(one.n_cohorts(n_clients))
+        sizes = [one.draw(n_clients, Key(3, t)).active.sum() for t in rounds]
+        assert min(sizes) == one.smallest_cohort(n_clients)
         # Cohorts that rotate differ by one client at most.
         assert max(sizes) - min(sizes) <= 1
 
 
 def test_dropout_has_its_rate():
-    turns = [draw_participation(500, 1.0, Federation(dropout=0.3), Key(2, t)) for t in range(40)]
+    turns = [Sampling(dropout=0.3).draw(500, Key(2, t)) for t in range(40)]
     assert np.mean([turn.dropped.mean() for turn in turns]) == pytest.approx(0.3, abs=0.02)
 
 
