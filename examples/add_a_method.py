@@ -86,7 +86,7 @@ class FederatedRidge(RatingMixin, FederatedRecommender):
                     gradient[rated] += np.outer(weights * errors, vector)
         return state, Updates({"gradient": gradient}), loss
 
-    def _aggregate(self, server, message, upload, key):
+    def _aggregate(self, server, upload, key):
         if upload is None:
             return server
         share = np.maximum(server["per_item"], np.finfo(float).tiny)[:, None]

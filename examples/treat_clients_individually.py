@@ -68,7 +68,7 @@ class GroupTastes(RatingMixin, FederatedRecommender):
         loss = block.weights @ left**2, counts.sum()
         return state, Updates({"errors": sums, "counts": counts}), loss
 
-    def _aggregate(self, server, message, upload, key):
+    def _aggregate(self, server, upload, key):
         if upload is None:
             return server
         codes, singles = zip(*upload.single(), strict=True)

@@ -191,13 +191,17 @@ def check_hooks_keep_to_their_side(estimator: FederatedRecommender) -> None:
         for one in (server.method, *(part.method for part in clients)):
             extra = vars(one).keys() - vars(clone(method).set_callbacks()).keys()
             assert not extra, f"a hook has set {sorted(extra)} on self; keep state in the dicts"
-        for hook in (server.method._model, server.method._final_model):
+        state, first_round = server.state, server.key.at(0)
+        for name_of, function, more in (
+            ("broadcast", server.algorithm.broadcast, (first_round,)),
+            ("final", server.algorithm.final, ()),
+        ):
             first, second = (
-                {name: np.copy(field.values) for name, field in hook(server.state).items()}
+                {name: np.copy(field.values) for name, field in function(state, *more).items()}
                 for _ in range(2)
             )
             for name, values in first.items():
-                changed = f"{hook.__name__} sends another {name!r} if it is called again"
+                changed = f"{name_of} sends another {name!r} if it is called again"
                 np.testing.assert_array_equal(second[name], values, err_msg=changed)
 
 

@@ -69,8 +69,8 @@ class CountsCalls(Ridge):
 
 
 class IsInfinite(Ridge):
-    def _aggregate(self, server, message, upload, key):
-        server = super()._aggregate(server, message, upload, key)
+    def _aggregate(self, server, upload, key):
+        server = super()._aggregate(server, upload, key)
         return server | {"items": np.where(server["items"] > 0, server["items"] * 1e200, 0)}
 
 

@@ -485,7 +485,7 @@ def audit_privacy(
         )
     model._validate_params()
     data = model._prepared(X, y)
-    size = sum(np.prod(spec.shape) for spec in model._upload_specs(data.n_items).values())
+    size = sum(np.prod(spec.shape) for spec in model._algorithm().fields(data.n_items).values())
     if size < FEWEST_NUMBERS:
         raise ValueError(
             f"{type(model).__name__} uploads {size} numbers, among which random directions are not "
@@ -513,7 +513,7 @@ def _noise_of(model, data):
         n_last = int(server.releases.mechanism.noise == "clients")
         tiles = [tile for one in seen.held for tile in one.before(n_last).tiles()]
         known = _sums_of(tiles, server, seen.message)
-        specs = model._upload_specs(data.n_items)
+        specs = model._algorithm().fields(data.n_items)
         parts = [
             weights.get(name, 1.0) * (seen.upload[name].sum - known.get(name, 0.0))
             for name in specs
@@ -528,7 +528,7 @@ def _noise_of(model, data):
 def _sums_of(tiles, server, message):
     """Return what an attacker who knows all uploads subtracts from the sums."""
     n_clients = server.releases.expected
-    centers = server.method._upload_centers(message)
+    centers = server.algorithm.centers(message)
     known = {name: n_clients * center for name, center in centers.items()}
     for tile in tiles:
         for name, rows in tile.fields.items():

@@ -122,7 +122,7 @@ class Promotion(_Promoter):
         if not self.forges:
             return
         n_items = 1_000_003  # a number of rows that only items have
-        specs = method._upload_specs(n_items).values()
+        specs = method._algorithm().fields(n_items).values()
         if not any(spec.learned and spec.shape[0] == n_items for spec in specs):
             raise ValueError(
                 f"{type(method).__name__} has no rows of items in its uploads for Promotion to "
@@ -219,7 +219,7 @@ class TargetedAdversary(_Promoter):
                 f"items, and {name} has no such rows; use Promotion(strength=1), which changes "
                 "only the data, or attack another method."
             )
-        if not any(spec.learned for spec in method._upload_specs(1).values()):
+        if not any(spec.learned for spec in method._algorithm().fields(1).values()):
             raise ValueError(
                 f"{type(self).__name__} has nothing to forge, because with these parameters the "
                 f"clients of {name} upload nothing that they have learned; let the method train "

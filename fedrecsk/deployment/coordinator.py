@@ -241,8 +241,8 @@ class Coordinator:
         """Continue the model of a server at the end of the last fit."""
         server, members = self.server, self.members
         items = np.searchsorted(server.item_ids, last.item_ids)
-        server.state = server.method._resumed(server.state, last.state, items)
-        if not server.method._sends_once:
+        server.state = server.algorithm.resume(server.state, last.state, items)
+        if not server.algorithm.traits.sends_once:
             return
         clients = members.by_code.values()
         changed = np.array([one.has_changed is not False for one in clients])
@@ -319,7 +319,7 @@ class Coordinator:
         asked, n_undecided = self._of(turn.active), server.n_undecided_rounds
         uploads, n_malformed = self._ask("round", number, asked, message, self.quorum)
         server.close_round(uploads)
-        if server.method._sends_once and not server.federation.secure_aggregation:
+        if server.algorithm.traits.sends_once and not server.federation.secure_aggregation:
             members = self.members
             members.counted |= {asked[code].name for code in server.accepted.tolist()}
             members.lost |= {one.name for one in asked.values()}

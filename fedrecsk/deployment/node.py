@@ -215,7 +215,8 @@ class Node:
                 f"load_data returns client {data['client_id']!s}; give each node its own folder"
             )
         answer = {"registration": memory.registration, "token": memory.token}
-        if self.estimator._sends_once and memory.past is not None and memory.device is not None:
+        sends_once = self.estimator._algorithm().traits.sends_once
+        if sends_once and memory.past is not None and memory.device is not None:
             before = Device(self.estimator, **memory.past.rows).data
             answer["has_changed"] = before.fingerprint() != memory.device.data.fingerprint()
         return pack(answer, {})
@@ -295,9 +296,9 @@ class Node:
     def _uploads(self, memory, kind, number, message):
         """Return a list of the client's upload, if it has any, and its specs."""
         device = memory.device
-        method, n_items = device.method, device.block.n_items
+        n_items = device.block.n_items
         if kind == "setup":
-            return device.setup(message), method._setup_specs(n_items)
+            return device.setup(message), device.algorithm.setup_fields(n_items)
         if kind == "validate":
             memory.model, memory.measured = memory.announcement | message, number
             return device.validate(number, memory.model), VALIDATION
@@ -313,7 +314,7 @@ class Node:
         device.receive(number, message)
         uploads, _ = device.update(number)
         log.info("Client %s has trained in round %d", device.client_ids[0], number)
-        return uploads, method._upload_specs(n_items)
+        return uploads, device.algorithm.fields(n_items)
 
     # ------------------------------------------------------------------------- the end
 
@@ -336,7 +337,7 @@ class Node:
             known = message[name].values[: len(items)]
             message[name] = replace(message[name], values=np.concatenate([known, rows.values]))
         items = items.followed_by(np.array(head["ids"]))
-        received = model._decode_broadcast(message, Key(0))
+        received = model._algorithm().decode(message, Key(0))
         vars(model).update(
             model._server_attributes(received),
             _final_message=message,
@@ -358,7 +359,7 @@ def _check_number(kind, number, reached, memory):
     n_rounds = method._rounds(np.inf)
     # Each may cost privacy: two masked sums of the same numbers differ by single clients' numbers.
     limits = {
-        "setup": (int(bool(method._setup_specs(1))), "set-up exchanges"),
+        "setup": (int(bool(memory.device.algorithm.setup_fields(1))), "set-up exchanges"),
         "withdraw": (1, "chance to take something back"),
         "round": (n_rounds, "rounds"),
         "validate": (n_rounds + 1, "validations"),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def model_for_newcomers(estimator: Any, server: DeviceServer, message: Message) -> Any:
     """Return a fitted estimator without users, which folds in newcomers."""
     model = copy.copy(server.method)
-    received = model._decode_broadcast(message, server.key.at(server.round))
+    received = server.algorithm.decode(message, server.key.at(server.round))
     # An invented user shows which attributes users have.
     items = catalogue_ids(estimator.items)
     low, high = getattr(estimator, "rating_scale", None) or (1, 1)

@@ -82,9 +82,10 @@ def fit(estimator, X, y, clients, sample_weight):
 def check_setting(estimator):
     """Raise if the method or its federation needs more than sums from the workers."""
     name, federation = type(estimator).__name__, estimator._setting()
+    traits = estimator._algorithm().traits
     needs = {
-        f"{name} shows the server single uploads": estimator._treats_clients_apart,
-        f"the devices of {name} send to each other": estimator._n_exchanges > 0,
+        f"{name} shows the server single uploads": traits.treats_clients_apart,
+        f"the devices of {name} send to each other": traits.n_exchanges > 0,
         f"{type(federation.aggregator).__name__} compares clients number by number": isinstance(
             federation.aggregator, Comparison | FLTrust
         ),
@@ -595,7 +596,7 @@ class ClusterRun(Run):
     def _attributes(self, message, *, kept):
         """Return fitted attributes; those of users stay on the workers."""
         server = self.server
-        received = server.method._decode_broadcast(message, server.key.at(server.round))
+        received = server.algorithm.decode(message, server.key.at(server.round))
         ours = copy.deepcopy(server.method._server_attributes(received))
         ours |= {"_final_message": copy.deepcopy(message)}
         if not kept:

@@ -10,7 +10,6 @@ clients infer their users once more.
 
 from __future__ import annotations
 
-import copy
 import reprlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
@@ -51,9 +50,8 @@ class FederatedContent(ItemContent):
                 field = message[name]
                 new = self._new_rows(field.values, rows, predict)
                 message[name] = replace(field, values=np.concatenate([field.values, new]))
-        method = copy.copy(self)
-        received = method._decode_broadcast(message, Key(0))
-        return method._server_attributes(received) | {"_final_message": message}
+        received = self._algorithm().decode(message, Key(0))
+        return self._server_attributes(received) | {"_final_message": message}
 
 
 class UserFeatures(FederatedRecommender):

@@ -124,7 +124,7 @@ class FederatedGram(FadingPairs, RankingMixin, FederatedRecommender):
     def _taking_back(self, state):
         return state | {"sign": -1}
 
-    def _aggregate(self, server, message, upload, key):
+    def _aggregate(self, server, upload, key):
         if upload is None:
             return server
         gram, variance = upload["gram"], server["noise_variance"]

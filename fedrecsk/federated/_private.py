@@ -26,12 +26,13 @@ SAMPLE = 2**15
 def check(method: Any, mechanism: CentralDP) -> None:
     """Raise ValueError if central privacy would not protect all that a method sends."""
     name = type(method).__name__
-    if method._treats_clients_apart:
+    algorithm = method._algorithm()
+    if algorithm.traits.treats_clients_apart:
         raise ValueError(
             f"{name} treats clients individually, so there is no sum to which central_dp could add "
             "noise; set central_dp=None, or use a method whose server needs sums only."
         )
-    if method._choose_cohort is not None:
+    if algorithm.traits.chooses_cohorts:
         raise ValueError(
             f"{name} chooses its cohorts itself, and how often a client takes part may then depend "
             "on the data; set central_dp=None."
@@ -45,8 +46,8 @@ def check(method: Any, mechanism: CentralDP) -> None:
         )
     # Of any catalogue: what is sent, not how much.
     n_items = 1 if method.items is None else len(method.items)
-    specs = dict(method._upload_specs(n_items))
-    specs |= method._setup_specs(n_items)
+    specs = dict(algorithm.fields(n_items))
+    specs |= algorithm.setup_fields(n_items)
     found += _problems_of_fields(method, specs)
     unknown = sorted(set(mechanism.field_weights or {}) - set(specs))
     if unknown:
@@ -59,19 +60,21 @@ def check(method: Any, mechanism: CentralDP) -> None:
 
 def check_local(method: Any) -> None:
     """Raise ValueError if a method has no local noise, or it would not protect all that is sent."""
-    if method._no_local_dp is not None:
-        raise ValueError(f"{type(method).__name__} has no local_dp: {method._no_local_dp}")
+    reason = method._algorithm().traits.refuses.get("local_dp")
+    if reason is not None:
+        raise ValueError(f"{type(method).__name__} has no local_dp: {reason}")
     raise_all(list(_problems_of_settings(method, "local_dp", "which local_dp does not protect")))
 
 
 def check_secure(method: Any) -> None:
     """Raise ValueError if secure sums cannot add up, or hide, what a method sends."""
-    if method._treats_clients_apart:
+    algorithm = method._algorithm()
+    if algorithm.traits.treats_clients_apart:
         raise ValueError(
             f"{type(method).__name__} treats clients individually, so its server must see single "
             "uploads, which secure_aggregation hides; set secure_aggregation=None."
         )
-    if any(spec.rows != "all" for spec in method._upload_specs(1).values()):
+    if any(spec.rows != "all" for spec in algorithm.fields(1).values()):
         raise ValueError(
             f"With secure_aggregation {type(method).__name__} must send whole matrices, because "
             'rows of only some items cannot be added encrypted; set upload="all".'
@@ -93,9 +96,9 @@ def warn_of_cost(method: Any, n_clients: int) -> None:
     if mechanism is None or mechanism.noise != "clients" or scheme is None:
         return
     plan = Plan.of(method, federation, n_clients, Key(0))
-    sizes = sizes_of_uploads(method, len(method.items))
+    sizes = sizes_of_uploads(method._algorithm(), len(method.items))
     n_uploads = int(plan.cohort * plan.n_rounds)
-    if method._sends_once:
+    if method._algorithm().traits.sends_once:
         n_uploads = min(n_uploads, n_clients)
     n_values = n_uploads * sizes["round"] + plan.n_setups * n_clients * sizes["setup"]
     start = time.process_time()

@@ -161,7 +161,7 @@ class Run:
     def begin(self, before, users):
         """Do the set-up, and go on from a run before, if any, with other rows of these users."""
         taken_back = None
-        if before is not None and self.server.method._sends_once:
+        if before is not None and self.server.algorithm.traits.sends_once:
             before.parallel = self.parallel
             taken_back = before.take_back(users)
         self.set_up()
@@ -202,14 +202,14 @@ class Run:
         turn, message = server.open_round()
         received = None
         if message:
-            received = server.method._decode_broadcast(message, server.key.at(round))
+            received = server.algorithm.decode(message, server.key.at(round))
             if round and server.method.early_stopping:
                 self._validate(turn)
                 if server.stopping.stopped:
                     return None
         busy = self._involved(turn.active)
         self.tell(busy, Clients.receive, round, received, turn)
-        for step in range(server.method._n_exchanges):
+        for step in range(server.algorithm.traits.n_exchanges):
             self._exchange(busy, step)
         if attack is not None and adversary.forges:
             self._show_adversary(busy, received, turn)
@@ -273,7 +273,7 @@ class Run:
         server = self.server
         key = server.key.at(server.round)
         who = turn.receives
-        message = server.method._decode_broadcast(server.send_for_validation(who), key)
+        message = server.algorithm.decode(server.send_for_validation(who), key)
         asked = self._involved(who)
         total = server.new_total("validation")
         for answer in self.each(asked, Clients.validate, server.round, message, turn):
@@ -324,7 +324,7 @@ class Run:
     def _attributes(self, message, *, kept):
         server, clients = self.server, self.clients
         key = server.key.at(server.round)
-        received = server.method._decode_broadcast(message, key)
+        received = server.algorithm.decode(message, key)
         fitted = partial(Clients.fitted, kept=kept)
         parts = self.parallel(fitted, clients, received, server.round)
         attributes = _blocks.by_user([one.block.users for one in clients], list(parts))
@@ -356,10 +356,10 @@ class Run:
         The rows of these users (ids) are others than before. `taken_back` is the ledger of `before`
         at its end, if clients have taken back uploads since.
         """
-        server, method = self.server, self.server.method
+        server, algorithm = self.server, self.server.algorithm
         places = np.searchsorted(server.item_ids, before.server.item_ids)
-        server.state = method._resumed(server.state, before.server.state, places)
-        if method._sends_once:
+        server.state = algorithm.resume(server.state, before.server.state, places)
+        if algorithm.traits.sends_once:
             server.only = changed = self.data.clients_with(users)
             self._remember_senders(before, changed)
         else:
@@ -379,7 +379,7 @@ class Run:
         memories = {}
         for one in before.clients:
             if one.state is not None:
-                memory = self.server.method._memory(one.state)
+                memory = self.server.algorithm.memory(one.state)
                 known = {name: (slice(None), arrays) for name, arrays in memory.items()}
             else:
                 known = one.remembered or {}
@@ -440,7 +440,7 @@ def check_aggregator(aggregator, method, data):
     if aggregator is None:
         return
     aggregator._check_clients(data, method._sampling().smallest_cohort(data.n_clients))
-    aggregator._check_specs(method._upload_specs(data.n_items))
+    aggregator._check_specs(method._algorithm().fields(data.n_items))
 
 
 def _timed(clients, round):
@@ -453,7 +453,7 @@ def _timed(clients, round):
 class Seen(NamedTuple):
     """What the server sees of a round: what it has sent, single updates, and their sums."""
 
-    # As `_decode_broadcast` leaves it.
+    # As `decode` leaves it.
     message: Message | None
     # With secure sums the server does not see them.
     held: list[HeldUpdates]
@@ -495,15 +495,16 @@ def _secret(estimator, data, seed):
 
 def _histories(method, n_clients, key):
     """Equal numbers for clients that must have equal histories to share a block."""
-    if not method._shares_state:
+    if not method._algorithm().traits.shares_history:
         return np.zeros(n_clients, dtype=np.int64)
     return method._sampling().histories(n_clients, key)
 
 
 def _groups(method, federation, histories, forger):
     """Equal numbers for clients that may share a block; `forger` is the attack that forges."""
-    separate = federation.looks_at_uploads or forger is not None or method._treats_clients_apart
-    if separate and not method._single_uploads:
+    traits = method._algorithm().traits
+    separate = federation.looks_at_uploads or forger is not None or traits.treats_clients_apart
+    if separate and not traits.single_uploads:
         return np.arange(len(histories))
     return histories if forger is None else 2 * histories + forger.controlled
 
@@ -528,7 +529,7 @@ def clients_of(method, blocks, keys, client_ids, histories, *, groups, held_out=
                 held_out=rest,
                 forge=forge,
                 client_ids=client_ids[block.clients],
-                separate=method._treats_clients_apart,
+                separate=method._algorithm().traits.treats_clients_apart,
             )
         )
     return clients

@@ -34,7 +34,7 @@ ROUNDS = {"n_rounds": [Interval(Integral, 1, None, closed="left"), None]}
 def goes_on(estimator: Any) -> bool:
     """Return whether a model can go on from its last fit; raise AttributeError if not."""
     name = type(estimator).__name__
-    if not (estimator._carried or estimator._sends_once):
+    if not estimator._algorithm().traits.goes_on:
         raise AttributeError(
             f"{name} cannot go on from its last model; call fit on all rows, or fold_in to add "
             "users."
@@ -223,7 +223,7 @@ def check_exact(estimator: Any, federation: Federation) -> None:
         "dropout": federation.dropout > 0,
     }
     reasons = [reason for reason, applies in inexact.items() if applies]
-    if estimator._sends_once and reasons:
+    if reasons and estimator._algorithm().traits.sends_once:
         raise ValueError(
             f"Clients of {type(estimator).__name__} cannot take back what they have sent under "
             f"{reasons[0]}, because the sum does not have it as they sent it; call fit on all rows."

@@ -362,7 +362,7 @@ class ClientItemsWMF(FederatedWMF):
             grams[c] = others + after.T @ after
         return grams
 
-    def _aggregate(self, server, message, upload, key):
+    def _aggregate(self, server, upload, key):
         if upload is None:
             return server
         items = server["item_factors"].astype(np.float64)

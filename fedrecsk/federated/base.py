@@ -17,6 +17,7 @@ from fedrecsk._utils.threads import N_JOBS
 from fedrecsk.base import Recommender
 from fedrecsk.base._item_weights import history_of
 from fedrecsk.federated import _cluster, _private, _round_loop, _weak_fits
+from fedrecsk.federated._hooks import HookAlgorithm
 from fedrecsk.federated._updating import Updating
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol.central_noise import CentralNoise
@@ -248,7 +249,7 @@ class FederatedRecommender(Updating, Recommender):
         return {}
 
     @abstractmethod
-    def _aggregate(self, server, message, upload, key):
+    def _aggregate(self, server, upload, key):
         """Server: its step on the round's Upload (None if there is none). Returns its state."""
 
     # ------------------------------------------------------------------- partial_fit
@@ -351,13 +352,17 @@ class FederatedRecommender(Updating, Recommender):
         """Whether the server must see single uploads."""
         return self._server_sees == "clients"
 
+    def _algorithm(self):
+        """Return the method's algorithm, with these hyperparameters."""
+        return HookAlgorithm(self)
+
     def _setting(self):
         """Return the federation that the method runs in."""
         return Federation() if self.federation is None else self.federation
 
     def _sampling(self):
         """Return how clients are drawn in each round."""
-        rotates = self._prefers_rotation
+        rotates = self._algorithm().traits.rotates
         return Sampling.of(self._setting(), self.client_fraction, rotates=rotates)
 
     def _rounds(self, n_clients):
@@ -386,7 +391,7 @@ class FederatedRecommender(Updating, Recommender):
     def _least_bytes(self, data):
         # A round's sums, the server's model, and users' vectors during and after the rounds.
         itemsize = np.dtype(getattr(self, "_dtype", np.float32)).itemsize
-        specs = self._upload_specs(data.n_items).values()
+        specs = self._algorithm().fields(data.n_items).values()
         total = sum(spec.size * np.dtype(spec.sum_dtype).itemsize for spec in specs)
         model = [spec for spec in specs if spec.learned and not spec.is_integer]
         total += itemsize * sum(f.size for f in model if f.shape[0] == data.n_items)
@@ -485,7 +490,7 @@ class FederatedRecommender(Updating, Recommender):
 
     def _new_user_attributes(self, data):
         clients = clone(self)
-        message = clients._decode_broadcast(self._final_message, Key(0))
+        message = self._algorithm().decode(self._final_message, Key(0))
         keys, blocks, attributes = Keys(Key(0), Key(0)), _blocks.cut(data), []
         with get_threadpool_controller().limit(limits=1, user_api="blas"):
             for block in blocks:

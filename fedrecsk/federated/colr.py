@@ -114,9 +114,11 @@ class CoLR(AveragedItems):
     RANK_EXPONENT = 0.75
 
     def _broadcast(self, server, key):
-        basis = self._length * self._directions(key)[: self.rank]
-        basis = Dense(basis.astype(self._dtype), learned=False)
-        return Message(**self._model(server), basis=basis)
+        return Message(**self._model(server), basis=Dense(self._basis(key), learned=False))
+
+    def _basis(self, key):
+        """Return the matrix B of a round."""
+        return (self._length * self._directions(key)[: self.rank]).astype(self._dtype)
 
     def _model_delta(self, server):
         if "update" not in server:
@@ -147,10 +149,10 @@ class CoLR(AveragedItems):
             users[who] = users[who] @ directions
         return state, uploads, loss
 
-    def _aggregate(self, server, message, upload, key):
+    def _aggregate(self, server, upload, key):
         if upload is None:
             return server
-        update, basis = self._mean_update(upload).astype(self._dtype), message["basis"].values
+        update, basis = self._mean_update(upload).astype(self._dtype), self._basis(key)
         moved = self._moved_items(server, update @ basis)
         return server | moved | {"update": update, "basis": basis}
 

@@ -157,7 +157,7 @@ class FCF(ServerStep, ImplicitMF):
         gradient = self._of_all(block, turn, message["item_factors"].values, out)
         return state, Updates({"gradient": gradient}, is_finite=out.is_finite), loss
 
-    def _aggregate(self, server, message, upload, key):
+    def _aggregate(self, server, upload, key):
         if upload is None:
             return server
         items, is_whole = server["item_factors"].astype(np.float64), self.upload == "all"

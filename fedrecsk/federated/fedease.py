@@ -218,8 +218,8 @@ class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeights):
             return {"item_weights": weights}
         return {"inverse": lower_part(inverse).astype(self._dtype)}
 
-    def _aggregate(self, server, message, upload, key):
-        server = super()._aggregate(server, message, upload, key)
+    def _aggregate(self, server, upload, key):
+        server = super()._aggregate(server, upload, key)
         return server | {"content": self._prior_of(server["gram"], server["n_items"])}
 
     def _prior_of(self, gram, n_items):

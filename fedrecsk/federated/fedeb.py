@@ -472,7 +472,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
 
     # ------------------------------------------------------------------- each round, server
 
-    def _aggregate(self, server, message, upload, key):
+    def _aggregate(self, server, upload, key):
         if upload is None:
             return server
         share, scales = upload.n_clients / server["n_clients"], server["scales"]

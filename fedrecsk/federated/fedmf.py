@@ -161,7 +161,7 @@ class AveragedItems(LearnsFromFeedback):
         specs = self._upload_specs(block.n_items)
         return {name: fields[name] for name in specs if name in fields}
 
-    def _aggregate(self, server, message, upload, key):
+    def _aggregate(self, server, upload, key):
         if upload is None:
             return server
         return server | self._moved_items(server, self._mean_update(upload))

@@ -330,7 +330,7 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
         fields |= {"rows": rows, "votes": rows}
         return Updates({name: fields[name] for name in specs})
 
-    def _aggregate(self, server, message, upload, key):
+    def _aggregate(self, server, upload, key):
         if upload is None:
             return server
         codes = server["item_codes"].copy()
@@ -692,7 +692,7 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
             assert updates is not None
             fields = ((name, getattr(one, "values", one)) for name, one in updates.fields.items())
             upload = {name: Total(one, block.n_clients) for name, one in fields}
-            server = model._aggregate(server, message, upload, key)
+            server = model._aggregate(server, upload, key)
             server["item_codes"][:n_old] = before[:n_old]
             # Sampled negatives are redrawn in every round.
             if self.aggregation == "full" and np.array_equal(server["item_codes"], before):

@@ -237,9 +237,9 @@ class LocALS(UserFeatures, ClientItemsWMF):
     def _upload_specs(self, n_items):
         return super()._upload_specs(n_items) | self._user_sum_specs(self.n_factors)
 
-    def _aggregate(self, server, message, upload, key):
+    def _aggregate(self, server, upload, key):
         sums = {} if upload is None else self._user_sums_after(server, upload)
-        return super()._aggregate(server, message, upload, key) | sums
+        return super()._aggregate(server, upload, key) | sums
 
     def _final_model(self, server):
         return Message(**super()._final_model(server), **self._user_means(server))

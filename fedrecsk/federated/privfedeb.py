@@ -363,7 +363,7 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
         )
         return squares, weight, out
 
-    def _aggregate(self, server, message, upload, key):
+    def _aggregate(self, server, upload, key):
         if upload is None:
             return server
         share = upload.n_clients / server["n_clients"]

@@ -389,7 +389,7 @@ class RFRec(FederatedContent, BiasColumn, RatingMixin, FederatedRecommender):
             return {}
         return {"item_vectors": message["item_vectors"].values}
 
-    def _aggregate(self, server, message, upload, key):
+    def _aggregate(self, server, upload, key):
         if upload is None:
             return server
         if self.aggregation == "clients":

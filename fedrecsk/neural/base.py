@@ -158,7 +158,7 @@ class NeuralRecommender(LearnsFromFeedback):
             fields = {name: field.take(sends).sum() for name, field in fields.items()}
         return state, Updates(fields, is_finite=is_finite), loss
 
-    def _aggregate(self, server, message, upload, key):
+    def _aggregate(self, server, upload, key):
         if upload is None:
             return server
         layout, moved = self._module_layout(), {}

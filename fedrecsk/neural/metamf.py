@@ -269,7 +269,7 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
 
     # ----------------------------------------------------------------- each round, server
 
-    def _aggregate(self, server, message, upload, key):
+    def _aggregate(self, server, upload, key):
         if upload is None:
             return server
         sizes, uploads = server["sizes"], list(upload.single())

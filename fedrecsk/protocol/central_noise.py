@@ -54,7 +54,7 @@ class CentralNoise:
         self.federation = federation
         self.secret = secret
         self.plan: Plan = Plan.of(method, federation, n_clients, shared)
-        self.sizes: dict[str, int] = sizes_of_uploads(method, len(method.items))
+        self.sizes: dict[str, int] = sizes_of_uploads(method._algorithm(), len(method.items))
         mechanism = federation.central_dp
         assert mechanism is not None
         self.mechanism: CentralDP = mechanism
@@ -279,7 +279,7 @@ class Plan(NamedTuple):
         mechanism = federation.central_dp
         by_server = mechanism is not None and mechanism.noise == "server"
         cohort, probability, uses = fraction * n_clients, 1.0, n_rounds
-        sampling = method._sampling()
+        sampling, algorithm = method._sampling(), method._algorithm()
         if fraction < 1:
             if sampling.rotates:
                 n_cohorts = sampling.n_cohorts(n_clients)
@@ -291,18 +291,18 @@ class Plan(NamedTuple):
                 for number in range(n_rounds):
                     counts += sampling.draw(n_clients, key.at(number)).active
                 uses = max(1, int(counts.max()))
-        if method._sends_once:
+        if algorithm.traits.sends_once:
             # Clients that send so seldom need no secret cohorts.
             uses, probability = 1, 1.0
-        n_setups = int(bool(method._setup_specs(1)))
+        n_setups = int(bool(algorithm.setup_fields(1)))
         return cls(n_clients, n_setups, n_rounds, uses, probability, cohort, sampling.rotates)
 
 
-def sizes_of_uploads(method: Any, n_items: int) -> dict[str, int]:
+def sizes_of_uploads(algorithm: Any, n_items: int) -> dict[str, int]:
     """Return how many numbers an upload has, at most in the "setup" and in a "round"."""
     in_setup, in_round = (
         sum(spec.size for spec in specs.values())
-        for specs in (method._setup_specs(n_items), method._upload_specs(n_items))
+        for specs in (algorithm.setup_fields(n_items), algorithm.fields(n_items))
     )
     return {"setup": max(1, in_setup), "round": in_round}
 

@@ -30,14 +30,15 @@ def bare(estimator: Any) -> Any:
             "federation.secure_aggregation=SecAggPlus(), whose masks need no such key."
         )
     method._check_on_devices(federation)
-    if method._n_exchanges:
+    algorithm = method._algorithm()
+    if algorithm.traits.n_exchanges:
         raise ValueError(
             f"A Device does not talk to other devices yet, as {type(method).__name__} needs, which "
             "only the simulator does; call fit."
         )
     _check_compression(federation)
     if federation.aggregator is not None:
-        federation.aggregator._check_specs(method._upload_specs(len(method.items)))
+        federation.aggregator._check_specs(algorithm.fields(len(method.items)))
     if federation.adversary is not None:
         raise ValueError(
             "A Device does not attack, which only the simulator does; set "

@@ -83,10 +83,12 @@ class Clients:
         separate: bool = False,
     ) -> None:
         self.method = method
+        self.algorithm: Any = method._algorithm()
+        traits = self.algorithm.traits
         self.block: Block = block
         self.federation = federation
         self.keys = keys
-        self._specs: dict[str, FieldSpec] = method._upload_specs(block.n_items)
+        self._specs: dict[str, FieldSpec] = self.algorithm.fields(block.n_items)
         self.group: Group = Group() if group is None else group
         self.held_out = held_out
         self.forge = forge
@@ -96,12 +98,12 @@ class Clients:
         self._holds: bool = separate or federation.holds_uploads
         self._draws_each: bool = self._holds or federation.draws_each
         self._separates: bool = separate or federation.looks_at_uploads or forge is not None
-        self._hands_over_single: bool = self._separates and method._single_uploads
+        self._hands_over_single: bool = self._separates and traits.single_uploads
         # Whether clients of equal history share state, and whether they may start from an earlier
         # message again.
-        self._shares_state: bool = method._shares_state
+        self._shares_state: bool = traits.shares_history
         stale = federation.dropout > 0 and federation.dropout_mode == "stale"
-        self._goes_back: bool = method._may_be_silent or stale
+        self._goes_back: bool = traits.may_be_silent or stale
         self.client_ids: np.ndarray = block.clients if client_ids is None else client_ids
         self.state: Any = None
         # What they keep of an earlier fit; None: nothing.
@@ -149,9 +151,9 @@ class Clients:
         everyone = Participation.full(self.block.n_clients)
         turn = RoundMasks(everyone.active, everyone.delivers, False)
         keys, address = self.keys.at(SETUP), ("setup", 0)
-        specs = self.method._setup_specs(self.block.n_items)
+        specs = self.algorithm.setup_fields(self.block.n_items)
         central, local = self.federation.central_dp, self.federation.local_dp
-        updates = self.method._setup_update(self.block, message, keys)
+        updates = self.algorithm.answer(self.block, message, keys)
         is_alone = self.separate and self.block.n_clients == 1
         if central is not None or (local is not None and local.protects_uploads):
             updates = self._single_setup(message, updates, specs, keys)
@@ -169,7 +171,7 @@ class Clients:
             return updates
         numbers = np.arange(self.block.n_clients)
         parts = [self.block.part(numbers == number) for number in numbers]
-        answers = [self.method._setup_update(part, message, keys).fields for part in parts]
+        answers = [self.algorithm.answer(part, message, keys).fields for part in parts]
         return Updates(
             {
                 name: SparseRows.stacked(
@@ -194,7 +196,7 @@ class Clients:
         ----------
         round : int
         message : Message or None
-            The message after `_decode_broadcast`.
+            The message after `decode`.
         participation : Participation or None
             Participation of all clients of the fit, in the order of their codes. None: all clients
             take part and no upload is lost.
@@ -215,7 +217,7 @@ class Clients:
         group = self.group
         if self._shares_state and ready.any() and group.round != round:
             message, key = self._messages[self._last[ready][0]], self.keys.at(round)
-            group.common = self.method._update_unrated_items(group.common, message, key)
+            group.common = self.algorithm.share(group.common, message, key)
             group.round = round
 
     def exchange(self, round: int, step: int) -> GroupMessages | None:
@@ -236,7 +238,7 @@ class Clients:
             return None
         message = self._messages[round]
         self._begin(message, key)
-        self.state, messages = self.method._exchange(
+        self.state, messages = self.algorithm.exchange(
             self.block, self.state, message, turn, step, key
         )
         self._met = turn
@@ -244,7 +246,7 @@ class Clients:
 
     def end_exchange(self, step: int, means: NDArray[np.float64]) -> None:
         """Store the means over these clients' groups, after an `exchange` that sent something."""
-        self.state = self.method._after_exchange(self.block, self.state, means, self._met, step)
+        self.state = self.algorithm.after_exchange(self.block, self.state, means, self._met, step)
 
     def update(self, round: int) -> tuple[list[ClientUpdates], NDArray[np.float64]]:
         """Run one local update.
@@ -300,9 +302,9 @@ class Clients:
             message = self._messages[last]
             self._begin(message, key)
             if self._shares_state:
-                self.state["common"] = self.group.common
+                self.state = self.algorithm.with_shared(self.state, self.group.common)
             with _naming_clients(self.client_ids, f"in round {round}"):
-                self.state, updates, loss = self.method._client_update(
+                self.state, updates, loss = self.algorithm.update(
                     self.block, self.state, message, turn, key
                 )
             total += (0.0, 0.0) if loss is None else loss
@@ -332,21 +334,21 @@ class Clients:
         if self.state is not None:
             return
         first, remembered = Message(**self._announcement, **message), self.remembered
-        self.state, self.remembered = self.method._init_clients(self.block, first, key), None
+        self.state, self.remembered = self.algorithm.enter(self.block, first, key), None
         if remembered is not None:
-            self.state = self.method._recalled(self.state, remembered)
+            self.state = self.algorithm.recall(self.state, remembered)
 
     def has_sent(self) -> NDArray[np.bool_]:
         """Return a mask of the clients whose upload the server's sum has, of a method of sums."""
         if self.state is not None:
-            return self.state["has_sent"]
+            return self.algorithm.has_sent(self.state)
         nobody = np.zeros(self.block.n_clients, dtype=bool)
         return nobody if self.remembered is None else self.remembered
 
     def take_back(self, round: int) -> None:
         """Let the update of a round take back what these clients have sent, in a method of sums."""
         self._begin(Message(), self.keys.at(round))
-        self.state = self.method._taking_back(self.state)
+        self.state = self.algorithm.take_back(self.state)
 
     # ------------------------------------------------------------------- the model's end
 
@@ -359,7 +361,7 @@ class Clients:
         ----------
         round : int
         message : Message
-            The announcement and the model, after `_decode_broadcast`.
+            The announcement and the model, after `decode`.
         participation : Participation or None
             Clients that receive it, and clients whose answer arrives. None: all.
 
@@ -408,14 +410,14 @@ class Clients:
         if old.any():
             turn, places = RoundMasks(old, old, False), np.arange(block.n_users)
             with _naming_clients(self.client_ids, WHEN):
-                state = self.method._personalize(
+                state = self.algorithm.personalize(
                     block, self.state, message.of(block.clients), turn, key
                 )
             result.append(Personalized(block, places, block.users_of(old), state))
         if new.any():
             part, places = block.part(new), np.flatnonzero(block.users_of(new))
             ids = self.client_ids[new]
-            state = _newcomers(self.method, part, ids, message.of(part.clients), key)
+            state = _newcomers(self.algorithm, part, ids, message.of(part.clients), key)
             result.append(Personalized(part, places, np.ones(len(places), dtype=bool), state))
         return result
 
@@ -462,7 +464,7 @@ class Clients:
         Parameters
         ----------
         message : Message
-            The announcement and the final model, after `_decode_broadcast`.
+            The announcement and the final model, after `decode`.
         round : int
             Number of rounds so far.
         kept : bool
@@ -497,28 +499,29 @@ class Personalized(NamedTuple):
     ----------
     block : Block
     places : places of its users among those of the whole block
-    wanted : mask of the users that `_personalize` was called for
-    state : what `_personalize` returns
+    wanted : mask of the users that `personalize` was called for
+    state : what `personalize` returns
     """
 
     block: Block
     places: np.ndarray
     wanted: np.ndarray
-    state: dict[str, Any]
+    state: Any
 
 
-def _newcomers(method, block, client_ids, message, key):
+def _newcomers(algorithm, block, client_ids, message, key):
     """Return the state of clients that have never updated, once they have a model."""
     everyone = np.ones(block.n_clients, dtype=bool)
     with _naming_clients(client_ids, WHEN):
-        return method._personalize(block, None, message, RoundMasks(everyone, everyone, False), key)
+        turn = RoundMasks(everyone, everyone, False)
+        return algorithm.personalize(block, None, message, turn, key)
 
 
 def personal_attributes(
     method: Any, block: Block, client_ids: NDArray[Any], message: Message, key: Keys
 ) -> dict[str, Any]:
     """Users' attributes of clients that have never updated; an error if a number is not finite."""
-    state = _newcomers(method, block, client_ids, message, key)
+    state = _newcomers(method._algorithm(), block, client_ids, message, key)
     attributes = method._user_attributes(block, state)
     for name, rows in attributes.items():
         if not isinstance(rows, np.ndarray) or rows.dtype.kind != "f":

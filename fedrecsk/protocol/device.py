@@ -132,7 +132,7 @@ class Device(Clients):
 
     def setup(self, message: Message | None) -> list[ClientMessage]:
         """Answer the set-up message; return a list of ClientMessage, which may be empty."""
-        specs = self.method._setup_specs(self.block.n_items)
+        specs = self.algorithm.setup_fields(self.block.n_items)
         self._note_clip(message)
         return self._once(
             *("setup", 0),
@@ -200,16 +200,16 @@ class Device(Clients):
     @property
     def _has_told(self):
         """Whether the server knows from the set-up which items this client holds."""
-        specs = self.method._setup_specs(self.block.n_items).values()
+        specs = self.algorithm.setup_fields(self.block.n_items).values()
         return any(spec.rows == "held" for spec in specs)
 
     # ------------------------------------------------------------------- later fits
 
     def memory(self) -> dict[str, Any]:
         """Return what a fit to other rows goes on from: ids and arrays, by whose they are."""
-        if self.method._sends_once:
+        if self.algorithm.traits.sends_once:
             return {}
-        memory = self.method._memory(self.state)
+        memory = self.algorithm.memory(self.state)
         return {name: (self._ids(name), arrays) for name, arrays in memory.items()}
 
     def remember(self, memory: dict[str, Any]) -> None:
@@ -279,4 +279,4 @@ class Device(Clients):
         """Return the message with the fields that clients derive from it."""
         if not message:
             return None
-        return self.method._decode_broadcast(message, self.keys.shared.at(round))
+        return self.algorithm.decode(message, self.keys.shared.at(round))

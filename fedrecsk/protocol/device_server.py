@@ -158,7 +158,7 @@ class DeviceServer(Server):
                 "No client can join late under central_dp, whose plan and noise were made for the "
                 "clients of the set-up; begin a new fit with all clients."
             )
-        if not self.method._admits_late_clients:
+        if not self.algorithm.traits.admits_late_clients:
             raise ValueError(
                 f"No client can join {type(self.method).__name__} late, because it keeps something "
                 "for each client of the set-up; begin a new fit with all clients."
@@ -287,7 +287,7 @@ class DeviceServer(Server):
             Not accepted if anything in the upload is malformed.
         """
         step, client = (upload.phase, int(upload.round)), int(upload.client)
-        apart = self.federation.aggregator is not None or self.method._treats_clients_apart
+        apart = self.federation.aggregator is not None or self.algorithm.traits.treats_clients_apart
         is_setup = upload.phase == "setup"
         one = unpacked(
             upload,

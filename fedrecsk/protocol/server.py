@@ -60,6 +60,7 @@ class Server:
         secret: Key | None = None,
     ) -> None:
         self.method = method
+        self.algorithm: Any = method._algorithm()
         self.federation = federation
         self.key = key
         self.secret = secret
@@ -68,7 +69,7 @@ class Server:
             method, "rating_scale", None
         )
         self.sampling: Sampling = method._sampling()
-        self._round_specs = method._upload_specs(len(item_ids))
+        self._round_specs = self.algorithm.fields(len(item_ids))
         # What the method keeps; None before the set-up has ended.
         self.state: Any = None
         self.history: list[dict[str, Any]] = []
@@ -153,7 +154,7 @@ class Server:
             self.ledger.open("keys")
             self.downlink.count(self.channel.scheme.key_nbytes())
         if not self.has_setup:
-            self.state = self.method._begin(self._catalogue, None, self.key)
+            self.state = self.algorithm.begin(self._catalogue, None, self.key)
         return places
 
     def _added(self, registrations):
@@ -210,7 +211,7 @@ class Server:
         """Return the uploads' specs in a step, which is a tuple of phase and number."""
         phase, _ = step
         if phase == "setup":
-            return self.method._setup_specs(len(self.item_ids))
+            return self.algorithm.setup_fields(len(self.item_ids))
         return VALIDATION if phase == "validation" else self._round_specs
 
     def setup_message(self) -> Message:
@@ -220,7 +221,7 @@ class Server:
     def _send_setup(self, who):
         """Send the clients of a mask the message of the set-up."""
         self.ledger.open("setup", 0)
-        message = self.method._setup_request(self._catalogue)
+        message = self.algorithm.request(self._catalogue)
         if self.releases is not None:
             message = message | self.releases.terms(self.key.at(SETUP))
         self.downlink.announce(message, who)
@@ -239,12 +240,12 @@ class Server:
             raise ValueError(
                 "No client has answered the set-up message, but all registered ones must."
             )
-        self.state = self.method._begin(self._catalogue, upload, self.key)
+        self.state = self.algorithm.begin(self._catalogue, upload, self.key)
 
     def announcement(self) -> Message:
         """Message to every client after the set-up."""
         self._check_registered()
-        return self.method._initial_broadcast(self.state)
+        return self.algorithm.announce(self.state)
 
     def send_announcement(self) -> Message:
         """Send the announcement to every client, and count its bytes."""
@@ -266,14 +267,14 @@ class Server:
         if self.releases is not None and self.releases.always:
             # Clients know the shared key.
             key = self.releases.secret_of(key)
-        method, cohort = self.method, self.only
-        if cohort is None and method._choose_cohort is not None:
+        algorithm, cohort = self.algorithm, self.only
+        if cohort is None and algorithm.traits.chooses_cohorts:
             size = self.sampling.cohort_size(self.n_clients)
-            cohort = method._choose_cohort(self.state, self.n_clients, size, key)
-            if cohort is not None and method._shares_state:
+            cohort = algorithm.choose(self.state, self.n_clients, size, key)
+            if cohort is not None and algorithm.traits.shares_history:
                 raise TypeError(
-                    f"{type(method).__name__} shares state between clients of equal history, and "
-                    "chosen cohorts give each client its own; let _choose_cohort return None."
+                    f"{type(self.method).__name__} shares state between clients of equal history, "
+                    "and chosen cohorts give each client its own; let `choose` return None."
                 )
         return self.sampling.draw(self.n_clients, key, cohort)
 
@@ -282,15 +283,15 @@ class Server:
         key = self.key.at(self.round)
         self._participation = self._drawn(key)
         self.ledger.open("round", self.round)
-        message = self.method._broadcast(self.state, key)
+        message = self.algorithm.broadcast(self.state, key)
         if self.round == 0 and self.federation.compression is not None:
             self._warn_of_idle_compression(message or {})
-        receives, delta = self._participation.receives, self.method._model_delta(self.state)
+        receives, delta = self._participation.receives, self.algorithm.delta(self.state)
         self._message = self.downlink.send(message, receives, delta, key)
-        if not self._message and not self.method._may_be_silent:
+        if not self._message and not self.algorithm.traits.may_be_silent:
             raise TypeError(
                 f"{type(self.method).__name__} broadcasts nothing in round {self.round}; a method "
-                "whose clients continue with an earlier message must set _may_be_silent = True."
+                "whose clients continue with an earlier message must have the trait may_be_silent."
             )
         if self._message and self.releases is not None:
             terms = self.releases.terms(key)
@@ -355,7 +356,7 @@ class Server:
                 self.n_empty_rounds += 1
         # What overflows ends the fit, or warns, with its likely cause.
         with np.errstate(over="ignore", invalid="ignore"):
-            self.state = self.method._aggregate(self.state, self._message, upload, key)
+            self.state = self.algorithm.step(self.state, upload, key)
         self._end_round(total.loss)
         return upload
 
@@ -392,7 +393,7 @@ class Server:
         """Return what a client without any change would send in a round, unless that is zero."""
         if not self._last_message:
             return {}
-        return self.method._upload_centers(self._last_message)
+        return self.algorithm.centers(self._last_message)
 
     # ------------------------------------------------------------------ early stopping
 
@@ -435,9 +436,9 @@ class Server:
         If a round's message lacks fields of the final model, has the rows of own items only, or
         has compressed changes, the rest is sent too, and counted.
         """
-        sent, model = self.method._model(self.state), self.method._final_model(self.state)
+        sent, model = self._last_message, self.algorithm.final(self.state)
         # The rounds of some methods do not send the model at all.
-        if not model.keys() & self._last_message.keys():
+        if not model.keys() & sent.keys():
             sent = {}
         lacking = {
             name: field
@@ -452,15 +453,15 @@ class Server:
 
     def current_message(self) -> Message:
         """Return the announcement and the current model, as clients need them to recommend."""
-        return Message(**self.announcement(), **self.method._final_model(self.state))
+        return Message(**self.announcement(), **self.algorithm.final(self.state))
 
     def send_final(self) -> Message:
         """Send all clients the model of the last round; returns it with the announcement."""
         self._check_registered()
         self.ledger.open("final", self.round)
-        model, delta = self.method._final_model(self.state), None
-        if model.keys() == self.method._model(self.state).keys():
-            delta = self.method._model_delta(self.state)
+        model, delta = self.algorithm.final(self.state), None
+        if model.keys() <= self._last_message.keys():
+            delta = self.algorithm.delta(self.state)
         self.downlink.send(model, self._everyone, delta)
         return self.current_message()
 
@@ -496,7 +497,8 @@ def server_sees(method: Any, federation: Federation) -> str:
     compresses = federation.compression is not None and federation.compression.up
     if federation.encrypts:
         return "encrypted sums"
-    if federation.aggregator is not None or compresses or method._treats_clients_apart:
+    apart = method._algorithm().traits.treats_clients_apart
+    if federation.aggregator is not None or compresses or apart:
         return "single uploads"
     central = federation.central_dp
     noisy = federation.local_dp is not None or (central is not None and central.noise == "clients")

@@ -135,9 +135,9 @@ def test_the_server_does_not_divide_by_a_secret_number():
     seen = {}
 
     class Watching(RFRec):
-        def _aggregate(self, server, message, upload, key):
+        def _aggregate(self, server, upload, key):
             seen[key.round] = upload
-            return super()._aggregate(server, message, upload, key)
+            return super()._aggregate(server, upload, key)
 
     model = Watching(3, n_rounds=2, random_state=0, **PUBLIC)
     model.set_params(federation=private(noise_multiplier=1.0, dropout=0.5), client_fraction=0.5)

@@ -343,7 +343,7 @@ class ExplicitFCF(RatingGradients):
         loss = self._loss(block, errors, ratings.weights, who)
         return state, Updates({"gradient": gradient}, is_finite=is_finite), loss
 
-    def _aggregate(self, server, message, upload, key):
+    def _aggregate(self, server, upload, key):
         if upload is None:
             return server
         gradient = upload["gradient"].mean + server["penalties"] * server["item_vectors"]

@@ -195,7 +195,7 @@ class FedFast(AveragedItems):
         updates.fields["client_vector"] = SparseRows.stacked(change)
         return state, updates, loss
 
-    def _aggregate(self, server, message, upload, key):
+    def _aggregate(self, server, upload, key):
         if upload is not None:
             update, codes, changes = self._learned(upload)
             items = server["item_factors"] + update

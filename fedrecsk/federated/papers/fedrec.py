@@ -270,7 +270,7 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
         updates = Updates(fields, is_finite=out.is_finite)
         return state, updates, (loss * state["unit"] ** 2, total_weight)
 
-    def _aggregate(self, server, message, upload, key):
+    def _aggregate(self, server, upload, key):
         if upload is None:
             return server
         weights, items = upload["weights"].sum, server["item_vectors"].astype(np.float64)

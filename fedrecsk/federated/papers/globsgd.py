@@ -109,7 +109,7 @@ class GlobSGD(FederatedWMF):
         out, loss = self._gradients(block, state, message, turn)
         return state, self._uploads(block, turn, out), loss
 
-    def _aggregate(self, server, message, upload, key):
+    def _aggregate(self, server, upload, key):
         if upload is None:
             return server
         items = server["item_factors"].astype(np.float64)

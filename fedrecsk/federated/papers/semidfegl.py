@@ -426,7 +426,7 @@ class SemiDFEGL(RatingGradients):
 
     # ----------------------------------------------------------------- each round, server
 
-    def _aggregate(self, server, message, upload, key):
+    def _aggregate(self, server, upload, key):
         if upload is not None:
             server = self._learned(server, upload)
         if self.n_common and key.round % self.CLUSTER_EVERY == 0:

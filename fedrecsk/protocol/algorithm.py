@@ -1,0 +1,255 @@
+"""What the author of a federated method writes: an algorithm, apart from the estimator."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from fedrecsk.protocol import states
+from fedrecsk.protocol.messages import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from fedrecsk.protocol.blocks import Block
+    from fedrecsk.protocol.keys import Key, Keys
+    from fedrecsk.protocol.messages import Catalogue, GroupMessages, Upload
+    from fedrecsk.protocol.participation import RoundMasks
+    from fedrecsk.updates import FieldSpec, Updates
+
+S = TypeVar("S")
+C = TypeVar("C")
+Loss = tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What the loop must know of an algorithm before it begins.
+
+    Attributes
+    ----------
+    single_uploads : bool
+        Whether `update` returns uploads client by client if ``turn.separate`` is True. If not,
+        blocks have one client each where single uploads are needed.
+    server_sees : {"sums", "clients"}
+        What the server needs of a round's uploads: their sums, or, with "clients", the single
+        uploads (``upload.single()``). Messages may then have
+        :class:`~fedrecsk.protocol.PerClient` fields, and secure sums are refused.
+    rotates : bool
+        Whether ``Federation(sampling="auto")`` means cohorts that take turns.
+    goes_on : bool
+        Whether a fit to other rows can go on from the state.
+    sends_once : bool
+        Whether a client sends in one of the rounds only, to a sum that is all of the server's
+        state, and from which it can take its part back (:class:`SendsOnce`).
+    shares_history : bool
+        Whether clients of equal history share a part of their state (:class:`SharesHistory`).
+    may_be_silent : bool
+        Whether `broadcast` may return None; clients then continue with their last message.
+    chooses_cohorts : bool
+        Whether the server chooses who takes part (:class:`ChoosesCohorts`).
+    n_exchanges : int
+        How many times in each round devices send something to each other (:class:`MeetsPeers`).
+    admits_late_clients : bool
+        Whether clients may join after the set-up: the server keeps nothing for each client.
+    refuses : dict of {str: str}
+        Why the method does not suit a part of a federation, by the name of the part.
+    """
+
+    single_uploads: bool = False
+    server_sees: Literal["sums", "clients"] = "sums"
+    rotates: bool = False
+    goes_on: bool = False
+    sends_once: bool = False
+    shares_history: bool = False
+    may_be_silent: bool = False
+    chooses_cohorts: bool = False
+    n_exchanges: int = 0
+    admits_late_clients: bool = True
+    refuses: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def treats_clients_apart(self) -> bool:
+        """Whether the server must see single uploads."""
+        return self.server_sees == "clients"
+
+
+class Algorithm(ABC, Generic[S, C]):
+    """A federated method: functions of the server's state S and of the clients' private state C.
+
+    A subclass is a frozen dataclass of hyperparameters. The functions stand in the order of a
+    paper's algorithm. Server and clients exchange only a :class:`~fedrecsk.protocol.Message`
+    (download) and :class:`~fedrecsk.protocol.Updates` (upload). States are dataclasses whose fields
+    say by what arrays are indexed, see :mod:`fedrecsk.protocol.states`.
+
+    Server functions get the shared key, a :class:`~fedrecsk.protocol.keys.Key`; client functions
+    get :class:`~fedrecsk.protocol.keys.Keys`, a shared and a private one. No function changes what
+    it is given, except that clients may write into their own state.
+    """
+
+    @property
+    def traits(self) -> Traits:
+        """What the loop must know before it begins."""
+        return Traits()
+
+    # --------------------------------------------------------------- before the rounds
+
+    def setup_fields(self, n_items: int) -> dict[str, FieldSpec]:
+        """Return what all clients send before the rounds, empty if nothing."""
+        return {}
+
+    def request(self, catalogue: Catalogue) -> Message:
+        """Server: what clients must know to answer in the set-up."""
+        return Message()
+
+    def answer(self, block: Block, message: Message, key: Keys) -> Updates:
+        """Clients: what they send in the set-up."""
+        raise NotImplementedError(f"{type(self).__name__} needs answer(...).")
+
+    @abstractmethod
+    def begin(self, catalogue: Catalogue, sums: Upload | None, key: Key) -> S:
+        """Server: its first state, from the catalogue and the sums of the set-up, if it has one."""
+
+    def announce(self, server: S) -> Message:
+        """Server: what it sends to every client once, after the set-up."""
+        return Message()
+
+    # ---------------------------------------------------------------------- each round
+
+    @abstractmethod
+    def broadcast(self, server: S, key: Key) -> Message | None:
+        """Server: this round's download."""
+
+    def decode(self, message: Message, key: Key) -> Message:
+        """Clients: a message with the fields that they derive from it; `key` is the shared one."""
+        return message
+
+    @abstractmethod
+    def fields(self, n_items: int) -> dict[str, FieldSpec]:
+        """Return what a client sends in a round."""
+
+    @abstractmethod
+    def enter(self, block: Block, message: Message, key: Keys) -> C:
+        """Clients: their first private state, from the announcement and a first broadcast.
+
+        Clients of a block may take part for the first time later than others, so nothing may
+        depend on that broadcast.
+        """
+
+    @abstractmethod
+    def update(
+        self, block: Block, clients: C, message: Message, turn: RoundMasks, key: Keys
+    ) -> tuple[C, Updates | None, Loss]:
+        """Clients: one local step of those in ``turn.active``; the others stay as they are.
+
+        Returns
+        -------
+        clients : C
+        updates : Updates or None
+            Sums over the clients in ``turn.delivers``, or with ``turn.separate`` each one's own.
+        loss : tuple of float or None
+            Sum of the training losses and of their weights, for `loss_curve_`; never sent.
+        """
+
+    def centers(self, message: Message) -> dict[str, np.ndarray]:
+        """Server: what a client that changes nothing sends, for fields where that is not zero."""
+        return {}
+
+    @abstractmethod
+    def step(self, server: S, upload: Upload | None, key: Key) -> S:
+        """Server: its step on the round's Upload, None if there is none."""
+
+    # ------------------------------------------------------------------------- the end
+
+    @abstractmethod
+    def final(self, server: S) -> Message:
+        """Server: what a client needs to recommend."""
+
+    def delta(self, server: S) -> Message | None:
+        """Server: what a client with the last model needs instead; None: the whole model."""
+        return None
+
+    def personalize(
+        self, block: Block, clients: C | None, message: Message, turn: RoundMasks, key: Keys
+    ) -> C:
+        """Clients: the step of those in ``turn.active`` on the final model.
+
+        The message has the announcement's fields too. `clients` is None for new users and for
+        clients that have taken part in no round. The result for other clients' users is ignored,
+        and no user's vector may depend on which other clients are active.
+        """
+        return self.enter(block, message, key) if clients is None else clients
+
+    # ------------------------------------------------------------------ with other rows
+
+    def resume(self, now: S, before: S, places: NDArray[np.int64]) -> S:
+        """Server: its state after the set-up, with what it has learned from other rows."""
+        return states.resumed(now, before, places)
+
+    def memory(self, clients: C) -> dict[str, list[np.ndarray]]:
+        """Clients: the arrays that they go on from, by what these are indexed by."""
+        return states.memory(clients)
+
+    def recall(self, clients: C, remembered: dict[str, Any]) -> C:
+        """Clients: their first state, with what they remember."""
+        states.recall(clients, remembered)
+        return clients
+
+
+class SendsOnce(ABC, Generic[C]):
+    """An algorithm whose clients send once to a sum, and can take their part back."""
+
+    @abstractmethod
+    def has_sent(self, clients: C) -> NDArray[np.bool_]:
+        """Clients: a mask of those that have sent."""
+
+    @abstractmethod
+    def take_back(self, clients: C) -> C:
+        """Clients: their state before a round in which they take back all that they have sent."""
+
+
+class SharesHistory(ABC, Generic[C]):
+    """An algorithm whose clients of equal history share a part of their state.
+
+    Their first state may depend on the first broadcast.
+    """
+
+    @abstractmethod
+    def share(self, common: Any, message: Message, key: Keys) -> Any:
+        """Clients: the shared part after a message, computed once; `common` is None at first."""
+
+    @abstractmethod
+    def with_shared(self, clients: C, common: Any) -> C:
+        """Clients: their state with the shared part."""
+
+
+class ChoosesCohorts(ABC, Generic[S]):
+    """An algorithm whose server chooses who takes part."""
+
+    @abstractmethod
+    def choose(self, server: S, n_clients: int, size: int, key: Key) -> NDArray[np.bool_] | None:
+        """Server: a mask of about `size` clients; None: as the federation draws them."""
+
+
+class MeetsPeers(ABC, Generic[C]):
+    """An algorithm whose devices send something to the others of their groups before they update.
+
+    It does so ``traits.n_exchanges`` times in a round, for the clients that have received its
+    message.
+    """
+
+    @abstractmethod
+    def exchange(
+        self, block: Block, clients: C, message: Message, turn: RoundMasks, step: int, key: Keys
+    ) -> tuple[C, GroupMessages]:
+        """Clients: what those in ``turn.active`` send to the others of their groups."""
+
+    @abstractmethod
+    def after_exchange(
+        self, block: Block, clients: C, means: np.ndarray, turn: RoundMasks, step: int
+    ) -> C:
+        """Clients: their state, given the mean of the messages in each client's group."""
