@@ -58,8 +58,8 @@ def completed(
     """
     if updates.fields.keys() != specs.keys():
         raise ValueError(
-            f"{name} uploads the fields {sorted(updates.fields)}, but its fields (or "
-            f"setup_fields) declare {sorted(specs)}; make them agree."
+            f"{name} uploads the fields {sorted(updates.fields)}, but its fields (in the set-up "
+            f"setup_fields) declares {sorted(specs)}; make them agree."
         )
     sends = turn.active if updates.sends is None else turn.active & updates.sends
     accepted = arrives = sends & turn.delivers

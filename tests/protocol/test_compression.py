@@ -14,6 +14,7 @@ from fedrecsk.data.interactions import encode
 from fedrecsk.protocol import FieldSpec, Message, SparseRows, Summed, Updates
 from fedrecsk.protocol.blocks import of_clients
 from fedrecsk.protocol.clients import Clients
+from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.protocol.links import Downlink, StepTotal, Uplink
@@ -38,23 +39,30 @@ def test_compression_that_loses_nothing_changes_nothing(Estimator, compressor, m
     np.testing.assert_allclose(packed.user_factors_, plain.user_factors_, atol=1e-6)
 
 
-class Sender:
+class Sender(Algorithm):
     """As much of a method as `Clients` need to send an upload of each client."""
 
-    _shares_state = _may_be_silent = False
+    begin = broadcast = step = final = None
 
     def __init__(self, specs, upload, single):
-        self.specs, self.upload, self._single_uploads = specs, upload, single
+        self.specs, self.upload, self.single = specs, upload, single
 
-    def _upload_specs(self, n_items):
+    def _algorithm(self):
+        return self
+
+    @property
+    def traits(self):
+        return Traits(single_uploads=self.single)
+
+    def fields(self, n_items):
         return self.specs
 
-    def _init_clients(self, block, message, key):
+    def enter(self, block, message, key):
         return {}
 
-    def _client_update(self, block, state, message, turn, key):
+    def update(self, block, state, message, turn, key):
         fields = self.upload(int(block.clients[0]))
-        if self._single_uploads and not turn.separate:
+        if self.single and not turn.separate:
             fields = {
                 name: Summed(replace(one, spec=self.specs[name]).whole()[0], None, one.n_columns)
                 for name, one in fields.items()

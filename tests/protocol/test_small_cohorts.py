@@ -94,5 +94,5 @@ class Silent(RFRec):
 
 
 def test_a_method_that_is_silent_must_say_that_it_may_be():
-    with pytest.raises(TypeError, match=r"broadcasts nothing in round 1; .* _may_be_silent = True"):
+    with pytest.raises(TypeError, match=r"broadcasts nothing in round 1; .* trait may_be_silent"):
         Silent(3, n_rounds=2).fit(X, Y)
