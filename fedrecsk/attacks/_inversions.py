@@ -36,12 +36,12 @@ SHIFTS = np.linspace(-2, 2, 401)
 
 @one_by_one
 def wmf(model, message, upload, n_items):
-    """Find the direction of the rows, and the length and sign with which `_upload_of_one` fits."""
+    """Find the direction of the rows, and the length and sign that fit the upload."""
     rows, items = sent_rows(upload["rows"], n_items)
     received = message["item_factors"].values[items].astype(np.float64)
 
     def misfit(vector):
-        expected = model._upload_of_one(vector, received, message)
+        expected = _of_one_user(model, vector, received, message)
         misfit = _distance(expected["rows"], rows)
         if "others" in expected and "others" in upload:
             misfit += _distance(expected["others"], upload["others"].change)
@@ -58,6 +58,68 @@ def wmf(model, message, upload, n_items):
     return Reconstruction(vector, items)
 
 
+def _of_one_user(model, vector, items, message):
+    """Return what a one-user client with this vector sends for own items of weight 1."""
+    for kind in type(model).__mro__:
+        if kind.__name__ in ONE_USER:
+            return ONE_USER[kind.__name__](model, vector, items, message)
+    raise TypeError(f"{type(model).__name__} is none of {', '.join(ONE_USER)}.")
+
+
+def _one_locals(model, vector, items, message):
+    """Return the upload of LocALS."""
+    reg_item = float(message["reg_item"].values[0])
+    tie, square, confidence = model.prox + reg_item, vector @ vector, 1 + model.alpha
+    share = model.prox / tie
+    scores = share * (items @ vector)
+    multiples = confidence * (1 - scores) / (tie + confidence * square)
+    if model.aggregation != "full":
+        return {"rows": np.outer(multiples, vector) + (share - 1) * items}
+    eye = np.eye(len(vector))
+    others = model.prox * np.linalg.inv(tie * eye + np.outer(vector, vector)) - eye
+    return {"rows": np.outer(multiples + scores / (tie + square), vector), "others": others}
+
+
+def _one_locsgd(model, vector, items, message):
+    """Return the upload of LocSGD."""
+    prox, penalty = model.prox, float(message["reg_item"].values[0]) + model.prox
+    square, scores = vector @ vector, items @ vector
+    own, other = (
+        min(model.learning_rate, 1 / max(confidence * square + penalty, 1e-300))
+        for confidence in (1 + model.alpha, 1)
+    )
+    eye, outer = np.eye(len(vector)), np.outer(vector, vector)
+    # An own item is kept q + along p, one without a row follow q.
+    along, kept, follow = np.zeros(len(items)), 1.0, eye
+    for _ in range(model.n_steps * model.local_epochs):
+        step = (1 + model.alpha) * (kept * scores + along * square - 1)
+        along = (1 - own * penalty) * along - own * step
+        kept = (1 - own * penalty) * kept + own * prox
+        follow = follow - other * ((outer + penalty * eye) @ follow - prox * eye)
+    versions = np.outer(along, vector) + kept * items
+    if model.aggregation == "full":
+        return {"rows": versions - items @ follow, "others": follow - eye}
+    return {"rows": versions - items}
+
+
+def _one_gradient(model, vector, items, message):
+    """Return the upload of GlobSGD, and of FCF with own rows."""
+    scores = items @ vector
+    multiples = (1 + model.alpha) * (scores - 1)
+    if "others" not in model._algorithm().fields(1):
+        return {"rows": np.outer(multiples, vector)}
+    others = np.outer(vector, vector)
+    return {"rows": np.outer(multiples - scores, vector), "others": others}
+
+
+ONE_USER = {
+    "LocALS": _one_locals,
+    "LocSGD": _one_locsgd,
+    "GlobSGD": _one_gradient,
+    "FCF": _one_gradient,
+}
+
+
 def _share_of_received(model, message, vector):
     """Return the share of the received item in a row, apart from multiples of this vector."""
     # An item at right angles to the vector shows this share alone.
@@ -66,7 +128,7 @@ def _share_of_received(model, message, vector):
     item -= (item @ vector) / max(vector @ vector, 1e-300) * vector
     if item @ item < 1e-12:
         return 0.0
-    row = model._upload_of_one(vector, item[None], message)["rows"][0]
+    row = _of_one_user(model, vector, item[None], message)["rows"][0]
     return float(row @ item / (item @ item))
 
 

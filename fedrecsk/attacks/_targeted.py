@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from scipy.special import expit
@@ -19,6 +19,7 @@ from fedrecsk.attacks._base import (
     with_numbers,
     with_rows,
 )
+from fedrecsk.attacks._moving import moving_of
 from fedrecsk.data._checks import LARGEST
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ class TargetedAdversary(_Promoter):
 
     def _check_method(self, method):
         name = type(method).__name__
-        if method._upload_moving is None:
+        if moving_of(method) is None:
             raise ValueError(
                 f"{type(self).__name__} moves item vectors by the rows that clients upload for "
                 f"items, and {name} has no such rows; use Promotion(strength=1), which changes "
@@ -231,7 +232,8 @@ class TargetedAdversary(_Promoter):
             # The model has diverged.
             return Plan(np.empty(0, dtype=np.int64), {})
         rows, moves = self._moves(view)
-        return Plan(rows, view.method._upload_moving(view, rows, moves))
+        moving: Any = moving_of(view.method)
+        return Plan(rows, moving(view.method, view, rows, moves))
 
     def _forge(self, view, updates, seeds):
         plan, fields = view.plan, {}

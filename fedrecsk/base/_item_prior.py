@@ -6,7 +6,7 @@ The prior is a Bayesian ridge regression of the vectors on the features, of stre
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from scipy import sparse
@@ -16,7 +16,7 @@ from fedrecsk.data import item_features as reading
 from fedrecsk.data.interactions import named
 
 if TYPE_CHECKING:
-    from typing import Any, Self
+    from typing import Self
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -140,10 +140,7 @@ class ItemContent:
 
     def _item_prior(self: Any, n_ratings):
         """Return the prior of items' vectors, by their numbers of ratings, or None."""
-        if self.item_features is None:
-            return None
-        features = reading.aligned(self.item_features, self.items)
-        return ItemPrior(features, n_ratings)
+        return ItemFeatures(self.item_features, self.items).prior(n_ratings)
 
     def _with_content(self, attributes, n_ratings, shrunk=True):
         """Return a centralised model's attributes with what features say of its items."""
@@ -194,6 +191,19 @@ class WeightsContent(ItemContent):
 
 
 # ------------------------------------------------------------------------------ the prior
+
+
+class ItemFeatures(NamedTuple):
+    """`item_features` as given, and the catalogue, if it is given too."""
+
+    features: Any
+    items: Any
+
+    def prior(self, n_ratings: Any) -> ItemPrior | None:
+        """Return the prior of items' vectors, by their numbers of ratings; None without any."""
+        if self.features is None:
+            return None
+        return ItemPrior(reading.aligned(self.features, self.items), n_ratings)
 
 
 class ItemPrior:

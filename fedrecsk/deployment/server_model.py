@@ -47,8 +47,9 @@ def model_for_newcomers(estimator: Any, server: DeviceServer, message: Message) 
         communication_=server.ledger,
         privacy_=server.privacy_report(),
     )
-    if (server.state or {}).get("content") is not None:
-        model._content = server.state["content"]
+    prior = server.algorithm.item_prior(server.state)
+    if prior is not None:
+        model._content = prior
         model._feature_columns = columns_of(estimator.item_features)
     if model.early_stopping:
         model.best_round_ = server.stopping.best_round

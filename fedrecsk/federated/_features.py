@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import reprlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -52,6 +52,91 @@ class FederatedContent(ItemContent):
                 message[name] = replace(field, values=np.concatenate([field.values, new]))
         received = self._algorithm().decode(message, Key(0))
         return self._server_attributes(received) | {"_final_message": message}
+
+
+class UserSums(NamedTuple):
+    """What the server knows of users' features and vectors: sums over users."""
+
+    # Of w x x', and in the last row how many users are in it.
+    squares: np.ndarray
+    # Of w x v', and in the last row of w v^2.
+    vectors: np.ndarray
+    # Rounds since the set-up.
+    n_rounds: int
+
+
+@dataclass(frozen=True)
+class UserRegression:
+    """The regression of users' vectors on their features, by sums over clients."""
+
+    n_features: int
+    # Number of rows at which a user counts half of one with very many (h).
+    half: float
+
+    def setup_fields(self):
+        """Return what a client sends of its users' features in the set-up; nothing without any."""
+        shape = self.n_features + 2, self.n_features + 1
+        return {SQUARES: FieldSpec(shape, learned=False)} if self.n_features else {}
+
+    def answer(self, block, n_rows):
+        """Return ``sum w x x'`` over a block's users of `n_rows` and, last, how many are in it."""
+        if not self.n_features:
+            return {}
+        x = design(block.features)
+        weights, number = self._weights(n_rows), np.zeros((1, x.shape[1]))
+        number[0, 0] = np.count_nonzero(weights * x[:, 0])
+        return {SQUARES: np.vstack([(weights[:, None] * x).T @ x, number])}
+
+    def begin(self, sums, width):
+        """Return the UserSums before the first round, for vectors of this width; None without."""
+        if not self.n_features:
+            return None
+        return UserSums(sums[SQUARES].sum, np.zeros((self.n_features + 2, width)), 0)
+
+    def fields(self, width):
+        """Return what a client sends in a round of users' vectors."""
+        shape = self.n_features + 2, width
+        return {SUMS: FieldSpec(shape, learned=False)} if self.n_features else {}
+
+    def sums(self, block, n_rows, vectors, turn, sends):
+        """Return ``sum w x v'`` and, in the last row, ``sum w v^2`` of the clients that send."""
+        if not self.n_features:
+            return {}
+        who, x = block.users_of(sends), design(block.features)
+        weights = np.where(who & (x[:, 0] > 0), self._weights(n_rows), 0.0)
+        vectors = np.where(who[:, None], vectors, 0.0).astype(float)
+        if not turn.separate:
+            weighted = weights[:, None] * vectors
+            return {SUMS: np.vstack([x.T @ weighted, (weighted * vectors).sum(axis=0)])}
+        each = np.einsum("u,uf,uk->ufk", weights, x, vectors)
+        each = np.concatenate([each, (weights[:, None] * vectors**2)[:, None]], axis=1)
+        return {SUMS: SparseRows.stacked(np.add.reduceat(each, block.client_indptr[:-1]))}
+
+    def step(self, before, upload, n_clients):
+        """Return the sums after a round: averages that follow the latest uploads."""
+        if before is None:
+            return None
+        number, share = before.n_rounds + 1, upload.n_clients / n_clients
+        change = upload[SUMS].sum / share - before.vectors
+        vectors = before.vectors + max(1 / number, share) * change
+        return UserSums(before.squares, vectors, number)
+
+    def final(self, sums):
+        """Return the coefficients of users' expected vectors, as a field of the final message."""
+        if sums is None:
+            return {}
+        return {MEANS: Dense(coefficients(sums.squares, sums.vectors), learned=False)}
+
+    @staticmethod
+    def expected(block, message):
+        """Return the vectors that the features of a block's users predict; None without any."""
+        if block.features is None or MEANS not in message:
+            return None
+        return design(block.features) @ message[MEANS].values
+
+    def _weights(self, n_rows):
+        """Return the users' weights (w)."""
+        return n_rows / (n_rows + self.half)
 
 
 class UserFeatures(FederatedRecommender):
@@ -168,6 +253,10 @@ class UserFeatures(FederatedRecommender):
     def _fit(self, data, report):
         self._added = None
         return super()._fit(data, report)
+
+    def _user_regression(self):
+        """Return the regression of users' vectors on their features."""
+        return UserRegression(self._n_features, self.HALF_OF_USERS)
 
     @property
     def _n_features(self):

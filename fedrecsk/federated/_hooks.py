@@ -86,6 +86,9 @@ class HookAlgorithm(
     def personalize(self, block, clients, message, turn, key):
         return self.method._personalize(block, clients, message, turn, key)
 
+    def item_prior(self, server):
+        return server.get("content")
+
     def resume(self, now, before, places):
         return self.method._resumed(now, before, places)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from numbers import Real
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,33 @@ def adam(method, moments, n_steps, gradient):
         square = method.BETA_2 * square + (1 - method.BETA_2) * gradient**2
         size = np.sqrt(square / (1 - method.BETA_2**n_steps)) + method.EPSILON
         return mean / (1 - method.BETA_1**n_steps) / size, (mean, square)
+
+
+class Moments(NamedTuple):
+    """Adam's running means of gradients and of their squares, after so many steps."""
+
+    n_steps: int
+    mean: np.ndarray
+    square: np.ndarray
+
+
+@dataclass(frozen=True)
+class Descent:
+    """How the server steps along a gradient."""
+
+    learning_rate: float
+    optimizer: Literal["adam", "gd"]
+    BETA_1: float
+    BETA_2: float
+    EPSILON: float
+
+    def step(self, values, gradient, moments):
+        """Return values (float64) a step down the gradient, and the new Moments (None before)."""
+        if self.optimizer == "adam":
+            n_steps, mean, square = (0, 0.0, 0.0) if moments is None else moments
+            gradient, (mean, square) = adam(self, (mean, square), n_steps + 1, gradient)
+            moments = Moments(n_steps + 1, mean, square)
+        return values.astype(np.float64) - self.learning_rate * gradient, moments
 
 
 @dataclass(eq=False, repr=False)
@@ -38,6 +65,11 @@ class ServerStep:
         "learning_rate": [Interval(Real, 0, None, closed="neither")],
         "optimizer": [StrOptions({"adam", "gd"})],
     }
+
+    def _descent(self):
+        """Return how the server steps along a gradient."""
+        given = self.BETA_1, self.BETA_2, self.EPSILON
+        return Descent(float(self.learning_rate), self.optimizer, *given)
 
     def _stepped(self, server, name, gradient):
         """Return the server's state after a step of the array of this name down the gradient."""

@@ -1,212 +1,198 @@
-"""Weighted matrix factorisation: what LocALS, LocSGD, GlobSGD, FCF and FedSpectral share."""
+"""Weighted matrix factorisation: the algorithm that LocALS, LocSGD, GlobSGD and FCF share."""
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
-from numbers import Integral, Real
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
 
 import numpy as np
 
 from fedrecsk._utils.kernels import LazyModule
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
-from fedrecsk.base import RankingMixin, check_likes
-from fedrecsk.base._fading import FadingHistory
+from fedrecsk.base._item_prior import ItemFeatures, ItemPrior
 from fedrecsk.base._item_weights import fades_of
-from fedrecsk.federated._features import FederatedContent
-from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.portable import Ridge
+from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.messages import Dense, Derived, Message, Rows
+from fedrecsk.protocol.states import Kept, PerItem, PerUser
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
 wmf_kernels: LazyModule = LazyModule("fedrecsk.federated._wmf_kernels")
 
 # Directions in which clients contribute less than this share of the largest do not change.
 RESOLUTION = 1e-6
+HIDES_NOTHING = (
+    "which rows a client requests and sends reveals the items it holds, and noise cannot hide "
+    "that. Use RFRec under local differential privacy."
+)
 
 
-class WMFUsers(FadingHistory):
-    """The clients' half: users, given the server's items.
+# ---------------------------------------------------------------------------------- users
 
-    A method has the parameters `n_factors`, `alpha` and `reg_user`; its message has
-    `item_factors`, and `gram` where not all of them are sent.
-    """
 
-    _dtype = np.float32
-    _user_width = "n_factors"
-    # A parameter of LocALS and FCF.
-    reg_exponent = 0.0
+@dataclass
+class Clients:
+    """Users of a block: their ratings as confidence and preference, and their vectors."""
 
-    def _decode_broadcast(self, message, key):
-        if "gram" in message or "item_factors" not in message:
-            return message
-        return Message(**message, gram=Derived(self._gram(message["item_factors"].values)))
+    # By rating: c - 1 and c r.
+    extra: np.ndarray
+    pull: np.ndarray
+    # What multiplies |p_u|^2.
+    penalties: PerUser
+    users: Kept[PerUser]
+    # Each client's penalty on its own items.
+    reg_item: float = 0.0
+    # The ratings by item, and where each row's begin, for clients of several users.
+    raters: Any = None
+    starts: Any = None
 
-    def _init_clients(self, block, message, key):
-        state = self._preferences(block)
-        state["penalties"] = self._user_penalties(block, state["extra"])
-        return state | {"users": np.zeros((block.n_users, self.n_factors), dtype=self._dtype)}
 
-    def _personalize(self, block, state, message, turn, key):
-        # Users start afresh: only their own data count.
-        part = block.part(turn.active)
-        state = self._faded(part, self._preferences(part))
-        state["penalties"] = self._user_penalties(part, state["extra"])
-        state["users"] = np.empty((part.n_users, self.n_factors), dtype=self._dtype)
-        self._fit_users(part, state, np.ones(part.n_clients, dtype=bool), *self._received(message))
-        return {"users": block.spread(state["users"], turn.active)}
+@dataclass(frozen=True, kw_only=True, eq=False)
+class UserProblem:
+    """The objective of each user, given the items."""
 
-    def _fit_users(self, block, state, active, items, gram, chosen=None, n_steps=None):
-        """Fit the active clients' users to items; return loss and weight over all their pairs."""
-        chosen, users = block.items if chosen is None else chosen, state["users"]
-        ratings = wmf_kernels.Ratings(chosen, state["extra"], state["pull"])
-        grams, work = gram.reshape(-1, *gram.shape[-2:]), wmf_kernels.workspace(block, users)
-        given = block.client_indptr, block.indptr, active, ratings, items, grams
-        loss, weight = wmf_kernels.fit_users(*given, state["penalties"], n_steps, work, users)
-        n_users = np.diff(block.client_indptr)[active].sum()
-        return loss, weight + n_users * block.n_items
+    n_factors: int
+    alpha: float
+    reg_user: float
+    reg_exponent: float = 0.0
+    history_half_life: float | Literal["auto"] | None = None
+    dtype: Any = np.float32
 
-    def _server_attributes(self, message):
-        return {"item_factors_": message["item_factors"].values}
+    def enter(self, block) -> Clients:
+        """Return users whose vectors are zero."""
+        extra, pull = self.preferences(block)
+        users = np.zeros((block.n_users, self.n_factors), dtype=self.dtype)
+        return Clients(extra, pull, self.penalties(block, extra), users)
 
-    def _public_half(self):
-        items = self.item_factors_.astype(float)
-        return Ridge.of(
-            self.item_factors_,
-            items.T @ items,
-            reg=float(self.reg_user),
-            reg_exponent=float(self.reg_exponent),
-            n_items=len(items),
-            rates=False,
-            confidence=float(self.alpha),
-        )
-
-    def _scores_of_unknown_users(self):
-        # Popular items have long vectors, and much in common: this ranks like popularity.
-        scores = self.item_factors_ @ self.item_factors_.mean(axis=0)
-        return scores / max(scores.max(), np.finfo(scores.dtype).tiny)
-
-    def _user_attributes(self, block, state):
-        return {"user_factors_": state["users"]}
-
-    def _preferences(self, block):
+    def preferences(self, block):
         """Return c - 1 and c r of each rating."""
         positive = block.values > 0
         extra = np.where(positive, self.alpha * block.weights, 0.0)
-        return {
-            "extra": extra.astype(self._dtype),
-            "pull": np.where(positive, 1 + extra, 0.0).astype(self._dtype),
-        }
+        pull = np.where(positive, 1 + extra, 0.0)
+        return extra.astype(self.dtype), pull.astype(self.dtype)
 
-    def _user_penalties(self, block, extra):
+    def penalties(self, block, extra):
         """Return reg_user times the mean confidence of each user's pairs, to reg_exponent."""
         users = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
         confidence = 1 + np.bincount(users, extra, block.n_users) / block.n_items
-        return (self.reg_user * confidence**self.reg_exponent).astype(self._dtype)
+        return (self.reg_user * confidence**self.reg_exponent).astype(self.dtype)
 
-    def _faded(self, block, preferences):
-        """Return c - 1 and c r of rows that have faded; those of 0 are as if there were none."""
-        if not self._fades or block.times is None:
-            return preferences
-        fades = fades_of(block, self.history_half_life)
-        return {name: (one * fades).astype(self._dtype) for name, one in preferences.items()}
+    def solve(self, block, clients, active, items, gram, chosen=None, n_steps=None):
+        """Fit the active clients' users to items; return loss and weight over all their pairs."""
+        chosen, users = block.items if chosen is None else chosen, clients.users
+        ratings = wmf_kernels.Ratings(chosen, clients.extra, clients.pull)
+        grams, work = gram.reshape(-1, *gram.shape[-2:]), wmf_kernels.workspace(block, users)
+        given = block.client_indptr, block.indptr, active, ratings, items, grams
+        loss, weight = wmf_kernels.fit_users(*given, clients.penalties, n_steps, work, users)
+        n_users = np.diff(block.client_indptr)[active].sum()
+        return loss, weight + n_users * block.n_items
 
-    def _gram(self, items):
+    def personalized(self, block, active, items, gram) -> Clients:
+        """Fit the active clients' users afresh, with histories that have faded."""
+        # Only their own data count.
+        part = block.part(active)
+        clients = self.enter(part)
+        if self.history_half_life is not None and part.times is not None:
+            # Rows of 0 are as if there were none.
+            fades = fades_of(part, self.history_half_life)
+            extra, pull = (
+                (one * fades).astype(self.dtype) for one in (clients.extra, clients.pull)
+            )
+            clients = Clients(extra, pull, self.penalties(part, extra), clients.users)
+        everyone = np.ones(part.n_clients, dtype=bool)
+        self.solve(part, clients, everyone, items, gram)
+        return replace(clients, users=block.spread(clients.users, active))
+
+    def received(self, message):
+        """Return the item vectors (a client reads only its own) and the sum of all q q'."""
+        names = "item_factors", "gram"
+        return tuple(message[name].values.astype(self.dtype, copy=False) for name in names)
+
+    def decoded(self, message):
+        """Return a message with the sum of q q', which clients compute if they get all items."""
+        if "gram" in message or "item_factors" not in message:
+            return message
+        return Message(**message, gram=Derived(self.gram(message["item_factors"].values)))
+
+    def gram(self, items):
+        """Return the sum of q q' over all items."""
         items = items.astype(np.float64)
         # If clients diverge, the server raises an error in the next round.
         with np.errstate(over="ignore", invalid="ignore"):
-            return (items.T @ items).astype(self._dtype)
-
-    def _received(self, message):
-        """Return the item vectors (a client reads only its own) and the sum of all q q'."""
-        names = "item_factors", "gram"
-        return tuple(message[name].values.astype(self._dtype, copy=False) for name in names)
-
-    def _validation_losses(self, held_out):
-        """Return the objective on held-out rows, which share the items without a row."""
-        confidence = 1.0 + self._preferences(held_out)["extra"]
-        scores = self._score_pairs(held_out.users, held_out.items)
-        users, n_users = held_out.users, held_out.n_users
-        everything = np.einsum(
-            "ud,de,ue->u", self.user_factors_, self._gram(self.item_factors_), self.user_factors_
-        )
-        seen_indptr, seen_items = self._seen
-        seen_users = np.repeat(np.arange(n_users), np.diff(seen_indptr))
-        seen = np.bincount(seen_users, self._score_pairs(seen_users, seen_items) ** 2, n_users)
-        unseen = (everything - seen) / np.maximum(np.bincount(users, minlength=n_users), 1)
-        return confidence * ((held_out.values > 0) - scores) ** 2 + unseen[users], confidence
+            return (items.T @ items).astype(self.dtype)
 
 
-@dataclass(eq=False, repr=False)
-class ImplicitMF(FederatedContent, WMFUsers, RankingMixin, FederatedRecommender):
-    """Base class of methods that train item vectors; they have the parameter `upload`."""
+# ------------------------------------------------------------------------------ the algorithm
 
-    n_factors: int = 20
-    _: KW_ONLY
-    alpha: float = 1.0
-    reg_user: float = 30.0
-    reg_item: float = 10.0
 
-    INIT_STD = 0.03
+@dataclass(frozen=True)
+class Server:
+    """What the server knows: the items, and which share of the clients holds each of them."""
 
-    _parameter_constraints: ClassVar[dict] = (
-        FederatedRecommender._parameter_constraints
-        | FadingHistory._fading_constraints
-        | FederatedContent._content_constraints
-        | {
-            "n_factors": [Interval(Integral, 1, None, closed="left")],
-            "alpha": [Interval(Real, 0, None, closed="left")],
-            "reg_user": [Interval(Real, 0, None, closed="neither")],
-            "reg_item": [Interval(Real, 0, None, closed="left")],
-        }
-    )
+    items: Kept[PerItem]
+    n_clients: int
+    # (n_items, 1), from the set-up; None without one.
+    held_share: Any
+    prior: ItemPrior | None
 
-    # A parameter of FederatedWMF.
-    aggregation: ClassVar[str] = "full"
+    def with_items(self, items) -> Self:
+        """Return the state with other items, in their type."""
+        return replace(self, items=items.astype(self.items.dtype))
 
-    _single_uploads = True
 
-    _carried = ("item_factors",)
-    _predicted_fields = ("item_factors",)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ImplicitAlgorithm(Algorithm[Any, Clients]):
+    """The server's items and the clients' users of implicit feedback."""
 
-    def _setup_specs(self, n_items):
+    n_factors: int
+    alpha: float
+    reg_item: float
+    reg_exponent: float = 0.0
+    aggregation: Literal["full", "clients", "holders"] = "full"
+    upload: Literal["local", "all"] = "local"
+    INIT_STD: float = 0.03
+    dtype: Any = np.float32
+    problem: UserProblem
+    content: ItemFeatures
+
+    @property
+    def traits(self):
+        refuses = {"local_dp": HIDES_NOTHING}
+        return Traits(single_uploads=True, goes_on=True, refuses=refuses)
+
+    # --------------------------------------------------------------- before the rounds
+
+    def setup_fields(self, n_items):
         if self.upload == "all":
             return {"held_items": FieldSpec((n_items,), dtype="uint8", learned=False)}
         # An int32 for each held item: its index.
         return {"held_items": FieldSpec((n_items,), "held", dtype="int32", learned=False)}
 
-    def _setup_update(self, block, message, key):
+    def answer(self, block, message, key):
         held = np.bincount(block.row_items, minlength=block.n_items)
         return Updates({"held_items": held})
 
-    def _begin(self, catalogue, sums, key):
+    def begin(self, catalogue, sums, key):
         shape = (catalogue.n_items, self.n_factors)
         items = self.INIT_STD * key.generator("item factors").standard_normal(shape)
-        server = {
-            "item_factors": items.astype(self._dtype),
-            "n_clients": catalogue.n_clients,
-            "reg_item": self.reg_item / catalogue.n_clients,
-        }
+        items, n_clients = items.astype(self.dtype), catalogue.n_clients
         if sums is None:
             # Nobody knows which items are held.
-            return server | {"content": self._item_prior(np.ones(catalogue.n_items))}
+            return Server(items, n_clients, None, self.content.prior(np.ones(len(items))))
         held = sums["held_items"]
-        return server | {"content": self._item_prior(held.sum), "held_share": held.mean[:, None]}
+        return Server(items, n_clients, held.mean[:, None], self.content.prior(held.sum))
 
-    def _item_penalties(self, server):
-        """Return each client's share of the items' penalties, (n_items, 1) if they differ."""
-        if not self.reg_exponent:
-            return server["reg_item"]
-        confidence = 1 + self.alpha * np.maximum(server["held_share"], 0)
-        return server["reg_item"] * confidence**self.reg_exponent
+    # ---------------------------------------------------------------------- each round
 
-    def _model(self, server):
-        items = server["item_factors"]
+    def broadcast(self, server, key):
+        items = server.items
         if self.upload == "all":
             return Message(item_factors=Dense(items))
-        return Message(item_factors=Rows(items), gram=Dense(self._gram(items), compressible=False))
+        gram = Dense(self.problem.gram(items), compressible=False)
+        return Message(item_factors=Rows(items), gram=gram)
 
-    def _upload_specs(self, n_items):
+    def decode(self, message, key):
+        return self.problem.decoded(message)
+
+    def fields(self, n_items):
         d, rows = self.n_factors, "all" if self.upload == "all" else "held"
         specs = {"rows": FieldSpec((n_items, d), rows)}
         if self.aggregation == "full":
@@ -215,23 +201,26 @@ class ImplicitMF(FederatedContent, WMFUsers, RankingMixin, FederatedRecommender)
             specs["n_holders"] = FieldSpec((n_items,), rows, dtype="uint8", learned=False)
         return specs
 
-    def _gradients(self, block, state, message, turn):
+    def enter(self, block, message, key):
+        return self.problem.enter(block)
+
+    def gradients(self, block, clients, message, turn):
         """Fit the active clients' users; return half their gradients in the items, and the loss."""
-        items, gram = self._received(message)
-        users, out = state["users"], wmf_kernels.uploads(block, turn, state["users"])
-        loss = self._fit_users(block, state, turn.active, items, gram)
-        ratings = wmf_kernels.Ratings(block.rows, state["extra"], state["pull"])
-        work, full = wmf_kernels.workspace(block, users), self.aggregation == "full"
-        wmf_kernels.item_gradients(
-            block.layout, ratings, turn.active, items, full, work, users, out
-        )
+        items, gram = self.problem.received(message)
+        out = wmf_kernels.uploads(block, turn, clients.users)
+        loss = self.problem.solve(block, clients, turn.active, items, gram)
+        ratings = wmf_kernels.Ratings(block.rows, clients.extra, clients.pull)
+        work = wmf_kernels.workspace(block, clients.users)
+        is_full = self.aggregation == "full"
+        given = block.layout, ratings, turn.active, items, is_full, work, clients.users, out
+        wmf_kernels.item_gradients(*given)
         return out, loss
 
-    def _uploads(self, block, turn, out):
-        """Return rows, and matrices or numbers of holders if they are sent."""
+    def sent(self, block, turn, out):
+        """Return rows, and matrices or numbers of holders if they are sent, as Updates."""
         if turn.separate:
             indptr, items, _ = block.own_rows(turn.active)
-            idle = self._upload_centers({}).get("others")
+            idle = self.centers(Message()).get("others")
             squares = out.squares if idle is None else out.squares - idle
             fields = {
                 "rows": SparseRows(indptr, items, out.rows),
@@ -244,115 +233,80 @@ class ImplicitMF(FederatedContent, WMFUsers, RankingMixin, FederatedRecommender)
                 sends = np.repeat(out.senders & out.is_finite, block.row_counts)
                 held = np.bincount(block.row_items[sends], minlength=block.n_items)
                 fields["n_holders"] = held
-        sent = self._upload_specs(block.n_items)
-        fields = {name: one for name, one in fields.items() if name in sent}
+        specs = self.fields(block.n_items)
+        fields = {name: one for name, one in fields.items() if name in specs}
         return Updates(fields, is_finite=out.is_finite)
 
-    def _mean_rows(self, upload):
+    # ------------------------------------------------------------------------- the end
+
+    def final(self, server):
+        # To recommend, a client needs the items that it does not hold.
+        items, prior = server.items, server.prior
+        return Message(item_factors=Dense(items if prior is None else prior.filled(items)))
+
+    def personalize(self, block, clients, message, turn, key):
+        return self.problem.personalized(block, turn.active, *self.problem.received(message))
+
+    # ------------------------------------------------------------------- on the server
+
+    def mean_rows(self, upload):
         """Return each row's mean over the clients, or over its holders (zero without any)."""
         if self.aggregation != "holders":
             return upload["rows"].mean
         return upload["rows"].sum / np.maximum(upload["n_holders"].sum, 1)[:, None]
 
-    def _mean_gradient(self, items, upload):
-        """Return the mean of the uploads of :meth:`_gradients`, without penalties."""
+    def mean_gradient(self, items, upload):
+        """Return the mean of the uploads of `gradients`, without penalties."""
         if self.aggregation != "full":
-            return self._mean_rows(upload)
+            return self.mean_rows(upload)
         return upload["rows"].mean + items @ upload["others"].mean
 
-    def _upload_of_one(self, vector, items, message):
-        """Return what a one-user client with this vector sends for own items of weight 1."""
-        scores = items @ vector
-        multiples = (1 + self.alpha) * (scores - 1)
-        if "others" not in self._upload_specs(1):
-            return {"rows": np.outer(multiples, vector)}
-        others = np.outer(vector, vector)
-        return {"rows": np.outer(multiples - scores, vector), "others": others}
+    def item_penalties(self, server):
+        """Return each client's share of the items' penalties, (n_items, 1) if they differ."""
+        reg_item = self.reg_item / server.n_clients
+        if not self.reg_exponent:
+            return reg_item
+        confidence = 1 + self.alpha * np.maximum(server.held_share, 0)
+        return reg_item * confidence**self.reg_exponent
 
-    def _final_model(self, server):
-        # To recommend, a client needs the items that it does not hold.
-        items, content = server["item_factors"], server["content"]
-        return Message(item_factors=Dense(items if content is None else content.filled(items)))
-
-    def _check_setting(self, federation, data, blocks):
-        check_likes(data)
-
-
-@dataclass(eq=False, repr=False)
-class FederatedWMF(ImplicitMF):
-    """Base class of LocALS, LocSGD and GlobSGD."""
-
-    _: KW_ONLY
-    aggregation: Literal["full", "clients", "holders"] = "full"
-    upload: Literal["local", "all"] = "local"
-
-    _parameter_constraints: ClassVar[dict] = ImplicitMF._parameter_constraints | {
-        "aggregation": [StrOptions({"full", "clients", "holders"})],
-        "upload": [StrOptions({"local", "all"})],
-    }
-
-    _no_local_dp = (
-        "which rows a client requests and sends reveals the items it holds, and noise cannot hide "
-        "that. Use RFRec under local differential privacy."
-    )
-
-    def _cautious(self, server, upload, lean=1.0):
+    def cautious(self, server, upload, lean=1.0):
         """Return the step of each item that keeps a preconditioned update from overshooting.
 
         If few clients take part, the mean is noisy; and many holders with a large alpha move an
         item up to 1 + alpha times as fast as expected, as far as they `lean` on the server's.
         """
-        share = min(1.0, 2 * upload.n_clients / server["n_clients"])
-        return share / (1 + lean * self.alpha * server["held_share"] / 2)
-
-    def _factor_of_mean(self, view):
-        """Return the factor of the adversary's rows that makes the server's mean equal to them."""
-        if self.aggregation != "holders":
-            return view.n_senders / view.n_own
-        return view.n_expected("rows") / view.n_own
-
-    def _others_of(self, view):
-        """Return the mean of `others` over all clients, the adversary's own learning nothing."""
-        return (1 - view.n_own / view.n_senders) * view.mean("others")
-
-    def _share_of_step(self, view):
-        """Return the share of a preconditioned step that the server takes on items of few."""
-        return min(1.0, 2 * self._cohort_share(view.data.n_clients))
+        share = min(1.0, 2 * upload.n_clients / server.n_clients)
+        return share / (1 + lean * self.alpha * server.held_share / 2)
 
 
-@dataclass(eq=False, repr=False)
-class ClientItemsWMF(FederatedWMF):
-    """Base class of LocALS and LocSGD: clients move the items, and the server averages."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ClientItemsAlgorithm(ImplicitAlgorithm):
+    """The clients move the items, and the server averages: LocALS and LocSGD."""
 
-    _: KW_ONLY
-    prox: float = 10.0
-    local_epochs: int = 1
+    prox: float
+    local_epochs: int
 
-    _parameter_constraints: ClassVar[dict] = FederatedWMF._parameter_constraints | {
-        "prox": [Interval(Real, 0, None, closed="left")],
-        "local_epochs": [Interval(Integral, 1, None, closed="left")],
-    }
-
-    def _upload_centers(self, message):
+    def centers(self, message):
         # The matrix of a client that does not change the items that it does not hold.
         return {"others": np.eye(self.n_factors)} if self.aggregation == "full" else {}
 
-    def _initial_broadcast(self, server):
+    def announce(self, server):
         # Penalties that differ are the server's.
-        reg_item = 0.0 if self.reg_exponent else server["reg_item"]
+        reg_item = 0.0 if self.reg_exponent else self.reg_item / server.n_clients
         return Message(reg_item=Dense(np.array([reg_item])))
 
-    def _init_clients(self, block, message, key):
-        state = super()._init_clients(block, message, key)
-        return state | {"reg_item": float(message["reg_item"].values[0])}
+    def enter(self, block, message, key):
+        reg_item = float(message["reg_item"].values[0])
+        return replace(super().enter(block, message, key), reg_item=reg_item)
 
-    def _problem(self, state):
+    def item_problem(self, clients):
+        """Return the weights of the clients' problem in their items, for kernels."""
         full = self.aggregation == "full"
-        return wmf_kernels.Problem(state["reg_item"], float(self.prox), full)
+        return wmf_kernels.Problem(clients.reg_item, float(self.prox), full)
 
-    def _own_grams(self, block, active, message, versions, follows):
+    def own_grams(self, block, active, message, versions, follows):
         """Return the sum of q q' over all items as each active client has them after an epoch."""
-        (items, gram), grams = self._received(message), np.zeros_like(follows)
+        (items, gram), grams = self.problem.received(message), np.zeros_like(follows)
         for c in np.flatnonzero(active):
             rows = slice(*block.row_indptr[c : c + 2])
             before, after = items[block.row_items[rows]], versions[rows]
@@ -362,37 +316,28 @@ class ClientItemsWMF(FederatedWMF):
             grams[c] = others + after.T @ after
         return grams
 
-    def _aggregate(self, server, upload, key):
+    def step(self, server, upload, key):
         if upload is None:
             return server
-        items = server["item_factors"].astype(np.float64)
+        items = server.items.astype(np.float64)
         full = self.aggregation == "full"
         others = upload["others"].mean if full else np.eye(self.n_factors)
-        change, penalty = self._mean_rows(upload) + items @ others.T - items, 0.0
-        content, pull = server["content"], 0.0
-        if self.prox:
-            pull = self._item_penalties(server) / self.prox
+        change, penalty = self.mean_rows(upload) + items @ others.T - items, 0.0
+        pull = self.item_penalties(server) / self.prox if self.prox else 0.0
         if self.reg_exponent:
             penalty = pull
         change = change - penalty * items
-        if content is not None and self.prox:
+        if server.prior is not None and self.prox:
             # Penalties pull items with few holders to what features say instead of 0.
-            means = pull * content.lost(items)
+            means = pull * server.prior.lost(items)
             change = change + (means if self.reg_exponent else means @ others.T)
         if full:
             # Undo how little prox lets each client move.
             change = divide(change, np.eye(self.n_factors) - others.T, penalty)
-            change = change * self._cautious(server, upload, np.trace(others) / self.n_factors)
+            change = change * self.cautious(server, upload, np.trace(others) / self.n_factors)
         else:
             change = change / (1 + penalty)
-        return server | {"item_factors": (items + change).astype(self._dtype)}
-
-    def _upload_moving(self, view, rows, moves):
-        if self.aggregation == "full":
-            # The server also moves every item by its vector times mean A - I.
-            moves = moves / self._share_of_step(view) + view.item_vectors[rows]
-            moves = moves @ -self._others_of(view).T
-        return {"rows": self._factor_of_mean(view) * moves}
+        return server.with_items(items + change)
 
 
 def divide(change, matrix, shift=0.0):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, ClassVar
 
@@ -142,7 +142,6 @@ class FederatedRecommender(Updating, Recommender):
         """Clients: their answer, added up over the block: Updates."""
         raise NotImplementedError(f"{type(self).__name__} needs _setup_update(...).")
 
-    @abstractmethod
     def _begin(self, catalogue, sums, key):
         """Server: its first state, from the catalogue and the Upload of the answers, if any."""
 
@@ -161,7 +160,6 @@ class FederatedRecommender(Updating, Recommender):
     # whoever chooses. Not for methods with `_shares_state`. Pure.
     _choose_cohort = None
 
-    @abstractmethod
     def _model(self, server):
         """Server: the model as clients receive it. A Message; pure."""
 
@@ -192,7 +190,6 @@ class FederatedRecommender(Updating, Recommender):
         ``state["common"]`` of all their blocks.
         """
 
-    @abstractmethod
     def _init_clients(self, block, message, key):
         """Clients: their private state, a dict, from the announcement and a first broadcast.
 
@@ -200,7 +197,6 @@ class FederatedRecommender(Updating, Recommender):
         `_shares_state`, nothing in the state may depend on that broadcast.
         """
 
-    @abstractmethod
     def _upload_specs(self, n_items):
         """Return what a client sends in a round: a dict of FieldSpec by name."""
 
@@ -224,7 +220,6 @@ class FederatedRecommender(Updating, Recommender):
         """
         raise NotImplementedError(f"{type(self).__name__} needs _after_exchange(...).")
 
-    @abstractmethod
     def _client_update(self, block, state, message, turn, key):
         """Clients: one local update of those in ``turn.active``; the others stay as they are.
 
@@ -248,7 +243,6 @@ class FederatedRecommender(Updating, Recommender):
         """
         return {}
 
-    @abstractmethod
     def _aggregate(self, server, upload, key):
         """Server: its step on the round's Upload (None if there is none). Returns its state."""
 
@@ -338,7 +332,7 @@ class FederatedRecommender(Updating, Recommender):
 
     def _private_vectors(self, state):
         """Clients: their users' vectors, with which a curious server's guesses are compared."""
-        return state["users"]
+        return state["users"] if isinstance(state, dict) else state.users
 
     # --------------------------------------------------------------- what is inherited
 
@@ -355,6 +349,14 @@ class FederatedRecommender(Updating, Recommender):
     def _algorithm(self):
         """Return the method's algorithm, with these hyperparameters."""
         return HookAlgorithm(self)
+
+    def _made(self, kind, **parts):
+        """Return an algorithm of a class, with its fields from this estimator and `parts`."""
+        names = [one.name for one in fields(kind) if one.name not in parts]
+        own = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        if "dtype" in names:
+            own["dtype"] = self._dtype
+        return kind(**own, **parts)
 
     def _setting(self):
         """Return the federation that the method runs in."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Real
 from typing import ClassVar, Literal
 
@@ -10,11 +10,82 @@ import numpy as np
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
-from fedrecsk.federated._optimizers import ServerStep
-from fedrecsk.federated._wmf import ImplicitMF
+from fedrecsk.federated import _wmf
+from fedrecsk.federated._implicit_mf import ImplicitMF
+from fedrecsk.federated._optimizers import Descent, Moments, ServerStep
+from fedrecsk.federated._wmf import ImplicitAlgorithm
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
 DENSE_LIMIT = 2 * 2**30
+
+
+NO_LOCAL_DP = (
+    "to clip its gradients, every client would have to compute those of all items. Use RFRec for "
+    "local differential privacy."
+)
+
+
+@dataclass(frozen=True)
+class Server(_wmf.Server):
+    """What the server knows: the items, and Adam's means (None before the first step)."""
+
+    moments: Moments | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FCFAlgorithm(ImplicitAlgorithm):
+    """Every client solves for its users, and uploads the gradient in all items."""
+
+    descent: Descent
+
+    @property
+    def traits(self):
+        return replace(super().traits, refuses={"local_dp": NO_LOCAL_DP})
+
+    def setup_fields(self, n_items):
+        # A client that receives and sends whole matrices need not report what it holds, but for the
+        # items' penalties.
+        is_needed = self.upload == "local" or self.reg_exponent > 0
+        return super().setup_fields(n_items) if is_needed else {}
+
+    def begin(self, catalogue, sums, key):
+        return Server(**vars(super().begin(catalogue, sums, key)))
+
+    def fields(self, n_items):
+        if self.upload == "local":
+            return super().fields(n_items)
+        return {"gradient": FieldSpec((n_items, self.n_factors))}
+
+    def update(self, block, clients, message, turn, key):
+        out, loss = self.gradients(block, clients, message, turn)
+        if self.upload == "local":
+            return clients, self.sent(block, turn, out), loss
+        gradient = _of_all(block, turn, message["item_factors"].values, out)
+        return clients, Updates({"gradient": gradient}, is_finite=out.is_finite), loss
+
+    def step(self, server, upload, key):
+        if upload is None:
+            return server
+        items, is_whole = server.items.astype(np.float64), self.upload == "all"
+        gradient = upload["gradient"].mean if is_whole else self.mean_gradient(items, upload)
+        gradient = gradient + self.item_penalties(server) * items
+        items, moments = self.descent.step(items, 2 * gradient, server.moments)
+        return replace(server.with_items(items), moments=moments)
+
+
+def _of_all(block, turn, items, out):
+    """Return the gradients of all items: Q P_c'P_c, and more for the items of a client."""
+    items, who = items.astype(out.squares.dtype, copy=False), turn.active
+    # A client that has diverged is left out of the sums, or reports it itself.
+    with np.errstate(over="ignore", invalid="ignore"):
+        if not turn.separate:
+            return out.rows + items @ out.squares[0]
+        whole = items @ out.squares[who]
+    own, (n_clients, n_items, d) = block.own_rows(who), whole.shape
+    whole[np.repeat(np.arange(n_clients), block.row_counts[who]), own.items] += out.rows
+    rows = np.tile(np.arange(n_items, dtype=np.int32), n_clients)
+    indptr = np.concatenate([[0], np.cumsum(who)]) * n_items
+    return SparseRows(indptr, rows, whole.reshape(-1, d))
 
 
 @documented
@@ -73,7 +144,7 @@ class FCF(ServerStep, ImplicitMF):
     *Algorithm*::
 
         set-up  clients report which items they hold, with "local"
-                or if reg_exponent > 0                              _setup_update
+                or if reg_exponent > 0                              answer
         each round
           1  server sends all q_i ("local": theirs, and sum q q')   _model
           2  clients solve for their users                        kernel fit_users
@@ -134,54 +205,8 @@ class FCF(ServerStep, ImplicitMF):
         }
     )
 
-    _no_local_dp = (
-        "to clip its gradients, every client would have to compute those of all items. Use RFRec "
-        "for local differential privacy."
-    )
-
-    def _setup_specs(self, n_items):
-        # A client that receives and sends whole matrices need not report what it holds, but for the
-        # items' penalties.
-        is_needed = self.upload == "local" or self.reg_exponent > 0
-        return super()._setup_specs(n_items) if is_needed else {}
-
-    def _upload_specs(self, n_items):
-        if self.upload == "local":
-            return super()._upload_specs(n_items)
-        return {"gradient": FieldSpec((n_items, self.n_factors))}
-
-    def _client_update(self, block, state, message, turn, key):
-        out, loss = self._gradients(block, state, message, turn)
-        if self.upload == "local":
-            return state, self._uploads(block, turn, out), loss
-        gradient = self._of_all(block, turn, message["item_factors"].values, out)
-        return state, Updates({"gradient": gradient}, is_finite=out.is_finite), loss
-
-    def _aggregate(self, server, upload, key):
-        if upload is None:
-            return server
-        items, is_whole = server["item_factors"].astype(np.float64), self.upload == "all"
-        gradient = upload["gradient"].mean if is_whole else self._mean_gradient(items, upload)
-        gradient = gradient + self._item_penalties(server) * items
-        return self._stepped(server, "item_factors", 2 * gradient)
-
-    def _of_all(self, block, turn, items, out):
-        """Return the gradients of all items: Q P_c'P_c, and more for the items of a client."""
-        items, who = items.astype(out.squares.dtype, copy=False), turn.active
-        # A client that has diverged is left out of the sums, or reports it itself.
-        with np.errstate(over="ignore", invalid="ignore"):
-            if not turn.separate:
-                return out.rows + items @ out.squares[0]
-            whole = items @ out.squares[who]
-        own, (n_clients, n_items, d) = block.own_rows(who), whole.shape
-        whole[np.repeat(np.arange(n_clients), block.row_counts[who]), own.items] += out.rows
-        rows = np.tile(np.arange(n_items, dtype=np.int32), n_clients)
-        indptr = np.concatenate([[0], np.cumsum(who)]) * n_items
-        return SparseRows(indptr, rows, whole.reshape(-1, d))
-
-    def _upload_moving(self, view, rows, moves):
-        name = "gradient" if self.upload == "all" else "rows"
-        return {name: self._gradient_moving(view, name, moves)}
+    def _algorithm(self):
+        return self._implicit(FCFAlgorithm, descent=self._descent())
 
     def _check_setting(self, federation, data, blocks):
         super()._check_setting(federation, data, blocks)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
-from fedrecsk.federated._features import SUMS, UserFeatures
-from fedrecsk.federated._wmf import ClientItemsWMF, wmf_kernels
+from fedrecsk.federated import _wmf
+from fedrecsk.federated._features import UserFeatures, UserRegression, UserSums
+from fedrecsk.federated._implicit_mf import ClientItemsWMF
+from fedrecsk.federated._wmf import ClientItemsAlgorithm, wmf_kernels
 from fedrecsk.protocol.messages import Message
 from fedrecsk.protocol.participation import RoundMasks
 
@@ -21,6 +23,113 @@ if TYPE_CHECKING:
 CG_STEPS = 3
 # Number of positives at which a user's vector takes half of what features predict.
 PULL_OF_FEATURES = 1.0
+
+
+@dataclass(frozen=True)
+class Server(_wmf.Server):
+    """What the server knows: items, and sums over users with features."""
+
+    users: UserSums | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LocALSAlgorithm(ClientItemsAlgorithm):
+    """Every client solves for its users, and then for its own version of the items."""
+
+    # With more factors users are found by conjugate gradients.
+    EXACT_UP_TO: int = 128
+    regression: UserRegression
+
+    # --------------------------------------------------------------- before the rounds
+
+    def setup_fields(self, n_items):
+        return super().setup_fields(n_items) | self.regression.setup_fields()
+
+    def answer(self, block, message, key):
+        updates = super().answer(block, message, key)
+        return updates.with_fields(**self.regression.answer(block, n_positives(block)))
+
+    def begin(self, catalogue, sums, key):
+        server = super().begin(catalogue, sums, key)
+        return Server(**vars(server), users=self.regression.begin(sums, self.n_factors))
+
+    # ------------------------------------------------------------------ on the clients
+
+    def enter(self, block, message, key):
+        clients = super().enter(block, message, key)
+        if block.n_users == block.n_clients:
+            return clients
+        order = np.argsort(block.rows, kind="stable")
+        users = np.repeat(np.arange(block.n_users, dtype=np.int32), np.diff(block.indptr))
+        raters = wmf_kernels.Ratings(users[order], clients.extra[order], clients.pull[order])
+        starts = np.searchsorted(block.rows[order], np.arange(len(block.row_items) + 1))
+        return replace(clients, raters=raters, starts=starts)
+
+    def fields(self, n_items):
+        return super().fields(n_items) | self.regression.fields(self.n_factors)
+
+    def update(self, block, clients, message, turn, key):
+        items, gram = self.problem.received(message)
+        n_steps = CG_STEPS if self.n_factors > self.EXACT_UP_TO else None
+        loss = self.problem.solve(block, clients, turn.active, items, gram, n_steps=n_steps)
+        for _ in range(self.local_epochs - 1):
+            versions, grams = self._own_items(block, clients, message, turn.active)
+            own = versions, grams, block.rows, n_steps
+            self.problem.solve(block, clients, turn.active, *own)
+        out = self._solve_items(block, clients, items, turn)
+        updates = self.sent(block, turn, out)
+        if self.regression.n_features:
+            sends, n_rows = out.senders & out.is_finite, n_positives(block)
+            of_users = self.regression.sums(block, n_rows, clients.users, turn, sends)
+            updates = updates.with_fields(**of_users)
+        return clients, updates, loss
+
+    def _solve_items(self, block, clients, items, turn):
+        """Solve for the active clients' items, given their users; return Uploads."""
+        users, out = clients.users, wmf_kernels.uploads(block, turn, clients.users)
+        ratings = wmf_kernels.Ratings(block.rows, clients.extra, clients.pull)
+        given = block.layout, ratings, clients.raters, clients.starts, turn.active, items
+        work = wmf_kernels.workspace(block, users)
+        wmf_kernels.solve_items(*given, self.item_problem(clients), work, users, out)
+        return out
+
+    def _own_items(self, block, clients, message, active):
+        """Return the active clients' versions of their items, and their sums of q q'."""
+        items, _ = self.problem.received(message)
+        out = self._solve_items(block, clients, items, RoundMasks(active, active, True))
+        versions = items[block.row_items]
+        for c in np.flatnonzero(active):
+            rows = slice(*block.row_indptr[c : c + 2])
+            if self.aggregation == "full":
+                versions[rows] = versions[rows] @ out.squares[c].T
+            versions[rows] += out.rows[out.slots[rows]]
+        return versions, self.own_grams(block, active, message, versions, out.squares)
+
+    # ------------------------------------------------------------------- on the server
+
+    def step(self, server, upload, key):
+        if upload is None:
+            return server
+        users = self.regression.step(server.users, upload, server.n_clients)
+        return replace(super().step(server, upload, key), users=users)
+
+    # ------------------------------------------------------------------------- the end
+
+    def final(self, server):
+        return Message(**super().final(server), **self.regression.final(server.users))
+
+    def personalize(self, block, clients, message, turn, key):
+        fitted = super().personalize(block, clients, message, turn, key)
+        expected = self.regression.expected(block, message)
+        if expected is not None:
+            pull = PULL_OF_FEATURES / (n_positives(block) + PULL_OF_FEATURES)
+            fitted.users += (pull[:, None] * expected).astype(self.dtype)
+        return fitted
+
+
+def n_positives(block):
+    """Return the total weight of each user's positives."""
+    return np.add.reduceat(np.where(block.values > 0, block.weights, 0), block.indptr[:-1])
 
 
 @documented
@@ -105,16 +214,16 @@ class LocALS(UserFeatures, ClientItemsWMF):
     -----
     *Algorithm*::
 
-        set-up  clients report which items they hold            _setup_update
+        set-up  clients report which items they hold            answer
         each round
-          1  server sends q_i of own items, and sum q q'        _model
+          1  server sends q_i of own items, and sum q q'        broadcast
           2  clients solve for their users                      kernel fit_users
           3  ... for their items, and for A_c                   kernel solve_items
           4  ... and upload q_ci - A_c q_i, and A_c             kernel send
-          5  server averages, preconditions and steps           _aggregate
+          5  server averages, preconditions and steps           step
         end
-          6  server sends all items                             _final_model
-          7  clients solve for their users once more            _personalize: kernel fit_users
+          6  server sends all items                             final
+          7  clients solve for their users once more            personalize: kernel fit_users
 
     *What is sent.* Once: up, which items the client holds, with ``upload="local"`` as their indices
     and with "all" as a vector of 0 and 1 over all items; down, reg_item / n_clients. Each round,
@@ -194,103 +303,13 @@ class LocALS(UserFeatures, ClientItemsWMF):
         "user_features": ["array-like", None],
     }
 
-    EXACT_UP_TO = 128  # number of factors; with more, users are found by conjugate gradients
+    EXACT_UP_TO = LocALSAlgorithm.EXACT_UP_TO
 
-    def _init_clients(self, block, message, key):
-        state: dict[str, Any] = super()._init_clients(block, message, key)
-        state |= {"raters": None, "starts": None}
-        if block.n_users > block.n_clients:
-            order = np.argsort(block.rows, kind="stable")
-            users = np.repeat(np.arange(block.n_users, dtype=np.int32), np.diff(block.indptr))
-            chosen, extra, pull = users[order], state["extra"][order], state["pull"][order]
-            state["raters"] = wmf_kernels.Ratings(chosen, extra, pull)
-            rows = np.arange(len(block.row_items) + 1)
-            state["starts"] = np.searchsorted(block.rows[order], rows)
-        return state
-
-    def _client_update(self, block, state, message, turn, key):
-        items, gram = self._received(message)
-        n_steps = CG_STEPS if self.n_factors > self.EXACT_UP_TO else None
-        loss = self._fit_users(block, state, turn.active, items, gram, n_steps=n_steps)
-        for _ in range(self.local_epochs - 1):
-            versions, grams = self._own_items(block, state, message, turn.active)
-            self._fit_users(block, state, turn.active, versions, grams, block.rows, n_steps)
-        out = self._solve_items(block, state, items, turn)
-        updates = self._uploads(block, turn, out)
-        if self._n_features:
-            sends = out.senders & out.is_finite
-            sums = self._user_sums(block, state["users"], turn, sends)
-            updates = updates.with_fields(**{SUMS: sums})
-        return state, updates, loss
-
-    def _setup_specs(self, n_items):
-        return super()._setup_specs(n_items) | self._feature_specs()
-
-    def _setup_update(self, block, message, key):
-        updates = super()._setup_update(block, message, key)
-        return updates.with_fields(**self._feature_squares(block))
-
-    def _begin(self, catalogue, sums, key):
-        server = super()._begin(catalogue, sums, key)
-        return server | self._first_user_sums(sums, self.n_factors)
-
-    def _upload_specs(self, n_items):
-        return super()._upload_specs(n_items) | self._user_sum_specs(self.n_factors)
-
-    def _aggregate(self, server, upload, key):
-        sums = {} if upload is None else self._user_sums_after(server, upload)
-        return super()._aggregate(server, upload, key) | sums
-
-    def _final_model(self, server):
-        return Message(**super()._final_model(server), **self._user_means(server))
-
-    def _personalize(self, block, state, message, turn, key):
-        fitted = super()._personalize(block, state, message, turn, key)
-        expected = self._expected_vectors(block, message)
-        if expected is not None:
-            pull = PULL_OF_FEATURES / (self._n_rows_of_users(block) + PULL_OF_FEATURES)
-            fitted["users"] += (pull[:, None] * expected).astype(self._dtype)
-        return fitted
+    def _algorithm(self):
+        return self._implicit(LocALSAlgorithm, regression=self._user_regression())
 
     def _prior_attributes(self, means):
         return {"user_factors_": means.astype(self._dtype)}
-
-    def _n_rows_of_users(self, block):
-        return np.add.reduceat(np.where(block.values > 0, block.weights, 0), block.indptr[:-1])
-
-    def _solve_items(self, block, state, items, turn):
-        """Solve for the active clients' items, given their users; return Uploads."""
-        users, out = state["users"], wmf_kernels.uploads(block, turn, state["users"])
-        ratings = wmf_kernels.Ratings(block.rows, state["extra"], state["pull"])
-        given = block.layout, ratings, state["raters"], state["starts"], turn.active, items
-        work = wmf_kernels.workspace(block, users)
-        wmf_kernels.solve_items(*given, self._problem(state), work, users, out)
-        return out
-
-    def _own_items(self, block, state, message, active):
-        """Return the active clients' versions of their items, and their sums of q q'."""
-        items, _ = self._received(message)
-        out = self._solve_items(block, state, items, RoundMasks(active, active, True))
-        versions = items[block.row_items]
-        for c in np.flatnonzero(active):
-            rows = slice(*block.row_indptr[c : c + 2])
-            if self.aggregation == "full":
-                versions[rows] = versions[rows] @ out.squares[c].T
-            versions[rows] += out.rows[out.slots[rows]]
-        return versions, self._own_grams(block, active, message, versions, out.squares)
-
-    def _upload_of_one(self, vector, items, message):
-        """Return what a one-user client with this vector sends for items of weight 1."""
-        reg_item = float(message["reg_item"].values[0])
-        tie, square, confidence = self.prox + reg_item, vector @ vector, 1 + self.alpha
-        share = self.prox / tie
-        scores = share * (items @ vector)
-        multiples = confidence * (1 - scores) / (tie + confidence * square)
-        if self.aggregation != "full":
-            return {"rows": np.outer(multiples, vector) + (share - 1) * items}
-        eye = np.eye(len(vector))
-        others = self.prox * np.linalg.inv(tie * eye + np.outer(vector, vector)) - eye
-        return {"rows": np.outer(multiples + scores / (tie + square), vector), "others": others}
 
     def _check_before_fit(self):
         super()._check_before_fit()

@@ -184,6 +184,10 @@ class Algorithm(ABC, Generic[S, C]):
         """
         return self.enter(block, message, key) if clients is None else clients
 
+    def item_prior(self, server: S) -> Any:
+        """Server: what it keeps of `item_features`, an ItemPrior or None."""
+        return getattr(server, "prior", None)
+
     # ------------------------------------------------------------------ with other rows
 
     def resume(self, now: S, before: S, places: NDArray[np.int64]) -> S:

@@ -7,6 +7,7 @@ from sklearn.base import clone
 from benchmarks._variants import variant
 from fedrecsk import GlobSGD, LocALS, LocSGD
 from fedrecsk.data.interactions import encode
+from fedrecsk.federated._wmf import Server
 from fedrecsk.protocol import blocks
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.messages import Message
@@ -177,18 +178,20 @@ def first_update(model, block, items, *, gram=None, separate=False, broken=None)
     A number of the client `broken` is NaN. `gram` is sent in place of the items' own.
     """
     everyone, keys = np.ones(block.n_clients, dtype=bool), Keys(Key(0), Key(0))
-    server = {"item_factors": items, "reg_item": 0.1}
-    message = model._decode_broadcast(model._model(server), Key(0))
+    algorithm, n_clients = model._algorithm(), model.reg_item / 0.1 or 1
+    server = Server(items, n_clients, None, None)
+    message = algorithm.decode(algorithm.broadcast(server, Key(0)), Key(0))
     if gram is not None:
         message["gram"].values[:] = gram
-    state = model._init_clients(block, Message(**model._initial_broadcast(server), **message), keys)
+    first = Message(**algorithm.announce(server), **message)
+    state = algorithm.enter(block, first, keys)
     if broken is not None:
         start = block.indptr[block.client_indptr[broken]]
-        state["extra"][start] = np.nan
-        if state.get("raters") is not None:
-            state["raters"].extra[start] = np.nan
+        state.extra[start] = np.nan
+        if state.raters is not None:
+            state.raters.extra[start] = np.nan
     turn = RoundMasks(everyone, everyone, separate)
-    state, updates, _ = model._client_update(block, state, message, turn, keys)
+    state, updates, _ = algorithm.update(block, state, message, turn, keys)
     return state, updates
 
 
@@ -244,7 +247,7 @@ def test_rows_that_overflow_are_broken(toy):
     block = blocks.cut(encode(toy[0], clients=np.zeros(len(toy[0]))))[0]
     tiny = np.full((9, 3), 1e-200)
     state, updates = first_update(model, block, tiny, gram=0, separate=True)
-    assert np.isfinite(state["users"]).all()
+    assert np.isfinite(state.users).all()
     assert updates.is_finite[0] == np.isfinite(updates.fields["rows"].values).all()
 
 

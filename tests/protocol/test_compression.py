@@ -12,9 +12,9 @@ from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import LowRank, Quantization, TopK
 from fedrecsk.data.interactions import encode
 from fedrecsk.protocol import FieldSpec, Message, SparseRows, Summed, Updates
+from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.blocks import of_clients
 from fedrecsk.protocol.clients import Clients
-from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.protocol.links import Downlink, StepTotal, Uplink

@@ -15,7 +15,7 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base._item_weights import pairs_of, symmetric, whole
 from fedrecsk.federated._gram import FederatedGram, items_above_noise, signal
-from fedrecsk.federated._wmf import WMFUsers
+from fedrecsk.federated._implicit_mf import WMFModel
 from fedrecsk.protocol.messages import Dense, Message
 
 # Mean squared length of the columns of the item vectors.
@@ -28,7 +28,7 @@ POWER_STEPS = 4
 
 @documented
 @dataclass(eq=False, repr=False)
-class FedSpectral(WMFUsers, FederatedGram):
+class FedSpectral(WMFModel, FederatedGram):
     """Spectral item vectors from one sum in one round, and users by ridge regression.
 
     The item vectors are the leading eigenvectors of the summed and scaled X'X. Each client then
@@ -141,9 +141,12 @@ class FedSpectral(WMFUsers, FederatedGram):
         "reg_user": [Interval(Real, 0, None, closed="neither")],
     }
 
-    def _init_clients(self, block, message, key):
-        state = FederatedGram._init_clients(self, block, message, key)
-        return state | super()._init_clients(block, message, key)
+    def _decode_broadcast(self, message, key):
+        return self._user_problem().decoded(message)
+
+    def _personalize(self, block, state, message, turn, key):
+        problem = self._user_problem()
+        return problem.personalized(block, turn.active, *problem.received(message))
 
     _solves_sparse = True
 

@@ -10,7 +10,42 @@ import numpy as np
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
-from fedrecsk.federated._wmf import FederatedWMF, divide
+from fedrecsk.federated._implicit_mf import FederatedWMF
+from fedrecsk.federated._wmf import ImplicitAlgorithm, divide
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GlobSGDAlgorithm(ImplicitAlgorithm):
+    """Every client solves for its users, and uploads the gradient in the items."""
+
+    learning_rate: float | Literal["auto"]
+    preconditioner: bool
+
+    def update(self, block, clients, message, turn, key):
+        out, loss = self.gradients(block, clients, message, turn)
+        return clients, self.sent(block, turn, out), loss
+
+    def step(self, server, upload, key):
+        if upload is None:
+            return server
+        items, reg_item = server.items.astype(np.float64), self.reg_item / server.n_clients
+        gradient = self.mean_gradient(items, upload) + reg_item * items
+        if self.preconditioner:
+            hessian = upload["others"].mean + reg_item * np.eye(self.n_factors)
+            gradient = divide(gradient, hessian)
+        return server.with_items(items - self._rate(server, upload) * gradient)
+
+    def _rate(self, server, upload):
+        if self.learning_rate != "auto":
+            return self.learning_rate
+        if self.preconditioner:
+            return self.cautious(server, upload, lean=2.0)
+        if self.aggregation != "full":
+            return 3.0
+        steepest = np.linalg.eigvalsh(upload["others"].mean)[-1]
+        reg_item = self.reg_item / server.n_clients
+        curvature = steepest * (1 + self.alpha * server.held_share) + reg_item
+        return 1 / np.maximum(curvature, np.finfo(float).tiny)
 
 
 @documented
@@ -66,13 +101,13 @@ class GlobSGD(FederatedWMF):
 
         set-up  clients report which items they hold            _setup_update
         each round
-          1  server sends q_i of own items, and sum q q'        _model
+          1  server sends q_i of own items, and sum q q'        broadcast
           2  clients solve for their users                      kernel fit_users
           3  ... and upload the items' gradients, and P_c' P_c  kernel item_gradients
-          4  server steps                                       _aggregate
+          4  server steps                                       step
         end
-          5  server sends all items                             _final_model
-          6  clients solve for their users once more            _personalize: kernel fit_users
+          5  server sends all items                             final
+          6  clients solve for their users once more            personalize: kernel fit_users
 
     *What is sent.* As in :class:`LocALS`, but up, in each round, for each own item the sum over the
     client's users of ``c_ui (p_u . q_i - r_ui) p_u``, in "full" less ``(p_u . q_i) p_u``; and with
@@ -105,51 +140,8 @@ class GlobSGD(FederatedWMF):
         "preconditioner": ["boolean"],
     }
 
-    def _client_update(self, block, state, message, turn, key):
-        out, loss = self._gradients(block, state, message, turn)
-        return state, self._uploads(block, turn, out), loss
-
-    def _aggregate(self, server, upload, key):
-        if upload is None:
-            return server
-        items = server["item_factors"].astype(np.float64)
-        gradient = self._mean_gradient(items, upload) + server["reg_item"] * items
-        if self.preconditioner:
-            hessian = upload["others"].mean + server["reg_item"] * np.eye(self.n_factors)
-            gradient = divide(gradient, hessian)
-        items = items - self._rate(server, upload) * gradient
-        return server | {"item_factors": items.astype(self._dtype)}
-
-    def _rate(self, server, upload):
-        if self.learning_rate != "auto":
-            return self.learning_rate
-        if self.preconditioner:
-            return self._cautious(server, upload, lean=2.0)
-        if self.aggregation != "full":
-            return 3.0
-        steepest = np.linalg.eigvalsh(upload["others"].mean)[-1]
-        curvature = steepest * (1 + self.alpha * server["held_share"]) + server["reg_item"]
-        return 1 / np.maximum(curvature, np.finfo(float).tiny)
-
-    def _upload_moving(self, view, rows, moves):
-        # The penalty is for all clients together, and about this share of them takes part.
-        share = self._cohort_share(view.data.n_clients)
-        reg = self.reg_item * share / view.n_senders * np.eye(self.n_factors)
-        hessian = reg
-        if self.aggregation == "full":
-            hessian = self._others_of(view) + reg
-        rate = self.learning_rate
-        if rate == "auto" and self.preconditioner:
-            rate = self._share_of_step(view)
-        elif rate == "auto":
-            rate = 3.0
-            if self.aggregation == "full":
-                # 0 if no honest client takes part.
-                rate = 1 / np.maximum(np.linalg.eigvalsh(hessian)[-1], np.finfo(float).tiny)
-        gradient = -moves / rate
-        if self.preconditioner:
-            gradient = gradient @ hessian
-        return {"rows": self._factor_of_mean(view) * (gradient - view.item_vectors[rows] @ hessian)}
+    def _algorithm(self):
+        return self._implicit(GlobSGDAlgorithm)
 
     def _check_before_fit(self):
         super()._check_before_fit()

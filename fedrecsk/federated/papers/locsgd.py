@@ -10,7 +10,36 @@ import numpy as np
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
-from fedrecsk.federated._wmf import ClientItemsWMF, wmf_kernels
+from fedrecsk.federated._implicit_mf import ClientItemsWMF
+from fedrecsk.federated._wmf import ClientItemsAlgorithm, wmf_kernels
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LocSGDAlgorithm(ClientItemsAlgorithm):
+    """Every client solves for its users, and then takes steps on its own version of the items."""
+
+    n_steps: int
+    learning_rate: float
+
+    def update(self, block, clients, message, turn, key):
+        (items, gram), users, active = self.problem.received(message), clients.users, turn.active
+        problem, work = self.item_problem(clients), wmf_kernels.workspace(block, users)
+        ratings = wmf_kernels.Ratings(block.rows, clients.extra, clients.pull)
+        versions = items[block.row_items]
+        follows = np.tile(np.eye(self.n_factors, dtype=self.dtype), (block.n_clients, 1, 1))
+        given = block.layout, ratings, active, items, problem, work, users, versions, follows
+        for epoch in range(self.local_epochs):
+            if epoch == 0:
+                loss = self.problem.solve(block, clients, active, items, gram)
+            else:
+                grams = self.own_grams(block, active, message, versions, follows)
+                self.problem.solve(block, clients, active, versions, grams, block.rows)
+            wmf_kernels.descend_items(*given, self.n_steps, float(self.learning_rate))
+        out = wmf_kernels.uploads(block, turn, users)
+        wmf_kernels.send_versions(
+            block.layout, active, items, problem.full, work, versions, follows, out
+        )
+        return clients, self.sent(block, turn, out), loss
 
 
 @documented
@@ -64,14 +93,14 @@ class LocSGD(ClientItemsWMF):
 
         set-up  clients report which items they hold            _setup_update
         each round
-          1  server sends q_i of own items, and sum q q'        _model
+          1  server sends q_i of own items, and sum q q'        broadcast
           2  clients solve for their users                      kernel fit_users
           3  ... take `n_steps` sweeps over their items         kernel descend_items
           4  ... and upload q_ci - q_i                          kernel send_versions
-          5  server averages and steps                          _aggregate
+          5  server averages and steps                          step
         end
-          6  server sends all items                             _final_model
-          7  clients solve for their users once more            _personalize: kernel fit_users
+          6  server sends all items                             final
+          7  clients solve for their users once more            personalize: kernel fit_users
 
     *What is sent*, and what it reveals, is as in :class:`LocALS`. With "full", users of one client
     take their steps one after the other in the order of their ids, each on all items.
@@ -106,43 +135,5 @@ class LocSGD(ClientItemsWMF):
         "learning_rate": [Interval(Real, 0, 1000, closed="right")],
     }
 
-    def _client_update(self, block, state, message, turn, key):
-        (items, gram), users, active = self._received(message), state["users"], turn.active
-        problem, work = self._problem(state), wmf_kernels.workspace(block, users)
-        ratings = wmf_kernels.Ratings(block.rows, state["extra"], state["pull"])
-        versions = items[block.row_items]
-        follows = np.tile(np.eye(self.n_factors, dtype=self._dtype), (block.n_clients, 1, 1))
-        given = block.layout, ratings, active, items, problem, work, users, versions, follows
-        for epoch in range(self.local_epochs):
-            if epoch == 0:
-                loss = self._fit_users(block, state, active, items, gram)
-            else:
-                grams = self._own_grams(block, active, message, versions, follows)
-                self._fit_users(block, state, active, versions, grams, block.rows)
-            wmf_kernels.descend_items(*given, self.n_steps, float(self.learning_rate))
-        out = wmf_kernels.uploads(block, turn, users)
-        wmf_kernels.send_versions(
-            block.layout, active, items, problem.full, work, versions, follows, out
-        )
-        return state, self._uploads(block, turn, out), loss
-
-    def _upload_of_one(self, vector, items, message):
-        """Return what a one-user client with this vector sends for items of weight 1."""
-        prox, penalty = self.prox, float(message["reg_item"].values[0]) + self.prox
-        square, scores = vector @ vector, items @ vector
-        own, other = (
-            min(self.learning_rate, 1 / max(confidence * square + penalty, 1e-300))
-            for confidence in (1 + self.alpha, 1)
-        )
-        eye, outer = np.eye(len(vector)), np.outer(vector, vector)
-        # An own item is kept q + along p, one without a row follow q.
-        along, kept, follow = np.zeros(len(items)), 1.0, eye
-        for _ in range(self.n_steps * self.local_epochs):
-            step = (1 + self.alpha) * (kept * scores + along * square - 1)
-            along = (1 - own * penalty) * along - own * step
-            kept = (1 - own * penalty) * kept + own * prox
-            follow = follow - other * ((outer + penalty * eye) @ follow - prox * eye)
-        versions = np.outer(along, vector) + kept * items
-        if self.aggregation == "full":
-            return {"rows": versions - items @ follow, "others": follow - eye}
-        return {"rows": versions - items}
+    def _algorithm(self):
+        return self._implicit(LocSGDAlgorithm)

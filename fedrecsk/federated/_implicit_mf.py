@@ -1,0 +1,142 @@
+"""What the estimators of weighted matrix factorisation share: parameters, checks, predictions."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from numbers import Integral, Real
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk.base import RankingMixin, check_likes
+from fedrecsk.base._fading import FadingHistory
+from fedrecsk.base._item_prior import ItemFeatures
+from fedrecsk.federated._features import FederatedContent
+from fedrecsk.federated._wmf import UserProblem
+from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.portable import Ridge
+
+
+class WMFModel(FadingHistory):
+    """Mixin of fitted models whose users are found by weighted least squares.
+
+    A method has the parameters `n_factors`, `alpha` and `reg_user`; its message has
+    `item_factors`.
+    """
+
+    _dtype = np.float32
+    _user_width = "n_factors"
+    # A parameter of LocALS and FCF.
+    reg_exponent = 0.0
+
+    def _user_problem(self):
+        """Return the objective of each user, given the items."""
+        return self._made(UserProblem)
+
+    def _server_attributes(self, message):
+        return {"item_factors_": message["item_factors"].values}
+
+    def _user_attributes(self, block, clients):
+        return {"user_factors_": clients.users}
+
+    def _public_half(self):
+        items = self.item_factors_.astype(float)
+        return Ridge.of(
+            self.item_factors_,
+            items.T @ items,
+            reg=float(self.reg_user),
+            reg_exponent=float(self.reg_exponent),
+            n_items=len(items),
+            rates=False,
+            confidence=float(self.alpha),
+        )
+
+    def _scores_of_unknown_users(self):
+        # Popular items have long vectors, and much in common: this ranks like popularity.
+        scores = self.item_factors_ @ self.item_factors_.mean(axis=0)
+        return scores / max(scores.max(), np.finfo(scores.dtype).tiny)
+
+    def _validation_losses(self, held_out):
+        """Return the objective on held-out rows, which share the items without a row."""
+        problem = self._user_problem()
+        confidence = 1.0 + problem.preferences(held_out)[0]
+        scores = self._score_pairs(held_out.users, held_out.items)
+        users, n_users = held_out.users, held_out.n_users
+        gram = problem.gram(self.item_factors_)
+        everything = np.einsum("ud,de,ue->u", self.user_factors_, gram, self.user_factors_)
+        seen_indptr, seen_items = self._seen
+        seen_users = np.repeat(np.arange(n_users), np.diff(seen_indptr))
+        seen = np.bincount(seen_users, self._score_pairs(seen_users, seen_items) ** 2, n_users)
+        unseen = (everything - seen) / np.maximum(np.bincount(users, minlength=n_users), 1)
+        return confidence * ((held_out.values > 0) - scores) ** 2 + unseen[users], confidence
+
+
+@dataclass(eq=False, repr=False)
+class ImplicitMF(FederatedContent, WMFModel, RankingMixin, FederatedRecommender):
+    """Base class of the estimators whose algorithm is an `ImplicitAlgorithm`.
+
+    They have the parameter `upload`.
+    """
+
+    n_factors: int = 20
+    _: KW_ONLY
+    alpha: float = 1.0
+    reg_user: float = 30.0
+    reg_item: float = 10.0
+
+    _parameter_constraints: ClassVar[dict] = (
+        FederatedRecommender._parameter_constraints
+        | FadingHistory._fading_constraints
+        | FederatedContent._content_constraints
+        | {
+            "n_factors": [Interval(Integral, 1, None, closed="left")],
+            "alpha": [Interval(Real, 0, None, closed="left")],
+            "reg_user": [Interval(Real, 0, None, closed="neither")],
+            "reg_item": [Interval(Real, 0, None, closed="left")],
+        }
+    )
+
+    # Standard deviation of the first item vectors.
+    INIT_STD = 0.03
+
+    # A parameter of FederatedWMF.
+    aggregation: ClassVar[str] = "full"
+
+    _predicted_fields = ("item_factors",)
+
+    def _implicit(self, kind, **parts):
+        """Return an algorithm of a class, with the users' objective and the items' features."""
+        content = ItemFeatures(self.item_features, self.items)
+        return self._made(kind, problem=self._user_problem(), content=content, **parts)
+
+    def _check_setting(self, federation, data, blocks):
+        check_likes(data)
+
+
+@dataclass(eq=False, repr=False)
+class FederatedWMF(ImplicitMF):
+    """Base class of LocALS, LocSGD and GlobSGD."""
+
+    _: KW_ONLY
+    aggregation: Literal["full", "clients", "holders"] = "full"
+    upload: Literal["local", "all"] = "local"
+
+    _parameter_constraints: ClassVar[dict] = ImplicitMF._parameter_constraints | {
+        "aggregation": [StrOptions({"full", "clients", "holders"})],
+        "upload": [StrOptions({"local", "all"})],
+    }
+
+
+@dataclass(eq=False, repr=False)
+class ClientItemsWMF(FederatedWMF):
+    """Base class of LocALS and LocSGD: clients move the items, and the server averages."""
+
+    _: KW_ONLY
+    prox: float = 10.0
+    local_epochs: int = 1
+
+    _parameter_constraints: ClassVar[dict] = FederatedWMF._parameter_constraints | {
+        "prox": [Interval(Real, 0, None, closed="left")],
+        "local_epochs": [Interval(Integral, 1, None, closed="left")],
+    }
