@@ -22,7 +22,7 @@ from fedrecsk import (
 from fedrecsk.attacks import Promotion
 from fedrecsk.ensemble import RankingEnsemble
 from fedrecsk.federated._gram import FederatedGram
-from fedrecsk.federated._wmf import WMFUsers
+from fedrecsk.federated._implicit_mf import WMFModel
 from fedrecsk.privacy import CentralDP
 from tests.conftest import fits_in_blocks, make_toy
 from tests.deployment.in_process import coordinator, make_nodes
@@ -56,7 +56,7 @@ every_model = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def float64(monkeypatch):
-    for owner in (EASE, ItemKNN, FederatedGram, WMFUsers):
+    for owner in (EASE, ItemKNN, FederatedGram, WMFModel):
         monkeypatch.setattr(owner, "_dtype", np.float64)
 
 

@@ -267,7 +267,7 @@ def test_sums_are_float64_whatever_the_vectors_are(toy, monkeypatch):
 def test_a_matrix_that_is_not_positive_gives_nan(toy):
     model, block = make(GlobSGD), blocks.cut(encode(toy[0]))[0]
     items = first_items(model, 9)
-    assert np.isnan(first_update(model, block, items, gram=-1e3 * np.eye(3))[0]["users"]).all()
+    assert np.isnan(first_update(model, block, items, gram=-1e3 * np.eye(3))[0].users).all()
 
 
 def test_new_users_get_the_exact_vector():

@@ -22,6 +22,7 @@ from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import Compressed, LowRank, Quantization, TopK
 from fedrecsk.federated import _round_loop
+from fedrecsk.federated.locals import LocALSAlgorithm
 from fedrecsk.privacy import CentralDP, LaplaceMechanism
 from fedrecsk.protocol import ClientMessage, Device, DeviceServer, FieldSpec, Numbers
 from fedrecsk.protocol.keys import Key
@@ -148,11 +149,16 @@ def first_round(method, X, y):
     return server, devices, updated(server, devices)
 
 
-class ToldOtherwise(LocALS):
-    """Its clients say in whole arrays which items they hold, which only its own hooks read."""
+class OtherwiseAlgorithm(LocALSAlgorithm):
+    """Its clients say in whole arrays which items they hold, which only its server reads."""
 
-    def _setup_specs(self, n_items):
+    def setup_fields(self, n_items):
         return {"held_items": FieldSpec((n_items,), dtype="uint8", learned=False)}
+
+
+class ToldOtherwise(LocALS):
+    def _algorithm(self):
+        return self._implicit(OtherwiseAlgorithm, regression=self._user_regression())
 
 
 def test_rows_come_with_their_numbers_where_the_set_up_has_not_told_them():
@@ -168,7 +174,7 @@ def test_rows_come_with_their_numbers_where_the_set_up_has_not_told_them():
     _, server = deployed(make(ToldOtherwise), X, y, seed)
     simulated = make(ToldOtherwise, random_state=0).fit(X, y, clients=X[:, 0] % 4)
     assert [entry["messages_up"] for entry in server.ledger.entries if entry["phase"] == "round"]
-    np.testing.assert_allclose(server.state["item_factors"], simulated.item_factors_, atol=1e-5)
+    np.testing.assert_allclose(server.state.items, simulated.item_factors_, atol=1e-5)
 
 
 def parts_of(thing):

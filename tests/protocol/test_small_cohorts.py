@@ -8,6 +8,7 @@ from sklearn.base import clone
 
 from fedrecsk import FedEB, Federation, FedMF, LocALS, RFRec
 from fedrecsk.federated._round_loop import Run
+from fedrecsk.federated.locals import LocALSAlgorithm
 from fedrecsk.protocol import Message, PerClient, blocks
 from tests.conftest import make_toy
 from tests.test_contract import every_federated, make
@@ -38,21 +39,28 @@ def test_users_in_no_round_fit_their_vectors_to_the_final_model(Estimator, param
     np.testing.assert_allclose(model.predict(X[rows]), newcomers.predict(X[rows]), rtol=1e-6)
 
 
-class Numbered(LocALS):
+class NumberedAlgorithm(LocALSAlgorithm):
     """Sends each client its number at the end."""
 
-    def _final_model(self, server):
-        numbers = PerClient(np.arange(float(server["n_clients"])))
-        return Message(**super()._final_model(server), numbers=numbers)
+    def final(self, server):
+        numbers = PerClient(np.arange(float(server.n_clients)))
+        return Message(**super().final(server), numbers=numbers)
 
-    def _personalize(self, block, state, message, turn, key):
+    def personalize(self, block, clients, message, turn, key):
         numbers = message["numbers"].values
         # Newcomers receive the entries of all clients.
         numbers = numbers if len(numbers) == block.n_clients else numbers.mean(keepdims=True)
-        return super()._personalize(block, state, message, turn, key) | {"numbers": numbers}
+        clients = super().personalize(block, clients, message, turn, key)
+        clients.numbers = numbers
+        return clients
+
+
+class Numbered(LocALS):
+    def _algorithm(self):
+        return self._implicit(NumberedAlgorithm, regression=self._user_regression())
 
     def _user_attributes(self, block, state):
-        return super()._user_attributes(block, state) | {"user_number_": state["numbers"]}
+        return super()._user_attributes(block, state) | {"user_number_": state.numbers}
 
 
 def test_each_client_receives_its_own_entry_and_newcomers_those_of_all(monkeypatch):
