@@ -487,7 +487,7 @@ class Coordinator:
 
             def request(member):
                 arrays = masking_arrays(messages[member.code])
-                more = {"n_clients": len(asked)}
+                more = {"n_clients": plan.n_clients, "n_bits": plan.n_bits}
                 return self._request(name, number, member, sent, more, arrays)
 
             return self.exchanges.ask(

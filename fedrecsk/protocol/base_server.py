@@ -113,6 +113,11 @@ class BaseServer:
         """
         self._leave_out_clients()
         places = self._added(registrations)
+        self.releases: CentralNoise | None = None
+        if self.federation.central_dp is not None:
+            self.releases = CentralNoise(
+                self.method, self.federation, self.n_clients, self.key, self.secret
+            )
         scheme = self.federation.secure_aggregation
         # Of ciphertexts; masks are the uplink's alone, because the server has the sum.
         self.channel: EncryptedChannel | None = None
@@ -126,16 +131,11 @@ class BaseServer:
                 self.federation,
                 prefers_rotation=self.method._prefers_rotation,
             )
-            masks = MaskedChannel(scheme, cohort)
+            masks = MaskedChannel(scheme, cohort, self.releases)
         self.ledger: Ledger = Ledger(self.client_ids)
         self.downlink: Downlink = Downlink(
             self.federation, self.ledger, self.n_held, self.channel, self.sends_whole
         )
-        self.releases: CentralNoise | None = None
-        if self.federation.central_dp is not None:
-            self.releases = CentralNoise(
-                self.method, self.federation, self.n_clients, self.key, self.secret
-            )
         self.uplink: Uplink = Uplink(
             self.federation,
             self.ledger,
