@@ -138,15 +138,11 @@ class SecAggPlus(SecureAggregation):
                 f"{n_clients}: a sum over one is its upload, and of a sum over two each knows the "
                 "other's part. Raise client_fraction, or find more clients."
             )
-        largest = n_clients * self._largest
-        n_bits = 1 + math.ceil(math.log2(max(largest, noisy) + 1))
+        n_bits = 1 + math.ceil(math.log2(max(n_clients * self._largest, noisy) + 1))
         if n_bits > MOST_BITS:
-            what = f"max_abs={self.max_abs:g} or fraction_bits={self.fraction_bits}"
-            if noisy > largest:
-                what = "the clients' noise (raise epsilon, or lower noise_multiplier)"
             raise ValueError(
                 f"Sums over {n_clients} clients need {n_bits} bits, and {MOST_BITS} is the most; "
-                f"lower {what}."
+                f"lower max_abs={self.max_abs:g} or fraction_bits={self.fraction_bits}."
             )
         neighbours = _neighbours(
             n_clients, self.threshold, self.n_neighbors, self.max_dropout, self.max_colluding

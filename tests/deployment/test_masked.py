@@ -16,7 +16,7 @@ from fedrecsk.deployment.records import (
     unpack,
 )
 from fedrecsk.privacy import CentralDP, MaskingFailed, SecAggPlus
-from fedrecsk.privacy._masked_sum import MaskingServer
+from fedrecsk.privacy._masked_sum import MaskingClient, MaskingServer
 from fedrecsk.protocol.secure_sums import aligned_size
 from tests.conftest import make_toy
 from tests.deployment.in_process import (
@@ -105,6 +105,31 @@ def test_noise_of_the_clients_goes_through(tmp_path):
     assert np.isfinite(server.item_factors_).all()
     assert server.privacy_.server_sees == "noisy sums"
     assert 0 < server.privacy_.epsilon < np.inf
+
+
+@pytest.mark.parametrize(
+    ("scheme", "noise_multiplier"),
+    [({}, 100.0), ({"max_abs": 1.0}, 1.0), ({"fraction_bits": 11}, 2.0)],
+)
+def test_sums_of_noisy_uploads_do_not_wrap(scheme, noise_multiplier, tmp_path, monkeypatch):
+    sent, found, run, total = {}, {}, MaskingClient.mask, MaskingServer.total
+
+    def mask(client, values, shares):
+        sent[client.session] = sent.get(client.session, 0) + values
+        return run(client, values, shares)
+
+    def unmasked(server, answers):
+        found[server.session] = total(server, answers)
+        return found[server.session]
+
+    monkeypatch.setattr(MaskingClient, "mask", mask)
+    monkeypatch.setattr(MaskingServer, "total", unmasked)
+    noise = CentralDP(clip=1.0, noise_multiplier=noise_multiplier, epsilon=None, noise="clients")
+    federation = Federation(secure_aggregation=SecAggPlus(**scheme), central_dp=noise)
+    estimator = prepared(RFRec(**SMALL, federation=federation), X, Y, SILOS)
+    coordinator(estimator, nodes_of(estimator, tmp_path), tmp_path).run()
+    assert len(found) == 3
+    assert {s: one.tolist() for s, one in found.items()} == {s: v.tolist() for s, v in sent.items()}
 
 
 every_request = pytest.mark.parametrize(
