@@ -31,7 +31,7 @@ from fedrecsk.deployment.server_model import model_for_newcomers
 from fedrecsk.deployment.store import MODEL, RECORDS, STATE
 from fedrecsk.federated._updating import SHARE
 from fedrecsk.privacy import MaskingFailed
-from fedrecsk.privacy._masked_sum import MaskingServer
+from fedrecsk.privacy._masked_sum import FEWEST_CLIENTS, MaskingServer
 from fedrecsk.protocol.keys import setup_round
 from fedrecsk.protocol.messages import Dense, EncryptedSums, Message, PerClient, Rows
 from fedrecsk.protocol.secure_sums import aligned_size, summed_updates, units_of
@@ -501,6 +501,10 @@ class Coordinator:
                 self.store.save(CHECKPOINT, progress)
 
         try:
+            if len(asked) < FEWEST_CLIENTS:
+                # Notes that nobody was asked.
+                self.exchanges.ask(kind, number, (), lambda member: b"", 0)
+                raise MaskingFailed(f"Its cohort has {len(asked)} clients, fewer than a sum needs.")
             plan, ring = masks.ring_of(np.array(sorted(asked)), key)
             total, alive = MaskedSum(
                 MaskingServer(plan, session, ring, aligned_size(specs)),

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
 
 from fedrecsk import FedEASE, Federation, FedMF, LocALS, RFRec
 from fedrecsk.deployment.exchanges import NotEnough
@@ -107,9 +108,26 @@ def test_noise_of_the_clients_goes_through(tmp_path):
     assert 0 < server.privacy_.epsilon < np.inf
 
 
+def test_cohorts_of_any_size_are_summed(tmp_path):
+    """Server and clients make the same plan for each, and one of fewer than three is lost."""
+    silos = X[:, 0] % 9
+    estimator = prepared(FedMF(**SMALL | {"n_rounds": 12}, client_fraction=0.5), X, Y, silos)
+    federation = Federation(secure_aggregation=SecAggPlus(), sampling="poisson")
+    estimator.set_params(federation=federation)
+    with pytest.warns(ConvergenceWarning, match="In 3 of 12 rounds too few clients were left"):
+        simulated = clone(estimator).fit(X, Y, clients=silos)
+    identities = write_identities(range(9), tmp_path / "identities", fewest=3)
+    key = simulated_key(estimator)
+    nodes = make_nodes(estimator, X, Y, silos, tmp_path, identities=identities, private=key)
+    server = coordinator(estimator, nodes, tmp_path).run()
+    sizes = counts(server)
+    assert sizes == [size if size > 2 else 0 for size in counts(simulated)]
+    assert len(set(sizes)) > 4
+
+
 @pytest.mark.parametrize(
     ("scheme", "noise_multiplier"),
-    [({}, 100.0), ({"max_abs": 1.0}, 1.0), ({"fraction_bits": 11}, 2.0)],
+    [({}, 100.0), ({"max_abs": 1.0}, 3.0), ({"fraction_bits": 11}, 2.0)],
 )
 def test_sums_of_noisy_uploads_do_not_wrap(scheme, noise_multiplier, tmp_path, monkeypatch):
     sent, found, run, total = {}, {}, MaskingClient.mask, MaskingServer.total
