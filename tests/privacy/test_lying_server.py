@@ -160,3 +160,11 @@ def test_a_client_takes_part_in_no_sum_over_fewer_than_its_operator_says():
     start = 32 + 64
     fewer = identity.certificate[:start] + (3).to_bytes(4) + identity.certificate[start + 4 :]
     assert not identity.certifies(fewer)
+
+
+@pytest.mark.parametrize(("fewest", "n_helping"), [(3, 0), (10, 2), (20, 5)])
+def test_more_helpers_are_borne_where_the_operator_certifies_more_clients(fewest, n_helping):
+    """As docs/encryption.md says, whatever number the server names."""
+    scheme = SecAggPlus()
+    plans = [scheme.plan(n) for n in (*range(fewest, 200), 500, 1000, 6040, 10**6)]
+    assert min(plan.max_colluding_with_liar for plan in plans) == n_helping
