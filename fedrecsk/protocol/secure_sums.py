@@ -260,13 +260,14 @@ class MaskedChannel(Channel):
 
     def _audit(self, updates, units, sums, key):
         """Run the protocol among some clients, or all, and compare its sum."""
-        largest = max(int(np.max(np.abs(one), initial=0)) for one in sums.values())
-        if largest >> (self._step[0].n_bits - 1):
-            raise RuntimeError(
-                f"A sum has the integer {largest}, which {self._step[0].n_bits} bits do not hold, "
-                "so that the sum of masked vectors would be another number; raise max_abs."
-            )
+        assert self._step is not None
         plan, ring = self._step
+        largest = max(int(np.max(np.abs(one), initial=0)) for one in sums.values())
+        if largest >> (plan.n_bits - 1):
+            raise RuntimeError(
+                f"A sum has the integer {largest}, which {plan.n_bits} bits do not hold, so that "
+                "the sum of masked vectors would be another number; raise max_abs."
+            )
         everyone, codes = self.scheme.audit == "all", self.audited(updates.codes, key)
         if not everyone:
             n_clients = len(codes)
