@@ -31,7 +31,7 @@ from fedrecsk.deployment.server_model import model_for_newcomers
 from fedrecsk.deployment.store import MODEL, STATE
 from fedrecsk.federated._updating import SHARE
 from fedrecsk.privacy import MaskingFailed
-from fedrecsk.privacy._masked_sum import MaskingServer
+from fedrecsk.privacy._masked_sum import FEWEST_CLIENTS, MaskingServer
 from fedrecsk.protocol.device_server import DeviceServer
 from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Dense, Message, PerClient, Rows
@@ -439,7 +439,7 @@ class Coordinator:
 
             def request(member):
                 arrays = masking_arrays(messages[member.code])
-                more = {"n_clients": len(asked)}
+                more = {"n_clients": plan.n_clients, "n_bits": plan.n_bits}
                 return self._request(name, number, member, sent, more, arrays)
 
             return self.exchanges.ask(
@@ -453,6 +453,10 @@ class Coordinator:
                 self.store.save(CHECKPOINT, progress)
 
         try:
+            if len(asked) < FEWEST_CLIENTS:
+                # Notes that nobody was asked.
+                self.exchanges.ask(kind, number, (), lambda member: b"", 0)
+                raise MaskingFailed(f"Its cohort has {len(asked)} clients, fewer than a sum needs.")
             plan, ring = masks.ring_of(np.array(sorted(asked)), key)
             total, alive = MaskedSum(
                 MaskingServer(plan, session, ring, aligned_size(specs)),

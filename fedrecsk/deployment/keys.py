@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from fedrecsk.privacy import Identity
+from fedrecsk.privacy._masked_sum import FEWEST_CLIENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,7 +26,9 @@ __all__ = ["read_identity", "write_identities"]
 OPERATOR = "operator.key"
 
 
-def write_identities(client_ids: Iterable[Any], folder: str | os.PathLike[str]) -> dict[Any, Path]:
+def write_identities(
+    client_ids: Iterable[Any], folder: str | os.PathLike[str], *, fewest: int | None = None
+) -> dict[Any, Path]:
     """Write an identity for each client, for fits under `SecAggPlus`.
 
     Call it again with the same folder for clients that join later: ``operator.key`` is kept. Keep
@@ -36,6 +39,10 @@ def write_identities(client_ids: Iterable[Any], folder: str | os.PathLike[str]) 
     client_ids : iterable of int, float or str
     folder : str or Path
         Made if it does not exist.
+    fewest : int or None, default=None
+        The fewest clients of a sum in which these clients take part, at least 3, whatever number a
+        server names. Over fewer clients, fewer helpers are enough for a server that lies. None: as
+        in the first call, where it is half of `client_ids`.
 
     Returns
     -------
@@ -46,6 +53,8 @@ def write_identities(client_ids: Iterable[Any], folder: str | os.PathLike[str]) 
     ------
     FileExistsError
         If a client has an identity in the folder already.
+    ValueError
+        If `fewest` is below 3, or ``operator.key`` is damaged.
 
     Examples
     --------
@@ -55,14 +64,28 @@ def write_identities(client_ids: Iterable[Any], folder: str | os.PathLike[str]) 
     >>> [path.name for path in paths.values()]
     ['client-shop-0.key', 'client-shop-1.key']
     """
-    folder = Path(folder)
+    if fewest is not None and fewest < FEWEST_CLIENTS:
+        raise ValueError(
+            f"fewest={fewest}: a sum over fewer than {FEWEST_CLIENTS} clients shows single "
+            f"uploads; set fewest to at least {FEWEST_CLIENTS}."
+        )
+    folder, client_ids = Path(folder), list(client_ids)
     folder.mkdir(parents=True, exist_ok=True)
     keys = folder / OPERATOR
     if not keys.exists():
-        _write(keys, secrets.token_bytes(32), 0o600)
-    operator_secret, paths = keys.read_bytes(), {}
+        half = max(FEWEST_CLIENTS, len(client_ids) // 2)
+        own = {"private": secrets.token_hex(32), "fewest": half if fewest is None else fewest}
+        _write(keys, json.dumps(own).encode(), 0o600)
+    try:
+        operator = json.loads(keys.read_bytes())
+        secret, usual = bytes.fromhex(operator["private"]), int(operator["fewest"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(
+            f"{keys} has no key of an operator; restore it, or choose another folder."
+        ) from error
+    paths = {}
     for name in client_ids:
-        identity = Identity.new(operator_secret, str(name))._asdict()
+        identity = Identity.new(secret, str(name), usual if fewest is None else fewest)._asdict()
         content = json.dumps({part: one.hex() for part, one in identity.items()}).encode()
         paths[name] = folder / f"client-{quote(str(name), safe='')}.key"
         _write(paths[name], content, 0o600)
@@ -99,9 +122,12 @@ def read_identity(path: str | os.PathLike[str] | None) -> Identity:
     _check_private(path)
     try:
         content = json.loads(path.read_bytes())
-        return Identity(*(bytes.fromhex(content[name]) for name in Identity._fields))
+        identity = Identity(*(bytes.fromhex(content[name]) for name in Identity._fields))
     except (ValueError, LookupError, TypeError) as error:
         raise ValueError(f"{path} has no identity of a node; {hint}.") from error
+    if not identity.certifies(identity.certificate):
+        raise ValueError(f"{path} has no identity that its operator has certified; {hint}.")
+    return identity
 
 
 def _found(path, lacking, hint):

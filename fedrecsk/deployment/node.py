@@ -28,6 +28,7 @@ from fedrecsk.deployment.records import (
 from fedrecsk.deployment.store import MODEL as MODEL_FILE
 from fedrecsk.privacy import MaskingFailed
 from fedrecsk.privacy._masked_sum import MaskingClient
+from fedrecsk.privacy.secagg import MOST_BITS
 from fedrecsk.protocol.device import Device
 from fedrecsk.protocol.early_stopping import VALIDATION
 from fedrecsk.protocol.keys import Key
@@ -269,7 +270,7 @@ class Node:
             raise Refused("this node has no identity to mask its uploads, or does not mask them")
         step, device = (kind, int(head["number"])), memory.device
         if stage == "keys":
-            plan = device.federation.secure_aggregation.plan(int(head["n_clients"]))
+            plan = _plan_of(device.federation.secure_aggregation, head)
             code = int(device.block.clients[0])
             memory.masks[step] = MaskingClient(plan, session_of(fit, *step), code)
         if step not in memory.masks:
@@ -348,6 +349,22 @@ class Node:
         self.store.save(MODEL_FILE, model)
         log.info("This node's model has %d new items", len(head["ids"]))
         return pack({}, {})
+
+
+def _plan_of(scheme, head):
+    """Return the plan of a masked sum, of which the server tells how many clients it has."""
+    n_clients, n_bits = head.get("n_clients"), head.get("n_bits")
+    try:
+        plan = scheme.plan(n_clients)
+    except ValueError as error:
+        raise Refused(str(error)) from error
+    # Noise of the clients may need more bits than their numbers.
+    if type(n_bits) is not int or not plan.n_bits <= n_bits <= MOST_BITS:
+        raise MalformedMessage(
+            f"The masked numbers of {n_clients} clients have {plan.n_bits} to {MOST_BITS} bits, "
+            f"and not {str(n_bits)[:20]}."
+        )
+    return plan._replace(n_bits=n_bits)
 
 
 def _check_number(kind, number, reached, memory):

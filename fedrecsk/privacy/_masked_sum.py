@@ -14,6 +14,17 @@ secure aggregation for privacy-preserving machine learning", CCS 2017. One sum:
    to its neighbours, and goes on only if they have confirmed the same one.
 5. Unmasking. Of each neighbour, a client sends the share of the seed, if the neighbour is a
    survivor, and that of the secret key if it is not; never both.
+
+A server that lies. It may tell each client another list of survivors, other neighbours and another
+number of clients, keep messages back, and have c helpers among a client's neighbours, whose shares
+and confirmations it makes up. All that clients sign or encrypt is bound to the plan, so clients
+with another plan are no neighbours. A client takes the keys of at most k neighbours, and 2 t > k +
+c. For both of a client's seeds, t neighbours each must tell one, of whom t - c are honest and tell
+no other, so 2 (t - c) + c > k would be needed: one stays secret. An honest client that has
+answered is, as t neighbours have confirmed, on their list, so that its key stays secret in the same
+way. Of the t neighbours that tell the own mask of a client v, and the t with which v shares a mask,
+2 t - k - c are both and honest; they have answered. So v's number is seen in a sum with theirs
+only: no sum over fewer than 2 t - k - c + 1 honest clients is seen.
 """
 
 from __future__ import annotations
@@ -71,8 +82,12 @@ class Plan(NamedTuple):
 
     @property
     def max_colluding_with_liar(self) -> int:
-        """How many may help a server that names other survivors to each client; -1: not even 0."""
+        """How many may help a server that lies to clients, in any graph; -1: not even 0."""
         return 2 * self.threshold - self.n_neighbors - 1
+
+    def named(self, session: bytes) -> bytes:
+        """Return a sum's name with its plan, so that clients with different plans do not agree."""
+        return b"|".join([session, *(str(number).encode() for number in self)])
 
     def nbytes(self, n_values: int) -> int:
         """Return the bytes of a masked vector."""
@@ -208,6 +223,22 @@ class PublicKeys(NamedTuple):
             return False
         return True
 
+    @property
+    def are_usable(self) -> bool:
+        """Whether clients can agree on secrets by these keys: not by points of low order."""
+        from cryptography.hazmat.primitives.asymmetric.x25519 import (
+            X25519PrivateKey,
+            X25519PublicKey,
+        )
+
+        private = X25519PrivateKey.from_private_bytes(bytes(KEY_BYTES))
+        try:
+            for public in (self.sharing, self.masking):
+                private.exchange(X25519PublicKey.from_public_bytes(public))
+        except ValueError:
+            return False
+        return True
+
 
 class Identity(NamedTuple):
     """A client's own key to sign with, and what the operator certifies about it.
@@ -217,7 +248,8 @@ class Identity(NamedTuple):
     private : bytes
         Ed25519.
     certificate : bytes
-        The client's public key, the operator's signature of it and of the client's id, and the id.
+        The client's public key; the operator's signature of it and of the rest; how many clients
+        must be in a sum, at least; and the client's id.
     operator : bytes
         The operator's public key, by which other clients' certificates are checked.
     """
@@ -227,18 +259,27 @@ class Identity(NamedTuple):
     operator: bytes
 
     @classmethod
-    def new(cls, operator_secret: bytes, name: str) -> Identity:
-        """Make the identity of a client, and certify it by the operator's secret key."""
+    def new(cls, operator_secret: bytes, name: str, fewest: int = FEWEST_CLIENTS) -> Identity:
+        """Make the identity of a client, and certify it by the operator's secret key.
+
+        It takes part in sums over at least `fewest` clients.
+        """
         private, signer = secrets.token_bytes(KEY_BYTES), _signer(operator_secret)
         public = _signer(private).public_key().public_bytes_raw()
-        signature = signer.sign(_certified(public, name.encode()))
-        certificate = public + signature + name.encode()
+        rest = fewest.to_bytes(CODE_BYTES) + name.encode()
+        certificate = public + signer.sign(_certified(public, rest)) + rest
         return cls(private, certificate, signer.public_key().public_bytes_raw())
 
     @property
     def public(self) -> bytes:
         """The key by which others check what the client has signed."""
         return self.certificate[:KEY_BYTES]
+
+    @property
+    def fewest(self) -> int:
+        """The fewest clients of a sum in which this client takes part."""
+        start = KEY_BYTES + SIGNATURE_BYTES
+        return int.from_bytes(self.certificate[start : start + CODE_BYTES])
 
     def sign(self, content: bytes) -> bytes:
         """Return the client's signature of some bytes."""
@@ -249,17 +290,17 @@ class Identity(NamedTuple):
         from cryptography.exceptions import InvalidSignature
 
         public, rest = certificate[:KEY_BYTES], certificate[KEY_BYTES:]
-        by_operator, name = rest[:SIGNATURE_BYTES], rest[SIGNATURE_BYTES:]
+        by_operator, rest = rest[:SIGNATURE_BYTES], rest[SIGNATURE_BYTES:]
         try:
-            _public_key(self.operator).verify(by_operator, _certified(public, name))
+            _public_key(self.operator).verify(by_operator, _certified(public, rest))
         except (InvalidSignature, ValueError):
             return False
         return True
 
 
-def _certified(public, name):
+def _certified(public, rest):
     """Return what the operator signs of a certificate."""
-    return b"fedrecsk node|" + public + name
+    return b"fedrecsk node|" + public + rest
 
 
 def _signer(private):
@@ -317,15 +358,14 @@ def _with_pair(total, private, public, session, code, other, *, sign=1):
 
 
 class MaskingClient:
-    """A client in one sum, which takes its steps in this order.
+    """A client in one sum, which takes each step once, in this order, or raises.
 
-    It confirms one list of survivors and unmasks once, or raises. Its keys, shares and vector are
-    sent once, too: who is asked for them again must send the same bytes, and not make new ones.
+    Who is asked for a step again must send the same bytes, and not take it again.
     """
 
     def __init__(self, plan: Plan, session: bytes, code: int) -> None:
         # The name of the sum, which no other sum has: messages of other sums are refused.
-        self.session = session
+        self.session: bytes = plan.named(session)
         self.plan = plan
         self.code = code
         self._sharing_key: bytes = secrets.token_bytes(KEY_BYTES)
@@ -335,12 +375,15 @@ class MaskingClient:
         # Shares of the neighbours' seeds and keys.
         self._shares: dict[int, tuple[bytes, bytes]] = {}
         self._survivors: Any = None
-        self._has_answered = False
+        # How many steps after the keys it has taken.
+        self._n_steps = 0
 
     def answer(
         self, stage: str, message: Any, identity: Identity, values: NDArray[np.int64] | None = None
     ) -> bytes | dict[int, bytes]:
         """Take a step, and answer a message of `MaskingServer.run`; `values` are to be masked."""
+        if isinstance(message, dict) != (stage in ("shares", "vectors", "unmask")):
+            raise MaskingFailed(f"Client {self.code} got a malformed message of {stage}.")
         if stage == "keys":
             return b"".join(self.advertise(identity))
         if stage == "shares":
@@ -364,14 +407,35 @@ class MaskingClient:
 
     def advertise(self, identity: Identity) -> PublicKeys:
         """Return the client's public keys, which it signs."""
+        if self.plan.n_clients < identity.fewest:
+            raise MaskingFailed(
+                f"Client {self.code} is asked for a sum over {self.plan.n_clients} clients, but "
+                f"its operator has certified it for sums over at least {identity.fewest}. Raise "
+                "client_fraction, find more clients, or write identities with fewest= lower."
+            )
         sharing = self._sharing.public_key().public_bytes_raw()
         masking = self._masking.public_key().public_bytes_raw()
         signature = identity.sign(_of_keys(self.session, self.code, sharing, masking))
         return PublicKeys(sharing, masking, signature, identity.certificate)
 
+    def _take(self, step, name):
+        """Raise unless this is the next step."""
+        if step != self._n_steps:
+            raise MaskingFailed(
+                f"Client {self.code} is asked for {name} out of turn or a second time; it takes "
+                "each step of a sum once, and refuses."
+            )
+
     def share(self, keys: Mapping[int, PublicKeys], identity: Identity) -> dict[int, bytes]:
         """Take the neighbours' keys, verify them, and return an encrypted share for each."""
-        t = self.plan.threshold
+        self._take(0, "shares")
+        k, t = self.plan.n_neighbors, self.plan.threshold
+        if len(keys) > k or 2 * t <= k:
+            raise MaskingFailed(
+                f"Client {self.code} got the keys of {len(keys)} neighbours, more than the {k} of "
+                f"a sum over {self.plan.n_clients} clients, or a threshold of {t} that does not "
+                "protect it from a server that lies; it sends nothing."
+            )
         if len(keys) < max(t, FEWEST_CLIENTS - 1):
             raise MaskingFailed(
                 f"Client {self.code} got the keys of {len(keys)} neighbours, but {t} must be able "
@@ -383,12 +447,16 @@ class MaskingClient:
             if not (identity.certifies(one.certificate) and one.is_signed(self.session, code)):
                 raise MaskingFailed(
                     f"Client {code} has no certificate of this node's operator, or has not signed "
-                    "its keys itself."
+                    f"its keys itself, for this sum over {self.plan.n_clients} clients."
+                )
+            if not one.are_usable:
+                raise MaskingFailed(
+                    f"Client {code} has sent a key of low order, by which nothing can be masked."
                 )
         publics = {identity.public, *(one.certificate[:KEY_BYTES] for one in keys.values())}
         if len(publics) <= len(keys):
             raise MaskingFailed("Two of the clients have the same certificate.")
-        self._keys = dict(sorted(keys.items()))
+        self._keys, self._n_steps = dict(sorted(keys.items())), 1
         pairs = zip(*(split(seed, len(keys), t) for seed in self._seeds), strict=True)
         return {
             code: self._cipher(self.code, code).encrypt(bytes(12), b"".join(pair), None)
@@ -410,6 +478,7 @@ class MaskingClient:
         """Return the vector with a mask for each neighbour whose share has arrived."""
         from cryptography.exceptions import InvalidTag
 
+        self._take(1, "its vector")
         if values is None or values.dtype != np.int64:
             raise TypeError("A client can mask a vector of int64 only.")
         if len(shares) < self.plan.threshold:
@@ -417,6 +486,7 @@ class MaskingClient:
                 f"Client {self.code} got shares of {len(shares)} neighbours, fewer than the "
                 f"threshold {self.plan.threshold}; it sends nothing."
             )
+        opened = {}
         for code, cipher in shares.items():
             try:
                 pair = self._cipher(code, self.code).decrypt(bytes(12), cipher, None)
@@ -425,7 +495,8 @@ class MaskingClient:
                     f"Client {self.code} got a share that client {code} did not encrypt for it in "
                     "this sum; it sends nothing."
                 ) from error
-            self._shares[code] = pair[:SHARE_BYTES], pair[SHARE_BYTES:]
+            opened[code] = pair[:SHARE_BYTES], pair[SHARE_BYTES:]
+        self._shares, self._n_steps = opened, 2
         total = values.view(np.uint64) + _own_mask(self._seeds[0], self.session, len(values))
         private = self._masking
         for code in self._shares:
@@ -435,15 +506,19 @@ class MaskingClient:
 
     def confirm(self, survivors: NDArray[np.bool_]) -> dict[int, bytes]:
         """Take the mask of the survivors, by code, and return its confirmation to neighbours."""
-        if self._survivors is not None:
-            raise MaskingFailed(f"Client {self.code} got a second list of survivors.")
+        self._take(2, "a confirmation of survivors")
+        if len(survivors) <= max(self.code, *self._shares):
+            raise MaskingFailed(
+                f"Client {self.code} got a list of {len(survivors)} survivors, in which it or a "
+                "neighbour has no place; it refuses."
+            )
         left = [code for code in self._shares if survivors[code]]
         if not survivors[self.code] or len(left) < self.plan.threshold:
             raise MaskingFailed(
                 f"Client {self.code} would unmask a sum in which it is not, or with {len(left)} of "
                 f"its neighbours, fewer than the threshold {self.plan.threshold}; it refuses."
             )
-        self._survivors = np.array(survivors, dtype=bool)
+        self._survivors, self._n_steps = np.array(survivors, dtype=bool), 3
         return {code: self._confirmation(self.code, code) for code in left}
 
     def _confirmation(self, sender, receiver):
@@ -452,10 +527,9 @@ class MaskingClient:
 
     def unmask(self, confirmations: Mapping[int, bytes]) -> dict[int, bytes]:
         """Take the neighbours' confirmations, and return one share of each neighbour."""
-        if self._survivors is None or self._has_answered:
-            raise MaskingFailed(f"Client {self.code} unmasks one list of survivors, once.")
+        self._take(3, "shares of its neighbours' masks")
         self._compare(confirmations)
-        self._has_answered = True
+        self._n_steps = 4
         return {
             code: seed if self._survivors[code] else key
             for code, (seed, key) in self._shares.items()
@@ -482,7 +556,7 @@ class MaskingServer:
 
     def __init__(self, plan: Plan, session: bytes, ring: Ring, n_values: int) -> None:
         self.plan = plan
-        self.session = session
+        self.session: bytes = plan.named(session)
         self.n_values = n_values
         self.neighbours: dict[int, list[int]] = ring.neighbours()
         # Those of PublicKeys, one after the other.
@@ -513,7 +587,7 @@ class MaskingServer:
         keys = self.keys = {
             code: one
             for code, one in sent.items()
-            if PublicKeys.of(one).is_signed(self.session, code)
+            if (own := PublicKeys.of(one)).is_signed(self.session, code) and own.are_usable
         }
         self._check(len(keys), "sent keys")
         return {

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # Numbers that are not learned (counts, sums of ratings or losses) are larger, and have coarser
 # steps, by this many bits.
 COARSER_BITS = 11
+# Of a masked number, of 64 bits with its sign.
+MOST_BITS = 63
 # Bits of security: the odds that the graph gives a client too many colluding neighbours.
 SECURITY_BITS = 40
 # Bits of correctness: the odds that a client has too few neighbours left to unmask it.
@@ -36,23 +38,28 @@ class SecAggPlus(SecureAggregation):
     """Secure sums by masks that cancel: SecAgg+ (Bell et al., CCS 2020).
 
     The server learns the sum over the clients whose upload has arrived, and nothing else, as long
-    as fewer than `threshold` of a client's neighbours help it. Each client makes its own keys.
+    as it keeps to the protocol and fewer than `threshold` of a client's neighbours help it. If it
+    lies, it sees no sum over a single client, as long as at most ``2 t - k - 1`` of a client's k
+    neighbours, of whom t must answer, help it. Each client makes its own keys.
     Numbers are rounded to fixed point and added exactly. Clients may be lost at any time. Needs the
     extra ``fedrecsk[privacy]``.
 
     Parameters
     ----------
     threshold : "auto" or float in (0, 1], default="auto"
-        Share of a client's neighbours that must answer so that its masks can be removed. As many
-        colluding neighbours reveal its upload. "auto": as large as `max_dropout` allows.
+        Share of a client's neighbours that must answer so that its masks can be removed; above a
+        half. As many colluding neighbours reveal its upload. "auto": as large as `max_dropout`
+        allows.
     n_neighbors : "auto" or int, default="auto"
         Number of neighbours of each client. "auto": the fewest at which, in a random graph,
         `max_dropout` and `max_colluding` clients do no harm, but for odds of 2 ** -30 that a sum is
         lost and of 2 ** -40 that any client is exposed. An even number, or all others.
-    max_dropout : float in [0, 1), default=1/3
-        Share of the clients of a sum that may be lost.
+    max_dropout : float in [0, 0.5), default=1/3
+        Share of the clients of a sum that may be lost. Fewer of them need fewer neighbours. In sums
+        over few clients, safety comes first, and fewer may be lost.
     max_colluding : float in [0, 1), default=0.05
-        Share of the clients that may help the server.
+        Share of the clients that may help the server, also if it lies, as long as it draws the
+        graph at random.
     max_abs : float, default=16.0
         Largest size of a learned number that a client may send. Real numbers that are not learned,
         such as sums of ratings or losses, may be 2,048 times as large, and integers
@@ -66,11 +73,13 @@ class SecAggPlus(SecureAggregation):
 
     Notes
     -----
-    A masked number has the fewest bits at which a sum over all clients cannot overflow. Keys are
+    A masked number has the fewest bits at which a sum over all clients, with their noise, cannot
+    overflow. Keys are
     X25519, expanded by HKDF-SHA256, and signed by Ed25519; masks are ChaCha20's key stream; shares
     are Shamir's, over the prime 2 ** 128 + 51, and encrypted by ChaCha20-Poly1305; neighbours
-    confirm the list of survivors to one another by HMAC-SHA256. The server draws the graph: if it
-    places its helpers around a client on purpose, nobody notices.
+    confirm the list of survivors to one another by HMAC-SHA256. The server draws the graph. If it
+    places its helpers around a client on purpose, nobody notices, and ``2 t - k - 1`` of them in
+    all are what a client can bear.
 
     Examples
     --------
@@ -78,7 +87,7 @@ class SecAggPlus(SecureAggregation):
     >>> scheme = SecAggPlus()
     >>> plan = scheme.plan(6040)
     >>> plan.n_neighbors, plan.threshold, plan.n_bits
-    (100, 31, 35)
+    (862, 480, 35)
     """
 
     threshold: float | Literal["auto"] = "auto"
@@ -93,7 +102,7 @@ class SecAggPlus(SecureAggregation):
     _parameter_constraints: ClassVar[dict] = {
         "threshold": [Interval(Real, 0, 1, closed="right"), StrOptions({"auto"})],
         "n_neighbors": [Interval(Integral, 2, None, closed="left"), StrOptions({"auto"})],
-        "max_dropout": [Interval(Real, 0, 1, closed="left")],
+        "max_dropout": [Interval(Real, 0, 0.5, closed="left")],
         "max_colluding": [Interval(Real, 0, 1, closed="left")],
         "max_abs": [Interval(Real, 0, None, closed="neither")],
         "fraction_bits": [Interval(Integral, COARSER_BITS, 40, closed="both")],
@@ -103,15 +112,18 @@ class SecAggPlus(SecureAggregation):
     hides_sums = False
 
     def _check_parameters(self):
-        if self.max_dropout + self.max_colluding >= 1:
+        if 2 * self.max_dropout + self.max_colluding >= 1:
             raise ValueError(
                 f"max_dropout={self.max_dropout:g} and max_colluding={self.max_colluding:g} leave "
-                "no honest client; their sum must be below 1."
+                "too few honest clients against a server that lies about who is lost; 2 * "
+                "max_dropout + max_colluding must be below 1."
             )
         self.plan(FEWEST_CLIENTS)
 
-    def plan(self, n_clients: int) -> Plan:
+    def plan(self, n_clients: int, noisy: float = 0.0) -> Plan:
         """Return neighbours, threshold and bits of a sum over `n_clients`, at least three.
+
+        If clients add noise, `noisy` is the largest integer that their sum may have.
 
         Raises
         ------
@@ -126,11 +138,11 @@ class SecAggPlus(SecureAggregation):
                 f"{n_clients}: a sum over one is its upload, and of a sum over two each knows the "
                 "other's part. Raise client_fraction, or find more clients."
             )
-        n_bits = 1 + math.ceil(math.log2(n_clients * self._largest + 1))
-        if n_bits > 63:
+        n_bits = 1 + math.ceil(math.log2(max(n_clients * self._largest, noisy) + 1))
+        if n_bits > MOST_BITS:
             raise ValueError(
-                f"Sums over {n_clients} clients need {n_bits} bits, and 63 is the most; lower "
-                f"max_abs={self.max_abs:g} or fraction_bits={self.fraction_bits}."
+                f"Sums over {n_clients} clients need {n_bits} bits, and {MOST_BITS} is the most; "
+                f"lower max_abs={self.max_abs:g} or fraction_bits={self.fraction_bits}."
             )
         neighbours = _neighbours(
             n_clients, self.threshold, self.n_neighbors, self.max_dropout, self.max_colluding
@@ -185,16 +197,11 @@ class SecAggPlus(SecureAggregation):
     def describe(self, n_clients: int) -> str:
         """Say what each party of a sum over `n_clients` learns, alone and with helpers."""
         plan = self.plan(n_clients)
-        liar = plan.max_colluding_with_liar
-        against = (
-            f"also if it lies about who is lost and at most {liar} help it"
-            if liar >= 0
-            else "but not from one that lies about who is lost and takes over clients"
-        )
         return (
             f"The server sees the sum over the clients that answered. With {plan.threshold} of a "
             f"client's {plan.n_neighbors} neighbours it sees that client's upload; "
-            f"{plan.max_colluding} learn nothing but the sum less their own uploads, {against}. "
+            f"{plan.max_colluding} learn nothing but the sum less their own uploads. If the server "
+            f"lies, {plan.max_colluding_with_liar} of them may help it, and it sees no upload. "
             "A client alone sees keys, shares that say nothing, and the model."
         )
 
@@ -205,22 +212,24 @@ def _neighbours(n_clients, threshold, n_neighbors, max_dropout, max_colluding):
     others = n_clients - 1
 
     def keeps(k):
-        return _threshold(k, n_clients, threshold, max_dropout, max_colluding)[1]
+        return _threshold(min(k, others), n_clients, threshold, max_dropout, max_colluding)[1]
 
     if n_neighbors == "auto":
-        candidates = [*range(2, others, 2), others]
+        # Even numbers, and all others.
+        candidates = range(2, others + 2, 2)
     else:
-        candidates = [min(int(n_neighbors), others)]
-        if candidates[0] < others and candidates[0] % 2:
+        k = min(int(n_neighbors), others)
+        if k < others and k % 2:
             raise ValueError(
                 f"n_neighbors={n_neighbors} must be even: half of a client's neighbours are on "
                 "each side of it."
             )
+        candidates = range(k, k + 1)
     first, last = 0, 0
     while last < len(candidates) - 1 and not keeps(candidates[last]):
         first, last = last + 1, min(2 * last + 1, len(candidates) - 1)
     # More neighbours are never worse, but for rounding.
-    k = candidates[bisect_left(candidates, True, first, last, key=keeps)]
+    k = min(candidates[bisect_left(candidates, True, first, last, key=keeps)], others)
     t, enough = _threshold(k, n_clients, threshold, max_dropout, max_colluding)
     if not enough and k < others:
         culprit = f"n_neighbors={n_neighbors}"
@@ -235,10 +244,12 @@ def _neighbours(n_clients, threshold, n_neighbors, max_dropout, max_colluding):
         n_lost, n_helping = math.ceil(max_dropout * k), math.floor(max_colluding * n_clients)
         raise ValueError(
             f"threshold={threshold:g} asks for {t} of {k} neighbours, but {n_lost} of them may be "
-            f'lost and {n_helping} may collude; set threshold="auto", or lower max_dropout or '
+            f"lost, and {n_helping} may help a server that lies, which sees uploads if {t} is not "
+            f'above {(k + n_helping) / 2:g}; set threshold="auto", or lower max_dropout or '
             "max_colluding."
         )
-    return k, t
+    # Of few clients fewer may be lost, but none is exposed.
+    return k, max(t, (k + math.floor(max_colluding * n_clients)) // 2 + 1) if k == others else t
 
 
 def _threshold(k, n_clients, threshold, max_dropout, max_colluding):
@@ -248,11 +259,16 @@ def _threshold(k, n_clients, threshold, max_dropout, max_colluding):
     others = n_clients - 1
     n_lost, n_colluding = math.floor(max_dropout * n_clients), math.floor(max_colluding * n_clients)
     counts = np.arange(k + 1)
-    alive = hypergeom(others, max(0, others - n_lost), k)
-    colluding = hypergeom(others, min(others, n_colluding), k)
-    # Of all n clients, at all t: the odds of too few answers, and of enough colluders.
-    lost = n_clients * np.concatenate([[0.0], alive.cdf(counts[:-1])])
-    exposed = n_clients * colluding.sf(counts - 1)
+
+    def odds(n_marked):
+        """Return the odds that a client has this many neighbours of those marked."""
+        return np.exp(hypergeom.logpmf(counts, others, max(0, n_marked), k))
+
+    # Of all n clients, at all t: the odds of too few answers, and of enough helpers. A server that
+    # lies opens an upload if 2 t - k neighbours help it.
+    lost = n_clients * np.concatenate([[0.0], np.cumsum(odds(others - n_lost))[:-1]])
+    helped = n_clients * np.cumsum(odds(min(others, n_colluding))[::-1])[::-1]
+    exposed = helped[np.maximum(2 * counts - k, 0)]
     if threshold == "auto":
         fits = np.flatnonzero(lost <= 2.0**-CORRECTNESS_BITS)
         t = max(2, int(fits[-1]))

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.privacy import central_dp
+from fedrecsk.privacy._grid import sensitivity
 from fedrecsk.privacy.accounting import Event, epsilon_of, noise_for
 from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.protocol.keys import Key
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 ADAPTS_BY, NOISE_ON_COUNT = 0.2, 0.05
 # Steps of the grid of that noise in one client.
 COUNT_STEPS = 2**20
+# Standard deviations that the clients' noise on a number never exceeds: the odds are 2e-23.
+LARGEST_NOISE = 10
 
 
 class Exchange(NamedTuple):
@@ -115,6 +118,17 @@ class CentralNoise:
         return central_dp.share_variance(
             one.noise_multiplier, max(self.sizes.values()), one.n_shares
         )
+
+    def largest_sum(self, n_clients: int) -> float:
+        """Return the largest sum over `n_clients`, in steps of the grid, if they add the noise."""
+        if not self.by_clients:
+            return 0.0
+        size, exchanges = max(self.sizes.values()), (self._setup, self._round)
+        variance = max(
+            central_dp.share_variance(one.noise_multiplier, size, one.n_shares) for one in exchanges
+        )
+        clipped = n_clients * sensitivity(size)
+        return float(clipped + LARGEST_NOISE * np.sqrt(n_clients * variance))
 
     def steps(self, specs: dict[str, FieldSpec], key: Key) -> dict[str, float]:
         """Return the grid to which clients round each field before they add noise."""

@@ -55,13 +55,12 @@ class Device(Clients):
     private : Key or None, default=None
         Seed of what must stay private: users' vectors, negatives, noise, held-out rows. None:
         drawn by the operating system.
+
     Raises
     ------
     ValueError
-        If `items` is None; if the federation has an `adversary` or a compressor of your own,
-        which only the simulator supports; for the reasons of `fit`; if the federation encrypts and
-        `party` is not the clients' side, or the method cannot be fitted under secure sums on
-        devices (with early stopping, or cohorts chosen from what it has learned).
+        If `items` is None; if the federation has an `adversary`, encryption or a compressor of
+        your own, which only the simulator supports; or for the reasons of `fit`.
 
     Examples
     --------

@@ -5,7 +5,6 @@ The server of a deployed fit counts the same bytes, and its clients round in the
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedrecsk.privacy import SecAggPlus
+    from fedrecsk.protocol.central_noise import CentralNoise
     from fedrecsk.protocol.keys import Key
     from fedrecsk.protocol.ledger import Ledger
     from fedrecsk.updates import FieldSpec, RoundUpdates, SparseRows
@@ -186,11 +186,17 @@ class MaskingReport:
 
 
 class MaskedChannel(Channel):
-    """Adds up the uploads of a fit, whose largest cohort has `n_clients`, as masked integers."""
+    """Adds up the uploads of a fit, whose usual cohort has `n_clients`, as masked integers.
 
-    def __init__(self, scheme: SecAggPlus, n_clients: int) -> None:
+    `releases` says how large sums get if the clients add noise.
+    """
+
+    def __init__(
+        self, scheme: SecAggPlus, n_clients: int, releases: CentralNoise | None = None
+    ) -> None:
         super().__init__(scheme)
-        self.plan: Plan = scheme.plan(n_clients)
+        self.releases = releases
+        self.plan: Plan = self.plan_of(n_clients)
         self._step: tuple[Plan, Ring] | None = None
         self._n_sums = 0
         self._n_lost = 0
@@ -224,17 +230,14 @@ class MaskedChannel(Channel):
 
     def ring_of(self, clients: NDArray[np.int64], key: Key) -> tuple[Plan, Ring]:
         """Return the plan of a sum over these clients (codes), and their ring."""
-        n_clients, plan = len(clients), self.plan
-        if n_clients > plan.n_clients:
-            # In steps of a tenth, because a plan takes a moment.
-            size = math.ceil(1.1 ** math.ceil(math.log(n_clients, 1.1)))
-            plan = self.scheme.plan(max(FEWEST_CLIENTS, size))
-        if plan.n_neighbors > n_clients - 1:
-            # Clients that have not come make the ring smaller, not the share that must answer.
-            threshold = math.ceil(plan.threshold * (n_clients - 1) / plan.n_neighbors)
-            plan = plan._replace(n_neighbors=n_clients - 1, threshold=max(2, threshold))
+        plan = self.plan_of(len(clients))
         order = key.generator("ring of neighbours").permutation(np.sort(clients))
-        return plan._replace(n_clients=n_clients), Ring(order, plan.n_neighbors)
+        return plan, Ring(order, plan.n_neighbors)
+
+    def plan_of(self, n_clients: int) -> Plan:
+        """Return the plan of a sum over so many clients, as each of them makes it."""
+        noisy = 0.0 if self.releases is None else self.releases.largest_sum(n_clients)
+        return self.scheme.plan(n_clients, noisy)
 
     def sum(
         self, updates: RoundUpdates, specs: dict[str, FieldSpec], steps: dict[str, float], key: Key
@@ -257,13 +260,20 @@ class MaskedChannel(Channel):
 
     def _audit(self, updates, units, sums, key):
         """Run the protocol among some clients, or all, and compare its sum."""
+        assert self._step is not None
         plan, ring = self._step
+        largest = max(int(np.max(np.abs(one), initial=0)) for one in sums.values())
+        if largest >> (plan.n_bits - 1):
+            raise RuntimeError(
+                f"A sum has the integer {largest}, which {plan.n_bits} bits do not hold, so that "
+                "the sum of masked vectors would be another number; raise max_abs."
+            )
         everyone, codes = self.scheme.audit == "all", self.audited(updates.codes, key)
         if not everyone:
             n_clients = len(codes)
             if n_clients < FEWEST_CLIENTS:
                 return
-            plan = Plan(n_clients, n_clients - 1, max(2, n_clients // 2), plan.n_bits)
+            plan = Plan(n_clients, n_clients - 1, n_clients // 2 + 1, plan.n_bits)
             ring = Ring(codes, plan.n_neighbors)
         vectors = {}
         for place in np.searchsorted(updates.codes, codes).tolist():

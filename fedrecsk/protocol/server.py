@@ -122,6 +122,11 @@ class Server:
         """
         self._leave_out_clients()
         places = self._added(registrations)
+        self.releases: CentralNoise | None = None
+        if self.federation.central_dp is not None:
+            self.releases = CentralNoise(
+                self.method, self.federation, self.n_clients, self.key, self.secret
+            )
         scheme = self.federation.secure_aggregation
         # Of encryption and of masks; the latter are the uplink's alone.
         self.channel: EncryptedChannel | None = None
@@ -129,16 +134,12 @@ class Server:
         if self.federation.encrypts:
             self.channel = EncryptedChannel(scheme)
         elif self.federation.masks:
-            masks = MaskedChannel(scheme, self.sampling.smallest_cohort(self.n_clients))
+            cohort = self.sampling.smallest_cohort(self.n_clients)
+            masks = MaskedChannel(scheme, cohort, self.releases)
         self.ledger: Ledger = Ledger(self.client_ids)
         self.downlink: Downlink = Downlink(
             self.federation, self.ledger, self.n_held, self.channel, self.sends_whole
         )
-        self.releases: CentralNoise | None = None
-        if self.federation.central_dp is not None:
-            self.releases = CentralNoise(
-                self.method, self.federation, self.n_clients, self.key, self.secret
-            )
         self.uplink: Uplink = Uplink(
             self.federation,
             self.ledger,

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
 
 from fedrecsk import FedEASE, Federation, FedMF, LocALS, RFRec
 from fedrecsk.deployment.exchanges import NotEnough
@@ -16,7 +17,7 @@ from fedrecsk.deployment.records import (
     unpack,
 )
 from fedrecsk.privacy import CentralDP, MaskingFailed, SecAggPlus
-from fedrecsk.privacy._masked_sum import MaskingServer
+from fedrecsk.privacy._masked_sum import MaskingClient, MaskingServer
 from fedrecsk.protocol.secure_sums import aligned_size
 from tests.conftest import make_toy
 from tests.deployment.in_process import (
@@ -105,6 +106,48 @@ def test_noise_of_the_clients_goes_through(tmp_path):
     assert np.isfinite(server.item_factors_).all()
     assert server.privacy_.server_sees == "noisy sums"
     assert 0 < server.privacy_.epsilon < np.inf
+
+
+def test_cohorts_of_any_size_are_summed(tmp_path):
+    """Server and clients make the same plan for each, and one of fewer than three is lost."""
+    silos = X[:, 0] % 9
+    estimator = prepared(FedMF(**SMALL | {"n_rounds": 12}, client_fraction=0.5), X, Y, silos)
+    federation = Federation(secure_aggregation=SecAggPlus(), sampling="poisson")
+    estimator.set_params(federation=federation)
+    with pytest.warns(ConvergenceWarning, match="In 3 of 12 rounds too few clients were left"):
+        simulated = clone(estimator).fit(X, Y, clients=silos)
+    identities = write_identities(range(9), tmp_path / "identities", fewest=3)
+    key = simulated_key(estimator)
+    nodes = make_nodes(estimator, X, Y, silos, tmp_path, identities=identities, private=key)
+    server = coordinator(estimator, nodes, tmp_path).run()
+    sizes = counts(server)
+    assert sizes == [size if size > 2 else 0 for size in counts(simulated)]
+    assert len(set(sizes)) > 4
+
+
+@pytest.mark.parametrize(
+    ("scheme", "noise_multiplier"),
+    [({}, 100.0), ({"max_abs": 1.0}, 3.0), ({"fraction_bits": 11}, 2.0)],
+)
+def test_sums_of_noisy_uploads_do_not_wrap(scheme, noise_multiplier, tmp_path, monkeypatch):
+    sent, found, run, total = {}, {}, MaskingClient.mask, MaskingServer.total
+
+    def mask(client, values, shares):
+        sent[client.session] = sent.get(client.session, 0) + values
+        return run(client, values, shares)
+
+    def unmasked(server, answers):
+        found[server.session] = total(server, answers)
+        return found[server.session]
+
+    monkeypatch.setattr(MaskingClient, "mask", mask)
+    monkeypatch.setattr(MaskingServer, "total", unmasked)
+    noise = CentralDP(clip=1.0, noise_multiplier=noise_multiplier, epsilon=None, noise="clients")
+    federation = Federation(secure_aggregation=SecAggPlus(**scheme), central_dp=noise)
+    estimator = prepared(RFRec(**SMALL, federation=federation), X, Y, SILOS)
+    coordinator(estimator, nodes_of(estimator, tmp_path), tmp_path).run()
+    assert len(found) == 3
+    assert {s: one.tolist() for s, one in found.items()} == {s: v.tolist() for s, v in sent.items()}
 
 
 every_request = pytest.mark.parametrize(

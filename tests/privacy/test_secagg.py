@@ -28,6 +28,7 @@ pytest.importorskip("cryptography", reason="needs fedrecsk[privacy]")
 
 N, N_VALUES = 18, 37
 PLAN = Plan(n_clients=N, n_neighbors=10, threshold=6, n_bits=27)
+COMPLETE = PLAN._replace(n_neighbors=N - 1, threshold=10)
 
 
 def make(plan=PLAN, seed=0):
@@ -45,19 +46,18 @@ def summed(vectors, clients):
 
 
 @pytest.mark.parametrize(
-    ("n_neighbors", "lost"),
+    ("plan", "lost"),
     [
-        (N - 1, Lost()),
-        (10, Lost(shares=[3, 8])),
-        (10, Lost(vector=[0, 5, 11])),
-        (10, Lost(confirmation=[2, 9])),
-        (10, Lost(answer=[1, 14])),
-        (N - 1, Lost(shares=[3], vector=[4], confirmation=[5], answer=[6])),
+        (COMPLETE, Lost()),
+        (PLAN, Lost(shares=[3, 8])),
+        (PLAN, Lost(vector=[0, 5, 11])),
+        (PLAN, Lost(confirmation=[2, 9])),
+        (PLAN, Lost(answer=[1, 14])),
+        (COMPLETE, Lost(shares=[3], vector=[4], confirmation=[5], answer=[6])),
     ],
     ids=str,
 )
-def test_the_sum_is_exact_whoever_is_lost(n_neighbors, lost):
-    plan = PLAN._replace(n_neighbors=n_neighbors)
+def test_the_sum_is_exact_whoever_is_lost(plan, lost):
     vectors, ring = make(plan)
     total, alive, _ = masked_sum(plan, vectors, ring, lost)
     gone = {*lost.shares, *lost.vector}
@@ -99,7 +99,7 @@ def test_bytes_are_those_of_the_messages(monkeypatch):
 
     for name in ("advertise", "share", "mask", "confirm", "unmask"):
         monkeypatch.setattr(MaskingClient, name, counted(name, getattr(MaskingClient, name)))
-    for plan in (PLAN, PLAN._replace(n_neighbors=N - 1)):
+    for plan in (PLAN, COMPLETE):
         vectors, ring = make(plan)
         for lost in ([], [3, 4, 9]):
             sent.clear()
@@ -142,7 +142,8 @@ def test_neighbours_keep_both_promises_and_two_fewer_do_not(n_clients):
         cut = n_clients * (scheme.max_dropout + scheme.max_colluding) ** (k // 2)
         return (
             n_clients * alive.cdf(t - 1) <= 2.0**-30
-            and n_clients * exposed.sf(t - 1) <= 2.0**-40
+            # A server that lies needs so many helpers among a client's k neighbours.
+            and n_clients * exposed.sf(2 * t - k - 1) <= 2.0**-40
             and cut <= 2.0**-40
         )
 
@@ -168,7 +169,8 @@ def test_sums_over_all_clients_cannot_overflow():
         ({"threshold": 0.95}, 20, "threshold=0.95 asks for 19 of 19 neighbours"),
         ({}, 2, "at least 3 clients in a sum, but got 2"),
         ({}, 1, "a sum over one is its upload"),
-        ({"max_dropout": 0.8, "max_colluding": 0.2}, 9, "leave no honest client"),
+        ({"max_dropout": 0.45, "max_colluding": 0.1}, 9, "leave too few honest clients"),
+        ({"threshold": 0.5}, 20, "which sees uploads if 10 is not above 10"),
         ({"fraction_bits": 40, "max_abs": 1e6}, 100, "need 68 bits, and 63 is the most"),
     ],
 )
@@ -186,17 +188,32 @@ def test_what_cannot_be_kept_is_refused(parameters, n_clients, message):
 def test_more_can_be_asked_of_more_neighbours():
     careful = SecAggPlus(max_colluding=0.2).plan(6040)
     assert careful.n_neighbors > SecAggPlus().plan(6040).n_neighbors
-    assert SecAggPlus(n_neighbors=400).plan(6040).n_neighbors == 400
-    assert SecAggPlus(n_neighbors=400).plan(100).n_neighbors == 99
+    assert SecAggPlus(n_neighbors=900).plan(6040).n_neighbors == 900
+    assert SecAggPlus(n_neighbors=900).plan(100).n_neighbors == 99
+
+
+def test_of_few_clients_fewer_may_be_lost_but_none_is_exposed():
+    scheme = SecAggPlus(max_dropout=0.4, max_colluding=0.15)
+    for n_clients in range(3, 60):
+        plan = scheme.plan(n_clients)
+        assert 2 * plan.threshold > plan.n_neighbors + int(0.15 * n_clients)
+        assert plan.threshold <= plan.n_neighbors
+
+
+def test_a_plan_for_any_number_of_clients_takes_a_few_neighbours():
+    assert SecAggPlus().plan(2**31 - 1).n_neighbors < 2000
 
 
 # ----------------------------------------------------------------------------- attacks
 
 
 class Sum:
-    """One sum up to the masked vectors, by clients that keep to the protocol."""
+    """One sum up to the masked vectors, by clients that keep to the protocol.
 
-    def __init__(self, plan=PLAN, vectors=None, Client=MaskingClient):
+    The `late` ones have sent shares and no vector yet.
+    """
+
+    def __init__(self, plan=PLAN, vectors=None, Client=MaskingClient, late=()):
         self.plan = plan
         self.vectors, self.ring = make(plan)
         self.vectors = vectors or self.vectors
@@ -208,19 +225,24 @@ class Sum:
         self.shares = {
             c: one.answer("shares", keys[c], self.identities[c]) for c, one in self.clients.items()
         }
-        routed = self.server.route_shares(self.shares)
-        self.masked = {c: one.mask(self.vectors[c], routed[c]) for c, one in self.clients.items()}
+        self.routed = self.server.route_shares(self.shares)
+        self.masked = {
+            c: one.mask(self.vectors[c], self.routed[c])
+            for c, one in self.clients.items()
+            if c not in late
+        }
         self.neighbours = self.ring.neighbours()
 
     def opened(self, target, seed_shares, key_shares):
         """Remove a client's masks as a curious server would, given shares by their places."""
-        own = protocol._own_mask(combine(seed_shares), b"one", N_VALUES)
-        private = protocol._private_key(combine(key_shares), b"one")
+        session = self.server.session
+        own = protocol._own_mask(combine(seed_shares), session, N_VALUES)
+        private = protocol._private_key(combine(key_shares), session)
         total = unpacked(self.masked[target], N_VALUES, self.plan.n_bits) - own
         pairs = np.zeros(N_VALUES, dtype=np.uint64)
         for other in self.neighbours[target]:
             public = self.keys[other].masking
-            pairs = protocol._with_pair(pairs, private, public, b"one", target, other)
+            pairs = protocol._with_pair(pairs, private, public, session, target, other)
         return signed(total - pairs, self.plan.n_bits)
 
     def known(self, target, colluding):
@@ -308,17 +330,21 @@ def test_different_lists_of_survivors_reveal_an_upload_unless_clients_compare(ch
         assert not any(seeds.values())
         return
     total = unpacked(one.masked[target], N_VALUES, PLAN.n_bits)
-    total = total - protocol._own_mask(own_seed, b"one", N_VALUES)
+    session = one.server.session
+    total = total - protocol._own_mask(own_seed, session, N_VALUES)
     for code, seed in seeds.items():
-        private, public = protocol._private_key(seed, b"one"), one.keys[target].masking
-        total = protocol._with_pair(total, private, public, b"one", code, target)
+        private, public = protocol._private_key(seed, session), one.keys[target].masking
+        total = protocol._with_pair(total, private, public, session, code, target)
     assert signed(total, PLAN.n_bits).tolist() == one.vectors[target].tolist()
 
 
 def test_a_client_answers_once_and_never_for_a_sum_without_it_or_its_neighbours():
     one, everyone = Sum(), np.ones(N, dtype=bool)
-    with pytest.raises(MaskingFailed, match="once"):
+    with pytest.raises(MaskingFailed, match="shares of its neighbours' masks out of turn"):
         one.clients[0].unmask({})
+    for few in (everyone[:0], everyone[:10]):
+        with pytest.raises(MaskingFailed, match=f"a list of {len(few)} survivors"):
+            one.clients[0].confirm(few)
     without = everyone.copy()
     without[0] = False
     with pytest.raises(MaskingFailed, match="a sum in which it is not"):
@@ -328,19 +354,65 @@ def test_a_client_answers_once_and_never_for_a_sum_without_it_or_its_neighbours(
     with pytest.raises(MaskingFailed, match=r"with 0 of its neighbours.*it refuses"):
         one.clients[0].confirm(alone)
     routed = one.server.route({c: one.clients[c].confirm(everyone) for c in one.clients})
-    with pytest.raises(MaskingFailed, match="second list"):
+    with pytest.raises(MaskingFailed, match="confirmation of survivors out of turn or a second"):
         one.clients[0].confirm(everyone)
     one.clients[0].unmask(routed[0])
-    with pytest.raises(MaskingFailed, match="once"):
+    with pytest.raises(MaskingFailed, match="out of turn or a second time"):
         one.clients[0].unmask(routed[0])
     few = dict(list(routed[1].items())[: PLAN.threshold - 1])
     with pytest.raises(MaskingFailed, match="5 neighbours of client 1 have confirmed"):
         one.clients[1].unmask(few)
 
 
+def test_shares_and_vector_are_sent_once():
+    """New shares would be encrypted by an old key; two vectors show their difference."""
+    one = Sum()
+    keys = {c: one.keys[c] for c in one.neighbours[0]}
+    with pytest.raises(MaskingFailed, match="asked for shares out of turn or a second time"):
+        one.clients[0].share(keys, one.identities[0])
+    with pytest.raises(MaskingFailed, match="asked for its vector out of turn or a second time"):
+        one.clients[0].mask(one.vectors[0] + 1, one.routed[0])
+
+
+def test_a_neighbour_that_is_lost_confirms_nothing():
+    """Even if it says the same list, in which it is not."""
+    one, alive = Sum(), np.arange(N) != 3
+    near = one.neighbours[3][0]
+    left = np.flatnonzero(alive).tolist()
+    routed = one.server.route({c: one.clients[c].confirm(alive) for c in left})
+    one.clients[3]._survivors = alive
+    routed[near][3] = one.clients[3]._confirmation(3, near)
+    with pytest.raises(MaskingFailed, match=f"{near} and client 3 got different lists"):
+        one.clients[near].unmask(routed[near])
+
+
+@pytest.mark.parametrize("which", ["sharing", "masking"])
+def test_a_key_of_low_order_is_the_loss_of_its_client_alone(which):
+    one = Sum()
+    keys = dict(one.keys)
+    low = {"sharing": keys[3].sharing, "masking": keys[3].masking, which: bytes(32)}
+    content = protocol._of_keys(one.server.session, 3, **low)
+    keys[3] = PublicKeys(**low, signature=one.identities[3].sign(content), certificate=keys[3][3])
+    near = one.neighbours[3][0]
+    client = MaskingClient(PLAN, b"one", near)
+    with pytest.raises(MaskingFailed, match="Client 3 has sent a key of low order"):
+        client.share({c: keys[c] for c in one.neighbours[near]}, one.identities[near])
+    server = MaskingServer(PLAN, b"one", one.ring, N_VALUES)
+    assert server.route_keys({c: b"".join(own) for c, own in keys.items()}).keys() == {
+        *range(N)
+    } - {3}
+
+
+def test_a_message_of_another_form_is_refused():
+    one = Sum()
+    for stage, message in (("shares", b""), ("confirm", {}), ("unmask", b"x")):
+        with pytest.raises(MaskingFailed, match=f"malformed message of {stage}"):
+            one.clients[0].answer(stage, message, one.identities[0])
+
+
 def test_shares_of_other_sums_clients_or_receivers_are_refused():
-    one, two = Sum(), Sum()
-    routed = one.server.route(one.shares)
+    one, two = Sum(late=[0]), Sum()
+    routed = one.routed
     first, second = list(routed[0])[:2]
     other = MaskingClient(PLAN, b"two", 0)
     for wrong in (
@@ -358,7 +430,7 @@ def test_shares_of_other_sums_clients_or_receivers_are_refused():
 
 
 def test_keys_of_the_servers_own_are_refused():
-    one = Sum()
+    one = Sum(late=[0])
     keys = {c: one.keys[c] for c in one.neighbours[0]}
     client = MaskingClient(PLAN, b"one", 0)
     first, second = list(keys)[:2]
@@ -368,11 +440,18 @@ def test_keys_of_the_servers_own_are_refused():
     with pytest.raises(MaskingFailed, match="not those of others"):
         client.share({**keys, first: keys[second]}, one.identities[0])
     with pytest.raises(MaskingFailed, match="not those of others"):
-        client.share({**keys, 0: one.keys[0]}, one.identities[0])
+        client.share({**dict(list(keys.items())[1:]), 0: one.keys[0]}, one.identities[0])
+    with pytest.raises(MaskingFailed, match="keys of 11 neighbours, more than the 10"):
+        client.share({**keys, 99: one.keys[0]}, one.identities[0])
+    weak = MaskingClient(PLAN._replace(threshold=5), b"one", 0)
+    with pytest.raises(MaskingFailed, match="threshold of 5 that does not protect it"):
+        weak.share(keys, one.identities[0])
     with pytest.raises(MaskingFailed, match="keys of 5 neighbours, but 6"):
         client.share(dict(list(keys.items())[:5]), one.identities[0])
     with pytest.raises(MaskingFailed, match="shares of 5 neighbours"):
-        one.clients[0].mask(one.vectors[0], dict(list(one.server.route(one.shares)[0].items())[:5]))
+        one.clients[0].mask(one.vectors[0], dict(list(one.routed[0].items())[:5]))
+    # What was refused counts for nothing.
+    assert len(one.clients[0].mask(one.vectors[0], one.routed[0])) == PLAN.nbytes(N_VALUES)
 
 
 def test_a_client_that_lies_about_shares_spoils_the_sum_and_reveals_nothing():

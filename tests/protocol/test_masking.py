@@ -11,6 +11,7 @@ from fedrecsk.attacks import SignFlip
 from fedrecsk.privacy import CentralDP, LaplaceMechanism, SecAggPlus
 from fedrecsk.privacy._masked_sum import Ring, bytes_of_sum, masked_sum
 from fedrecsk.protocol import Device, DeviceServer, FieldSpec, Ledger
+from fedrecsk.protocol.central_noise import CentralNoise
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.secure_sums import MaskedChannel, as_vector
 from fedrecsk.updates import HeldUpdates, RoundUpdates, SparseRows
@@ -162,6 +163,18 @@ def test_noise_of_the_clients_goes_through_exactly(monkeypatch):
     assert secure.privacy_.epsilon == plain.privacy_.epsilon
     assert secure.privacy_.server_sees == "noisy sums"
     assert secure.privacy_.trust.startswith("nobody")
+
+
+@pytest.mark.parametrize("audit", [3, "all"])
+def test_noise_that_the_bits_do_not_hold_is_noticed(audit, monkeypatch):
+    """As if they were counted for the clients' numbers without noise."""
+    noise = CentralDP(clip=1.0, noise_multiplier=300.0, epsilon=None, noise="clients")
+    model = masked(RFRec(**SMALL, **PUBLIC), SecAggPlus(audit=audit), central_dp=noise)
+    n_bits = clone(model).fit(X, Y).encryption_.n_bits
+    assert n_bits > SecAggPlus().plan(12).n_bits
+    monkeypatch.setattr(CentralNoise, "largest_sum", lambda noise, n_clients: 0.0, raising=False)
+    with pytest.raises(RuntimeError, match="bits do not hold"):
+        model.fit(X, Y)
 
 
 @pytest.mark.parametrize(
