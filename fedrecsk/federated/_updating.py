@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
 from fedrecsk._utils.parameters import checked
 from fedrecsk._utils.sklearn_compat import Interval, check_sample_weight, fit_context
@@ -291,6 +291,7 @@ def _rows(X, y, clients, sample_weight, data, times):
     known, each = codes >= 0, np.repeat(data.client_ids, np.diff(data.client_indptr))
     if clients is not None:
         clients = _alike(id_array(clients, "clients"), Ids(data.client_ids, "clients"))
+        check_consistent_length(users, clients)
     elif known.all():
         clients = each[codes]
     elif np.array_equal(each, data.user_ids.values):
