@@ -32,7 +32,14 @@ from fedrecsk.base._similarity import Similarity
 from fedrecsk.cluster import _frames
 from fedrecsk.data import _checks
 from fedrecsk.data._mistakes import warn_about_target, warn_about_unknown_pairs
-from fedrecsk.data.interactions import as_table, catalogue_ids, encode, id_columns, matrix_rows
+from fedrecsk.data.interactions import (
+    as_table,
+    catalogue_ids,
+    encode,
+    id_columns,
+    matrix_rows,
+    shape_of_ids,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -359,8 +366,7 @@ class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, Plai
         if hasattr(X, "columns"):
             # A DataFrame is read column by column, each with its own type; later ones are not read.
             validate_data(self, X, skip_check_array=True, reset=reset)
-            # Only its shape is left to check, without making a large array of both columns.
-            table = np.broadcast_to(np.int8(0), (len(X), min(2, X.shape[1])))
+            table = shape_of_ids(X)
             if y is None and not required:
                 check_array(table, input_name="X", estimator=self, **options)
                 return X, y

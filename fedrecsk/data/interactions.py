@@ -41,6 +41,12 @@ def as_table(X: Any) -> Any:
     return np.array(X, dtype=object) if isinstance(X, list | tuple) else X
 
 
+def shape_of_ids(frame: Any) -> NDArray[np.int8]:
+    """Return zeros in the shape of a frame's ids, for checks of the shape alone."""
+    # One array of all columns would be large, and there is none of integers beside dates.
+    return np.broadcast_to(np.int8(0), (len(frame), min(2, frame.shape[1])))
+
+
 def matrix_rows(matrix: Any, clients: Any, sample_weight: Any) -> tuple[Any, ...]:
     """Return X, y, clients and weights of the entries of a sparse matrix, and its columns' ids."""
     if sample_weight is not None:

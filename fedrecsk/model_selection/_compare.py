@@ -35,9 +35,9 @@ from fedrecsk._utils.sklearn_compat import (
 )
 from fedrecsk._utils.threads import N_JOBS
 from fedrecsk._utils.user_warnings import warn
-from fedrecsk.data.interactions import as_table, id_columns
+from fedrecsk.data.interactions import as_table, factorized, id_columns
 from fedrecsk.metrics import make_ranking_scorer
-from fedrecsk.metrics._held_out import unwrap
+from fedrecsk.metrics._held_out import REPEATED, TOLERATED_SHARE, unwrap
 from fedrecsk.metrics._ranking import METRICS, key_of
 from fedrecsk.metrics._scorers import RankingScorer, RankingScorers, RecommenderScorer
 from fedrecsk.model_selection._comparison import (
@@ -151,8 +151,8 @@ def compare(
     FitFailedWarning
         If some fits failed.
     UserWarning
-        If some scores failed, a score does not apply to an estimator, or test rows of a fold are
-        among its training rows.
+        If some scores failed, a score does not apply to an estimator, or if test rows of a fold are
+        among its training rows, have pairs that are there, or repeat pairs.
 
     See Also
     --------
@@ -197,6 +197,7 @@ def compare(
     folds = _folds(cv, X, y)
 
     users, items = id_columns(as_table(X))
+    _warn_of_pairs(users, items, folds, scorers.values())
 
     chains = [[one] for one in enumerate(folds)]
     if update != "fit":
@@ -327,6 +328,29 @@ def _folds(cv, X, y):
 def _positions(rows, n_rows):
     rows = np.asarray(rows)
     return np.flatnonzero(rows) if rows.dtype == bool and rows.shape == (n_rows,) else rows
+
+
+def _warn_of_pairs(users, items, folds, scorers):
+    """Warn of pairs that are in training and test rows of a fold, or in several of its test rows.
+
+    Rows that are both have been reported before.
+    """
+    (users, _), (items, known) = factorized(users), factorized(items)
+    pairs, both, repeated = users * len(known) + items, [], []
+    for train, test in folds:
+        own = pairs[test]
+        both.append(np.mean(np.isin(own, pairs[train]) & ~np.isin(test, train)))
+        repeated.append(1 - len(np.unique(own)) / len(own))
+    both, repeated = float(np.mean(both)), float(np.mean(repeated))
+    ranking = [one for one in scorers if isinstance(one, RankingScorer)]
+    if both > TOLERATED_SHARE and not all(getattr(one, "ranks_seen", False) for one in scorers):
+        warn(
+            f"{both:.0%} of the test rows have a pair of user and item that is in the training "
+            "rows of the fold too, so scores are too good. Keep the first row of each pair only, "
+            "or rank all items: make_ranking_scorer(exclude_seen=False)."
+        )
+    if repeated > TOLERATED_SHARE and any(one.counts_repeated for one in ranking):
+        warn(REPEATED.format(f"{repeated:.0%} of the test rows of a fold"))
 
 
 def _share_unknown(ids, folds):
