@@ -213,7 +213,8 @@ class PublicHalf:
         """Write the public half of the model to one file, which cannot run code.
 
         It has the items' ids and numbers, all that recommending to a newcomer needs, and nothing
-        of any user: what every client of a federation receives at the end of a fit.
+        of any user: what every client of a federation receives at the end of a fit, and everybody's
+        list, which may be the items' popularity.
         :func:`fedrecsk.portable.load` reads it where only NumPy is installed, and
         ``python -m fedrecsk serve`` answers requests with it.
 

@@ -430,13 +430,10 @@ class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, Plai
         offset, user_bias, item_bias, user_factors, item_factors = self._linear_part()
         known = users >= 0
         # With the biases as two more columns, one product gives all scores.
-        left = np.column_stack(
-            [
-                np.where(known[:, None], user_factors[users], 0).astype(np.float64),
-                np.where(known, user_bias[users], 0) + offset,
-                np.ones(len(users)),
-            ]
-        )
+        left = np.zeros((len(users), user_factors.shape[1] + 2))
+        left[known, :-2], left[known, -2] = user_factors[users[known]], user_bias[users[known]]
+        left[:, -2] += offset
+        left[:, -1] = 1
         # C order, in which it is filled fastest.
         right = np.empty((len(item_bias), left.shape[1]))
         right[:, :-2], right[:, -2], right[:, -1] = item_factors, 1, item_bias

@@ -47,8 +47,9 @@ def model_for_newcomers(estimator: Any, server: Server, message: Message) -> Any
         communication_=server.ledger,
         privacy_=server.privacy_report(),
     )
-    if (server.state or {}).get("content") is not None:
-        model._content = server.state["content"]
+    if server.state is not None:
+        vars(model).update(model._attributes_of_state(server.state))
+    if getattr(model, "_content", None) is not None:
         model._feature_columns = columns_of(estimator.item_features)
     if model.early_stopping:
         model.best_round_ = server.stopping.best_round

@@ -597,6 +597,7 @@ class ClusterRun(Run):
         server = self.server
         received = server.method._decode_broadcast(message, server.key.at(server.round))
         ours = copy.deepcopy(server.method._server_attributes(received))
+        ours |= server.method._attributes_of_state(server.state)
         ours |= {"_final_message": copy.deepcopy(message)}
         if not kept:
             return ours

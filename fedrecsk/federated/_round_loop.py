@@ -334,8 +334,7 @@ class Run:
         # Copies, so that writing into a fitted array does not change a running fit.
         ours = copy.deepcopy(server.method._server_attributes(received))
         message = copy.deepcopy(message)
-        if server.state.get("content") is not None:
-            ours["_content"] = server.state["content"]
+        ours |= server.method._attributes_of_state(server.state)
         return ours | attributes | {"_final_message": message}
 
     # ---------------------------------------------------------- between one fit and the next

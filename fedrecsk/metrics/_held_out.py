@@ -167,8 +167,8 @@ def warn_of_pairs(model: Any, held_out: HeldOut, *, on_purpose: bool, hides_seen
     if hides_seen and share > TOLERATED_SHARE:
         warn(
             f"{share:.0%} of the relevant test pairs are training pairs too. They are ranked "
-            "without the other items that users have seen, so scores are too good; drop their rows, "
-            "or rank all items with exclude_seen=False."
+            "without the other items that users have seen, so scores are too good; drop their "
+            "rows, or rank all items with exclude_seen=False."
         )
     if held_out.share_repeated > TOLERATED_SHARE:
         warn(REPEATED.format(f"{held_out.share_repeated:.0%} of the test rows"))
