@@ -17,6 +17,7 @@ from scipy import sparse
 from sklearn.utils.validation import check_consistent_length
 
 from fedrecsk._utils.sklearn_compat import safe_indexing
+from fedrecsk.data._checks import check_resolution
 from fedrecsk.data._mistakes import warn_about_columns, warn_about_ids
 
 ROLES = ("user", "item")
@@ -102,12 +103,7 @@ def id_array(ids: ArrayLike, name: str) -> NDArray[Any]:
     if ids.dtype.kind == "f":
         if not np.isfinite(ids).all():
             raise ValueError(f"{name} contain NaN or infinity; {NO_ID}")
-        n_bits = min(np.finfo(ids.dtype).nmant, np.finfo(np.float64).nmant) + 1
-        if len(ids) and np.abs(ids).max() >= 2**n_bits:
-            raise ValueError(
-                f"{name} are floats of 2**{n_bits} or more, which as {ids.dtype} stand for several "
-                "integers each; give them as integers or strings, for example in a DataFrame."
-            )
+        check_resolution(ids, name, "give them as integers or strings, for example in a DataFrame")
     return ids
 
 
