@@ -20,7 +20,7 @@ WRITTEN = [*ROOT.glob("*.md"), *DOCS.glob("*.md"), *DOCS.glob("*/*.md")]
 # Made when the site is built.
 MADE = ("auto_examples/", "generated/")
 LINK = re.compile(r"\]\(([^()\s]+)\)|src=\"([^\"]+)\"")
-SECONDS = re.compile(r"(± [\d.]+(?: ≈)?) +[\d.]+ ± [\d.]+")
+SECONDS = re.compile(r"(± [\d.]+(?: ~)?) +[\d.]+ ± [\d.]+")
 
 
 def without_code(text):
