@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -24,7 +23,7 @@ from sklearn.utils.metadata_routing import get_routing_for_object
 from sklearn.utils.parallel import Parallel, delayed
 from sklearn.utils.validation import check_consistent_length
 
-from fedrecsk._utils.kernels import seconds_compiling
+from fedrecsk._utils.kernels import timed
 from fedrecsk._utils.parameters import suggest
 from fedrecsk._utils.sklearn_compat import (
     BaseScorer,
@@ -471,12 +470,12 @@ def _fit_and_keep_up(name, chain, estimator, data, scorers, update, *, raises, k
             applicable = _scorers_for(estimator, scorers)
             of_fit = data.taken_by_fit(estimator)
             if before is None:
-                model, seconds = _timed(_fit, estimator, of_fit.rows(train))
+                model, seconds = timed(_fit, estimator, of_fit.rows(train))
             else:
                 model = outcomes[-1].estimator
                 model = copy.deepcopy(model) if keep else model
                 rows = of_fit.rows(train if update == "fold_in" else new)
-                model, seconds = _timed(_update, model, update if len(new) else "none", rows)
+                model, seconds = timed(_update, model, update if len(new) else "none", rows)
             costs = _costs(model)
             if before is not None and (update != "partial_fit" or not len(new)):
                 # What the ledger has is of the fit.
@@ -489,7 +488,7 @@ def _fit_and_keep_up(name, chain, estimator, data, scorers, update, *, raises, k
             continue
         before, X_train = train, safe_indexing(data.X, train)
         kept = {score: _keeping(scorer, X_train) for score, scorer in applicable.items()}
-        (scores, error), seconds = _timed(_score, model, kept, data, test, raises)
+        (scores, error), seconds = timed(_score, model, kept, data, test, raises)
         per_user = _per_user(data.users[test], kept)
         if per_user is not None:
             per_user = per_user.assign(estimator=name, fold=fold)
@@ -501,15 +500,6 @@ def _fit_and_keep_up(name, chain, estimator, data, scorers, update, *, raises, k
 def _told(error):
     """Return an error in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())
-
-
-def _timed(function, *arguments):
-    """Return what a function returns, and its seconds without those of compilation."""
-    # The first call loads numba, so that its import does not count.
-    compiled, start = seconds_compiling(), time.perf_counter()
-    found = function(*arguments)
-    seconds = time.perf_counter() - start - (seconds_compiling() - compiled)
-    return found, max(0.0, seconds)
 
 
 def _fit(estimator, rows):
