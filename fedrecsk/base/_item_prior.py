@@ -199,7 +199,13 @@ class WeightsContent(ItemContent):
         np.fill_diagonal(weights, 0)
         shape = history.shape[0], len(weights)
         history = sparse.csr_array((history.data, history.indices, history.indptr), shape=shape)
-        return {"item_weights_": weights, "user_history_": history}
+        known = self._popularity
+        new = np.clip(self._new_rows(known, rows), 0, 1)
+        return {
+            "item_weights_": weights,
+            "user_history_": history,
+            "_popularity": np.concatenate([known, new]),
+        }
 
 
 # ------------------------------------------------------------------------------ the prior

@@ -17,6 +17,7 @@ from scipy import sparse
 from sklearn.utils.validation import check_consistent_length
 
 from fedrecsk._utils.sklearn_compat import safe_indexing
+from fedrecsk.data._checks import check_resolution
 from fedrecsk.data._mistakes import warn_about_columns, warn_about_ids
 
 ROLES = ("user", "item")
@@ -41,6 +42,12 @@ def as_table(X: Any) -> Any:
         raise ValueError("X has masked values; drop their rows first.")
     # NumPy would turn [["alice", 7]] into strings, and a large item id beside a float into another.
     return np.array(X, dtype=object) if isinstance(X, list | tuple) else X
+
+
+def shape_of_ids(frame: Any) -> NDArray[np.int8]:
+    """Return zeros in the shape of a frame's ids, for checks of the shape alone."""
+    # One array of all columns would be large, and there is none of integers beside dates.
+    return np.broadcast_to(np.int8(0), (len(frame), min(2, frame.shape[1])))
 
 
 def matrix_rows(matrix: Any, clients: Any, sample_weight: Any) -> tuple[Any, ...]:
@@ -98,12 +105,7 @@ def id_array(ids: ArrayLike, name: str) -> NDArray[Any]:
     if ids.dtype.kind == "f":
         if not np.isfinite(ids).all():
             raise ValueError(f"{name} contain NaN or infinity; {NO_ID}")
-        n_bits = min(np.finfo(ids.dtype).nmant, np.finfo(np.float64).nmant) + 1
-        if len(ids) and np.abs(ids).max() >= 2**n_bits:
-            raise ValueError(
-                f"{name} are floats of 2**{n_bits} or more, which as {ids.dtype} stand for several "
-                "integers each; give them as integers or strings, for example in a DataFrame."
-            )
+        check_resolution(ids, name, "give them as integers or strings, for example in a DataFrame")
     return ids
 
 

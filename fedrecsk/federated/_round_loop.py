@@ -438,8 +438,8 @@ def fitted_attributes(server: Server, message: Message, users: Callable[..., dic
     # Copies, so that writing into a fitted array does not change a running fit.
     ours = copy.deepcopy(method._server_attributes(received))
     ours["_final_message"] = copy.deepcopy(message)
-    if server.state.get("content") is not None:
-        ours["_content"] = server.state["content"]
+    ours |= method._attributes_of_state(server.state)
+    if "_content" in ours:
         ours["_feature_columns"] = columns_of(method.item_features)
     return ours | users(received, ours)
 

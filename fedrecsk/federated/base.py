@@ -311,6 +311,11 @@ class FederatedRecommender(Updating, Recommender):
     def _server_attributes(self, message):
         """Fitted attributes that are the server's, from the final message; a dict."""
 
+    def _attributes_of_state(self, server):
+        """Fitted attributes that the server has in its state and does not send; a dict."""
+        content = server.get("content")
+        return {} if content is None else {"_content": content}
+
     @abstractmethod
     def _user_attributes(self, block, state):
         """Fitted attributes that are the users' own; a dict; pure.
