@@ -164,6 +164,22 @@ def check_any_participation(estimator: FederatedRecommender) -> None:
             assert by_step == by_client, f"bytes_{way} of steps and of clients differ"
 
 
+def check_uploads_change_the_model(estimator: FederatedRecommender) -> None:
+    """Check that the final model is another one if nearly all uploads of rounds are lost."""
+    X, y = _rows(estimator)
+    sent = []
+    for dropout in (0.0, 0.999):
+        with warnings.catch_warnings(action="ignore"):
+            try:
+                model = _fit(estimator, X, y, federation=Federation(dropout=dropout))
+            except ValueError:
+                # A method may be unable to go on without uploads.
+                return
+        sent.append({name: field.values for name, field in model._final_message.items()})
+    equal = [np.array_equal(values, sent[1].get(name)) for name, values in sent[0].items()]
+    assert not all(equal), "the final model is the same without uploads; _aggregate ignores them"
+
+
 def check_parts_of_a_federation_work_or_are_refused(estimator: FederatedRecommender) -> None:
     """Attacks, robust aggregators and compression give a finite model, or a ValueError."""
     X, y = _rows(estimator)
@@ -257,6 +273,7 @@ CHECKS: tuple[Callable[[FederatedRecommender], None], ...] = (
     check_pickles_predict_the_same,
     check_a_warm_start_goes_on,
     check_any_participation,
+    check_uploads_change_the_model,
     check_parts_of_a_federation_work_or_are_refused,
     check_hooks_keep_to_their_side,
     check_the_halves_make_the_same_model,

@@ -92,12 +92,29 @@ def test_contributions_add_up_to_the_score_of_known_users(name):
         rows = None if kept else (X[own], y[own])
         for item in model.item_ids_[:3]:
             frame = model.explain(user, item, n=2, interactions=rows)
-            score = raw_score(model, user, item)
+            score = model.predict([[user, item]])[0]
             if name == "ImplicitALS":
                 score = model.recommend(
                     [user], candidates=[item], exclude_seen=False, interactions=rows
                 )[1][0, 0]
             assert np.isclose(frame["contribution"].sum(), score, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["ExplicitFCF", "FedEB"])
+def test_what_clipping_takes_is_a_row(name):
+    model, *_ = fitted(name)
+    # Of a narrow scale most scores are outside.
+    model.rating_scale_ = (2.9, 3.0)
+    rows = [[77, item] for item in model.item_ids_[:4]], [3.0] * 4
+    clipped = []
+    for item in model.item_ids_:
+        frame = model.explain(77, item, interactions=rows)
+        score = model.recommend([77], candidates=[item], exclude_seen=False, interactions=rows)[1]
+        assert np.isclose(frame["contribution"].sum(), score[0, 0], rtol=1e-5)
+        own = frame.loc[frame["source"] == "clipped", "contribution"].to_list()
+        assert len(own) == (score[0, 0] in model.rating_scale_)
+        clipped += own
+    assert min(clipped) < 0
 
 
 SCALED = [(name, {"reg_exponent": 0.7}) for name in ("LocALS", "FCF", "ImplicitALS")]

@@ -18,8 +18,10 @@ from fedrecsk import (
     ItemKNN,
     LocALS,
     LocSGD,
+    Popularity,
 )
 from fedrecsk.attacks import Promotion
+from fedrecsk.base import _item_weights
 from fedrecsk.ensemble import RankingEnsemble
 from fedrecsk.federated._gram import FederatedGram
 from fedrecsk.federated._implicit_mf import WMFModel
@@ -224,6 +226,18 @@ def test_fold_in_and_recommend_know_what_came_last(model):
     assert not np.allclose(*lists)
 
 
+@every_sum
+@pytest.mark.parametrize("half_life", [None, 1.5])
+@pytest.mark.parametrize("many", [1, 5000])
+def test_strangers_get_the_most_popular_items(model, half_life, many, monkeypatch):
+    monkeypatch.setattr(_item_weights, "MANY_ITEMS", many)
+    X, y, _ = timed()
+    model = clone(model).set_params(history_half_life=half_life, pair_half_life=half_life)
+    shares = Popularity().fit(X, y).item_popularity_
+    strangers = model.fit(X, y).recommend([9999], 9, as_frame=True).set_index("item")["score"]
+    np.testing.assert_allclose(strangers[np.unique(X[:, 1])], shares / shares.max())
+
+
 DP = Federation(central_dp=CentralDP(noise_multiplier=0.1, clip=1.5))
 
 
@@ -252,6 +266,7 @@ def test_devices_equal_a_simulated_fit(model, tmp_path):
         simulated.recommend(X[:1, 0], 3, interactions=(X, y))[1],
         atol=1e-5,
     )
+    np.testing.assert_allclose(served.recommend([9999], 9), simulated.recommend([9999], 9))
     for node in nodes.values():
         own = joblib.load(node.store.folder / "model.joblib")
         for one, other in zip(

@@ -10,7 +10,7 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import cross_val_score
 
-from fedrecsk import BiasOnly, Federation, FedMF, Popularity, RFRec
+from fedrecsk import BiasOnly, FedEASE, FedEB, Federation, FedMF, Popularity, RFRec
 from fedrecsk.datasets import make_interactions, make_ratings
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.model_selection import LeaveLastOut, TemporalHoldout, UserKFold
@@ -81,7 +81,8 @@ def test_swapped_columns_in_an_evaluation():
     with warnings.catch_warnings(action="error"):
         evaluate_ranking(overlapping, X[:60])
         # One new item of many.
-        evaluate_ranking(Popularity().fit(train[train[:, 1] != 39]), X[:200])
+        rest = X[200:, :2]
+        evaluate_ranking(Popularity().fit(rest[rest[:, 1] != 39]), X[:200])
 
 
 def test_warnings_point_at_the_line_of_the_caller():
@@ -176,6 +177,41 @@ def test_iso_dates_as_timestamps(splitter):
     texts = pd.to_datetime(X[:, 2], unit="s").strftime("%m/%d/%Y")
     with pytest.raises(ValueError, match=r"'.*/2020' is not an ISO date.*pandas.to_datetime"):
         splitter.fit(FRAME.assign(timestamp=texts))
+
+
+SECONDS = np.random.default_rng(0).integers(1_600_000_000, 1_640_000_000, len(X))
+DATES = pd.to_datetime(SECONDS, unit="s")
+TIMED = {
+    "splitter": lambda table: LeaveLastOut().fit(table),
+    "history": lambda table: FedEASE(history_half_life=3).fit(table),
+    "days": lambda table: FedEB(2, n_rounds=1, timestamps=2, random_state=0).fit(table, y),
+}
+
+
+@pytest.mark.parametrize("read", TIMED.values(), ids=list(TIMED))
+def test_times_that_are_rounded_mixed_or_in_another_unit(read):
+    table = np.column_stack([X[:, :2], SECONDS])
+    with pytest.raises(ValueError, match=r"^timestamps \(column 2 of X\) are floats of 2\*\*24"):
+        read(table.astype(np.float32))
+    for unit in ("ns", "us", "ms"):
+        wrong = pd.to_datetime(SECONDS, unit=unit)
+        if read is TIMED["days"] and unit != "ms":
+            with pytest.raises(ValueError, match="should be dates"):
+                read(FRAME.assign(timestamp=wrong))
+            continue
+        with pytest.warns(UserWarning, match="January 1970 in 100% of the rows.*unit='s'"):
+            read(FRAME.assign(timestamp=wrong))
+    if read is TIMED["days"]:
+        for number in (DATES.strftime("%Y%m%d").astype(int), SECONDS // 3600, SECONDS // 60):
+            with pytest.warns(UserWarning, match="read as seconds since 1970.*between 1970-"):
+                read(FRAME.assign(timestamp=number))
+    else:
+        mixed = np.where(X[:, 0] % 2, SECONDS, 1000 * SECONDS)
+        with pytest.warns(UserWarning, match="mix units: 16.* and 16.*000, for example"):
+            read(FRAME.assign(timestamp=mixed))
+    with warnings.catch_warnings(action="error"):
+        for times in (SECONDS, DATES, SECONDS - SECONDS.min(), SECONDS.astype(float)):
+            read(FRAME.assign(timestamp=times))
 
 
 def test_a_rating_that_is_missing_is_named_by_its_row():

@@ -94,6 +94,9 @@ def test_small_types_of_splitters_and_generators():
 def test_an_unknown_parameter_is_named_with_those_like_it(Class, wrong, hint):
     with pytest.raises(TypeError, match=hint):
         Class(**{wrong: 1})
+    if wrong != "init":
+        with pytest.raises(ValueError, match=f"Invalid parameter '{wrong}' .*; did you mean"):
+            Class().set_params(**{wrong: 1})
     # What reads signatures sees those of the constructors.
     seen, own = inspect.signature(Class), inspect.signature(Class.__init__)
     assert list(seen.parameters) == list(own.parameters)[1:]

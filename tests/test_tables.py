@@ -147,6 +147,7 @@ def test_the_ledger_in_html():
 @pytest.mark.parametrize("epsilon", [10.0, float("inf")])
 def test_the_privacy_report_in_html(epsilon):
     report = PrivacyReport("laplace", epsilon, 5, 1200, 1200 * epsilon, "<sums>")
+    repr(report).encode("cp1252")  # as print does on Windows
     table = Table(report._repr_html_())
     cells = dict(table.rows)
     assert cells["What the server sees"] == "<sums>"

@@ -35,6 +35,7 @@ def test_the_worked_method_passes_all_checks():
 def test_every_method_passes_the_checks_that_its_other_tests_lack(Estimator):
     testing.check_parts_of_a_federation_work_or_are_refused(Estimator())
     testing.check_hooks_keep_to_their_side(Estimator())
+    testing.check_uploads_change_the_model(Estimator())
     testing.check_the_halves_make_the_same_model(Estimator())
 
 
@@ -68,6 +69,11 @@ class CountsCalls(Ridge):
         return Message(items=Dense(server["items"] * server["calls"]))
 
 
+class IgnoresUploads(Ridge):
+    def _aggregate(self, server, message, upload, key):
+        return server
+
+
 class IsInfinite(Ridge):
     def _aggregate(self, server, upload, key):
         server = super()._aggregate(server, upload, key)
@@ -81,6 +87,7 @@ class IsInfinite(Ridge):
         (SetsAttributes, testing.check_hooks_keep_to_their_side),
         (LooksAtNeighbours, testing.check_blocks_do_not_matter),
         (CountsCalls, testing.check_hooks_keep_to_their_side),
+        (IgnoresUploads, testing.check_uploads_change_the_model),
     ],
 )
 def test_a_broken_method_fails(Broken, check):

@@ -20,7 +20,7 @@ WRITTEN = [*ROOT.glob("*.md"), *DOCS.glob("*.md"), *DOCS.glob("*/*.md")]
 # Made when the site is built.
 MADE = ("auto_examples/", "generated/")
 LINK = re.compile(r"\]\(([^()\s]+)\)|src=\"([^\"]+)\"")
-SECONDS = re.compile(r"(± [\d.]+(?: ≈)?) +[\d.]+ ± [\d.]+")
+SECONDS = re.compile(r"(± [\d.]+(?: ~)?) +[\d.]+ ± [\d.]+")
 
 
 def without_code(text):
@@ -67,6 +67,16 @@ def test_readme_prints_what_it_shows(capsys):
     assert len(SECONDS.findall(shown)) == 3
     assert SECONDS.sub(r"\1", printed).split() == SECONDS.sub(r"\1", shown).split()
     assert f"```python\n{code}```" in (DOCS / "index.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", DOCS / "index.md"], ids=lambda path: path.name
+)
+def test_federated_methods_are_counted(page):
+    table = (DOCS / "methods" / "index.md").read_text().partition("| centralised |")[0]
+    names = ", ".join(re.findall(r"^\| \[(.*?)\]", table, re.MULTILINE)).split(", ")
+    n_methods = len(names) - names.count("your own torch module")
+    assert f"{n_methods} federated methods" in page.read_text()
 
 
 def test_every_page_of_the_guide_is_listed_in_it():

@@ -1,6 +1,8 @@
 """Compiled kernels load when they are first used: numba takes longer to import than the rest."""
 
 import importlib
+import time
+from collections.abc import Callable
 from typing import Any
 
 
@@ -20,3 +22,12 @@ def seconds_compiling() -> float:
     """Return the seconds that this process has spent compiling kernels until now."""
     compiling = importlib.import_module("fedrecsk._utils.jit").compiling
     return compiling.duration if compiling.done else 0.0
+
+
+def timed(function: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
+    """Return what a function returns, and its seconds without those of compilation."""
+    # The first call loads numba, so that its import does not count.
+    compiled, start = seconds_compiling(), time.perf_counter()
+    found = function(*arguments)
+    seconds = time.perf_counter() - start - (seconds_compiling() - compiled)
+    return found, max(0.0, seconds)

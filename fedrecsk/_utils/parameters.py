@@ -16,6 +16,9 @@ from sklearn.base import BaseEstimator
 
 from fedrecsk._utils.sklearn_compat import validate_parameter_constraints
 
+if TYPE_CHECKING:
+    from typing import Self
+
 P = ParamSpec("P")
 T = TypeVar("T")
 # What other packages call the length of a list.
@@ -90,6 +93,24 @@ class PlainParameters(BaseEstimator, metaclass=_NamesParameters):
         """Set an attribute; a parameter becomes plain."""
         is_parameter = not (name.startswith("_") or name.endswith("_"))
         super().__setattr__(name, plain(value) if is_parameter else value)
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters; those of parts by ``<part>__<parameter>``.
+
+        Returns
+        -------
+        self : object
+        """
+        known = self.get_params(deep=True)
+        for name in params:
+            own = name.partition("__")[0]
+            if own not in known:
+                names = [one for one in known if "__" not in one]
+                hint = did_you_mean(own, names, f"it has {', '.join(names)}.")
+                raise ValueError(
+                    f"Invalid parameter {own!r} for estimator {type(self).__name__}; {hint}"
+                )
+        return super().set_params(**params)
 
 
 def checked(caller: str, constraints: dict[str, list], **values: Any) -> list[Any]:

@@ -5,6 +5,7 @@ The prior is a Bayesian ridge regression of the vectors on the features, of stre
 
 from __future__ import annotations
 
+import copy
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -110,6 +111,9 @@ class ItemContent:
         grown = self._items.followed_by(ids)
         vars(self).update(attributes, _items=grown, item_ids_=grown.values.copy())
         self.n_items_ = len(grown)
+        parts = getattr(self, "_parts", None)
+        if parts is not None:
+            self._parts = parts.after(_with_new_items, features, items)
         return self
 
     # --------------------------------------------------------------- what a method may change
@@ -169,6 +173,11 @@ class ItemContent:
             reading.aligned(self.item_features, self.items, bounded=self._bounds_features)
 
 
+def _with_new_items(model, features, items):
+    """Return a copy of a model to which items have been added."""
+    return copy.copy(model).add_items(features, items)
+
+
 @dataclass(eq=False, repr=False)
 class WeightsContent(ItemContent):
     """`item_features` of weights between items: those to and from new items are predicted."""
@@ -187,7 +196,13 @@ class WeightsContent(ItemContent):
         np.fill_diagonal(weights, 0)
         shape = history.shape[0], len(weights)
         history = sparse.csr_array((history.data, history.indices, history.indptr), shape=shape)
-        return {"item_weights_": weights, "user_history_": history}
+        known = self._popularity
+        new = np.clip(self._new_rows(known, rows), 0, 1)
+        return {
+            "item_weights_": weights,
+            "user_history_": history,
+            "_popularity": np.concatenate([known, new]),
+        }
 
 
 # ------------------------------------------------------------------------------ the prior

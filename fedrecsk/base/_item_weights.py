@@ -19,13 +19,19 @@ score_kernels: LazyModule = LazyModule("fedrecsk.base._score_kernels")
 
 # Least number of items at which X'X is kept sparse, where the model can be.
 MANY_ITEMS = 5000
-# Steps after which unknown users rank items as by popularity (MovieLens-100k, reg 200 to 5000).
-POWER_STEPS = 10
 # Whose pairs fill 400 MB.
 MOST_ITEMS = 10_000
 
 
-class ItemWeightsMixin(FadingPairs):
+class FromPairs(FadingPairs):
+    """Scores of unknown users by a model of X'X, on whose diagonal is how many like each item."""
+
+    def _scores_of_unknown_users(self):
+        # Only a client's own model has no counts, and users of its own.
+        return getattr(self, "_popularity", None)
+
+
+class ItemWeightsMixin(FromPairs):
     """Scores of a recommender that has `item_weights_` and its users' `user_history_`."""
 
     _has_user_vectors = False
@@ -41,14 +47,6 @@ class ItemWeightsMixin(FadingPairs):
         history = _arrays(self.user_history_)
         score_kernels.all_by_weights(users, *history, self.item_weights_, scores)
         return self._with_unknown_users(scores, users)
-
-    def _scores_of_unknown_users(self):
-        """Return about the mean user's scores: those that stay in proportion as a history."""
-        scores = np.abs(self.item_weights_).sum(axis=0)
-        for _ in range(POWER_STEPS):
-            norm = np.linalg.norm(scores)
-            scores = scores @ self.item_weights_ / (norm if norm > 0 else 1)
-        return scores
 
     def _public_half(self):
         return ItemWeights(self.item_weights_)
@@ -113,8 +111,7 @@ class NearestItemsMixin(ItemWeightsMixin):
         """Return each item's nearest items and weights, filled up by the item itself and 0."""
         width = min(self.n_neighbors, n_items)
         i, j, values = pairs_of(gram, n_items)
-        counts, apart = np.zeros(n_items), i != j
-        counts[i[~apart]] = values[~apart]
+        counts, apart = diagonal(gram, n_items), i != j
         i, j, values = i[apart], j[apart], values[apart]
         products = np.maximum(counts[i] * counts[j], 0)
         weights = symmetric(i, j, values / (products**self.power + self.shrinkage), n_items)
@@ -247,6 +244,23 @@ def pairs_of(gram, n_items):
         values = np.ravel(gram)[numbers]
     i = (np.sqrt(8 * numbers + 1).astype(np.int64) - 1) // 2
     return i, numbers - n_pairs(i), values
+
+
+def diagonal(gram, n_items):
+    """Return the diagonal of X'X, a triangle or a sparse column of pairs, (n_items,)."""
+    if not sparse.issparse(gram):
+        return np.ravel(gram)[n_pairs(np.arange(1, n_items + 1)) - 1]
+    (i, j, values), counts = pairs_of(gram, n_items), np.zeros(n_items)
+    counts[i[i == j]] = values[i == j]
+    return counts
+
+
+def popularity(counts, prior=None):
+    """Return items' counts as shares of the largest; a prior knows those of items without likes."""
+    counts = np.maximum(counts, 0)
+    if prior is not None:
+        counts = np.maximum(prior.filled(counts), 0)
+    return counts / max(counts.max(initial=0), np.finfo(float).tiny)
 
 
 def symmetric(i, j, values, n_items):

@@ -118,14 +118,15 @@ class PublicHalf:
         -------
         frame : DataFrame
             Columns `source`, `item` and `contribution`: up to n rows with source "row", the largest
-            first, then "other rows" and "everybody", without an item (-1, NaN or ""). The
-            contributions add up to the score, before it is clipped to the rating scale.
+            first, then "other rows" and "everybody", without an item (-1, NaN or ""), and
+            "clipped" if the sum lies outside the rating scale. The contributions add up to the
+            score.
         items : ndarray of shape (min(n, n_rows),)
             With ``as_frame=False``: items of the rows, largest contribution first.
         contributions : ndarray of the same shape, dtype float64
             With ``as_frame=False``: their contributions.
         rest : float
-            With ``as_frame=False``: the score less these contributions.
+            With ``as_frame=False``: the score before it is clipped, less these contributions.
 
         Raises
         ------
@@ -178,12 +179,15 @@ class PublicHalf:
         contributions = contributions[order[:n]]
         if not as_frame:
             return items, contributions, float(rest + others)
-        none = np.repeat(missing_id(self.item_ids_.dtype), 2).astype(items.dtype)
+        sums = {"other rows": others, "everybody": rest}
+        if clipped := served._response(np.array([score]))[0] - score:
+            sums["clipped"] = clipped
+        none = np.repeat(missing_id(self.item_ids_.dtype), len(sums)).astype(items.dtype)
         return pd.DataFrame(
             {
-                "source": ["row"] * len(items) + ["other rows", "everybody"],
+                "source": ["row"] * len(items) + list(sums),
                 "item": np.concatenate([items, none]),
-                "contribution": np.concatenate([contributions, [others, rest]]),
+                "contribution": np.concatenate([contributions, list(sums.values())]),
             }
         )
 
@@ -213,7 +217,8 @@ class PublicHalf:
         """Write the public half of the model to one file, which cannot run code.
 
         It has the items' ids and numbers, all that recommending to a newcomer needs, and nothing
-        of any user: what every client of a federation receives at the end of a fit.
+        of any user: what every client of a federation receives at the end of a fit, and everybody's
+        list, which may be the items' popularity.
         :func:`fedrecsk.portable.load` reads it where only NumPy is installed, and
         ``python -m fedrecsk serve`` answers requests with it.
 

@@ -149,11 +149,10 @@ class Recommends:
         Notes
         -----
         For unknown users, items are ranked by item biases, by the mean user's or the mean item's
-        vector (which rank much like popularity), or, by weights between items, as for a user whose
-        history has the proportions of its scores. Methods that have none of these give all items
-        the same score, the list is the beginning of `item_ids_`, and a warning says so. Instead,
-        pass the users' ratings as `interactions` or to `fold_in`. For users without any ratings,
-        use :class:`~fedrecsk.Popularity`.
+        vector (which rank much like popularity), or, where a model knows it, by popularity. Methods
+        that have none of these give all items the same score, the list is the beginning of
+        `item_ids_`, and a warning says so. Instead, pass the users' ratings as `interactions` or to
+        `fold_in`. For users without any ratings, use :class:`~fedrecsk.Popularity`.
 
         Examples
         --------

@@ -32,7 +32,14 @@ from fedrecsk.base._similarity import Similarity
 from fedrecsk.cluster import _frames
 from fedrecsk.data import _checks
 from fedrecsk.data._mistakes import warn_about_target, warn_about_unknown_pairs
-from fedrecsk.data.interactions import as_table, catalogue_ids, encode, id_columns, matrix_rows
+from fedrecsk.data.interactions import (
+    as_table,
+    catalogue_ids,
+    encode,
+    id_columns,
+    matrix_rows,
+    shape_of_ids,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -359,8 +366,7 @@ class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, Plai
         if hasattr(X, "columns"):
             # A DataFrame is read column by column, each with its own type; later ones are not read.
             validate_data(self, X, skip_check_array=True, reset=reset)
-            # Only its shape is left to check, without making a large array of both columns.
-            table = np.broadcast_to(np.int8(0), (len(X), min(2, X.shape[1])))
+            table = shape_of_ids(X)
             if y is None and not required:
                 check_array(table, input_name="X", estimator=self, **options)
                 return X, y
@@ -424,13 +430,10 @@ class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, Plai
         offset, user_bias, item_bias, user_factors, item_factors = self._linear_part()
         known = users >= 0
         # With the biases as two more columns, one product gives all scores.
-        left = np.column_stack(
-            [
-                np.where(known[:, None], user_factors[users], 0).astype(np.float64),
-                np.where(known, user_bias[users], 0) + offset,
-                np.ones(len(users)),
-            ]
-        )
+        left = np.zeros((len(users), user_factors.shape[1] + 2))
+        left[known, :-2], left[known, -2] = user_factors[users[known]], user_bias[users[known]]
+        left[:, -2] += offset
+        left[:, -1] = 1
         # C order, in which it is filled fastest.
         right = np.empty((len(item_bias), left.shape[1]))
         right[:, :-2], right[:, -2], right[:, -1] = item_factors, 1, item_bias

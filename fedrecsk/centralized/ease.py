@@ -16,8 +16,10 @@ from fedrecsk.base._item_prior import WeightsContent
 from fedrecsk.base._item_weights import (
     ItemWeightsMixin,
     dense_gram,
+    diagonal,
     histories,
     liked,
+    popularity,
     regularized_inverse,
     weights_of,
 )
@@ -133,7 +135,7 @@ class EASE(WeightsContent, ItemWeightsMixin, RankingMixin, Recommender):
         if prior is not None:
             weights = self._filled_weights(prior, attributes["item_weights_"])
             attributes |= {"item_weights_": weights, "_content": prior}
-        return attributes
+        return attributes | {"_popularity": popularity(diagonal(gram, data.n_items), prior)}
 
     def _new_user_attributes(self, data):
         return {"user_history_": histories(liked(data), self._dtype, self.history_half_life)}

@@ -12,8 +12,10 @@ from fedrecsk.base import RankingMixin, Recommender, _item_weights, check_likes
 from fedrecsk.base._item_weights import (
     NearestItemsMixin,
     dense_gram,
+    diagonal,
     histories,
     liked,
+    popularity,
     sparse_gram,
     sparse_weights,
 )
@@ -116,6 +118,7 @@ class ItemKNN(NearestItemsMixin, RankingMixin, Recommender):
         return {
             "item_weights_": sparse_weights(*self._nearest(gram, data.n_items)),
             "user_history_": histories(likes, self._dtype, self.history_half_life),
+            "_popularity": popularity(diagonal(gram, data.n_items)),
         }
 
     def _gram(self, likes):

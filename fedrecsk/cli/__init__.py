@@ -140,11 +140,12 @@ def is_federated(method: type) -> bool:
 def list_methods() -> str:
     """Describe all methods, a line each."""
     groups: dict[str, list[str]] = {title: [] for title in _GROUPS.values()}
+    width = 1 + max(map(len, method_names()))
     for name in method_names():
         method = getattr(fedrecsk, name)
         summary = (inspect.getdoc(method) or "").partition("\n")[0]
         title = _GROUPS[predicts_ratings(method), is_federated(method)]
-        groups[title].append(f"  {name:<15}{summary}")
+        groups[title].append(f"  {name:<{width}}{summary}")
     groups["In Python only, with torch: fedrecsk.neural"] = [f"  {name}" for name in NEURAL]
     return "\n\n".join("\n".join([title, *lines]) for title, lines in groups.items())
 

@@ -7,7 +7,6 @@ import importlib.util
 import re
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 
 from fedrecsk import BiasOnly, FedEB, Federation, ImplicitALS, Popularity, RFRec, SVDpp, datasets
+from fedrecsk._utils.kernels import timed
 from fedrecsk.cli import PUBLISHED, is_federated, predicts_ratings
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.model_selection import UserHoldout
@@ -70,10 +70,8 @@ def run(options: argparse.Namespace) -> None:
     metrics = ("RMSE", "MAE") if ratings else (f"precision@{K}", f"NDCG@{K}", f"hit rate@{K}")
     table = [("", "", *metrics, "kB up/client", "seconds")]
     for one in [*models, model]:
-        start = time.perf_counter()
         with progress(one):
-            one.fit(rows.X[train], y)
-        seconds = time.perf_counter() - start
+            _, seconds = timed(one.fit, rows.X[train], y)
         kind = "federated" if is_federated(type(one)) else "centralised"
         ledger = getattr(one, "communication_", None)
         sent = "" if ledger is None else f"{ledger.bytes_up / len(ledger.client_ids) / 1000:,.1f}"

@@ -44,6 +44,16 @@ def largest(values: NDArray) -> float:
     return max(float(values.max(initial=0)), -float(values.min(initial=0)))
 
 
+def check_resolution(values: NDArray, name: str, cure: str) -> None:
+    """Raise if floats are so large that neighbouring integers are equal."""
+    n_bits = min(np.finfo(values.dtype).nmant, np.finfo(np.float64).nmant) + 1
+    if largest(values) >= 2**n_bits:
+        raise ValueError(
+            f"{name} are floats of 2**{n_bits} or more, which as {values.dtype} stand for several "
+            f"integers each; {cure}."
+        )
+
+
 def check_rows(y: NDArray | None, sample_weight: NDArray | None) -> None:
     """Raise if a rating or a weight is too large for single precision."""
     for name, values, hint in (

@@ -34,7 +34,7 @@ _FEWEST_ROWS = 100
 # Stars have at most ten steps and are at most 10.
 _MAX_STEPS = 10
 # Unix times of 1990 to 2035, of at least a month, so that numbers in a row are none.
-_EPOCH = (631_152_000, 2_051_222_400)
+EPOCH = (631_152_000, 2_051_222_400)
 _MONTH = 30 * 86_400
 # With fewer unknown ids in test rows, those are probably new ones.
 _MANY_UNKNOWN = 0.1
@@ -170,7 +170,7 @@ def _are_times(values):
         return False
     low, high = float(values.min()), float(values.max())
     return any(
-        _EPOCH[0] * unit <= low and high <= _EPOCH[1] * unit and high - low >= _MONTH * unit
+        EPOCH[0] * unit <= low and high <= EPOCH[1] * unit and high - low >= _MONTH * unit
         for unit in (1, 1000)
     )
 

@@ -10,11 +10,17 @@ import pandas as pd
 
 from fedrecsk._utils.sklearn_compat import Interval, safe_indexing
 from fedrecsk._utils.user_warnings import warn
+from fedrecsk.data._checks import check_resolution
+from fedrecsk.data._mistakes import EPOCH
 
 ROW_ORDER = "row_order"
 CONSTRAINT = [Interval(Integral, 2, None, closed="left"), str]
 # Seconds of a day, and the number of days from 1970 on that have a column.
 DAY, N_DAYS = 86_400, 2**16
+# Seconds, milliseconds, microseconds and nanoseconds: how many there are in a second.
+UNITS = 1, 10**3, 10**6, 10**9
+# Seconds of a minute, like which 20240131 looks, too, and of an hour.
+LONG_UNITS = 60, 3600
 _CONVERT = "Convert the column, for example with pandas.to_datetime."
 
 
@@ -31,6 +37,7 @@ def read_times(X, timestamps):
         )
     _check_order(times, name)
     _warn_about_ratings(X, timestamps, times, name)
+    _warn_about_units(times, name)
     return times
 
 
@@ -51,6 +58,7 @@ def times_of_histories(X, timestamps, *, all_users):
     if all_users:
         _check_order(times[~missing], name)
         _warn_about_ratings(X, timestamps, times[~missing], name)
+        _warn_about_units(times[~missing], name)
     if times.dtype.kind == "M":
         times = times.astype("datetime64[us]").astype(np.int64)
     return np.where(missing, np.nan, times.astype(np.float64))
@@ -60,9 +68,8 @@ def days_of(X, timestamps, *, all_users):
     """Return the day of each row since 1970 as floats, NaN where missing; numbers are seconds."""
     times, name = _column_of_times(X, timestamps)
     missing = _is_missing(times)
-    if times.dtype.kind == "M":
-        times = times.astype("datetime64[s]").astype(np.int64)
-    days = np.where(missing, np.nan, times.astype(np.float64) // DAY)
+    seconds = times.astype("datetime64[s]").astype(np.int64) if times.dtype.kind == "M" else times
+    days = np.where(missing, np.nan, seconds.astype(np.float64) // DAY)
     wrong = (days < 0) | (days >= N_DAYS)
     if wrong.any() or (all_users and len(days) > 1 and (days == 0).all()):
         first = times[wrong.argmax()]
@@ -70,6 +77,9 @@ def days_of(X, timestamps, *, all_users):
             f"{name} should be dates, or seconds since 1970, to tell days apart; one is {first!s}. "
             "Convert the column, or set timestamps=None to leave days out."
         )
+    if all_users and not missing.all():
+        _warn_about_units(times[~missing], name)
+        _warn_about_days(times[~missing], name)
     return days
 
 
@@ -106,6 +116,44 @@ def _warn_about_ratings(X, timestamps, times, name):
             "time needs the time of each interaction: put it into a column of X and name that "
             f"column, or pass timestamps={ROW_ORDER!r} if the rows are in the order of time."
         )
+
+
+def _warn_about_units(times, name):
+    """Warn of numbers in two units, and of dates that a wrong unit has put into January 1970."""
+    if times.dtype.kind == "M":
+        seconds = times.astype("datetime64[us]").astype(np.int64) / 10**6
+        wrong = np.any([_are_epochal(seconds, 1 / unit) for unit in UNITS if unit > 1], axis=0)
+        if wrong.any():
+            warn(
+                f"{name} lie in January 1970 in {wrong.mean():.0%} of the rows, such as "
+                f"{times[wrong.argmax()]!s}, as numbers do that are read in too small a unit. Give "
+                "the unit: pandas.to_datetime(column, unit='s') for seconds, 'ms' for milliseconds."
+            )
+        return
+    found = [times[one][0] for unit in UNITS if (one := _are_epochal(times, unit)).any()]
+    if len(found) > 1:
+        warn(
+            f"{name} mix units: {found[0]:.0f} and {found[1]:.0f}, for example, look like times "
+            "since 1970, one of them in a unit at least 1,000 times smaller, so that rows are out "
+            "of order. Convert them to one unit."
+        )
+
+
+def _warn_about_days(times, name):
+    """Warn if numbers that are read as seconds look like hours, minutes or YYYYMMDD."""
+    if times.dtype.kind == "M" or not any(_are_epochal(times, 1 / u).all() for u in LONG_UNITS):
+        return
+    ends = np.array([times.min(), times.max()]).astype("datetime64[s]").astype("datetime64[D]")
+    warn(
+        f"{name}, such as {times[0]:.0f}, are read as seconds since 1970, so that they lie between "
+        f"{ends[0]} and {ends[1]}. If they are hours, minutes or dates like 20240131, convert the "
+        "column: pandas.to_datetime(column, unit='h'), or format='%Y%m%d'."
+    )
+
+
+def _are_epochal(times, per_second):
+    """Return which numbers are times of 1990 to 2035, of so many a second."""
+    return (times >= EPOCH[0] * per_second) & (times <= EPOCH[1] * per_second)
 
 
 def _look_like_ratings(times):
@@ -155,6 +203,9 @@ def as_times(column, name):
         raise ValueError(
             f"{name} are neither numbers nor dates; the first is {times[0]!r}. {_CONVERT}"
         )
+    if times.dtype.kind == "f" and times.dtype.itemsize < 8:
+        known = times[np.isfinite(times)]
+        check_resolution(known, name, "give them as integers, for example in a DataFrame")
     return times
 
 

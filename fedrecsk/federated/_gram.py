@@ -14,14 +14,16 @@ from fedrecsk._utils import memory
 from fedrecsk._utils.sklearn_compat import StrOptions
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.base import RankingMixin, _item_weights, check_likes
-from fedrecsk.base._fading import FadingPairs
 from fedrecsk.base._item_weights import (
+    FromPairs,
     dense_gram,
+    diagonal,
     histories,
     liked,
     lower_part,
     n_pairs,
     pairs_of,
+    popularity,
     single_grams,
     sparse_gram,
     whole,
@@ -41,7 +43,7 @@ STANDARD_DEVIATIONS = 3.0
 
 
 @dataclass(eq=False, repr=False)
-class FederatedGram(FadingPairs, RankingMixin, FederatedRecommender):
+class FederatedGram(FromPairs, RankingMixin, FederatedRecommender):
     """Base class of the methods whose server needs only X'X.
 
     A method gives `_solve`, `_model`, and the users' half.
@@ -53,7 +55,7 @@ class FederatedGram(FadingPairs, RankingMixin, FederatedRecommender):
 
     _parameter_constraints: ClassVar[dict] = (
         FederatedRecommender._parameter_constraints
-        | FadingPairs._fading_constraints
+        | FromPairs._fading_constraints
         | {"upload": [StrOptions({"auto", "local", "all"})]}
     )
 
@@ -138,14 +140,25 @@ class FederatedGram(FadingPairs, RankingMixin, FederatedRecommender):
         }
 
     def _resumed(self, server, before, places):
-        if sparse.issparse(server["gram"]):
+        known = places >= 0
+        is_sparse = sparse.issparse(server["gram"])
+        if is_sparse or sparse.issparse(before["gram"]):
             i, j, values = pairs_of(before["gram"], before["n_items"])
-            numbers = n_pairs(places[i]) + places[j]
-            entries = values, (numbers, np.zeros(len(numbers), dtype=np.int64))
-            return server | {"gram": sparse.csc_array(entries, server["gram"].shape)}
+            kept = known[i] & known[j]
+            numbers = n_pairs(places[i[kept]]) + places[j[kept]]
+            entries = values[kept], (numbers, np.zeros(len(numbers), dtype=np.int64))
+            gram = sparse.csc_array(entries, (n_pairs(server["n_items"]), 1))
+            return server | {"gram": gram if is_sparse else gram.toarray().ravel()}
         gram = np.zeros((server["n_items"], server["n_items"]))
-        gram[np.ix_(places, places)] = whole(before["gram"], before["n_items"])
+        own = whole(before["gram"], before["n_items"])[np.ix_(known, known)]
+        gram[np.ix_(places[known], places[known])] = own
         return server | {"gram": lower_part(gram)}
+
+    def _attributes_of_state(self, server):
+        counts = diagonal(server["gram"], server["n_items"])
+        counts[counts <= STANDARD_DEVIATIONS * np.sqrt(server["noise_variance"])] = 0
+        shares = popularity(counts, server.get("content"))
+        return super()._attributes_of_state(server) | {"_popularity": shares}
 
     def _solved(self, server):
         """Return the result of `_solve` for the sum, computed once."""

@@ -13,11 +13,11 @@ from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base._item_prior import WeightsContent
 from fedrecsk.base._item_weights import (
     ItemWeightsMixin,
+    diagonal,
     histories,
     liked,
     lower_part,
     n_items_of,
-    n_pairs,
     regularized_inverse,
     weights_of,
     whole,
@@ -224,7 +224,7 @@ class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeights):
 
     def _prior_of(self, gram, n_items):
         """Return the prior of the items' weights, whose numbers of likes are on the diagonal."""
-        return self._item_prior(gram[n_pairs(np.arange(1, n_items + 1)) - 1])
+        return self._item_prior(diagonal(gram, n_items))
 
     def _with_items(self, rows):
         attributes = super()._with_items(rows)

@@ -32,7 +32,7 @@ from fedrecsk.metrics._held_out import (
     transform_negatives,
     unwrap,
     unwrap_and_adapt,
-    warn_if_seen,
+    warn_of_pairs,
 )
 from fedrecsk.metrics._ranking import (
     OF_LISTS,
@@ -156,9 +156,10 @@ def evaluate_ranking(
     Warns
     -----
     UserWarning
-        If more than 1 % of the given negatives are in X or were seen in fit; if the model knows
-        none of the negatives, none of the users of X or none of its items; or if the model was
-        fitted to the rows of X.
+        If more than 1% of the given negatives are in X or were seen in fit, of the relevant pairs
+        of X are training pairs, or of its rows repeat a pair; if the model knows none of the
+        negatives, none of the users of X or none of its items; or if the model was fitted to the
+        rows of X.
 
     Notes
     -----
@@ -181,7 +182,7 @@ def evaluate_ranking(
         n_negatives, negatives, exclude_seen, threshold, random_state, items, users, X_train
     )
     names, cutoffs, spec = protocol.plan(metrics, k)
-    ranking = protocol.rank(estimator, X, y, sample_weight, spec=spec, warn_of_seen=True)
+    ranking = protocol.rank(estimator, X, y, sample_weight, spec=spec, on_purpose=False)
     return {key_of(m, k): value(m, ranking, k) for m in names for k in cutoffs}
 
 
@@ -194,6 +195,7 @@ def catalogue_ndcg(
     """Return NDCG at 10 of a recommender of this package over its catalogue, however small."""
     adapted = adapt(model)
     held_out = hold_out(adapted, *check_rows(X, y, sample_weight))
+    warn_of_pairs(adapted, held_out, on_purpose=True, hides_seen=True)
     return value("ndcg", rank(adapted, held_out, RankingSpec(10)), 10)
 
 
@@ -299,6 +301,11 @@ class Protocol:
         options = vars(self).values()
         return tuple(one if isinstance(one, str | Real | None) else id(one) for one in options)
 
+    @property
+    def hides_seen(self) -> bool:
+        """Return whether a user's other training items are not ranked."""
+        return self.exclude_seen or self.n_negatives is not None or self.negatives is not None
+
     def plan(self, metrics: Any, k: Any, name: str = "metrics") -> tuple[list, list, RankingSpec]:
         """Return names, cutoffs and what they need; raise if they make no sense here."""
         names, cutoffs = check_metrics(metrics, name), check_cutoffs(k)
@@ -321,9 +328,12 @@ class Protocol:
         sample_weight: ArrayLike | None = None,
         *,
         spec: RankingSpec,
-        warn_of_seen: bool = False,
+        on_purpose: bool = True,
     ) -> Ranking:
-        """Rank the rows, as exactly as the specification needs."""
+        """Rank the rows, as exactly as the specification needs.
+
+        With `on_purpose`, they may be the training rows.
+        """
         transformers, recommender, model = unwrap_and_adapt(estimator, self.X_train)
         X, y, sample_weight = check_rows(X, y, sample_weight)
         given = None
@@ -343,8 +353,9 @@ class Protocol:
         groups = {"user": self.users, "item": self.items}
         new_roles = [role for role, which in groups.items() if which == "new"]
         held_out = hold_out(model, X, y, sample_weight, self.threshold, new_roles)
-        if warn_of_seen:
-            warn_if_seen(model, held_out)
+        if self.X_train is None or not on_purpose:
+            # `compare`, which passes the training rows, looks at the pairs of each fold once.
+            warn_of_pairs(model, held_out, on_purpose=on_purpose, hides_seen=self.hides_seen)
         n_ranked = len(model.item_ids) if ranked is None else int(ranked.sum())
         _check_depth(spec.cutoff, n_ranked, "items of the catalogue")
         if self.n_negatives is not None or spec.n_listed or (given is None and self.exclude_seen):

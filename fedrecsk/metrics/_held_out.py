@@ -23,17 +23,20 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted
 from fedrecsk._utils.sklearn_compat import check_sample_weight, safe_indexing
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data._mistakes import check_order
-from fedrecsk.data.interactions import Ids, as_table, encode, id_array, id_columns
+from fedrecsk.data.interactions import Ids, as_table, encode, id_array, id_columns, shape_of_ids
 from fedrecsk.metrics._ranking import Ranking, ranking_kernels
 
 # With a smaller share of known users, or items, the test rows are probably wrong.
 FEW = 0.05
-# Number of users whose test rows are compared with what they saw in fit.
-USERS_LOOKED_AT = 100
 # Gains above this are scaled down.
 LARGE = 1e100
-# Published files of negatives contain a few rated items; a larger share is a mistake.
-TOLERATED_SHARE_RATED = 0.01
+# Published files of negatives contain a few rated items, and test rows a few repetitions; larger
+# shares are mistakes.
+TOLERATED_SHARE = 0.01
+REPEATED = (
+    "{} repeat a pair of user and item, and NDCG counts a pair as often as it occurs; drop "
+    "repeated rows to count each pair once."
+)
 # Items that one call of the kernel looks through, so that it ends within a second.
 ITEMS_PER_CALL = 2**27
 PEERS = (
@@ -55,6 +58,7 @@ class HeldOut:
     items: np.ndarray  # of each row, as the recommender's code or -1
     relevant: np.ndarray  # of each row, bool
     weights: np.ndarray  # of each row
+    share_repeated: float  # of the rows that were given, those of a pair that an earlier row has
 
     @property
     def n_users(self):
@@ -69,10 +73,13 @@ class HeldOut:
 @np.errstate(invalid="ignore", over="ignore")
 def check_rows(X, y=None, sample_weight=None):
     """Return X as a table, y and the weights as arrays or None; raise if they are invalid."""
-    X = as_table(X)
-    checked = check_array(X, dtype=None, ensure_all_finite=False, ensure_min_features=2)
+    table = as_table(X)
+    options = {"dtype": None, "ensure_all_finite": False, "ensure_min_features": 2}
     # Later columns of X may hold anything; its ids are checked where they are encoded.
-    table = X if hasattr(X, "columns") else checked
+    if hasattr(table, "columns"):
+        check_array(shape_of_ids(table), **options)
+    else:
+        table = check_array(table, **options)
     if y is not None:
         if any(isinstance(one, str) for one in np.asarray(y).ravel()[:1]):
             raise ValueError("y holds strings; ratings must be numbers.")
@@ -95,6 +102,7 @@ def hold_out(model, X, y, sample_weight, threshold=None, new_roles=()):
             "change the threshold."
         )
     counts = np.diff(test.indptr)
+    n_given = X.shape[0] if sample_weight is None else np.count_nonzero(sample_weight)
     rows = np.repeat(kept, counts)
     user_ids, own_items = Ids(test.user_ids.values[kept], test.user_ids.name), test.items[rows]
     users = np.full(len(user_ids), -1)
@@ -112,6 +120,7 @@ def hold_out(model, X, y, sample_weight, threshold=None, new_roles=()):
         items=codes[own_items],
         relevant=relevant[rows],
         weights=test.weights[rows],
+        share_repeated=1 - len(test.items) / n_given,
     )
 
 
@@ -142,20 +151,39 @@ def are_known(codes: np.ndarray) -> bool:
     return len(codes) == 0 or float(np.mean(codes >= 0)) > FEW
 
 
-def warn_if_seen(model, held_out):
-    """Warn if the first test users have seen all their test items in fit."""
-    if model.seen is None:
+def warn_of_pairs(model: Any, held_out: HeldOut, *, on_purpose: bool, hides_seen: bool) -> None:
+    """Warn of test pairs that are training pairs, or that occur in several test rows.
+
+    Scores of training rows themselves may be on purpose.
+    """
+    share = _share_seen(model, held_out)
+    if share == 1 and not on_purpose:
+        warn(
+            "The model was fitted to the test rows, so this does not measure prediction. "
+            "Evaluate held-out rows: see fedrecsk.model_selection."
+        )
+    if share == 1:
         return
-    indptr, items = model.seen.indptr, model.seen.indices
-    for user in range(min(held_out.n_users, USERS_LOOKED_AT)):
-        own = held_out.items[held_out.indptr[user] : held_out.indptr[user + 1]]
-        code = held_out.users[user]
-        if code < 0 or not np.isin(own, items[indptr[code] : indptr[code + 1]]).all():
-            return
-    warn(
-        "The model was fitted to the test rows, so this does not measure prediction. "
-        "Evaluate held-out rows: see fedrecsk.model_selection."
-    )
+    if hides_seen and share > TOLERATED_SHARE:
+        warn(
+            f"{share:.0%} of the relevant test pairs are training pairs too. They are ranked "
+            "without the other items that users have seen, so scores are too good; drop their "
+            "rows, or rank all items with exclude_seen=False."
+        )
+    if held_out.share_repeated > TOLERATED_SHARE:
+        warn(REPEATED.format(f"{held_out.share_repeated:.0%} of the test rows"))
+
+
+def _share_seen(model, held_out):
+    """Return the share of the relevant test pairs that the model was fitted to."""
+    if model.seen is None:
+        return 0.0
+    relevant = held_out.relevant
+    users = np.repeat(held_out.users, held_out.n_rows)[relevant]
+    items = held_out.items[relevant]
+    known = (users >= 0) & (items >= 0)
+    pairs = np.ones(known.sum()), (users[known], items[known])
+    return sparse.csr_array(pairs, shape=model.seen.shape).multiply(model.seen).sum() / len(users)
 
 
 # ----------------------------------------------------------------------------- ranking
@@ -368,7 +396,7 @@ def group_negatives(model, held_out, users, items):
             f"among. Give item ids as in fit, such as {model.item_ids.values[0]!s}."
         )
     n_rated = tested.sum() + _n_seen(model, held_out, rows, codes - 1)
-    if n_rated > TOLERATED_SHARE_RATED * len(items):
+    if n_rated > TOLERATED_SHARE * len(items):
         warn(
             f"{n_rated} of the {len(items)} given negatives are not negatives: their users have "
             "seen them in fit, or they are in the test rows."

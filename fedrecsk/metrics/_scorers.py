@@ -143,6 +143,16 @@ class RankingScorer(RecommenderScorer):
             self.by_user = ranking.users, METRICS[self._metric](ranking, self._k)
         return value(self._metric, ranking, self._k)
 
+    @property
+    def ranks_seen(self) -> bool:
+        """Return whether the items that a user has seen in fit are ranked like others."""
+        return not self._protocol.hides_seen
+
+    @property
+    def counts_repeated(self) -> bool:
+        """Return whether a pair counts as often as it occurs in the test rows."""
+        return self._metric == "ndcg"
+
     def trained_on(self, X_train: ArrayLike) -> RankingScorer:
         """Return the same scorer with the training rows made known to it."""
         scorer = copy.copy(self)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -24,7 +23,7 @@ from sklearn.utils.metadata_routing import get_routing_for_object
 from sklearn.utils.parallel import Parallel, delayed
 from sklearn.utils.validation import check_consistent_length
 
-from fedrecsk._utils.kernels import seconds_compiling
+from fedrecsk._utils.kernels import timed
 from fedrecsk._utils.parameters import suggest
 from fedrecsk._utils.sklearn_compat import (
     BaseScorer,
@@ -35,9 +34,9 @@ from fedrecsk._utils.sklearn_compat import (
 )
 from fedrecsk._utils.threads import N_JOBS
 from fedrecsk._utils.user_warnings import warn
-from fedrecsk.data.interactions import as_table, id_columns
+from fedrecsk.data.interactions import as_table, factorized, id_columns
 from fedrecsk.metrics import make_ranking_scorer
-from fedrecsk.metrics._held_out import unwrap
+from fedrecsk.metrics._held_out import REPEATED, TOLERATED_SHARE, unwrap
 from fedrecsk.metrics._ranking import METRICS, key_of
 from fedrecsk.metrics._scorers import RankingScorer, RankingScorers, RecommenderScorer
 from fedrecsk.model_selection._comparison import (
@@ -151,8 +150,8 @@ def compare(
     FitFailedWarning
         If some fits failed.
     UserWarning
-        If some scores failed, a score does not apply to an estimator, or test rows of a fold are
-        among its training rows.
+        If some scores failed, a score does not apply to an estimator, or if test rows of a fold are
+        among its training rows, have pairs that are there, or repeat pairs.
 
     See Also
     --------
@@ -197,6 +196,7 @@ def compare(
     folds = _folds(cv, X, y)
 
     users, items = id_columns(as_table(X))
+    _warn_of_pairs(users, items, folds, scorers.values())
 
     chains = [[one] for one in enumerate(folds)]
     if update != "fit":
@@ -329,6 +329,29 @@ def _positions(rows, n_rows):
     return np.flatnonzero(rows) if rows.dtype == bool and rows.shape == (n_rows,) else rows
 
 
+def _warn_of_pairs(users, items, folds, scorers):
+    """Warn of pairs that are in training and test rows of a fold, or in several of its test rows.
+
+    Rows that are both have been reported before.
+    """
+    (users, _), (items, known) = factorized(users), factorized(items)
+    pairs, both, repeated = users * len(known) + items, [], []
+    for train, test in folds:
+        own = pairs[test]
+        both.append(np.mean(np.isin(own, pairs[train]) & ~np.isin(test, train)))
+        repeated.append(1 - len(np.unique(own)) / len(own))
+    both, repeated = float(np.mean(both)), float(np.mean(repeated))
+    ranking = [one for one in scorers if isinstance(one, RankingScorer)]
+    if both > TOLERATED_SHARE and not all(getattr(one, "ranks_seen", False) for one in scorers):
+        warn(
+            f"{both:.0%} of the test rows have a pair of user and item that is in the training "
+            "rows of the fold too, so scores are too good. Keep the first row of each pair only, "
+            "or rank all items: make_ranking_scorer(exclude_seen=False)."
+        )
+    if repeated > TOLERATED_SHARE and any(one.counts_repeated for one in ranking):
+        warn(REPEATED.format(f"{repeated:.0%} of the test rows of a fold"))
+
+
 def _share_unknown(ids, folds):
     """Return the mean share of the test rows whose ids have no training row."""
     return float(np.mean([np.mean(~np.isin(ids[test], ids[train])) for train, test in folds]))
@@ -447,12 +470,12 @@ def _fit_and_keep_up(name, chain, estimator, data, scorers, update, *, raises, k
             applicable = _scorers_for(estimator, scorers)
             of_fit = data.taken_by_fit(estimator)
             if before is None:
-                model, seconds = _timed(_fit, estimator, of_fit.rows(train))
+                model, seconds = timed(_fit, estimator, of_fit.rows(train))
             else:
                 model = outcomes[-1].estimator
                 model = copy.deepcopy(model) if keep else model
                 rows = of_fit.rows(train if update == "fold_in" else new)
-                model, seconds = _timed(_update, model, update if len(new) else "none", rows)
+                model, seconds = timed(_update, model, update if len(new) else "none", rows)
             costs = _costs(model)
             if before is not None and (update != "partial_fit" or not len(new)):
                 # What the ledger has is of the fit.
@@ -465,7 +488,7 @@ def _fit_and_keep_up(name, chain, estimator, data, scorers, update, *, raises, k
             continue
         before, X_train = train, safe_indexing(data.X, train)
         kept = {score: _keeping(scorer, X_train) for score, scorer in applicable.items()}
-        (scores, error), seconds = _timed(_score, model, kept, data, test, raises)
+        (scores, error), seconds = timed(_score, model, kept, data, test, raises)
         per_user = _per_user(data.users[test], kept)
         if per_user is not None:
             per_user = per_user.assign(estimator=name, fold=fold)
@@ -477,15 +500,6 @@ def _fit_and_keep_up(name, chain, estimator, data, scorers, update, *, raises, k
 def _told(error):
     """Return an error in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())
-
-
-def _timed(function, *arguments):
-    """Return what a function returns, and its seconds without those of compilation."""
-    # The first call loads numba, so that its import does not count.
-    compiled, start = seconds_compiling(), time.perf_counter()
-    found = function(*arguments)
-    seconds = time.perf_counter() - start - (seconds_compiling() - compiled)
-    return found, max(0.0, seconds)
 
 
 def _fit(estimator, rows):

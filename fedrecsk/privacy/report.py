@@ -150,7 +150,7 @@ class PrivacyReport:
         whole = self.mechanism in WHOLE_UPLOADS
         rows = {
             "Mechanism": self.mechanism,
-            "Total ε of the client that lost most": _epsilon(self.epsilon),
+            "Total ε of the client that lost most": _epsilon(self.epsilon, "∞"),
             "δ": f"{self.delta:.3g}" if self.delta else None,
             "What is hidden": self.neighbours,
             "Who takes part": self.sampling,
@@ -158,7 +158,7 @@ class PrivacyReport:
             "What the server sees": self.server_sees,
             "ε of one coordinate of one upload": None
             if whole
-            else _epsilon(self.epsilon_per_coordinate),
+            else _epsilon(self.epsilon_per_coordinate, "∞"),
             "Most uploads of one client": f"{self.n_uploads:,}",
             "Most coordinates of one client": f"{self.n_coordinates:,}",
         }
@@ -176,9 +176,10 @@ def _common(words, separator):
     return "none" if "none" in different else separator.join(different)
 
 
-def _epsilon(value):
+def _epsilon(value, infinite="inf"):
+    # Not every terminal can print the sign of infinity.
     if np.isinf(value):
-        return "∞"
+        return infinite
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 

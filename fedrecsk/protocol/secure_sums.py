@@ -52,8 +52,19 @@ class Channel:
 # --------------------------------------------------------------------------- CKKS and Paillier
 
 
-@dataclass(frozen=True)
-class EncryptionReport:
+class _Report:
+    """A dataclass whose floats are shown with three digits."""
+
+    def __repr__(self) -> str:
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        shown = (
+            f"{n}={v:.3g}" if isinstance(v, float) else f"{n}={v!r}" for n, v in values.items()
+        )
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+@dataclass(frozen=True, repr=False)
+class EncryptionReport(_Report):
     """Cost of encryption, measured on the uploads that were really encrypted.
 
     Attributes
@@ -146,8 +157,8 @@ class EncryptedChannel(Channel):
 # ----------------------------------------------------------------------------------- SecAggPlus
 
 
-@dataclass(frozen=True)
-class MaskingReport:
+@dataclass(frozen=True, repr=False)
+class MaskingReport(_Report):
     """Masked sums of a fit, what they cost, and what they reveal.
 
     Attributes

@@ -58,7 +58,10 @@ def _fields(cls: type) -> tuple[_Field, ...]:
 
 
 def resumed(now: Any, before: Any, places: NDArray[np.int64]) -> Any:
-    """Return the state `now` with what is kept of `before`, whose items have these places now."""
+    """Return the state `now` with what is kept of `before`, whose items have these places now.
+
+    A place of -1 means that the item is no longer in the catalogue.
+    """
     changes = {}
     for name, by, is_kept in _fields(type(now)):
         if not is_kept:
@@ -67,8 +70,8 @@ def resumed(now: Any, before: Any, places: NDArray[np.int64]) -> Any:
         if is_dataclass(new) and not isinstance(new, type):
             changes[name] = resumed(new, old, places)
         elif by == "items" and new is not None:
-            changes[name] = np.array(new)
-            changes[name][places] = old
+            changes[name], known = np.array(new), places >= 0
+            changes[name][places[known]] = old[known]
         else:
             changes[name] = copy.deepcopy(old)
     return replace(now, **changes)

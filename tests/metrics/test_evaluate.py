@@ -21,6 +21,7 @@ from fedrecsk.metrics import (
     exposure,
     make_ranking_scorer,
 )
+from fedrecsk.model_selection import compare
 from tests.conftest import SHARED_DATA, make_toy
 from tests.metrics.models import Given, Peer, score
 from tests.reference import ranking as reference
@@ -30,6 +31,7 @@ METRICS = tuple(reference.METRICS)
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The model knows 0 of"),
     pytest.mark.filterwarnings("ignore:The model was fitted to the test rows"),
+    pytest.mark.filterwarnings("ignore:.*of the relevant test pairs"),
 ]
 MODELS = [Given, Peer]
 every_model = pytest.mark.parametrize("Model", MODELS)
@@ -435,3 +437,50 @@ def test_exposure_says_what_it_cannot_do(toy):
         exposure(model, X[0, 1], k=0)
     with pytest.warns(UserWarning, match="none of these 2 users"):
         assert exposure(model, X[0, 1], [-1, -2], k=9) == 1.0
+
+
+def reported(judge, X, train, test, **options):
+    """The warnings of a judge of test rows, which knows the training rows."""
+    model, scorer = Popularity().fit(X[train]), make_ranking_scorer(k=3, **options)
+    judges = {
+        "evaluate_ranking": lambda: evaluate_ranking(model, X[test], k=3, **options),
+        "score": lambda: model.score(X[test]),
+        "scorer": lambda: scorer(model, X[test]),
+        "compare": lambda: compare([Popularity()] * 2, X, cv=[(train, test)] * 2, scoring=scorer),
+    }
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        judges[judge]()
+    return [str(one.message) for one in caught]
+
+
+@pytest.mark.parametrize("judge", ["evaluate_ranking", "score", "scorer", "compare"])
+def test_test_pairs_of_the_training_rows_and_repeated_ones_are_reported_with_their_share(judge):
+    # Each of ten users has item 0 in training rows, items 1 and 2 elsewhere; user 99 has all.
+    pairs = [[user, item] for user in range(10) for item in (0, 0, 1, 1, 2)]
+    X = np.array(pairs + [[99, item] for item in range(12)])
+    first, again, one, same, two = np.arange(50).reshape(-1, 5).T
+    train = np.append(first, np.arange(50, 62))
+    (message,) = reported(judge, X, train, np.append(again, one))
+    assert re.search("^50% of the .* training ", message)
+    (message,) = reported(judge, X, train, np.concatenate([one, same, two]))
+    assert re.search("^33% of the test rows .*repeat a pair", message)
+    assert reported(judge, X, train, np.append(one, two)) == []
+    if judge != "score":
+        assert reported(judge, X, train, np.append(again, one), exclude_seen=False) == []
+    if judge in ("score", "scorer"):
+        assert reported(judge, X, train, train) == []
+
+
+def test_integer_ids_beside_dates_are_judged():
+    X, _ = make_toy(14, 12)
+    dates = pd.to_datetime("2024-01-01") + pd.to_timedelta(np.arange(len(X)), "h")
+    frame = pd.DataFrame({"user": X[:, 0], "item": X[:, 1], "time": dates})
+    train, test = frame[:-20], frame[-20:]
+    model, plain = Popularity().fit(train), Popularity().fit(X[:-20])
+    assert model.score(test) == plain.score(X[-20:])
+    for model_or_peer in (model, Peer().fit(X[:-20])):
+        options = {} if model_or_peer is model else {"X_train": train}
+        expected = evaluate_ranking(model_or_peer, X[-20:], k=3)
+        assert evaluate_ranking(model_or_peer, test, k=3, **options) == expected
+    assert make_ranking_scorer(k=3)(model, test) == make_ranking_scorer(k=3)(plain, X[-20:])

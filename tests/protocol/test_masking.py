@@ -133,6 +133,7 @@ def test_the_ledger_counts_the_messages_of_all_rounds():
     report = model.encryption_
     assert (report.n_neighbors, report.threshold, report.n_bits) == tuple(plan[1:])
     assert report.mask_bytes == up[0] + down[0] - plan.nbytes(n_values)
+    assert f"client_seconds={report.client_seconds:.3g}, server_seconds=" in repr(report)
     # Lost clients have sent keys, shares and their vector, but no answer.
     for entry in lossy.fit(X, Y).communication_.entries:
         if entry["phase"] == "round":

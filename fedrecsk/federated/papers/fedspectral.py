@@ -164,6 +164,9 @@ class FedSpectral(WMFModel, FederatedGram):
         factors[:, : leading.shape[1]] = leading
         return {"item_factors": factors.astype(self._dtype)}
 
+    def _scores_of_unknown_users(self):
+        return FederatedGram._scores_of_unknown_users(self)
+
     def _model(self, server):
         return Message(item_factors=Dense(self._solved(server)["item_factors"]))
 
