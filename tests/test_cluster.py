@@ -109,6 +109,7 @@ def fitted(model, frame, **columns):
 def assert_same(ours, expected, X=FRAME[IDS]):
     """Raise unless a model of the cluster is that of a fit in this process, up to rounding."""
     here = gather(ours)
+    assert vars(here).keys() ^ vars(expected).keys() <= {"_parts", "_run", "_added"}
     np.testing.assert_array_equal(here.user_ids_, expected.user_ids_)
     np.testing.assert_array_equal(here.item_ids_, expected.item_ids_)
     np.testing.assert_allclose(here.predict(X), expected.predict(X), rtol=1e-5, atol=1e-6)
@@ -545,6 +546,28 @@ def test_users_are_folded_in(which, models):
     )
     lists = [one.recommend([3, 1050, 7], 5)[0] for one in (gather(ours), expected)]
     np.testing.assert_array_equal(*lists)
+
+
+@pytest.mark.parametrize("method", [RFRec(3), FedEB(3), LocALS(3)], ids=repr)
+def test_items_are_added(method, client):
+    ids, rng = np.unique(FRAME["item"]), np.random.default_rng(0)
+    features = pd.DataFrame(rng.random((len(ids), 2)), index=ids)
+    new = pd.DataFrame(rng.random((2, 2)), index=[777, 888])
+    method.set_params(n_rounds=3, random_state=0, item_features=features)
+    ours, expected = fitted(method, PARTED), fitted(method, FRAME)
+    assert_same(ours, expected)
+    for one in (ours, expected):
+        one.add_items(new[:1]).add_items(new[1:])
+    pairs = FRAME[IDS].assign(item=777)
+    for n_partitions in (5, 2):
+        frame = dd.from_pandas(pairs, npartitions=n_partitions)
+        predicted = ours.predict(frame).compute().sort_index()
+        np.testing.assert_allclose(predicted, expected.predict(pairs), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(gather(ours).predict(pairs), expected.predict(pairs), rtol=1e-5)
+    weights = fitted(FedEASE(reg=50.0, item_features=features), PARTED)
+    with pytest.raises(AttributeError, match="gather"):
+        weights.add_items(new)
+    assert 777 in gather(weights).add_items(new).item_ids_
 
 
 def test_a_model_of_this_process_takes_frames(client):

@@ -5,6 +5,7 @@ The prior is a Bayesian ridge regression of the vectors on the features, of stre
 
 from __future__ import annotations
 
+import copy
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -110,6 +111,9 @@ class ItemContent:
         grown = self._items.followed_by(ids)
         vars(self).update(attributes, _items=grown, item_ids_=grown.values.copy())
         self.n_items_ = len(grown)
+        parts = getattr(self, "_parts", None)
+        if parts is not None:
+            self._parts = parts.after(_with_new_items, features, items)
         return self
 
     # --------------------------------------------------------------- what a method may change
@@ -170,6 +174,11 @@ class ItemContent:
         super()._check_before_fit()  # pyright: ignore[reportAttributeAccessIssue]
         if self.item_features is not None:
             reading.aligned(self.item_features, self.items, bounded=self._bounds_features)
+
+
+def _with_new_items(model, features, items):
+    """Return a copy of a model to which items have been added."""
+    return copy.copy(model).add_items(features, items)
 
 
 @dataclass(eq=False, repr=False)

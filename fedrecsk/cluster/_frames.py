@@ -109,6 +109,11 @@ class Parts:
     def __deepcopy__(self, memo: dict) -> Parts:
         return self
 
+    def after(self, function: Callable[..., Any], *args: Any) -> Parts:
+        """Return the Parts of what a function makes of each model."""
+        models = [self.client.submit(function, one, *args, pure=False) for one in self.models]
+        return Parts(self.client, models, self.users, self.parts)
+
     def at_home(self, frame: Any, *, whole_users: bool) -> list:
         """Return a Delayed partition for each model, with the rows of its users.
 

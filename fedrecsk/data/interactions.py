@@ -22,6 +22,8 @@ from fedrecsk.data._mistakes import warn_about_columns, warn_about_ids
 ROLES = ("user", "item")
 _MANY_IDS = 2**20  # strings that are Python strings at a time
 NO_ID = "drop these or give them an id first."
+# The source of item ids that come with rows, so that they are not public.
+OF_ROWS = "the rows of X"
 
 
 def as_table(X: Any) -> Any:
@@ -69,7 +71,7 @@ def matrix_rows(matrix: Any, clients: Any, sample_weight: Any) -> tuple[Any, ...
                 f"each of its {matrix.shape[0]} rows."
             )
         clients = clients[users]
-    catalogue = Ids(np.arange(matrix.shape[1]), "item ids")
+    catalogue = Ids(np.arange(matrix.shape[1]), "item ids", "the columns of X")
     return np.column_stack([users, items]), np.sign(values), clients, abs(values), catalogue
 
 
@@ -317,11 +319,9 @@ class Interactions:
         """Client c has the ratings ``rating_indptr[c]:rating_indptr[c + 1]``."""
         return self.indptr[self.client_indptr]
 
-    def clients_with(self, users: NDArray[Any]) -> NDArray[np.bool_]:
-        """Return a mask of the clients that have any of these users (ids)."""
-        codes = np.flatnonzero(np.isin(self.user_ids.values, users))
-        clients = np.searchsorted(self.client_indptr, codes, side="right") - 1
-        return np.isin(np.arange(self.n_clients), clients)
+    def clients_with(self, users: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the codes of the clients that have any of these users (codes)."""
+        return np.unique(np.searchsorted(self.client_indptr, users, side="right") - 1)
 
     def take(self, mask: NDArray[np.bool_]) -> Interactions:
         """Keep the ratings where `mask` is true, and all users, items and clients."""
@@ -426,7 +426,7 @@ def _in_catalogue(values, codes, item_ids, absent):
     else:
         used = np.ones(len(values), dtype=bool)
     if item_ids is None:
-        item_ids = Ids(values[used], "item ids")
+        item_ids = Ids(values[used], "item ids", OF_ROWS)
         places = np.where(used, np.cumsum(used) - 1, -1)
     else:
         places = item_ids.codes(values)

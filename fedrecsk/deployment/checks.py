@@ -71,12 +71,11 @@ def check_updatable(estimator: Any) -> None:
         goes_on(estimator)
     except AttributeError as error:
         raise ValueError(f"{error} Or leave out update.") from error
-    check_exact(estimator, federation)
-    # The sum over the few clients that have new rows would hide little.
     is_secret = federation.encrypts or (estimator._sends_once and federation.masks)
     if is_secret or estimator.early_stopping:
         which = "early_stopping" if estimator.early_stopping else "secure_aggregation"
         raise ValueError(f"With {which} a deployed {name} always begins anew; leave out update.")
+    check_exact(estimator, federation)
 
 
 def digests(estimator: Any, party: Party | None = None) -> dict[str, str]:

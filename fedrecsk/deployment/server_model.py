@@ -11,11 +11,11 @@ import numpy as np
 from fedrecsk.base import attributes_of
 from fedrecsk.data._checks import check_items, hint
 from fedrecsk.data.interactions import Ids, catalogue_ids
-from fedrecsk.data.item_features import columns_of
 from fedrecsk.deployment.checks import differences, digests
 from fedrecsk.deployment.exchanges import Exchanges, Members
 from fedrecsk.deployment.records import message_arrays, pack
 from fedrecsk.deployment.store import MODEL, STATE
+from fedrecsk.federated._round_loop import fitted_attributes
 from fedrecsk.protocol.messages import Dense, Message
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 def model_for_newcomers(estimator: Any, server: Server, message: Message) -> Any:
     """Return a fitted estimator without users, which folds in newcomers."""
     model = copy.copy(server.method)
-    received = model._decode_broadcast(message, server.key.at(server.round))
     # An invented user shows which attributes users have.
     items = catalogue_ids(estimator.items)
     low, high = getattr(estimator, "rating_scale", None) or (1, 1)
@@ -37,19 +36,15 @@ def model_for_newcomers(estimator: Any, server: Server, message: Message) -> Any
     if getattr(reader, "timestamps", None) is not None:
         reader.timestamps = None
     data = reader._read(X, np.array([(low + high) / 2]), None, None, item_ids=items)
-    attributes = model._server_attributes(received)
+    attributes = fitted_attributes(server, message, lambda received, ours: {})
     check_items(model, data, attributes)
     vars(model).update(
         attributes_of(data) | attributes,
-        _final_message=message,
         n_rounds_=server.round,
         history_=server.history,
         communication_=server.ledger,
         privacy_=server.privacy_report(),
     )
-    if (server.state or {}).get("content") is not None:
-        model._content = server.state["content"]
-        model._feature_columns = columns_of(estimator.item_features)
     if model.early_stopping:
         model.best_round_ = server.stopping.best_round
     try:

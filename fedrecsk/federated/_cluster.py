@@ -8,7 +8,6 @@ partitions and repeats, from a log, all that its clients have been told.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import time
 import uuid
@@ -595,10 +594,11 @@ class ClusterRun(Run):
     def _attributes(self, message, *, kept):
         """Return fitted attributes; those of users stay on the workers."""
         server = self.server
-        received = server.method._decode_broadcast(message, server.key.at(server.round))
-        ours = copy.deepcopy(server.method._server_attributes(received))
-        ours |= {"_final_message": copy.deepcopy(message)}
-        if not kept:
-            return ours
-        parts = self.cluster.end(self.whole, server.method, ours, received, server.round)
-        return ours | {"_parts": parts}
+
+        def users(received, ours):
+            if not kept:
+                return {}
+            args = self.whole, server.method, ours, received, server.round
+            return {"_parts": self.cluster.end(*args)}
+
+        return _round_loop.fitted_attributes(server, message, users)

@@ -138,13 +138,18 @@ class FederatedGram(FadingPairs, RankingMixin, FederatedRecommender):
         }
 
     def _resumed(self, server, before, places):
-        if sparse.issparse(server["gram"]):
+        known = places >= 0
+        is_sparse = sparse.issparse(server["gram"])
+        if is_sparse or sparse.issparse(before["gram"]):
             i, j, values = pairs_of(before["gram"], before["n_items"])
-            numbers = n_pairs(places[i]) + places[j]
-            entries = values, (numbers, np.zeros(len(numbers), dtype=np.int64))
-            return server | {"gram": sparse.csc_array(entries, server["gram"].shape)}
+            kept = known[i] & known[j]
+            numbers = n_pairs(places[i[kept]]) + places[j[kept]]
+            entries = values[kept], (numbers, np.zeros(len(numbers), dtype=np.int64))
+            gram = sparse.csc_array(entries, (n_pairs(server["n_items"]), 1))
+            return server | {"gram": gram if is_sparse else gram.toarray().ravel()}
         gram = np.zeros((server["n_items"], server["n_items"]))
-        gram[np.ix_(places, places)] = whole(before["gram"], before["n_items"])
+        own = whole(before["gram"], before["n_items"])[np.ix_(known, known)]
+        gram[np.ix_(places[known], places[known])] = own
         return server | {"gram": lower_part(gram)}
 
     def _solved(self, server):

@@ -23,7 +23,7 @@ from fedrecsk._utils.user_warnings import warn
 from fedrecsk.attacks import View
 from fedrecsk.base._recommender import check_resumable
 from fedrecsk.data._checks import Diverged, hint
-from fedrecsk.data.item_features import fingerprint
+from fedrecsk.data.item_features import columns_of, fingerprint
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol.clients import Clients, Group
 from fedrecsk.protocol.early_stopping import hold_out
@@ -33,6 +33,7 @@ from fedrecsk.protocol.participation import histories, smallest_cohort
 from fedrecsk.protocol.server import Server
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from fedrecsk.protocol.messages import Message, Upload
@@ -48,21 +49,22 @@ def fit(estimator, data, report):
     return attributes
 
 
-def update(estimator, data, report, n_rounds, users):
-    """Go on from the last fit with data changed for these users; returns the fitted attributes."""
-    before, estimator._run = estimator._run, None
+def update(estimator, data, report, n_rounds, changed):
+    """Go on from the last fit with other rows of these clients (ids); return the attributes."""
+    before = estimator._run
     run = before.followed_by(estimator, data, n_rounds)
-    attributes = _completed(estimator, run, data, report, before, users)
+    # Of a copy, so that nothing is taken back if what follows fails.
+    attributes = _completed(estimator, run, data, report, before.at_its_end(), changed)
     estimator._run = run
     return attributes
 
 
-def _completed(estimator, run, data, report, before=None, users=None):
+def _completed(estimator, run, data, report, before=None, changed=None):
     """Run the rounds that are left, after those of a run before, if any, and end the fit."""
     # Clients update in place: a fit that fails half-way must not be continued.
     estimator._run = None
     try:
-        attributes = _rounds_of(estimator, run, report, before, users)
+        attributes = _rounds_of(estimator, run, report, before, changed)
     except Diverged as error:
         raise ValueError(f"{error.what} {hint(estimator, data)}") from error
     _warn_of_empty_rounds(run.server)
@@ -70,7 +72,7 @@ def _completed(estimator, run, data, report, before=None, users=None):
     return attributes
 
 
-def _rounds_of(estimator, run, report, before, users):
+def _rounds_of(estimator, run, report, before, changed):
     """Run the rounds; return the fitted attributes."""
     server = run.server
     with (
@@ -78,7 +80,7 @@ def _rounds_of(estimator, run, report, before, users):
         Threads(estimator.n_jobs) as run.parallel,
     ):
         if server.state is None:
-            run.begin(before, users)
+            run.begin(before, changed)
         n_rounds = server.method._rounds(server.n_clients)
         while server.round < n_rounds and not server.stopping.stopped:
             close = report.step("round")
@@ -159,15 +161,15 @@ class Run:
         for one in clients:
             function(one, *args)
 
-    def begin(self, before, users):
-        """Do the set-up, and go on from a run before, if any, with other rows of these users."""
+    def begin(self, before, changed):
+        """Do the set-up, and go on from a run before, if any, with other rows of these clients."""
         taken_back = None
         if before is not None and self.server.method._sends_once:
             before.parallel = self.parallel
-            taken_back = before.take_back(users)
+            taken_back = before.take_back(changed)
         self.set_up()
         if before is not None:
-            self.go_on(before, users, taken_back)
+            self.go_on(before, changed, taken_back)
 
     def register(self):
         """Register all clients."""
@@ -186,10 +188,10 @@ class Run:
             server.close_setup(step, total)
         self.tell(clients, Clients.announce, server.send_announcement())
 
-    def take_back(self, users):
-        """Let clients of these users (ids) take back uploads; return the ledger before, or None."""
+    def take_back(self, clients):
+        """Let these clients (ids) take back uploads; return the ledger before, or None."""
         server = self.server
-        server.only = chosen = self.data.clients_with(users)
+        server.only = chosen = np.isin(self.client_ids, clients)
         for one in self.clients:
             one.take_back(server.round)
         if not chosen.any():
@@ -325,18 +327,14 @@ class Run:
         }
 
     def _attributes(self, message, *, kept):
-        server, clients = self.server, self.clients
-        key = server.key.at(server.round)
-        received = server.method._decode_broadcast(message, key)
-        fitted = partial(Clients.fitted, kept=kept)
-        parts = self.parallel(fitted, clients, received, server.round)
-        attributes = _blocks.by_user([one.block.users for one in clients], list(parts))
-        # Copies, so that writing into a fitted array does not change a running fit.
-        ours = copy.deepcopy(server.method._server_attributes(received))
-        message = copy.deepcopy(message)
-        if server.state.get("content") is not None:
-            ours["_content"] = server.state["content"]
-        return ours | attributes | {"_final_message": message}
+        clients = self.clients
+
+        def users(received, ours):
+            fitted = partial(Clients.fitted, kept=kept)
+            parts = self.parallel(fitted, clients, received, self.server.round)
+            return _blocks.by_user([one.block.users for one in clients], list(parts))
+
+        return fitted_attributes(self.server, message, users)
 
     # ---------------------------------------------------------- between one fit and the next
 
@@ -353,17 +351,17 @@ class Run:
         run.parameters = self.parameters
         return run
 
-    def go_on(self, before, users, taken_back):
+    def go_on(self, before, clients, taken_back):
         """Continue the model of the run before, after the set-up.
 
-        The rows of these users (ids) are others than before. `taken_back` is the ledger of `before`
-        at its end, if clients have taken back uploads since.
+        The rows of these clients (ids) are others than before. `taken_back` is the ledger of
+        `before` at its end, if clients have taken back uploads since.
         """
         server, method = self.server, self.server.method
-        places = np.searchsorted(server.item_ids, before.server.item_ids)
+        places = self.data.item_ids.codes(before.server.item_ids)
         server.state = method._resumed(server.state, before.server.state, places)
         if method._sends_once:
-            server.only = changed = self.data.clients_with(users)
+            server.only = changed = np.isin(self.client_ids, clients)
             self._remember_senders(before, changed)
         else:
             self._remember(before)
@@ -427,6 +425,23 @@ class Run:
         server.stopping = copy.copy(server.stopping)
         ended.server, ended.clients = server, [copy.copy(one) for one in self.clients]
         return ended
+
+
+def fitted_attributes(server: Server, message: Message, users: Callable[..., dict]) -> dict:
+    """Return the fitted attributes of the model in a message.
+
+    `users` returns those of the users, or of where they are, from the message as clients read it
+    and the server's attributes.
+    """
+    method = server.method
+    received = method._decode_broadcast(message, server.key.at(server.round))
+    # Copies, so that writing into a fitted array does not change a running fit.
+    ours = copy.deepcopy(method._server_attributes(received))
+    ours["_final_message"] = copy.deepcopy(message)
+    if server.state.get("content") is not None:
+        ours["_content"] = server.state["content"]
+        ours["_feature_columns"] = columns_of(method.item_features)
+    return ours | users(received, ours)
 
 
 def fresh(estimator, *, is_watched=False):

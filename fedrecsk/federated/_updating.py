@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from numbers import Integral
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
 from fedrecsk._utils.parameters import checked
 from fedrecsk._utils.sklearn_compat import Interval, check_sample_weight, fit_context
@@ -16,10 +17,11 @@ from fedrecsk.base import FitReport
 from fedrecsk.base._recommender import check_unchanged
 from fedrecsk.data._checks import check_rows
 from fedrecsk.data._times import ROW_ORDER
-from fedrecsk.data.interactions import Ids, encode, id_array, id_columns, named
+from fedrecsk.data.interactions import OF_ROWS, Ids, encode, id_array, id_columns, named
 from fedrecsk.federated import _round_loop
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any, Self
 
     from numpy.typing import ArrayLike
@@ -86,17 +88,19 @@ class Updating:
         Raises
         ------
         ValueError
-            If the last fit had ``warm_start=False``; if parameters have changed since; if noise,
-            attacks, aggregators or lost uploads have changed a sum, so that nothing can be taken
-            back from it; or as `fit` does.
+            If the last fit had ``warm_start=False``; if parameters have changed since; if nothing
+            can be taken back from a sum, because masks hide what is in it, or noise, attacks,
+            aggregators, lost uploads or early stopping have changed it; or as `fit` does. The model
+            then stays as it was.
         AttributeError
             If ``warm_start=False``, with which clients keep no rows; or if the method cannot go
             on from its last model.
 
         Notes
         -----
-        Users that were added by `fold_in` are forgotten, unless their rows are in X. Rounds of an
-        update are not stopped early.
+        Users that were added by `fold_in`, and items that were added by `add_items`, are forgotten,
+        unless X has their rows, or `item_features` the items. Rounds of an update are not stopped
+        early.
 
         Examples
         --------
@@ -111,20 +115,22 @@ class Updating:
         checked("partial_fit", ROUNDS, n_rounds=n_rounds)
         if not hasattr(self, "item_ids_"):
             return self.fit(X, y, clients=clients, sample_weight=sample_weight)
-        self._require_y(y)
-        X, y = self._checked(X, y)
-        data = _run_of(self, "partial_fit").data
-        times = self._times_of(X)
-        if times is not None and self.timestamps == ROW_ORDER:
-            times += data.times.max() + 1  # after all old rows
-        rows = _rows(X, y, clients, sample_weight, data, times)
-        changed = rows["user"].unique()
-        catalogue = self._catalogue()
-        if catalogue is None:
-            ids = np.concatenate([data.item_ids.values, rows["item"].to_numpy()])
-            catalogue = Ids(np.unique(ids), "item ids")
-        data = _encoded(pd.concat([_frame(data), rows], ignore_index=True), catalogue)
-        return _updated(self, data, (X, y, sample_weight), np.asarray(changed), n_rounds)
+        with _restore_on_error(self):
+            self._require_y(y)
+            X, y = self._checked(X, y)
+            data = _run_of(self, "partial_fit").data
+            times = self._times_of(X)
+            if times is not None and self.timestamps == ROW_ORDER:
+                times += data.times.max() + 1  # after all old rows
+            rows = _rows(X, y, clients, sample_weight, data, times)
+            catalogue = _public_catalogue(self, data)
+            if catalogue is not None and self._catalogue() is None:
+                # A matrix had a column for each item, and X may have others.
+                values = np.union1d(catalogue.values, id_array(rows["item"], "item ids"))
+                catalogue = Ids(values, catalogue.name, catalogue.source)
+            changed = id_array(rows["client"].unique(), "clients")
+            data = _encoded(pd.concat([_frame(data), rows], ignore_index=True), catalogue)
+            return _updated(self, data, (X, y, sample_weight), changed, n_rounds)
 
     @available_if(goes_on)
     @fit_context(prefer_skip_nested_validation=True)
@@ -141,7 +147,8 @@ class Updating:
         Parameters
         ----------
         users : array-like of shape (n_forgotten,)
-            Ids of users of the last fit. Their items stay in the catalogue.
+            Ids of users of the last fit. Items that nobody else has go with them, unless the
+            catalogue is public: by `items`, by `item_features`, or as the columns of a matrix.
         n_rounds : int, default=None
             Number of rounds. None: a fifth of those of a fit, at least one.
 
@@ -155,6 +162,7 @@ class Updating:
         ------
         ValueError
             If a user was not in the last fit, if nobody would be left, or as `partial_fit` does.
+            The model then stays as it was.
         AttributeError
             If ``warm_start=False``, with which clients keep no rows; or if the method cannot go
             on from its last model.
@@ -169,9 +177,9 @@ class Updating:
         >>> from fedrecsk import FedEASE
         >>> from fedrecsk.datasets import make_ratings
         >>> X, _ = make_ratings(n_users=60, n_items=40, n_ratings=900, random_state=0)
-        >>> items, others = np.unique(X[:, 1]), X[X[:, 0] != 7]
+        >>> others = X[X[:, 0] != 7]
         >>> model = FedEASE(reg=50.0, warm_start=True).fit(X).forget([7])
-        >>> refitted = FedEASE(reg=50.0, items=items).fit(others)
+        >>> refitted = FedEASE(reg=50.0).fit(others)
         >>> np.allclose(model.predict(others), refitted.predict(others), atol=1e-6)
         True
         """
@@ -179,22 +187,34 @@ class Updating:
         check_is_fitted(self)
         data = _run_of(self, "forget").data
         users = id_array(users, "users")
-        unknown = data.user_ids.codes(users) < 0
-        if unknown.any():
+        codes = data.user_ids.codes(users)
+        if (codes < 0).any():
             raise ValueError(
-                f"The last fit did not have {named('user', users[unknown])}; give ids of users "
+                f"The last fit did not have {named('user', users[codes < 0])}; give ids of users "
                 "that it had."
             )
-        # Their clients' other users are counted anew.
-        clients = np.repeat(data.clients_with(users), np.diff(data.client_indptr))
-        changed, frame = data.user_ids.values[clients], _frame(data)
-        kept = frame[~frame["user"].isin(users)]
+        kept = _frame(data)[~np.isin(data.users, codes)]
         if not len(kept):
             raise ValueError("Nobody would be left to learn from; delete the model instead.")
-        self._forget_features(users)
-        data = _encoded(kept, data.item_ids)
-        X, y = kept[["user", "item"]].to_numpy(), kept["value"].to_numpy()
-        return _updated(self, data, (X, y, None), changed, n_rounds)
+        # Other users of their clients are counted anew.
+        changed = data.client_ids[data.clients_with(codes)]
+        with _restore_on_error(self):
+            self._forget_features(users)
+            data = _encoded(kept, _public_catalogue(self, data))
+            X, y = kept[["user", "item"]].to_numpy(), kept["value"].to_numpy()
+            return _updated(self, data, (X, y, None), changed, n_rounds)
+
+
+@contextmanager
+def _restore_on_error(estimator: Any) -> Iterator[None]:
+    """Leave an estimator as it was if what is done to it raises an error."""
+    before = dict(vars(estimator))
+    try:
+        yield
+    except BaseException:
+        vars(estimator).clear()
+        vars(estimator).update(before)
+        raise
 
 
 def _run_of(estimator, caller_name):
@@ -216,29 +236,46 @@ def _run_of(estimator, caller_name):
 
 def check_exact(estimator: Any, federation: Federation) -> None:
     """Raise if clients of a method of sums could not take back what they have sent."""
+    lost = "because the sum does not have it as they sent it"
     inexact = {
-        "central_dp": federation.central_dp is not None,
-        "an adversary": federation.adversary is not None,
-        "an aggregator": federation.aggregator is not None,
-        "dropout": federation.dropout > 0,
+        "SecAggPlus": (federation.masks, "because a sum over the few that change would show it"),
+        "central_dp": (federation.central_dp is not None, lost),
+        "an adversary": (federation.adversary is not None, lost),
+        "an aggregator": (federation.aggregator is not None, lost),
+        "dropout": (federation.dropout > 0, lost),
+        "early_stopping": (estimator.early_stopping, "because they have held out rows"),
     }
-    reasons = [reason for reason, applies in inexact.items() if applies]
+    reasons = [f"{what}, {why}" for what, (applies, why) in inexact.items() if applies]
     if estimator._sends_once and reasons:
         raise ValueError(
             f"Clients of {type(estimator).__name__} cannot take back what they have sent under "
-            f"{reasons[0]}, because the sum does not have it as they sent it; call fit on all rows."
+            f"{reasons[0]}; fit a clone of it to all rows but those to forget."
         )
 
 
-def _updated(estimator, data, arguments, users, n_rounds):
-    """Go on from the last fit with data in which the rows of these users are others."""
+def _public_catalogue(estimator, data):
+    """Return the public catalogue, of which the items of the last fit are a part; None: none."""
+    catalogue, known = estimator._catalogue(), data.item_ids
+    if catalogue is None:
+        return None if known.source == OF_ROWS else known
+    lacking = known.values[catalogue.codes(known.values) < 0]
+    if len(lacking):
+        raise ValueError(
+            f"{catalogue.source} lacks {named('item', lacking)}, which the last fit had; add new "
+            "items to the old ones."
+        )
+    return catalogue
+
+
+def _updated(estimator, data, arguments, changed, n_rounds):
+    """Go on from the last fit with data in which the rows of these clients (ids) are others."""
     if n_rounds is None:
         n_rounds = max(1, round(SHARE * estimator._rounds(data.n_clients)))
 
     data = estimator._with_features(data, fitted=True)
 
     def fit(data, report):
-        return _round_loop.update(estimator, data, report, n_rounds, users)
+        return _round_loop.update(estimator, data, report, n_rounds, changed)
 
     return estimator._learn(data, FitReport(estimator, *arguments, data, n_rounds), fit)
 
@@ -249,25 +286,40 @@ def _rows(X, y, clients, sample_weight, data, times):
     if sample_weight is not None:
         sample_weight = check_sample_weight(sample_weight, X, allow_all_zero_weights=True)
     check_rows(y, sample_weight)
-    each = np.repeat(data.client_ids, np.diff(data.client_indptr))
-    known = data.user_ids.codes(users)
-    if clients is None:
-        if not np.array_equal(each, data.user_ids.values) and (known < 0).any():
-            raise ValueError(
-                f"User {users[known < 0][0]!s} is new, and the last fit was given clients; give "
-                "clients=, the client of each row."
-            )
-        clients = np.where(known >= 0, each[known], users)
+    users, items = _alike(users, data.user_ids), _alike(items, data.item_ids)
+    codes = data.user_ids.codes(users)
+    known, each = codes >= 0, np.repeat(data.client_ids, np.diff(data.client_indptr))
+    if clients is not None:
+        clients = _alike(id_array(clients, "clients"), Ids(data.client_ids, "clients"))
+        check_consistent_length(users, clients)
+    elif known.all():
+        clients = each[codes]
+    elif np.array_equal(each, data.user_ids.values):
+        clients = users
+    else:
+        raise ValueError(
+            f"User {users[~known][0]!s} is new, and the last fit was given clients; give "
+            "clients=, the client of each row."
+        )
     return pd.DataFrame(
         {
             "user": users,
             "item": items,
-            "client": id_array(clients, "clients"),
+            "client": clients,
             "value": 1.0 if y is None else np.asarray(y, dtype=np.float64),
             "weight": 1.0 if sample_weight is None else sample_weight,
             "time": times,
         }
     )
+
+
+def _alike(ids, known):
+    """Return ids in the type of the known ones, if it can hold them; raise if they are of others.
+
+    The types of numbers may differ, but not strings and numbers.
+    """
+    known.codes(ids)
+    return known.followed_by(ids).values[len(known) :]
 
 
 def _frame(data):

@@ -264,7 +264,7 @@ class FederatedRecommender(Updating, Recommender):
     def _resumed(self, server, before, places):
         """Server: its state after the set-up, with what it has learned from fewer rows.
 
-        `places` are the codes now of the items of the state `before`. Pure.
+        `places` are the codes now of the items of the state `before`, -1 if they are gone. Pure.
         """
         return server | {n: _carried(server[n], before[n], places) for n in self._carried}
 
@@ -506,6 +506,6 @@ def _carried(now, before, places):
         return type(before)(*parts) if hasattr(before, "_fields") else tuple(parts)
     if np.ndim(before) == 0 or len(before) != len(places) or np.shape(now) == np.shape(before):
         return copy.deepcopy(before)
-    grown = np.array(now)
-    grown[places] = before
-    return grown
+    changed, known = np.array(now), places >= 0
+    changed[places[known]] = before[known]
+    return changed

@@ -342,6 +342,9 @@ def test_nodes_are_sent_the_rows_of_new_items_alone(method, tmp_path, as_simulat
         server = send_new_items(estimator, new, carrier, store, **settings)
     assert [size < 3000 for kind, size, _ in carrier.crossed if kind == "items"] == 6 * [True]
     simulated = clone(estimator).fit(X, y, clients=silos).add_items(features.iloc[-2:])
+    # The server knows neither rows nor losses.
+    unknown = {"_run", "_parts", "_added", "_user_columns", "n_features_in_", "loss_curve_"}
+    assert vars(simulated).keys() - vars(server).keys() <= unknown
     for model in load_models(nodes):
         assert model.item_ids_.tolist() == server.item_ids_.tolist() == [*ids, 7, 9]
         pairs = [[user, item] for user in model.user_ids_ for item in (7, 9, ids[0])]

@@ -1,17 +1,32 @@
 """`partial_fit` with new rows, and `forget`."""
 
+import copy
 import pickle
 
 import numpy as np
+import pandas as pd
 import pytest
+from scipy import sparse
 from sklearn.base import clone
 
-from fedrecsk import FedEASE, Federation, FedFast, FedSpectral, LightFR, RFRec
+from fedrecsk import (
+    FedEASE,
+    FedEB,
+    Federation,
+    FedFast,
+    FedItemKNN,
+    FedSpectral,
+    LightFR,
+    LocALS,
+    RFRec,
+)
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip
+from fedrecsk.base import _item_weights
 from fedrecsk.datasets import make_ratings
+from fedrecsk.federated._round_loop import Run
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.privacy import CentralDP, PrivacyBudget
+from fedrecsk.privacy import CKKS, CentralDP, PrivacyBudget, SecAggPlus
 from tests.listed import THINGS
 
 X, y = make_ratings(n_users=40, n_items=30, n_ratings=500, random_state=0)
@@ -72,17 +87,99 @@ def test_updates_follow_one_another(model):
     model.partial_fit(X[first]).forget([1, 2]).partial_fit(X[second]).forget([3])
     gone = np.isin(X[:, 0], [1, 2]) & ~second
     rest = X[~gone & (X[:, 0] != 3)]
-    expected = clone(model).set_params(items=np.unique(X[:, 1])).fit(rest)
+    expected = clone(model).fit(rest)
     np.testing.assert_allclose(model.predict(rest), expected.predict(rest), rtol=1e-4, atol=1e-5)
+
+
+def text(rows):
+    """Return rows whose ids are strings; those of new items are longer."""
+    return np.array([[f"user {user}", f"{item}{'!' * int(item >= 28)}"] for user, item in rows])
+
+
+KINDS = {
+    "strings": text,
+    "lists": lambda rows: text(rows).tolist(),
+    "frame": lambda rows: pd.DataFrame(text(rows)),
+    "categories": lambda rows: pd.DataFrame(text(rows)).astype("category"),
+    "large integers": lambda rows: rows.astype(np.uint64) + np.uint64(2**63),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+@pytest.mark.parametrize("with_silos", [False, True])
+def test_ids_of_every_kind_can_be_updated(kind, with_silos):
+    model, silos = FedEASE(reg=20.0, warm_start=True), X[:, 0] % 5 if with_silos else None
+    own = [None if silos is None else silos[rows] for rows in (~IS_NEW, IS_NEW)]
+    model.fit(kind(X[~IS_NEW]), clients=own[0]).partial_fit(kind(X[IS_NEW]), clients=own[1])
+    assert_equal(model, FedEASE(reg=20.0).fit(kind(X), clients=silos))
+    # Known users need no clients, whose ids are of another type.
+    twice = np.r_[np.arange(len(X)), 0]
+    assert_equal(model.partial_fit(kind(X[:1])), FedEASE(reg=20.0).fit(kind(X[twice])))
+    gone = np.unique(X[:, 0])[[3, 7]]
+    model.forget(pd.DataFrame(kind(np.c_[gone, gone]))[0])
+    assert_equal(model, FedEASE(reg=20.0).fit(kind(X[twice][~np.isin(X[twice, 0], gone)])))
+
+
+def assert_equal(model, expected):
+    """Raise unless two models of weights are the same."""
+    assert set(model.user_ids_) == set(expected.user_ids_)
+    assert model.item_ids_.dtype == expected.item_ids_.dtype
+    np.testing.assert_array_equal(model.item_ids_, expected.item_ids_)
+    np.testing.assert_allclose(model.item_weights_, expected.item_weights_, rtol=0, atol=1e-6)
+
+
+def test_new_rows_have_ids_of_the_type_of_the_old_ones():
+    model = FedEASE(reg=20.0, warm_start=True).fit(X[~IS_NEW])
+    for column, wrong in enumerate(["user ids", "item ids"]):
+        rows = pd.DataFrame(X[IS_NEW]).astype({column: str})
+        with pytest.raises(ValueError, match=f"{wrong} were numbers in fit and are strings here"):
+            model.partial_fit(rows)
+    model.partial_fit(X[IS_NEW].astype(float))
+    assert_equal(model, FedEASE(reg=20.0).fit(X))
+    model = LocALS(4, n_rounds=2, warm_start=True, random_state=0).fit(text(X[~IS_NEW]))
+    assert model.partial_fit(text(X[IS_NEW])).predict(text(X)).min() > 0
+
+
+@by_name
+def test_a_silo_gets_new_users(model):
+    rows = np.array([[3, 0], [5, 3], [4, 3], [2, 1], [1, 1], [1, 3]])
+    model = clone(model).fit(rows, clients=rows[:, 0] % 3).partial_fit([[8, 2]], clients=[2])
+    both = np.r_[rows, [[8, 2]]]
+    expected = clone(model).fit(both, clients=both[:, 0] % 3)
+    np.testing.assert_allclose(model.predict(both), expected.predict(both), atol=1e-6)
+    assert model._run.server.state["gram"] == pytest.approx(expected._run.server.state["gram"])
+
+
+def assert_equal_lists(model, expected, rows):
+    """Raise unless two models are the same, of which one may have kept a sparse sum."""
+    np.testing.assert_array_equal(model.item_ids_, expected.item_ids_)
+    np.testing.assert_allclose(model.predict(rows), expected.predict(rows), atol=1e-6)
 
 
 def test_a_client_of_several_users_takes_all_of_them_back():
     clients = X[:, 0] // 4
     model = FedEASE(reg=20.0, warm_start=True).fit(X, clients=clients).forget([5])
     rest = X[:, 0] != 5
-    expected = FedEASE(reg=20.0, items=np.unique(X[:, 1])).fit(X[rest], clients=clients[rest])
-    np.testing.assert_allclose(model.predict(X[rest]), expected.predict(X[rest]), atol=1e-5)
+    assert_equal(model, FedEASE(reg=20.0).fit(X[rest], clients=clients[rest]))
     assert len(model.communication_.client_ids) == 10
+
+
+@pytest.mark.parametrize("many", [9, 30, 10**6], ids=["sparse", "sparse to dense", "dense"])
+def test_items_that_only_the_forgotten_had_go_with_them(many, monkeypatch):
+    monkeypatch.setattr(_item_weights, "MANY_ITEMS", many)
+    method = FedItemKNN(5, warm_start=True)
+    gone, rest = (X[:, 0] == 3) | (X[:, 1] == 11), X[(X[:, 0] != 3) & (X[:, 1] != 11)]
+    rows = np.r_[rest, X[gone & (X[:, 0] == 3)], [[3, 11]]]
+    model = clone(method).fit(rows).forget([3])
+    assert 11 not in model.item_ids_
+    assert_equal_lists(model, clone(method).fit(rest), rest)
+    # A public catalogue stays, and so do the columns of a matrix.
+    model = clone(method).set_params(items=range(31)).fit(rows).forget([3])
+    assert_equal_lists(model, clone(method).set_params(items=range(31)).fit(rest), rest)
+    matrix = sparse.coo_array((np.ones(len(rows)), tuple(rows.T)), shape=(40, 31))
+    matrix.sum_duplicates()
+    model = clone(method).fit(matrix).forget([3])
+    assert model.item_ids_.tolist() == list(range(31))
 
 
 @pytest.mark.parametrize("Method", UPDATED.values(), ids=list(UPDATED))
@@ -112,14 +209,19 @@ def test_clients_go_on_with_the_steps_of_their_optimiser():
 def test_nothing_of_a_forgotten_user_is_left(Method):
     name = "a name that nobody else has"
     users = np.where(X[:, 0] == 3, name, X[:, 0].astype(str))
-    table = np.column_stack([users, X[:, 1].astype(str)]).astype(object)
+    title = "a title"
+    items = X[:, 1].astype("U7")
+    items[np.flatnonzero(X[:, 0] == 3)[0]] = title
+    table = np.column_stack([users, items]).astype(object)
     model = small(Method, n_rounds=2).fit(table, y)
-    written = name.encode("utf-32-le")
-    assert written in pickle.dumps(model)
+    texts = [one.encode("utf-32-le") for one in (name, title)]
+    assert all(one in pickle.dumps(model) for one in texts)
     model.forget([name])
-    assert written not in pickle.dumps(model)
+    assert not any(one in pickle.dumps(model) for one in texts)
     assert name not in model.user_ids_
     assert len(model.user_ids_) == 39
+    assert len(model.item_ids_) == 30
+    assert np.isfinite(model.predict(table)).all()
 
 
 def test_a_private_update_is_charged():
@@ -134,20 +236,91 @@ def test_a_private_update_is_charged():
 
 
 @pytest.mark.parametrize(
-    ("federation", "what"),
+    ("settings", "what"),
     [
-        (Federation(dropout=0.5), "dropout"),
-        (Federation(aggregator=NormClipping()), "an aggregator"),
-        (Federation(adversary=SignFlip()), "an adversary"),
+        ({"federation": Federation(dropout=0.5)}, "dropout"),
+        ({"federation": Federation(aggregator=NormClipping())}, "an aggregator"),
+        ({"federation": Federation(adversary=SignFlip())}, "an adversary"),
+        ({"federation": Federation(secure_aggregation=SecAggPlus())}, "SecAggPlus"),
+        ({"early_stopping": True, "n_rounds": 3, "client_fraction": 0.4}, "early_stopping"),
     ],
-    ids=["dropout", "aggregator", "adversary"],
+    ids=["dropout", "aggregator", "adversary", "masks", "early stopping"],
 )
-def test_what_a_sum_does_not_have_is_not_taken_back(federation, what):
-    model = FedEASE(reg=20.0, warm_start=True, federation=federation).fit(X)
-    with pytest.raises(ValueError, match=f"cannot take back what they have sent under {what}"):
-        model.partial_fit([[0, 1]])
-    with pytest.raises(ValueError, match="call fit on all rows"):
-        model.forget([0])
+def test_what_cannot_be_taken_back_stays(settings, what):
+    model = FedEASE(reg=20.0, warm_start=True, random_state=0, **settings).fit(X)
+    before = {name: copy.deepcopy(value) for name, value in vars(model).items() if name[-1] == "_"}
+    calls = (
+        lambda: model.forget([0]),
+        lambda: model.forget(range(10)),
+        lambda: model.partial_fit([[0, 1], [50, 1], [51, 1], [52, 31]]),
+    )
+    for call in calls:
+        with pytest.raises(
+            ValueError, match=f"take back what they have sent under {what}, .*clone"
+        ):
+            call()
+    assert vars(model)["communication_"] == before["communication_"]
+    for name in ("user_ids_", "item_ids_", "item_weights_"):
+        np.testing.assert_array_equal(getattr(model, name), before[name])
+    # It goes on, and the cure is one.
+    assert model.fit(X).communication_ == before["communication_"]
+    rest = X[X[:, 0] != 0]
+    assert 0 not in clone(model).fit(rest).user_ids_
+
+
+@pytest.mark.parametrize("audit", [3, "all"])
+def test_ciphertexts_are_taken_back(audit):
+    """The server learns nothing from them, however few they are."""
+    encrypted = Federation(secure_aggregation=CKKS(audit=audit))
+    model = FedEASE(reg=20.0, warm_start=True, random_state=0, federation=encrypted)
+    rows = [[0, 1], [50, 1]]
+    model.fit(X).forget([3, 4]).partial_fit(rows)
+    rest = np.r_[X[~np.isin(X[:, 0], [3, 4])], rows]
+    expected = FedEASE(reg=20.0).fit(rest)
+    np.testing.assert_array_equal(model.item_ids_, expected.item_ids_)
+    np.testing.assert_allclose(model.item_weights_, expected.item_weights_, atol=1e-5)
+
+
+@pytest.mark.parametrize("call", ["forget", "partial_fit"])
+def test_an_update_that_fails_takes_nothing_back(call, monkeypatch):
+    def fail(run):
+        raise KeyboardInterrupt
+
+    model = FedEASE(reg=20.0, warm_start=True).fit(X)
+    update = {
+        "forget": lambda: model.forget([3]),
+        "partial_fit": lambda: model.partial_fit([[3, 1]]),
+    }
+    before = model._run.server.state["gram"].copy(), copy.deepcopy(model._run.server.ledger)
+    with monkeypatch.context() as patch:
+        # After clients have taken back uploads.
+        patch.setattr(Run, "set_up", fail)
+        with pytest.raises(KeyboardInterrupt):
+            update[call]()
+    assert 3 in model.user_ids_
+    np.testing.assert_array_equal(model._run.server.state["gram"], before[0])
+    assert model._run.server.ledger == before[1]
+    update[call]()
+    expected = X[X[:, 0] != 3] if call == "forget" else np.r_[X, [[3, 1]]]
+    assert_equal(model, FedEASE(reg=20.0).fit(expected))
+
+
+def test_a_sum_needs_three_clients_after_forgetting_too():
+    masked = Federation(secure_aggregation=SecAggPlus())
+    few = X[:, 0] < 4
+    model = RFRec(2, n_rounds=2, random_state=0, warm_start=True, federation=masked)
+    model.fit(X[few], y[few])
+    with pytest.raises(ValueError, match="at least 3 clients"):
+        model.forget([0, 1])
+    assert model.forget([1]).user_ids_.tolist() == [0, 2, 3]
+
+
+def test_a_public_catalogue_only_grows():
+    model = FedEB(2, n_rounds=2, random_state=0, warm_start=True, items=range(31)).fit(X, y)
+    with pytest.raises(ValueError, match="`items` lacks item 30, which the last fit had"):
+        model.set_params(items=range(30)).partial_fit(X[:1], y[:1])
+    model.set_params(items=range(40)).partial_fit([[0, 39]], [4.0])
+    assert len(model.forget([0]).item_ids_) == 40
 
 
 def test_errors_say_what_to_do():
