@@ -28,6 +28,7 @@ FAST_METHODS = (
     "tests/federated/test_fedeb.py",
     "tests/federated/test_loss_curves.py",
     "tests/federated/test_rfrec.py",
+    "tests/federated/test_updating.py",
     "tests/federated/test_wmf.py",
 )
 REAL_DATA = {"ml100k", "ml1m"}
