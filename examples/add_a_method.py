@@ -1,18 +1,16 @@
 """How do I add a federated method of my own?
 
-Write a class with the method's hooks, and run it in settings that you did not write.
+Write the algorithm's functions, and run it in settings that you did not write.
 
 This is federated gradient descent for ratings, in the manner of FCF (Ammad-ud-din and others,
 2019): every client solves for its users' vectors in closed form and uploads the gradient of the
 items; the server takes the step. The picture has its test error where nothing goes wrong, where
 half of the uploads are lost, where each number is sent in eight bits, where long uploads are
 shortened, and where a fifth of the clients takes part in each round. The page :doc:`/add_a_method`
-explains each hook.
+explains each function.
 """
 
-from dataclasses import KW_ONLY, dataclass
-from numbers import Integral, Real
-from typing import ClassVar
+from dataclasses import dataclass, replace
 
 import numpy as np
 from sklearn.metrics import root_mean_squared_error
@@ -20,107 +18,116 @@ from sklearn.model_selection import train_test_split
 
 from fedrecsk import BiasOnly, Federation
 from fedrecsk.aggregation import NormClipping
-from fedrecsk.base import Interval, RatingMixin
 from fedrecsk.compression import Quantization
 from fedrecsk.datasets import make_ratings
-from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.protocol import Dense, FieldSpec, Message, Updates
+from fedrecsk.federated import estimator_of
+from fedrecsk.protocol import Algorithm, Dense, FieldSpec, Message, Updates
+from fedrecsk.protocol.states import Kept, PerItem, PerUser
 
 
-@dataclass(eq=False, repr=False)
-class FederatedRidge(RatingMixin, FederatedRecommender):
+@dataclass(frozen=True)
+class Server:
+    """What the server knows."""
+
+    items: Kept[PerItem]  # (n_items, 1 + n_factors); column 0 is the bias
+    n_ratings: PerItem  # per client
+    level: float
+
+
+@dataclass
+class Clients:
+    """What a block of clients knows."""
+
+    users: Kept[PerUser]  # (n_users, 1 + n_factors)
+
+
+@dataclass(frozen=True)
+class FederatedRidgeAlgorithm(Algorithm[Server, Clients]):
     """Score level + b_u + b_i + p_u . q_i: ridge on the clients, gradient steps on the server."""
 
     n_factors: int = 8
-    _: KW_ONLY
-    n_rounds: int = 30
     reg: float = 0.15
     learning_rate: float = 0.5
 
-    _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
-        "n_factors": [Interval(Integral, 1, None, closed="left")],
-        "reg": [Interval(Real, 0, None, closed="neither")],
-        "learning_rate": [Interval(Real, 0, None, closed="neither")],
-    }
-
     # --------------------------------------------------------------- before the rounds
 
-    def _setup_specs(self, n_items):
+    def setup_fields(self, n_items):
         return {"ratings": FieldSpec((2,)), "per_item": FieldSpec((n_items,))}
 
-    def _setup_update(self, block, message, key):
+    def answer(self, block, message, key):
         ratings = np.array([block.weights @ block.values, block.weights.sum()])
         per_item = np.bincount(block.items, block.weights, block.n_items)
         return Updates({"ratings": ratings, "per_item": per_item})
 
-    def _begin(self, catalogue, sums, key):
+    def begin(self, catalogue, sums, key):
         shape = (catalogue.n_items, 1 + self.n_factors)
         items = 0.1 * key.generator("items").standard_normal(shape)
         total, number = sums["ratings"].sum
-        return {"items": items, "level": total / number, "per_item": sums["per_item"].mean}
-
-    def _initial_broadcast(self, server):
-        return Message(level=Dense(np.array([server["level"]])))
+        return Server(items, sums["per_item"].mean, total / number)
 
     # ---------------------------------------------------------------------- each round
 
-    def _model(self, server):
-        return Message(items=Dense(server["items"]))
+    def broadcast(self, server, key):
+        return Message(items=Dense(server.items), level=Dense(np.array([server.level])))
 
-    def _init_clients(self, block, message, key):
-        users = np.zeros((block.n_users, 1 + self.n_factors))
-        return {"level": message["level"].values[0], "users": users}
+    def enter(self, block, message, key):
+        return Clients(np.zeros((block.n_users, 1 + self.n_factors)))
 
-    def _upload_specs(self, n_items):
+    def fields(self, n_items):
         return {"gradient": FieldSpec((n_items, 1 + self.n_factors))}
 
-    def _client_update(self, block, state, message, turn, key):
-        items = message["items"].values
-        gradient, loss = np.zeros_like(items), np.zeros(2)
-        for client in np.flatnonzero(turn.active):
-            for user in range(*block.client_indptr[client : client + 2]):
-                rated, weights, errors = self._solve(block, state, items, user)
-                loss += weights @ errors**2, weights.sum()
-                if turn.delivers[client]:
-                    vector = np.r_[1.0, state["users"][user, 1:]]
-                    gradient[rated] += np.outer(weights * errors, vector)
-        return state, Updates({"gradient": gradient}), loss
+    def update(self, block, clients, message, turn, key):
+        gradient, loss = np.zeros_like(message["items"].values), np.zeros(2)
+        counts = block.users_of(turn.delivers)
+        for user in np.flatnonzero(block.users_of(turn.active)):
+            rated, weights, errors = self.solve(block, clients, message, user)
+            loss += weights @ errors**2, weights.sum()
+            if counts[user]:
+                vector = np.r_[1.0, clients.users[user, 1:]]
+                gradient[rated] += np.outer(weights * errors, vector)
+        return clients, Updates({"gradient": gradient}), loss
 
-    def _aggregate(self, server, upload, key):
+    def step(self, server, upload, key):
         if upload is None:
             return server
-        share = np.maximum(server["per_item"], np.finfo(float).tiny)[:, None]
-        step = upload["gradient"].mean / share + self.reg * server["items"]
-        return server | {"items": server["items"] - self.learning_rate * step}
+        share = np.maximum(server.n_ratings, np.finfo(float).tiny)[:, None]
+        step = upload["gradient"].mean / share + self.reg * server.items
+        return replace(server, items=server.items - self.learning_rate * step)
 
     # ------------------------------------------------------------------------- the end
 
-    def _personalize(self, block, state, message, turn, key):
-        state = state or self._init_clients(block, message, key)
-        state = state | {"users": np.zeros_like(state["users"])}
-        for user in range(block.n_users):
-            self._solve(block, state, message["items"].values, user)
-        return state
+    def final(self, server):
+        return self.broadcast(server, None)
 
-    def _server_attributes(self, message):
+    def personalize(self, block, clients, message, turn, key):
+        fitted = self.enter(block, message, key)
+        for user in range(block.n_users):
+            self.solve(block, fitted, message, user)
+        return fitted
+
+    def server_attributes(self, message):
         items, level = message["items"].values, message["level"].values[0]
         return {"global_bias_": level, "item_bias_": items[:, 0], "item_factors_": items[:, 1:]}
 
-    def _user_attributes(self, block, state):
-        return {"user_bias_": state["users"][:, 0], "user_factors_": state["users"][:, 1:]}
+    def user_attributes(self, clients):
+        return {"user_bias_": clients.users[:, 0], "user_factors_": clients.users[:, 1:]}
 
     # ------------------------------------------------------------------- on the clients
 
-    def _solve(self, block, state, items, user):
+    def solve(self, block, clients, message, user):
         """Ridge regression of one user; returns its items, weights and errors."""
-        rows = slice(*block.indptr[user : user + 2])
+        items, rows = message["items"].values, slice(*block.indptr[user : user + 2])
         rated, weights = block.items[rows], block.weights[rows]
         features = np.column_stack([np.ones(len(rated)), items[rated, 1:]])
-        target = block.values[rows] - state["level"] - items[rated, 0]
+        target = block.values[rows] - message["level"].values - items[rated, 0]
         weighted = features * weights[:, None]
         ridge = self.reg * weights.sum() * np.eye(1 + self.n_factors)
-        state["users"][user] = np.linalg.solve(weighted.T @ features + ridge, weighted.T @ target)
-        return rated, weights, features @ state["users"][user] - target
+        vector = np.linalg.solve(weighted.T @ features + ridge, weighted.T @ target)
+        clients.users[user] = vector
+        return rated, weights, features @ vector - target
+
+
+FederatedRidge = estimator_of(FederatedRidgeAlgorithm, n_rounds=30)
 
 
 # A few of the settings that it runs in.

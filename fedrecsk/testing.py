@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import traceback
 import warnings
 from collections.abc import Callable
 from unittest import mock
@@ -16,7 +17,7 @@ from fedrecsk.aggregation import NormClipping, TrimmedMean
 from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import Quantization
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.protocol import Device, DeviceServer, Federation, blocks
+from fedrecsk.protocol import Algorithm, Device, DeviceServer, Federation, blocks
 from fedrecsk.protocol.keys import Key
 
 # How far two fits may differ that add up the same numbers in another order.
@@ -77,7 +78,20 @@ def check_federated_estimator(estimator: FederatedRecommender) -> None:
             check(estimator)
         except Exception as error:
             error.add_note(f"In fedrecsk.testing.{check.__name__}, which checks: {check.__doc__}")
+            function = _function_of_the_algorithm(error)
+            if function is not None:
+                error.add_note(f"It was raised in {function}(...) of the algorithm.")
             raise
+
+
+def _function_of_the_algorithm(error):
+    """Return the name of the algorithm's function in which an error was raised, or None."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        owner = type(frame.f_locals.get("self"))
+        for name in vars(Algorithm) if issubclass(owner, Algorithm) else ():
+            if getattr(getattr(owner, name), "__code__", None) is frame.f_code:
+                return name
+    return None
 
 
 def check_equal_seeds_give_equal_models(estimator: FederatedRecommender) -> None:
@@ -204,9 +218,10 @@ def check_hooks_keep_to_their_side(estimator: FederatedRecommender) -> None:
     method = _quick(estimator, n_rounds=2)
     data = method._prepared(X, y)
     for server, clients, _ in method._watch(data, 2):
-        for one in (server.method, *(part.method for part in clients)):
-            extra = vars(one).keys() - vars(clone(method).set_callbacks()).keys()
-            assert not extra, f"a hook has set {sorted(extra)} on self; keep state in the dicts"
+        for one in (server, *clients):
+            extra = vars(one.method).keys() - vars(clone(method).set_callbacks()).keys()
+            extra |= vars(one.algorithm).keys() - vars(method._algorithm()).keys()
+            assert not extra, f"a function has set {sorted(extra)} on self; keep them in states"
         state, first_round = server.state, server.key.at(0)
         for name_of, function, more in (
             ("broadcast", server.algorithm.broadcast, (first_round,)),

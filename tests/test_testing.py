@@ -2,13 +2,14 @@
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedrecsk import BiasOnly, testing
-from fedrecsk.protocol import Dense, Message
+from fedrecsk.federated import estimator_of
 from fedrecsk.testing import check_federated_estimator
 from tests.test_contract import FEDERATED
 
@@ -16,14 +17,14 @@ EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "add_a_method.py"
 
 
 def worked_method():
-    """The class of examples/add_a_method.py, which is not in the package."""
+    """The estimator and the algorithm of examples/add_a_method.py, which are not in the package."""
     spec = importlib.util.spec_from_file_location("worked_method_under_check", EXAMPLE)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.FederatedRidge
+    return module.FederatedRidge, module.FederatedRidgeAlgorithm
 
 
-Ridge = worked_method()
+Ridge, RidgeAlgorithm = worked_method()
 
 
 def test_the_worked_method_passes_all_checks():
@@ -39,72 +40,86 @@ def test_every_method_passes_the_checks_that_its_other_tests_lack(Estimator):
     testing.check_the_halves_make_the_same_model(Estimator())
 
 
-class DrawsFromNumPy(Ridge):
-    def _begin(self, catalogue, sums, key):
-        server = super()._begin(catalogue, sums, key)
-        noise = np.random.default_rng().normal(size=server["items"].shape)
-        return server | {"items": server["items"] + noise}
+def broken(**functions):
+    """An estimator of the worked algorithm with other functions."""
+    Kind = type("BrokenAlgorithm", (RidgeAlgorithm,), functions | {"__module__": __name__})
+    Estimator = estimator_of(Kind, n_rounds=3)
+    # Pickles find them by their names.
+    globals().update({"BrokenAlgorithm": Kind, "Broken": Estimator})
+    return Estimator
 
 
-class SetsAttributes(Ridge):
-    def _client_update(self, block, state, message, turn, key):
-        self.seen = block.items
-        return super()._client_update(block, state, message, turn, key)
+def draws_from_numpy(self, catalogue, sums, key):
+    server = RidgeAlgorithm.begin(self, catalogue, sums, key)
+    return replace(server, items=server.items + np.random.default_rng().normal())
 
 
-class LooksAtNeighbours(Ridge):
-    def _user_attributes(self, block, state):
-        attributes = super()._user_attributes(block, state)
-        return attributes | {"user_bias_": attributes["user_bias_"] - state["users"][:, 0].mean()}
+def sets_attributes(self, block, clients, message, turn, key):
+    object.__setattr__(self, "seen", block.items)
+    return RidgeAlgorithm.update(self, block, clients, message, turn, key)
 
 
-class KeepsALambda(Ridge):
-    def _begin(self, catalogue, sums, key):
-        return super()._begin(catalogue, sums, key) | {"rate": lambda: 1}
+def looks_at_neighbours(self, clients):
+    attributes = RidgeAlgorithm.user_attributes(self, clients)
+    return attributes | {"user_bias_": attributes["user_bias_"] - clients.users[:, 0].mean()}
 
 
-class CountsCalls(Ridge):
-    def _model(self, server):
-        server["calls"] = server.get("calls", 0) + 1
-        return Message(items=Dense(server["items"] * server["calls"]))
+def keeps_a_lambda(self, catalogue, sums, key):
+    server = RidgeAlgorithm.begin(self, catalogue, sums, key)
+    object.__setattr__(server, "rate", lambda: 1)
+    return server
 
 
-class IgnoresUploads(Ridge):
-    def _aggregate(self, server, message, upload, key):
-        return server
+def counts_calls(self, server, key):
+    server.items[:] *= 1.01
+    return RidgeAlgorithm.broadcast(self, server, key)
 
 
-class IsInfinite(Ridge):
-    def _aggregate(self, server, upload, key):
-        server = super()._aggregate(server, upload, key)
-        return server | {"items": np.where(server["items"] > 0, server["items"] * 1e200, 0)}
+def ignores_uploads(self, server, upload, key):
+    return server
+
+
+def is_infinite(self, server, upload, key):
+    server = RidgeAlgorithm.step(self, server, upload, key)
+    return replace(server, items=np.where(server.items > 0, server.items * 1e200, 0))
 
 
 @pytest.mark.parametrize(
-    ("Broken", "check"),
+    ("functions", "check"),
     [
-        (DrawsFromNumPy, testing.check_equal_seeds_give_equal_models),
-        (SetsAttributes, testing.check_hooks_keep_to_their_side),
-        (LooksAtNeighbours, testing.check_blocks_do_not_matter),
-        (CountsCalls, testing.check_hooks_keep_to_their_side),
-        (IgnoresUploads, testing.check_uploads_change_the_model),
+        ({"begin": draws_from_numpy}, testing.check_equal_seeds_give_equal_models),
+        ({"update": sets_attributes}, testing.check_hooks_keep_to_their_side),
+        ({"user_attributes": looks_at_neighbours}, testing.check_blocks_do_not_matter),
+        ({"broadcast": counts_calls}, testing.check_hooks_keep_to_their_side),
+        ({"step": ignores_uploads}, testing.check_uploads_change_the_model),
     ],
 )
-def test_a_broken_method_fails(Broken, check):
+def test_a_broken_method_fails(functions, check):
     with pytest.raises(AssertionError):
-        check(Broken(n_factors=2))
+        check(broken(**functions)(n_factors=2))
 
 
 def test_a_method_that_no_device_could_store_fails():
     with pytest.raises(AttributeError, match="pickle"):
-        testing.check_the_halves_make_the_same_model(KeepsALambda(n_factors=2))
+        testing.check_the_halves_make_the_same_model(broken(begin=keeps_a_lambda)(n_factors=2))
 
 
 def test_errors_name_their_check(monkeypatch):
     monkeypatch.setattr(testing, "check_estimator", lambda estimator: None)
     with pytest.raises(ValueError, match=r"diverged|infinite|NaN") as error:
-        check_federated_estimator(IsInfinite(n_factors=2))
+        check_federated_estimator(broken(step=is_infinite)(n_factors=2))
     assert "fedrecsk.testing.check_equal_seeds" in error.value.__notes__[0]
+
+
+def test_an_error_in_a_function_names_it(monkeypatch):
+    def fails(self, *given):
+        return given["not there"]
+
+    monkeypatch.setattr(testing, "check_estimator", lambda estimator: None)
+    for name in ("answer", "enter", "update", "step", "final", "personalize"):
+        with pytest.raises(TypeError) as error:
+            check_federated_estimator(broken(**{name: fails})(n_factors=2))
+        assert any(f"It was raised in {name}(...)" in note for note in error.value.__notes__)
 
 
 def test_other_estimators_are_refused():

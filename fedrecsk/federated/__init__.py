@@ -2,6 +2,7 @@
 
 from fedrecsk.base._hamming import pack_codes, unpack_codes
 from fedrecsk.federated.colr import CoLR, SCoLR
+from fedrecsk.federated.estimator import estimator_of
 from fedrecsk.federated.fcf import FCF
 from fedrecsk.federated.fedease import FedEASE
 from fedrecsk.federated.fedeb import FedEB
@@ -42,6 +43,7 @@ __all__ = [
     "RFRecF",
     "SCoLR",
     "SemiDFEGL",
+    "estimator_of",
     "pack_codes",
     "unpack_codes",
 ]

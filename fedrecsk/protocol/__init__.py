@@ -1,5 +1,6 @@
 """The simulated federation: its parameters, the two sides of the protocol, messages, ledger."""
 
+from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.client_message import ClientMessage, Numbers
 from fedrecsk.protocol.clients import Clients
 from fedrecsk.protocol.device import Device
@@ -21,6 +22,7 @@ from fedrecsk.protocol.server import Server
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Summed, Updates
 
 __all__ = [
+    "Algorithm",
     "ClientMessage",
     "ClientUpdates",
     "Clients",
@@ -41,6 +43,7 @@ __all__ = [
     "SparseRows",
     "Summed",
     "Total",
+    "Traits",
     "Updates",
     "Upload",
     "estimate_training_time",

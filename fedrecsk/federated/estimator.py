@@ -1,0 +1,133 @@
+"""Make an estimator of an algorithm that somebody else wrote."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, field, fields, is_dataclass, make_dataclass
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+
+from fedrecsk._utils.sklearn_compat import StrOptions
+from fedrecsk.base import RankingMixin, RatingMixin
+from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.protocol.algorithm import Algorithm
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["estimator_of"]
+
+KINDS = {int: Integral, float: Real, bool: "boolean"}
+
+
+def estimator_of(
+    algorithm: type[Algorithm],
+    *,
+    learns: Literal["ratings", "likes"] = "ratings",
+    constraints: Mapping[str, Any] | None = None,
+    **defaults: Any,
+) -> type[FederatedRecommender]:
+    """Return the class of an estimator whose `fit` simulates an algorithm.
+
+    Its parameters are the fields of the algorithm and those of every federated method. Give it the
+    name of the algorithm without "Algorithm", so that it can be pickled.
+
+    Parameters
+    ----------
+    algorithm : type
+        A frozen dataclass derived from :class:`~fedrecsk.protocol.Algorithm`, each of whose fields
+        has a default. Beside the functions of an Algorithm it has
+        ``server_attributes(message)`` and ``user_attributes(clients)``, which return the fitted
+        attributes of the server and of the users as dicts. ``item_factors_``, ``user_factors_``,
+        ``item_bias_``, ``user_bias_`` and ``global_bias_`` are what `predict` and `recommend` use.
+    learns : {"ratings", "likes"}, default="ratings"
+        Whether y are ratings, which `fit` then requires, or implicit feedback.
+    constraints : dict or None, default=None
+        What scikit-learn checks of parameters (``_parameter_constraints``). None: types, from the
+        annotations.
+    **defaults
+        Other defaults of parameters that every federated method has, for example ``n_rounds=30``.
+
+    Returns
+    -------
+    estimator : type
+        A subclass of :class:`~fedrecsk.federated.base.FederatedRecommender`.
+
+    Raises
+    ------
+    TypeError
+        If `algorithm` is not such a class, or lacks a function.
+
+    Examples
+    --------
+    See :doc:`/add_a_method`.
+    """
+    _check(algorithm)
+    own = [one for one in fields(algorithm) if one.init]
+    hints = get_type_hints(algorithm)
+    given = [(one.name, hints[one.name], field(default=one.default)) for one in own]
+    unknown = sorted(set(defaults) - {one.name for one in fields(FederatedRecommender)})
+    if unknown:
+        raise TypeError(
+            f"{unknown[0]!r} is not a parameter of every federated method; make it a field of "
+            f"{algorithm.__name__}."
+        )
+    given += [(name, Any, field(default=value)) for name, value in defaults.items()]
+    found = {one.name: _constraint(hints[one.name]) for one in own}
+    found = {name: one for name, one in found.items() if one is not None}
+    names = [one.name for one in own]
+
+    def made(self):
+        return algorithm(**{name: getattr(self, name) for name in names})
+
+    def server_attributes(self, message):
+        return self._algorithm().server_attributes(message)
+
+    def user_attributes(self, block, clients):
+        return self._algorithm().user_attributes(clients)
+
+    name = algorithm.__name__.removesuffix("Algorithm")
+    Mixin = RatingMixin if learns == "ratings" else RankingMixin
+    return make_dataclass(
+        name,
+        given,
+        bases=(Mixin, FederatedRecommender),
+        namespace={
+            "__doc__": algorithm.__doc__,
+            "__module__": algorithm.__module__,
+            "_algorithm": made,
+            "_server_attributes": server_attributes,
+            "_user_attributes": user_attributes,
+            "_parameter_constraints": FederatedRecommender._parameter_constraints
+            | found
+            | dict(constraints or {}),
+        },
+        eq=False,
+        repr=False,
+        kw_only=True,
+    )
+
+
+def _check(algorithm):
+    """Raise TypeError unless this is the class of an algorithm, with all that it needs."""
+    if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
+        raise TypeError(
+            "estimator_of takes a class derived from fedrecsk.protocol.Algorithm, got "
+            f"{algorithm!r}."
+        )
+    name = algorithm.__name__
+    if not is_dataclass(algorithm):
+        raise TypeError(f"{name} must be a dataclass; decorate it with @dataclass(frozen=True).")
+    lacking = sorted(algorithm.__abstractmethods__)
+    lacking += [n for n in ("server_attributes", "user_attributes") if not hasattr(algorithm, n)]
+    if lacking:
+        raise TypeError(f"{name} lacks {', '.join(lacking)}; see fedrecsk.protocol.Algorithm.")
+    for one in fields(algorithm):
+        if one.init and one.default is MISSING:
+            raise TypeError(f"The field {one.name} of {name} needs a default, as parameters have.")
+
+
+def _constraint(hint):
+    """Return what scikit-learn can check of a parameter with this annotation; None: nothing."""
+    if get_origin(hint) is Literal:
+        return [StrOptions(set(get_args(hint)))]
+    return [KINDS[hint]] if hint in KINDS else None
