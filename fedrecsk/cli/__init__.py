@@ -46,7 +46,7 @@ _EXAMPLES = """\
 examples:
   %(prog)s                                    ratings that resemble MovieLens-100k, offline
   %(prog)s --data 100k                        MovieLens-100k, downloaded once
-  %(prog)s --data ratings.csv --method RFRec  a file of your own
+  %(prog)s ratings.csv --method RFRec         a file of your own
   %(prog)s --method LocALS                    a ranking method, compared with popularity
   %(prog)s --epsilon 10                       differential privacy for whole users
   %(prog)s --scale 0.04                       local differential privacy

@@ -46,6 +46,8 @@ _PARTS_OF_NAMES = {
 _DATE = re.compile(
     r"(19|20)\d\d([-/.])\d\d?\2\d\d?([ T].*)?|\d\d?([-/.])\d\d?\4(19|20)\d\d([ T].*)?", re.ASCII
 )
+# Excel writes long numbers so.
+_SCIENTIFIC = re.compile(r"\d([.,]\d+)?E\+\d+", re.ASCII)
 # So few different texts in so many rows are kinds of events rather than users or items.
 _FEW_TEXTS, _MANY_ROWS = 10, 100
 _COMPRESSED = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
@@ -331,6 +333,13 @@ def _read(text, lines, sep, columns, header, whole_numbers) -> Table:
         pass  # a header and nothing else
     except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
         _check_rows(text, sep, width, roles)
+        misplaced = next((row.line for row in _rows(text, sep) if row.problem), None)
+        if misplaced is not None:
+            raise ValueError(
+                f"{text.name}, line {misplaced}: a quotation mark ends a field, but other text "
+                "follows. Double the quotation marks inside of quoted fields (in R: "
+                "qmethod='double'), or pass quoted=False if they are ordinary characters here."
+            ) from error
         raise ValueError(
             f"{text.name}: {str(error).split('C error: ')[-1].strip()} (separator {sep!r}). "
             "Correct or delete the line, pass another sep, or quoted=False if quotation marks are "
@@ -347,6 +356,13 @@ def _read(text, lines, sep, columns, header, whole_numbers) -> Table:
         fields["timestamp"] = _times(fields["timestamp"], text.name)
     if not names:
         _warn_about_words(fields, roles, columns or {}, text.name)
+    for role in ("user", "item"):
+        if fields[role].dtype == object and _SCIENTIFIC.fullmatch(fields[role][0]):
+            warn(
+                f"{text.name}: the {role} ids are numbers such as {fields[role][0]}, of which a "
+                "spreadsheet dropped digits, so that several ids may have become one. Export the "
+                "file again with the column formatted as text."
+            )
     taken_from = {
         role: repr(names[position]) if names else f"column {position}"
         for role, position in roles.items()
@@ -498,14 +514,17 @@ def _line_of(text: TextFile, sep: str, row: int) -> int:
 def _check_rows(text: TextFile, sep: str, width: int, roles: dict[str, int]) -> None:
     """Raise if a row has too many fields, or a quotation mark swallows lines."""
     for row in _rows(text, sep):
-        rest = _fields(row.lines[1:], sep, quoted=False)
-        kinds = _kinds(row.fields, width, roles)
-        # Lines that look like rows are hardly quoted text.
-        is_wrong = kinds is not None and kinds in [_kinds(one, width, roles) for one in rest]
-        if is_wrong or (row.problem and len(rest)) or row.problem == "unexpected end of data":
+        n_more = len(row.lines) - 1
+        is_wrong = row.problem and (n_more or row.problem == "unexpected end of data")
+        if n_more and not is_wrong:
+            # Lines that look like rows are hardly quoted text.
+            kinds = _kinds(row.fields, width, roles)
+            rest = _fields(row.lines[1:], sep, quoted=False)
+            is_wrong = kinds is not None and kinds in [_kinds(one, width, roles) for one in rest]
+        if is_wrong:
             raise ValueError(
                 f"{text.name}, line {row.line}: a quotation mark opens a field that takes in "
-                f"all up to line {row.line + len(rest)}. Pass quoted=False if quotation marks are "
+                f"all up to line {row.line + n_more}. Pass quoted=False if quotation marks are "
                 "ordinary characters here; otherwise correct the line."
             )
         if len(row.fields) > width:
@@ -614,13 +633,16 @@ def _converted(text, sep, role: str, column: pd.Series, has_header: bool) -> np.
     if role == "timestamp" or column.dtype != object:
         return column.to_numpy()
     codes, texts = pd.factorize(column.to_numpy())
-    check(np.array([one.isspace() for one in texts])[codes], missing)
-    check(
-        np.array(["\n" in one or "\r" in one for one in texts])[codes],
-        "has a line break. Pass quoted=False if quotation marks are ordinary characters here; "
-        "otherwise take the line break out, or",
-    )
+    everything = "".join(texts)
+    if "\n" in everything or "\r" in everything:
+        check(
+            np.array(["\n" in one or "\r" in one for one in texts])[codes],
+            "has a line break. Pass quoted=False if quotation marks are ordinary characters here; "
+            "otherwise take the line break out, or",
+        )
     texts = np.array([one.strip() for one in texts], dtype=object)
+    if not all(texts):
+        check((texts == "")[codes], missing)
     if all(map(_WHOLE_NUMBER.fullmatch, texts)):
         texts = texts.astype(np.int64)
     return texts[codes]
@@ -662,7 +684,23 @@ def _looks_like_header(first: list[str], second: list[str] = ()) -> bool:
     """Return whether `first` names columns, rather than being a row like `second`."""
     if any(map(_is_number, first)):
         return False
-    return any(map(role_of, first)) or any(map(_is_number, second))
+    if any(map(role_of, first)) or any(map(_is_number, second)):
+        return True
+    # Rows of text ids, perhaps `customer 1` and `product 1`.
+    return [_has_words_for_ids(row) for row in (first, second)] == [True, False]
+
+
+def _has_words_for_ids(row: list[str]) -> bool:
+    """Return whether one field may name the user and another one the item."""
+    users, items = (
+        {at for at, one in enumerate(row) if _hints_at(role, one)} for role in _PARTS_OF_NAMES
+    )
+    return bool(users and items and len(users | items) > 1)
+
+
+def _hints_at(role: str, name: str) -> bool:
+    """Return whether a name has a word for a role, as `customer_no` has for the user."""
+    return any(part in plain_name(name) for part in _PARTS_OF_NAMES[role].split())
 
 
 def _is_number(field: str) -> bool:
@@ -678,7 +716,7 @@ def _with_unnamed(names, rows, is_quoted_first, columns, source) -> list[str]:
     n_more = max(map(len, rows)) - len(names)
     if not any(any(row[len(names) :]) for row in rows):
         return names + n_more * [""]
-    if set(map(len, rows)) != {len(names) + 1}:
+    if min(map(len, rows)) != len(names) + 1:
         return names  # pandas' error will name a line
     first = [row[0] for row in rows]
     is_counted = first in [[str(start + n) for n in range(len(rows))] for start in (0, 1)]
@@ -812,10 +850,8 @@ def _guess(role: str, names: list[str] | None, taken: Iterable[int]) -> int | No
 
 def _proposed(role: str, names: list[str] | None, found: Mapping[str, int]) -> str:
     """Return the first free name that has a word for the role, else dots."""
-    parts = _PARTS_OF_NAMES[role].split()
     free = [name for place, name in enumerate(names or []) if place not in found.values()]
-    fitting = (name for name in free if any(part in plain_name(name) for part in parts))
-    return next(map(repr, fitting), "...")
+    return next((repr(name) for name in free if _hints_at(role, name)), "...")
 
 
 def _listed(names: list[str] | list[int]) -> str:

@@ -438,6 +438,8 @@ def test_a_header_that_lacks_a_name(write):
         load_ratings(write(r), columns={"user": 0, "item": 1})
     with pytest.raises(ValueError, match=r"header has 3 fields and the rows have 4.*row.names"):
         load_ratings(write("user,item,rating\n7,1,2,5\n7,4,5,4\n"))
+    with pytest.raises(ValueError, match=r"line 3: a quotation mark ends a field.*qmethod"):
+        load_ratings(write(r.replace("bob", 'the \\"bob\\" b')), columns=columns)
     for wide in ("1,2,3,9,9\n4,5,4,9,9\n", "1,2,3,9\n4,5,4\n"):
         with pytest.raises(ValueError, match=r"Expected 3 fields in line 2, saw [45]"):
             load_ratings(write("user,item,rating\n" + wide))
@@ -459,8 +461,11 @@ def test_without_a_header_dates_and_words_are_no_ids(write):
     message = "column 1 is taken as the item, but has only 2 different values: 'buy', 'view'"
     with pytest.warns(UserWarning, match=message):
         load_ratings(write(text))
+    with pytest.warns(UserWarning, match=r"user ids are numbers such as 4.01E\+12.*as text"):
+        load_ratings(write("user;item\n4.01E+12;1\n4.01E+12;2\n"))
     with warnings.catch_warnings(action="error"):
         load_ratings(write("user,item,rating\n" + text))
+        load_ratings(write("customer1,product1\ncustomer1,product2\n"))
         load_ratings(write(text), columns={"user": 0, "item": 1})
         assert load_ratings(write("1,2,3,\n4,5,4,\n")).data.tolist() == [[1, 2], [4, 5]]
 
@@ -471,6 +476,7 @@ def test_without_a_header_dates_and_words_are_no_ids(write):
         ("t_dat,customer_id,article_id,price", "columns={'item': 'article_id'}"),
         ("sku,customer_no,qty,rating", "columns={'user': 'customer_no', 'item': 'sku'}"),
         ("a,b,c,d", "columns={'user': ..., 'item': ...}"),
+        ("client,sku\nann,lamp", "columns={'user': 'client', 'item': 'sku'}"),
     ],
 )
 def test_columns_are_proposed_by_their_names(write, header, proposal):
