@@ -173,6 +173,9 @@ def test_the_console_script_is_there():
         (["--columns", "user=a,user=b"], "'user=b': the user has a column already"),
         (["--columns", "users=a"], "'users=a' is none of user=..., item=..."),
         (["--columns", "user=a,item=b"], "--columns is for a file of yours"),
+        (["--read", "sep=;"], "--read is for a file of yours"),
+        (["--read", "quote=False"], "--read quote: did you mean quoted?"),
+        (["{ratings}", "--data", "100k"], "give one of them"),
         (["--data", "{few}"], "too few rows with a rating: 1; 10 are needed"),
     ],
 )
@@ -189,7 +192,7 @@ def test_columns_of_a_file(tmp_path, capsys):
     path.write_text("klant;artikel;cijfer\n" + "".join(f"{u};{i};{r}\n" for u, i, r in ROWS))
     with pytest.raises(SystemExit, match="2"):
         main(["--data", str(path)])
-    assert "Say which it is, for example --columns user=klant." in capsys.readouterr().err
+    assert "Say which it is: --columns user=...,item=...." in capsys.readouterr().err
     columns = "user=klant,item=artikel,rating=cijfer"
     main(["--data", str(path), "--columns", columns, "--method", "BiasOnly"])
     assert "270 ratings of 12 items by 30 users" in capsys.readouterr().out
@@ -204,6 +207,34 @@ def test_warnings_are_notes(tmp_path, capsys):
     assert "prices.csv: column 'price' is not read" in err
     assert "--columns user=...,item=...,rating=...,timestamp=..." in err
     assert "UserWarning" not in err
+
+
+def test_a_file_is_read_as_told(ratings, tmp_path, capsys):
+    path = tmp_path / "excel.csv"
+    path.write_text("sep=,\n" + Path(ratings).read_text().replace("\n", ' "\n'))
+    with pytest.raises(SystemExit, match="2"):
+        main([str(path)])
+    err = capsys.readouterr().err
+    assert "pass --read comment='sep='." in err
+    assert "--read quoted=False if" in err
+    path.write_text("sep=,\n" + Path(ratings).read_text())
+    main(
+        [str(path), "--read", "comment=sep=", "--columns", "rating=None", "--method", "Popularity"]
+    )
+    assert "Data: excel.csv, 270 interactions of 12 items" in capsys.readouterr().out
+
+
+def test_what_is_not_rated_is_said_once_and_is_no_positive(tmp_path, capsys):
+    path = tmp_path / "books.csv"
+    rows = (f"{u},{i},{0 if i % 2 else r}\n" for u, i, r in ROWS)
+    path.write_text("user,item,rating\n" + "".join(rows))
+    main([str(path), "--rounds", "2"])
+    err = capsys.readouterr().err
+    assert err.count("% of the ratings are 0; ") == err.count("Note: ") == 1
+    main([str(path), "--method", "Popularity"])
+    out, err = capsys.readouterr()
+    assert "135 interactions of 6 items" in out
+    assert "Note: 50% of the rows have a rating of 0 or less and are left out." in err
 
 
 def test_standard_input(ratings, capsys, monkeypatch):

@@ -114,6 +114,28 @@ def test_ids_that_are_hardly_meant():
         Popularity().fit(pd.DataFrame({"user": users, "item": [1, 2, 3]}))
 
 
+@pytest.mark.parametrize("text", ["NULL", "\\N", "None"])
+def test_ids_that_stand_for_missing_ones(text):
+    users = [text if n % 4 == 0 else f"user {n}" for n in range(80)]
+    for rows in (np.column_stack([users, ["a", "b"] * 40]), [["u", user] for user in users]):
+        with pytest.warns(UserWarning, match="include .*, in 25% of the rows.*drop its rows"):
+            Popularity().fit(rows)
+
+
+@pytest.mark.parametrize("code", [0, -1])
+def test_ratings_that_mean_not_rated(code):
+    ratings = np.where(np.arange(len(y)) % 5 < 3, code, y)
+    message = rf"60% of the ratings are {code}; .* from 1 to 5\. .* X\[y != {code}\]"
+    with pytest.warns(UserWarning, match=message):
+        BiasOnly().fit(X, ratings)
+    with warnings.catch_warnings(action="error"):
+        few = np.where(np.arange(len(y)) % 50 == 0, code, y)
+        likes = np.where(y > 3, 1, code)
+        play_counts = np.where(ratings == code, code, np.random.default_rng(0).random(len(y)))
+        for no_code in (few, likes, play_counts, ratings - 3):
+            BiasOnly().fit(X, no_code)
+
+
 def test_masked_and_lazy_tables():
     masked = np.ma.array([[1, 2], [2, 3]], mask=[[0, 1], [0, 0]])
     with pytest.raises(ValueError, match="masked values"):

@@ -26,6 +26,8 @@ __all__ = ["main"]
 _INTERRUPTED = 130
 PUBLISHED = ("100k", "1m", "10m", "20m", "25m", "32m", "latest-small")
 PUBLISHED += ("filmtrust", "kuairec", "lastfm")
+# The options of load_ratings, beside the columns.
+READ = ("sep", "header", "encoding", "comment", "quoted")
 
 # Methods that need torch.
 NEURAL = "FederatedModule", "FedNCF", "MetaMF", "NCF", "PFedRec"
@@ -44,7 +46,7 @@ _EXAMPLES = """\
 examples:
   %(prog)s                                    ratings that resemble MovieLens-100k, offline
   %(prog)s --data 100k                        MovieLens-100k, downloaded once
-  %(prog)s --data ratings.csv --method RFRec  a file of your own
+  %(prog)s ratings.csv --method RFRec         a file of your own
   %(prog)s --method LocALS                    a ranking method, compared with popularity
   %(prog)s --epsilon 10                       differential privacy for whole users
   %(prog)s --scale 0.04                       local differential privacy
@@ -105,7 +107,7 @@ def _run(arguments: list[str]) -> None:
         # Ids may have letters that the terminal's encoding lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
     with warnings.catch_warnings():
-        warnings.showwarning = _job.show_warning
+        warnings.showwarning = _job.notes()
         try:
             _job.run(options)
         except (ValueError, ImportError, MemoryError) as error:
@@ -181,9 +183,9 @@ def _assignment(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _columns(text: str) -> dict[str, str | int]:
+def _columns(text: str) -> dict[str, str | int | None]:
     """Read user=NAME,item=NAME."""
-    columns: dict[str, str | int] = {}
+    columns: dict[str, str | int | None] = {}
     for pair in text.split(","):
         role, _, column = pair.partition("=")
         if role not in ("user", "item", "rating", "timestamp") or not column:
@@ -193,6 +195,8 @@ def _columns(text: str) -> dict[str, str | int]:
         if role in columns:
             raise argparse.ArgumentTypeError(f"{pair!r}: the {role} has a column already")
         columns[role] = int(column) if column.isdecimal() else column
+        if column == "None":
+            columns[role] = None
     return columns
 
 
@@ -228,9 +232,16 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = _parser()
     options = parser.parse_args(arguments)
     options.error = parser.error
+    if options.file is not None and options.data is not None:
+        parser.error(f"{options.file} and --data {options.data}: give one of them")
+    if options.data is None:
+        options.data = options.file or "generated"
     for option in ("data", "data_home"):
         if getattr(options, option) == "":
             parser.error(f"--{option.replace('_', '-')} is empty; name one, or leave it out")
+    for name, _ in options.read:
+        if name not in READ:
+            parser.error(f"--read {name}: {did_you_mean(name, READ, 'take ' + ', '.join(READ))}")
     if options.clip is not None and options.scale is None and options.epsilon is None:
         parser.error("--clip alone would add no noise; give --epsilon or --scale too")
     if options.method is None:
@@ -283,7 +294,7 @@ def _parser() -> argparse.ArgumentParser:
     is_module = Path(sys.argv[0]).name == "__main__.py"
     parser = argparse.ArgumentParser(
         prog="python -m fedrecsk" if is_module else "fedrecsk",
-        usage="%(prog)s [options]",
+        usage="%(prog)s [options] [FILE]",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -295,12 +306,16 @@ def _parser() -> argparse.ArgumentParser:
     data = parser.add_argument_group("data")
     known = f"generated (default); {', '.join(PUBLISHED)} (downloaded once)"
     known += "; a file of ratings; or - for standard input"
-    data.add_argument("--data", default="generated", metavar="DATA", help=known)
+    data.add_argument("file", nargs="?", metavar="FILE", help="the same as --data FILE")
+    data.add_argument("--data", metavar="DATA", help=known)
     roles = "which column of a file is what, by name, or by number from 0 without a header: "
-    roles += "user=who,item=what,rating=stars,timestamp=date"
+    roles += "user=who,item=what,rating=stars,timestamp=None"
     data.add_argument("--columns", type=_columns, metavar="NAMES", help=roles)
+    several = {"type": _assignment, "action": "append", "default": [], "metavar": "NAME=VALUE"}
+    read = f"how a file is read: {', '.join(READ)} of load_ratings; may be repeated"
+    data.add_argument("--read", **several, help=read)
     data.add_argument("--data-home", metavar="FOLDER", help="folder for downloads and copies")
-    least = "ranking methods: lowest rating that counts as a positive (default: all do)"
+    least = "ranking methods: lowest rating that counts as a positive (default: all above 0)"
     data.add_argument("--threshold", type=_FINITE, metavar="RATING", help=least)
 
     method = parser.add_argument_group("method")
@@ -309,9 +324,8 @@ def _parser() -> argparse.ArgumentParser:
     method.add_argument("--method", type=_method, metavar="NAME", help=default)
     steps = "rounds or epochs (default: the method's)"
     method.add_argument("--rounds", type=_ROUNDS, metavar="N", help=steps)
-    several = {"action": "append", "default": [], "metavar": "NAME=VALUE"}
     value = "a parameter of the method; may be repeated"
-    method.add_argument("--set", type=_assignment, **several, help=value)
+    method.add_argument("--set", **several, help=value)
 
     privacy = parser.add_argument_group("differential privacy")
     noise = privacy.add_mutually_exclusive_group()

@@ -7,7 +7,7 @@ import importlib.util
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,8 @@ from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 
 from fedrecsk import BiasOnly, FedEB, Federation, ImplicitALS, Popularity, RFRec, SVDpp, datasets
 from fedrecsk._utils.kernels import timed
-from fedrecsk.cli import PUBLISHED, is_federated, predicts_ratings
+from fedrecsk._utils.user_warnings import warn
+from fedrecsk.cli import PUBLISHED, READ, is_federated, predicts_ratings
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.model_selection import UserHoldout
 from fedrecsk.privacy import CentralDP, LaplaceMechanism
@@ -112,8 +113,9 @@ def _rows(options: argparse.Namespace, ratings: bool) -> Rows:
 def _load(options: argparse.Namespace, ratings: bool) -> Rows:
     """Generate, fetch or read the rows."""
     data, home = options.data, options.data_home
-    if options.columns is not None and data in {"generated", *PUBLISHED}:
-        raise ValueError("--columns is for a file of yours")
+    if (options.columns or options.read) and data in {"generated", *PUBLISHED}:
+        option = "--columns" if options.columns else "--read"
+        raise ValueError(f"{option} is for a file of yours")
     if data == "generated" and ratings:
         size = {} if options.epsilon is None else MANY
         return Rows(*datasets.make_ratings(**size, random_state=options.seed), data)
@@ -130,7 +132,8 @@ def _load(options: argparse.Namespace, ratings: bool) -> Rows:
         return Rows(X, y, f"MovieLens {name}")
     with _file(data) as path:
         try:
-            X, y = datasets.load_ratings(path, columns=options.columns, return_X_y=True)
+            read = {"columns": options.columns, **dict(options.read)}
+            X, y = datasets.load_ratings(path, **read, return_X_y=True)
         except ValueError as error:
             # A copy of a pipe has a name that says nothing.
             raise ValueError(_with_options(str(error).replace(f"{path.parent}/", ""))) from error
@@ -157,13 +160,16 @@ def _file(data: str) -> Iterator[Path]:
 
 def _positives(rows: Rows, threshold: float | None) -> Rows:
     """Return the rows that count as positives, without their ratings."""
-    if threshold is None:
-        return rows._replace(y=None)
-    if rows.y is None:
+    if rows.y is None and threshold is not None:
         raise ValueError("there are no ratings that --threshold could apply to")
-    kept = rows.y >= threshold
+    if rows.y is None:
+        return rows
+    kept = rows.y > 0 if threshold is None else rows.y >= threshold
     if not kept.any():
-        raise ValueError(f"no rating reaches --threshold {threshold:g}; most is {rows.y.max():g}")
+        least = "is above 0" if threshold is None else f"reaches --threshold {threshold:g}"
+        raise ValueError(f"no rating {least}; most is {rows.y.max():g}")
+    if threshold is None and not kept.all():
+        warn(f"{np.mean(~kept):.0%} of the rows have a rating of 0 or less and are left out.")
     return Rows(rows.X[kept], None, rows.name)
 
 
@@ -234,18 +240,26 @@ def shows_progress() -> bool:
     return is_terminal and all(map(importlib.util.find_spec, needed))
 
 
-def show_warning(message, *args, **kwargs) -> None:
-    """Print a warning as a note."""
-    print(f"Note: {_with_options(str(message))}", file=sys.stderr)
+def notes() -> Callable[..., None]:
+    """Return a function that prints warnings as notes, each once though several models fit."""
+    seen = set()
+
+    def show(message, *args, **kwargs):
+        if str(message) not in seen:
+            seen.add(str(message))
+            print(f"Note: {_with_options(str(message))}", file=sys.stderr)
+
+    return show
 
 
 def _with_options(text: str) -> str:
-    """Replace the parameter `columns` by the option, in a message of `load_ratings`."""
+    """Replace parameters by the options, in a message of `load_ratings`."""
 
     def option(match: re.Match) -> str:
         return "--columns " + match[1].replace("'", "").replace(": ", "=").replace(", ", ",")
 
-    return re.sub(r"columns=\{(.*?)\}", option, text)
+    text = re.sub(r"columns=\{(.*?)\}", option, text)
+    return re.sub(rf"(?<!')\b({'|'.join(READ)})=", r"--read \1=", text)
 
 
 def _print_recommendations(model: Any, X: np.ndarray) -> None:

@@ -24,7 +24,10 @@ USUAL_NAMES = {
 }
 USUAL_NAMES = {role: names.split() for role, names in USUAL_NAMES.items()}
 ROLES = tuple(USUAL_NAMES)
-_MISSING = ("nan", "<NA>", "NaT")
+# Strings that stand for missing values in files, or that .astype(str) makes of missing values.
+_MISSING = ("nan", "NaN", "<NA>", "NaT", "NA", "None", "none", "NULL", "null", "\\N")
+# Ratings that stand for "seen, but not rated"; fewer of them may be ratings.
+_NOT_RATED, _MANY_NOT_RATED = (0, -1), 0.1
 # A matrix has one column per item; tables of interactions rarely have ten.
 _WIDE = 10
 _MAX_RATINGS = 25
@@ -123,6 +126,8 @@ def warn_about_target(name: str, X: Any, y: Any, *, rates: bool) -> None:
                 f"y holds True and False, which {name} takes as the ratings 1 and 0. For likes, "
                 "use a ranking model such as LocALS, and leave the rows that are False out."
             )
+        if y is not None:
+            _warn_about_not_rated(y)
         return
     cure = f"{name} takes every row with y > 0 as a like, a bad rating too. Keep the good ones: "
     if y is not None and _are_stars(y):
@@ -135,6 +140,22 @@ def warn_about_target(name: str, X: Any, y: Any, *, rates: bool) -> None:
         warn(
             f"X has a column {columns[0]!r}, which is not read. {cure}"
             f"X, y = preprocessing.to_implicit(X, X[{columns[0]!r}], threshold=4)."
+        )
+
+
+def _warn_about_not_rated(y):
+    """Warn about many ratings of 0 or -1 among at least three other ones, all positive."""
+    lowest = y.min()
+    share = np.mean(y == lowest)
+    if lowest not in _NOT_RATED or len(y) < _FEWEST_ROWS or share < _MANY_NOT_RATED:
+        return
+    others = y[y != lowest]
+    n_steps = len(np.unique(others[:_N_ROWS]))
+    if 3 <= n_steps <= _MAX_RATINGS and others.min() > 0:
+        warn(
+            f"{share:.0%} of the ratings are {lowest:g}; the others go from {others.min():g} to "
+            f"{others.max():g}. If {lowest:g} means that there is no rating, drop these rows "
+            f"first: X, y = X[y != {lowest:g}], y[y != {lowest:g}]."
         )
 
 
@@ -175,7 +196,7 @@ def _are_times(values):
     )
 
 
-def warn_about_ids(ids: np.ndarray, name: str) -> None:
+def warn_about_ids(ids: np.ndarray, codes: np.ndarray, name: str) -> None:
     """Warn if distinct ids are times or fractions, or strings of missing values."""
     if _are_times(ids):
         warn(
@@ -190,9 +211,11 @@ def warn_about_ids(ids: np.ndarray, name: str) -> None:
         )
     found = [text for text in _MISSING if ids.dtype.kind == "U" and (ids == text).any()]
     if found:
+        share = np.mean(codes == (ids == found[0]).argmax())
         warn(
-            f"{name} include {found[0]!r}, into which .astype(str) turns a missing value. It "
-            "counts as an id like any other; if it stands for a missing id, drop its rows first."
+            f"{name} include {found[0]!r}, in {100 * share:.2g}% of the rows, which often stands "
+            "for a missing value. It counts as an id like any other; if it stands for a missing "
+            "id, drop its rows first."
         )
 
 

@@ -367,7 +367,7 @@ def encode(
         name = f"{role} ids (column {column} of X)"
         values, codes = coded_ids(safe_indexing(X, column, axis=1), name)
         coded.append((values, codes))
-        warn_about_ids(values, name)
+        warn_about_ids(values, codes, name)
         if values.dtype.kind == "U" and "" in values[:1]:
             raise ValueError(f"{name} contain empty strings, which stand for no id; {NO_ID}")
     users, items = coded

@@ -11,6 +11,7 @@ import lzma
 import os
 import re
 import textwrap
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -37,6 +38,18 @@ _COMMENT_SIGNS = ("#", "%", "//", "sep=")
 _WHOLE_NUMBER = re.compile(r"0|-?[1-9]\d{0,17}", re.ASCII)
 # Tables of interactions have a few columns, matrices of users by items have hundreds.
 _WIDE = 15
+# Words that occur in names of columns which are proposed for a role.
+_PARTS_OF_NAMES = {
+    "user": "user customer client member buyer reviewer visitor session account person",
+    "item": "item product article sku movie film book song track artist title",
+}
+_DATE = re.compile(
+    r"(19|20)\d\d([-/.])\d\d?\2\d\d?([ T].*)?|\d\d?([-/.])\d\d?\4(19|20)\d\d([ T].*)?", re.ASCII
+)
+# Excel writes long numbers so.
+_SCIENTIFIC = re.compile(r"\d([.,]\d+)?E\+\d+", re.ASCII)
+# So few different texts in so many rows are kinds of events rather than users or items.
+_FEW_TEXTS, _MANY_ROWS = 10, 100
 _COMPRESSED = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile)
 _MARKS = {
@@ -105,8 +118,8 @@ def load_ratings(
         Lines that begin with this are comments and are skipped, for example "#". None:
         there are no comments.
     quoted : bool, default=True
-        Whether fields may be quoted as in CSV, if the separator is one character other than a
-        blank. False: quotation marks are ordinary characters.
+        Whether fields may be quoted as in CSV, if the separator is one character. False:
+        quotation marks are ordinary characters.
     {forms}
 
     Returns
@@ -130,9 +143,11 @@ def load_ratings(
         If there is no such file.
     ValueError
         If the file is empty, damaged, binary or not in `encoding`; if its lines have different
-        numbers of fields; if it lacks the user or item column, or has several of that name; or if
-        an id is empty or a rating is not a finite number. The message names the file, the line
-        and what to do.
+        numbers of fields; if a quotation mark is not closed in its line and what follows is not
+        quoted text; if it lacks the user or item column, or has several of that name; if it has
+        no header and dates where users or items should be; if the header is repeated; or if an id
+        is empty or has a line break, or a rating is not a finite number. The message names the
+        file, the line and what to do.
 
     See Also
     --------
@@ -231,19 +246,21 @@ class TextFile:
             if line.strip() and not (self.comment and line.startswith(self.comment)):
                 yield number, line
 
-    def line_of(self, row: int) -> int:
-        """Return the number of the line that holds the row of that position."""
-        with self.open() as handle:
-            lines = self.lines(io.TextIOWrapper(handle, self.encoding))
-            return next(islice(lines, row, None))[0]
-
     def comment_lines(self) -> list[int]:
         """Return the positions of all comments."""
         if not self.comment:
             return []
-        with self.open() as handle:
-            lines = enumerate(io.TextIOWrapper(handle, self.encoding))
-            return [position for position, line in lines if line.startswith(self.comment)]
+        with self.open() as handle, io.TextIOWrapper(handle, self.encoding) as lines:
+            return [at for at, line in enumerate(lines) if line.startswith(self.comment)]
+
+
+class Row(NamedTuple):
+    """A row, which has several lines if a quoted field has line breaks."""
+
+    line: int  # number of the first line
+    lines: list[str]
+    fields: list[str]
+    problem: str = ""  # with quotation marks; there are no fields then
 
 
 class Table(NamedTuple):
@@ -278,12 +295,19 @@ def read_ratings(
 
 def _read(text, lines, sep, columns, header, whole_numbers) -> Table:
     sep, rows = _split(text, lines, sep)
-    width = len(rows[0])
     if header == "infer":
         asks_for_names = any(isinstance(where, str) for where in (columns or {}).values())
         header = asks_for_names or _looks_like_header(*rows[:2])
     names = [name.strip() for name in rows[0]] if header else None
-    roles = _assign_roles(columns, names, width, text.name)
+    if header and len(rows) > 1:
+        is_quoted_first = all(line.lstrip().startswith('"') for _, line in lines[1:])
+        names = _with_unnamed(names, rows[1:], is_quoted_first, columns, text.name)
+    width = len(names or rows[0])
+    # Without a header, an empty last column comes from a separator at the line's end.
+    is_last_empty = not names and not any(row[-1] for row in rows)
+    roles = _assign_roles(columns, names, width - is_last_empty, text.name)
+    if not names:
+        _check_dates(rows, roles, columns or {}, text.name)
 
     types = dict.fromkeys(range(width), object)
     for role, place in roles.items():
@@ -292,29 +316,58 @@ def _read(text, lines, sep, columns, header, whole_numbers) -> Table:
         elif whole_numbers:
             types[place] = np.int64
     parts = {role: [] for role in roles}
+    n_skipped = lines[0][0] if header else 0
+    comments = text.comment_lines()
+    is_quoted = text.quoted and len(sep) == 1
     try:
-        for chunk in _chunks(text, sep, width, types, lines[0][0] if header else 0):
-            for role, position in roles.items():
-                parts[role].append(_converted(text, role, chunk[position], bool(header)))
+        with text.open() as handle, warnings.catch_warnings():
+            # It says that fields were left out.
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            counter = _LineCounter(handle)
+            for chunk in _chunks(text, counter, sep, width, types, n_skipped, comments):
+                if names:
+                    _check_header_again(text, sep, chunk, names, roles)
+                for role, place in roles.items():
+                    parts[role].append(_converted(text, sep, role, chunk[place], bool(header)))
     except pd.errors.EmptyDataError:
         pass  # a header and nothing else
-    except pd.errors.ParserError as error:
+    except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
+        _check_rows(text, sep, width, roles)
+        misplaced = next((row.line for row in _rows(text, sep) if row.problem), None)
+        if misplaced is not None:
+            raise ValueError(
+                f"{text.name}, line {misplaced}: a quotation mark ends a field, but other text "
+                "follows. Double the quotation marks inside of quoted fields (in R: "
+                "qmethod='double'), or pass quoted=False if they are ordinary characters here."
+            ) from error
         raise ValueError(
             f"{text.name}: {str(error).split('C error: ')[-1].strip()} (separator {sep!r}). "
             "Correct or delete the line, pass another sep, or quoted=False if quotation marks are "
             "ordinary characters here."
         ) from error
-    if not any(map(len, parts["user"])):
+    n_rows = sum(map(len, parts["user"]))
+    if not n_rows:
         raise ValueError(f"{text.name} has a header and no rows after it.")
+    if is_quoted and counter.has_quotes and counter.n_lines > n_rows + n_skipped + len(comments):
+        _check_rows(text, sep, width, roles)
 
     fields = {role: _joined(chunks) for role, chunks in parts.items()}
     if "timestamp" in fields:
         fields["timestamp"] = _times(fields["timestamp"], text.name)
+    if not names:
+        _warn_about_words(fields, roles, columns or {}, text.name)
+    for role in ("user", "item"):
+        if fields[role].dtype == object and _SCIENTIFIC.fullmatch(fields[role][0]):
+            warn(
+                f"{text.name}: the {role} ids are numbers such as {fields[role][0]}, of which a "
+                "spreadsheet dropped digits, so that several ids may have become one. Export the "
+                "file again with the column formatted as text."
+            )
     taken_from = {
         role: repr(names[position]) if names else f"column {position}"
         for role, position in roles.items()
     }
-    others = [position for position in range(width) if position not in roles.values()]
+    others = [place for place in range(width - is_last_empty) if place not in roles.values()]
     if names:
         # A column without a name is a table's index, or comes from a separator at the line's end.
         others = [names[position] for position in others if names[position]]
@@ -394,6 +447,8 @@ def _split(text, lines, sep) -> tuple[str, list[list[str]]]:
     fitting = [one for one, found in rows.items() if len(found[0]) > 1]
     # Without one that cuts all lines into equally many fields, the reader names a line.
     even = [one for one in fitting if len(set(map(len, rows[one]))) == 1]
+    # A header may have a field less than the rows.
+    even += [one for one in fitting if len(set(map(len, rows[one][1:]))) == 1]
     found = next(iter(even + fitting), None)
     if sep is None and found is not None:
         return found, rows[found]
@@ -411,18 +466,110 @@ def _split(text, lines, sep) -> tuple[str, list[list[str]]]:
 
 
 def _fields(lines: list[str], sep: str, quoted: bool) -> list[list[str]]:
-    lines = [line.removesuffix("\n") for line in lines]
+    return list(_csv_reader(lines, sep, quoted))
+
+
+def _csv_reader(lines: Iterable[str], sep: str, quoted: bool, *, strict: bool = False) -> Any:
+    """Return a reader of rows, which sees long separators and runs of blanks as one character."""
     if sep == " ":
-        return [line.split() for line in lines]
-    if len(sep) > 1 or not quoted:
-        return [line.split(sep) for line in lines]
-    return list(csv.reader(lines, delimiter=sep, skipinitialspace=True))
+        lines = (" ".join(line.split()) for line in lines)
+    elif len(sep) > 1:
+        long = sep
+        lines, sep, quoted = (line.replace(long, "\x1f") for line in lines), "\x1f", False
+    quoting = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+    return csv.reader(lines, delimiter=sep, quoting=quoting, skipinitialspace=True, strict=strict)
 
 
-def _chunks(text, sep, width, types, n_skipped) -> Iterator[pd.DataFrame]:
+def _rows(text: TextFile, sep: str) -> Iterator[Row]:
+    """Yield all rows, for messages: pandas, which is faster, does not say where they are."""
+    with text.open() as handle, io.TextIOWrapper(handle, text.encoding) as file:
+        lines: list[str] = []
+
+        def noted():
+            for line in file:
+                is_comment = text.comment and line.startswith(text.comment)
+                lines.append("" if is_comment else line.removeprefix("\ufeff"))
+                yield lines[-1]
+
+        reader = _csv_reader(noted(), sep, text.quoted, strict=True)
+        blanks = " \n" if sep == "\t" else None
+        while True:
+            lines.clear()
+            first, problem = reader.line_num + 1, ""
+            try:
+                fields = next(reader, [])
+            except csv.Error as error:
+                fields, problem = [], str(error)
+            if not lines:
+                return
+            if any(line.strip(blanks) for line in lines):
+                yield Row(first, lines.copy(), fields, problem)
+
+
+def _line_of(text: TextFile, sep: str, row: int) -> int:
+    """Return the number of the line in which the row of that position begins."""
+    return next(islice(_rows(text, sep), row, None)).line
+
+
+def _check_rows(text: TextFile, sep: str, width: int, roles: dict[str, int]) -> None:
+    """Raise if a row has too many fields, or a quotation mark swallows lines."""
+    for row in _rows(text, sep):
+        n_more = len(row.lines) - 1
+        is_wrong = row.problem and (n_more or row.problem == "unexpected end of data")
+        if n_more and not is_wrong:
+            # Lines that look like rows are hardly quoted text.
+            kinds = _kinds(row.fields, width, roles)
+            rest = _fields(row.lines[1:], sep, quoted=False)
+            is_wrong = kinds is not None and kinds in [_kinds(one, width, roles) for one in rest]
+        if is_wrong:
+            raise ValueError(
+                f"{text.name}, line {row.line}: a quotation mark opens a field that takes in "
+                f"all up to line {row.line + n_more}. Pass quoted=False if quotation marks are "
+                "ordinary characters here; otherwise correct the line."
+            )
+        if len(row.fields) > width:
+            raise ValueError(
+                f"{text.name}: Expected {width} fields in line {row.line}, saw {len(row.fields)} "
+                f"(separator {sep!r}). Correct or delete the line, pass another sep, or "
+                "quoted=False if quotation marks are ordinary characters here."
+            )
+
+
+def _kinds(fields: list[str], width: int, roles: dict[str, int]) -> list[bool] | None:
+    """Return which roles have numbers, or None if there are none or another number of fields."""
+    if len(fields) != width:
+        return None
+    kinds = [_is_number(fields[place]) for place in roles.values()]
+    return kinds if any(kinds) else None
+
+
+class _LineCounter(io.BufferedIOBase):
+    """Bytes of a file; counts lines, and notes whether there are quotation marks."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self._n_breaks = dict.fromkeys((b"\n", b"\r"), 0)
+        self.has_quotes = False
+
+    @property
+    def n_lines(self) -> int:
+        return max(self._n_breaks.values())
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = self._handle.read(size)
+        for mark in self._n_breaks:
+            self._n_breaks[mark] += data.count(mark)
+        self.has_quotes = self.has_quotes or b'"' in data
+        return data
+
+    read1 = read
+
+
+def _chunks(text, handle, sep, width, types, n_skipped, comments) -> Iterator[pd.DataFrame]:
     """Read rows in chunks; pandas finds the types that are not given."""
-    comments = text.comment_lines()
-    quoted = text.quoted and len(sep) == 1 and sep != " "
     options: dict[str, Any] = {
         "sep": r"\s+" if sep == " " else sep,
         "header": None,
@@ -431,47 +578,71 @@ def _chunks(text, sep, width, types, n_skipped) -> Iterator[pd.DataFrame]:
         "dtype": types,
         "skiprows": [*range(n_skipped), *comments] if comments else n_skipped,
         "skipinitialspace": True,
-        "quoting": csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
+        "quoting": csv.QUOTE_MINIMAL if text.quoted and len(sep) == 1 else csv.QUOTE_NONE,
         "keep_default_na": False,
         "na_values": [""],
         "encoding": text.encoding,
         "chunksize": _CHUNK,
         "low_memory": False,
     }
-    with text.open() as handle:
-        if len(sep) > 1:
-            # pandas reads other separators than single characters slowly.
-            content = handle.read().decode(text.encoding).replace(sep, "\x1f").encode(text.encoding)
-            handle, options["sep"] = io.BytesIO(content), "\x1f"
-        with pd.read_csv(handle, **options) as chunks:
-            yield from chunks
+    if len(sep) > 1:
+        # pandas reads other separators than single characters slowly.
+        content = handle.read().decode(text.encoding).replace(sep, "\x1f").encode(text.encoding)
+        handle, options["sep"] = io.BytesIO(content), "\x1f"
+    with pd.read_csv(handle, **options) as chunks:
+        yield from chunks
 
 
-def _converted(text: TextFile, role: str, column: pd.Series, has_header: bool) -> np.ndarray:
+def _check_header_again(text, sep, chunk, names, roles) -> None:
+    """Raise if users and items are called as their columns are."""
+    user, item = roles["user"], roles["item"]
+    again = chunk.index[(chunk[user] == names[user]).to_numpy()]
+    again = again[(chunk.loc[again, item] == names[item]).to_numpy()]
+    if len(again):
+        line = _line_of(text, sep, int(again[0]) + 1)
+        raise ValueError(
+            f"{text.name}, line {line}: the header is repeated, as in files that were joined. "
+            "Delete this line and others like it."
+        )
+
+
+def _converted(text, sep, role: str, column: pd.Series, has_header: bool) -> np.ndarray:
     """Return ids as int64 or texts, ratings as float64, timestamps as numbers or texts."""
-    bad, fault = column.isna().to_numpy(), "is missing. Fill it in or delete the line, or"
-    if role == "rating" and not bad.any():
-        if column.dtype.kind in "iuf":
-            values = column.to_numpy(dtype=np.float64)
-        else:
-            values = np.array(pd.to_numeric(column.astype(str), errors="coerce"), dtype=np.float64)
-        bad, fault = ~np.isfinite(values), "is no finite number. Correct or delete the line, or"
+
+    def check(bad: np.ndarray, fault: str) -> None:
         if not bad.any():
-            return values
-    if bad.any():
-        row = int(column.index.to_numpy()[bad.argmax()])
+            return
         value = column.to_numpy()[bad.argmax()]
-        shown = "" if pd.isna(value) else f" {str(value)!r}"
+        shown = "" if pd.isna(value) else " ".join(str(value).split())[:60]
+        shown = shown and f" {shown!r}"
         if re.fullmatch(r" '[+-]?\d+,\d+'", shown):
             fault = "has a decimal comma: write points instead. Or"
+        line = _line_of(text, sep, int(column.index[bad.argmax()]) + has_header)
         raise ValueError(
-            f"{text.name}, line {text.line_of(row + has_header)}: the {role}{shown} {fault} pass "
-            f"columns={{{role!r}: ...}}."
+            f"{text.name}, line {line}: the {role}{shown} {fault} pass columns={{{role!r}: ...}}."
         )
+
+    missing = "is missing. Fill it in or delete the line, or"
+    check(column.isna().to_numpy(), missing)
+    if role == "rating":
+        if column.dtype.kind not in "iuf":
+            column = column.astype(str)
+        values = np.array(pd.to_numeric(column, errors="coerce"), dtype=np.float64)
+        check(~np.isfinite(values), "is no finite number. Correct or delete the line, or")
+        return values
     if role == "timestamp" or column.dtype != object:
         return column.to_numpy()
     codes, texts = pd.factorize(column.to_numpy())
+    everything = "".join(texts)
+    if "\n" in everything or "\r" in everything:
+        check(
+            np.array(["\n" in one or "\r" in one for one in texts])[codes],
+            "has a line break. Pass quoted=False if quotation marks are ordinary characters here; "
+            "otherwise take the line break out, or",
+        )
     texts = np.array([one.strip() for one in texts], dtype=object)
+    if not all(texts):
+        check((texts == "")[codes], missing)
     if all(map(_WHOLE_NUMBER.fullmatch, texts)):
         texts = texts.astype(np.int64)
     return texts[codes]
@@ -513,7 +684,23 @@ def _looks_like_header(first: list[str], second: list[str] = ()) -> bool:
     """Return whether `first` names columns, rather than being a row like `second`."""
     if any(map(_is_number, first)):
         return False
-    return any(map(role_of, first)) or any(map(_is_number, second))
+    if any(map(role_of, first)) or any(map(_is_number, second)):
+        return True
+    # Rows of text ids, perhaps `customer 1` and `product 1`.
+    return [_has_words_for_ids(row) for row in (first, second)] == [True, False]
+
+
+def _has_words_for_ids(row: list[str]) -> bool:
+    """Return whether one field may name the user and another one the item."""
+    users, items = (
+        {at for at, one in enumerate(row) if _hints_at(role, one)} for role in _PARTS_OF_NAMES
+    )
+    return bool(users and items and len(users | items) > 1)
+
+
+def _hints_at(role: str, name: str) -> bool:
+    """Return whether a name has a word for a role, as `customer_no` has for the user."""
+    return any(part in plain_name(name) for part in _PARTS_OF_NAMES[role].split())
 
 
 def _is_number(field: str) -> bool:
@@ -522,6 +709,72 @@ def _is_number(field: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _with_unnamed(names, rows, is_quoted_first, columns, source) -> list[str]:
+    """Return the header with empty names for row names, as R writes, and for empty last columns."""
+    n_more = max(map(len, rows)) - len(names)
+    if not any(any(row[len(names) :]) for row in rows):
+        return names + n_more * [""]
+    if min(map(len, rows)) != len(names) + 1:
+        return names  # pandas' error will name a line
+    first = [row[0] for row in rows]
+    is_counted = first in [[str(start + n) for n in range(len(rows))] for start in (0, 1)]
+    if not is_counted and not (is_quoted_first and len(set(first)) == len(first)):
+        raise ValueError(
+            f"{source}: the header has {len(names)} fields and the rows have {len(names) + 1}. Put "
+            "the missing name into the header; in R, write.table(..., row.names=FALSE) leaves the "
+            "names of rows out."
+        )
+    if any(isinstance(where, int | np.integer) for where in (columns or {}).values()):
+        raise ValueError(
+            f"{source}: the rows begin with row names, which the header lacks, so positions are "
+            f"ambiguous. Give names in columns: {_listed(names)}."
+        )
+    return ["", *names]
+
+
+def _check_dates(rows, roles, columns, source) -> None:
+    """Raise if a column whose role is a guess by its position has dates in all first rows."""
+    dates = [
+        place
+        for place in range(len(rows[0]))
+        if all(len(row) > place and _DATE.fullmatch(row[place]) for row in rows)
+    ]
+    wrong = [place for role, place in roles.items() if role != "timestamp" and place in dates]
+    wrong = [place for place in wrong if place not in columns.values()]
+    if not wrong:
+        return
+    taken = {*dates, *columns.values()}
+    free = (place for place in range(len(rows[0])) if place not in taken)
+    example = dict(columns)
+    for role in ("user", "item"):
+        example.setdefault(role, next(free, ...))
+    example.setdefault("timestamp", wrong[0])
+    shown = ", ".join(f"{role!r}: {'...' if at is ... else at}" for role, at in example.items())
+    raise ValueError(
+        f"{source} has no header, and column {wrong[0]} has dates such as {rows[0][wrong[0]]!r}. "
+        f"Say which column is what, for example columns={{{shown}}}, and which one is the rating, "
+        "if there is one."
+    )
+
+
+def _warn_about_words(fields, roles, columns, source) -> None:
+    """Warn if a column whose role is a guess by its position has the same few texts throughout."""
+    for role in ("user", "item"):
+        values = fields[role]
+        if role in columns or values.dtype != object or len(values) < _MANY_ROWS:
+            continue
+        if len(pd.unique(values[:_MANY_ROWS])) > _FEW_TEXTS:
+            continue
+        texts = pd.unique(values)
+        if len(texts) <= _FEW_TEXTS:
+            shown = ", ".join(map(repr, texts[:3])) + (", ..." if len(texts) > 3 else "")
+            warn(
+                f"{source} has no header; column {roles[role]} is taken as the {role}, but has "
+                f"only {len(texts)} different values: {shown}. If that is wrong, say which column "
+                "is what: columns={'user': ..., 'item': ..., 'rating': ..., 'timestamp': ...}."
+            )
 
 
 def _assign_roles(columns, names, width, source) -> dict[str, int]:
@@ -540,15 +793,18 @@ def _assign_roles(columns, names, width, source) -> dict[str, int]:
             if guess is not None and guess < width:
                 found[role] = guess
     is_wide = width > _WIDE and names is None and not columns
-    for role in ("user", "item"):
-        if role not in found or is_wide:
-            seen = f"the columns {_listed(names)}" if names else f"{width} column(s) and no header"
-            free = next((place for place in range(width) if place not in found.values()), 0)
-            raise ValueError(
-                f"{source}: no column found for the {role}; it has {seen}. Say which it is, for "
-                f"example columns={{{role!r}: {names[free] if names else free!r}}}. Of a matrix of "
-                "users by items, make one row per rating, for example with DataFrame.stack."
-            )
+    lacking = [role for role in ("user", "item") if role not in found or is_wide]
+    if lacking:
+        seen = f"the columns {_listed(names)}" if names else f"{width} column(s) and no header"
+        example = ", ".join(f"{role!r}: {_proposed(role, names, found)}" for role in lacking)
+        matrix = ""
+        if width > _WIDE:
+            matrix = " Of a matrix of users by items, make one row per rating, for example with "
+            matrix += "DataFrame.stack."
+        raise ValueError(
+            f"{source}: no column found for the {' and the '.join(lacking)}; it has {seen}. Say "
+            f"which it is: columns={{{example}}}.{matrix}"
+        )
     if len(set(found.values())) < len(found):
         raise ValueError(f"{source}: columns gives one column two roles: {found}.")
     for role, place in found.items():
@@ -590,6 +846,12 @@ def _guess(role: str, names: list[str] | None, taken: Iterable[int]) -> int | No
         plain = list(map(plain_name, names))
         places = [plain.index(usual) for usual in USUAL_NAMES[role] if usual in plain]
     return next((place for place in places if place not in taken), None)
+
+
+def _proposed(role: str, names: list[str] | None, found: Mapping[str, int]) -> str:
+    """Return the first free name that has a word for the role, else dots."""
+    free = [name for place, name in enumerate(names or []) if place not in found.values()]
+    return next((repr(name) for name in free if _hints_at(role, name)), "...")
 
 
 def _listed(names: list[str] | list[int]) -> str:

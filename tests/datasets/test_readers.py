@@ -309,7 +309,7 @@ def test_read_right(write, content, options):
         ("% bip weighted\n1 2\n3 4\n", {}, "comment='%'"),
         ("user,item,user,rating\n1,2,3,4\n", {}, "2 columns 'user'.*by position.*columns="),
         ("user;item;rating\n1;2;3,5\n", {}, "decimal comma"),
-        ("user,year,rating\n1,2,3\n", {}, "no column found for the item.*{'item': 'year'}"),
+        ("user,year,rating\n1,2,3\n", {}, "no column found for the item.*columns={'item': ...}"),
         (",".join("1" * 40) + "\n", {}, "40 column.*no header.*matrix of users by items"),
         ("user," + ",".join(f"film{i}" for i in range(40)), {}, "and 31 more.*matrix"),
         (ROWS, {"sep": ";"}, "sep=';' is not in its first line 'user,item,rating'.*sep=','"),
@@ -369,3 +369,117 @@ def test_columns_that_are_not_read_are_named(write):
         load_ratings(write("user,item,rating,\n1,2,3,\n"))
     with pytest.warns(UserWarning, match="column 4 is not read"):
         load_ratings(write("1,2,3,4,5\n"))
+
+
+def test_a_lone_quotation_mark_swallows_no_line(write):
+    rows = ["ann,1,a,3", 'bob,2,"Heroes,4', "cy,3,b,5", "{},4,c,2", "eve,5,d,1"]
+    for other, last in (('dan,4,"Heroes,2', 5), ('dan,4,size 12",2', 5), ("dan,4,c,2", 6)):
+        rows[3] = other
+        path = write("\n".join(["user,id,item,rating", *rows]))
+        for item in ("id", "item"):  # the column with the marks is read or not
+            options = {"columns": {"user": "user", "item": item, "rating": "rating"}}
+            with pytest.raises(ValueError, match=r"line 3.*quoted=False") as error:
+                load_ratings(path, **options)
+            assert item == "item" or f"all up to line {last}" in str(error.value)
+            X, y = load_ratings(path, **options, quoted=False, return_X_y=True)
+            assert X[:, 0].tolist() == ["ann", "bob", "cy", "dan", "eve"]
+            assert y.tolist() == [3, 4, 5, 2, 1]
+
+
+def test_quoted_text_may_have_line_breaks(write):
+    path = write(
+        'user,item,text,rating\n1,2,"Bought 3,\n\nliked ""2"", one, though,\nbroke.\n",5\n'
+        '3,"4","7, 8\n",1\n'
+    )
+    columns, text = {"user": "user"}, path.read_text()
+    X, y = load_ratings(path, columns=columns, return_X_y=True)
+    assert X.tolist() == [[1, 2], [3, 4]]
+    assert y.tolist() == [5, 1]
+    for row, message in (
+        ("5,6,x,good", "line 9: the rating 'good'"),
+        (",6,x,4", "line 9: the user is missing"),
+        ('" ",6,x,4', "line 9: the user is missing"),
+        ("5,6,x,4,9", "Expected 4 fields in line 9, saw 5"),
+        ('5,"a\nb",x,4', "line 9: the item 'a b' has a line break"),
+        ("user,item,text,rating", "line 9: the header is repeated.*Delete this line"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_ratings(write(text + row + "\n9,9,y,1\n"), columns=columns)
+
+
+def test_a_repeated_header_is_no_row(write):
+    with pytest.raises(ValueError, match="line 4: the header is repeated"):
+        load_ratings(write("user,item\nann,user\nitem,item\nuser,item\n"))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '"user" "item" "rating"\n"1" 1 2 3\n"2" 4 5 4.5\n',  # R: write.table(x)
+        '"user" "item" "rating"\n"7" "1" 2 3\n"5" "4" 5 4.5\n',  # write.table(x[order(...), ])
+        "user\titem\trating\n1\t1\t2\t3\n2\t4\t5\t4.5\n",  # sep="\t", quote=FALSE
+        '"user","item","rating"\n"1",1,2,3\n"2",4,5,4.5\n',  # sep=","
+        "user;item;rating\n0;1;2;3\n1;4;5;4.5\n",  # pandas: index_label=False
+        "user,item,rating\n1,2,3,\n4,5,4.5,,\n",
+    ],
+)
+def test_a_header_with_fewer_fields_than_the_rows(write, content):
+    with warnings.catch_warnings(action="error"):
+        X, y = load_ratings(write(content), return_X_y=True)
+    assert X.tolist() == [[1, 2], [4, 5]]
+    assert y.tolist() == [3, 4.5]
+
+
+def test_a_header_that_lacks_a_name(write):
+    r = '"who" "what" "stars"\n"1" "ann lee" "b" 3\n"2" "bob" "c" 4\n'
+    columns = {"user": "who", "item": "what", "rating": "stars"}
+    assert load_ratings(write(r), columns=columns).data.tolist() == [["ann lee", "b"], ["bob", "c"]]
+    with pytest.raises(ValueError, match=r"row names.*positions are ambiguous.*'who', 'what'"):
+        load_ratings(write(r), columns={"user": 0, "item": 1})
+    with pytest.raises(ValueError, match=r"header has 3 fields and the rows have 4.*row.names"):
+        load_ratings(write("user,item,rating\n7,1,2,5\n7,4,5,4\n"))
+    with pytest.raises(ValueError, match=r"line 3: a quotation mark ends a field.*qmethod"):
+        load_ratings(write(r.replace("bob", 'the \\"bob\\" b')), columns=columns)
+    for wide in ("1,2,3,9,9\n4,5,4,9,9\n", "1,2,3,9\n4,5,4\n"):
+        with pytest.raises(ValueError, match=r"Expected 3 fields in line 2, saw [45]"):
+            load_ratings(write("user,item,rating\n" + wide))
+
+
+def test_without_a_header_dates_and_words_are_no_ids(write):
+    for row, column, cure in (
+        ("1,2014-04-07T10:51:09.277Z,2145,0", 1, "{'user': 0, 'item': 2, 'timestamp': 1}"),
+        ("07/04/2014 10:51,1,2145,5", 0, "{'user': 1, 'item': 2, 'timestamp': 0}"),
+        ("1,2145,2014.04.07", 2, "{'user': 0, 'item': 1, 'timestamp': 2}"),
+    ):
+        with pytest.raises(ValueError, match=f"no header, and column {column} has dates.*{cure}"):
+            load_ratings(write(f"{row}\n" * 3))
+    path = write("1,2014-04-07T10:51:09Z,2145,0\n2,2014-04-08,2146,0\n")
+    X, y = load_ratings(path, columns={"user": 0, "item": 2, "timestamp": 1}, return_X_y=True)
+    assert X.tolist() == [[1, 2145, 1396867869], [2, 2146, 1396915200]]
+    assert y is None
+    text = "".join(f"{n},{'view' if n % 3 else 'buy'},{n % 7}\n" for n in range(100))
+    message = "column 1 is taken as the item, but has only 2 different values: 'buy', 'view'"
+    with pytest.warns(UserWarning, match=message):
+        load_ratings(write(text))
+    with pytest.warns(UserWarning, match=r"user ids are numbers such as 4.01E\+12.*as text"):
+        load_ratings(write("user;item\n4.01E+12;1\n4.01E+12;2\n"))
+    with warnings.catch_warnings(action="error"):
+        load_ratings(write("user,item,rating\n" + text))
+        load_ratings(write("customer1,product1\ncustomer1,product2\n"))
+        load_ratings(write(text), columns={"user": 0, "item": 1})
+        assert load_ratings(write("1,2,3,\n4,5,4,\n")).data.tolist() == [[1, 2], [4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("header", "proposal"),
+    [
+        ("t_dat,customer_id,article_id,price", "columns={'item': 'article_id'}"),
+        ("sku,customer_no,qty,rating", "columns={'user': 'customer_no', 'item': 'sku'}"),
+        ("a,b,c,d", "columns={'user': ..., 'item': ...}"),
+        ("client,sku\nann,lamp", "columns={'user': 'client', 'item': 'sku'}"),
+    ],
+)
+def test_columns_are_proposed_by_their_names(write, header, proposal):
+    with pytest.raises(ValueError, match="Say which it is: ") as error:
+        load_ratings(write(header + "\n1,2,3,4\n"))
+    assert str(error.value).endswith(f"Say which it is: {proposal}.")
