@@ -8,7 +8,7 @@ import pytest
 from fedrecsk import Federation
 from fedrecsk.protocol.keys import Key
 from tests.conftest import fits_in_blocks, make_toy
-from tests.test_testing import Ridge
+from tests.test_testing import Ridge, RidgeAlgorithm
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("*.py"))
 
@@ -72,13 +72,13 @@ def test_the_worked_method_equals_a_loop_over_clients(n_clients, dropout, monkey
     weight = np.random.default_rng(2).uniform(0.5, 2, len(y))
     clients = np.unique(X[:, 0], return_inverse=True)[1] % n_clients
     lost = set()
-    spy = Ridge._client_update
+    spy = RidgeAlgorithm.update
 
-    def update(self, block, state, message, turn, key):
+    def update(self, block, clients, message, turn, key):
         lost.update((key.round, int(c)) for c in block.clients[~turn.delivers])
-        return spy(self, block, state, message, turn, key)
+        return spy(self, block, clients, message, turn, key)
 
-    monkeypatch.setattr(Ridge, "_client_update", update)
+    monkeypatch.setattr(RidgeAlgorithm, "update", update)
     model = make(federation=Federation(dropout=dropout))
     for fitted in fits_in_blocks(model, X, y, clients=clients, sample_weight=weight):
         assert bool(lost) == (dropout > 0)
@@ -92,4 +92,4 @@ def test_the_worked_method_sends_what_the_page_says():
     matrix = 4 * 9 * (1 + 3)
     assert ledger.bytes_up == 12 * (4 * (2 + 9) + 5 * matrix)
     catalogue = 8 * 9
-    assert ledger.bytes_down == 12 * (catalogue + 4 + 6 * matrix)
+    assert ledger.bytes_down == 12 * (catalogue + 6 * (4 + matrix))
