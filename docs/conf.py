@@ -18,6 +18,7 @@ from fedrecsk.federated.base import FederatedRecommender
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
+import _matrix  # noqa: E402
 from _links import TYPES, write_inventories  # noqa: E402
 
 project = "fedrecsk"
@@ -274,6 +275,13 @@ def write_tables():
     for module, names in FOR_AUTHORS.items():
         text += table(module, names, module)
     (folder / "for_authors.rst").write_text(text)
+    pages = {one: page for page, classes in METHOD_PAGES.items() for one in classes}
+    _matrix.write(
+        folder,
+        lambda one: (
+            f"[{one}]({pages[one]}.md)" if one in pages else f"{{py:class}}`~fedrecsk.{one}`"
+        ),
+    )
 
 
 write_tables()
