@@ -97,16 +97,13 @@ def accepts(Method, federation, variant):
 
 
 def supports(Method, name):
-    """A tick, or the parameter that it takes, or nothing."""
+    """A tick, or the parameters that must be set, or nothing."""
     known = inspect.signature(Method).parameters
     for federation in SETTINGS[name]:
         for variant in VARIANTS:
             if set(variant) <= set(known) and accepts(Method, federation, variant):
-                needs = dict(variant)
-                if federation is not SETTINGS[name][0]:
-                    needs["max_abs"] = LARGE
-                text = ", ".join(f"{key}={value}" for key, value in needs.items())
-                return f"`{text}`" if needs else YES
+                needs = [*variant, *(["max_abs"] if federation != SETTINGS[name][0] else [])]
+                return ", ".join(f"`{one}`" for one in needs) or YES
     return ""
 
 
