@@ -42,6 +42,19 @@ TAGS = {
 STATIC = {"datasets"}
 # The text of a display or of axes, which stand above their figure.
 OBJECT = re.compile(r"<[\w.]+ at 0x[0-9a-f]+>|<Axes: .*>|\[?<matplotlib\..*>\]?", re.DOTALL)
+# All of the output at once: IPython's %%bash passes it on in pieces, which MyST-NB breaks lines at.
+SHELL = """\
+import subprocess
+
+done = subprocess.run(
+    ["bash", "-c", {!r}],
+    check=True,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+)
+print(done.stdout, end="")
+"""
 FRONT = "---\nfile_format: mystnb\nkernelspec:\n  name: fedrecsk\n---\n"
 
 
@@ -60,7 +73,7 @@ def as_cell(match):
     flags = [one for one in options if not one.startswith("alt=")]
     plain = f"```{match['language']}\n{match['code']}```"
     if match["language"] == "bash":
-        shell = f"get_ipython().run_cell_magic('bash', '', {match['code']!r})\n"
+        shell = SHELL.format(match["code"])
         return plain + "\n\n" + cell(shell, ["output"]) if flags == ["run"] else plain
     return plain if "static" in flags else cell(match["code"], flags, alt)
 

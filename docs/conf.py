@@ -18,6 +18,7 @@ from fedrecsk.federated.base import FederatedRecommender
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
+import _matrix  # noqa: E402
 from _links import TYPES, write_inventories  # noqa: E402
 
 project = "fedrecsk"
@@ -27,6 +28,7 @@ copyright = f"{author}. Version {version}, licence BSD-3-Clause"
 
 extensions = [
     "myst_nb",
+    "notfound.extension",
     "numpydoc",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
@@ -35,6 +37,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
+    "sphinxext.opengraph",
     "_formulas",
     "_gallery",
     "_pages",
@@ -61,20 +64,45 @@ myst_heading_anchors = 3
 
 html_theme = "pydata_sphinx_theme"
 html_title = "fedrecsk"
+# Descriptions of pages, for search engines and previews of links: their first sentences.
+html_baseurl = ogp_site_url = "https://fedrecsk.github.io/fedrecsk/"
+ogp_description_length = 160
+ogp_social_cards = {"enable": False}
+notfound_urls_prefix = "/fedrecsk/"
 html_static_path = ["_static"]
 html_css_files = ["fedrecsk.css"]
 html_show_sourcelink = False
-alone = ["index", "getting_started", "choose", "add_a_method", "datasets", "numbers", "changelog"]
-html_sidebars = {page: [] for page in alone}
+# Pages without others of their section beside them.
+ALONE = (
+    "404 add_a_method changelog choose cite coming_from coming_from_flower datasets faq "
+    "getting_started index numbers troubleshooting"
+)
+html_sidebars = {page: [] for page in ALONE.split()}
+html_last_updated_fmt = "%d %B %Y"
+html_context = {
+    "github_user": "fedrecsk",
+    "github_repo": "fedrecsk",
+    "github_version": "main",
+    "doc_path": "docs",
+}
 html_logo = html_favicon = "_static/logo.svg"
 html_theme_options = {
     "logo": {"text": "fedrecsk", "alt_text": "fedrecsk"},
     "github_url": "https://github.com/fedrecsk/fedrecsk",
     "navbar_align": "left",
-    "header_links_before_dropdown": 5,
+    "header_links_before_dropdown": 6,
     "show_toc_level": 2,
+    "use_edit_page_button": True,
+    "secondary_sidebar_items": {
+        "*": ["page-toc", "edit-this-page"],
+        "methods/*": ["page-toc", "edit-this-page"],
+        "user_guide/*": ["page-toc", "edit-this-page"],
+        # These are made from docstrings and examples.
+        "api/**": ["page-toc"],
+        "auto_examples/**": ["page-toc"],
+    },
     "footer_start": ["copyright"],
-    "footer_end": [],
+    "footer_end": ["last-updated"],
 }
 python_maximum_signature_line_length = 88
 toc_object_entries_show_parents = "hide"
@@ -177,8 +205,10 @@ def public_names(module):
         for name, thing in vars(module).items()
         if not name.startswith("_") and getattr(thing, "__module__", None) == module.__name__
     ]
-    # Sphinx wants one page a thing, and the package's own comes first.
-    elsewhere = {"__version__"} if module is fedrecsk else set(fedrecsk.__all__)
+    # Sphinx wants one page a thing, and that of the enclosing package comes first.
+    elsewhere, package = {"__version__"}, module.__name__
+    while package := package.rpartition(".")[0]:
+        elsewhere |= set(getattr(importlib.import_module(package), "__all__", ()))
     return [name for name in getattr(module, "__all__", own) if name not in elsewhere]
 
 
@@ -239,6 +269,13 @@ def write_tables():
     for module, names in FOR_AUTHORS.items():
         text += table(module, names, module)
     (folder / "for_authors.rst").write_text(text)
+    pages = {one: page for page, classes in METHOD_PAGES.items() for one in classes}
+    _matrix.write(
+        folder,
+        lambda one: (
+            f"[{one}]({pages[one]}.md)" if one in pages else f"{{py:class}}`~fedrecsk.{one}`"
+        ),
+    )
 
 
 write_tables()
@@ -279,6 +316,21 @@ def title_example(app, docname, source):
         source[0] = f"{head}{label}\n\n{title}\n{'=' * len(title)}\n\n{more.strip()}\n{rest}"
 
 
+def stay_in_section(app, pagename, templatename, context, doctree):
+    """Let the links to the previous and the next page lead to pages of the same section only."""
+    relations = app.builder.relations
+
+    def section(name):
+        while relations.get(name, [None])[0] not in (None, "index"):
+            name = relations[name][0]
+        return name
+
+    for key, place in (("prev", 1), ("next", 2)):
+        other = relations.get(pagename, [None] * 3)[place]
+        if other and section(other) != section(pagename):
+            context[key] = None
+
+
 def bar(inliner, match, lineno):
     """A bar is one of a norm, as in |p_u|^2; docutils would read the name of a substitution."""
     end = match.end("start")
@@ -309,6 +361,7 @@ def setup(app):
     """Sphinx calls this."""
     app.connect("build-finished", copy_mathjax)
     app.connect("doctree-read", unlink_addresses)
+    app.connect("html-page-context", stay_in_section)
     app.connect("source-read", title_example)
     # After numpydoc, which has priority 500.
     app.connect("autodoc-process-docstring", escape_types, priority=600)

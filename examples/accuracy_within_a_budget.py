@@ -1,6 +1,6 @@
 """How accurate can a model be within a budget of bytes?
 
-Search for the best NDCG@10 that a client can have for 20 kB of uploads.
+Search for the best NDCG@10 within 20 kB of uploads per client.
 
 Scorers of bytes stand beside ranking metrics, and `best_within` picks the winner. Each point is
 one candidate of the search. Points to the right of the dashed line cost more than the budget; the

@@ -2,10 +2,10 @@
 
 Drive the server and three devices yourself, as a deployment does.
 
-Three shops want better lists for their own customers and may not share their data. Left: what each
-shop receives and sends, message by message; the number of items decides about the size, not the
-number of customers. Right: with the others' help each shop's lists are better than those of a
-model of its own data alone. :doc:`/user_guide/halves` explains each step.
+Three shops want better recommendations for their own customers and may not share their data. Left:
+what each shop receives and sends, message by message. The number of items decides the size, not the
+number of customers. Right: with the others' help, each shop's recommendations are better than those
+of a model of its own data alone. :doc:`/user_guide/halves` explains each step.
 """
 
 import matplotlib.pyplot as plt

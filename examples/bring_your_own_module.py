@@ -1,10 +1,10 @@
 """How do I make a federated recommender of my own torch module?
 
-Say which of its parameters are private. The clients train all of it, and share the others.
+Name its private parameters. The clients train all of it, and share the others.
 
-The module below scores films by their genres and by a vector of each film. The genres are public:
+The module below scores movies by their genres and by a vector of each movie. The genres are public:
 a table that is not trained (``requires_grad=False``) is part of the module on every device, and is
-never sent. Needs ``fedrecsk[torch]``; the page :doc:`/methods/neural` has the rules for modules.
+never sent. Needs the extra ``torch``; the page :doc:`/methods/neural` lists the rules for modules.
 """
 
 import matplotlib.pyplot as plt
@@ -21,7 +21,7 @@ N_USERS, N_FILMS, N_GENRES = 300, 200, 12
 
 
 class Films(nn.Module):
-    """What a user thinks of a film and of its genres."""
+    """What a user thinks of a movie and of its genres."""
 
     def __init__(self, n_users, n_items, genres, width=8):
         super().__init__()

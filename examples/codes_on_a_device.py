@@ -1,11 +1,10 @@
 """How small can a recommender on a phone be, and what does it lose?
 
-Compare what a device must store for the items with how good its lists are.
+Compare what a device must store for the items with how good its recommendations are.
 
 LightFR stores an item as some bits, LocALS as some float32 numbers. At 64 bits per item, the space
-of two numbers, LightFR's lists are far better than those of LocALS, and a phone ranks with XOR and
-bit counts. With four times the space LocALS is better. A model on the dotted line has learned
-nothing.
+of two numbers, LightFR ranks far better than LocALS, and a phone ranks with XOR and bit counts.
+With four times the space LocALS is better. A model on the dotted line has learned nothing.
 """
 
 import matplotlib.pyplot as plt

@@ -3,9 +3,9 @@
 Cross-validate federated and centralised models on the same folds, and compare quality and cost.
 
 Each dot is a model, filled if it is federated; further right is better in both panels. BiasOnly
-and Popularity are what a model must beat to have learned anything about tastes. The tables also
-have the megabytes that a client sends and receives; a cell is empty where a number has no meaning,
-such as the RMSE of a ranking model.
+and Popularity are the baselines: a model that does not beat them has learned nothing about tastes.
+The tables also list the megabytes a client sends and receives; a cell is empty where a number has
+no meaning, such as the RMSE of a ranking model.
 """
 
 import matplotlib.pyplot as plt

@@ -5,8 +5,7 @@ Bytes and minutes of FedMF and CoLR in plaintext and under CKKS.
 A ciphertext is larger than the numbers in it, and every client must download the encrypted sum and
 take the server's step itself: encrypted, FedMF sends 8 times and receives 30 times as much. CoLR
 uploads low-rank changes, and sends less under encryption than FedMF does in plaintext. Two clients
-per round are really encrypted, the bytes of the others are counted. Needs ``pip install
-'fedrecsk[privacy]'``.
+per round are really encrypted; the bytes of the others are counted. Needs the extra ``privacy``.
 """
 
 import matplotlib.pyplot as plt

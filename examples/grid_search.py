@@ -3,7 +3,7 @@
 With scikit-learn's GridSearchCV, over parameters of the method and of the federation.
 
 Each square is one combination, cross-validated; darker is better. In the left grid all uploads
-arrive, in the right one nine in ten are lost: the best NDCG@10 falls from .47 to .44, and a
+arrive, in the right one 90% are lost: the best NDCG@10 falls from 0.47 to 0.44, and a
 penalty (``reg_user``) of 10 suits both. ``federation__dropout`` reaches into the nested
 ``Federation``.
 """

@@ -1,9 +1,9 @@
-"""Does a recommender know what to do with new films?
+"""Can a recommender handle the cold start of new movies?
 
-Hold out a tenth of the films with all their ratings, fit a model to the others with their titles
-and genres, and make the new ones known by `add_items`. Titles and genres go through scikit-learn's
-transformers. In these generated data, words and genres go with the films' tastes; for MovieLens see
-``python -m benchmarks.content ratings`` and the user guide, "Items' features".
+Hold out 10% of the movies with all their ratings, fit a model to the others with their titles and
+genres, and make the new ones known by `add_items`. Titles and genres go through scikit-learn's
+transformers. In these generated data, words and genres go with the tastes of movies; for MovieLens
+see ``python -m benchmarks.content ratings`` and :doc:`/user_guide/content`.
 
 The clients send what they send without features: only the server uses them.
 """
@@ -63,7 +63,7 @@ for name, model in models.items():
     errors["before add_items"].append(root_mean_squared_error(y_new, model.predict(X_new)))
     model.add_items(transformer.transform(new), new.index)
     errors["after"].append(root_mean_squared_error(y_new, model.predict(X_new)))
-    print(f"{name:>18}: RMSE on new films", *(f"{one[-1]:.3f}" for one in errors.values()))
+    print(f"{name:>18}: RMSE on new movies", *(f"{one[-1]:.3f}" for one in errors.values()))
 films.loc[models["FedEB"].recommend([7], 3, candidates=new.index)[0][0]]
 
 # %%
@@ -72,7 +72,7 @@ for shift, (label, values) in zip((-0.2, 0.2), errors.items(), strict=True):
     places = [place + shift for place in range(len(models))]
     ax.bar_label(ax.bar(places, values, 0.38, label=label), fmt="{:.3f}")
 ax.set_xticks(range(len(models)), list(models))
-ax.set_ylabel("RMSE on films without training rows")
+ax.set_ylabel("RMSE on movies without training rows")
 ax.set_ylim(0.8, None)
 ax.legend()
 plt.show()

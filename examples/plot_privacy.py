@@ -3,9 +3,9 @@
 PrivFedEB's clients bound the length of what they upload, and the server adds noise to the sum.
 Epsilon then limits what the model can reveal about all the ratings of any one user.
 
-One noise hides every client. So the same epsilon costs less the more clients there are: at
-epsilon 3 biases without noise (zero, dotted) are better than the private model of a few hundred
-users, and worse than that of thousands.
+A single draw of noise hides every client. So the same epsilon costs less the more clients there
+are: at epsilon 3, biases without noise (zero, dotted) are better than the private model of a few
+hundred users, and worse than that of thousands.
 """
 
 import matplotlib.pyplot as plt

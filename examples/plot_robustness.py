@@ -2,9 +2,9 @@
 
 Draw quality against the share of lost uploads, and under two attacks.
 
-On the left, half or nine tenths of the uploads are lost, each round anew: LocALS hardly suffers.
-On the right, a tenth of the clients attacks. An attacker chooses how strong its attack is, so each
-point is the worst of several strengths. The next example shows what helps.
+On the left, 50% or 90% of the uploads are lost, each round anew: LocALS hardly suffers. On the
+right, 10% of the clients attack. An attacker chooses the strength of its attack, so each point is
+the worst of several strengths. The next example shows what helps.
 """
 
 import matplotlib.pyplot as plt

@@ -1,12 +1,12 @@
 """What do dishonest clients do to a model, and what helps?
 
-Attack LocALS with a tenth of its clients, with and without a robust aggregator.
+Attack LocALS with 10% of its clients, with and without a robust aggregator.
 
-On the left, how good the honest users' lists are. Noise ruins them, and ``NormClipping``, which
+On the left, the ranking quality of honest users. Noise ruins it, and ``NormClipping``, which
 shortens uploads that are longer than usual, restores most of it. On the right, the share of honest
-users who see a promoted item, which nearly nobody has chosen, among their ten: clipping halves the
-success of that attack and does not prevent it. Without an attack the aggregator costs a little
-quality.
+users who see a promoted item among their ten, although almost no user has chosen it: clipping
+halves the success of that attack and does not prevent it. Without an attack the aggregator costs a
+little quality.
 """
 
 import matplotlib.pyplot as plt

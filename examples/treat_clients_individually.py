@@ -5,7 +5,7 @@ Write a method whose server groups clients by what they upload and answers each 
 Each client receives the tastes of its own group. The generated clients belong to four hidden
 groups: with one group the model is no better than biases, and the error falls until there are
 four. That is more than sums can do, and it costs privacy: secure sums are refused, and
-``privacy_`` says that the server sees single uploads. The page :doc:`/add_a_method` explains the
+``privacy_`` reports that the server sees single uploads. The page :doc:`/add_a_method` explains the
 hooks.
 """
 

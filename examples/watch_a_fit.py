@@ -5,7 +5,7 @@ With scikit-learn's callbacks, and with ``early_stopping``.
 The training error falls in every round. Each client also holds back a tenth of its ratings and
 reports the error there, which hardly improves after some fifty rounds: the fit stops when it has
 not improved for ten rounds, and keeps the model of the best round. For a progress bar, install
-``fedrecsk[progress]`` and pass ``sklearn.callback.ProgressBar()`` to ``set_callbacks``.
+the extra ``progress`` and pass ``sklearn.callback.ProgressBar()`` to ``set_callbacks``.
 """
 
 import matplotlib.pyplot as plt

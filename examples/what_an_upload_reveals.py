@@ -3,10 +3,10 @@
 Attack the uploads of six federations, and count what the server finds out.
 
 The server keeps to the protocol and inverts what clients send. In the left column it recovers the
-private vector of the user, from which anybody can make the user's list; in the right one, which
-items the user has. One plaintext upload reveals both in LocALS and LightFR, the items in RFRec,
+private vector of the user, which determines the recommendations; in the right one, which items the
+user has. One plaintext upload reveals both in LocALS and LightFR, the items in RFRec,
 and most vectors in CoLR. Encrypted sums and local noise reveal no more than a guess of what is
-popular, which finds 40 %. Needs ``pip install 'fedrecsk[privacy]'``.
+popular, which finds 40%. Needs the extra ``privacy``.
 """
 
 import matplotlib.pyplot as plt

@@ -1,9 +1,9 @@
-"""Do recommenders gain from knowing what came last?
+"""Do recommenders gain from recency?
 
-Let users' histories fade, and pairs of items with their distance in them. In these generated data
+Let user histories fade, and pairs of items with their distance in them. In these generated data
 tastes drift slowly, so half-lives are long and gains small; in MovieLens-100k they are large
 (``python -m benchmarks.time scores``). The half-life of 32 was chosen on these test rows, so the
-gains here are a little too large; a search chooses on validation rows (user guide, "Time").
+gains here are slightly too large; a search chooses on validation rows (:doc:`/user_guide/time`).
 
 The clients send the same bytes in the same round; only the weights of what they send change.
 """

@@ -1,5 +1,6 @@
 """The worked method of docs/add_a_method.md, and what the documentation site takes in."""
 
+import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,33 @@ def test_an_example_begins_with_its_question_which_titles_its_page():
         first = path.read_text().splitlines()[0]
         assert first.startswith('"""'), path
         assert "?" in first, path
+
+
+# -------------------------------------------------------------------------- the prose checker
+
+LONG = "The server adds up " + " ".join(["uploads"] * 40)
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("An RMSE of .82, and `--clip .2` of [0.1, .3](a.md).\n", ["leading zero", "leading zero"]),
+        ("| RMSE |\n|---|\n| 80 % |\n", ["without a space"]),
+        ("One line.\n\nWhoever asks.\n", ["name the role"]),
+        ("Measured at commit 6d52fb6c.\n", ["leave commits"]),
+        (f"{LONG}.\n", ["44 words"]),
+        (f"It ends. {LONG[:200]}. {LONG[:200]}.\n", []),
+        (f"```python\n# {LONG} .5\n```\n\n| {LONG} |\n|---|\n", []),
+    ],
+)
+def test_prose_is_checked(text, advice):
+    file = Path(__file__).resolve().parents[1] / ".ci" / "check_prose.py"
+    spec = importlib.util.spec_from_file_location("check_prose", file)
+    checker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(checker)
+    found = [problem for _, problem in checker.problems("docs/page.md", text)]
+    assert len(found) == len(advice)
+    assert all(part in problem for part, problem in zip(advice, found, strict=True))
 
 
 # ------------------------------------------------------------------------ the worked method
