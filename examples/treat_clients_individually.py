@@ -6,12 +6,10 @@ Each client receives the tastes of its own group. The generated clients belong t
 groups: with one group the model is no better than biases, and the error falls until there are
 four. That is more than sums can do, and it costs privacy: secure sums are refused, and
 ``privacy_`` reports that the server sees single uploads. The page :doc:`/add_a_method` explains the
-hooks.
+functions.
 """
 
-from dataclasses import KW_ONLY, dataclass
-from numbers import Integral
-from typing import ClassVar
+from dataclasses import dataclass, replace
 
 import numpy as np
 from sklearn.cluster import KMeans
@@ -19,56 +17,74 @@ from sklearn.metrics import root_mean_squared_error
 from sklearn.model_selection import train_test_split
 
 from fedrecsk import BiasOnly
-from fedrecsk.base import Interval, RatingMixin
-from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.protocol import Dense, FieldSpec, Message, PerClient, Updates
+from fedrecsk.federated import estimator_of
+from fedrecsk.protocol import (
+    Algorithm,
+    Dense,
+    FieldSpec,
+    Message,
+    PerClient,
+    Traits,
+    Updates,
+)
+from fedrecsk.protocol.states import PerUser
 
 SHRINKAGE = 5.0
 
 
-@dataclass(eq=False, repr=False)
-class GroupTastes(RatingMixin, FederatedRecommender):
+@dataclass(frozen=True)
+class Server:
+    """What the server knows: the groups' tastes, and each client's group."""
+
+    level: float
+    tastes: np.ndarray
+    group: np.ndarray
+
+
+@dataclass
+class Clients:
+    """What a block of clients knows."""
+
+    level: float
+    tastes: PerUser | None = None
+
+
+@dataclass(frozen=True)
+class GroupTastesAlgorithm(Algorithm[Server, Clients]):
     """Rating = level + what the client's group thinks of the item."""
 
     n_groups: int = 4
-    _: KW_ONLY
-    n_rounds: int = 3
-
-    _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
-        "n_groups": [Interval(Integral, 1, None, closed="left")],
-    }
 
     # The server needs single uploads, not sums.
-    _server_sees = "clients"
+    traits = Traits(server_sees="clients")
 
-    def _begin(self, catalogue, sums, key):
+    def begin(self, catalogue, sums, key):
         tastes = np.zeros((self.n_groups, catalogue.n_items))
-        middle = np.mean(catalogue.rating_range)
-        return {"level": middle, "tastes": tastes, "group": np.zeros(catalogue.n_clients, int)}
+        return Server(np.mean(catalogue.rating_range), tastes, np.zeros(catalogue.n_clients, int))
 
-    def _initial_broadcast(self, server):
-        return Message(level=Dense(np.array([server["level"]])))
+    def announce(self, server):
+        return Message(level=Dense(np.array([server.level])))
 
-    def _model(self, server):
+    def broadcast(self, server, key):
         # Each client receives its own group's row, and nobody else's.
-        return Message(tastes=PerClient(server["tastes"][server["group"]]))
+        return Message(tastes=PerClient(server.tastes[server.group]))
 
-    def _init_clients(self, block, message, key):
-        return {"level": message["level"].values[0]}
+    def enter(self, block, message, key):
+        return Clients(message["level"].values[0])
 
-    def _upload_specs(self, n_items):
+    def fields(self, n_items):
         return {"errors": FieldSpec((n_items,)), "counts": FieldSpec((n_items,))}
 
-    def _client_update(self, block, state, message, turn, key):
+    def update(self, block, clients, message, turn, key):
         # A block has one client here: this version hands over plain sums, not one row per client.
-        errors = block.values - state["level"]
+        errors = block.values - clients.level
         sums = np.bincount(block.items, block.weights * errors, block.n_items)
         counts = np.bincount(block.items, block.weights, block.n_items)
         left = errors - message["tastes"].values[0, block.items]
         loss = block.weights @ left**2, counts.sum()
-        return state, Updates({"errors": sums, "counts": counts}), loss
+        return clients, Updates({"errors": sums, "counts": counts}), loss
 
-    def _aggregate(self, server, upload, key):
+    def step(self, server, upload, key):
         if upload is None:
             return server
         codes, singles = zip(*upload.single(), strict=True)
@@ -77,26 +93,32 @@ class GroupTastes(RatingMixin, FederatedRecommender):
         means = errors / (counts + SHRINKAGE)
         n_groups = min(self.n_groups, len(means))
         found = KMeans(n_groups, n_init=3, random_state=key.round).fit_predict(means)
-        group, tastes = server["group"].copy(), server["tastes"].copy()
+        group, tastes = server.group.copy(), server.tastes.copy()
         group[list(codes)] = found
         for g in range(n_groups):
             mine = found == g
             tastes[g] = errors[mine].sum(axis=0) / (counts[mine].sum(axis=0) + SHRINKAGE)
-        return server | {"group": group, "tastes": tastes}
+        return replace(server, group=group, tastes=tastes)
 
-    def _personalize(self, block, state, message, turn, key):
+    def final(self, server):
+        return self.broadcast(server, None)
+
+    def personalize(self, block, clients, message, turn, key):
         # A newcomer belongs to no group yet: it gets the mean of all clients' tastes.
-        tastes = message["tastes"].values
-        if state is None:
-            return {"tastes": np.repeat(tastes.mean(axis=0, keepdims=True), block.n_users, axis=0)}
-        return {"tastes": np.repeat(tastes, np.diff(block.client_indptr), axis=0)}
+        tastes, level = message["tastes"].values, message["level"].values[0]
+        if clients is None:
+            tastes = np.repeat(tastes.mean(axis=0, keepdims=True), block.n_clients, axis=0)
+        return Clients(level, np.repeat(tastes, np.diff(block.client_indptr), axis=0))
 
-    def _server_attributes(self, message):
+    def server_attributes(self, message):
         level, n_items = message["level"].values[0], message["tastes"].values.shape[1]
         return {"global_bias_": level, "item_factors_": np.eye(n_items)}
 
-    def _user_attributes(self, block, state):
-        return {"user_factors_": state["tastes"]}
+    def user_attributes(self, clients):
+        return {"user_factors_": clients.tastes}
+
+
+GroupTastes = estimator_of(GroupTastesAlgorithm, n_rounds=3)
 
 
 if __name__ == "__main__":

@@ -28,8 +28,9 @@ def estimator_of(
 ) -> type[FederatedRecommender]:
     """Return the class of an estimator whose `fit` simulates an algorithm.
 
-    Its parameters are the fields of the algorithm and those of every federated method. Give it the
-    name of the algorithm without "Algorithm", so that it can be pickled.
+    Its parameters are the fields of the algorithm and those of every federated method; the first
+    may be passed by position. Give it the name of the algorithm without "Algorithm", so that it can
+    be pickled.
 
     Parameters
     ----------
@@ -64,14 +65,17 @@ def estimator_of(
     _check(algorithm)
     own = [one for one in fields(algorithm) if one.init]
     hints = get_type_hints(algorithm)
-    given = [(one.name, hints[one.name], field(default=one.default)) for one in own]
+    given = [
+        (one.name, hints[one.name], field(default=one.default, kw_only=place > 0))
+        for place, one in enumerate(own)
+    ]
     unknown = sorted(set(defaults) - {one.name for one in fields(FederatedRecommender)})
     if unknown:
         raise TypeError(
             f"{unknown[0]!r} is not a parameter of every federated method; make it a field of "
             f"{algorithm.__name__}."
         )
-    given += [(name, Any, field(default=value)) for name, value in defaults.items()]
+    given += [(name, Any, field(default=value, kw_only=True)) for name, value in defaults.items()]
     found = {one.name: _constraint(hints[one.name]) for one in own}
     found = {name: one for name, one in found.items() if one is not None}
     names = [one.name for one in own]
@@ -103,7 +107,6 @@ def estimator_of(
         },
         eq=False,
         repr=False,
-        kw_only=True,
     )
 
 
