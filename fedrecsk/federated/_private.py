@@ -11,6 +11,7 @@ from fedrecsk._utils.user_warnings import warn
 from fedrecsk.privacy import central_dp
 from fedrecsk.protocol.central_noise import Plan, sizes_of_uploads
 from fedrecsk.protocol.keys import Key
+from fedrecsk.protocol.refusals import raise_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,16 +28,6 @@ def check(method: Any, mechanism: CentralDP) -> None:
     """Raise ValueError if central privacy would not protect all that a method sends."""
     name = type(method).__name__
     algorithm = method._algorithm()
-    if algorithm.traits.treats_clients_apart:
-        raise ValueError(
-            f"{name} treats clients individually, so there is no sum to which central_dp could add "
-            "noise; set central_dp=None, or use a method whose server needs sums only."
-        )
-    if algorithm.traits.chooses_cohorts:
-        raise ValueError(
-            f"{name} chooses its cohorts itself, and how often a client takes part may then depend "
-            "on the data; set central_dp=None."
-        )
     found = list(_problems_of_settings(method, "central_dp", "on which central_dp adds no noise"))
     if method.warm_start and mechanism.epsilon is not None:
         found.append(
@@ -55,38 +46,22 @@ def check(method: Any, mechanism: CentralDP) -> None:
             f"CentralDP(field_weights=...) names {unknown[0]!r}, but {name} sends "
             f"{', '.join(sorted(specs))}; use these names."
         )
-    raise_all(found)
+    raise_all(found, "this privacy")
 
 
 def check_local(method: Any) -> None:
-    """Raise ValueError if a method has no local noise, or it would not protect all that is sent."""
-    reason = method._algorithm().traits.refuses.get("local_dp")
-    if reason is not None:
-        raise ValueError(f"{type(method).__name__} has no local_dp: {reason}")
-    raise_all(list(_problems_of_settings(method, "local_dp", "which local_dp does not protect")))
+    """Raise ValueError if local noise would not protect all that a method sends."""
+    found = list(_problems_of_settings(method, "local_dp", "which local_dp does not protect"))
+    raise_all(found, "this privacy")
 
 
 def check_secure(method: Any) -> None:
-    """Raise ValueError if secure sums cannot add up, or hide, what a method sends."""
-    algorithm = method._algorithm()
-    if algorithm.traits.treats_clients_apart:
-        raise ValueError(
-            f"{type(method).__name__} treats clients individually, so its server must see single "
-            "uploads, which secure_aggregation hides; set secure_aggregation=None."
-        )
-    if any(spec.rows != "all" for spec in algorithm.fields(1).values()):
+    """Raise ValueError if secure sums cannot add up what a method sends."""
+    if any(spec.rows != "all" for spec in method._algorithm().fields(1).values()):
         raise ValueError(
             f"With secure_aggregation {type(method).__name__} must send whole matrices, because "
             'rows of only some items cannot be added encrypted; set upload="all".'
         )
-
-
-def raise_all(found: list[str]) -> None:
-    """Raise a ValueError about all problems, if there are any."""
-    if len(found) > 1:
-        raise ValueError("\n- ".join([f"{len(found)} settings do not suit this privacy:", *found]))
-    if found:
-        raise ValueError(found[0])
 
 
 def warn_of_cost(method: Any, n_clients: int) -> None:

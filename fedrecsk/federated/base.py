@@ -20,6 +20,7 @@ from fedrecsk.federated import _cluster, _private, _round_loop, _weak_fits
 from fedrecsk.federated._hooks import HookAlgorithm
 from fedrecsk.federated._updating import Updating
 from fedrecsk.protocol import blocks as _blocks
+from fedrecsk.protocol import refusals
 from fedrecsk.protocol.central_noise import CentralNoise
 from fedrecsk.protocol.clients import personal_attributes
 from fedrecsk.protocol.federation import Federation
@@ -409,6 +410,7 @@ class FederatedRecommender(Updating, Recommender):
     def _check_before_fit(self):
         federation = self._setting()
         federation._validate_params()
+        refusals.check(type(self).__name__, self._algorithm().traits, federation)
         if federation.secure_aggregation is not None:
             _private.check_secure(self)
         if federation.central_dp is not None:
