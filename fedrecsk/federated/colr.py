@@ -234,7 +234,8 @@ class SCoLRAlgorithm(CoLRAlgorithm):
 
     def sent(self, block, turn, columns, is_finite, out):
         fields = super().sent(block, turn, columns, is_finite, out)
-        for name in ("updates", "n_visits") if self._counts_entries else ("updates",):
+        picked = ("updates", "n_visits") if self.aggregation == "entries" else ("updates",)
+        for name in picked:
             if turn.separate:
                 fields[name] = replace(fields[name], columns=columns)
             else:
@@ -264,18 +265,8 @@ class SCoLRAlgorithm(CoLRAlgorithm):
         return np.atleast_2d(given)[key.round % len(np.atleast_2d(given)), block.clients]
 
     @property
-    def _counts_entries(self):
-        """Whether a client counts the entries of A that it has trained, instead of the items."""
-        return self.aggregation == "entries"
-
-    @property
     def n_count_columns(self):
-        return self.rank if self._counts_entries else 1
-
-    def visits(self, indptr, columns):
-        if not self._counts_entries:
-            return super().visits(indptr, columns)
-        return np.repeat(columns, np.diff(indptr), axis=0).astype(np.uint8)
+        return self.rank if self.aggregation == "entries" else 1
 
 
 @documented

@@ -138,11 +138,13 @@ class FedMFAlgorithm(Algorithm[Any, Clients]):
         """Return the fields of an upload, given the coordinates that each client trains."""
         sizes, indptr = data_sizes(block), out.indptr
         if turn.separate:
+            counted = columns if self.n_count_columns > 1 else np.ones((block.n_clients, 1))
+            visits = np.repeat(counted, np.diff(indptr), axis=0).astype(np.uint8)
             rows, values = out.rows[: indptr[-1]], out.values[: indptr[-1]]
             fields = {
                 "updates": SparseRows(indptr, rows, values),
                 "data_size": SparseRows.stacked(sizes[:, None]),
-                "n_visits": SparseRows(indptr, rows, self.visits(indptr, columns)),
+                "n_visits": SparseRows(indptr, rows, visits),
             }
         else:
             senders = turn.active & turn.delivers & is_finite
@@ -201,9 +203,9 @@ class FedMFAlgorithm(Algorithm[Any, Clients]):
 
     # ------------------------------------------------------------------- on the clients
 
-    def config(self, **changes):
+    def config(self):
         """Return how clients train, for kernels."""
-        config = fedmf_kernels.Config(
+        return fedmf_kernels.Config(
             n_negatives=self.n_negatives if self.targets.loss == "bce" else 0,
             local_epochs=self.local_epochs,
             batch_size=self.batch_size,
@@ -213,11 +215,11 @@ class FedMFAlgorithm(Algorithm[Any, Clients]):
             squared=self.targets.loss == "squared",
             frozen=False,
         )
-        return config._replace(**changes)
 
     def fit_users(self, block, feedback, message, whom, n_epochs, users):
         """Train the vectors of the users in a mask, in place, with the final items fixed."""
-        items, config = final_items(message), self.config(local_epochs=n_epochs, frozen=True)
+        items = final_items(message)
+        config = self.config()._replace(local_epochs=n_epochs, frozen=True)
         # Each user is like a client.
         layout = layout_of(block)._replace(client_indptr=np.arange(block.n_users + 1))
         # A user's vector must not depend on which others are computed, or when.
@@ -241,10 +243,6 @@ class FedMFAlgorithm(Algorithm[Any, Clients]):
     def columns(self, block, key):
         """Return the coordinates that each client trains, (n_clients, n_columns), dtype bool."""
         return np.ones((block.n_clients, self.n_columns), dtype=bool)
-
-    def visits(self, indptr, columns):
-        """Return a one for each item that a client has visited, client by client."""
-        return np.ones((indptr[-1], 1), dtype=np.uint8)
 
     def rate_and_length(self):
         """Return the items' learning rate, and by what their changes are divided when sent."""
