@@ -250,7 +250,7 @@ def _visit(model, message, upload, n_items):
     if "rows_of_basis" in upload:
         trained = np.asarray(upload["rows_of_basis"].change, dtype=bool)
         basis, rows = basis[trained], rows[:, trained]
-    rows = rows * model._rate_and_length()[1]
+    rows = rows * model._algorithm().rate_and_length()[1]
     if "data_size" in upload:
         rows = rows / upload["data_size"].change[0]
     direction = direction_of(rows)
@@ -300,10 +300,11 @@ def _filter(model, visits):
 
 def _train(model, visit, user):
     """Train from a vector with all examples in every batch: vector, moves, moves per length."""
-    n_examples = max(int(visit.is_own.sum() * (1 + model._config().n_negatives)), 1)
+    algorithm = model._algorithm()
+    n_examples = max(int(visit.is_own.sum() * (1 + algorithm.config().n_negatives)), 1)
     decay = max(model.reg, model.shrinkage / n_examples)
     n_batches = -(-n_examples // model.batch_size)
-    rate = model._rate_and_length()[0] / n_batches
+    rate = algorithm.rate_and_length()[0] / n_batches
     items, first = visit.received, visit.received @ visit.basis.T
     pushes = np.zeros(len(items))
     for _ in range(n_batches * model.local_epochs):

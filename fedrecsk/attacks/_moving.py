@@ -86,6 +86,51 @@ def gradient_step(method, view, name, moves):
     return -view.n_senders / view.n_own * size / method.learning_rate * moves
 
 
+# ------------------------------------------------------------- FedMF, CoLR, SCoLR, FedFast
+
+
+def averaged_items(method, view, rows, moves):
+    """Move items of FedMF by their mean change."""
+    if method.aggregation == "data_size":
+        own = np.bincount(view.data.clients, view.data.weights)
+        divisor = view.n_senders * own[own > 0].mean()
+    elif method.aggregation == "reptile":
+        length = method._algorithm().length_of_step(len(view.item_vectors))
+        divisor = view.n_senders / length
+    else:
+        divisor = view.n_expected("updates")
+    return {"updates": divisor / view.n_own * moves}
+
+
+def colr(method, view, rows, moves):
+    """Move items of CoLR along the round's directions: nothing else can be sent."""
+    encoded = moves @ np.linalg.pinv(view.message["basis"].values.astype(np.float64))
+    return averaged_items(method, view, rows, encoded)
+
+
+def scolr(method, view, rows, moves):
+    """Move items of SCoLR, of which not all of the adversary's clients send a column."""
+    sent = colr(method, view, rows, moves)
+    if method.aggregation == "entries":
+        return sent
+    columns = [one.fields["updates"].columns for one in view.updates]
+    n_own = np.concatenate(columns).sum(axis=0)
+    return {"updates": sent["updates"] * (view.n_own / np.maximum(n_own, 1))}
+
+
+def fedfast(method, view, rows, moves):
+    """Move items of FedFast."""
+    if method.aggregation != "active":
+        return averaged_items(method, view, rows, moves)
+    # Changes c of n_own clients, each with its own length for weight, against the honest ones:
+    # n_own |c| c = (n_own |c| + honest) move.
+    sizes = [np.abs(one["updates"].change).sum(axis=1).mean() for one in view.uploads]
+    honest = (view.n_expected("updates") - view.n_own) * np.mean(sizes)
+    lengths = view.n_own * np.abs(moves).sum(axis=1, keepdims=True)
+    share = np.divide(honest, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+    return {"updates": (1 + np.sqrt(1 + 4 * share)) / 2 * moves}
+
+
 # ---------------------------------------------------------------------------- by their names
 
 MOVING: dict[str, Moving] = {
@@ -93,6 +138,10 @@ MOVING: dict[str, Moving] = {
     "LocSGD": client_items,
     "GlobSGD": globsgd,
     "FCF": fcf,
+    "FedMF": averaged_items,
+    "CoLR": colr,
+    "SCoLR": scolr,
+    "FedFast": fedfast,
 }
 
 

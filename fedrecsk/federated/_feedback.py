@@ -14,6 +14,7 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RankingMixin, check_likes
 from fedrecsk.data._checks import check_ratings, check_scale, scale_of
+from fedrecsk.federated._implicit_feedback import NO_LOCAL_DP
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Dense, Message
@@ -119,11 +120,7 @@ class LearnsFromFeedback(RatingSums, RankingMixin, FederatedRecommender):
     loss: Any = "bce"
     n_negatives: int = 4
 
-    _no_local_dp = (
-        "an upload shows which items a client has visited, and noise that hides them would drown "
-        "all that it has learned. Use RFRec for local differential privacy, or central_dp if "
-        "clients trust the server."
-    )
+    _no_local_dp = NO_LOCAL_DP
 
     _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
         "loss": [StrOptions({"bce", "squared"})],

@@ -10,12 +10,99 @@ import numpy as np
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
-from fedrecsk.federated.fedmf import AveragedItems
+from fedrecsk.federated import fedmf
+from fedrecsk.federated.fedmf import AveragedItems, FedMFAlgorithm
 from fedrecsk.protocol.messages import Dense, Derived, Message
 from fedrecsk.updates import FieldSpec, SparseRows, Summed
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
+
+
+@dataclass(frozen=True)
+class Server(fedmf.Server):
+    """What the server knows: items, and the mean of A and the B of the last round."""
+
+    update: np.ndarray | None = None
+    basis: np.ndarray | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CoLRAlgorithm(FedMFAlgorithm):
+    """Clients train the items along the rows of a matrix B that is new in each round."""
+
+    rank: int
+    # A's step is learning_rate (rank / n_factors)^RANK_EXPONENT; 0.5 in the authors' code.
+    RANK_EXPONENT: float = 0.75
+
+    def begin(self, catalogue, sums, key):
+        return Server(**vars(super().begin(catalogue, sums, key)))
+
+    # ---------------------------------------------------------------------- each round
+
+    def broadcast(self, server, key):
+        basis = Dense(self._basis(key), learned=False)
+        return Message(**super().broadcast(server, key), basis=basis)
+
+    def delta(self, server):
+        if server.update is None:
+            return None
+        basis = Dense(server.basis, learned=False)
+        return Message(update=Dense(server.update), basis=basis)
+
+    def decode(self, message, key):
+        if "basis" not in message:
+            return message
+        directions = self._directions(key)
+        turned = message["item_factors"].values @ directions.T
+        return Message(
+            **message,
+            directions=Derived(directions, learned=False),
+            turned=Derived(turned, learned=False),
+        )
+
+    def update(self, block, clients, message, turn, key):
+        # The first coordinates are those along B, so training A means training these.
+        directions, users = message["directions"].values, clients.users
+        who = block.users_of(turn.active)
+        # Clients that have diverged are found when their uploads arrive.
+        with np.errstate(over="ignore", invalid="ignore"):
+            users[who] = users[who] @ directions.T
+            turned = Message(item_factors=message["turned"])
+            clients, uploads, loss = super().update(block, clients, turned, turn, key)
+            users[who] = users[who] @ directions
+        return clients, uploads, loss
+
+    def step(self, server, upload, key):
+        if upload is None:
+            return server
+        update, basis = self.mean_update(upload).astype(self.dtype), self._basis(key)
+        return replace(self.moved(server, update @ basis), update=update, basis=basis)
+
+    # ---------------------------------------------------------------------- what is sent
+
+    def _basis(self, key):
+        """Return the matrix B of a round."""
+        return (self._length * self._directions(key)[: self.rank]).astype(self.dtype)
+
+    def _directions(self, key):
+        """Return orthonormal rows, (n_factors, n_factors): B's, and any that complete them."""
+        normal = key.generator("basis").standard_normal((self.n_factors, self.rank))
+        return np.linalg.qr(normal, mode="complete")[0].T.astype(self.dtype, order="C")
+
+    @property
+    def n_columns(self):
+        return self.rank
+
+    @property
+    def _length(self):
+        """Length of the rows of B."""
+        return float(np.sqrt(self.n_factors / self.rank))
+
+    def rate_and_length(self):
+        rate = self.learning_rate * (self.rank / self.n_factors) ** self.RANK_EXPONENT
+        # A step on A of this rate is one on A B of a rate |b|^2 times as large.
+        return float(rate * self._length**2), self._length
 
 
 @documented
@@ -61,14 +148,14 @@ class CoLR(AveragedItems):
     *Algorithm*::
 
         each round
-          1  server sends Q and B, or mean(A_u) of the last round and B   _broadcast, _model_delta
-          2  clients complete B to a basis and rotate Q to it             _decode_broadcast
-          3  ... and their p_u                                            _client_update
+          1  server sends Q and B, or mean(A_u) of the last round and B   broadcast, delta
+          2  clients complete B to a basis and rotate Q to it             decode
+          3  ... and their p_u                                            update
           4  clients train p_u and A_u, q_i along B, as in FedMF          kernel visit
           5  clients upload A_u, and what they visited                    kernel visit
-          6  server adds mean(A_u) B to Q                                 _aggregate
+          6  server adds mean(A_u) B to Q                                 step
         at the end
-          7  clients fit p_u to the final Q                               _personalize
+          7  clients fit p_u to the final Q                               personalize
 
     *Rotation.* Q and p_u are rotated so that the first r coordinates are those along B's rows;
     training A_u then means training these coordinates of q_i. This is exact.
@@ -110,80 +197,13 @@ class CoLR(AveragedItems):
         "averaging": ["boolean"],
     }
 
-    # A's step is learning_rate (rank / n_factors)^RANK_EXPONENT; 0.5 in the authors' code.
-    RANK_EXPONENT = 0.75
-
-    def _broadcast(self, server, key):
-        return Message(**self._model(server), basis=Dense(self._basis(key), learned=False))
-
-    def _basis(self, key):
-        """Return the matrix B of a round."""
-        return (self._length * self._directions(key)[: self.rank]).astype(self._dtype)
-
-    def _model_delta(self, server):
-        if "update" not in server:
-            return None
-        basis = Dense(server["basis"], learned=False)
-        return Message(update=Dense(server["update"]), basis=basis)
-
-    def _decode_broadcast(self, message, key):
-        if "basis" not in message:
-            return message
-        directions = self._directions(key)
-        turned = message["item_factors"].values @ directions.T
-        return Message(
-            **message,
-            directions=Derived(directions, learned=False),
-            turned=Derived(turned, learned=False),
-        )
-
-    def _client_update(self, block, state, message, turn, key):
-        # The first coordinates are those along B, so training A means training these.
-        directions = message["directions"].values
-        who, users = np.repeat(turn.active, np.diff(block.client_indptr)), state["users"]
-        # Clients that have diverged are found when their uploads arrive.
-        with np.errstate(over="ignore", invalid="ignore"):
-            users[who] = users[who] @ directions.T
-            turned = Message(item_factors=message["turned"])
-            state, uploads, loss = super()._client_update(block, state, turned, turn, key)
-            users[who] = users[who] @ directions
-        return state, uploads, loss
-
-    def _aggregate(self, server, upload, key):
-        if upload is None:
-            return server
-        update, basis = self._mean_update(upload).astype(self._dtype), self._basis(key)
-        moved = self._moved_items(server, update @ basis)
-        return server | moved | {"update": update, "basis": basis}
-
-    def _upload_moving(self, view, rows, moves):
-        # Only the part of a move along the round's directions can be sent.
-        encoded = moves @ np.linalg.pinv(view.message["basis"].values.astype(np.float64))
-        return super()._upload_moving(view, rows, encoded)
+    _kind = CoLRAlgorithm
+    RANK_EXPONENT = CoLRAlgorithm.RANK_EXPONENT
 
     def _least_bytes(self, data):
         # The factors have more columns than what is sent, and B is completed in float64.
         factors = np.dtype(self._dtype).itemsize * data.n_items * self.n_factors
         return super()._least_bytes(data) + factors + 8 * self.n_factors**2
-
-    def _directions(self, key):
-        """Orthonormal rows, (n_factors, n_factors): B's, and any that complete them."""
-        normal = key.generator("basis").standard_normal((self.n_factors, self.rank))
-        return np.linalg.qr(normal, mode="complete")[0].T.astype(self._dtype, order="C")
-
-    @property
-    def _n_columns(self):
-        return self.rank
-
-    @property
-    def _length(self):
-        """Length of the rows of B."""
-        return float(np.sqrt(self.n_factors / self.rank))
-
-    def _rate_and_length(self):
-        rate = self.learning_rate * (self.rank / self.n_factors) ** self.RANK_EXPONENT
-        # A step on A of this rate is one on A B of a rate |b|^2 times as large.
-        return float(rate * self._length**2), self._length
 
     def _check_setting(self, federation, data, blocks):
         super()._check_setting(federation, data, blocks)
@@ -192,6 +212,61 @@ class CoLR(AveragedItems):
                 f"rank={self.rank} is more than n_factors={self.n_factors}, and an update of a "
                 "matrix with so many columns has no more; lower rank, or raise n_factors."
             )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SCoLRAlgorithm(CoLRAlgorithm):
+    """Each client trains the items along some of the rows of B."""
+
+    local_rank: Literal["uniform"] | int | ArrayLike
+
+    @property
+    def traits(self):
+        # An array has the ranks of the clients that were there first.
+        admits = isinstance(self.local_rank, str) or np.ndim(self.local_rank) == 0
+        return replace(super().traits, admits_late_clients=admits)
+
+    def fields(self, n_items):
+        specs = super().fields(n_items)
+        # A compressor would have to send which columns it has kept.
+        specs["updates"] = replace(specs["updates"], compressible=False)
+        return specs | {"rows_of_basis": FieldSpec((self.rank,), dtype="uint8", learned=False)}
+
+    def sent(self, block, turn, columns, is_finite, out):
+        fields = super().sent(block, turn, columns, is_finite, out)
+        picked = ("updates", "n_visits") if self.aggregation == "entries" else ("updates",)
+        for name in picked:
+            if turn.separate:
+                fields[name] = replace(fields[name], columns=columns)
+            else:
+                fields[name] = Summed(fields[name], n_columns=columns.sum(axis=1))
+        if turn.separate:
+            fields["rows_of_basis"] = SparseRows.stacked(columns.astype(np.uint8))
+        else:
+            senders = turn.active & turn.delivers & is_finite
+            fields["rows_of_basis"] = columns[senders].sum(axis=0)
+        return fields
+
+    def columns(self, block, key):
+        # The rows of B that each client trains, redrawn in each round.
+        coordinates = block.clients[:, None] * self.rank + np.arange(self.rank)
+        draws = key.private.uniform("rows of B", coordinates)
+        places = np.argsort(np.argsort(draws, axis=1, kind="stable"), axis=1)
+        return places < self._local_ranks(block, key)[:, None]
+
+    def _local_ranks(self, block, key):
+        """Return r_u of each client of the block in this round."""
+        if isinstance(self.local_rank, str):
+            chance = key.private.uniform("local rank", block.clients)
+            return 1 + (chance * self.rank).astype(np.int64)
+        given = np.asarray(self.local_rank)
+        if given.ndim == 0:
+            return np.full(block.n_clients, given)
+        return np.atleast_2d(given)[key.round % len(np.atleast_2d(given)), block.clients]
+
+    @property
+    def n_count_columns(self):
+        return self.rank if self.aggregation == "entries" else 1
 
 
 @documented
@@ -244,13 +319,13 @@ class SCoLR(CoLR):
     *Algorithm*::
 
         each round
-          1  server sends Q and B                                  CoLR._broadcast
-          2  clients choose r_u of B's rows                        _columns
-          3  clients train p_u, and A_u along these rows           CoLR._client_update
-          4  clients upload these columns of A_u, and which        _client_update
-          5  server adds mean(A_u) B to Q                          CoLR._aggregate
+          1  server sends Q and B                                  CoLR's broadcast
+          2  clients choose r_u of B's rows                        columns
+          3  clients train p_u, and A_u along these rows           CoLR's update
+          4  clients upload these columns of A_u, and which        sent
+          5  server adds mean(A_u) B to Q                          CoLR's step
         at the end
-          6  clients fit p_u to the final Q                        _personalize
+          6  clients fit p_u to the final Q                        personalize
 
     *What is sent.* Down: as in :class:`CoLR`. Up: ``4 m r_u`` bytes for the client's columns of
     A, `rank` bytes for which of B's rows they belong to, and the visits, their entries or the
@@ -290,71 +365,7 @@ class SCoLR(CoLR):
         "aggregation": [StrOptions({"visits", "entries", "data_size"})],
     }
 
-    def _upload_specs(self, n_items):
-        specs = super()._upload_specs(n_items)
-        # A compressor would have to send which columns it has kept.
-        specs["updates"] = replace(specs["updates"], compressible=False)
-        return specs | {"rows_of_basis": FieldSpec((self.rank,), dtype="uint8", learned=False)}
-
-    def _client_update(self, block, state, message, turn, key):
-        state, updates, loss = super()._client_update(block, state, message, turn, key)
-        columns, fields = self._columns(block, key), updates.fields
-        for name in self._picked:
-            if turn.separate:
-                fields[name] = replace(fields[name], columns=columns)
-            else:
-                fields[name] = Summed(fields[name], n_columns=columns.sum(axis=1))
-        if turn.separate:
-            fields["rows_of_basis"] = SparseRows.stacked(columns.astype(np.uint8))
-        else:
-            senders = turn.active & turn.delivers & updates.is_finite
-            fields["rows_of_basis"] = columns[senders].sum(axis=0)
-        return state, updates, loss
-
-    def _columns(self, block, key):
-        """Return the rows of B that each client trains, redrawn in each round."""
-        coordinates = block.clients[:, None] * self.rank + np.arange(self.rank)
-        draws = key.private.uniform("rows of B", coordinates)
-        places = np.argsort(np.argsort(draws, axis=1, kind="stable"), axis=1)
-        return places < self._local_ranks(block, key)[:, None]
-
-    def _upload_moving(self, view, rows, moves):
-        sent = super()._upload_moving(view, rows, moves)
-        if self.aggregation == "entries":
-            return sent
-        # Not all of the adversary's clients send a column.
-        columns = [one.fields["updates"].columns for one in view.updates]
-        n_own = np.concatenate(columns).sum(axis=0)
-        return {"updates": sent["updates"] * (view.n_own / np.maximum(n_own, 1))}
-
-    def _local_ranks(self, block, key):
-        """r_u of each client of the block in this round."""
-        if isinstance(self.local_rank, str):
-            chance = key.private.uniform("local rank", block.clients)
-            return 1 + (chance * self.rank).astype(np.int64)
-        given = np.asarray(self.local_rank)
-        if given.ndim == 0:
-            return np.full(block.n_clients, given)
-        return np.atleast_2d(given)[key.round % len(np.atleast_2d(given)), block.clients]
-
-    @property
-    def _picked(self):
-        """The fields that a client sends only in its own columns."""
-        return ("updates", "n_visits") if self.aggregation == "entries" else ("updates",)
-
-    @property
-    def _n_count_columns(self):
-        return self.rank if self.aggregation == "entries" else 1
-
-    def _visits(self, indptr, columns):
-        if self.aggregation != "entries":
-            return super()._visits(indptr, columns)
-        return np.repeat(columns, np.diff(indptr), axis=0).astype(np.uint8)
-
-    @property
-    def _admits_late_clients(self):
-        # An array has the ranks of the clients that were there first.
-        return isinstance(self.local_rank, str) or np.ndim(self.local_rank) == 0
+    _kind = SCoLRAlgorithm
 
     def _check_setting(self, federation, data, blocks):
         super()._check_setting(federation, data, blocks)

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral, Real
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import linear_scores
-from fedrecsk.federated._feedback import LearnsFromFeedback, fedmf_kernels
+from fedrecsk.federated._feedback import LearnsFromFeedback
+from fedrecsk.federated._implicit_feedback import (
+    NO_LOCAL_DP,
+    Targets,
+    data_sizes,
+    fedmf_kernels,
+    layout_of,
+)
+from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Dense, Message
+from fedrecsk.protocol.states import Kept, PerItem, PerUser
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
 # Epochs on the final items of a user whose client was in no round.
@@ -25,9 +34,271 @@ ITEMS_PER_UNIT = 185
 LONGEST = 20.0
 
 
+@dataclass
+class Clients:
+    """Users of a block: targets and weights of their ratings, and their vectors."""
+
+    feedback: Any
+    users: Kept[PerUser]
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the server knows: the items, and what it needs to average them over the rounds."""
+
+    items: Kept[PerItem]
+    # With loss="squared".
+    mean_rating: float | None
+    average: np.ndarray | None
+    n_averaged: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FedMFAlgorithm(Algorithm[Any, Clients]):
+    """Clients train the items and their own users by SGD; the server averages the changes."""
+
+    n_factors: int
+    n_negatives: int
+    local_epochs: int
+    batch_size: int
+    learning_rate: float
+    reg: float
+    aggregation: str
+    server_learning_rate: float | Literal["auto"] = "auto"
+    shrinkage: float = 0.0
+    # Whether the final model is an average.
+    averages: bool = False
+    INIT_STD: float = 0.03
+    # How much more later rounds count: the average is of the last tenth of the rounds, roughly.
+    EMPHASIS: float = 9
+    # By what all vectors are multiplied before an update with new rows. A fit that ends where it
+    # has learned the old rows by heart learns little from new ones (Ash and Adams, "On
+    # warm-starting neural network training", NeurIPS 2020).
+    KEPT: float = 0.5
+    dtype: Any = np.float32
+    targets: Targets
+
+    @property
+    def traits(self):
+        return Traits(single_uploads=True, goes_on=True, refuses={"local_dp": NO_LOCAL_DP})
+
+    # --------------------------------------------------------------- before the rounds
+
+    def setup_fields(self, n_items):
+        return self.targets.setup_fields()
+
+    def answer(self, block, message, key):
+        return self.targets.answer(block)
+
+    def begin(self, catalogue, sums, key):
+        shape = (catalogue.n_items, self.n_factors)
+        items = self.INIT_STD * key.generator("item factors").standard_normal(shape)
+        items, mean_rating = items.astype(self.dtype), self.targets.mean_rating(sums)
+        return Server(items, mean_rating, items if self.averages else None)
+
+    def announce(self, server):
+        return self.targets.announce(server.mean_rating)
+
+    # ---------------------------------------------------------------------- each round
+
+    def broadcast(self, server, key):
+        return Message(item_factors=Dense(server.items))
+
+    def fields(self, n_items):
+        specs = {"updates": FieldSpec((n_items, self.n_columns))}
+        if self.aggregation == "data_size":
+            return specs | {"data_size": FieldSpec((1,), learned=False)}
+        if self.aggregation == "reptile":
+            return specs
+        counts = FieldSpec((n_items, self.n_count_columns), dtype="uint8", learned=False)
+        return specs | {"n_visits": counts}
+
+    def enter(self, block, message, key):
+        coordinates = block.users[:, None] * self.n_factors + np.arange(self.n_factors)
+        users = self.INIT_STD * key.private.at(-1).normal("user factors", coordinates)
+        return Clients(self.targets.feedback(block, message), users.astype(self.dtype))
+
+    def update(self, block, clients, message, turn, key):
+        items, config = message["item_factors"].values, self.config()
+        columns, is_finite = self.columns(block, key), np.ones(block.n_clients, dtype=bool)
+        seeds = key.private.hashed("visit", block.clients)
+        cohort = fedmf_kernels.Cohort(turn.active, turn.delivers, seeds, is_finite)
+        n_own, n_items = 0, block.n_items
+        if turn.separate:
+            # No client visits more items than it has examples.
+            n_examples = np.diff(block.rating_indptr) * (1 + config.n_negatives)
+            n_own, n_items = np.minimum(n_examples, block.n_items)[turn.active].sum(), 0
+        out = self._empty_upload(block.n_clients, n_own, n_items, items.dtype)
+        moving, users = self._moving(block, columns), clients.users
+        loss = _visit(layout_of(block), clients.feedback, cohort, config, items, moving, users, out)
+        sent = self.sent(block, turn, columns, is_finite, out)
+        return clients, Updates(sent, is_finite=is_finite), loss
+
+    def sent(self, block, turn, columns, is_finite, out):
+        """Return the fields of an upload, given the coordinates that each client trains."""
+        sizes, indptr = data_sizes(block), out.indptr
+        if turn.separate:
+            counted = columns if self.n_count_columns > 1 else np.ones((block.n_clients, 1))
+            visits = np.repeat(counted, np.diff(indptr), axis=0).astype(np.uint8)
+            rows, values = out.rows[: indptr[-1]], out.values[: indptr[-1]]
+            fields = {
+                "updates": SparseRows(indptr, rows, values),
+                "data_size": SparseRows.stacked(sizes[:, None]),
+                "n_visits": SparseRows(indptr, rows, visits),
+            }
+        else:
+            senders = turn.active & turn.delivers & is_finite
+            size = sizes[senders].sum(keepdims=True)
+            fields = {"updates": out.sums, "data_size": size, "n_visits": out.n_visits}
+        specs = self.fields(block.n_items)
+        return {name: fields[name] for name in specs if name in fields}
+
+    def step(self, server, upload, key):
+        return server if upload is None else self.moved(server, self.mean_update(upload))
+
+    def moved(self, server, update):
+        """Return the server's state after an update of its items, with their new average.
+
+        With polynomial decay (Shamir and Zhang, ICML 2013), which needs no length of a window.
+        """
+        items = (server.items + update).astype(self.dtype)
+        if not self.averages:
+            return replace(server, items=items)
+        n, average = server.n_averaged + 1, server.average
+        weight = self.dtype((self.EMPHASIS + 1) / (n + self.EMPHASIS))
+        average = average + weight * (items - average)
+        return replace(server, items=items, average=average, n_averaged=n)
+
+    # ------------------------------------------------------------------------- the end
+
+    def final(self, server):
+        if self.averages:
+            return Message(average_items=Dense(server.average))
+        return Message(item_factors=Dense(server.items))
+
+    def personalize(self, block, clients, message, turn, key):
+        active, trained = block.users_of(turn.active), np.zeros(block.n_users, dtype=bool)
+        users = np.zeros((block.n_users, self.n_factors), dtype=self.dtype)
+        if clients is None:
+            feedback = self.targets.feedback(block, message)
+        else:
+            feedback, trained = clients.feedback, active & np.isfinite(clients.users).all(axis=1)
+            users[trained] = clients.users[trained]
+        new = active & ~trained
+        for whom, n_epochs in ((new, EPOCHS_OF_THE_NEW), (trained, self.local_epochs)):
+            self.fit_users(block, feedback, message, whom, n_epochs, users)
+        return Clients(feedback, users)
+
+    # ------------------------------------------------------------------ with other rows
+
+    def resume(self, now, before, places):
+        server = super().resume(now, before, places)
+        return replace(server, items=server.items * self.dtype(self.KEPT))
+
+    def recall(self, clients, remembered):
+        known, _ = remembered["users"]
+        clients = super().recall(clients, remembered)
+        clients.users[known] *= self.KEPT
+        return clients
+
+    # ------------------------------------------------------------------- on the clients
+
+    def config(self):
+        """Return how clients train, for kernels."""
+        return fedmf_kernels.Config(
+            n_negatives=self.n_negatives if self.targets.loss == "bce" else 0,
+            local_epochs=self.local_epochs,
+            batch_size=self.batch_size,
+            learning_rate=float(self.learning_rate),
+            reg=float(self.reg),
+            shrinkage=float(self.shrinkage),
+            squared=self.targets.loss == "squared",
+            frozen=False,
+        )
+
+    def fit_users(self, block, feedback, message, whom, n_epochs, users):
+        """Train the vectors of the users in a mask, in place, with the final items fixed."""
+        items = final_items(message)
+        config = self.config()._replace(local_epochs=n_epochs, frozen=True)
+        # Each user is like a client.
+        layout = layout_of(block)._replace(client_indptr=np.arange(block.n_users + 1))
+        # A user's vector must not depend on which others are computed, or when.
+        seeds = np.full(block.n_users, Key(0).hashed("personal"))
+        columns, scale = np.ones((0, 0), dtype=bool), np.ones(0, dtype=self.dtype)
+        cohort = fedmf_kernels.Cohort(whom, whom, seeds, np.ones(block.n_users, dtype=bool))
+        moving = fedmf_kernels.Moving(0.0, columns, scale)
+        out = self._empty_upload(block.n_users, 0, 0, items.dtype)
+        _visit(layout, feedback, cohort, config, items, moving, users, out)
+
+    @property
+    def n_columns(self):
+        """Columns of an upload."""
+        return self.n_factors
+
+    @property
+    def n_count_columns(self):
+        """Columns of the visits: one for all of an item's coordinates."""
+        return 1
+
+    def columns(self, block, key):
+        """Return the coordinates that each client trains, (n_clients, n_columns), dtype bool."""
+        return np.ones((block.n_clients, self.n_columns), dtype=bool)
+
+    def rate_and_length(self):
+        """Return the items' learning rate, and by what their changes are divided when sent."""
+        return float(self.learning_rate), 1.0
+
+    def _moving(self, block, columns):
+        rate, length = self.rate_and_length()
+        by_size = self.aggregation == "data_size"
+        scale = data_sizes(block) if by_size else np.ones(block.n_clients)
+        return fedmf_kernels.Moving(rate, columns, (scale / length).astype(self.dtype))
+
+    def _empty_upload(self, n_clients, n_own, n_items, dtype):
+        """Return arrays for `n_own` rows that clients send, or for sums of `n_items` rows."""
+        return fedmf_kernels.Upload(
+            n_items == 0,
+            np.zeros(n_clients + 1, np.int64),
+            np.empty(n_own, np.int32),
+            np.empty((n_own, self.n_columns), dtype),
+            np.zeros((n_items, self.n_columns)),
+            np.zeros((n_items, self.n_count_columns), dtype=np.int64),
+        )
+
+    # -------------------------------------------------------------------- on the server
+
+    def mean_update(self, upload):
+        """Return the mean of the clients' updates, by `aggregation`."""
+        sums = upload["updates"].sum
+        if self.aggregation == "data_size":
+            return sums / upload["data_size"].sum
+        if self.aggregation == "reptile":
+            # Algorithm 2 of Nichol, Achiam and Schulman, arXiv:1803.02999.
+            return self.length_of_step(len(sums)) / upload.n_clients * sums
+        return sums / np.maximum(upload["n_visits"].sum, 1)
+
+    def length_of_step(self, n_items):
+        """Return the length of the server's step, as a multiple of the mean, with "reptile"."""
+        if self.server_learning_rate != "auto":
+            return self.server_learning_rate
+        return min(max(1.0, n_items / ITEMS_PER_UNIT), LONGEST)
+
+
+def _visit(layout, feedback, cohort, config, items, moving, users, out):
+    """Train a cohort; return sums of losses and of their weights."""
+    work = fedmf_kernels.scratch(layout, cohort.active, config, items)
+    return fedmf_kernels.visit(layout, feedback, cohort, config, items, moving, users, work, out)
+
+
+def final_items(message):
+    """Return the item matrix of a final message."""
+    averaged = "average_items" in message
+    return message["average_items" if averaged else "item_factors"].values
+
+
 @dataclass(eq=False, repr=False)
 class AveragedItems(LearnsFromFeedback):
-    """Base class of FedMF, CoLR and FedFast: an item matrix trained by federated averaging."""
+    """Base class of the estimators whose algorithm is FedMF's or derived from it."""
 
     _: KW_ONLY
     n_factors: int = 64
@@ -48,256 +319,33 @@ class AveragedItems(LearnsFromFeedback):
         "aggregation": [StrOptions({"visits", "data_size"})],
     }
 
-    INIT_STD = 0.03
-    # How much more later rounds count: the average is of the last tenth of the rounds, roughly.
-    EMPHASIS = 9
-    # By what all vectors are multiplied before an update with new rows. A fit that ends where it
-    # has learned the old rows by heart learns little from new ones (Ash and Adams, "On
-    # warm-starting neural network training", NeurIPS 2020).
-    KEPT = 0.5
-    # Parameters of FedMF and CoLR.
-    shrinkage: ClassVar[float] = 0.0
+    INIT_STD = FedMFAlgorithm.INIT_STD
+    EMPHASIS = FedMFAlgorithm.EMPHASIS
+    KEPT = FedMFAlgorithm.KEPT
+    # A parameter of FedMF and CoLR.
     averaging: ClassVar[bool] = False
 
-    _single_uploads = True
+    _kind: ClassVar[type[FedMFAlgorithm]] = FedMFAlgorithm
     _dtype = np.float32
     _user_width = "n_factors"
-    _carried = ("item_factors",)
 
-    # --------------------------------------------------------------- before the rounds
-
-    def _begin(self, catalogue, sums, key):
-        shape = (catalogue.n_items, self.n_factors)
-        items = self.INIT_STD * key.generator("item factors").standard_normal(shape)
-        server = {"item_factors": items.astype(self._dtype), **self._mean_rating(sums)}
-        if self._averages:
-            server |= {"average_items": server["item_factors"], "n_averaged": 0}
-        return server
-
-    @property
-    def _averages(self):
-        """Whether the final model is an average; clients measure the model that they receive."""
-        return self.averaging and not self.early_stopping
-
-    def _resumed(self, server, before, places):
-        state = super()._resumed(server, before, places)
-        return state | {"item_factors": state["item_factors"] * self._dtype(self.KEPT)}
-
-    def _recalled(self, state, remembered):
-        known, _ = remembered["users"]
-        state = super()._recalled(state, remembered)
-        state["users"][known] *= self.KEPT
-        return state
-
-    # ---------------------------------------------------------------------- each round
-
-    def _model(self, server):
-        return Message(item_factors=Dense(server["item_factors"]))
-
-    def _init_clients(self, block, message, key):
-        coordinates = block.users[:, None] * self.n_factors + np.arange(self.n_factors)
-        users = self.INIT_STD * key.private.at(-1).normal("user factors", coordinates)
-        return {
-            "feedback": self._feedback(block, message),
-            "users": users.astype(self._dtype),
-        }
-
-    def _least_bytes(self, data):
-        # The mean update beside the sum.
-        return super()._least_bytes(data) + 8 * data.n_items * self._n_columns
-
-    def _upload_specs(self, n_items):
-        specs = {"updates": FieldSpec((n_items, self._n_columns))}
-        if self.aggregation == "data_size":
-            return specs | {"data_size": FieldSpec((1,), learned=False)}
-        if self.aggregation == "reptile":
-            return specs
-        counts = FieldSpec((n_items, self._n_count_columns), dtype="uint8", learned=False)
-        return specs | {"n_visits": counts}
-
-    def _client_update(self, block, state, message, turn, key):
-        items, layout, config = message["item_factors"].values, self._layout(block), self._config()
-        columns, is_finite = self._columns(block, key), np.ones(block.n_clients, dtype=bool)
-        seeds, users = key.private.hashed("visit", block.clients), state["users"]
-        cohort = fedmf_kernels.Cohort(turn.active, turn.delivers, seeds, is_finite)
-        n_own, n_items = 0, block.n_items
-        if turn.separate:
-            # No client visits more items than it has examples.
-            n_examples = np.diff(block.rating_indptr) * (1 + config.n_negatives)
-            n_own, n_items = np.minimum(n_examples, block.n_items)[turn.active].sum(), 0
-        out = self._empty_upload(block.n_clients, n_own, n_items, items.dtype)
-        work = fedmf_kernels.scratch(layout, turn.active, config, items)
-        moving, feedback = self._moving(block, columns), state["feedback"]
-        loss = fedmf_kernels.visit(
-            layout, feedback, cohort, config, items, moving, users, work, out
-        )
-        fields = self._fields(block, turn, columns, is_finite, out)
-        return state, Updates(fields, is_finite=is_finite), loss
-
-    def _empty_upload(self, n_clients, n_own, n_items, dtype):
-        """Return arrays for `n_own` rows that clients send, or for sums of `n_items` rows."""
-        return fedmf_kernels.Upload(
-            n_items == 0,
-            np.zeros(n_clients + 1, np.int64),
-            np.empty(n_own, np.int32),
-            np.empty((n_own, self._n_columns), dtype),
-            np.zeros((n_items, self._n_columns)),
-            np.zeros((n_items, self._n_count_columns), dtype=np.int64),
-        )
-
-    def _fields(self, block, turn, columns, is_finite, out):
-        sizes, indptr = self._data_sizes(block), out.indptr
-        if turn.separate:
-            rows, values = out.rows[: indptr[-1]], out.values[: indptr[-1]]
-            fields = {
-                "updates": SparseRows(indptr, rows, values),
-                "data_size": SparseRows.stacked(sizes[:, None]),
-                "n_visits": SparseRows(indptr, rows, self._visits(indptr, columns)),
-            }
-        else:
-            senders = turn.active & turn.delivers & is_finite
-            size = sizes[senders].sum(keepdims=True)
-            fields = {"updates": out.sums, "data_size": size, "n_visits": out.n_visits}
-        specs = self._upload_specs(block.n_items)
-        return {name: fields[name] for name in specs if name in fields}
-
-    def _aggregate(self, server, upload, key):
-        if upload is None:
-            return server
-        return server | self._moved_items(server, self._mean_update(upload))
-
-    def _moved_items(self, server, update):
-        """Return the server's item matrix after an update, and its average.
-
-        With polynomial decay (Shamir and Zhang, ICML 2013), which needs no length of a window.
-        """
-        items = (server["item_factors"] + update).astype(self._dtype)
-        if not self._averages:
-            return {"item_factors": items}
-        n, average = server["n_averaged"] + 1, server["average_items"]
-        weight = self._dtype((self.EMPHASIS + 1) / (n + self.EMPHASIS))
-        average = average + weight * (items - average)
-        return {"item_factors": items, "average_items": average, "n_averaged": n}
-
-    def _final_model(self, server):
-        if not self._averages:
-            return super()._final_model(server)
-        return Message(average_items=Dense(server["average_items"]))
-
-    # ------------------------------------------------------------------------- the end
-
-    def _personalize(self, block, state, message, turn, key):
-        active, trained = block.users_of(turn.active), np.zeros(block.n_users, dtype=bool)
-        users = np.zeros((block.n_users, self.n_factors), dtype=self._dtype)
-        if state is not None:
-            trained = active & np.isfinite(state["users"]).all(axis=1)
-            users[trained] = state["users"][trained]
-        feedback = self._feedback(block, message) if state is None else state["feedback"]
-        new = active & ~trained
-        for whom, n_epochs in ((new, EPOCHS_OF_THE_NEW), (trained, self.local_epochs)):
-            self._fit_users(block, feedback, message, whom, n_epochs, users)
-        return {"users": users}
-
-    def _final_items(self, message):
-        """Return the item matrix of a final message."""
-        averaged = "average_items" in message
-        return message["average_items" if averaged else "item_factors"].values
+    def _algorithm(self):
+        # With early stopping clients measure the model that they receive.
+        averages = self.averaging and not self.early_stopping
+        return self._made(self._kind, targets=self._made(Targets), averages=averages)
 
     def _server_attributes(self, message):
-        attributes = {"item_factors_": self._final_items(message)}
+        attributes = {"item_factors_": final_items(message)}
         if self.loss == "squared":
             attributes["global_bias_"] = float(message["global_bias"].values[0])
         return attributes
 
-    def _user_attributes(self, block, state):
-        return {"user_factors_": state["users"]}
+    def _user_attributes(self, block, clients):
+        return {"user_factors_": clients.users}
 
-    # ------------------------------------------------------------------- on the clients
-
-    def _config(self, **changes):
-        config = fedmf_kernels.Config(
-            n_negatives=self.n_negatives if self.loss == "bce" else 0,
-            local_epochs=self.local_epochs,
-            batch_size=self.batch_size,
-            learning_rate=float(self.learning_rate),
-            reg=float(self.reg),
-            shrinkage=float(self.shrinkage),
-            squared=self.loss == "squared",
-            frozen=False,
-        )
-        return config._replace(**changes)
-
-    def _fit_users(self, block, feedback, message, whom, n_epochs, users):
-        """Train the vectors of the users in a mask, in place, with the items fixed."""
-        items, config = self._final_items(message), self._config(local_epochs=n_epochs, frozen=True)
-        # Each user is like a client.
-        layout = self._layout(block)._replace(client_indptr=np.arange(block.n_users + 1))
-        # A user's vector must not depend on which others are computed, or when.
-        seeds = np.full(block.n_users, Key(0).hashed("personal"))
-        columns, scale = np.ones((0, 0), dtype=bool), np.ones(0, dtype=self._dtype)
-        cohort = fedmf_kernels.Cohort(whom, whom, seeds, np.ones(block.n_users, dtype=bool))
-        moving = fedmf_kernels.Moving(0.0, columns, scale)
-        work = fedmf_kernels.scratch(layout, whom, config, items)
-        out = self._empty_upload(block.n_users, 0, 0, items.dtype)
-        fedmf_kernels.visit(layout, feedback, cohort, config, items, moving, users, work, out)
-
-    @property
-    def _n_columns(self):
-        """Columns of an upload."""
-        return self.n_factors
-
-    @property
-    def _n_count_columns(self):
-        """Columns of the visits: one for all of an item's coordinates."""
-        return 1
-
-    def _columns(self, block, key):
-        """Return the coordinates that each client trains, (n_clients, n_columns), dtype bool."""
-        return np.ones((block.n_clients, self._n_columns), dtype=bool)
-
-    def _rate_and_length(self):
-        """Return the items' learning rate, and by what their changes are divided when sent."""
-        return float(self.learning_rate), 1.0
-
-    def _moving(self, block, columns):
-        rate, length = self._rate_and_length()
-        by_size = self.aggregation == "data_size"
-        scale = self._data_sizes(block) if by_size else np.ones(block.n_clients)
-        return fedmf_kernels.Moving(rate, columns, (scale / length).astype(self._dtype))
-
-    def _visits(self, indptr, columns):
-        """Return a one for each item that a client has visited, client by client."""
-        return np.ones((indptr[-1], 1), dtype=np.uint8)
-
-    # -------------------------------------------------------------------- on the server
-
-    def _mean_update(self, upload):
-        """Return the mean of the clients' updates, by `aggregation`."""
-        sums = upload["updates"].sum
-        if self.aggregation == "data_size":
-            return sums / upload["data_size"].sum
-        if self.aggregation == "reptile":
-            # Algorithm 2 of Nichol, Achiam and Schulman, arXiv:1803.02999.
-            return self._length_of_step(len(sums)) / upload.n_clients * sums
-        return sums / np.maximum(upload["n_visits"].sum, 1)
-
-    def _upload_moving(self, view, rows, moves):
-        if self.aggregation == "data_size":
-            own = np.bincount(view.data.clients, view.data.weights)
-            divisor = view.n_senders * own[own > 0].mean()
-        elif self.aggregation == "reptile":
-            divisor = view.n_senders / self._length_of_step(len(view.item_vectors))
-        else:
-            divisor = view.n_expected("updates")
-        return {"updates": divisor / view.n_own * moves}
-
-    def _length_of_step(self, n_items):
-        rate = getattr(self, "server_learning_rate", "auto")
-        if rate != "auto":
-            return rate
-        return min(max(1.0, n_items / ITEMS_PER_UNIT), LONGEST)
-
-    # --------------------------------------------------------------------- predictions
+    def _least_bytes(self, data):
+        # The mean update beside the sum.
+        return super()._least_bytes(data) + 8 * data.n_items * self._algorithm().n_columns
 
     def _raw_scores(self, users, items):
         return linear_scores(users, items, *self._linear_part())
@@ -384,17 +432,17 @@ class FedMF(AveragedItems):
     -----
     *Algorithm*::
 
-        set-up, with loss="squared": clients send sums of ratings    _setup_update
+        set-up, with loss="squared": clients send sums of ratings    answer
         each round
-          1  server sends Q                                          _model
+          1  server sends Q                                          broadcast
           2  clients draw negatives                                  kernel draw_examples
           3  in each batch, every q_i of it takes one step,          kernel move_items
           4  ... and every p_u, both on the mean of their gradients  kernel move_users
           5  clients upload the change of Q, and what they visited   kernel visit
-          6  server adds the mean over the visitors of each item     _aggregate
+          6  server adds the mean over the visitors of each item     step
         at the end
-          7  server sends its average of Q                           _final_model
-          8  clients fit p_u to it                                   _personalize: kernel visit
+          7  server sends its average of Q                           final
+          8  clients fit p_u to it                                   personalize: kernel visit
 
     *What is sent.* Each round down: Q, ``4 m d`` bytes per client for m items. Up: the change of
     Q, ``4 m d`` bytes, and for each item whether the client visited it, m bytes; with "data_size"

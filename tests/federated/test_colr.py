@@ -1,5 +1,7 @@
 """FedMF, CoLR and SCoLR, which share their training and most of what they send."""
 
+from collections import namedtuple
+
 import numpy as np
 import pytest
 from scipy.special import expit
@@ -65,8 +67,14 @@ def basis_of(model, key):
     """B, as the server draws it."""
     if isinstance(model, FedMF):
         return np.eye(model.n_factors)
-    server = {"item_factors": np.zeros((1, model.n_factors))}
-    return model._broadcast(server, key)["basis"].values
+    return broadcast_of(model, key)["basis"].values
+
+
+def broadcast_of(model, key):
+    """A round's message."""
+    algorithm = model._algorithm()
+    server = algorithm.begin(namedtuple("Catalogue", "n_items")(1), None, key)
+    return algorithm.broadcast(server, key)
 
 
 def clients_of(model, data):
@@ -149,7 +157,7 @@ def test_the_basis_has_orthogonal_rows_of_the_same_length_and_is_new_each_round(
     model = CoLR(3, n_factors=12)
     basis, other = (basis_of(model, Key(0, t)) for t in (0, 1))
     np.testing.assert_allclose(basis @ basis.T, 4 * np.eye(3), atol=1e-12)
-    message = model._broadcast({"item_factors": np.zeros((1, 12))}, Key(0, 0))
+    message = broadcast_of(model, Key(0, 0))
     # What is not learned is not compressed.
     assert not message["basis"].learned
     assert np.abs(basis - other).min() > 1e-6
@@ -240,11 +248,14 @@ def test_a_client_alone_validates_with_the_same_negatives(toy):
 
 @pytest.mark.parametrize("Estimator", [FedMF, SCoLR])
 def test_clients_that_have_diverged_are_told_and_not_added(Estimator, toy):
+    class Diverging(Estimator._kind):
+        def enter(self, block, message, key):
+            clients = super().enter(block, message, key)
+            clients.users[block.users == 0] = np.inf
+            return clients
+
     class Broken(Estimator):
-        def _init_clients(self, block, message, key):
-            state = super()._init_clients(block, message, key)
-            state["users"][block.users == 0] = np.inf
-            return state
+        _kind = Diverging
 
     for federation in (None, Federation(aggregator=IDLE)):
         setting = {"federation": federation, "loss": "squared", "learning_rate": 0.1}

@@ -11,6 +11,7 @@ from fedrecsk import Federation, FedFast
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.data import _checks
 from fedrecsk.data.interactions import encode
+from fedrecsk.federated.papers.fedfast import Server
 from fedrecsk.privacy import CKKS
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.participation import Sampling
@@ -45,6 +46,11 @@ def make(**parameters):
 def first_vectors(model, n_clients):
     shape = (n_clients, model.n_factors)
     return model.INIT_STD * key_of(model).generator("client vectors").standard_normal(shape)
+
+
+def server_of(**known):
+    """A server that knows clients alone."""
+    return Server(None, None, None, **known)
 
 
 def turn_of(model, n, key):
@@ -111,12 +117,12 @@ def test_equals_the_naive_reference_in_any_federation(parameters, setting, toy):
 
 
 def test_a_cohort_has_of_each_cluster_its_share():
-    model, n, size = make(n_clusters=4), 1000, 60
+    algorithm, n, size = make(n_clusters=4)._algorithm(), 1000, 60
     clusters = np.random.default_rng(0).choice(4, n, p=[0.5, 0.3, 0.15, 0.05])
-    share = np.bincount(clusters) * size / n
+    server, share = server_of(clusters=clusters), np.bincount(clusters) * size / n
     drawn = np.zeros(n)
     for t in range(400):
-        cohort = model._choose_cohort({"clusters": clusters}, n, size, Key(3, t))
+        cohort = algorithm.choose(server, n, size, Key(3, t))
         assert cohort.sum() == size
         assert np.abs(np.bincount(clusters[cohort], minlength=4) - share).max() < 1
         drawn += cohort
@@ -176,8 +182,7 @@ def test_plain_averaging_takes_an_aggregator(toy):
 
 
 def test_equal_vectors_make_fewer_clusters(toy, recwarn):
-    model = make(n_clusters=5)
-    server = {"client_vectors": np.array([[0.0, 1.0]] * 3 + [[2.0, 1.0]])}
-    clusters = model._with_clusters(server, Key(0))["clusters"]
+    server = server_of(vectors=np.array([[0.0, 1.0]] * 3 + [[2.0, 1.0]]))
+    clusters = make(n_clusters=5)._algorithm().with_clusters(server, Key(0)).clusters
     assert Counter(clusters.tolist()).most_common(1)[0][1] == 3
     assert not recwarn

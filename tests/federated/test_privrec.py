@@ -57,8 +57,8 @@ def test_noise_is_divided_by_the_planned_cohort():
 
 def test_steps_are_longer_for_more_items():
     for n_items, step in ((1, 1.0), (185, 1.0), (370, 2.0), (10**6, 20.0)):
-        assert PrivRec()._length_of_step(n_items) == step
-        assert PrivRec(server_learning_rate=3)._length_of_step(n_items) == 3
+        assert PrivRec()._algorithm().length_of_step(n_items) == step
+        assert PrivRec(server_learning_rate=3)._algorithm().length_of_step(n_items) == 3
 
 
 def test_the_papers_epsilon_is_that_of_the_conversion_of_2017():

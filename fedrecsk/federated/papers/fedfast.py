@@ -4,15 +4,167 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral, Real
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions, get_threadpool_controller
-from fedrecsk.federated.fedmf import EPOCHS_OF_THE_NEW, AveragedItems
+from fedrecsk.federated import fedmf
+from fedrecsk.federated.fedmf import (
+    EPOCHS_OF_THE_NEW,
+    AveragedItems,
+    Clients,
+    FedMFAlgorithm,
+)
+from fedrecsk.protocol.algorithm import ChoosesCohorts
 from fedrecsk.protocol.messages import Message, PerClient
 from fedrecsk.updates import FieldSpec, SparseRows
+
+
+@dataclass(frozen=True)
+class Server(fedmf.Server):
+    """What the server knows: the items, and each client's vector and cluster."""
+
+    # (n_clients, d), and (n_clients,) or None if nothing depends on clusters.
+    vectors: Any = None
+    clusters: Any = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FedFastAlgorithm(FedMFAlgorithm, ChoosesCohorts[Server]):
+    """FedMF's clients upload their vectors too, which the server clusters and moves."""
+
+    sampling: Literal["clusters", "federation"]
+    discount: float | None
+    n_clusters: int
+    cluster_every: int
+    # Epochs of users on the final items; 0: they keep the server's vectors, as in the paper.
+    FINAL_EPOCHS: int = 0
+
+    @property
+    def traits(self):
+        # The server keeps a vector and a cluster of each client of the fit.
+        return replace(
+            super().traits,
+            server_sees="clients",
+            goes_on=False,
+            chooses_cohorts=self.sampling == "clusters",
+            admits_late_clients=False,
+        )
+
+    # ------------------------------------------------------------------------- on the server
+
+    def begin(self, catalogue, sums, key):
+        shape = (catalogue.n_clients, self.n_factors)
+        vectors = self.INIT_STD * key.generator("client vectors").standard_normal(shape)
+        server = super().begin(catalogue, sums, key)
+        return self.with_clusters(Server(**vars(server), vectors=vectors.astype(self.dtype)), key)
+
+    def choose(self, server, n_clients, size, key):
+        # Clients at even distances in the order of clusters: the same share of each cluster.
+        chance = key.hashed("cohort", np.arange(n_clients))
+        order = np.lexsort((chance, server.clusters))
+        offset = int(n_clients * key.uniform("first of the cohort"))
+        cohort = np.zeros(n_clients, dtype=bool)
+        cohort[order[(np.arange(size) * n_clients + offset) // size]] = True
+        return cohort
+
+    def broadcast(self, server, key):
+        return self.final(server)
+
+    def final(self, server):
+        return Message(**super().final(server), client_vector=PerClient(server.vectors))
+
+    def step(self, server, upload, key):
+        if upload is not None:
+            update, codes, changes = self._learned(upload)
+            vectors = self._moved_vectors(server, codes, changes, key.round)
+            server = replace(self.moved(server, update), vectors=vectors.astype(self.dtype))
+        if (key.round + 1) % self.cluster_every == 0:
+            server = self.with_clusters(server, key)
+        return server
+
+    def _learned(self, upload):
+        """Return the items' update, who has sent something, and the changes of their vectors."""
+        codes, changes = [], []
+        totals = np.zeros(upload["updates"].sum.shape)
+        weights = np.zeros(len(totals))
+        for code, one in upload.single():
+            codes.append(code)
+            changes.append(one["client_vector"].change)
+            if self.aggregation == "active":
+                rows, change = one["updates"]
+                size = np.abs(change).sum(axis=1)
+                weights[rows] += size
+                totals[rows] += size[:, None] * change
+        if self.aggregation == "active":
+            update = totals / np.where(weights > 0, weights, 1)[:, None]
+        else:
+            update = self.mean_update(upload)
+        return update, np.array(codes), np.stack(changes)
+
+    def _moved_vectors(self, server, codes, changes, round):
+        """Move clients' vectors: those of `codes` by their changes, others with their cluster."""
+        moves = np.zeros(server.vectors.shape)
+        if self.discount is not None:
+            clusters = server.clusters
+            sums = np.zeros((self.n_clusters, self.n_factors))
+            np.add.at(sums, clusters[codes], changes)
+            n_drawn = np.bincount(clusters[codes], minlength=self.n_clusters)
+            means = sums / np.maximum(n_drawn, 1)[:, None]
+            moves = np.exp(-self.discount * round) * means[clusters]
+        moves[codes] = changes
+        return server.vectors + moves
+
+    def with_clusters(self, server, key):
+        """Return the server's state with each client's cluster, if any are needed."""
+        if self.sampling == "federation" and self.discount is None:
+            return server
+        n_clusters = min(self.n_clusters, len(np.unique(server.vectors, axis=0)))
+        from sklearn.cluster import KMeans  # slow to load
+
+        k_means = KMeans(n_clusters, random_state=int(key.hashed("clusters") >> np.uint64(32)))
+        # Sums over several threads would be added up in any order.
+        with get_threadpool_controller().limit(limits=1, user_api="openmp"):
+            return replace(server, clusters=k_means.fit_predict(server.vectors))
+
+    # ------------------------------------------------------------------------ on the clients
+
+    def fields(self, n_items):
+        specs = super().fields(n_items)
+        if self.aggregation == "active":
+            # The rows themselves say what was visited.
+            specs = {"updates": FieldSpec((n_items, self.n_factors), rows="chosen")}
+        return specs | {"client_vector": FieldSpec((self.n_factors,))}
+
+    def enter(self, block, message, key):
+        # The server sends the users' initial vectors.
+        users = np.zeros((block.n_users, self.n_factors), dtype=self.dtype)
+        return Clients(self.targets.feedback(block, message), users)
+
+    def update(self, block, clients, message, turn, key):
+        received, n_users = message["client_vector"].values, np.diff(block.client_indptr)
+        begun = _placed(block, clients.users, received)
+        visits = block.users_of(turn.active)[:, None]
+        clients.users = np.where(visits, begun, clients.users)
+        clients, updates, loss = super().update(block, clients, message, turn, key)
+        # A client that has diverged goes back to its vectors before the update.
+        is_finite = np.repeat(cast("np.ndarray", updates.is_finite), n_users)[:, None]
+        clients.users = np.where(is_finite, clients.users, begun)
+        change = _means(block, clients.users) - received
+        return clients, updates.with_fields(client_vector=SparseRows.stacked(change)), loss
+
+    def personalize(self, block, clients, message, turn, key):
+        if clients is None:
+            clients = self.enter(block, message, key)
+        users, n_epochs = clients.users, EPOCHS_OF_THE_NEW
+        if not _is_new(block):
+            users = _placed(block, users, message["client_vector"].values)
+            n_epochs = self.FINAL_EPOCHS
+        whom = block.users_of(turn.active)
+        self.fit_users(block, clients.feedback, message, whom, n_epochs, users)
+        return replace(clients, users=users)
 
 
 @documented
@@ -73,17 +225,17 @@ class FedFast(AveragedItems):
     -----
     *Algorithm*::
 
-        server draws Q and a vector for each client; clusters them     _begin
+        server draws Q and a vector for each client; clusters them     begin
         each round
-          1  server draws the same share of each cluster (ActvSAMP)    _choose_cohort
-          2  server sends Q, and to each client its vector             _model
-          3  clients train Q and their vector on their own data        _client_update: FedMF's
-          4  clients upload the changes of both                        _client_update
-          5  q_i += sum_c w_c change_ci / sum_c w_c (ActvAGG)          _learned
-          6  p_c += its change, or gamma_t times the cluster's mean    _moved
-          7  every 10 rounds: k-means of all p_c                       _with_clusters
+          1  server draws the same share of each cluster (ActvSAMP)    choose
+          2  server sends Q, and to each client its vector             broadcast
+          3  clients train Q and their vector on their own data        update: FedMF's
+          4  clients upload the changes of both                        update
+          5  q_i += sum_c w_c change_ci / sum_c w_c (ActvAGG)          step: _learned
+          6  p_c += its change, or gamma_t times the cluster's mean    step: _moved_vectors
+          7  every 10 rounds: k-means of all p_c                       step: with_clusters
         at the end
-          8  server sends Q, and to each client its vector             _personalize
+          8  server sends Q, and to each client its vector             final
 
     ``sampling="federation", aggregation="data_size", discount=None`` is plain federated averaging
     of this model, and ``aggregation="visits"`` in its place is what :class:`FedMF` does.
@@ -139,141 +291,8 @@ class FedFast(AveragedItems):
         "cluster_every": [Interval(Integral, 1, None, closed="left")],
     }
 
-    # Epochs of users on the final items; 0: they keep the server's vectors, as in the paper.
-    FINAL_EPOCHS = 0
-
-    _server_sees = "clients"
-    # The server has a part for each client of the fit.
-    _carried = ()
-    # The server keeps a vector and a cluster of each client.
-    _admits_late_clients = False
-
-    def _begin(self, catalogue, sums, key):
-        shape = (catalogue.n_clients, self.n_factors)
-        vectors = self.INIT_STD * key.generator("client vectors").standard_normal(shape)
-        server = super()._begin(catalogue, sums, key)
-        server["client_vectors"] = vectors.astype(self._dtype)
-        return self._with_clusters(server, key)
-
-    def _choose_cohort(self, server, n_clients, size, key):
-        if self.sampling == "federation":
-            return None
-        # Clients at even distances in the order of clusters: the same share of each cluster.
-        chance = key.hashed("cohort", np.arange(n_clients))
-        order = np.lexsort((chance, server["clusters"]))
-        offset = int(n_clients * key.uniform("first of the cohort"))
-        cohort = np.zeros(n_clients, dtype=bool)
-        cohort[order[(np.arange(size) * n_clients + offset) // size]] = True
-        return cohort
-
-    def _model(self, server):
-        own = PerClient(server["client_vectors"])
-        return Message(**super()._model(server), client_vector=own)
-
-    def _init_clients(self, block, message, key):
-        state = super()._init_clients(block, message, key)
-        # The server sends the users' initial vectors.
-        return state | {"users": np.zeros_like(state["users"])}
-
-    def _upload_specs(self, n_items):
-        specs = super()._upload_specs(n_items)
-        if self.aggregation == "active":
-            # The rows themselves say what was visited.
-            specs = {"updates": FieldSpec((n_items, self.n_factors), rows="chosen")}
-        return specs | {"client_vector": FieldSpec((self.n_factors,))}
-
-    def _client_update(self, block, state, message, turn, key):
-        received, n_users = message["client_vector"].values, np.diff(block.client_indptr)
-        begun = _placed(block, state["users"], received)
-        visits = np.repeat(turn.active, n_users)[:, None]
-        state["users"] = np.where(visits, begun, state["users"])
-        state, updates, loss = super()._client_update(block, state, message, turn, key)
-        # A client that has diverged goes back to its vectors before the update.
-        is_finite = np.repeat(cast("np.ndarray", updates.is_finite), n_users)[:, None]
-        state["users"] = np.where(is_finite, state["users"], begun)
-        change = _means(block, state["users"]) - received
-        updates.fields["client_vector"] = SparseRows.stacked(change)
-        return state, updates, loss
-
-    def _aggregate(self, server, upload, key):
-        if upload is not None:
-            update, codes, changes = self._learned(upload)
-            items = server["item_factors"] + update
-            vectors = self._moved(server, codes, changes, key.round)
-            server = server | {
-                "item_factors": items.astype(self._dtype),
-                "client_vectors": vectors.astype(self._dtype),
-            }
-        if (key.round + 1) % self.cluster_every == 0:
-            server = self._with_clusters(server, key)
-        return server
-
-    def _learned(self, upload):
-        """Return the items' update, who has sent something, and the changes of their vectors."""
-        codes, changes = [], []
-        totals = np.zeros(upload["updates"].sum.shape)
-        weights = np.zeros(len(totals))
-        for code, one in upload.single():
-            codes.append(code)
-            changes.append(one["client_vector"].change)
-            if self.aggregation == "active":
-                rows, change = one["updates"]
-                size = np.abs(change).sum(axis=1)
-                weights[rows] += size
-                totals[rows] += size[:, None] * change
-        if self.aggregation == "active":
-            update = totals / np.where(weights > 0, weights, 1)[:, None]
-        else:
-            update = self._mean_update(upload)
-        return update, np.array(codes), np.stack(changes)
-
-    def _moved(self, server, codes, changes, round):
-        """Move clients' vectors: those of `codes` by their changes, others with their cluster."""
-        moves = np.zeros(server["client_vectors"].shape)
-        if self.discount is not None:
-            clusters = server["clusters"]
-            sums = np.zeros((self.n_clusters, self.n_factors))
-            np.add.at(sums, clusters[codes], changes)
-            n_drawn = np.bincount(clusters[codes], minlength=self.n_clusters)
-            means = sums / np.maximum(n_drawn, 1)[:, None]
-            moves = np.exp(-self.discount * round) * means[clusters]
-        moves[codes] = changes
-        return server["client_vectors"] + moves
-
-    def _with_clusters(self, server, key):
-        """Return the server's state with each client's cluster, if any are needed."""
-        if self.sampling == "federation" and self.discount is None:
-            return server
-        vectors = server["client_vectors"]
-        n_clusters = min(self.n_clusters, len(np.unique(vectors, axis=0)))
-        from sklearn.cluster import KMeans  # slow to load
-
-        k_means = KMeans(n_clusters, random_state=int(key.hashed("clusters") >> np.uint64(32)))
-        # Sums over several threads would be added up in any order.
-        with get_threadpool_controller().limit(limits=1, user_api="openmp"):
-            return server | {"clusters": k_means.fit_predict(vectors)}
-
-    def _upload_moving(self, view, rows, moves):
-        if self.aggregation != "active":
-            return super()._upload_moving(view, rows, moves)
-        # Changes c of n_own clients, each with its own length for weight, against the honest ones:
-        # n_own |c| c = (n_own |c| + honest) move.
-        sizes = [np.abs(one["updates"].change).sum(axis=1).mean() for one in view.uploads]
-        honest = (view.n_expected("updates") - view.n_own) * np.mean(sizes)
-        lengths = view.n_own * np.abs(moves).sum(axis=1, keepdims=True)
-        share = np.divide(honest, lengths, out=np.zeros_like(lengths), where=lengths > 0)
-        return {"updates": (1 + np.sqrt(1 + 4 * share)) / 2 * moves}
-
-    def _personalize(self, block, state, message, turn, key):
-        if state is None:
-            state = self._init_clients(block, message, key)
-        users, n_epochs = state["users"], EPOCHS_OF_THE_NEW
-        if not _is_new(block):
-            users = _placed(block, users, message["client_vector"].values)
-            n_epochs = self.FINAL_EPOCHS
-        whom = block.users_of(turn.active)
-        self._fit_users(block, state["feedback"], message, whom, n_epochs, users)
-        return {"users": users}
+    _kind = FedFastAlgorithm
+    FINAL_EPOCHS = FedFastAlgorithm.FINAL_EPOCHS
 
     def _as_newcomers(self, block):
         # The server has no vector of theirs.
