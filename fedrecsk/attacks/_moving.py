@@ -86,6 +86,26 @@ def gradient_step(method, view, name, moves):
     return -view.n_senders / view.n_own * size / method.learning_rate * moves
 
 
+# ---------------------------------------------------------------------------------- LightFR
+
+
+def lightfr(method, view, rows, moves):
+    """Move items' signs: gradients must exceed all others, and votes have one size."""
+    signs = np.sign(view.item_vectors[rows] + moves)
+    if method.aggregation == "parameter":
+        return {"votes": signs}
+    if method.aggregation == "gradient":
+        sizes = method.SERVER_DECAY * np.abs(view.mean("rows")).max(initial=0)
+        return {"rows": view.n_senders / view.n_own * sizes * signs}
+    # Twice the largest gradient of all pairs together, if everybody held the items.
+    base, base_target = method._algorithm().base
+    sizes = 2 * (1 + method.alpha) * base * np.abs(view.mean("gram")).sum(axis=1)
+    sizes = sizes + np.abs(base_target * view.mean("total"))
+    sizes = view.n_senders / view.n_own * sizes * signs
+    # The last column has weights, of which there are none.
+    return {"rows": np.column_stack([sizes, np.zeros(len(rows))])}
+
+
 # ---------------------------------------------------------------------------- by their names
 
 MOVING: dict[str, Moving] = {
@@ -93,6 +113,7 @@ MOVING: dict[str, Moving] = {
     "LocSGD": client_items,
     "GlobSGD": globsgd,
     "FCF": fcf,
+    "LightFR": lightfr,
 }
 
 
