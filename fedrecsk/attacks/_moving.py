@@ -106,6 +106,17 @@ def lightfr(method, view, rows, moves):
     return {"rows": np.column_stack([sizes, np.zeros(len(rows))])}
 
 
+# ----------------------------------------------------------------------------------- FedRec
+
+
+def fedrec(method, view, rows, moves):
+    """Move items by the gradients of those who send their rows."""
+    # With weights of 1, as many clients as send the row divide its sum.
+    divisor = view.n_expected("gradients") / view.n_own
+    rate = method._algorithm().rate(view.round, float(view.message["share"].values))
+    return {"gradients": -divisor / rate * moves}
+
+
 # ---------------------------------------------------------------------------- by their names
 
 MOVING: dict[str, Moving] = {
@@ -114,6 +125,7 @@ MOVING: dict[str, Moving] = {
     "GlobSGD": globsgd,
     "FCF": fcf,
     "LightFR": lightfr,
+    "FedRec": fedrec,
 }
 
 
