@@ -131,6 +131,37 @@ def fedfast(method, view, rows, moves):
     return {"updates": (1 + np.sqrt(1 + 4 * share)) / 2 * moves}
 
 
+# ---------------------------------------------------------------------------------- LightFR
+
+
+def lightfr(method, view, rows, moves):
+    """Move items' signs: gradients must exceed all others, and votes have one size."""
+    signs = np.sign(view.item_vectors[rows] + moves)
+    if method.aggregation == "parameter":
+        return {"votes": signs}
+    if method.aggregation == "gradient":
+        sizes = method.SERVER_DECAY * np.abs(view.mean("rows")).max(initial=0)
+        return {"rows": view.n_senders / view.n_own * sizes * signs}
+    # Twice the largest gradient of all pairs together, if everybody held the items.
+    base, base_target = method._algorithm().base
+    sizes = 2 * (1 + method.alpha) * base * np.abs(view.mean("gram")).sum(axis=1)
+    sizes = sizes + np.abs(base_target * view.mean("total"))
+    sizes = view.n_senders / view.n_own * sizes * signs
+    # The last column has weights, of which there are none.
+    return {"rows": np.column_stack([sizes, np.zeros(len(rows))])}
+
+
+# ----------------------------------------------------------------------------------- FedRec
+
+
+def fedrec(method, view, rows, moves):
+    """Move items by the gradients of those who send their rows."""
+    # With weights of 1, as many clients as send the row divide its sum.
+    divisor = view.n_expected("gradients") / view.n_own
+    rate = method._algorithm().rate(view.round, float(view.message["share"].values))
+    return {"gradients": -divisor / rate * moves}
+
+
 # ---------------------------------------------------------------------------- by their names
 
 MOVING: dict[str, Moving] = {
@@ -142,6 +173,8 @@ MOVING: dict[str, Moving] = {
     "CoLR": colr,
     "SCoLR": scolr,
     "FedFast": fedfast,
+    "LightFR": lightfr,
+    "FedRec": fedrec,
 }
 
 

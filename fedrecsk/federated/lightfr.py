@@ -12,32 +12,23 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.integers import FRACTION_BITS, fixed
-from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.integers import FRACTION_BITS
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RankingMixin
-from fedrecsk.base._hamming import HammingSearch, pack_codes, random_codes, unpack_codes
+from fedrecsk.base._hamming import HammingSearch, pack_codes, unpack_codes
+from fedrecsk.base._item_prior import ItemFeatures
 from fedrecsk.data._checks import check_ratings, check_scale, hint
 from fedrecsk.data.interactions import id_columns
+from fedrecsk.federated import _lightfr_new_items
 from fedrecsk.federated._features import FederatedContent
+from fedrecsk.federated._lightfr import LightFRAlgorithm
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.protocol.blocks import Block
-from fedrecsk.protocol.keys import Key, Keys
-from fedrecsk.protocol.messages import Dense, Derived, Message, Total
-from fedrecsk.protocol.participation import RoundMasks
-from fedrecsk.updates import FieldSpec, SparseRows, Summed, Updates
+from fedrecsk.protocol.messages import Message
 
 if TYPE_CHECKING:
     from typing import Self
 
     from numpy.typing import ArrayLike, NDArray
-
-lightfr_kernels: LazyModule = LazyModule("fedrecsk.federated._lightfr_kernels")
-
-# Purposes of the keys that negatives are drawn with.
-TRAINING_DRAWS, FINAL_DRAWS = "negatives of a user", "negatives in the end"
-# The mean vector of fewer users would reveal too much of each to the others.
-LEAST_USERS = 10
 
 
 @documented
@@ -120,8 +111,8 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
     *Algorithm*::
 
         each round
-          1  server sends the packed codes of all items           _model
-          2  clients unpack them                                  _decode_broadcast
+          1  server sends the packed codes of all items           broadcast
+          2  clients unpack them                                  decode
           3  ... draw negatives                                   update_clients: visit
           4  ... move their users' vectors entry by entry         update_clients: fit_user
           5  ... upload gradients of visited items, and a a'      update_clients: add_gradients
@@ -129,7 +120,7 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
           7  server moves bits by the loss's quadratic model      kernel step_by_curvature
           8  ... or by the sign of its total                      kernel step_by_sign
         in the end
-          9  clients fit their users to the final codes           _personalize
+          9  clients fit their users to the final codes           personalize
 
     *What is sent.* Down, each round: the packed codes of all items, and with "full" the mean
     vector, ``4 n_bits`` bytes. Up, with "full": for each of the client's rated items its index,
@@ -209,264 +200,27 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
     SPARSE_REG = 12000.0  # its weight for a user with n rows is SPARSE_REG / n, if that is more
     # False is the paper's ablation.
     _trains_items = True
-    _no_local_dp = (
-        "noise on the scale of its gradients would drown their signs. Use RFRec for local "
-        "differential privacy."
-    )
-    _single_uploads = True
 
-    # ------------------------------------------------------------------- the server begins
+    def _algorithm(self):
+        content = ItemFeatures(self.item_features, self.items)
+        return self._made(LightFRAlgorithm, content=content, trains_items=self._trains_items)
 
-    def _begin(self, catalogue, sums, key):
-        items = np.arange(catalogue.n_items)
-        codes = random_codes(key, "item codes", items, 1, self.n_bits)[:, 0]
+    def _server_attributes(self, message):
+        scale = message["scale"].values if "scale" in message else None
         return {
-            "item_codes": codes,
-            "rating_scale": self._scale(catalogue.rating_range),
-            "mean_user": np.zeros(self.n_bits, dtype=np.float32),
-            # What has arrived so far, for codes that are the signs of a total.
-            "total": 0,
-            "content": self._item_prior(np.ones(catalogue.n_items)),
+            "item_codes_": message["item_codes"].values,
+            "rating_scale_": self._algorithm().scale(scale),
+            "n_bits_": self.n_bits,
         }
 
-    def _initial_broadcast(self, server):
-        scale = Dense(np.array(server["rating_scale"]))
-        return Message(scale=scale) if self.targets == "ratings" else Message()
-
-    # ---------------------------------------------------------------------- each round
-
-    def _model(self, server):
-        fields = {"item_codes": Dense(server["item_codes"], dtype="uint64", learned=True)}
-        if self._has_prior:
-            fields["mean_user"] = Dense(server["mean_user"])
-        return Message(**fields)
-
-    def _decode_broadcast(self, message, key):
-        signs = unpack_codes(message["item_codes"].values, self.n_bits)
-        products = np.zeros((0, 0), dtype=np.int64)
-        if self.aggregation == "full":
-            # In float64 the sums are exact, and BLAS does them.
-            real = signs.astype(np.float64)
-            products = (real.T @ real).astype(np.int64)
-        return Message(
-            **message,
-            item_signs=Derived(signs),
-            item_sums=Derived(signs.sum(axis=0, dtype=np.int64)),
-            item_products=Derived(products),
-        )
-
-    def _init_clients(self, block, message, key):
-        key = key.private.at(-1)
-        codes = random_codes(key, "user codes", block.users, self.user_bits, self.n_bits)
-        return {"rows": self._targets(block, message), "codes": codes}
-
-    def _upload_specs(self, n_items):
-        f = self.n_bits
-        rows = "all" if self.upload == "all" else "chosen"
-        if not self._trains_items:
-            return {}
-        if self.aggregation == "parameter":
-            return {"votes": FieldSpec((n_items, f), rows="chosen", bits=True)}
-        if self.aggregation == "gradient":
-            return {"rows": FieldSpec((n_items, f), rows=rows, dtype="int64")}
-        return {
-            # The last column has the sums of the weights.
-            "rows": FieldSpec((n_items, f + 1), rows=rows, dtype="int64"),
-            "gram": FieldSpec((f, f), dtype="int64"),
-            "n_users": FieldSpec((1,), dtype="uint32", learned=False),
-            "total": FieldSpec((f,), dtype="int64"),
-        }
-
-    def _client_update(self, block, state, message, turn, key):
-        updates, loss = self._step(block, state, message, turn, key, sends=self._trains_items)
-        return state, updates, loss
-
-    def _step(
-        self, block, state, message, turn, key, *, sends=True, moves=True, draws=TRAINING_DRAWS
-    ):
-        """Update the clients' codes; return what they send, if anything, and their loss."""
-        names = "item_codes", "item_signs", "item_sums", "item_products"
-        items = lightfr_kernels.Items(*(message[name].values for name in names), *self._base)
-        mean = message["mean_user"].values if self._has_prior else np.zeros(self.n_bits)
-        rule = lightfr_kernels.Rule(
-            self._max_entry,
-            moves,
-            self.N_SWEEPS or 0,
-            0 if self.aggregation == "full" else self.n_negatives,
-            self._fixed_balance(self.balance_user),
-            int(fixed(self.reg_user)),
-            int(fixed(self.SPARSE_REG)) if mean.any() else 0,
-            mean.astype(np.float64),
-            self.aggregation == "parameter",
-            self._fixed_balance(self.balance_item),
-        )
-        clients = np.flatnonzero(turn.active)
-        n_rows = np.diff(block.indptr[block.client_indptr])[clients]
-        n_visits, seeds = n_rows * (1 + rule.n_negatives), key.private.hashed(draws, block.users)
-        full, f = self.aggregation == "full", self.n_bits
-        visits = lightfr_kernels.visits_of(block, n_visits.max(initial=0), f)
-        out = lightfr_kernels.empty_upload(block, turn, n_visits, f, full, sends)
-        users, rows = block.client_indptr, state["rows"]
-        loss, weight = lightfr_kernels.update_clients(
-            clients, users, rows, seeds, items, rule, state["codes"], visits, out
-        )
-        loss /= (2.0 * self._max_dot) ** 2
-        return self._updates(block, turn, out) if sends else None, (loss, weight)
-
-    def _updates(self, block, turn, out):
-        """Return what is sent of the items visited, and of the users alone."""
-        specs, n_users = self._upload_specs(block.n_items), np.diff(block.client_indptr)
-        if turn.separate:
-            indptr = np.concatenate([[0], np.cumsum(out.n_rows)])
-            rows = SparseRows(indptr, out.rows[: indptr[-1]], out.values[: indptr[-1]])
-            fields = {"gram": out.gram, "total": out.total, "n_users": n_users[:, None]}
-            fields = {name: SparseRows.stacked(values) for name, values in fields.items()}
-        else:
-            rows = out.values
-            if self.upload == "visited":
-                rows = Summed(rows, n_rows=out.n_rows)
-            n_users = n_users[turn.active & turn.delivers].sum(keepdims=True)
-            fields = {"gram": out.gram[0], "total": out.total[0], "n_users": n_users}
-        fields |= {"rows": rows, "votes": rows}
-        return Updates({name: fields[name] for name in specs})
-
-    def _aggregate(self, server, upload, key):
-        if upload is None:
-            return server
-        codes = server["item_codes"].copy()
-        server = server | {"item_codes": codes}
-        signs = unpack_codes(codes, self.n_bits)
-        sums = {name: np.ascontiguousarray(total.sum) for name, total in upload.items()}
-        balance = self._fixed_balance(self.balance_item)
-        if self.aggregation == "full":
-            if self._has_prior and sums["n_users"][0] >= LEAST_USERS:
-                mean = sums["total"] / sums["n_users"][0]
-                server["mean_user"] = mean.astype(np.float32)
-            gradients, curvatures = self._quadratic_model(signs, sums)
-            lightfr_kernels.step_by_curvature(
-                codes, signs, gradients, curvatures, sums["gram"], balance
-            )
-            return server
-        votes = self.aggregation == "parameter"
-        kept = server["total"] - server["total"] // self.SERVER_DECAY
-        server["total"] = kept + sums["votes" if votes else "rows"]
-        # Voters have balanced their codes themselves.
-        lightfr_kernels.step_by_sign(codes, signs, server["total"], 0 if votes else balance)
-        return server
-
-    def _quadratic_model(self, signs, sums):
-        """Return the gradient of the loss over all pairs, and the curvature's factor by item."""
-        base, base_target = self._base
-        gram, rows = sums["gram"], sums["rows"]
-        # BLAS where float64 holds all sums exactly.
-        if np.abs(gram.astype(np.float64)).sum(axis=0).max(initial=0) < 2.0**53:
-            dots = (signs.astype(np.float64) @ gram.astype(np.float64)).astype(np.int64)
-        else:
-            dots = signs.astype(np.int64) @ gram
-        gradients = rows[:, : self.n_bits] + (base_target * sums["total"] - base * dots)
-        return gradients, base + rows[:, self.n_bits] // max(int(sums["n_users"][0]), 1)
+    def _user_attributes(self, block, clients):
+        return {"user_codes_": clients.codes}
 
     def _item_vectors(self, message):
         return message["item_signs"].values
 
-    def _upload_moving(self, view, rows, moves):
-        # Only signs move: gradients must exceed all others, and votes have one size.
-        signs = np.sign(view.item_vectors[rows] + moves)
-        if self.aggregation == "parameter":
-            return {"votes": signs}
-        if self.aggregation == "gradient":
-            sizes = self.SERVER_DECAY * np.abs(view.mean("rows")).max(initial=0)
-            return {"rows": view.n_senders / view.n_own * sizes * signs}
-        # Twice the largest gradient of all pairs together, if everybody held the items.
-        base, base_target = self._base
-        sizes = 2 * (1 + self.alpha) * base * np.abs(view.mean("gram")).sum(axis=1)
-        sizes = sizes + np.abs(base_target * view.mean("total"))
-        sizes = view.n_senders / view.n_own * sizes * signs
-        # The last column has weights, of which there are none.
-        return {"rows": np.column_stack([sizes, np.zeros(len(rows))])}
-
-    # ------------------------------------------------------------------------- the end
-
-    def _personalize(self, block, state, message, turn, key):
-        state = dict(state or self._init_clients(block, message, key))
-        state["codes"] = state["codes"].copy()
-        # Not those of a round: held-out rows are measured with negatives of their own.
-        self._step(block, state, message, turn, key, sends=False, draws=FINAL_DRAWS)
-        return state
-
-    def _server_attributes(self, message):
-        return {
-            "item_codes_": message["item_codes"].values,
-            "rating_scale_": self._scale(message["scale"].values if "scale" in message else None),
-            "n_bits_": self.n_bits,
-        }
-
-    def _user_attributes(self, block, state):
-        return {"user_codes_": state["codes"]}
-
-    def _private_vectors(self, state):
-        return _vectors(state["codes"], self.n_bits)
-
-    # ------------------------------------------------------------------------ fixed point
-
-    @property
-    def _max_entry(self):
-        """The largest entry of a user's vector."""
-        return 2**self.user_bits - 1
-
-    @property
-    def _max_dot(self):
-        """The largest dot product, that of similarity 1."""
-        return self.n_bits * self._max_entry
-
-    @property
-    def _has_prior(self):
-        """Whether users' vectors are shrunk towards the mean vector."""
-        full = self.aggregation == "full" and self._trains_items
-        return full and self.MEAN_PRIOR and max(self.reg_user, self.SPARSE_REG) > 0
-
-    @property
-    def _base(self):
-        """Weight and weighted target of every pair, before its own row adds to them."""
-        if self.aggregation != "full":
-            return 0, 0
-        return 2**FRACTION_BITS, int(self._weighted_targets(1.0, self.NEGATIVE_TARGET))
-
-    def _weighted_targets(self, weights, targets):
-        """Return weights times the dot products of the target similarities, in fixed point."""
-        return fixed(weights * (2 * np.asarray(targets) - 1) * self._max_dot)
-
-    def _fixed_balance(self, balance):
-        # The paper's rule times 2 f^2, like everything else.
-        return int(fixed(4 * balance * self._max_dot**2))
-
-    def _scale(self, rating_range):
-        if self.targets == "implicit":
-            return 0.0, 1.0
-        low, high = self.rating_scale or rating_range
-        return float(low), float(high)
-
-    def _similarities_of(self, data, scale):
-        """Return which rows count, and their target similarities."""
-        if self.targets == "implicit":
-            return data.values > 0, np.full(len(data.values), self.POSITIVE_TARGET)
-        low, high = scale
-        return np.ones(len(data.values), dtype=bool), (data.values - low) / (high - low)
-
-    def _targets(self, block, message):
-        """Return the clients' rows in fixed point."""
-        scale = message["scale"].values if "scale" in message else None
-        chosen, aims = self._similarities_of(block, scale)
-        base, base_target = self._base
-        own = 1 + self.alpha * block.weights if base else block.weights
-        return lightfr_kernels.Rows(
-            block.indptr,
-            block.items,
-            chosen,
-            self._weighted_targets(own, aims) - base_target,
-            fixed(own) - base,
-            self._weighted_targets(block.weights, self.NEGATIVE_TARGET),
-        )
+    def _private_vectors(self, clients):
+        return _vectors(clients.codes, self.n_bits)
 
     # ------------------------------------------------------------------------------ checks
 
@@ -496,14 +250,15 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
                 "No row of X has y > 0, so there are no positives. Pass y=None to count every "
                 'row, shift y so that positives are above 0, or use targets="ratings".'
             )
-        self._check_rows(data, self._scale((data.values.min(), data.values.max())))
+        algorithm = self._algorithm()
+        self._check_rows(data, algorithm.scale((data.values.min(), data.values.max())))
         scheme = federation.secure_aggregation
         if scheme is None:
             return
         n_clients = self._sampling().cohort_size(data.n_clients)
         n_users = np.diff(data.client_indptr).max()
         weight = n_users * (data.weights.max() * (1 + self.alpha + self.n_negatives) + 1)
-        largest = 2.0**FRACTION_BITS * 2 * self._max_dot * self._max_entry * weight
+        largest = 2.0**FRACTION_BITS * 2 * algorithm.max_dot * algorithm.max_entry * weight
         if largest > scheme.max_integer(n_clients):
             raise ValueError(
                 f"LightFR's integers may be as large as {largest:.3g}, but {scheme} holds "
@@ -529,6 +284,8 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
 
     def _largest_sum(self, data):
         """Return a bound on every integer that occurs, as a float."""
+        algorithm = self._algorithm()
+        max_dot, max_entry = algorithm.max_dot, algorithm.max_entry
         if self.aggregation == "full":
             own = data.weights * (self.alpha + 1)
             weight = max(np.bincount(data.items, own).max(), np.bincount(data.users, own).max())
@@ -539,9 +296,9 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
         else:
             weight = data.weights.sum() * (1 + self.n_negatives) * self.SERVER_DECAY
         balance = self.balance_user + self.balance_item
-        balance *= max(data.n_users, data.n_items, self._max_dot) * self._max_dot
+        balance *= max(data.n_users, data.n_items, max_dot) * max_dot
         weight = weight + max(self.reg_user, self.SPARSE_REG) + balance
-        return 2.0**FRACTION_BITS * 4 * self._max_dot * self._max_entry * weight
+        return 2.0**FRACTION_BITS * 4 * max_dot * max_entry * weight
 
     # ----------------------------------------------------------------------- early stopping
 
@@ -549,18 +306,19 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
         """Return the objective on held-out rows, which share the items without a row."""
         if self.targets == "ratings":
             return super()._validation_losses(held_out)
-        chosen, aims = self._similarities_of(held_out, None)
+        algorithm = self._algorithm()
+        max_dot, (chosen, aims) = algorithm.max_dot, algorithm.aims(held_out, None)
         similarity = self._score_pairs(held_out.users, held_out.items)
         users, n_users, n_items = held_out.users, held_out.n_users, held_out.n_items
         vectors, signs = self.user_factors_.astype(float), self.item_factors_.astype(float)
-        goal = (2 * self.NEGATIVE_TARGET - 1) * self._max_dot
+        goal = (2 * self.NEGATIVE_TARGET - 1) * max_dot
         squares = np.sum((vectors @ (signs.T @ signs)) * vectors, axis=1)
         squares += n_items * goal**2 - 2 * goal * (vectors @ signs.sum(axis=0))
         seen_indptr, seen_items = self._seen
         n_seen = np.diff(seen_indptr)
         seen_users = np.repeat(np.arange(n_users), n_seen)
         seen = (self._score_pairs(seen_users, seen_items) - self.NEGATIVE_TARGET) ** 2
-        unseen = squares / (2 * self._max_dot) ** 2 - np.bincount(seen_users, seen, n_users)
+        unseen = squares / (2 * max_dot) ** 2 - np.bincount(seen_users, seen, n_users)
         if self.aggregation == "full":
             weights = held_out.weights * self.alpha + 1
             shares = 1 / np.maximum(np.bincount(users, chosen, n_users), 1)[users]
@@ -647,57 +405,11 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
         kept, items = np.unique(new.items[rows], return_inverse=True)
         ids = self._items.followed_by(new.item_ids.values[kept])
         given = users[rows], self.n_items_ + items, new.values[rows], new.weights[rows]
-        block = self._with_new_rows(*given, len(ids))
-        codes = self._fitted_item_codes(block, n_rounds)
+        block = _lightfr_new_items.joined(self, *given, len(ids))
+        codes = _lightfr_new_items.fitted_codes(self, block, n_rounds)
         seen = {"n_items_": len(ids), "_seen": (block.indptr, block.items)}
         vars(self).update(self._with_codes(codes), _items=ids, item_ids_=ids.values, **seen)
         return self
-
-    def _with_new_rows(self, users, items, values, weights, n_items):
-        """Return all users' rows, each user a client; of the old ones only the items matter."""
-        seen_indptr, seen_items = self._seen
-        numbers, n_seen = np.arange(self.n_users_), len(seen_items)
-        owners = np.concatenate([np.repeat(numbers, np.diff(seen_indptr)), users])
-        order = np.argsort(owners, kind="stable")
-        lengths = np.bincount(owners, minlength=self.n_users_)
-        return Block(
-            clients=numbers,
-            users=numbers,
-            client_indptr=np.arange(self.n_users_ + 1),
-            indptr=np.concatenate([[0], np.cumsum(lengths)]),
-            items=np.concatenate([seen_items, items])[order].astype(np.int32),
-            values=np.concatenate([np.full(n_seen, self.rating_scale_[1]), values])[order],
-            weights=np.concatenate([np.ones(n_seen), weights])[order],
-            n_items=n_items,
-        )
-
-    def _fitted_item_codes(self, block, n_rounds):
-        """Return all items' codes after rounds in which only those of new items may change."""
-        model, n_old = copy.copy(self), self.n_items_
-        model.balance_item = 0.0
-        index, mean = np.arange(n_old, block.n_items), np.zeros(self.n_bits)
-        fresh = random_codes(Key(0), "item codes", index, 1, self.n_bits)[:, 0]
-        if "mean_user" in self._final_message:
-            mean = self._final_message["mean_user"].values
-        codes = np.concatenate([self.item_codes_, fresh])
-        server = {"item_codes": codes, "mean_user": mean, "total": 0}
-        scale = self._initial_broadcast({"rating_scale": self.rating_scale_})
-        state = {"rows": self._targets(block, scale), "codes": self.user_codes_}
-        everyone = np.ones(block.n_clients, dtype=bool)
-        turn = RoundMasks(everyone, everyone, False)
-        for t in range(n_rounds):
-            key, before = Key(0, t), server["item_codes"]
-            message = model._decode_broadcast(model._model(server), key)
-            updates, _ = model._step(block, state, message, turn, Keys(key, key), moves=False)
-            assert updates is not None
-            fields = ((name, getattr(one, "values", one)) for name, one in updates.fields.items())
-            upload = {name: Total(one, block.n_clients) for name, one in fields}
-            server = model._aggregate(server, upload, key)
-            server["item_codes"][:n_old] = before[:n_old]
-            # Sampled negatives are redrawn in every round.
-            if self.aggregation == "full" and np.array_equal(server["item_codes"], before):
-                break
-        return server["item_codes"]
 
     # ---------------------------------------------------------------------- predictions
 

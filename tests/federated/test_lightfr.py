@@ -32,9 +32,10 @@ def make(**parameters):
 
 def first_message(model, data):
     """The server's first state, and what clients have when they have received it."""
-    server = model._begin(Catalogue(data), None, key_of(model))
-    message = Message(**model._initial_broadcast(server), **model._model(server))
-    return server, model._decode_broadcast(message, key_of(model))
+    algorithm, key = model._algorithm(), key_of(model)
+    server = algorithm.begin(Catalogue(data), None, key)
+    message = Message(**algorithm.announce(server), **algorithm.broadcast(server, key))
+    return server, algorithm.decode(message, key)
 
 
 def first_codes(model, data):
@@ -42,10 +43,10 @@ def first_codes(model, data):
     server, message = first_message(model, data)
     block = blocks.cut(data, max_ratings=10**9)[0]
     keys = Keys(key_of(model).at(0), key_of(model).at(0))
-    users = model._init_clients(block, message, keys)["codes"]
+    users = model._algorithm().enter(block, message, keys).codes
     ordered = np.empty_like(users)
     ordered[block.users] = users
-    return unpack_codes(server["item_codes"], model.n_bits), vectors(ordered, model.n_bits)
+    return unpack_codes(server.codes, model.n_bits), vectors(ordered, model.n_bits)
 
 
 class Catalogue:
@@ -224,7 +225,7 @@ def test_a_server_given_matrices_without_symmetry_comes_to_an_end():
     shapes = {"rows": (5, 65), "gram": (64, 64), "total": 64}
     sums = {name: rng.integers(-(2**53), 2**53, shape) for name, shape in shapes.items()}
     before, signs = codes.copy(), unpack_codes(codes, 64)
-    model = LightFR(64)._quadratic_model(signs, sums | {"n_users": np.array([3])})
+    model = LightFR(64)._algorithm().quadratic_model(signs, sums | {"n_users": np.array([3])})
     lightfr_kernels.step_by_curvature(codes, signs, *model, sums["gram"], 0)
     assert (codes != before).any()
 

@@ -400,9 +400,9 @@ def test_a_client_may_join_late(Estimator, parameters):
         np.testing.assert_array_equal(
             model.predict(X), others[-1].fitted(other.send_final(), 4).predict(X)
         )
-        for name, values in server.state.items():
+        for name, values in vars(server.state).items():
             if isinstance(values, np.ndarray):
-                np.testing.assert_array_equal(values, other.state[name])
+                np.testing.assert_array_equal(values, getattr(other.state, name))
 
 
 def test_who_cannot_join_late():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral, Real
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -13,9 +13,11 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._checks import scale_of
-from fedrecsk.federated._feedback import BiasColumn
+from fedrecsk.federated._ratings import RATINGS, BiasColumn, Columns, Scale, sums_of_ratings
 from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.messages import Dense, Message
+from fedrecsk.protocol.states import PerItem, PerUser
 from fedrecsk.updates import FieldSpec, SparseRows, Summed, Updates
 
 fedrec_kernels: LazyModule = LazyModule("fedrecsk.federated.papers._fedrec_kernels")
@@ -25,6 +27,237 @@ LOW, HIGH = 1.0, 5.0
 # Items whose summed weight is a smaller share of the largest one are left alone: it may be the
 # error of an encrypted zero.
 RESOLUTION = 1e-5
+NO_LOCAL_DP = (
+    "it hides rated items by virtual ratings, without noise. Use RFRec for local differential "
+    "privacy."
+)
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the server knows: the items, the rating scale, and which share a cohort is."""
+
+    items: PerItem
+    scale: Scale
+    share: float
+
+
+@dataclass
+class Clients:
+    """Users of a block: their vectors, their ratings, and the items that they pretend to rate."""
+
+    users: PerUser
+    ratings: Any
+    scale: Scale
+    share: float
+    # Rated and virtual items of the users that have drawn them, if they are fixed.
+    examples: Any
+    drawn: PerUser
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FedRecAlgorithm(Algorithm[Server, Clients]):
+    """Clients add virtual ratings to their own, and upload the gradients of both."""
+
+    n_virtual: int
+    filling: Literal["hybrid", "average"]
+    virtual_items: Literal["fixed", "redrawn"]
+    hybrid_start: int
+    user_steps: int
+    learning_rate: float
+    learning_rate_decay: float
+    reg: float
+    upload: Literal["chosen", "all"]
+    rating_scale: tuple[float, float] | None
+    client_fraction: float
+    HYBRID_STEPS: int = 5
+    INIT_RANGE: float = 0.05
+    dtype: Any = np.float32
+    columns: Columns
+
+    @property
+    def traits(self):
+        return Traits(single_uploads=True, refuses={"local_dp": NO_LOCAL_DP})
+
+    # --------------------------------------------------------------- before the rounds
+
+    def setup_fields(self, n_items):
+        return RATINGS if self.columns.biases else {}
+
+    def answer(self, block, message, key):
+        return Updates({"ratings": sums_of_ratings(block)})
+
+    def begin(self, catalogue, sums, key):
+        shape = (catalogue.n_items, self.columns.width)
+        items = self.INIT_RANGE * key.generator("item vectors").uniform(-1, 1, shape)
+        (low, high), level = scale_of(self.rating_scale, catalogue.rating_range), 0.0
+        if sums is not None:
+            total, weight = sums["ratings"].sum
+            level = float(_rescaled(total / weight, low, high))
+        share = max(self.client_fraction, 1 / catalogue.n_clients)
+        return Server(self.columns.first(items), Scale(low, high, level), share)
+
+    def announce(self, server):
+        return Message(scale=server.scale.sent(), share=Dense(np.array(server.share)))
+
+    # ---------------------------------------------------------------------- each round
+
+    def broadcast(self, server, key):
+        return Message(item_vectors=Dense(server.items))
+
+    def fields(self, n_items):
+        rows = "all" if self.upload == "all" else "chosen"
+        return {
+            "gradients": FieldSpec((n_items, self.columns.width), rows),
+            "weights": FieldSpec((n_items,), rows, learned=False),
+        }
+
+    def enter(self, block, message, key):
+        draws = key.private.at(-1).uniform("user vectors", self.columns.of_users(block))
+        scale = Scale.received(message)
+        values = _rescaled(block.values, scale.low, scale.high).astype(self.dtype)
+        weights = block.weights.astype(self.dtype)
+        return Clients(
+            users=self.columns.first(self.INIT_RANGE * (2 * draws - 1)),
+            ratings=fedrec_kernels.Ratings(block.indptr, block.items, values, weights),
+            scale=scale,
+            share=float(message["share"].values),
+            examples=None,
+            drawn=np.zeros(block.n_users, dtype=bool),
+        )
+
+    def update(self, block, clients, message, turn, key):
+        examples = self.list_examples(block, clients, turn.active, key)
+        held = replace(block, indptr=examples.indptr, items=examples.items)
+        out = self._empty_uploads(held, turn)
+        model = self._received(message, clients.scale.level)
+        training = self._training(key.round, clients.share)
+        given = block.client_indptr, examples, turn.active, clients.users
+        work = fedrec_kernels.scratch(*given)
+        loss, total_weight = fedrec_kernels.local_round(*given, model, training, work, out)
+        fields = {"gradients": out.gradients, "weights": out.masses}
+        if turn.separate:
+            own = held.row_indptr, held.row_items
+            fields = {name: SparseRows(*own, values) for name, values in fields.items()}
+        elif self.upload == "chosen":
+            fields = {name: Summed(values, held.row_counts) for name, values in fields.items()}
+        updates, unit = Updates(fields, is_finite=out.is_finite), clients.scale.unit / (HIGH - LOW)
+        return clients, updates, (loss * unit**2, total_weight)
+
+    def step(self, server, upload, key):
+        if upload is None:
+            return server
+        weights, items = upload["weights"].sum, server.items.astype(np.float64)
+        moved = weights > RESOLUTION * weights.max()
+        mean = upload["gradients"].sum[moved] / weights[moved, None]
+        items[moved] -= self.rate(key.round, server.share) * mean
+        return replace(server, items=items.astype(self.dtype))
+
+    # ------------------------------------------------------------------------- the end
+
+    def final(self, server):
+        return self.broadcast(server, None)
+
+    def personalize(self, block, clients, message, turn, key):
+        whom = block.users_of(turn.active)
+        if clients is None:
+            clients = self.enter(block, message, key)
+        else:
+            whom = whom & ~np.isfinite(clients.users).all(axis=1)
+        users = clients.users.copy()
+        for u in np.flatnonzero(whom):
+            users[u] = self._solution(u, clients, message)
+        return replace(clients, users=users)
+
+    def _solution(self, u, clients, message):
+        """Return the vector of least loss on the real ratings of user u, items fixed."""
+        own, eye = slice(*clients.ratings.indptr[u : u + 2]), np.eye(self.columns.width)
+        _, items, values, weights = clients.ratings
+        partners = message["item_vectors"].values[items[own]].astype(np.float64)
+        rest = values[own] - clients.scale.level
+        if self.columns.biases:
+            rest -= partners[:, 0]
+            partners[:, 0] = 1
+        weighted = partners.T * weights[own]
+        ridge = self.reg * weights[own].sum(dtype=np.float64) + 1e-9
+        return np.linalg.solve(weighted @ partners + ridge * eye, weighted @ rest)
+
+    # ---------------------------------------------------------------- on the clients
+
+    def rate(self, round, share):
+        """Return the learning rate (gamma) of a round, of cohorts of this share."""
+        return self.learning_rate * self.learning_rate_decay ** _passes(round, share)
+
+    def _training(self, round, share):
+        is_hybrid = self.filling == "hybrid" and _passes(round, share) >= self.hybrid_start
+        steps = self.HYBRID_STEPS if is_hybrid and self.n_virtual > 0 else 0
+        rate = self.rate(round, share)
+        return fedrec_kernels.Training(rate, self.reg, steps, int(self.user_steps))
+
+    def _received(self, message, level):
+        items = message["item_vectors"].values.astype(self.dtype, copy=False)
+        met = items[:, int(self.columns.biases) :]
+        squares = np.einsum("if,if->i", met, met) + self.dtype(self.columns.biases)
+        return fedrec_kernels.Model(items, squares, level, bool(self.columns.biases))
+
+    def list_examples(self, block, clients, active, key):
+        """Return the users' examples, drawn in each round or once in the user's first round."""
+        users, key = block.users_of(active), key.private
+        if self.virtual_items == "redrawn":
+            examples = self._empty_examples(block)
+        else:
+            users, key = users & ~clients.drawn, key.at(-1)
+            clients.drawn |= users
+            if clients.examples is None:
+                clients.examples = self._empty_examples(block)
+            examples = clients.examples
+        if users.any():
+            seeds = key.hashed("virtual items", block.users)
+            fedrec_kernels.list_examples(clients.ratings, block.n_items, users, seeds, examples)
+        return examples
+
+    def _empty_examples(self, block):
+        """Return arrays for all ratings, and for `n_virtual` times as many virtual ones."""
+        n_rated = np.diff(block.indptr)
+        n_virtual = np.minimum(self.n_virtual * n_rated, block.n_items - n_rated)
+        indptr = np.concatenate([[0], np.cumsum(n_rated + n_virtual)])
+        return fedrec_kernels.Examples(
+            indptr,
+            np.zeros(indptr[-1], dtype=np.int32),
+            np.zeros(indptr[-1], dtype=self.dtype),
+            np.ones(indptr[-1], dtype=self.dtype),
+            np.zeros(indptr[-1], dtype=bool),
+        )
+
+    def _empty_uploads(self, held, turn):
+        """Return where the kernel writes, by item or by client; `held` is a block of examples."""
+        senders, slots, n_slots = turn.active & turn.delivers, held.items, held.n_items
+        dtype = np.float64
+        if turn.separate:
+            senders, slots, n_slots = turn.active, held.rows, len(held.row_items)
+            if held.n_users == held.n_clients:
+                # These rows are no sums.
+                dtype = self.dtype
+        return fedrec_kernels.Uploads(
+            senders,
+            slots,
+            np.zeros((n_slots, self.columns.width), dtype),
+            np.zeros(n_slots, dtype),
+            np.ones(held.n_clients, dtype=bool),
+        )
+
+
+def _passes(round, share):
+    """Return how often every client has taken part before a round, on average."""
+    return int(round * share + 1e-9)
+
+
+def _rescaled(values, low, high):
+    """Return the ratings on the model's scale."""
+    return LOW + (HIGH - LOW) * (values - low) / ((high - low) or 1)
+
+
+# ------------------------------------------------------------------------------ the estimator
 
 
 @documented
@@ -104,14 +337,14 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
     -----
     *Algorithm*::
 
-        set-up  clients send sums and counts of ratings      _setup_update, _begin
+        set-up  clients send sums and counts of ratings      answer
         once    each user draws its virtual items            kernel list_examples
         each round
-          1  server sends b_i and q_i of all items           _model
+          1  server sends b_i and q_i of all items           broadcast
           2  users predict their virtual ratings             kernel local_round
           3  ... and take user_steps gradient steps          kernel differentiate
           4  clients upload their items' gradients           kernel send
-          5  server steps along the mean gradient, item by   _aggregate
+          5  server steps along the mean gradient, item by   step
              item: q_i -= gamma sum_i / (weight of all who sent i)
 
     *Step lengths.* A user's step that would overshoot is shortened, and so are its gradients: by
@@ -191,192 +424,18 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
     HYBRID_STEPS = 5  # of the copy that predicts virtual ratings
     INIT_RANGE = 0.05  # initial vectors are uniform within it
 
-    _no_local_dp = (
-        "it hides rated items by virtual ratings, without noise. Use RFRec for local differential "
-        "privacy."
-    )
-    _single_uploads = True
     _dtype = np.float32
     _user_width = "n_factors"
 
-    def _setup_specs(self, n_items):
-        return super()._setup_specs(n_items) if self.biases else {}
+    def _algorithm(self):
+        return self._made(FedRecAlgorithm, reg=self._reg, columns=self._columns())
 
-    def _begin(self, catalogue, sums, key):
-        shape = (catalogue.n_items, self._width)
-        vectors = self.INIT_RANGE * key.generator("item vectors").uniform(-1, 1, shape)
-        if self.biases:
-            vectors[:, 0] = 0
-        scale, level = scale_of(self.rating_scale, catalogue.rating_range), 0.0
-        if sums is not None:
-            total, weight = sums["ratings"].sum
-            level = float(_rescaled(total / weight, *scale))
-        return {
-            "item_vectors": vectors.astype(self._dtype),
-            "rating_scale": scale,
-            "level": level,
-            "share": self._cohort_share(catalogue.n_clients),
-        }
-
-    def _initial_broadcast(self, server):
-        scale = np.array([*server["rating_scale"], server["level"]])
-        return Message(scale=Dense(scale), share=Dense(np.array(server["share"])))
-
-    def _model(self, server):
-        return Message(item_vectors=Dense(server["item_vectors"]))
-
-    def _init_clients(self, block, message, key):
-        columns = block.users[:, None] * self._width + np.arange(self._width)
-        draws = key.private.at(-1).uniform("user vectors", columns)
-        users = self.INIT_RANGE * (2 * draws - 1)
-        if self.biases:
-            users[:, 0] = 0
-        low, high, level = message["scale"].values
-        values = _rescaled(block.values, low, high).astype(self._dtype)
-        weights = block.weights.astype(self._dtype)
-        return {
-            "users": users.astype(self._dtype),
-            "ratings": fedrec_kernels.Ratings(block.indptr, block.items, values, weights),
-            # Virtual items of users that have been in a round, if they are fixed.
-            "examples": None,
-            "drawn": np.zeros(block.n_users, dtype=bool),
-            "level": float(level),
-            "share": float(message["share"].values),
-            "unit": ((high - low) or 1) / (HIGH - LOW),
-        }
-
-    def _upload_specs(self, n_items):
-        rows = "all" if self.upload == "all" else "chosen"
-        return {
-            "gradients": FieldSpec((n_items, self._width), rows),
-            "weights": FieldSpec((n_items,), rows, learned=False),
-        }
-
-    def _client_update(self, block, state, message, turn, key):
-        examples = self._drawn(block, state, turn.active, key)
-        held = replace(block, indptr=examples.indptr, items=examples.items)
-        out, users, clients = self._empty_uploads(held, turn), state["users"], block.client_indptr
-        model = self._received(message, state["level"])
-        training = self._training(key.round, state["share"])
-        given = clients, examples, turn.active, users
-        work = fedrec_kernels.scratch(*given)
-        loss, total_weight = fedrec_kernels.local_round(*given, model, training, work, out)
-        fields = {"gradients": out.gradients, "weights": out.masses}
-        if turn.separate:
-            own = held.row_indptr, held.row_items
-            fields = {name: SparseRows(*own, values) for name, values in fields.items()}
-        elif self.upload == "chosen":
-            fields = {name: Summed(values, held.row_counts) for name, values in fields.items()}
-        updates = Updates(fields, is_finite=out.is_finite)
-        return state, updates, (loss * state["unit"] ** 2, total_weight)
-
-    def _aggregate(self, server, upload, key):
-        if upload is None:
-            return server
-        weights, items = upload["weights"].sum, server["item_vectors"].astype(np.float64)
-        moved = weights > RESOLUTION * weights.max()
-        mean = upload["gradients"].sum[moved] / weights[moved, None]
-        items[moved] -= self._rate(key.round, server["share"]) * mean
-        return server | {"item_vectors": items.astype(self._dtype)}
-
-    def _personalize(self, block, state, message, turn, key):
-        trained = state is not None
-        if not trained:
-            state = self._init_clients(block, message, key)
-        users = state["users"].copy()
-        whom = block.users_of(turn.active) & ~(trained & np.isfinite(users).all(axis=1))
-        for u in np.flatnonzero(whom):
-            users[u] = self._solution(u, state, message)
-        return {"users": users}
-
-    def _solution(self, u, state, message):
-        """Return the vector of least loss on the real ratings of user u, items fixed."""
-        own = slice(*state["ratings"].indptr[u : u + 2])
-        _, items, values, weights = state["ratings"]
-        partners = message["item_vectors"].values[items[own]].astype(np.float64)
-        rest = values[own] - state["level"]
-        if self.biases:
-            rest -= partners[:, 0]
-            partners[:, 0] = 1
-        weighted = partners.T * weights[own]
-        ridge = self._reg * weights[own].sum(dtype=np.float64) + 1e-9
-        return np.linalg.solve(weighted @ partners + ridge * np.eye(self._width), weighted @ rest)
-
-    def _private_vectors(self, state):
-        return state["users"][:, int(self.biases) :]
+    def _private_vectors(self, clients):
+        return clients.users[:, int(self.biases) :]
 
     @property
     def _reg(self):
         return 0.1 / (1 + self.n_virtual) if self.reg == "auto" else float(self.reg)
-
-    def _rate(self, round, share):
-        """Return the learning rate (gamma) of a round, of cohorts of this share."""
-        return self.learning_rate * self.learning_rate_decay ** _passes(round, share)
-
-    def _training(self, round, share):
-        is_hybrid = self.filling == "hybrid" and _passes(round, share) >= self.hybrid_start
-        steps = self.HYBRID_STEPS if is_hybrid and self.n_virtual > 0 else 0
-        return fedrec_kernels.Training(
-            self._rate(round, share), self._reg, steps, int(self.user_steps)
-        )
-
-    def _received(self, message, level):
-        items = message["item_vectors"].values.astype(self._dtype, copy=False)
-        met = items[:, int(self.biases) :]
-        squares = np.einsum("if,if->i", met, met) + self._dtype(self.biases)
-        return fedrec_kernels.Model(items, squares, level, bool(self.biases))
-
-    def _drawn(self, block, state, active, key):
-        """Return the users' examples, drawn in each round or once in the user's first round."""
-        users, key = block.users_of(active), key.private
-        if self.virtual_items == "redrawn":
-            examples = self._empty_examples(block)
-        else:
-            users, key = users & ~state["drawn"], key.at(-1)
-            state["drawn"] |= users
-            if state["examples"] is None:
-                state["examples"] = self._empty_examples(block)
-            examples = state["examples"]
-        if users.any():
-            seeds = key.hashed("virtual items", block.users)
-            fedrec_kernels.list_examples(state["ratings"], block.n_items, users, seeds, examples)
-        return examples
-
-    def _empty_examples(self, block):
-        """Return arrays for all ratings, and for `n_virtual` times as many virtual ones."""
-        n_rated = np.diff(block.indptr)
-        n_virtual = np.minimum(self.n_virtual * n_rated, block.n_items - n_rated)
-        indptr = np.concatenate([[0], np.cumsum(n_rated + n_virtual)])
-        return fedrec_kernels.Examples(
-            indptr,
-            np.zeros(indptr[-1], dtype=np.int32),
-            np.zeros(indptr[-1], dtype=self._dtype),
-            np.ones(indptr[-1], dtype=self._dtype),
-            np.zeros(indptr[-1], dtype=bool),
-        )
-
-    def _empty_uploads(self, held, turn):
-        """Return where the kernel writes, by item or by client; `held` is a block of examples."""
-        senders, slots, n_slots = turn.active & turn.delivers, held.items, held.n_items
-        dtype = np.float64
-        if turn.separate:
-            senders, slots, n_slots = turn.active, held.rows, len(held.row_items)
-            if held.n_users == held.n_clients:
-                # These rows are no sums.
-                dtype = self._dtype
-        return fedrec_kernels.Uploads(
-            senders,
-            slots,
-            np.zeros((n_slots, self._width), dtype),
-            np.zeros(n_slots, dtype),
-            np.ones(held.n_clients, dtype=bool),
-        )
-
-    def _upload_moving(self, view, rows, moves):
-        # With weights of 1, as many clients as send the row divide its sum.
-        divisor = view.n_expected("gradients") / view.n_own
-        rate = self._rate(view.round, float(view.message["share"].values))
-        return {"gradients": -divisor / rate * moves}
 
     def _rounds(self, n_clients):
         is_auto = self.n_rounds == "auto"
@@ -386,13 +445,3 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
         low, high = self.rating_scale_
         share = np.clip((scores - LOW) / (HIGH - LOW), 0, 1)
         return low + (high - low) * share
-
-
-def _passes(round, share):
-    """Return how often every client has taken part before a round, on average."""
-    return int(round * share + 1e-9)
-
-
-def _rescaled(values, low, high):
-    """Return the ratings on the model's scale."""
-    return LOW + (HIGH - LOW) * (values - low) / ((high - low) or 1)

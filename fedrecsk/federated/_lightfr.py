@@ -1,0 +1,297 @@
+"""LightFR's algorithm: clients fit codes of their users, the server codes of the items."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from fedrecsk._utils.integers import FRACTION_BITS, fixed
+from fedrecsk._utils.kernels import LazyModule
+from fedrecsk.base._hamming import random_codes, unpack_codes
+from fedrecsk.base._item_prior import ItemFeatures, ItemPrior
+from fedrecsk.protocol.algorithm import Algorithm, Traits
+from fedrecsk.protocol.messages import Dense, Derived, Message
+from fedrecsk.protocol.states import PerItem, PerUser
+from fedrecsk.updates import FieldSpec, SparseRows, Summed, Updates
+
+lightfr_kernels: LazyModule = LazyModule("fedrecsk.federated._lightfr_kernels")
+
+# Purposes of the keys that negatives are drawn with.
+TRAINING_DRAWS, FINAL_DRAWS = "negatives of a user", "negatives in the end"
+# The mean vector of fewer users would reveal too much of each to the others.
+LEAST_USERS = 10
+NO_LOCAL_DP = (
+    "noise on the scale of its gradients would drown their signs. Use RFRec for local "
+    "differential privacy."
+)
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the server knows: the items' codes, and what users' vectors are like on average."""
+
+    codes: PerItem
+    rating_scale: tuple[float, float]
+    # Of the last cohort of enough users; zero before the first.
+    mean_user: np.ndarray
+    prior: ItemPrior | None = None
+    # (n_items, n_bits), what has arrived so far, for codes that are its signs.
+    total: Any = 0
+
+
+@dataclass
+class Clients:
+    """Users of a block: their rows in fixed point, and their packed vectors."""
+
+    rows: Any
+    codes: PerUser
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LightFRAlgorithm(Algorithm[Server, Clients]):
+    """Clients fit their users' vectors entry by entry, and the server moves the items' bits."""
+
+    n_bits: int
+    aggregation: Literal["full", "gradient", "parameter"]
+    user_bits: int
+    targets: Literal["implicit", "ratings"]
+    alpha: float
+    n_negatives: int
+    reg_user: float
+    balance_user: float
+    balance_item: float
+    upload: Literal["visited", "all"]
+    rating_scale: tuple[float, float] | None
+    POSITIVE_TARGET: float = 0.65
+    NEGATIVE_TARGET: float = 0.5
+    N_SWEEPS: int | None = 3
+    SERVER_DECAY: int = 4
+    MEAN_PRIOR: bool = True
+    SPARSE_REG: float = 12000.0
+    trains_items: bool = True
+    # Not where items are added.
+    moves_users: bool = True
+    content: ItemFeatures
+
+    @property
+    def traits(self):
+        return Traits(single_uploads=True, refuses={"local_dp": NO_LOCAL_DP})
+
+    # ------------------------------------------------------------------- the server begins
+
+    def begin(self, catalogue, sums, key):
+        items = np.arange(catalogue.n_items)
+        return Server(
+            random_codes(key, "item codes", items, 1, self.n_bits)[:, 0],
+            self.scale(catalogue.rating_range),
+            np.zeros(self.n_bits, dtype=np.float32),
+            self.content.prior(np.ones(catalogue.n_items)),
+        )
+
+    def announce(self, server):
+        rates = self.targets == "ratings"
+        return Message(scale=Dense(np.array(server.rating_scale))) if rates else Message()
+
+    # ---------------------------------------------------------------------- each round
+
+    def broadcast(self, server, key):
+        message = Message(item_codes=Dense(server.codes, dtype="uint64", learned=True))
+        if self.has_prior:
+            message["mean_user"] = Dense(server.mean_user)
+        return message
+
+    def decode(self, message, key):
+        signs = unpack_codes(message["item_codes"].values, self.n_bits)
+        products = np.zeros((0, 0), dtype=np.int64)
+        if self.aggregation == "full":
+            # In float64 the sums are exact, and BLAS does them.
+            real = signs.astype(np.float64)
+            products = (real.T @ real).astype(np.int64)
+        return Message(
+            **message,
+            item_signs=Derived(signs),
+            item_sums=Derived(signs.sum(axis=0, dtype=np.int64)),
+            item_products=Derived(products),
+        )
+
+    def fields(self, n_items):
+        f = self.n_bits
+        rows = "all" if self.upload == "all" else "chosen"
+        if not self.trains_items:
+            return {}
+        if self.aggregation == "parameter":
+            return {"votes": FieldSpec((n_items, f), rows="chosen", bits=True)}
+        if self.aggregation == "gradient":
+            return {"rows": FieldSpec((n_items, f), rows=rows, dtype="int64")}
+        return {
+            # The last column has the sums of the weights.
+            "rows": FieldSpec((n_items, f + 1), rows=rows, dtype="int64"),
+            "gram": FieldSpec((f, f), dtype="int64"),
+            "n_users": FieldSpec((1,), dtype="uint32", learned=False),
+            "total": FieldSpec((f,), dtype="int64"),
+        }
+
+    def enter(self, block, message, key):
+        key = key.private.at(-1)
+        codes = random_codes(key, "user codes", block.users, self.user_bits, self.n_bits)
+        return Clients(self.rows(block, message), codes)
+
+    def update(self, block, clients, message, turn, key):
+        given = block, clients, message, turn, key, TRAINING_DRAWS
+        return clients, *self.local_step(*given, sends=self.trains_items)
+
+    def local_step(self, block, clients, message, turn, key, draws, *, sends):
+        """Update the clients' codes; return what they send, if anything, and their loss."""
+        names = "item_codes", "item_signs", "item_sums", "item_products"
+        items = lightfr_kernels.Items(*(message[name].values for name in names), *self.base)
+        mean = message["mean_user"].values if self.has_prior else np.zeros(self.n_bits)
+        rule = lightfr_kernels.Rule(
+            self.max_entry,
+            self.moves_users,
+            self.N_SWEEPS or 0,
+            0 if self.aggregation == "full" else self.n_negatives,
+            self.fixed_balance(self.balance_user),
+            int(fixed(self.reg_user)),
+            int(fixed(self.SPARSE_REG)) if mean.any() else 0,
+            mean.astype(np.float64),
+            self.aggregation == "parameter",
+            self.fixed_balance(self.balance_item),
+        )
+        active = np.flatnonzero(turn.active)
+        n_rows = np.diff(block.indptr[block.client_indptr])[active]
+        n_visits, seeds = n_rows * (1 + rule.n_negatives), key.private.hashed(draws, block.users)
+        full, f = self.aggregation == "full", self.n_bits
+        visits = lightfr_kernels.visits_of(block, n_visits.max(initial=0), f)
+        out = lightfr_kernels.empty_upload(block, turn, n_visits, f, full, sends)
+        users, rows = block.client_indptr, clients.rows
+        loss, weight = lightfr_kernels.update_clients(
+            active, users, rows, seeds, items, rule, clients.codes, visits, out
+        )
+        loss /= (2.0 * self.max_dot) ** 2
+        return self.sent(block, turn, out) if sends else None, (loss, weight)
+
+    def sent(self, block, turn, out):
+        """Return what is sent of the items visited, and of the users alone."""
+        specs, n_users = self.fields(block.n_items), np.diff(block.client_indptr)
+        if turn.separate:
+            indptr = np.concatenate([[0], np.cumsum(out.n_rows)])
+            rows = SparseRows(indptr, out.rows[: indptr[-1]], out.values[: indptr[-1]])
+            fields = {"gram": out.gram, "total": out.total, "n_users": n_users[:, None]}
+            fields = {name: SparseRows.stacked(values) for name, values in fields.items()}
+        else:
+            rows = out.values
+            if self.upload == "visited":
+                rows = Summed(rows, n_rows=out.n_rows)
+            n_users = n_users[turn.active & turn.delivers].sum(keepdims=True)
+            fields = {"gram": out.gram[0], "total": out.total[0], "n_users": n_users}
+        fields |= {"rows": rows, "votes": rows}
+        return Updates({name: fields[name] for name in specs})
+
+    def step(self, server, upload, key):
+        if upload is None:
+            return server
+        codes, mean_user, total = server.codes.copy(), server.mean_user, server.total
+        signs = unpack_codes(codes, self.n_bits)
+        sums = {name: np.ascontiguousarray(field.sum) for name, field in upload.items()}
+        balance = self.fixed_balance(self.balance_item)
+        if self.aggregation == "full":
+            if self.has_prior and sums["n_users"][0] >= LEAST_USERS:
+                mean_user = (sums["total"] / sums["n_users"][0]).astype(np.float32)
+            model = self.quadratic_model(signs, sums)
+            lightfr_kernels.step_by_curvature(codes, signs, *model, sums["gram"], balance)
+        else:
+            votes = self.aggregation == "parameter"
+            total = total - total // self.SERVER_DECAY + sums["votes" if votes else "rows"]
+            # Voters have balanced their codes themselves.
+            lightfr_kernels.step_by_sign(codes, signs, total, 0 if votes else balance)
+        return replace(server, codes=codes, mean_user=mean_user, total=total)
+
+    def quadratic_model(self, signs, sums):
+        """Return the gradient of the loss over all pairs, and the curvature's factor by item."""
+        base, base_target = self.base
+        gram, rows = sums["gram"], sums["rows"]
+        # BLAS where float64 holds all sums exactly.
+        if np.abs(gram.astype(np.float64)).sum(axis=0).max(initial=0) < 2.0**53:
+            dots = (signs.astype(np.float64) @ gram.astype(np.float64)).astype(np.int64)
+        else:
+            dots = signs.astype(np.int64) @ gram
+        gradients = rows[:, : self.n_bits] + (base_target * sums["total"] - base * dots)
+        return gradients, base + rows[:, self.n_bits] // max(int(sums["n_users"][0]), 1)
+
+    # ------------------------------------------------------------------------- the end
+
+    def final(self, server):
+        return self.broadcast(server, None)
+
+    def personalize(self, block, clients, message, turn, key):
+        if clients is None:
+            clients = self.enter(block, message, key)
+        clients = replace(clients, codes=clients.codes.copy())
+        # Not those of a round: held-out rows are measured with negatives of their own.
+        self.local_step(block, clients, message, turn, key, FINAL_DRAWS, sends=False)
+        return clients
+
+    # ------------------------------------------------------------------------ fixed point
+
+    @property
+    def max_entry(self):
+        """The largest entry of a user's vector."""
+        return 2**self.user_bits - 1
+
+    @property
+    def max_dot(self):
+        """The largest dot product, that of similarity 1."""
+        return self.n_bits * self.max_entry
+
+    @property
+    def base(self):
+        """Weight and weighted target of every pair, before its own row adds to them."""
+        if self.aggregation != "full":
+            return 0, 0
+        return 2**FRACTION_BITS, int(self.weighted_targets(1.0, self.NEGATIVE_TARGET))
+
+    def weighted_targets(self, weights, targets):
+        """Return weights times the dot products of the target similarities, in fixed point."""
+        return fixed(weights * (2 * np.asarray(targets) - 1) * self.max_dot)
+
+    def fixed_balance(self, weight):
+        """Return the weight of a term that balances codes, in fixed point."""
+        # The paper's rule times 2 f^2, like everything else.
+        return int(fixed(4 * weight * self.max_dot**2))
+
+    def scale(self, rating_range):
+        """Return the ratings of similarity 0 and 1, given the smallest and the largest."""
+        if self.targets == "implicit":
+            return 0.0, 1.0
+        low, high = self.rating_scale or rating_range
+        return float(low), float(high)
+
+    def aims(self, data, scale):
+        """Return which rows count, and their target similarities."""
+        if self.targets == "implicit":
+            return data.values > 0, np.full(len(data.values), self.POSITIVE_TARGET)
+        low, high = scale
+        return np.ones(len(data.values), dtype=bool), (data.values - low) / (high - low)
+
+    def rows(self, block, message):
+        """Return the clients' rows in fixed point."""
+        scale = message["scale"].values if "scale" in message else None
+        chosen, aims = self.aims(block, scale)
+        base, base_target = self.base
+        own = 1 + self.alpha * block.weights if base else block.weights
+        return lightfr_kernels.Rows(
+            block.indptr,
+            block.items,
+            chosen,
+            self.weighted_targets(own, aims) - base_target,
+            fixed(own) - base,
+            self.weighted_targets(block.weights, self.NEGATIVE_TARGET),
+        )
+
+    @property
+    def has_prior(self):
+        """Whether users' vectors are shrunk towards the mean vector."""
+        full = self.aggregation == "full" and self.trains_items
+        return full and self.MEAN_PRIOR and max(self.reg_user, self.SPARSE_REG) > 0
