@@ -7,13 +7,17 @@ from fedrecsk import Federation
 from fedrecsk.privacy import LaplaceMechanism, SecAggPlus
 from tests.listed import THINGS
 
-WITHOUT_NOISE = {name: one for name, one in THINGS.items() if getattr(one, "_no_local_dp", None)}
+WITHOUT_NOISE = [
+    name
+    for name, one in sorted(THINGS.items())
+    if hasattr(one, "_algorithm") and "local_dp" in one()._algorithm().traits.refuses
+]
 # These send whole matrices only if asked to.
 OWN_ROWS = ["ExplicitFCF", "FedEB", "FedRec", "GlobSGD", "LightFR", "LocALS", "LocSGD"]
 OWN_ROWS_IF_TOLD = ["FCF", "FedEASE", "FedItemKNN", "FedSpectral"]
 
 
-@pytest.mark.parametrize("name", sorted(WITHOUT_NOISE))
+@pytest.mark.parametrize("name", WITHOUT_NOISE)
 def test_local_noise_is_refused(name, toy):
     X, y = toy
     federation = Federation(local_dp=LaplaceMechanism(0.2, 0.1))
