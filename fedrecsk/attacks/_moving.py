@@ -60,6 +60,11 @@ def fcf(method, view, rows, moves):
     return {name: gradient_step(method, view, name, moves)}
 
 
+def rating_gradients(method, view, rows, moves):
+    """Move items of ExplicitFCF and SemiDFEGL by gradients."""
+    return {"gradient": gradient_step(method, view, "gradient", moves)}
+
+
 def _factor_of_mean(method, view):
     """Return the factor of the adversary's rows that makes the server's mean equal to them."""
     if method.aggregation != "holders":
@@ -175,6 +180,7 @@ MOVING: dict[str, Moving] = {
     "FedFast": fedfast,
     "LightFR": lightfr,
     "FedRec": fedrec,
+    "RatingGradients": rating_gradients,
 }
 
 

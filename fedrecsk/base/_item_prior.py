@@ -182,13 +182,6 @@ def _with_new_items(model, features, items):
 class WeightsContent(ItemContent):
     """`item_features` of weights between items: those to and from new items are predicted."""
 
-    @staticmethod
-    def _filled_weights(prior, weights):
-        """Return weights with those of items without ratings as features predict them."""
-        weights = prior.filled(prior.filled(weights.T).T)
-        np.fill_diagonal(weights, 0)
-        return weights
-
     def _with_items(self: Any, rows):
         weights, history = self.item_weights_, self.user_history_
         weights = np.hstack([weights, self._new_rows(weights.T, rows).T])
@@ -203,6 +196,13 @@ class WeightsContent(ItemContent):
             "user_history_": history,
             "_popularity": np.concatenate([known, new]),
         }
+
+
+def filled_weights(prior: ItemPrior, weights: Any) -> Any:
+    """Return weights with those of items without ratings as features predict them."""
+    weights = prior.filled(prior.filled(weights.T).T)
+    np.fill_diagonal(weights, 0)
+    return weights
 
 
 # ------------------------------------------------------------------------------ the prior

@@ -107,25 +107,26 @@ class NearestItemsMixin(ItemWeightsMixin):
     def _item_likeness(self):
         return lambda codes: self.item_weights_[codes].toarray().astype(np.float64)
 
-    def _nearest(self, gram, n_items):
-        """Return each item's nearest items and weights, filled up by the item itself and 0."""
-        width = min(self.n_neighbors, n_items)
-        i, j, values = pairs_of(gram, n_items)
-        counts, apart = diagonal(gram, n_items), i != j
-        i, j, values = i[apart], j[apart], values[apart]
-        products = np.maximum(counts[i] * counts[j], 0)
-        weights = symmetric(i, j, values / (products**self.power + self.shrinkage), n_items)
-        weights.sort_indices()
-        rows = np.repeat(np.arange(n_items), np.diff(weights.indptr))
-        order = np.lexsort((weights.indices, -weights.data, rows))
-        place = np.arange(len(order)) - weights.indptr[rows]
-        kept = place < width
-        neighbors = np.tile(np.arange(n_items, dtype=np.int32)[:, None], (1, width))
-        nearness = np.zeros(neighbors.shape, dtype=self._dtype)
-        where = rows[kept], place[kept]
-        neighbors[where] = weights.indices[order][kept]
-        nearness[where] = weights.data[order][kept]
-        return neighbors, nearness
+
+def nearest_items(gram, n_items, *, n_neighbors, power, shrinkage, dtype):
+    """Return each item's nearest items and weights, filled up by the item itself and 0."""
+    width = min(n_neighbors, n_items)
+    i, j, values = pairs_of(gram, n_items)
+    counts, apart = diagonal(gram, n_items), i != j
+    i, j, values = i[apart], j[apart], values[apart]
+    products = np.maximum(counts[i] * counts[j], 0)
+    weights = symmetric(i, j, values / (products**power + shrinkage), n_items)
+    weights.sort_indices()
+    rows = np.repeat(np.arange(n_items), np.diff(weights.indptr))
+    order = np.lexsort((weights.indices, -weights.data, rows))
+    place = np.arange(len(order)) - weights.indptr[rows]
+    kept = place < width
+    neighbors = np.tile(np.arange(n_items, dtype=np.int32)[:, None], (1, width))
+    nearness = np.zeros(neighbors.shape, dtype=dtype)
+    where = rows[kept], place[kept]
+    neighbors[where] = weights.indices[order][kept]
+    nearness[where] = weights.data[order][kept]
+    return neighbors, nearness
 
 
 def sparse_weights(neighbors, nearness):
@@ -231,8 +232,13 @@ def single_grams(likes, half_life, senders):
 def sparse_gram(likes, half_life, senders):
     """Return X'X, its pairs faded, of the clients of the mask as a sparse column of pairs."""
     _, numbers, values = single_grams(likes, half_life, senders)
+    return pair_column(numbers, values, likes.n_items)
+
+
+def pair_column(numbers, values, n_items):
+    """Return X'X as a sparse column of pairs, from their numbers and entries."""
     places = numbers, np.zeros(len(numbers), dtype=np.int64)
-    return sparse.csc_array((values, places), shape=(n_pairs(likes.n_items), 1))
+    return sparse.csc_array((values, places), shape=(n_pairs(n_items), 1))
 
 
 def pairs_of(gram, n_items):

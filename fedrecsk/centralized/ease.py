@@ -12,7 +12,7 @@ from fedrecsk._utils import memory
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval, get_threadpool_controller
 from fedrecsk.base import RankingMixin, Recommender, check_likes
-from fedrecsk.base._item_prior import WeightsContent
+from fedrecsk.base._item_prior import WeightsContent, filled_weights
 from fedrecsk.base._item_weights import (
     ItemWeightsMixin,
     dense_gram,
@@ -133,7 +133,7 @@ class EASE(WeightsContent, ItemWeightsMixin, RankingMixin, Recommender):
         }
         prior = self._item_prior(np.bincount(likes.items, minlength=data.n_items))
         if prior is not None:
-            weights = self._filled_weights(prior, attributes["item_weights_"])
+            weights = filled_weights(prior, attributes["item_weights_"])
             attributes |= {"item_weights_": weights, "_content": prior}
         return attributes | {"_popularity": popularity(diagonal(gram, data.n_items), prior)}
 

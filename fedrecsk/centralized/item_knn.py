@@ -15,6 +15,7 @@ from fedrecsk.base._item_weights import (
     diagonal,
     histories,
     liked,
+    nearest_items,
     popularity,
     sparse_gram,
     sparse_weights,
@@ -68,7 +69,7 @@ class ItemKNN(NearestItemsMixin, RankingMixin, Recommender):
     *Algorithm*::
 
         1  G = X'X                            dense_gram, sparse_gram: kernel add_pairs
-        2  B, the nearest items of each item  _nearest
+        2  B, the nearest items of each item  nearest_items
         3  scores of a user: x_u' B           _score_all
 
     With ``power=0.5`` and ``shrinkage=0`` the weights are cosines. Smaller powers favour popular
@@ -115,8 +116,16 @@ class ItemKNN(NearestItemsMixin, RankingMixin, Recommender):
         check_likes(data)
         likes = liked(data)
         gram = self._gram(likes)
+        nearest = nearest_items(
+            gram,
+            data.n_items,
+            n_neighbors=self.n_neighbors,
+            power=self.power,
+            shrinkage=self.shrinkage,
+            dtype=self._dtype,
+        )
         return {
-            "item_weights_": sparse_weights(*self._nearest(gram, data.n_items)),
+            "item_weights_": sparse_weights(*nearest),
             "user_history_": histories(likes, self._dtype, self.history_half_life),
             "_popularity": popularity(diagonal(gram, data.n_items)),
         }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar, Literal
+from abc import abstractmethod
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from scipy import sparse
@@ -20,16 +22,18 @@ from fedrecsk.base._item_weights import (
     diagonal,
     histories,
     liked,
-    lower_part,
     n_pairs,
+    pair_column,
     pairs_of,
     popularity,
     single_grams,
     sparse_gram,
-    whole,
 )
 from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.protocol.algorithm import Algorithm, SendsOnce, Traits
+from fedrecsk.protocol.blocks import Block
 from fedrecsk.protocol.messages import Dense, Message
+from fedrecsk.protocol.states import PerClient
 from fedrecsk.updates import FieldSpec, SparseRows, Summed, Updates
 
 # At most this many float64 per pair of items at a time: sums, X'X and results computed from it.
@@ -42,12 +46,163 @@ MOST_ITEMS = 2**16 - 1
 STANDARD_DEVIATIONS = 3.0
 
 
+NO_LOCAL_DP = (
+    "noise on every pair of items would drown the few that a client has, and the pairs that it "
+    "sends reveal which items it holds. Use central_dp, whose noise is added to the sum, or "
+    "RFRec for local differential privacy."
+)
+
+
+# ------------------------------------------------------------------------------ the algorithm
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the server knows: X'X, a triangle or a sparse column of pairs, and its noise."""
+
+    gram: Any
+    n_items: int
+    noise_variance: float = 0.0
+
+    @property
+    def noise_std(self) -> float:
+        """Return the standard deviation of the noise on each entry."""
+        return float(np.sqrt(self.noise_variance))
+
+    @cached_property
+    def models(self) -> list[Message]:
+        """Return the model of this sum, once it is known; a state with another sum has none."""
+        return []
+
+
+@dataclass
+class Clients:
+    """Users of a block: what they like, and which clients have sent that, or take it back."""
+
+    likes: Block
+    has_sent: PerClient
+    takes_back: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GramAlgorithm(Algorithm[Server, Any], SendsOnce[Clients]):
+    """Clients add up X'X once, and the server solves for a model: `solve` is the method's own."""
+
+    # Whether `solve` takes a sparse column in place of a triangle.
+    solves_sparse: ClassVar[bool] = False
+
+    upload: Literal["auto", "local", "all"]
+    pair_half_life: float | Literal["auto"] | None
+    # Whether the server must not learn which items a client holds.
+    hides_items: bool
+    dtype: Any = np.float32
+
+    @property
+    def traits(self):
+        # By cohorts that take turns every client is reached once in a pass.
+        return Traits(
+            single_uploads=True,
+            rotates=True,
+            goes_on=True,
+            sends_once=True,
+            refuses={"local_dp": NO_LOCAL_DP},
+        )
+
+    @property
+    def sends_pairs(self) -> bool:
+        """Return whether clients send their own pairs only."""
+        return self.upload == "local" or (self.upload == "auto" and not self.hides_items)
+
+    def keeps_sparse(self, n_items: int) -> bool:
+        """Return whether the sum is kept sparse."""
+        return self.solves_sparse and self.sends_pairs and n_items >= _item_weights.MANY_ITEMS
+
+    def begin(self, catalogue, sums, key):
+        n_items = catalogue.n_items
+        sizes = n_pairs(n_items)
+        gram = sparse.csc_array((sizes, 1)) if self.keeps_sparse(n_items) else np.zeros(sizes)
+        return Server(gram, n_items)
+
+    # ---------------------------------------------------------------------- each round
+
+    def broadcast(self, server, key):
+        # Clients need no part of the model to answer; one byte requests their upload.
+        return Message(request=Dense(np.ones(1, dtype=np.uint8), dtype="uint8"))
+
+    def fields(self, n_items):
+        rows = "chosen" if self.sends_pairs else "all"
+        if self.keeps_sparse(n_items):
+            return {"gram": FieldSpec((n_pairs(n_items), 1), rows, sparse=True)}
+        return {"gram": FieldSpec((n_pairs(n_items),), rows)}
+
+    def enter(self, block, message, key):
+        return Clients(liked(block), np.zeros(block.n_clients, dtype=bool))
+
+    def update(self, block, clients, message, turn, key):
+        likes, sign = clients.likes, -1 if clients.takes_back else 1
+        # Those who take back are those who have sent.
+        fresh = clients.has_sent if clients.takes_back else ~clients.has_sent
+        senders = turn.active & fresh
+        if not senders.any():
+            return clients, None, None
+        is_sparse = self.keeps_sparse(block.n_items)
+        if turn.separate:
+            indptr, numbers, values = single_grams(likes, self.pair_half_life, senders)
+            values = values[:, None] if is_sparse else values
+            gram = SparseRows(indptr, numbers, sign * values)
+        else:
+            gram_of = sparse_gram if is_sparse else dense_gram
+            sums = gram_of(likes, self.pair_half_life, senders & turn.delivers)
+            gram = Summed(sign * sums, n_pairs(likes.row_counts))
+        # A client does not know whether its upload arrives, so it never sends another.
+        clients = replace(clients, has_sent=clients.has_sent | senders)
+        return clients, Updates({"gram": gram}, sends=fresh), None
+
+    def step(self, server, upload, key):
+        if upload is None:
+            return server
+        gram = upload["gram"]
+        total, variance = gram.sum, server.noise_variance + gram.noise_std**2
+        if sparse.issparse(server.gram) and not sparse.issparse(total):
+            total = sparse.csc_array(total)  # an aggregator's
+        return replace(server, gram=server.gram + total, noise_variance=variance)
+
+    # ------------------------------------------------------------------------- the end
+
+    def final(self, server):
+        if not server.models:
+            server.models.append(self.solve(server))
+        return server.models[0]
+
+    @abstractmethod
+    def solve(self, server: Server) -> Message:
+        """Server: the model of its sum."""
+
+    # ------------------------------------------------------------------ with other rows
+
+    def resume(self, now, before, places):
+        i, j, values = pairs_of(before.gram, before.n_items)
+        low, high = np.sort([places[i], places[j]], axis=0)
+        kept = low >= 0
+        gram = pair_column(n_pairs(high[kept]) + low[kept], values[kept], now.n_items)
+        return replace(now, gram=gram if sparse.issparse(now.gram) else gram.toarray().ravel())
+
+    def recall(self, clients, remembered):
+        return replace(clients, has_sent=clients.has_sent | remembered)
+
+    def has_sent(self, clients):
+        return clients.has_sent
+
+    def take_back(self, clients):
+        return replace(clients, takes_back=True)
+
+
+# ------------------------------------------------------------------------------ the estimator
+
+
 @dataclass(eq=False, repr=False)
 class FederatedGram(FromPairs, RankingMixin, FederatedRecommender):
-    """Base class of the methods whose server needs only X'X.
-
-    A method gives `_solve`, `_model`, and the users' half.
-    """
+    """Base class of the estimators whose algorithm is a `GramAlgorithm`."""
 
     _: KW_ONLY
     n_rounds: int = 1
@@ -59,128 +214,22 @@ class FederatedGram(FromPairs, RankingMixin, FederatedRecommender):
         | {"upload": [StrOptions({"auto", "local", "all"})]}
     )
 
-    _single_uploads = True
-    _sends_once = True
-    # Every client is then reached once in a pass.
-    _prefers_rotation = True
     _dtype = np.float32
 
-    _no_local_dp = (
-        "noise on every pair of items would drown the few that a client has, and the pairs that it "
-        "sends reveal which items it holds. Use central_dp, whose noise is added to the sum, or "
-        "RFRec for local differential privacy."
-    )
-
-    # Whether `_solve` takes a sparse column in place of a triangle.
-    _solves_sparse = False
-
-    def _keeps_sparse(self, n_items):
-        """Whether the sum is kept sparse."""
-        return self._solves_sparse and self._sends_pairs and n_items >= _item_weights.MANY_ITEMS
-
-    def _begin(self, catalogue, sums, key):
-        n_items = catalogue.n_items
-        sizes = n_pairs(n_items)
-        gram = sparse.csc_array((sizes, 1)) if self._keeps_sparse(n_items) else np.zeros(sizes)
-        return {"n_items": n_items, "gram": gram, "noise_variance": 0.0, "solved": {}}
-
-    def _broadcast(self, server, key):
-        # Clients need no part of the model to answer; one byte requests their upload.
-        return Message(request=Dense(np.ones(1, dtype=np.uint8), dtype="uint8"))
-
-    def _init_clients(self, block, message, key):
-        likes = liked(block)
-        has_sent = np.zeros(block.n_clients, dtype=bool)
-        history = histories(likes, self._dtype, self.history_half_life)
-        return {"likes": likes, "history": history, "has_sent": has_sent, "sign": 1}
-
-    def _upload_specs(self, n_items):
-        rows = "chosen" if self._sends_pairs else "all"
-        if self._keeps_sparse(n_items):
-            return {"gram": FieldSpec((n_pairs(n_items), 1), rows, sparse=True)}
-        return {"gram": FieldSpec((n_pairs(n_items),), rows)}
-
-    def _client_update(self, block, state, message, turn, key):
-        likes, sign = state["likes"], state["sign"]
-        # Those who take back are those who have sent.
-        fresh = ~state["has_sent"] if sign > 0 else state["has_sent"]
-        senders = turn.active & fresh
-        if not senders.any():
-            return state, None, None
-        is_sparse = self._keeps_sparse(block.n_items)
-        if turn.separate:
-            indptr, numbers, values = single_grams(likes, self.pair_half_life, senders)
-            values = values[:, None] if is_sparse else values
-            gram = SparseRows(indptr, numbers, sign * values)
-        else:
-            gram_of = sparse_gram if is_sparse else dense_gram
-            sums = gram_of(likes, self.pair_half_life, senders & turn.delivers)
-            gram = Summed(sign * sums, n_pairs(likes.row_counts))
-        # A client does not know whether its upload arrives, so it never sends another.
-        state = state | {"has_sent": state["has_sent"] | senders}
-        return state, Updates({"gram": gram}, sends=fresh), None
-
-    def _recalled(self, state, remembered):
-        return state | {"has_sent": state["has_sent"] | remembered}
-
-    def _taking_back(self, state):
-        return state | {"sign": -1}
-
-    def _aggregate(self, server, upload, key):
-        if upload is None:
-            return server
-        gram, variance = upload["gram"], server["noise_variance"]
-        total = gram.sum
-        if sparse.issparse(server["gram"]) and not sparse.issparse(total):
-            total = sparse.csc_array(total)  # an aggregator's
-        return server | {
-            "gram": server["gram"] + total,
-            "noise_variance": variance + gram.noise_std**2,
-            "solved": {},
-        }
-
-    def _resumed(self, server, before, places):
-        known = places >= 0
-        is_sparse = sparse.issparse(server["gram"])
-        if is_sparse or sparse.issparse(before["gram"]):
-            i, j, values = pairs_of(before["gram"], before["n_items"])
-            kept = known[i] & known[j]
-            numbers = n_pairs(places[i[kept]]) + places[j[kept]]
-            entries = values[kept], (numbers, np.zeros(len(numbers), dtype=np.int64))
-            gram = sparse.csc_array(entries, (n_pairs(server["n_items"]), 1))
-            return server | {"gram": gram if is_sparse else gram.toarray().ravel()}
-        gram = np.zeros((server["n_items"], server["n_items"]))
-        own = whole(before["gram"], before["n_items"])[np.ix_(known, known)]
-        gram[np.ix_(places[known], places[known])] = own
-        return server | {"gram": lower_part(gram)}
+    def _of_sums(self, kind, **parts):
+        """Return an algorithm of a class, which knows whether the federation hides items."""
+        federation = self._setting()
+        secret = federation.secure_aggregation is not None or federation.central_dp is not None
+        return self._made(kind, hides_items=secret, **parts)
 
     def _attributes_of_state(self, server):
-        counts = diagonal(server["gram"], server["n_items"])
-        counts[counts <= STANDARD_DEVIATIONS * np.sqrt(server["noise_variance"])] = 0
-        shares = popularity(counts, server.get("content"))
-        return super()._attributes_of_state(server) | {"_popularity": shares}
+        counts = diagonal(server.gram, server.n_items)
+        counts[counts <= STANDARD_DEVIATIONS * server.noise_std] = 0
+        attributes = super()._attributes_of_state(server)
+        return attributes | {"_popularity": popularity(counts, attributes.get("_content"))}
 
-    def _solved(self, server):
-        """Return the result of `_solve` for the sum, computed once."""
-        if not server["solved"]:
-            noise_std = float(np.sqrt(server["noise_variance"]))
-            server["solved"].update(self._solve(server["gram"], server["n_items"], noise_std))
-        return server["solved"]
-
-    @property
-    def _sends_pairs(self):
-        if self.upload == "auto":
-            return not self._hides_items
-        return self.upload == "local"
-
-    @property
-    def _hides_items(self):
-        """Whether the server must not learn which items a client holds."""
-        federation = self._setting()
-        return federation.secure_aggregation is not None or federation.central_dp is not None
-
-    def _private_vectors(self, state):
-        return histories(state["likes"], self._dtype).toarray()
+    def _private_vectors(self, clients):
+        return histories(clients.likes, self._dtype).toarray()
 
     def _least_bytes(self, data):
         # `_check_setting` knows more.
@@ -196,7 +245,7 @@ class FederatedGram(FromPairs, RankingMixin, FederatedRecommender):
 
     def _check_setting(self, federation, data, blocks):
         check_likes(data)
-        if self._keeps_sparse(data.n_items):
+        if self._algorithm().keeps_sparse(data.n_items):
             if data.n_items > MOST_ITEMS:
                 raise ValueError(
                     f"{type(self).__name__} takes at most {MOST_ITEMS} items, because clients "

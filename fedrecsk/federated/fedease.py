@@ -10,26 +10,76 @@ import numpy as np
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
-from fedrecsk.base._item_prior import WeightsContent
+from fedrecsk.base._item_prior import ItemFeatures, WeightsContent, filled_weights
 from fedrecsk.base._item_weights import (
     ItemWeightsMixin,
     diagonal,
     histories,
-    liked,
     lower_part,
     n_items_of,
     regularized_inverse,
     weights_of,
     whole,
 )
-from fedrecsk.federated._gram import FederatedGram, without_noise
+from fedrecsk.federated._gram import FederatedGram, GramAlgorithm, without_noise
 from fedrecsk.protocol.messages import Dense, Derived, Message, Rows
 from fedrecsk.updates import FieldSpec, Updates
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OwnWeightsAlgorithm(GramAlgorithm):
+    """Clients add up the weights of their users' own items."""
+
+    download: Literal["auto", "local", "all"]
+
+    @property
+    def sends_rows(self) -> bool:
+        """Return whether clients receive the weights of their own items only."""
+        return self.download == "local" or (self.download == "auto" and not self.hides_items)
+
+    def setup_fields(self, n_items):
+        held = FieldSpec((n_items,), "held", dtype="int32", learned=False)
+        return {"held_items": held} if self.sends_rows else {}
+
+    def answer(self, block, message, key):
+        held = np.bincount(block.row_items, minlength=block.n_items)
+        return Updates({"held_items": held})
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FedEASEAlgorithm(OwnWeightsAlgorithm):
+    """The server inverts the sum."""
+
+    reg: float
+    content: ItemFeatures
+
+    def solve(self, server):
+        gram, n_items = server.gram, server.n_items
+        if server.noise_std > 0:
+            gram = lower_part(without_noise(whole(gram, n_items), server.noise_std))
+        inverse = regularized_inverse(gram, n_items, self.reg)
+        if not self.sends_rows:
+            return Message(inverse=Dense(lower_part(inverse).astype(self.dtype)))
+        weights, prior = weights_of(inverse).astype(self.dtype), self.item_prior(server)
+        return Message(
+            item_weights=Rows(weights if prior is None else filled_weights(prior, weights))
+        )
+
+    def item_prior(self, server):
+        # The items' numbers of likes are on the diagonal.
+        return self.content.prior(diagonal(server.gram, server.n_items))
+
+    def decode(self, message, key):
+        if "inverse" not in message:
+            return message
+        triangle = message["inverse"].values
+        weights = weights_of(whole(triangle, n_items_of(triangle)))
+        return Message(**message, item_weights=Derived(weights.astype(self.dtype)))
+
+
 @dataclass(eq=False, repr=False)
 class OwnWeights(FederatedGram):
-    """Base class of the methods whose clients add up the weights of their users' own items."""
+    """Base class of the estimators whose algorithm is an `OwnWeightsAlgorithm`."""
 
     _: KW_ONLY
     download: Literal["auto", "local", "all"] = "auto"
@@ -38,33 +88,15 @@ class OwnWeights(FederatedGram):
         "download": [StrOptions({"auto", "local", "all"})],
     }
 
-    def _setup_specs(self, n_items):
-        held = FieldSpec((n_items,), "held", dtype="int32", learned=False)
-        return {"held_items": held} if self._sends_rows else {}
-
-    def _setup_update(self, block, message, key):
-        held = np.bincount(block.row_items, minlength=block.n_items)
-        return Updates({"held_items": held})
-
-    def _personalize(self, block, state, message, turn, key):
-        if state is not None:
-            return state
-        return {"history": histories(liked(block), self._dtype, self.history_half_life)}
-
     def _server_attributes(self, message):
         return {"item_weights_": message["item_weights"].values}
 
-    def _user_attributes(self, block, state):
-        return {"user_history_": state["history"]}
-
-    @property
-    def _sends_rows(self):
-        if self.download == "auto":
-            return not self._hides_items
-        return self.download == "local"
+    def _user_attributes(self, block, clients):
+        return {"user_history_": histories(clients.likes, self._dtype, self.history_half_life)}
 
     def _check_before_fit(self):
-        if self._hides_items and self._sends_rows:
+        algorithm = self._algorithm()
+        if algorithm.hides_items and algorithm.sends_rows:
             secure = self._setting().secure_aggregation is not None
             by = "secure_aggregation" if secure else "central_dp"
             raise ValueError(
@@ -136,15 +168,15 @@ class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeights):
     -----
     *Algorithm*::
 
-        set-up  with download="local", clients report which items they hold  _setup_update
+        set-up  with download="local", clients report which items they hold  answer
         each round
-          1  server requests uploads (1 byte)                   _broadcast
+          1  server requests uploads (1 byte)                   broadcast
           2  clients that have not sent before upload x x',
-             summed over their users                            _client_update: kernel add_pairs
-          3  server adds up: G                                  _aggregate
+             summed over their users                            update: kernel add_pairs
+          3  server adds up: G                                  step
         end
-          4  server inverts: P = (G + reg I)^-1, B = I - P diag(P)^-1   _solve
-          5  clients receive rows of B                          _model
+          4  server inverts: P = (G + reg I)^-1, B = I - P diag(P)^-1   solve
+          5  clients receive rows of B                          final
           6  ... and add up those of a user's own items         kernels score_all, score_pairs
 
     *Weights.* The entry of X is the sample weight where y > 0, and 0 elsewhere, as in
@@ -207,24 +239,9 @@ class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeights):
         **WeightsContent._content_constraints,
     }
 
-    def _solve(self, gram, n_items, noise_std):
-        if noise_std > 0:
-            gram = lower_part(without_noise(whole(gram, n_items), noise_std))
-        inverse = regularized_inverse(gram, n_items, self.reg)
-        if self._sends_rows:
-            weights, prior = weights_of(inverse).astype(self._dtype), self._prior_of(gram, n_items)
-            if prior is not None:
-                weights = self._filled_weights(prior, weights)
-            return {"item_weights": weights}
-        return {"inverse": lower_part(inverse).astype(self._dtype)}
-
-    def _aggregate(self, server, upload, key):
-        server = super()._aggregate(server, upload, key)
-        return server | {"content": self._prior_of(server["gram"], server["n_items"])}
-
-    def _prior_of(self, gram, n_items):
-        """Return the prior of the items' weights, whose numbers of likes are on the diagonal."""
-        return self._item_prior(diagonal(gram, n_items))
+    def _algorithm(self):
+        content = ItemFeatures(self.item_features, self.items)
+        return self._of_sums(FedEASEAlgorithm, content=content)
 
     def _with_items(self, rows):
         attributes = super()._with_items(rows)
@@ -232,16 +249,3 @@ class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeights):
         message.pop("inverse", None)
         message["item_weights"] = Rows(attributes["item_weights_"])
         return attributes | {"_final_message": message}
-
-    def _model(self, server):
-        solved = self._solved(server)
-        if self._sends_rows:
-            return Message(item_weights=Rows(solved["item_weights"]))
-        return Message(inverse=Dense(solved["inverse"]))
-
-    def _decode_broadcast(self, message, key):
-        if "inverse" not in message:
-            return message
-        triangle = message["inverse"].values
-        weights = weights_of(whole(triangle, n_items_of(triangle)))
-        return Message(**message, item_weights=Derived(weights.astype(self._dtype)))

@@ -11,12 +11,47 @@ from fedrecsk._utils.docs import documented
 from fedrecsk.base._item_weights import (
     NearestItemsMixin,
     lower_part,
+    nearest_items,
     sparse_weights,
     whole,
 )
 from fedrecsk.federated._gram import without_noise
-from fedrecsk.federated.fedease import OwnWeights
+from fedrecsk.federated.fedease import OwnWeights, OwnWeightsAlgorithm
 from fedrecsk.protocol.messages import Dense, Derived, Message, Rows
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FedItemKNNAlgorithm(OwnWeightsAlgorithm):
+    """The server finds the nearest items of each item."""
+
+    solves_sparse = True
+
+    n_neighbors: int
+    power: float
+    shrinkage: float
+
+    def solve(self, server):
+        gram, n_items = server.gram, server.n_items
+        if server.noise_std > 0:
+            gram = lower_part(without_noise(whole(np.ravel(gram), n_items), server.noise_std))
+        neighbors, nearness = nearest_items(
+            gram,
+            n_items,
+            n_neighbors=self.n_neighbors,
+            power=self.power,
+            shrinkage=self.shrinkage,
+            dtype=self.dtype,
+        )
+        field = Rows if self.sends_rows else Dense
+        return Message(
+            neighbors=field(neighbors, dtype="int32", learned=False), nearness=field(nearness)
+        )
+
+    def decode(self, message, key):
+        if "nearness" not in message:
+            return message
+        weights = sparse_weights(message["neighbors"].values, message["nearness"].values)
+        return Message(**message, item_weights=Derived(weights))
 
 
 @documented
@@ -68,16 +103,16 @@ class FedItemKNN(NearestItemsMixin, OwnWeights):
     -----
     *Algorithm*::
 
-        set-up  with download="local", clients report which items they hold  _setup_update
+        set-up  with download="local", clients report which items they hold  answer
         each round
-          1  server requests uploads (1 byte)                   _broadcast
+          1  server requests uploads (1 byte)                   broadcast
           2  clients that have not sent before upload x x',
-             summed over their users                            _client_update: kernel add_pairs
-          3  server adds up: G                                  _aggregate
+             summed over their users                            update: kernel add_pairs
+          3  server adds up: G                                  step
         end
           4  server finds the nearest items of each item,
-             by B_ij = G_ij / ((G_ii G_jj)^power + shrinkage)   _solve
-          5  clients receive those of their items               _model
+             by B_ij = G_ij / ((G_ii G_jj)^power + shrinkage)   solve
+          5  clients receive those of their items               final
           6  ... and add up those of a user's own items         _score_all
 
     {time}
@@ -116,23 +151,5 @@ class FedItemKNN(NearestItemsMixin, OwnWeights):
         OwnWeights._parameter_constraints | NearestItemsMixin._nearest_constraints
     )
 
-    _solves_sparse = True
-
-    def _solve(self, gram, n_items, noise_std):
-        if noise_std > 0:
-            gram = lower_part(without_noise(whole(np.ravel(gram), n_items), noise_std))
-        neighbors, nearness = self._nearest(gram, n_items)
-        return {"neighbors": neighbors, "nearness": nearness}
-
-    def _model(self, server):
-        field, solved = Rows if self._sends_rows else Dense, self._solved(server)
-        return Message(
-            neighbors=field(solved["neighbors"], dtype="int32", learned=False),
-            nearness=field(solved["nearness"]),
-        )
-
-    def _decode_broadcast(self, message, key):
-        if "nearness" not in message:
-            return message
-        weights = sparse_weights(message["neighbors"].values, message["nearness"].values)
-        return Message(**message, item_weights=Derived(weights))
+    def _algorithm(self):
+        return self._of_sums(FedItemKNNAlgorithm)

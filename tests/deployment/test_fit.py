@@ -413,7 +413,7 @@ def test_an_update_is_the_simulated_one(method, tmp_path, monkeypatch, exact):
     second = ((times > 0) | (silos == 2)) & ~late & (first | (silos != 1))
     third = (second | (silos == 1)) & (silos != 0) | second
     estimator = clone(method).set_params(random_state=0, federation=DIGITS, warm_start=True)
-    if not estimator._sends_once:
+    if not estimator._algorithm().traits.sends_once:
         estimator.set_params(n_rounds=10)
     simulated, before = None, np.zeros(len(X), dtype=bool)
     for number, rows in enumerate([first, second, third]):
@@ -429,7 +429,7 @@ def test_an_update_is_the_simulated_one(method, tmp_path, monkeypatch, exact):
         nodes = make_nodes(estimator, X[rows], y[rows], silos[rows], tmp_path)
         settings = {"update": number > 0, "key": key}
         server = coordinator(estimator, nodes, tmp_path, **settings).run()
-        if simulated._sends_once and simulated.client_fraction < 1:
+        if simulated._algorithm().traits.sends_once and simulated.client_fraction < 1:
             # The simulator also asks those that have nothing to take back.
             server.communication_ = simulated.communication_
         assert_same(load_models(nodes), server, simulated)

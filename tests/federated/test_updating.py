@@ -147,7 +147,7 @@ def test_a_silo_gets_new_users(model):
     both = np.r_[rows, [[8, 2]]]
     expected = clone(model).fit(both, clients=both[:, 0] % 3)
     np.testing.assert_allclose(model.predict(both), expected.predict(both), atol=1e-6)
-    assert model._run.server.state["gram"] == pytest.approx(expected._run.server.state["gram"])
+    assert model._run.server.state.gram == pytest.approx(expected._run.server.state.gram)
 
 
 def assert_equal_lists(model, expected, rows):
@@ -291,14 +291,14 @@ def test_an_update_that_fails_takes_nothing_back(call, monkeypatch):
         "forget": lambda: model.forget([3]),
         "partial_fit": lambda: model.partial_fit([[3, 1]]),
     }
-    before = model._run.server.state["gram"].copy(), copy.deepcopy(model._run.server.ledger)
+    before = model._run.server.state.gram.copy(), copy.deepcopy(model._run.server.ledger)
     with monkeypatch.context() as patch:
         # After clients have taken back uploads.
         patch.setattr(Run, "set_up", fail)
         with pytest.raises(KeyboardInterrupt):
             update[call]()
     assert 3 in model.user_ids_
-    np.testing.assert_array_equal(model._run.server.state["gram"], before[0])
+    np.testing.assert_array_equal(model._run.server.state.gram, before[0])
     assert model._run.server.ledger == before[1]
     update[call]()
     expected = X[X[:, 0] != 3] if call == "forget" else np.r_[X, [[3, 1]]]

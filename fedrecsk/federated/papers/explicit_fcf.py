@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral, Real
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -13,12 +13,15 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._checks import scale_of
-from fedrecsk.federated._feedback import BiasColumn
-from fedrecsk.federated._optimizers import ServerStep
+from fedrecsk.federated import _ratings
+from fedrecsk.federated._optimizers import Descent, Moments, ServerStep
+from fedrecsk.federated._ratings import Columns, Scale
 from fedrecsk.federated._wmf import wmf_kernels
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.portable import Ridge
+from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.messages import Dense, Message, Rows
+from fedrecsk.protocol.states import Kept, PerItem, PerUser
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
 
@@ -31,9 +34,231 @@ class Ratings(NamedTuple):
     weights: np.ndarray
 
 
+NO_LOCAL_DP = (
+    "its set-up counts ratings in plaintext, and its gradients are not clipped. Use RFRec for "
+    "local differential privacy."
+)
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the server knows: the items with their biases, and their penalties."""
+
+    items: Kept[PerItem]
+    penalties: PerItem
+    scale: Scale
+    # Adam's means, None before the first step.
+    moments: Moments | None
+
+
+@dataclass
+class Clients:
+    """Users of a block: their ratings, and their vectors with biases."""
+
+    ratings: Ratings
+    # By weight.
+    n_ratings: PerUser
+    penalties: PerUser
+    users: Kept[PerUser]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RatingAlgorithm(Algorithm[Any, Any]):
+    """Clients send gradients of rated items: ExplicitFCF and SemiDFEGL."""
+
+    reg_user: float
+    reg_item: float
+    reg_bias: float
+    rating_scale: tuple[float, float] | None
+    # Which items' rows are sent: those that the client has rated, or all.
+    upload: Literal["local", "all"] = "local"
+    INIT_STD: float = 0.1
+    REG_POWER: float = 0.5
+    dtype: Any = np.float32
+    columns: Columns
+    descent: Descent
+
+    # --------------------------------------------------------------- before the rounds
+
+    def setup_fields(self, n_items):
+        specs = _ratings.RATINGS | {"n_ratings": FieldSpec((n_items,), self.rows, learned=False)}
+        if self.upload == "local":
+            # An int32 for each rated item: its index.
+            specs["held_items"] = FieldSpec((n_items,), "held", dtype="int32", learned=False)
+        return specs
+
+    @property
+    def rows(self) -> Literal["held", "all"]:
+        """Return which rows are sent, as in a FieldSpec."""
+        return "held" if self.upload == "local" else "all"
+
+    def answer(self, block, message, key):
+        fields = {
+            "ratings": _ratings.sums_of_ratings(block),
+            "n_ratings": _ratings.numbers_of_ratings(block),
+            "held_items": _ratings.numbers_of_holders(block),
+        }
+        return Updates({name: fields[name] for name in self.setup_fields(block.n_items)})
+
+    def begin(self, catalogue, sums, key):
+        total, number = sums["ratings"].sum
+        # Noise (central_dp) may turn a count negative, and take the mean out of the scale.
+        n_ratings = np.maximum(sums["n_ratings"].sum, 0)
+        low, high = scale_of(self.rating_scale, catalogue.rating_range)
+        level = np.clip(total / number, low, high) if number > 0 else (low + high) / 2
+        items = self.columns.first_items(catalogue.n_items, self.INIT_STD, key)
+        return Server(
+            items=np.where((n_ratings > 0)[:, None], items, self.dtype(0)),
+            penalties=self.penalties(n_ratings, self.reg_item) / catalogue.n_clients,
+            scale=Scale(low, high, float(level) if self.columns.biases else 0.0),
+            moments=None,
+        )
+
+    def penalties(self, n_ratings, reg):
+        """Return the penalties on each number of vectors, by their numbers of ratings."""
+        columns = self.columns
+        penalties = np.repeat((reg * n_ratings**self.REG_POWER)[:, None], columns.width, axis=1)
+        if columns.biases:
+            penalties[:, 0] = self.reg_bias
+        return penalties
+
+    def announce(self, server):
+        return Message(scale=server.scale.sent())
+
+    def enter(self, block, message, key):
+        users = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
+        n_ratings = np.bincount(users, block.weights, minlength=block.n_users)
+        values = (block.values - Scale.received(message).level).astype(self.dtype)
+        return Clients(
+            ratings=Ratings(users, block.items, values, block.weights.astype(self.dtype)),
+            n_ratings=n_ratings,
+            penalties=self.penalties(n_ratings, self.reg_user),
+            users=np.zeros((block.n_users, self.columns.width), dtype=self.dtype),
+        )
+
+    # ------------------------------------------------------------------ on the clients
+
+    def fit_users(self, block, ratings, penalties, items, who, users):
+        """Solve exactly for the users of a mask, in place."""
+        items, values = items.astype(self.dtype), ratings.values
+        if self.columns.biases:
+            values = values - items[ratings.items, 0]
+            items[:, 0] = 1
+        equations = wmf_kernels.Ratings(ratings.items, ratings.weights, ratings.weights * values)
+        work, penalties = wmf_kernels.workspace(block, users), penalties.astype(self.dtype)
+        wmf_kernels.fit_raters(block.indptr, who, equations, items, penalties, work, users)
+
+    def with_ones(self, users):
+        """Return what items are multiplied by: users' rows with 1 in place of their biases."""
+        left = users.copy()
+        if self.columns.biases:
+            left[:, 0] = 1
+        return left
+
+    def errors(self, block, ratings, who, left, user_bias, items):
+        """Return w (score - rating) of each rating, 0 for those of clients outside a mask."""
+        places, errors = rated_by(block, who), np.zeros(len(block.items), self.dtype)
+        users, rated, values, weights = (one[places] for one in ratings)
+        # Clients that have diverged are left out of the sums, or report it themselves.
+        with np.errstate(over="ignore", invalid="ignore"):
+            scores = np.einsum("kf,kf->k", left[users], items[rated]) + user_bias[users]
+            errors[places] = weights * (scores - values)
+        return errors
+
+    def by_item(self, block, turn, *terms):
+        """Return sums over users of a number of each rating times the user's row, and is_finite.
+
+        `terms` are pairs of numbers and rows. The sums are by item, or client by client.
+        """
+        broken = ~np.isfinite(sum(numbers for numbers, _ in terms))
+        is_finite = np.ones(block.n_clients, dtype=bool)
+        owners = np.searchsorted(block.rating_indptr, np.flatnonzero(broken), "right") - 1
+        is_finite[owners] = False
+        sends = turn.active if turn.separate else turn.active & turn.delivers & is_finite
+        columns, n_columns, dtype = block.items, block.n_items, np.float64
+        if turn.separate:
+            columns, n_columns, dtype = block.rows, len(block.row_items), self.dtype
+        senders, shape, total = block.users_of(sends)[:, None], (block.n_users, n_columns), 0
+        for numbers, rows in terms:
+            numbers = numbers if turn.separate else np.where(broken, 0, numbers)
+            matrix = csr_array((numbers, columns, block.indptr), shape)
+            total = total + matrix.T @ np.where(senders, rows, 0).astype(dtype)
+        if turn.separate:
+            own = block.own_rows(sends)
+            total = SparseRows(own.indptr, own.items, total[np.repeat(sends, block.row_counts)])
+        return total, is_finite
+
+    # ------------------------------------------------------------------- on the server
+
+    def stepped(self, server, gradient):
+        """Return the server's state after a step of the items down their gradient."""
+        items, moments = self.descent.step(server.items, gradient, server.moments)
+        return replace(server, items=items.astype(self.dtype), moments=moments)
+
+    def final(self, server):
+        # To recommend, a client needs the items that it has not rated.
+        return Message(item_vectors=Dense(server.items))
+
+
+def rated_by(block, who):
+    """Return the ratings of the clients of a mask, as an index."""
+    if who.all():
+        return slice(None)
+    return np.flatnonzero(np.repeat(block.users_of(who), np.diff(block.indptr)))
+
+
+def loss_of(block, errors, weights, who):
+    """Return the sums of w (score - rating)^2 and of w over the clients of a mask."""
+    places = rated_by(block, who)
+    errors, weights = errors[places].astype(np.float64), weights[places].astype(np.float64)
+    positive = weights > 0
+    return (errors[positive] ** 2 / weights[positive]).sum(), weights.sum()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ExplicitFCFAlgorithm(RatingAlgorithm):
+    """Every client solves for its users, and uploads the gradient in the items they have rated."""
+
+    @property
+    def traits(self):
+        return Traits(single_uploads=True, goes_on=True, refuses={"local_dp": NO_LOCAL_DP})
+
+    def broadcast(self, server, key):
+        rows = Rows if self.upload == "local" else Dense
+        return Message(item_vectors=rows(server.items))
+
+    def fields(self, n_items):
+        return {"gradient": FieldSpec((n_items, self.columns.width), self.rows)}
+
+    def update(self, block, clients, message, turn, key):
+        ratings, users, who = clients.ratings, clients.users, turn.active
+        items = message["item_vectors"].values.astype(self.dtype)
+        self.fit_users(block, ratings, clients.penalties, items, block.users_of(who), users)
+        left = self.with_ones(users)
+        bias = users[:, 0] if self.columns.biases else np.zeros(len(users), self.dtype)
+        errors = self.errors(block, ratings, who, left, bias, items)
+        gradient, is_finite = self.by_item(block, turn, (errors, left))
+        loss = loss_of(block, errors, ratings.weights, who)
+        return clients, Updates({"gradient": gradient}, is_finite=is_finite), loss
+
+    def step(self, server, upload, key):
+        if upload is None:
+            return server
+        gradient = upload["gradient"].mean + server.penalties * server.items
+        return self.stepped(server, 2 * gradient)
+
+    def personalize(self, block, clients, message, turn, key):
+        # Users start afresh: only their own data count.
+        part, items = block.part(turn.active), message["item_vectors"].values
+        clients, everyone = self.enter(part, message, key), np.ones(part.n_users, dtype=bool)
+        users = clients.users
+        self.fit_users(part, clients.ratings, clients.penalties, items, everyone, users)
+        return replace(clients, users=block.spread(users, turn.active))
+
+
 @dataclass(eq=False, repr=False)
-class RatingGradients(ServerStep, BiasColumn, RatingMixin, FederatedRecommender):
-    """Base class of ExplicitFCF and SemiDFEGL, whose clients send gradients of rated items."""
+class RatingGradients(ServerStep, _ratings.BiasColumn, RatingMixin, FederatedRecommender):
+    """Base class of ExplicitFCF and SemiDFEGL, the estimators of a `RatingAlgorithm`."""
 
     n_factors: int = 20
     _: KW_ONLY
@@ -61,132 +286,15 @@ class RatingGradients(ServerStep, BiasColumn, RatingMixin, FederatedRecommender)
         }
     )
 
-    _single_uploads = True
     _dtype = np.float32
     _user_width = "n_factors"
-    _carried = ("item_vectors",)
-    # The items whose rows are sent: those that the client has rated.
-    _rows = "held"
 
-    def _setup_specs(self, n_items):
-        specs = super()._setup_specs(n_items)
-        specs["n_ratings"] = FieldSpec((n_items,), self._rows, learned=False)
-        if self._rows == "held":
-            # An int32 for each rated item: its index.
-            specs["held_items"] = FieldSpec((n_items,), "held", dtype="int32", learned=False)
-        return specs
-
-    def _begin(self, catalogue, sums, key):
-        total, number = sums["ratings"].sum
-        # Noise (central_dp) may turn a count negative, and take the mean out of the scale.
-        n_ratings = np.maximum(sums["n_ratings"].sum, 0)
-        low, high = scale_of(self.rating_scale, catalogue.rating_range)
-        level = np.clip(total / number, low, high) if number > 0 else (low + high) / 2
-        rated = (n_ratings > 0)[:, None]
-        return {
-            "item_vectors": np.where(rated, self._first_items(catalogue, key), self._dtype(0)),
-            "rating_scale": (low, high),
-            "level": float(level) if self.biases else 0.0,
-            "n_clients": catalogue.n_clients,
-            "penalties": self._penalties(n_ratings, self.reg_item) / catalogue.n_clients,
-        }
-
-    def _initial_broadcast(self, server):
-        return Message(scale=Dense(np.array([*server["rating_scale"], server["level"]])))
-
-    def _init_clients(self, block, message, key):
-        users = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
-        n_ratings = np.bincount(users, block.weights, minlength=block.n_users)
-        values = block.values - message["scale"].values[2]
-        return {
-            "ratings": Ratings(
-                users, block.items, values.astype(self._dtype), block.weights.astype(self._dtype)
-            ),
-            "n_ratings": n_ratings,
-            "penalties": self._penalties(n_ratings, self.reg_user),
-            "users": np.zeros((block.n_users, self._width), dtype=self._dtype),
-        }
-
-    def _final_model(self, server):
-        # To recommend, a client needs the items that it has not rated.
-        return Message(item_vectors=Dense(server["item_vectors"]))
+    def _of_ratings(self, kind):
+        """Return an algorithm of a class, with its columns and the server's steps."""
+        return self._made(kind, columns=self._columns(), descent=self._descent())
 
     def _response(self, scores):
         return np.clip(scores, *self.rating_scale_)
-
-    def _penalties(self, n_ratings, reg):
-        """Return the penalties on each number of vectors, by their numbers of ratings."""
-        penalties = np.repeat((reg * n_ratings**self.REG_POWER)[:, None], self._width, axis=1)
-        if self.biases:
-            penalties[:, 0] = self.reg_bias
-        return penalties
-
-    def _fit_users(self, block, ratings, penalties, items, who, users):
-        """Solve exactly for the users of a mask, in place."""
-        items, values = items.astype(self._dtype), ratings.values
-        if self.biases:
-            values = values - items[ratings.items, 0]
-            items[:, 0] = 1
-        equations = wmf_kernels.Ratings(ratings.items, ratings.weights, ratings.weights * values)
-        work, penalties = wmf_kernels.workspace(block, users), penalties.astype(self._dtype)
-        wmf_kernels.fit_raters(block.indptr, who, equations, items, penalties, work, users)
-
-    def _with_ones(self, users):
-        """Return what items are multiplied by: users' rows with 1 in place of their biases."""
-        left = users.copy()
-        if self.biases:
-            left[:, 0] = 1
-        return left
-
-    @staticmethod
-    def _rated(block, who):
-        """Return the ratings of the clients of a mask, as an index."""
-        if who.all():
-            return slice(None)
-        return np.flatnonzero(np.repeat(block.users_of(who), np.diff(block.indptr)))
-
-    def _errors(self, block, ratings, who, left, user_bias, items):
-        """Return w (score - rating) of each rating, 0 for those of clients outside a mask."""
-        places, errors = self._rated(block, who), np.zeros(len(block.items), self._dtype)
-        users, rated, values, weights = (one[places] for one in ratings)
-        # Clients that have diverged are left out of the sums, or report it themselves.
-        with np.errstate(over="ignore", invalid="ignore"):
-            scores = np.einsum("kf,kf->k", left[users], items[rated]) + user_bias[users]
-            errors[places] = weights * (scores - values)
-        return errors
-
-    def _loss(self, block, errors, weights, who):
-        """Return the sums of w (score - rating)^2 and of w over the clients of a mask."""
-        places = self._rated(block, who)
-        errors, weights = errors[places].astype(np.float64), weights[places].astype(np.float64)
-        positive = weights > 0
-        return (errors[positive] ** 2 / weights[positive]).sum(), weights.sum()
-
-    def _by_item(self, block, turn, *terms):
-        """Return sums over users of a number of each rating times the user's row, and is_finite.
-
-        `terms` are pairs of numbers and rows. The sums are by item, or client by client.
-        """
-        broken = ~np.isfinite(sum(numbers for numbers, _ in terms))
-        is_finite = np.ones(block.n_clients, dtype=bool)
-        owners = np.searchsorted(block.rating_indptr, np.flatnonzero(broken), "right") - 1
-        is_finite[owners] = False
-        sends = turn.active if turn.separate else turn.active & turn.delivers & is_finite
-        columns, n_columns, dtype = block.items, block.n_items, np.float64
-        if turn.separate:
-            columns, n_columns, dtype = block.rows, len(block.row_items), self._dtype
-        senders, shape, total = block.users_of(sends)[:, None], (block.n_users, n_columns), 0
-        for numbers, rows in terms:
-            numbers = numbers if turn.separate else np.where(broken, 0, numbers)
-            matrix = csr_array((numbers, columns, block.indptr), shape)
-            total = total + matrix.T @ np.where(senders, rows, 0).astype(dtype)
-        if turn.separate:
-            own = block.own_rows(sends)
-            total = SparseRows(own.indptr, own.items, total[np.repeat(sends, block.row_counts)])
-        return total, is_finite
-
-    def _upload_moving(self, view, rows, moves):
-        return {"gradient": self._gradient_moving(view, "gradient", moves)}
 
 
 @documented
@@ -260,15 +368,15 @@ class ExplicitFCF(RatingGradients):
     -----
     *Algorithm*::
 
-        set-up  clients send sums and counts of ratings       _setup_update, _begin
+        set-up  clients send sums and counts of ratings       answer, begin
         each round
-          1  server sends (b_i, q_i), of own items with "local" _model
-          2  clients solve for their users                    _fit_users: kernel fit_raters
-          3  ... and upload the gradient of rated items       _by_item
-          4  server takes a step of Adam                      _aggregate
+          1  server sends (b_i, q_i), of own items with "local" broadcast
+          2  clients solve for their users                    fit_users: kernel fit_raters
+          3  ... and upload the gradient of rated items       by_item
+          4  server takes a step of Adam                      step
         end
-          5  server sends all items                           _final_model
-          6  clients solve for their users once more          _personalize: kernel fit_raters
+          5  server sends all items                           final
+          6  clients solve for their users once more          personalize: kernel fit_raters
 
     *What is sent.* Once, up: the client's sum and number of ratings, and its number of ratings
     of each item; with "local" also which items these are. Once, down: the scale and the level.
@@ -316,42 +424,13 @@ class ExplicitFCF(RatingGradients):
         "upload": [StrOptions({"local", "all"})],
     }
 
-    _no_local_dp = (
-        "its set-up counts ratings in plaintext, and its gradients are not clipped. Use RFRec for "
-        "local differential privacy."
-    )
-
-    @property
-    def _rows(self):
-        return "held" if self.upload == "local" else "all"
-
-    def _model(self, server):
-        rows = Rows if self.upload == "local" else Dense
-        return Message(item_vectors=rows(server["item_vectors"]))
-
-    def _upload_specs(self, n_items):
-        return {"gradient": FieldSpec((n_items, self._width), self._rows)}
-
-    def _client_update(self, block, state, message, turn, key):
-        ratings, users = state["ratings"], state["users"]
-        items, who = message["item_vectors"].values.astype(self._dtype), turn.active
-        self._fit_users(block, ratings, state["penalties"], items, block.users_of(who), users)
-        left = self._with_ones(users)
-        bias = users[:, 0] if self.biases else np.zeros(len(users), self._dtype)
-        errors = self._errors(block, ratings, who, left, bias, items)
-        gradient, is_finite = self._by_item(block, turn, (errors, left))
-        loss = self._loss(block, errors, ratings.weights, who)
-        return state, Updates({"gradient": gradient}, is_finite=is_finite), loss
-
-    def _aggregate(self, server, upload, key):
-        if upload is None:
-            return server
-        gradient = upload["gradient"].mean + server["penalties"] * server["item_vectors"]
-        return self._stepped(server, "item_vectors", 2 * gradient)
+    def _algorithm(self):
+        return self._of_ratings(ExplicitFCFAlgorithm)
 
     def _public_half(self):
         vectors, offset = self.item_factors_, np.full(self.n_items_, self.global_bias_)
-        penalty, power = np.full(self._width, float(self.reg_user)), np.zeros(self._width)
+        width = self._columns().width
+        penalty, power = np.full(width, float(self.reg_user)), np.zeros(width)
         power[int(self.biases) :] = self.REG_POWER
         if self.biases:
             vectors = np.column_stack([np.ones_like(vectors[:, 0]), vectors])
@@ -359,11 +438,3 @@ class ExplicitFCF(RatingGradients):
         return Ridge.of(
             vectors, np.diag(penalty), offset=offset, power=power, rates=True, confidence=1.0
         )
-
-    def _personalize(self, block, state, message, turn, key):
-        # Users start afresh: only their own data count.
-        part = block.part(turn.active)
-        state, items = self._init_clients(part, message, key), message["item_vectors"].values
-        users, everyone = state["users"], np.ones(part.n_users, dtype=bool)
-        self._fit_users(part, state["ratings"], state["penalties"], items, everyone, users)
-        return {"users": block.spread(users, turn.active)}

@@ -14,8 +14,9 @@ from sklearn.utils.extmath import randomized_svd
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base._item_weights import pairs_of, symmetric, whole
-from fedrecsk.federated._gram import FederatedGram, items_above_noise, signal
+from fedrecsk.federated._gram import FederatedGram, GramAlgorithm, items_above_noise, signal
 from fedrecsk.federated._implicit_mf import WMFModel
+from fedrecsk.federated._wmf import UserProblem
 from fedrecsk.protocol.messages import Dense, Message
 
 # Mean squared length of the columns of the item vectors.
@@ -24,6 +25,36 @@ MEAN_SQUARE = 100.0
 RESOLUTION = 1e-10
 # Steps of the randomised eigenpairs of a sparse sum.
 POWER_STEPS = 4
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FedSpectralAlgorithm(GramAlgorithm):
+    """The server finds item vectors, for which clients solve for their users."""
+
+    solves_sparse = True
+
+    problem: UserProblem
+
+    def solve(self, server):
+        n_items, noise_std = server.n_items, server.noise_std
+        n_factors = min(self.problem.n_factors, n_items)
+        if sparse.issparse(server.gram):
+            matrix = symmetric(*pairs_of(server.gram, n_items), n_items)
+        else:
+            matrix = whole(server.gram, n_items)
+        if noise_std > 0:
+            leading = _factors_from_noise(matrix, n_factors, noise_std)
+        else:
+            leading = _spectral_factors(matrix, n_factors)
+        factors = np.zeros((n_items, self.problem.n_factors))
+        factors[:, : leading.shape[1]] = leading
+        return Message(item_factors=Dense(factors.astype(self.dtype)))
+
+    def decode(self, message, key):
+        return self.problem.decoded(message)
+
+    def personalize(self, block, clients, message, turn, key):
+        return self.problem.personalized(block, turn.active, *self.problem.received(message))
 
 
 @documented
@@ -73,17 +104,17 @@ class FedSpectral(WMFModel, FederatedGram):
     *Algorithm*::
 
         each round
-          1  server requests uploads (1 byte)                   _broadcast
+          1  server requests uploads (1 byte)                   broadcast
           2  clients that have not sent before upload x x',
-             summed over their users                            _client_update: kernel add_pairs
-          3  server adds up: G                                  _aggregate
+             summed over their users                            update: kernel add_pairs
+          3  server adds up: G                                  step
         end
           4  D = diag(G); V, e = the d leading eigenpairs of D^-1/4 G D^-1/4
              Q = D^1/4 V e^1/2, scaled to a mean squared length
-             of its columns of 100                              _solve
-          5  server sends Q                                     _model
+             of its columns of 100                              solve
+          5  server sends Q                                     final
           6  clients solve p = (Q'Q + reg_user I + alpha sum w q q')^-1
-             sum (1 + alpha w) q over a user's own items        _personalize: kernel fit_users
+             sum (1 + alpha w) q over a user's own items        personalize: kernel fit_users
 
     With 5,000 items and more, G is kept sparse, and step 4 is randomised [3]_.
 
@@ -141,34 +172,11 @@ class FedSpectral(WMFModel, FederatedGram):
         "reg_user": [Interval(Real, 0, None, closed="neither")],
     }
 
-    def _decode_broadcast(self, message, key):
-        return self._user_problem().decoded(message)
-
-    def _personalize(self, block, state, message, turn, key):
-        problem = self._user_problem()
-        return problem.personalized(block, turn.active, *problem.received(message))
-
-    _solves_sparse = True
-
-    def _solve(self, gram, n_items, noise_std):
-        n_factors = min(self.n_factors, n_items)
-        if sparse.issparse(gram):
-            matrix = symmetric(*pairs_of(gram, n_items), n_items)
-        else:
-            matrix = whole(gram, n_items)
-        if noise_std > 0:
-            leading = _factors_from_noise(matrix, n_factors, noise_std)
-        else:
-            leading = _spectral_factors(matrix, n_factors)
-        factors = np.zeros((n_items, self.n_factors))
-        factors[:, : leading.shape[1]] = leading
-        return {"item_factors": factors.astype(self._dtype)}
+    def _algorithm(self):
+        return self._of_sums(FedSpectralAlgorithm, problem=self._user_problem())
 
     def _scores_of_unknown_users(self):
         return FederatedGram._scores_of_unknown_users(self)
-
-    def _model(self, server):
-        return Message(item_factors=Dense(self._solved(server)["item_factors"]))
 
 
 def _spectral_factors(gram, n_factors):

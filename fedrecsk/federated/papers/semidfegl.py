@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral, Real
 from typing import ClassVar, NamedTuple
 
@@ -14,7 +14,15 @@ from scipy.special import softmax
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.federated._optimizers import adam
-from fedrecsk.federated.papers.explicit_fcf import RatingGradients
+from fedrecsk.federated.papers import explicit_fcf
+from fedrecsk.federated.papers.explicit_fcf import (
+    RatingAlgorithm,
+    RatingGradients,
+    loss_of,
+    rated_by,
+)
+from fedrecsk.protocol import states
+from fedrecsk.protocol.algorithm import MeetsPeers, Traits
 from fedrecsk.protocol.messages import GroupMessages, Message, PerClient, Rows
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
@@ -57,6 +65,367 @@ class Devices(PerClient):
 
     def _n_values(self, n_held):
         return self.n_others
+
+
+NO_LOCAL_DP = (
+    "its set-up counts ratings in plaintext, and what devices send to each other is neither "
+    "clipped nor noised. Use RFRec for local differential privacy."
+)
+
+
+@dataclass(frozen=True)
+class Server(explicit_fcf.Server):
+    """What the server knows: items, and the clients' embeddings and groups."""
+
+    # (n_clients, d), and whether a client has sent its own.
+    embeddings: np.ndarray
+    known: np.ndarray
+    groups: Groups
+
+
+@dataclass
+class Clients(explicit_fcf.Clients):
+    """Users of a block, with what they need of their last round."""
+
+    # Adam's moments and steps, of each user.
+    moments: np.ndarray
+    n_steps: states.PerUser
+    graph: EgoGraphs
+    # By rating.
+    errors: np.ndarray
+    # Gradients by (b_u, z_u), and what the other devices add to them.
+    gradients: states.PerUser
+    pull: states.PerUser
+    # z_u of the last round.
+    embeddings: states.PerUser
+    # The last round with an exchange.
+    met: states.PerClient
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SemiDFEGLAlgorithm(RatingAlgorithm, MeetsPeers[Clients]):
+    """Devices embed their users on graphs that connect them in groups."""
+
+    n_factors: int
+    n_layers: int
+    n_groups: int
+    n_common: int
+    user_learning_rate: float
+    FUZZINESS: float = 1.2
+    CLUSTER_EVERY: int = 10
+
+    @property
+    def traits(self):
+        return Traits(
+            single_uploads=True,
+            server_sees="clients",
+            # None, if ego graphs stay isolated.
+            n_exchanges=2 if self.n_common else 0,
+            refuses={"local_dp": NO_LOCAL_DP},
+        )
+
+    def begin(self, catalogue, sums, key):
+        n_clients = catalogue.n_clients
+        return Server(
+            **vars(super().begin(catalogue, sums, key)),
+            embeddings=np.zeros((n_clients, self.n_factors), dtype=self.dtype),
+            known=np.zeros(n_clients, dtype=bool),
+            groups=_no_groups(n_clients),
+        )
+
+    # ---------------------------------------------------------------- each round, down
+
+    def broadcast(self, server, key):
+        items = Rows(server.items)
+        if not self.n_common:
+            return Message(item_vectors=items)
+        groups, common = server.groups, np.zeros_like(server.embeddings)
+        n_others = np.zeros(len(common), dtype=np.int64)
+        grouped = groups.of_client >= 0
+        if grouped.any():
+            of_client = groups.of_client[grouped]
+            sums = self._factors(server.items)[groups.items].sum(axis=1)
+            common[grouped] = (groups.scales[:, None] * sums)[of_client]
+            n_others[grouped] = groups.n_devices[of_client] - 1
+        return Message(
+            item_vectors=items,
+            common=PerClient(common),
+            group=Devices(groups.of_client, "int32", learned=False, n_others=n_others),
+        )
+
+    # -------------------------------------------------- each round, on and among devices
+
+    def fields(self, n_items):
+        specs = {
+            "gradient": FieldSpec((n_items, self.columns.width), "held"),
+            "embedding": FieldSpec((self.n_factors,)),
+        }
+        return specs | ({"common": FieldSpec((self.n_factors,))} if self.n_common else {})
+
+    def enter(self, block, message, key):
+        n, width, d = block.n_users, self.columns.width, self.n_factors
+        return Clients(
+            **vars(super().enter(block, message, key)),
+            moments=np.zeros((2, n, width)),
+            n_steps=np.zeros((n, 1)),
+            graph=EgoGraphs(*np.zeros((3, n, 1)), *np.zeros((3, n, d))),
+            errors=np.zeros(len(block.items), self.dtype),
+            gradients=np.zeros((n, width)),
+            pull=np.zeros((n, d)),
+            embeddings=np.zeros((n, d)),
+            met=np.full(block.n_clients, -1),
+        )
+
+    def exchange(self, block, clients, message, turn, step, key):
+        groups = np.where(turn.active, message["group"].values, -1)
+        users, graph = block.users_of(turn.active), clients.graph
+        if step == 0:
+            clients.met[turn.active] = key.round
+            self._connect(block, graph, message, groups, users)
+            sent = self._factors(clients.users) + (self.n_layers == 3) * graph.first
+            messages = _by_client(block, graph.scale * sent) / _n_users(block)
+        else:
+            self._measure(block, clients, message, turn.active)
+            messages = _by_client(block, graph.scale * self._factors(clients.gradients))
+        return clients, GroupMessages(groups, messages)
+
+    def after_exchange(self, block, clients, means, turn, step):
+        users, graph = block.users_of(turn.active), clients.graph
+        if step == 1:
+            means = self._share * means / _n_users(block)
+        means = np.repeat(means, np.diff(block.client_indptr), axis=0)[users]
+        if step == 0:
+            graph.peers[users] = means
+        else:
+            clients.pull[users] = graph.n_common[users] * means
+        return clients
+
+    def update(self, block, clients, message, turn, key):
+        graph, alone = clients.graph, turn.active & (clients.met != key.round)
+        if alone.any():
+            # Devices that have no connection are left with their own ego graphs.
+            users = block.users_of(alone)
+            self._connect(block, graph, message, np.full(block.n_clients, -1), users)
+            clients.pull[users] = 0
+            self._measure(block, clients, message, alone)
+        users, left = block.users_of(turn.active), self._left(clients)
+        clients.embeddings[users] = self._factors(left)[users]
+        # What gradients by z_u are by layer 0, by layer 1, and by the neighbours' layer 0.
+        gradient = self._factors(clients.gradients)
+        by_start = self._share * (1 + graph.own) * gradient + graph.scale * clients.pull
+        by_first = by_start if self.n_layers == 3 else self._share * gradient
+        through = np.zeros((block.n_users, self.columns.width), self.dtype)
+        self._factors(through)[:] = graph.scale * by_first
+        errors, ones = clients.errors, np.ones(len(block.items), self.dtype)
+        loss = loss_of(block, errors, clients.ratings.weights, turn.active)
+        gradient, is_finite = self.by_item(block, turn, (errors, left), (ones, through))
+        common = self._factors(_by_client(block, (graph.n_common > 0) * through))
+        embedding = self._factors(_by_client(block, left)) / _n_users(block)
+        is_finite &= np.isfinite(common).all(axis=1) & np.isfinite(embedding).all(axis=1)
+        self._step_users(clients, by_start, users)
+        fields = {"gradient": gradient, "embedding": SparseRows.stacked(embedding)}
+        if self.n_common:
+            fields["common"] = SparseRows.stacked(common)
+        return clients, Updates(fields, is_finite=is_finite), loss
+
+    # ------------------------------------------------------------------ the ego graphs
+
+    @property
+    def _share(self):
+        """Weight of each layer in the embedding (alpha_l = 1 / (L + 1))."""
+        return 1 / (self.n_layers + 1)
+
+    def _connect(self, block, graph, message, groups, users):
+        """Users' neighbours in this round: own items and, in a group, its predicted items."""
+        of_user = np.repeat(np.arange(block.n_clients), np.diff(block.client_indptr))[users]
+        n_own = np.diff(block.indptr)[users]
+        n_common = np.where(groups[of_user] >= 0, min(self.n_common, block.n_items), 0)
+        degree = np.maximum(n_own + n_common, 1)
+        graph.n_common[users, 0] = n_common
+        graph.own[users, 0] = n_own / degree
+        graph.scale[users, 0] = 1 / np.sqrt(degree)
+        graph.common[users] = 0
+        if (groups >= 0).any():
+            common = message["common"].values[of_user]
+            graph.common[users] = np.where(n_common[:, None] > 0, common, 0)
+        graph.peers[users] = 0
+        graph.first[users] = self._first_layer(block, graph, message, users)
+
+    def _first_layer(self, block, graph, message, users):
+        """Return layer 1 of the users of a mask: the scaled sum of their neighbours."""
+        ones = np.ones(len(block.items), self.dtype), block.items, block.indptr
+        rated = csr_array(ones, shape=(block.n_users, block.n_items))[users]
+        sums = rated @ self._factors(message["item_vectors"].values.astype(self.dtype))
+        return graph.scale[users] * (sums + graph.common[users])
+
+    def _embeddings(self, users, graph, first):
+        """z_u: the mean of all layers."""
+        layers = (1 + graph.own) * self._factors(users)
+        layers = layers + (1 + (self.n_layers == 3) * graph.own) * first
+        return self._share * (layers + graph.n_common * graph.scale * graph.peers)
+
+    def _left(self, clients):
+        """Return (1, z_u), the 1 with biases."""
+        graph, left = clients.graph, self.with_ones(clients.users)
+        self._factors(left)[:] = self._embeddings(clients.users, graph, graph.first)
+        return left
+
+    def _measure(self, block, clients, message, who):
+        """Find the error of each rating of the clients of a mask, and gradients by (b_u, z_u)."""
+        items, ratings = message["item_vectors"].values.astype(self.dtype), clients.ratings
+        users = block.users_of(who)
+        bias = np.zeros(block.n_users, self.dtype)
+        if self.columns.biases:
+            bias[:] = clients.users[:, 0]
+        errors = self.errors(block, ratings, who, self._left(clients), bias, items)
+        places = rated_by(block, who)
+        clients.errors[places] = errors[places]
+        matrix = csr_array((errors, block.items, block.indptr), (block.n_users, block.n_items))
+        gradients = matrix @ items
+        if self.columns.biases:
+            gradients[:, 0] = matrix.sum(axis=1)
+        clients.gradients[users] = gradients[users]
+
+    def _step_users(self, clients, by_start, users):
+        """Step each user of a mask, by Adam or gradient descent."""
+        gradient = clients.gradients + clients.penalties * clients.users
+        self._factors(gradient)[:] += by_start - self._factors(clients.gradients)
+        n_ratings = np.maximum(clients.n_ratings[users], np.finfo(np.float64).tiny)
+        gradient = gradient[users] / n_ratings[:, None]
+        # A user whose numbers have overflowed stays where it is.
+        gradient = np.where(np.isfinite(gradient).all(axis=1, keepdims=True), gradient, 0)
+        if self.descent.optimizer == "adam":
+            clients.n_steps[users] += 1
+            n_steps, moments = clients.n_steps[users], clients.moments
+            gradient, moments[:, users] = adam(self.descent, moments[:, users], n_steps, gradient)
+        clients.users[users] -= self.user_learning_rate * gradient
+
+    def _factors(self, rows):
+        """Return a view of rows without the bias in front."""
+        return rows[:, int(self.columns.biases) :]
+
+    # ----------------------------------------------------------------- each round, server
+
+    def step(self, server, upload, key):
+        if upload is not None:
+            server = self._learned(server, upload)
+        if self.n_common and key.round % self.CLUSTER_EVERY == 0:
+            given = server.embeddings, server.known, self._factors(server.items)
+            sizes, generator = (self.n_groups, self.n_common), key.generator("centres")
+            groups = _clustered(*given, *sizes, self.FUZZINESS, generator)
+            server = replace(server, groups=groups)
+        return server
+
+    def _learned(self, server, upload):
+        """Return the items after a step, and the embeddings that have come."""
+        groups, items = server.groups, server.items
+        embeddings, known = server.embeddings.copy(), server.known.copy()
+        by_group = np.zeros((len(groups.items), self.n_factors))
+        for code, one in upload.single():
+            embeddings[code], known[code] = one["embedding"].change, True
+            if groups.of_client[code] >= 0:
+                by_group[groups.of_client[code]] += one["common"].change
+        gradient = upload["gradient"].sum.astype(np.float64)
+        for members, row in zip(groups.items, groups.scales[:, None] * by_group, strict=True):
+            self._factors(gradient)[members] += row
+        gradient = gradient / upload.n_clients + server.penalties * items
+        return self.stepped(replace(server, embeddings=embeddings, known=known), gradient)
+
+    # ------------------------------------------------------------------------- the end
+
+    def personalize(self, block, clients, message, turn, key):
+        if clients is None:
+            return self._newcomers(block, message, key)
+        everyone = np.ones(block.n_users, dtype=bool)
+        first = self._first_layer(block, clients.graph, message, everyone)
+        users = clients.users.copy()
+        self._factors(users)[:] = self._embeddings(users, clients.graph, first)
+        return replace(clients, users=users)
+
+    def _newcomers(self, block, message, key):
+        """Return users on their own ego graphs, whose p_u and b_u are solved for exactly."""
+        clients = self.enter(block, message, key)
+        graph, everyone = clients.graph, np.ones(block.n_users, dtype=bool)
+        self._connect(block, graph, message, np.full(block.n_clients, -1), everyone)
+        # z = slope p + offset.
+        slope, offset = self._share * (1 + graph.own), clients.users.copy()
+        self._factors(offset)[:] = self._embeddings(offset, graph, graph.first)
+        items, ratings = message["item_vectors"].values.astype(self.dtype), clients.ratings
+        rest = ratings.values - np.einsum("kf,kf->k", offset[ratings.users], items[ratings.items])
+        ratings, penalties = ratings._replace(values=rest.astype(self.dtype)), clients.penalties
+        self._factors(penalties)[:] /= slope**2
+        users = np.zeros((block.n_users, self.columns.width), dtype=self.dtype)
+        self.fit_users(block, ratings, penalties, items, everyone, users)
+        return replace(clients, users=users + offset)
+
+
+def _by_client(block, rows):
+    """Return sums of the users' rows over each client."""
+    if block.n_users == block.n_clients:
+        return rows
+    return np.add.reduceat(rows, block.client_indptr[:-1], axis=0)
+
+
+def _n_users(block):
+    """Return the number of users of each client, shape (n_clients, 1)."""
+    return np.diff(block.client_indptr)[:, None]
+
+
+# ---------------------------------------------------------------------------------- the groups
+
+
+def _no_groups(n_clients):
+    """Return the groups before anything is known: every client is on its own."""
+    nothing = np.zeros(0, dtype=np.int64)
+    return Groups(np.full(n_clients, -1, dtype=np.int32), nothing, nothing.reshape(0, 0))
+
+
+def _clustered(embeddings, known, items, n_groups, n_common, fuzziness, generator):
+    """Return groups, by direction, of the clients of a mask and of the items."""
+    users = _directions(embeddings[known])
+    distinct = np.unique(users, axis=0, return_index=True)[1]
+    n_groups = min(n_groups, len(distinct))
+    if n_groups == 0:
+        return _no_groups(len(known))
+    points = np.concatenate([users, _directions(items)])
+    # The centres begin at clients that are drawn.
+    centres = users[generator.permutation(np.sort(distinct))[:n_groups]]
+    shares = _memberships(points, centres, fuzziness)
+    of_client = np.full(len(known), -1, dtype=np.int32)
+    of_client[known] = shares[: len(users)].argmax(axis=1)
+    predicted = np.argsort(-shares[len(users) :], axis=0, kind="stable")[:n_common].T
+    return Groups(of_client, np.bincount(of_client[known], minlength=n_groups), predicted)
+
+
+def _memberships(points, centres, fuzziness):
+    """Return each point's share in each cluster by fuzzy c-means from given centres (Bezdek 1981).
+
+    It lowers ``sum_xk share_xk^fuzziness |x - centre_k|^2``, in turns for the shares (of each
+    point, of sum 1) and for the centres.
+    """
+    for _ in range(MAX_STEPS):
+        weights = _shares(points, centres, fuzziness) ** fuzziness
+        # A cluster that has no weight keeps its centre.
+        totals = weights.sum(axis=0)[:, None]
+        moved = np.where(totals > 0, weights.T @ points / np.where(totals > 0, totals, 1), centres)
+        is_still = np.abs(moved - centres).max() <= TOLERANCE
+        centres = moved
+        if is_still:
+            break
+    return _shares(points, centres, fuzziness)
+
+
+def _shares(points, centres, fuzziness):
+    squares = np.maximum(cdist(points, centres, "sqeuclidean"), 1e-12)
+    # In logarithms, because powers of 1 / (fuzziness - 1) are large.
+    return softmax(-np.log(squares) / (fuzziness - 1), axis=1)
+
+
+def _directions(vectors):
+    """Return vectors scaled to length 1; zero stays zero."""
+    vectors = vectors.astype(np.float64)
+    lengths = np.sqrt((vectors**2).sum(axis=1, keepdims=True))
+    return vectors / np.where(lengths > 0, lengths, 1)
 
 
 @documented
@@ -132,18 +501,18 @@ class SemiDFEGL(RatingGradients):
     -----
     *Algorithm*::
 
-        set-up  clients send sums and counts of ratings, and their items  _setup_update
+        set-up  clients send sums and counts of ratings, and their items  answer, begin
         each round
-          1  server sends e_i of own items, and to each client its group  _model
+          1  server sends e_i of own items, and to each client its group  broadcast
           2  clients embed their users up to layer 1                      _connect
-          3  ... and send them to the other devices of the group          _exchange, step 0
-          4  clients finish z_u, their errors and gradients               _after_exchange, _measure
-          5  ... and send what the others' embeddings depend on           _exchange, step 1
-          6  clients step on (b_u, p_u); they upload z_u and gradients    _client_update
-          7  server takes a step on the items                             _learned
+          3  ... and send them to the other devices of the group          exchange, step 0
+          4  clients finish z_u, their errors and gradients               after_exchange, _measure
+          5  ... and send what the others' embeddings depend on           exchange, step 1
+          6  clients step on (b_u, p_u); they upload z_u and gradients    update
+          7  server takes a step on the items                             step, _learned
           8  every CLUSTER_EVERY rounds: soft clusters, common items      _clustered
         end
-          9  server sends all items; clients propagate once more          _personalize
+          9  server sends all items; clients propagate once more          personalize
 
     *Propagation.* In the graph of a group, user u is connected to its n_u own items, of which each
     device has its own copy of degree 1, and to the group's k common items, whose degree is the
@@ -223,276 +592,23 @@ class SemiDFEGL(RatingGradients):
         "user_learning_rate": [Interval(Real, 0, None, closed="neither")],
     }
 
-    _no_local_dp = (
-        "its set-up counts ratings in plaintext, and what devices send to each other is neither "
-        "clipped nor noised. Use RFRec for local differential privacy."
-    )
-    _server_sees = "clients"
-    # The server has a part for each client of the fit.
-    _carried = ()
+    def _algorithm(self):
+        return self._of_ratings(SemiDFEGLAlgorithm)
 
-    def _begin(self, catalogue, sums, key):
-        n_clients = catalogue.n_clients
-        return super()._begin(catalogue, sums, key) | {
-            "embeddings": np.zeros((n_clients, self.n_factors), dtype=self._dtype),
-            "known": np.zeros(n_clients, dtype=bool),
-            "groups": _no_groups(n_clients),
-        }
-
-    # ---------------------------------------------------------------- each round, down
-
-    def _model(self, server):
-        items = Rows(server["item_vectors"])
-        if not self.n_common:
-            return Message(item_vectors=items)
-        groups = server["groups"]
-        common = np.zeros_like(server["embeddings"])
-        n_others = np.zeros(len(common), dtype=np.int64)
-        grouped = groups.of_client >= 0
-        if grouped.any():
-            of_client = groups.of_client[grouped]
-            sums = self._factors(server["item_vectors"])[groups.items].sum(axis=1)
-            common[grouped] = (groups.scales[:, None] * sums)[of_client]
-            n_others[grouped] = groups.n_devices[of_client] - 1
-        return Message(
-            item_vectors=items,
-            common=PerClient(common),
-            group=Devices(groups.of_client, "int32", learned=False, n_others=n_others),
-        )
-
-    # -------------------------------------------------- each round, on and among devices
-
-    def _init_clients(self, block, message, key):
-        state = super()._init_clients(block, message, key)
-        n, width, d = block.n_users, self._width, self.n_factors
-        return state | {
-            # Adam's moments and steps, of each user.
-            "moments": np.zeros((2, n, width)),
-            "n_steps": np.zeros((n, 1)),
-            "graph": EgoGraphs(*np.zeros((3, n, 1)), *np.zeros((3, n, d))),
-            "errors": np.zeros(len(block.items), self._dtype),
-            # Gradients by (b_u, z_u), and what the other devices add to them.
-            "gradients": np.zeros((n, width)),
-            "pull": np.zeros((n, d)),
-            # z_u of the last round.
-            "embeddings": np.zeros((n, d)),
-            # The last round with an exchange.
-            "met": np.full(block.n_clients, -1),
-        }
-
-    def _check_on_devices(self, federation):
-        if self._n_exchanges:
-            raise ValueError(
-                "The clients of SemiDFEGL talk to one another, which only the simulator does; set "
-                "n_common=0, or call fit."
-            )
-
-    @property
-    def _n_exchanges(self):
-        """Exchanges among devices in a round; 0 if ego graphs stay isolated."""
-        return 2 if self.n_common else 0
-
-    def _exchange(self, block, state, message, turn, step, key):
-        groups = np.where(turn.active, message["group"].values, -1)
-        users, graph = block.users_of(turn.active), state["graph"]
-        if step == 0:
-            state["met"][turn.active] = key.round
-            self._connect(block, graph, message, groups, users)
-            sent = self._factors(state["users"]) + (self.n_layers == 3) * graph.first
-            messages = _by_client(block, graph.scale * sent) / _n_users(block)
-        else:
-            self._measure(block, state, message, turn.active)
-            messages = _by_client(block, graph.scale * self._factors(state["gradients"]))
-        return state, GroupMessages(groups, messages)
-
-    def _after_exchange(self, block, state, means, turn, step):
-        users, graph = block.users_of(turn.active), state["graph"]
-        if step == 1:
-            means = self._share * means / _n_users(block)
-        means = np.repeat(means, np.diff(block.client_indptr), axis=0)[users]
-        if step == 0:
-            graph.peers[users] = means
-        else:
-            state["pull"][users] = graph.n_common[users] * means
-        return state
-
-    def _client_update(self, block, state, message, turn, key):
-        graph, alone = state["graph"], turn.active & (state["met"] != key.round)
-        if alone.any():
-            # Devices that have no connection are left with their own ego graphs.
-            users = block.users_of(alone)
-            self._connect(block, graph, message, np.full(block.n_clients, -1), users)
-            state["pull"][users] = 0
-            self._measure(block, state, message, alone)
-        users, left = block.users_of(turn.active), self._left(state)
-        state["embeddings"][users] = self._factors(left)[users]
-        # What gradients by z_u are by layer 0, by layer 1, and by the neighbours' layer 0.
-        gradient = self._factors(state["gradients"])
-        by_start = self._share * (1 + graph.own) * gradient + graph.scale * state["pull"]
-        by_first = by_start if self.n_layers == 3 else self._share * gradient
-        through = np.zeros((block.n_users, self._width), self._dtype)
-        self._factors(through)[:] = graph.scale * by_first
-        errors, ones = state["errors"], np.ones(len(block.items), self._dtype)
-        loss = self._loss(block, errors, state["ratings"].weights, turn.active)
-        gradient, is_finite = self._by_item(block, turn, (errors, left), (ones, through))
-        common = self._factors(_by_client(block, (graph.n_common > 0) * through))
-        embedding = self._factors(_by_client(block, left)) / _n_users(block)
-        is_finite &= np.isfinite(common).all(axis=1) & np.isfinite(embedding).all(axis=1)
-        self._step_users(state, by_start, users)
-        fields = {"gradient": gradient, "embedding": SparseRows.stacked(embedding)}
-        if self.n_common:
-            fields["common"] = SparseRows.stacked(common)
-        return state, Updates(fields, is_finite=is_finite), loss
-
-    def _upload_specs(self, n_items):
-        specs = {
-            "gradient": FieldSpec((n_items, self._width), "held"),
-            "embedding": FieldSpec((self.n_factors,)),
-        }
-        return specs | ({"common": FieldSpec((self.n_factors,))} if self.n_common else {})
-
-    # ------------------------------------------------------------------ the ego graphs
-
-    @property
-    def _share(self):
-        """Weight of each layer in the embedding (alpha_l = 1 / (L + 1))."""
-        return 1 / (self.n_layers + 1)
-
-    def _connect(self, block, graph, message, groups, users):
-        """Users' neighbours in this round: own items and, in a group, its predicted items."""
-        of_user = np.repeat(np.arange(block.n_clients), np.diff(block.client_indptr))[users]
-        n_own = np.diff(block.indptr)[users]
-        n_common = np.where(groups[of_user] >= 0, min(self.n_common, block.n_items), 0)
-        degree = np.maximum(n_own + n_common, 1)
-        graph.n_common[users, 0] = n_common
-        graph.own[users, 0] = n_own / degree
-        graph.scale[users, 0] = 1 / np.sqrt(degree)
-        graph.common[users] = 0
-        if (groups >= 0).any():
-            common = message["common"].values[of_user]
-            graph.common[users] = np.where(n_common[:, None] > 0, common, 0)
-        graph.peers[users] = 0
-        graph.first[users] = self._first_layer(block, graph, message, users)
-
-    def _first_layer(self, block, graph, message, users):
-        """Return layer 1 of the users of a mask: the scaled sum of their neighbours."""
-        ones = np.ones(len(block.items), self._dtype), block.items, block.indptr
-        rated = csr_array(ones, shape=(block.n_users, block.n_items))[users]
-        sums = rated @ self._factors(message["item_vectors"].values.astype(self._dtype))
-        return graph.scale[users] * (sums + graph.common[users])
-
-    def _embeddings(self, users, graph, first):
-        """z_u: the mean of all layers."""
-        layers = (1 + graph.own) * self._factors(users)
-        layers = layers + (1 + (self.n_layers == 3) * graph.own) * first
-        return self._share * (layers + graph.n_common * graph.scale * graph.peers)
-
-    def _left(self, state):
-        """Return (1, z_u), the 1 with biases."""
-        graph = state["graph"]
-        left = self._with_ones(state["users"])
-        self._factors(left)[:] = self._embeddings(state["users"], graph, graph.first)
-        return left
-
-    def _measure(self, block, state, message, who):
-        """Find the error of each rating of the clients of a mask, and gradients by (b_u, z_u)."""
-        items, ratings = message["item_vectors"].values.astype(self._dtype), state["ratings"]
-        users = block.users_of(who)
-        bias = np.zeros(block.n_users, self._dtype)
-        if self.biases:
-            bias[:] = state["users"][:, 0]
-        errors = self._errors(block, ratings, who, self._left(state), bias, items)
-        places = self._rated(block, who)
-        state["errors"][places] = errors[places]
-        matrix = csr_array((errors, block.items, block.indptr), (block.n_users, block.n_items))
-        gradients = matrix @ items
-        if self.biases:
-            gradients[:, 0] = matrix.sum(axis=1)
-        state["gradients"][users] = gradients[users]
-
-    def _step_users(self, state, by_start, users):
-        """Step each user of a mask, by Adam or gradient descent."""
-        gradient = state["gradients"] + state["penalties"] * state["users"]
-        self._factors(gradient)[:] += by_start - self._factors(state["gradients"])
-        n_ratings = np.maximum(state["n_ratings"][users], np.finfo(np.float64).tiny)
-        gradient = gradient[users] / n_ratings[:, None]
-        # A user whose numbers have overflowed stays where it is.
-        gradient = np.where(np.isfinite(gradient).all(axis=1, keepdims=True), gradient, 0)
-        if self.optimizer == "adam":
-            state["n_steps"][users] += 1
-            n_steps, moments = state["n_steps"][users], state["moments"]
-            gradient, moments[:, users] = adam(self, moments[:, users], n_steps, gradient)
-        state["users"][users] -= self.user_learning_rate * gradient
-
-    # ----------------------------------------------------------------- each round, server
-
-    def _aggregate(self, server, upload, key):
-        if upload is not None:
-            server = self._learned(server, upload)
-        if self.n_common and key.round % self.CLUSTER_EVERY == 0:
-            given = server["embeddings"], server["known"], self._factors(server["item_vectors"])
-            sizes, generator = (self.n_groups, self.n_common), key.generator("centres")
-            server = server | {"groups": _clustered(*given, *sizes, self.FUZZINESS, generator)}
-        return server
-
-    def _learned(self, server, upload):
-        """Return the items after a step, and the embeddings that have come."""
-        groups, items = server["groups"], server["item_vectors"]
-        embeddings, known = server["embeddings"].copy(), server["known"].copy()
-        by_group = np.zeros((len(groups.items), self.n_factors))
-        for code, one in upload.single():
-            embeddings[code], known[code] = one["embedding"].change, True
-            if groups.of_client[code] >= 0:
-                by_group[groups.of_client[code]] += one["common"].change
-        gradient = upload["gradient"].sum.astype(np.float64)
-        for members, row in zip(groups.items, groups.scales[:, None] * by_group, strict=True):
-            self._factors(gradient)[members] += row
-        gradient = gradient / upload.n_clients + server["penalties"] * items
-        server = server | {"embeddings": embeddings, "known": known}
-        return self._stepped(server, "item_vectors", gradient)
-
-    # ------------------------------------------------------------------------- the end
-
-    def _personalize(self, block, state, message, turn, key):
-        if state is None:
-            return self._newcomers(block, message, key)
-        everyone = np.ones(block.n_users, dtype=bool)
-        first = self._first_layer(block, state["graph"], message, everyone)
-        users = state["users"].copy()
-        self._factors(users)[:] = self._embeddings(users, state["graph"], first)
-        return {"users": users}
-
-    def _newcomers(self, block, message, key):
-        """Return users on their own ego graphs, whose p_u and b_u are solved for exactly."""
-        state = self._init_clients(block, message, key)
-        graph, everyone = state["graph"], np.ones(block.n_users, dtype=bool)
-        self._connect(block, graph, message, np.full(block.n_clients, -1), everyone)
-        # z = slope p + offset.
-        slope, offset = self._share * (1 + graph.own), state["users"].copy()
-        self._factors(offset)[:] = self._embeddings(offset, graph, graph.first)
-        items, ratings = message["item_vectors"].values.astype(self._dtype), state["ratings"]
-        rest = ratings.values - np.einsum("kf,kf->k", offset[ratings.users], items[ratings.items])
-        ratings, penalties = ratings._replace(values=rest.astype(self._dtype)), state["penalties"]
-        self._factors(penalties)[:] /= slope**2
-        users = np.zeros((block.n_users, self._width), dtype=self._dtype)
-        self._fit_users(block, ratings, penalties, items, everyone, users)
-        return {"users": users + offset}
-
-    # ------------------------------------------------------------------- what it needs
-
-    def _factors(self, rows):
-        """Return a view of rows without the bias in front."""
-        return rows[:, int(self.biases) :]
-
-    def _private_vectors(self, state):
-        return state["embeddings"]
+    def _private_vectors(self, clients):
+        return clients.embeddings
 
     def _least_bytes(self, data):
         # Users' moments, gradients and ego graphs.
         vectors = 8 * data.n_users * self.n_factors if self.client_fraction == 1 else 0
         return super()._least_bytes(data) + 8 * vectors
 
-    # ------------------------------------------------------------------------------ checks
+    def _check_on_devices(self, federation):
+        if self.n_common:
+            raise ValueError(
+                "The clients of SemiDFEGL talk to one another, which only the simulator does; set "
+                "n_common=0, or call fit."
+            )
 
     def _check_before_fit(self):
         if self._setting().aggregator is not None:
@@ -501,72 +617,3 @@ class SemiDFEGL(RatingGradients):
                 "uploads, so the aggregator would have no effect on them; set aggregator=None."
             )
         super()._check_before_fit()
-
-
-def _by_client(block, rows):
-    """Return sums of the users' rows over each client."""
-    if block.n_users == block.n_clients:
-        return rows
-    return np.add.reduceat(rows, block.client_indptr[:-1], axis=0)
-
-
-def _n_users(block):
-    """Return the number of users of each client, shape (n_clients, 1)."""
-    return np.diff(block.client_indptr)[:, None]
-
-
-# ---------------------------------------------------------------------------------- the groups
-
-
-def _no_groups(n_clients):
-    """Return the groups before anything is known: every client is on its own."""
-    nothing = np.zeros(0, dtype=np.int64)
-    return Groups(np.full(n_clients, -1, dtype=np.int32), nothing, nothing.reshape(0, 0))
-
-
-def _clustered(embeddings, known, items, n_groups, n_common, fuzziness, generator):
-    """Return groups, by direction, of the clients of a mask and of the items."""
-    users = _directions(embeddings[known])
-    distinct = np.unique(users, axis=0, return_index=True)[1]
-    n_groups = min(n_groups, len(distinct))
-    if n_groups == 0:
-        return _no_groups(len(known))
-    points = np.concatenate([users, _directions(items)])
-    # The centres begin at clients that are drawn.
-    centres = users[generator.permutation(np.sort(distinct))[:n_groups]]
-    shares = _memberships(points, centres, fuzziness)
-    of_client = np.full(len(known), -1, dtype=np.int32)
-    of_client[known] = shares[: len(users)].argmax(axis=1)
-    predicted = np.argsort(-shares[len(users) :], axis=0, kind="stable")[:n_common].T
-    return Groups(of_client, np.bincount(of_client[known], minlength=n_groups), predicted)
-
-
-def _memberships(points, centres, fuzziness):
-    """Return each point's share in each cluster by fuzzy c-means from given centres (Bezdek 1981).
-
-    It lowers ``sum_xk share_xk^fuzziness |x - centre_k|^2``, in turns for the shares (of each
-    point, of sum 1) and for the centres.
-    """
-    for _ in range(MAX_STEPS):
-        weights = _shares(points, centres, fuzziness) ** fuzziness
-        # A cluster that has no weight keeps its centre.
-        totals = weights.sum(axis=0)[:, None]
-        moved = np.where(totals > 0, weights.T @ points / np.where(totals > 0, totals, 1), centres)
-        is_still = np.abs(moved - centres).max() <= TOLERANCE
-        centres = moved
-        if is_still:
-            break
-    return _shares(points, centres, fuzziness)
-
-
-def _shares(points, centres, fuzziness):
-    squares = np.maximum(cdist(points, centres, "sqeuclidean"), 1e-12)
-    # In logarithms, because powers of 1 / (fuzziness - 1) are large.
-    return softmax(-np.log(squares) / (fuzziness - 1), axis=1)
-
-
-def _directions(vectors):
-    """Return vectors scaled to length 1; zero stays zero."""
-    vectors = vectors.astype(np.float64)
-    lengths = np.sqrt((vectors**2).sum(axis=1, keepdims=True))
-    return vectors / np.where(lengths > 0, lengths, 1)
