@@ -86,6 +86,22 @@ def gradient_step(method, view, name, moves):
     return -view.n_senders / view.n_own * size / method.learning_rate * moves
 
 
+# ------------------------------------------------------------------------ RFRec and RFRecF
+
+
+def rfrec(method, view, rows, moves):
+    """Move items by the mean of the clients' items."""
+    if method.aggregation == "clients":
+        return {"item_vectors": view.n_senders / view.n_own * moves}
+    if "n_ratings" in view.message:
+        # With weights of 1 these are the numbers of holders.
+        share = method._cohort_share(view.data.n_clients)
+        n_holders = view.message["n_ratings"].values[rows, None] * share
+    else:
+        n_holders = view.n_expected("item_vectors")
+    return {"item_vectors": np.maximum(n_holders, 1) / view.n_own * moves}
+
+
 # ---------------------------------------------------------------------------- by their names
 
 MOVING: dict[str, Moving] = {
@@ -93,6 +109,7 @@ MOVING: dict[str, Moving] = {
     "LocSGD": client_items,
     "GlobSGD": globsgd,
     "FCF": fcf,
+    "RFRec": rfrec,
 }
 
 

@@ -96,5 +96,7 @@ def _kept_arrays(state: Any) -> Iterator[tuple[str, np.ndarray]]:
         value = getattr(state, name)
         if is_kept and is_dataclass(value) and not isinstance(value, type):
             yield from _kept_arrays(value)
-        elif is_kept and by is not None and value is not None:
-            yield by, value
+        elif is_kept and by is not None:
+            # Of a tuple of such arrays, each.
+            parts = value if isinstance(value, tuple) else (value,)
+            yield from ((by, one) for one in parts if one is not None)

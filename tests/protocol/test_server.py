@@ -224,13 +224,13 @@ def test_uploads_with_other_fields_are_rejected_and_counted():
 
 def test_if_all_are_malformed_the_model_stays_as_it_is():
     server, uploads = deployed(RFRec(3, **RATES))
-    before = server.state["item_vectors"].copy()
+    before = server.state.items.copy()
     for place, upload in enumerate(uploads):
         broken = BROKEN_NUMBERS["NaN" if place % 2 else "too few rows"]
         numbers = broken(upload.fields["item_vectors"])
         uploads[place] = replace(upload, fields={"item_vectors": numbers})
     assert server.close_round(uploads) is None
-    np.testing.assert_array_equal(server.state["item_vectors"], before)
+    np.testing.assert_array_equal(server.state.items, before)
     assert (server.round, server.n_empty_rounds) == (1, 1)
     assert server.ledger.entries[-1]["rejected"] == 12
 
