@@ -345,12 +345,9 @@ class RFRecAlgorithm(Algorithm[Server, Clients], SharesHistory[Clients]):
         if self.predict_with == "local":
             own = trained & np.isfinite(held)
             held = np.where(own, held, items[block.row_items])
-        return replace(
-            clients,
-            users=clients.users._replace(now=users),
-            held=clients.held._replace(now=held),
-            common=clients.common or Common(items, items),
-        )
+        users, held = clients.users._replace(now=users), clients.held._replace(now=held)
+        common = clients.common or Common(items, items)
+        return replace(clients, users=users, held=held, common=common)
 
     def _solved(self, block, clients, whom, items):
         """Return the vectors that minimise the users' objectives with the items fixed.
@@ -598,8 +595,8 @@ class RFRec(FederatedContent, _ratings.BiasColumn, RatingMixin, FederatedRecomme
     def _user_attributes(self, block, clients):
         attributes = self._columns().attributes(clients.users.now, "user")
         if self.predict_with == "local":
-            own = clients.held.now, clients.common.items
-            attributes["_own_items"] = OwnItems.of(block, *own)
+            its = clients.held.now, clients.common.items
+            attributes["_own_items"] = OwnItems.of(block, *its)
         return attributes
 
     def _server_attributes(self, message):
@@ -618,9 +615,8 @@ class RFRec(FederatedContent, _ratings.BiasColumn, RatingMixin, FederatedRecomme
         low, high = -FARTHEST, FARTHEST
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
-            above = (
-                np.average(expected_ratings(scores + middle, self.LINK), weights=weights) > level
-            )
+            estimates = expected_ratings(scores + middle, self.LINK)
+            above = np.average(estimates, weights=weights) > level
             low, high = (low, middle) if above else (middle, high)
         return (low + high) / 2
 
