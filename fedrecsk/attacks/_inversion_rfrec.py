@@ -36,20 +36,20 @@ THRESHOLDS = np.linspace(1.0, 6.0, 26)
 
 def rfrec(model, exchanges, n_items):
     """Find the rated items, and fit vector and ratings by replaying the client."""
+    algorithm, noise = model._algorithm(), model._setting().local_dp
     seen = [_sent_vectors(one) for one in exchanges]
-    items = _rated(model, exchanges)
+    items = _rated(algorithm, exchanges, noise)
     if len(items) == 0:
         return Reconstruction(None, items)
-    noise = model._setting().local_dp
     n_fitted = len(seen) if noise is not None else min(FITTED, len(seen))
-    moves = _moves(model, exchanges, items)
+    moves = _moves(algorithm, exchanges, items)
     last = [k for k, move in enumerate(moves) if move.what == "send"][n_fitted - 1]
     announced = exchanges[0].message
-    replay = Replay(model, announced, items, moves[: last + 1])
+    replay = Replay(algorithm, announced, items, moves[: last + 1])
     uploads = np.stack([one[items] for one in seen[:n_fitted]])
     fit = fit_exactly if noise is None and replay.shows_sizes else fit_signs
     user, ratings = fit(replay, uploads)
-    _, taken = Replay(model, announced, items, moves).run(user[None], ratings[None])
+    _, taken = Replay(algorithm, announced, items, moves).run(user[None], ratings[None])
     low, high, _ = announced["scale"].values
     return Reconstruction(taken[-1][0], items, low + ((high - low) or 1) * ratings)
 
@@ -58,9 +58,8 @@ def _sent_vectors(exchange):
     return exchange.message["item_vectors"].values + exchange.upload["item_vectors"].change
 
 
-def _rated(model, exchanges):
+def _rated(algorithm, exchanges, noise):
     """Return codes of the items whose vectors do not follow the server's."""
-    noise = model._setting().local_dp
     if noise is None:
         # Before the first upload the others have not moved.
         size = (exchanges[0].upload["item_vectors"].change ** 2).sum(axis=1)
@@ -69,12 +68,11 @@ def _rated(model, exchanges):
     excess, first = [], 0
     for one in exchanges:
         for round in range(first, one.key.round + 1):
-            common = model._update_unrated_items(
-                common, one.message, SimpleNamespace(shared=one.key.at(round))
-            )
+            key = SimpleNamespace(shared=one.key.at(round))
+            common = algorithm.share(common, one.message, key)
         first = one.key.round + 1
-        excess.append(_sent_vectors(one) - common["shared"])
-    spread = noise.noise_std(common["shared"].size) / np.sqrt(len(excess))
+        excess.append(_sent_vectors(one) - common.sent)
+    spread = noise.noise_std(common.sent.size) / np.sqrt(len(excess))
     return standing_out(np.mean(excess, axis=0), spread)
 
 
@@ -102,25 +100,26 @@ class Move(NamedTuple):
     prox: float = 0.0  # weight of the distance to `center`
 
 
-def _moves(model, exchanges, items):
+def _moves(algorithm, exchanges, items):
     """Return what the client has done from the first round to the last upload."""
     moves, first = [], 0
     for one in exchanges:
         center = one.message["item_vectors"].values[items].astype(np.float64)
         for round in range(first, one.key.round + 1):
-            steps = _steps_of(model, one.key.at(round))
+            steps = _steps_of(algorithm, one.key.at(round))
             moves += [Move(what, center, *numbers) for what, *numbers in steps]
         first = one.key.round + 1
     return moves
 
 
-def _steps_of(model, key):
+def _steps_of(algorithm, key):
     """Return what a client of RFRec or RFRecF does in a round: what, rate, prox."""
-    if not hasattr(model, "_coins"):
-        return [("step", model.learning_rate, model.prox), ("send",)]
-    match model._coins(key):
+    if not hasattr(algorithm, "coins"):
+        return [("step", algorithm.learning_rate, algorithm.prox), ("send",)]
+    match algorithm.coins(key):
         case 0, 0:
-            return [("step", model.learning_rate / (1 - model.aggregation_probability), 0.0)]
+            rate = algorithm.learning_rate / (1 - algorithm.aggregation_probability)
+            return [("step", rate, 0.0)]
         case 1, 0:
             return [("mean",)]
         case 0, 1:
@@ -131,37 +130,37 @@ def _steps_of(model, key):
 class Replay:
     """A client with one user whose ratings all weigh 1, replayed for many guesses at a time."""
 
-    def __init__(self, model, announced, items, moves):
-        self.model, self.moves = model, moves
+    def __init__(self, algorithm, announced, items, moves):
+        self.algorithm, self.moves = algorithm, moves
         low, high, self.level = (float(number) for number in announced["scale"].values)
         self.whole_ratings = (np.arange(low, high + 0.5) - low) / ((high - low) or 1.0)
-        self.reg_items = np.zeros((len(items), model._width))
+        self.reg_items = np.zeros((len(items), algorithm.columns.width))
         if "n_ratings" in announced:
             counts = announced["n_ratings"].values[items].astype(np.float64)
-            reg_item, reg_bias = model._item_penalties(counts)
+            reg_item, reg_bias = algorithm.item_penalties(counts)
             self.reg_items += reg_item[:, None]
             self.reg_items[:, 0] = reg_bias
-        reg_user, reg_bias = model._user_penalties(np.array([float(len(items))]))
-        self.reg_user = np.repeat(np.float64(reg_user), model._width)
+        reg_user, reg_bias = algorithm.user_penalties(np.array([float(len(items))]))
+        self.reg_user = np.repeat(np.float64(reg_user), algorithm.columns.width)
         self.reg_user[0] = reg_bias[0]
 
     @property
     def shows_sizes(self):
         """Whether the gradients' sizes can be fitted; a single step of Adam hides them."""
         n_steps = sum(move.what == "step" for move in self.moves)
-        return n_steps > 1 or self.model.optimizer == "gd" or self.model.EPSILON >= NUDGE
+        return n_steps > 1 or self.algorithm.optimizer == "gd" or self.algorithm.EPSILON >= NUDGE
 
     def run(self, users, ratings, path=None):
         """Replay guesses, with a `path` in place of `users` if given: uploads, and the path."""
-        model, clip = self.model, self.model._clip
-        user = Descent(model, users)
-        held = Descent(model, np.repeat(self.moves[0].center[None], len(ratings), axis=0))
+        algorithm, clip = self.algorithm, self.algorithm.clip
+        user = Descent(algorithm, users)
+        held = Descent(algorithm, np.repeat(self.moves[0].center[None], len(ratings), axis=0))
         sent, taken = [], []
         for move in self.moves:
             if move.what == "send":
                 sent.append(held.now if clip is None else np.clip(held.now, -clip, clip))
             elif move.what == "mean":
-                held.now = held.now + float(model._share) * (move.center - held.now)
+                held.now = held.now + float(algorithm.share_of_way) * (move.center - held.now)
             else:
                 user.now = user.now if path is None else path[len(taken)]
                 taken.append(user.now)
@@ -172,12 +171,12 @@ class Replay:
 
     def _gradients(self, move, held, user, ratings):
         """Return the gradients by the client's items and by its user's vector."""
-        model = self.model
+        algorithm = self.algorithm
         partner, level = user.copy(), self.level
-        if model.biases:
+        if algorithm.columns.biases:
             level, partner[:, 0] = level + user[:, :1], 1.0
         scores = level + np.matmul(held, partner[:, :, None])[:, :, 0]
-        if model.LINK == "sigmoid":
+        if algorithm.LINK == "sigmoid":
             estimates = expit(scores)
             slopes = -2 * (ratings - estimates) * estimates * (1 - estimates)
         else:
@@ -186,7 +185,7 @@ class Replay:
         if move.prox:
             of_items += move.prox * (held - move.center)
         of_user = np.matmul(slopes[:, None], held)[:, 0]
-        if model.biases:
+        if algorithm.columns.biases:
             of_user[:, 0] = slopes.sum(axis=1)
         return of_items, of_user + 2 * self.reg_user * user
 
@@ -194,20 +193,20 @@ class Replay:
 class Descent:
     """Numbers that take steps of Adam or of plain gradient descent, as the model does."""
 
-    def __init__(self, model, now):
-        self.model, self.now = model, np.array(now, dtype=np.float64)
+    def __init__(self, algorithm, now):
+        self.algorithm, self.now = algorithm, np.array(now, dtype=np.float64)
         self.mean, self.square, self.n_steps = 0.0, 0.0, 0
 
     def step(self, gradient, rate):
-        model = self.model
-        if model.optimizer == "gd":
+        algorithm = self.algorithm
+        if algorithm.optimizer == "gd":
             self.now = self.now - rate * gradient
             return
         self.n_steps += 1
-        self.mean = model.BETA_1 * self.mean + (1 - model.BETA_1) * gradient
-        self.square = model.BETA_2 * self.square + (1 - model.BETA_2) * gradient**2
-        size = np.sqrt(self.square / (1 - model.BETA_2**self.n_steps)) + model.EPSILON
-        self.now = self.now - rate / (1 - model.BETA_1**self.n_steps) * self.mean / size
+        self.mean = algorithm.BETA_1 * self.mean + (1 - algorithm.BETA_1) * gradient
+        self.square = algorithm.BETA_2 * self.square + (1 - algorithm.BETA_2) * gradient**2
+        size = np.sqrt(self.square / (1 - algorithm.BETA_2**self.n_steps)) + algorithm.EPSILON
+        self.now = self.now - rate / (1 - algorithm.BETA_1**self.n_steps) * self.mean / size
 
 
 # ---------------------------------------------------------------------------------- the fit
@@ -232,8 +231,8 @@ def fit_signs(replay, seen):
 
 def _starts(replay, seen):
     """Yield first guesses of the user's vector and the ratings."""
-    model, moved = replay.model, seen[0] - replay.moves[0].center
-    if model.biases:
+    algorithm, moved = replay.algorithm, seen[0] - replay.moves[0].center
+    if algorithm.columns.biases:
         slopes = moved[:, 0]
         user = slopes @ moved / max(slopes @ slopes, 1e-300)
         user[0] = 0
@@ -241,11 +240,11 @@ def _starts(replay, seen):
     else:
         user = direction_of(moved)
         starts = [user, -user]
-    if model.optimizer == "adam":
+    if algorithm.optimizer == "adam":
         # Rows have about the same length along every factor, so only signs are known.
-        starts = [0.8 * model.INIT_STD * np.sign(user) for user in starts]
+        starts = [0.8 * algorithm.INIT_STD * np.sign(user) for user in starts]
     for user in starts:
-        above = moved[:, 0] > 0 if model.biases else moved @ user > 0
+        above = moved[:, 0] > 0 if algorithm.columns.biases else moved @ user > 0
         yield user, np.where(above, 0.9, 0.3)
 
 
@@ -340,7 +339,7 @@ class Fit:
         """Return derivatives by vectors and ratings, what is left, and weights, row by row."""
         unknown = np.ones(self.path.shape, dtype=bool)
         # A first bias is zero.
-        unknown[0, 0] = not self.replay.model.biases
+        unknown[0, 0] = not self.replay.algorithm.columns.biases
         steps, columns = free = np.nonzero(unknown)
         n_guesses = len(steps) + 2
         path = np.repeat(self.path[None], n_guesses, axis=0)

@@ -167,6 +167,22 @@ def fedrec(method, view, rows, moves):
     return {"gradients": -divisor / rate * moves}
 
 
+# ------------------------------------------------------------------------ RFRec and RFRecF
+
+
+def rfrec(method, view, rows, moves):
+    """Move items by the mean of the clients' items."""
+    if method.aggregation == "clients":
+        return {"item_vectors": view.n_senders / view.n_own * moves}
+    if "n_ratings" in view.message:
+        # With weights of 1 these are the numbers of holders.
+        share = method._cohort_share(view.data.n_clients)
+        n_holders = view.message["n_ratings"].values[rows, None] * share
+    else:
+        n_holders = view.n_expected("item_vectors")
+    return {"item_vectors": np.maximum(n_holders, 1) / view.n_own * moves}
+
+
 # ---------------------------------------------------------------------------- by their names
 
 MOVING: dict[str, Moving] = {
@@ -181,6 +197,7 @@ MOVING: dict[str, Moving] = {
     "LightFR": lightfr,
     "FedRec": fedrec,
     "RatingGradients": rating_gradients,
+    "RFRec": rfrec,
 }
 
 

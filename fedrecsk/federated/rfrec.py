@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral, Real
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from scipy.special import expit, logit
@@ -13,14 +13,18 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin, linear_scores
+from fedrecsk.base._item_prior import ItemFeatures, ItemPrior
 from fedrecsk.data._checks import scale_of
+from fedrecsk.federated import _ratings
 from fedrecsk.federated._features import FederatedContent
-from fedrecsk.federated._feedback import BiasColumn
-from fedrecsk.federated._optimizers import adam
+from fedrecsk.federated._optimizers import Moments, adam
 from fedrecsk.federated._own_items import OwnItems
 from fedrecsk.federated._private import problems_of_scale
+from fedrecsk.federated._ratings import Columns, Scale
 from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.protocol.algorithm import Algorithm, SharesHistory, Traits
 from fedrecsk.protocol.messages import Dense, Message
+from fedrecsk.protocol.states import Axis, Kept, PerClient, PerItem, PerRow
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
 rfrec_kernels: LazyModule = LazyModule("fedrecsk.federated._rfrec_kernels")
@@ -37,9 +41,375 @@ FARTHEST, BISECTIONS = 20.0, 60
 ITEMS_NEED = 3
 
 
+@dataclass(frozen=True)
+class Server:
+    """What the server knows: the mean of the clients' items, and sums of the set-up."""
+
+    items: Kept[PerItem]
+    scale: Scale
+    n_clients: int
+    # Of each item, None if unknown: its ratings, and the clients that have rated it.
+    n_ratings: Any
+    n_holders: Any
+    prior: ItemPrior | None
+
+
+@dataclass(frozen=True)
+class Common:
+    """The item matrix of clients of equal history, but for the items that they have rated."""
+
+    items: np.ndarray
+    # The same, clipped.
+    sent: np.ndarray
+    # Adam's, None before the first step and for plain gradient descent.
+    moments: Moments | None = None
+
+
+@dataclass
+class Clients:
+    """What the clients of a block know: their users' vectors, and those of rated items."""
+
+    scale: Scale
+    # By rating, the values scaled to [0, 1].
+    values: np.ndarray
+    weights: np.ndarray
+    # On items, their biases, users and their biases.
+    penalties: tuple
+    # Vectors, as in the kernels.
+    users: Kept[Annotated[Any, Axis("users")]]
+    held: Kept[Annotated[Any, Axis("rows")]]
+    # Whether the vector has come from the server.
+    joined: Kept[PerRow]
+    n_steps: Kept[PerClient]
+    common: Common | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RFRecAlgorithm(Algorithm[Server, Clients], SharesHistory[Clients]):
+    """Every client steps on an item matrix of its own, which is pulled towards their mean."""
+
+    prox: float
+    reg_user: float
+    reg_item: float
+    reg_bias: float
+    learning_rate: float
+    optimizer: Literal["adam", "gd"]
+    aggregation: Literal["clients", "holders"]
+    predict_with: Literal["global", "local"]
+    rating_scale: tuple[float, float] | None
+    INIT_STD: float = 0.1
+    REG_POWER: float = 0.5
+    FEW_RATINGS: float = 15.0
+    LINK: Literal["sigmoid", "identity"] = "sigmoid"
+    BETA_1: float = 0.9
+    BETA_2: float = 0.9
+    EPSILON: float = 1e-8
+    dtype: Any = np.float32
+    columns: Columns
+    content: ItemFeatures
+    # Whether sums of the data would break differential privacy.
+    is_private: bool = False
+    # Bound of the numbers that are sent.
+    clip: float | None = None
+
+    @property
+    def traits(self):
+        # Otherwise the vectors of items that a client has not rated are not needed.
+        shares = self.aggregation == "clients" or self.predict_with == "local"
+        return Traits(single_uploads=True, goes_on=True, shares_history=shares)
+
+    # --------------------------------------------------------------- before the rounds
+
+    def setup_fields(self, n_items):
+        specs = {}
+        if self.is_private:
+            return specs
+        if self.columns.biases:
+            specs |= _ratings.RATINGS
+        if self.columns.biases or self.reg_item > 0:
+            specs["n_ratings"] = FieldSpec((n_items,), learned=False)
+        if self.aggregation == "holders":
+            specs["held_items"] = FieldSpec((n_items,), dtype="uint8", learned=False)
+        return specs
+
+    def answer(self, block, message, key):
+        fields = {
+            "ratings": _ratings.sums_of_ratings(block),
+            "n_ratings": _ratings.numbers_of_ratings(block),
+            "held_items": _ratings.numbers_of_holders(block),
+        }
+        return Updates({name: fields[name] for name in self.setup_fields(block.n_items)})
+
+    def begin(self, catalogue, sums, key):
+        known = {name: total.sum for name, total in (sums or {}).items()}
+        items = self.columns.first_items(catalogue.n_items, self.INIT_STD, key)
+        low, high = scale_of(self.rating_scale, catalogue.rating_range)
+        # The middle of the scale, if the mean rating is not known.
+        mean = 0.5
+        if "ratings" in known:
+            total, weight = known["ratings"]
+            mean = (total / weight - low) / ((high - low) or 1)
+        n_ratings = known.get("n_ratings")
+        # If nobody knows which items are rated, all count alike.
+        prior = self.content.prior(np.ones(len(items)) if n_ratings is None else n_ratings)
+        if n_ratings is not None:
+            items = np.where((n_ratings > 0)[:, None], items, self.dtype(0))
+        scale = Scale(low, high, self._level(mean))
+        return Server(items, scale, catalogue.n_clients, n_ratings, known.get("held_items"), prior)
+
+    def _level(self, mean):
+        """Return the score of the mean rating, which is scaled to [0, 1]."""
+        if not self.columns.biases:
+            return 0.0
+        return float(logit(np.clip(mean, 0.01, 0.99)) if self.LINK == "sigmoid" else mean)
+
+    def announce(self, server):
+        fields = {"scale": server.scale.sent()}
+        if server.n_ratings is not None:
+            fields["n_ratings"] = Dense(server.n_ratings)
+        return Message(**fields)
+
+    # ---------------------------------------------------------------------- each round
+
+    def broadcast(self, server, key):
+        return Message(item_vectors=Dense(server.items))
+
+    def fields(self, n_items):
+        return {"item_vectors": FieldSpec((n_items, self.columns.width), clip=self.clip)}
+
+    def enter(self, block, message, key):
+        draws = key.private.at(-1).normal("user vectors", self.columns.of_users(block))
+        users = self.columns.first(self.INIT_STD * draws)
+        held = np.zeros((len(block.row_items), self.columns.width), dtype=self.dtype)
+        scale, n_of_items = Scale.received(message), np.zeros(block.n_items)
+        if "n_ratings" in message:
+            n_of_items = message["n_ratings"].values
+        of_rating = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
+        n_of_users = np.bincount(of_rating, block.weights, minlength=block.n_users)
+        return Clients(
+            scale=scale,
+            values=((block.values - scale.low) / scale.unit).astype(self.dtype),
+            weights=block.weights.astype(self.dtype),
+            penalties=(*self.item_penalties(n_of_items), *self.user_penalties(n_of_users)),
+            users=self._vectors(users),
+            held=self._vectors(held),
+            joined=np.zeros(len(block.row_items), dtype=bool),
+            n_steps=np.zeros(block.n_clients, dtype=np.int64),
+        )
+
+    def _vectors(self, now):
+        """Return vectors with Adam's moments; plain gradient descent has none."""
+        if self.optimizer == "gd":
+            return rfrec_kernels.Vectors(now, None, None)
+        # Not zeros_like, which writes them: memory is for the clients that have taken part.
+        moments = (np.zeros(now.shape, now.dtype) for _ in range(2))
+        return rfrec_kernels.Vectors(now, *moments)
+
+    def item_penalties(self, n_ratings):
+        """Return the penalties on items and their biases, shared out among their ratings."""
+        few = self.FEW_RATINGS / ITEMS_NEED
+        return self._penalties(n_ratings, self.reg_item, few, each=n_ratings)
+
+    def user_penalties(self, n_ratings):
+        """Return the penalties on users and their biases."""
+        return self._penalties(n_ratings, self.reg_user, self.FEW_RATINGS)
+
+    def _penalties(self, n_ratings, reg, few, each=1.0):
+        """Return the penalties on vectors and biases by numbers of ratings, divided by `each`."""
+        more = np.maximum(1.0, few / np.maximum(n_ratings, 1.0))
+        each = np.where(np.greater(each, 0), each, np.inf)
+        share = more / np.maximum(each, np.finfo(self.dtype).tiny)
+        on_vectors = (reg * share * n_ratings**self.REG_POWER).astype(self.dtype)
+        on_biases = (self.reg_bias * share).astype(self.dtype)
+        return on_vectors, on_biases if self.columns.biases else on_vectors
+
+    def share(self, common, message, key):
+        mean = message["item_vectors"].values
+        now, moments = (mean, None) if common is None else (common.items, common.moments)
+        gradient = self.dtype(self.prox) * (now - mean)
+        if self.optimizer == "adam":
+            n_steps, *before = moments or (0, 0.0, 0.0)
+            gradient, after = adam(self, before, n_steps + 1, gradient)
+            moments = Moments(n_steps + 1, *after)
+        now = now - self.dtype(self.learning_rate) * gradient
+        return Common(now, self.clipped(now), moments)
+
+    def with_shared(self, clients, common):
+        clients.common = common
+        return clients
+
+    def update(self, block, clients, message, turn, key):
+        mean = message["item_vectors"].values
+        self._join(block, clients, turn.active, mean)
+        totals = self._totals(mean, turn)
+        rates = self.prox, self.learning_rate
+        loss = self._descend(block, clients, mean, turn.active, *rates, totals)
+        return clients, self._sent(block, clients, mean, turn, totals), loss
+
+    def _join(self, block, clients, active, mean):
+        """Let rated items begin as they are received, in the first round of their clients."""
+        first = np.repeat(active, block.row_counts) & ~clients.joined
+        if first.any():
+            clients.held.now[first] = mean[block.row_items[first]]
+            clients.joined |= first
+
+    def _descend(self, block, clients, mean, active, prox, rate, totals=None):
+        """Step the active clients' users and rated items along their gradients."""
+        clients.n_steps[active] += 1
+        layout, biases = block.layout, bool(self.columns.biases)
+        weights = clients.scale.level, self.LINK == "sigmoid", biases, float(prox)
+        loss = rfrec_kernels.step(
+            layout,
+            clients.values,
+            clients.weights,
+            active,
+            clients.users,
+            clients.held,
+            mean,
+            rfrec_kernels.Objective(*weights, *clients.penalties),
+            rfrec_kernels.Rule(float(rate), self.BETA_1, self.BETA_2, self.EPSILON),
+            np.maximum(clients.n_steps, 1),
+            rfrec_kernels.scratch(layout, clients.held),
+            self.clip,
+            totals,
+        )
+        # In squared ratings, like the validation loss.
+        return np.multiply(loss, (clients.scale.unit**2, 1.0))
+
+    @staticmethod
+    def _totals(mean, turn):
+        """Return where the senders' rated items are added up; nowhere if uploads are separate."""
+        nobody = np.zeros_like(turn.active)
+        return rfrec_kernels.Totals(
+            nobody if turn.separate else turn.active & turn.delivers,
+            np.ones_like(turn.active),
+            np.zeros(mean.shape),
+            np.zeros(len(mean)),
+        )
+
+    def _sent(self, block, clients, mean, turn, totals):
+        """Return clip(V_c) of each client, or with "holders" its change where it has rated."""
+        sums, is_finite = totals.sums, totals.is_finite
+        shared = clients.common.sent if self.aggregation == "clients" else None
+        if turn.separate:
+            others = {}
+            if shared is not None:
+                others = {"default": shared.astype(np.float64) - mean, "center": mean}
+            sent = self.clipped(clients.held.now)
+            sums = SparseRows.since(mean, block.row_indptr, block.row_items, sent, **others)
+        elif shared is None:
+            sums -= totals.counts[:, None] * mean
+        else:
+            n_senders = np.count_nonzero(totals.senders & is_finite)
+            sums += (n_senders - totals.counts)[:, None] * shared
+        return Updates({"item_vectors": sums}, is_finite=is_finite)
+
+    def clipped(self, vectors):
+        """Return vectors as they are sent."""
+        return vectors if self.clip is None else np.clip(vectors, -self.clip, self.clip)
+
+    def centers(self, message):
+        if self.aggregation != "clients":
+            return {}
+        return {"item_vectors": message["item_vectors"].values}
+
+    def step(self, server, upload, key):
+        if upload is None:
+            return server
+        if self.aggregation == "clients":
+            items = upload["item_vectors"].mean
+        else:
+            share = upload.n_clients / server.n_clients
+            n_holders = np.maximum(server.n_holders * share, 1)[:, None]
+            items = server.items + upload["item_vectors"].sum / n_holders
+        return replace(server, items=items.astype(self.dtype))
+
+    # ------------------------------------------------------------------------- the end
+
+    def final(self, server):
+        items = server.items
+        if server.prior is not None and server.n_ratings is not None:
+            items = server.prior.completed(items)
+        return Message(item_vectors=Dense(items))
+
+    def personalize(self, block, clients, message, turn, key):
+        items, trained = message["item_vectors"].values, clients is not None
+        if clients is None:
+            clients = self.enter(block, message, key)
+        users, held = clients.users.now, clients.held.now
+        untrained = ~(trained & np.isfinite(users).all(axis=1))
+        untrained &= block.users_of(turn.active)
+        if untrained.any():
+            users = users.copy()
+            users[untrained] = self._solved(block, clients, untrained, items)
+        if self.predict_with == "local":
+            own = trained & np.isfinite(held)
+            held = np.where(own, held, items[block.row_items])
+        users, held = clients.users._replace(now=users), clients.held._replace(now=held)
+        common = clients.common or Common(items, items)
+        return replace(clients, users=users, held=held, common=common)
+
+    def _solved(self, block, clients, whom, items):
+        """Return the vectors that minimise the users' objectives with the items fixed.
+
+        Gauss-Newton steps from zero: each solves a ridge regression and is halved until the
+        user's objective falls. With the identity link the first one is the solution.
+        """
+        width, biases, level = self.columns.width, self.columns.biases, clients.scale.level
+        n_ratings, taken = np.diff(block.indptr)[whom], np.repeat(whom, np.diff(block.indptr))
+        n_users, indptr = len(n_ratings), np.concatenate([[0], np.cumsum(n_ratings)])
+        of_rating = np.repeat(np.arange(n_users), n_ratings)
+        rated, values = block.items[taken], clients.values[taken].astype(np.float64)
+        weights = clients.weights[taken].astype(np.float64)
+        _, _, reg_user, reg_bias = clients.penalties
+        penalties = np.repeat(reg_user[whom, None], width, axis=1).astype(np.float64)
+        partners, item_bias = items.astype(np.float64), np.zeros(len(items))
+        if biases:
+            penalties[:, 0] = reg_bias[whom]
+            item_bias, partners[:, 0] = partners[:, 0].copy(), 1
+
+        def evaluate(users):
+            linear = level, np.zeros(n_users), item_bias, users, partners
+            scores = linear_scores(of_rating, rated, *linear)
+            errors = values - expected_ratings(scores, self.LINK)
+            loss = np.bincount(of_rating, weights * errors**2, minlength=n_users)
+            return scores, errors, loss + (penalties * users**2).sum(axis=1)
+
+        users, solved = np.zeros((2, n_users, width))
+        everyone = np.ones(n_users, dtype=bool)
+        work = wmf_kernels.workspace(block, users)
+        scores, errors, loss = evaluate(users)
+        for _ in range(SOLVER_STEPS):
+            slopes = np.ones(len(scores))
+            if self.LINK == "sigmoid":
+                slopes = np.maximum(expit(scores) * expit(-scores), TINY)
+            targets = scores - level - item_bias[rated] + errors / slopes
+            extra = weights * slopes**2
+            ratings = wmf_kernels.Ratings(rated, extra, extra * targets)
+            given = ratings, partners, penalties + TINY
+            wmf_kernels.fit_raters(indptr, everyone, *given, work, solved)
+            step = solved - users
+            moving = np.abs(step).max(axis=1) >= 1e-7
+            if not moving.any():
+                break
+            for _ in range(HALVINGS):
+                trial = np.where(moving[:, None], users + step, users)
+                better = moving & (evaluate(trial)[2] <= loss)
+                users[better], moving, step = trial[better], moving & ~better, step / 2
+                if not moving.any():
+                    break
+            scores, errors, loss = evaluate(users)
+        return users
+
+
+def expected_ratings(scores, link):
+    """Return the scaled ratings of scores."""
+    return expit(scores) if link == "sigmoid" else scores
+
+
 @documented
 @dataclass(eq=False, repr=False)
-class RFRec(FederatedContent, BiasColumn, RatingMixin, FederatedRecommender):
+class RFRec(FederatedContent, _ratings.BiasColumn, RatingMixin, FederatedRecommender):
     """Regularised federated recommendation: every client has an item matrix of its own.
 
     Client c has its users' private vectors and its own copy V_c of the whole item matrix, which
@@ -114,13 +484,13 @@ class RFRec(FederatedContent, BiasColumn, RatingMixin, FederatedRecommender):
     -----
     *Algorithm*::
 
-        set-up  clients send sums and counts of ratings     _setup_update, _begin
+        set-up  clients send sums and counts of ratings     answer, begin
         each round
-          1  server sends the mean of the V_c               _model
-          2  clients step on their users and rated items    _client_update: kernel step
-          3  ... and on the items that they have not rated  _update_unrated_items
-          4  clients upload clip(V_c)                       kernel step, _upload
-          5  server averages                                _aggregate
+          1  server sends the mean of the V_c               broadcast
+          2  clients step on items that they have not rated share
+          3  ... and on their users and rated items         update: kernel step
+          4  clients upload clip(V_c)                       kernel step, _sent
+          5  server averages                                step
 
     *What is sent.* Once, up: each client's sum and number of ratings, its number of ratings of
     each item (a dense vector, so that a secure sum hides which) and, with
@@ -199,288 +569,34 @@ class RFRec(FederatedContent, BiasColumn, RatingMixin, FederatedRecommender):
 
     _predicted_fields = ("item_vectors",)
     _absent_fields = ("n_ratings",)
-    _single_uploads = True
     _dtype = np.float32
     _user_width = "n_factors"
-    _carried = ("item_vectors",)
 
-    @property
-    def _shares_state(self):
-        # Otherwise the vectors of items that a client has not rated are not needed.
-        return self.aggregation == "clients" or self.predict_with == "local"
+    def _algorithm(self):
+        return self._rfrec(RFRecAlgorithm)
 
-    # --------------------------------------------------------------- before the rounds
-
-    def _setup_specs(self, n_items):
-        specs, setting = {}, self._setting()
-        if setting.local_dp is not None or setting.central_dp is not None:
-            return specs
-        if self.biases:
-            specs["ratings"] = FieldSpec((2,), learned=False)
-        if self.biases or self.reg_item > 0:
-            specs["n_ratings"] = FieldSpec((n_items,), learned=False)
-        if self.aggregation == "holders":
-            specs["held_items"] = FieldSpec((n_items,), dtype="uint8", learned=False)
-        return specs
-
-    def _begin(self, catalogue, sums, key):
-        known = {name: total.sum for name, total in (sums or {}).items()}
-        items = self._first_items(catalogue, key)
-        low, high = scale_of(self.rating_scale, catalogue.rating_range)
-        # The middle of the scale, if the mean rating is not known.
-        level = 0.5
-        if "ratings" in known:
-            total, weight = known.pop("ratings")
-            level = (total / weight - low) / ((high - low) or 1)
-        # If nobody knows which items are rated, all count alike.
-        n_ratings = known.setdefault("n_ratings", None)
-        if n_ratings is not None:
-            items = np.where((n_ratings > 0)[:, None], items, self._dtype(0))
-        return known | {
-            "item_vectors": items,
-            "rating_scale": (low, high),
-            "level": self._level(level),
-            "n_clients": catalogue.n_clients,
-            "content": self._item_prior(np.ones(len(items)) if n_ratings is None else n_ratings),
-        }
-
-    def _initial_broadcast(self, server):
-        fields = {"scale": Dense(np.array([*server["rating_scale"], server["level"]]))}
-        if server["n_ratings"] is not None:
-            fields["n_ratings"] = Dense(server["n_ratings"])
-        return Message(**fields)
-
-    def _init_clients(self, block, message, key):
-        columns = block.users[:, None] * self._width + np.arange(self._width)
-        users = self.INIT_STD * key.private.at(-1).normal("user vectors", columns)
-        if self.biases:
-            users[:, 0] = 0
-        low, high, level = message["scale"].values
-        unit = float((high - low) or 1)
-        n_of_items = np.zeros(block.n_items)
-        if "n_ratings" in message:
-            n_of_items = message["n_ratings"].values
-        of_rating = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
-        n_of_users = np.bincount(of_rating, block.weights, minlength=block.n_users)
-        held = np.zeros((len(block.row_items), self._width), dtype=self._dtype)
-        return {
-            "unit": unit,
-            "level": float(level),
-            "values": ((block.values - low) / unit).astype(self._dtype),
-            "weights": block.weights.astype(self._dtype),
-            "penalties": (*self._item_penalties(n_of_items), *self._user_penalties(n_of_users)),
-            "users": self._vectors(users.astype(self._dtype)),
-            "held": self._vectors(held),
-            "joined": np.zeros(len(block.row_items), dtype=bool),
-            "steps": np.zeros(block.n_clients, dtype=np.int64),
-        }
-
-    def _item_penalties(self, n_ratings):
-        """Return the penalties on items and their biases, shared out among their ratings."""
-        few = self.FEW_RATINGS / ITEMS_NEED
-        return self._penalties(n_ratings, self.reg_item, few, each=n_ratings)
-
-    def _user_penalties(self, n_ratings):
-        return self._penalties(n_ratings, self.reg_user, self.FEW_RATINGS)
-
-    def _penalties(self, n_ratings, reg, few, each=1.0):
-        """Return the penalties on vectors and biases by numbers of ratings, divided by `each`."""
-        more = np.maximum(1.0, few / np.maximum(n_ratings, 1.0))
-        each = np.where(np.greater(each, 0), each, np.inf)
-        share = more / np.maximum(each, np.finfo(self._dtype).tiny)
-        on_vectors = (reg * share * n_ratings**self.REG_POWER).astype(self._dtype)
-        on_biases = (self.reg_bias * share).astype(self._dtype)
-        return on_vectors, on_biases if self.biases else on_vectors
-
-    # ---------------------------------------------------------------------- each round
-
-    def _model(self, server):
-        return Message(item_vectors=Dense(server["item_vectors"]))
-
-    def _update_unrated_items(self, common, message, key):
-        broadcast = message["item_vectors"].values
-        if common is None:
-            common = {"vectors": self._vectors(broadcast.copy()), "step": 0}
-        common["step"] += 1
-        now, *moments = common["vectors"]
-        gradient = self._dtype(self.prox) * (now - broadcast)
-        if self.optimizer == "adam":
-            gradient, moments = adam(self, moments, common["step"], gradient)
-        now = now - self._dtype(self.learning_rate) * gradient
-        common["vectors"] = rfrec_kernels.Vectors(now, *moments)
-        return common | {"shared": self._clipped(now)}
-
-    def _upload_specs(self, n_items):
-        return {"item_vectors": FieldSpec((n_items, self._width), clip=self._clip)}
-
-    def _client_update(self, block, state, message, turn, key):
-        broadcast = message["item_vectors"].values
-        self._join(block, state, turn.active, broadcast)
-        totals = self._totals(broadcast, turn)
-        rates = self.prox, self.learning_rate
-        loss = self._step(block, state, broadcast, turn.active, *rates, totals)
-        return state, self._upload(block, state, broadcast, turn, totals), loss
-
-    def _join(self, block, state, active, broadcast):
-        """Let rated items begin as they are received, in the first round of their clients."""
-        first = np.repeat(active, block.row_counts) & ~state["joined"]
-        if first.any():
-            state["held"].now[first] = broadcast[block.row_items[first]]
-            state["joined"] |= first
-
-    def _step(self, block, state, broadcast, active, prox, rate, totals=None):
-        """Step the active clients' users and rated items along their gradients."""
-        state["steps"][active] += 1
-        layout = block.layout
-        loss = rfrec_kernels.step(
-            layout,
-            state["values"],
-            state["weights"],
-            active,
-            state["users"],
-            state["held"],
-            broadcast,
-            rfrec_kernels.Objective(
-                state["level"],
-                self.LINK == "sigmoid",
-                bool(self.biases),
-                float(prox),
-                *state["penalties"],
-            ),
-            rfrec_kernels.Rule(float(rate), self.BETA_1, self.BETA_2, self.EPSILON),
-            np.maximum(state["steps"], 1),
-            rfrec_kernels.scratch(layout, state["held"]),
-            self._clip,
-            totals,
+    def _rfrec(self, kind):
+        """Return an algorithm of a class, in the federation."""
+        local_dp, central_dp = self._setting().local_dp, self._setting().central_dp
+        clip = None if local_dp is None else local_dp.number_clip
+        return self._made(
+            kind,
+            columns=self._columns(),
+            content=ItemFeatures(self.item_features, self.items),
+            is_private=local_dp is not None or central_dp is not None,
+            clip=None if clip is None else float(clip),
         )
-        # In squared ratings, like the validation loss.
-        return np.multiply(loss, (state["unit"] ** 2, 1.0))
-
-    @staticmethod
-    def _totals(broadcast, turn):
-        """Return where the senders' rated items are added up; nowhere if uploads are separate."""
-        nobody = np.zeros_like(turn.active)
-        return rfrec_kernels.Totals(
-            nobody if turn.separate else turn.active & turn.delivers,
-            np.ones_like(turn.active),
-            np.zeros(broadcast.shape),
-            np.zeros(len(broadcast)),
-        )
-
-    def _upload(self, block, state, broadcast, turn, totals):
-        """Return clip(V_c) of each client, or with "holders" its change where it has rated."""
-        sums, is_finite = totals.sums, totals.is_finite
-        shared = state["common"]["shared"] if self.aggregation == "clients" else None
-        if turn.separate:
-            others = {}
-            if shared is not None:
-                others = {"default": shared.astype(np.float64) - broadcast, "center": broadcast}
-            sent = self._clipped(state["held"].now)
-            sums = SparseRows.since(broadcast, block.row_indptr, block.row_items, sent, **others)
-        elif shared is None:
-            sums -= totals.counts[:, None] * broadcast
-        else:
-            n_senders = np.count_nonzero(totals.senders & is_finite)
-            sums += (n_senders - totals.counts)[:, None] * shared
-        return Updates({"item_vectors": sums}, is_finite=is_finite)
-
-    def _upload_centers(self, message):
-        if self.aggregation != "clients":
-            return {}
-        return {"item_vectors": message["item_vectors"].values}
-
-    def _aggregate(self, server, upload, key):
-        if upload is None:
-            return server
-        if self.aggregation == "clients":
-            items = upload["item_vectors"].mean
-        else:
-            share = upload.n_clients / server["n_clients"]
-            n_holders = np.maximum(server["held_items"] * share, 1)[:, None]
-            items = server["item_vectors"] + upload["item_vectors"].sum / n_holders
-        return server | {"item_vectors": items.astype(self._dtype)}
-
-    # ------------------------------------------------------------------------- the end
-
-    def _final_model(self, server):
-        if server["content"] is None or server["n_ratings"] is None:
-            return self._model(server)
-        return Message(item_vectors=Dense(server["content"].completed(server["item_vectors"])))
-
-    def _personalize(self, block, state, message, turn, key):
-        items, trained = message["item_vectors"].values, state is not None
-        if not trained:
-            state = self._init_clients(block, message, key)
-        users, held = state["users"].now, state["held"].now
-        untrained = ~(trained & np.isfinite(users).all(axis=1))
-        untrained &= block.users_of(turn.active)
-        if untrained.any():
-            users = users.copy()
-            users[untrained] = self._solved(block, state, untrained, items)
-        if self.predict_with == "local":
-            own = trained & np.isfinite(held)
-            held = np.where(own, held, items[block.row_items])
-        common = state.get("common")
-        shared = items if common is None else common["vectors"].now
-        return {"users": users, "held": held, "shared": shared}
-
-    def _solved(self, block, state, whom, items):
-        """Return the vectors that minimise the users' objectives with the items fixed.
-
-        Gauss-Newton steps from zero: each solves a ridge regression and is halved until the
-        user's objective falls. With the identity link the first one is the solution.
-        """
-        n_ratings, taken = np.diff(block.indptr)[whom], np.repeat(whom, np.diff(block.indptr))
-        n_users, indptr = len(n_ratings), np.concatenate([[0], np.cumsum(n_ratings)])
-        of_rating = np.repeat(np.arange(n_users), n_ratings)
-        rated, values = block.items[taken], state["values"][taken].astype(np.float64)
-        weights = state["weights"][taken].astype(np.float64)
-        _, _, reg_user, reg_bias = state["penalties"]
-        penalties = np.repeat(reg_user[whom, None], self._width, axis=1).astype(np.float64)
-        partners, item_bias = items.astype(np.float64), np.zeros(len(items))
-        if self.biases:
-            penalties[:, 0] = reg_bias[whom]
-            item_bias, partners[:, 0] = partners[:, 0].copy(), 1
-
-        def evaluate(users):
-            linear = state["level"], np.zeros(n_users), item_bias, users, partners
-            scores = linear_scores(of_rating, rated, *linear)
-            errors = values - self._expected(scores)
-            loss = np.bincount(of_rating, weights * errors**2, minlength=n_users)
-            return scores, errors, loss + (penalties * users**2).sum(axis=1)
-
-        users, solved = np.zeros((2, n_users, self._width))
-        everyone = np.ones(n_users, dtype=bool)
-        work = wmf_kernels.workspace(block, users)
-        scores, errors, loss = evaluate(users)
-        for _ in range(SOLVER_STEPS):
-            slopes = np.ones(len(scores))
-            if self.LINK == "sigmoid":
-                slopes = np.maximum(expit(scores) * expit(-scores), TINY)
-            targets = scores - state["level"] - item_bias[rated] + errors / slopes
-            extra = weights * slopes**2
-            ratings = wmf_kernels.Ratings(rated, extra, extra * targets)
-            given = ratings, partners, penalties + TINY
-            wmf_kernels.fit_raters(indptr, everyone, *given, work, solved)
-            step = solved - users
-            moving = np.abs(step).max(axis=1) >= 1e-7
-            if not moving.any():
-                break
-            for _ in range(HALVINGS):
-                trial = np.where(moving[:, None], users + step, users)
-                better = moving & (evaluate(trial)[2] <= loss)
-                users[better], moving, step = trial[better], moving & ~better, step / 2
-                if not moving.any():
-                    break
-            scores, errors, loss = evaluate(users)
-        return users
 
     # ----------------------------------------------------------------- how it predicts
 
-    def _user_attributes(self, block, state):
-        attributes = super()._user_attributes(block, state)
+    def _private_vectors(self, clients):
+        return clients.users.now
+
+    def _user_attributes(self, block, clients):
+        attributes = self._columns().attributes(clients.users.now, "user")
         if self.predict_with == "local":
-            attributes["_own_items"] = OwnItems.of(block, state["held"], state["shared"])
+            its = clients.held.now, clients.common.items
+            attributes["_own_items"] = OwnItems.of(block, *its)
         return attributes
 
     def _server_attributes(self, message):
@@ -495,17 +611,14 @@ class RFRec(FederatedContent, BiasColumn, RatingMixin, FederatedRecommender):
         if not weights.any():
             return 0.0
         scores = attributes["global_bias_"] + attributes["item_bias_"].astype(np.float64)
-        level = self._expected(message["scale"].values[2])
+        level = expected_ratings(attributes["global_bias_"], self.LINK)
         low, high = -FARTHEST, FARTHEST
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
-            above = np.average(self._expected(scores + middle), weights=weights) > level
+            estimates = expected_ratings(scores + middle, self.LINK)
+            above = np.average(estimates, weights=weights) > level
             low, high = (low, middle) if above else (middle, high)
         return (low + high) / 2
-
-    def _expected(self, scores):
-        """Return the scaled ratings of scores."""
-        return expit(scores) if self.LINK == "sigmoid" else scores
 
     def _response(self, scores):
         low, high = self.rating_scale_
@@ -549,50 +662,8 @@ class RFRec(FederatedContent, BiasColumn, RatingMixin, FederatedRecommender):
 
     # ------------------------------------------------------------------- what it needs
 
-    @property
-    def _clip(self):
-        local_dp = self._setting().local_dp
-        bound = None if local_dp is None else local_dp.number_clip
-        return None if bound is None else float(bound)
-
-    def _clipped(self, vectors):
-        clip = self._clip
-        return vectors if clip is None else np.clip(vectors, -clip, clip)
-
-    def _level(self, mean):
-        """Return the score of the mean rating, which is scaled to [0, 1]."""
-        if not self.biases:
-            return 0.0
-        return float(logit(np.clip(mean, 0.01, 0.99)) if self.LINK == "sigmoid" else mean)
-
-    def _vectors(self, now):
-        """Return vectors with Adam's moments; plain gradient descent has none."""
-        if self.optimizer == "gd":
-            return rfrec_kernels.Vectors(now, None, None)
-        # Not zeros_like, which writes them: memory is for the clients that have taken part.
-        moments = (np.zeros(now.shape, now.dtype) for _ in range(2))
-        return rfrec_kernels.Vectors(now, *moments)
-
-    def _private_vectors(self, state):
-        return state["users"].now
-
-    def _memory(self, state):
-        users, held = ([one for one in state[n] if one is not None] for n in ("users", "held"))
-        return {"users": users, "clients": [state["steps"]], "rows": [*held, state["joined"]]}
-
-    def _upload_moving(self, view, rows, moves):
-        if self.aggregation == "clients":
-            return {"item_vectors": view.n_senders / view.n_own * moves}
-        if "n_ratings" in view.message:
-            # With weights of 1 these are the numbers of holders.
-            share = self._cohort_share(view.data.n_clients)
-            n_holders = view.message["n_ratings"].values[rows, None] * share
-        else:
-            n_holders = view.n_expected("item_vectors")
-        return {"item_vectors": np.maximum(n_holders, 1) / view.n_own * moves}
-
     def _least_bytes(self, data):
-        own = np.dtype(self._dtype).itemsize * len(data.items) * self._width
+        own = np.dtype(self._dtype).itemsize * len(data.items) * self._columns().width
         everybody = self.client_fraction == 1 and not self.early_stopping
         return super()._least_bytes(data) + (own if everybody else 0)
 
@@ -617,11 +688,11 @@ class RFRec(FederatedContent, BiasColumn, RatingMixin, FederatedRecommender):
 
     def _check_setting(self, federation, data, blocks):
         super()._check_setting(federation, data, blocks)
-        if not self._shares_state:
+        if not self._algorithm().traits.shares_history:
             return
         n_vectors = len(blocks) * data.n_items
         copies = (3 if self.optimizer == "adam" else 1) + (self.predict_with == "local")
-        nbytes = n_vectors * copies * self._width * np.dtype(self._dtype).itemsize
+        nbytes = n_vectors * copies * self._columns().width * np.dtype(self._dtype).itemsize
         # Blocks of clients with equal histories never have many more vectors than ratings.
         if nbytes > DENSE_LIMIT and n_vectors > 2 * (len(data.items) + data.n_items):
             raise ValueError(

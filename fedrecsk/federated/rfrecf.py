@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Real
 from typing import ClassVar, Literal
 
@@ -10,7 +10,69 @@ import numpy as np
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
-from fedrecsk.federated.rfrec import RFRec, rfrec_kernels
+from fedrecsk.federated.rfrec import Common, RFRec, RFRecAlgorithm, rfrec_kernels
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RFRecFAlgorithm(RFRecAlgorithm):
+    """RFRec's steps and averages, between which a shared coin decides."""
+
+    aggregation_probability: float
+    BETA_1: float = 0.5
+    BETA_2: float = 0.999
+    EPSILON: float = 0.02
+
+    @property
+    def traits(self):
+        return replace(super().traits, may_be_silent=True)
+
+    def coins(self, key):
+        """Return the coins of the last round and of this one (zeta); `key` is the shared one."""
+        return tuple(
+            int(t >= 0 and key.at(t).uniform("coin") < self.aggregation_probability)
+            for t in (key.round - 1, key.round)
+        )
+
+    def broadcast(self, server, key):
+        is_sent = key.round == 0 or self.coins(key) == (1, 0)
+        return super().broadcast(server, key) if is_sent else None
+
+    def share(self, common, message, key):
+        mean = message["item_vectors"].values
+        now = mean if common is None else common.items
+        if self.coins(key.shared) == (1, 0):
+            now = now + self.share_of_way * (mean - now)
+        return Common(now, self.clipped(now))
+
+    def update(self, block, clients, message, turn, key):
+        mean = message["item_vectors"].values
+        self._join(block, clients, turn.active, mean)
+        loss = updates = None
+        match self.coins(key.shared):
+            case 0, 0:
+                rate = self.learning_rate / (1 - self.aggregation_probability)
+                loss = self._descend(block, clients, mean, turn.active, 0.0, rate)
+            case 0, 1:
+                totals = self._totals(mean, turn)
+                vectors = clients.users.now, clients.held.now
+                rfrec_kernels.add_up(block.layout, turn.active, *vectors, self.clip, totals)
+                updates = self._sent(block, clients, mean, turn, totals)
+            case 1, 0:
+                self._move_to_mean(block, clients, turn.active, mean)
+        return clients, updates, loss
+
+    @property
+    def share_of_way(self):
+        """Share of the way to the mean that a client goes (eta)."""
+        share = min(1.0, self.learning_rate * self.prox / self.aggregation_probability)
+        return self.dtype(share)
+
+    def _move_to_mean(self, block, clients, active, mean):
+        rows = np.repeat(active, block.row_counts)
+        held = clients.held.now
+        # Clients that have diverged are found when their uploads arrive.
+        with np.errstate(over="ignore", invalid="ignore"):
+            held[rows] += self.share_of_way * (mean[block.row_items[rows]] - held[rows])
 
 
 @documented
@@ -66,11 +128,11 @@ class RFRecF(RFRec):
     *Algorithm*::
 
         set-up as in RFRec
-        each round: the coins of the last round and of this one    _coins
-          0 0  clients step on their users and rated items         kernel step
-          0 1  clients upload clip(V_c), the server averages       _upload, _aggregate
+        each round: the coins of the last round and of this one    coins
+          0 0  clients step on their users and rated items         update: kernel step
+          0 1  clients upload clip(V_c), the server averages       update: _sent, step
           1 1  nothing
-          1 0  server sends the mean, clients move to it           _move_to_mean
+          1 0  server sends the mean, clients move to it           broadcast, share, update
 
     What is sent is what RFRec sends, but between the first broadcast and the last only when the
     coin changes from 0 to 1 (up) or from 1 to 0 (down). The coin comes from the shared key and is
@@ -108,6 +170,9 @@ class RFRecF(RFRec):
         "aggregation_probability": [Interval(Real, 0, 1, closed="neither")],
     }
 
+    def _algorithm(self):
+        return self._rfrec(RFRecFAlgorithm)
+
     def _check_on_devices(self, federation):
         if self.aggregation == "clients" and federation.compression and federation.compression.up:
             raise ValueError(
@@ -115,54 +180,3 @@ class RFRecF(RFRec):
                 "broadcast, which a device may have missed, and the server could not tell "
                 'from what they start; set aggregation="holders" or compression=None, or call fit.'
             )
-
-    _may_be_silent = True
-
-    def _broadcast(self, server, key):
-        return self._model(server) if key.round == 0 or self._coins(key) == (1, 0) else None
-
-    def _update_unrated_items(self, common, message, key):
-        mean = message["item_vectors"].values
-        if common is None:
-            common = {"vectors": self._vectors(mean.copy())}
-        now = common["vectors"].now
-        if self._coins(key.shared) == (1, 0):
-            now += self._share * (mean - now)
-        return common | {"shared": self._clipped(now)}
-
-    def _client_update(self, block, state, message, turn, key):
-        mean = message["item_vectors"].values
-        self._join(block, state, turn.active, mean)
-        loss = uploads = None
-        match self._coins(key.shared):
-            case 0, 0:
-                rate = self.learning_rate / (1 - self.aggregation_probability)
-                loss = self._step(block, state, mean, turn.active, 0.0, rate)
-            case 0, 1:
-                totals = self._totals(mean, turn)
-                vectors = state["users"].now, state["held"].now
-                rfrec_kernels.add_up(block.layout, turn.active, *vectors, self._clip, totals)
-                uploads = self._upload(block, state, mean, turn, totals)
-            case 1, 0:
-                self._move_to_mean(block, state, turn.active, mean)
-        return state, uploads, loss
-
-    def _coins(self, key):
-        """Return the coins of the last round and of this one (zeta); `key` is the shared one."""
-        return tuple(
-            int(t >= 0 and key.at(t).uniform("coin") < self.aggregation_probability)
-            for t in (key.round - 1, key.round)
-        )
-
-    @property
-    def _share(self):
-        """Share of the way to the mean that a client goes (eta)."""
-        share = min(1.0, self.learning_rate * self.prox / self.aggregation_probability)
-        return self._dtype(share)
-
-    def _move_to_mean(self, block, state, active, mean):
-        rows = np.repeat(active, block.row_counts)
-        held = state["held"].now
-        # Clients that have diverged are found when their uploads arrive.
-        with np.errstate(over="ignore", invalid="ignore"):
-            held[rows] += self._share * (mean[block.row_items[rows]] - held[rows])

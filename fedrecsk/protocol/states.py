@@ -97,7 +97,9 @@ def _kept_arrays(state: Any) -> Iterator[tuple[str, np.ndarray]]:
     """Yield by what it is indexed, and each kept array of a state, in the order of its fields."""
     for name, by, is_kept in _fields(type(state)):
         value = getattr(state, name)
+        # Of a tuple of arrays, each.
+        parts = value if isinstance(value, tuple) else (value,)
         if is_kept and is_dataclass(value) and not isinstance(value, type):
             yield from _kept_arrays(value)
-        elif is_kept and by is not None and value is not None:
-            yield by, value
+        elif is_kept and by is not None:
+            yield from ((by, one) for one in parts if one is not None)

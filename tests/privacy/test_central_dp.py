@@ -12,6 +12,7 @@ from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import TopK
 from fedrecsk.federated import _private
+from fedrecsk.federated.rfrec import RFRecAlgorithm
 from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, Paillier, SecAggPlus
 from fedrecsk.privacy._grid import STEPS
 from fedrecsk.privacy.central_dp import clip_updates, round_updates
@@ -134,10 +135,14 @@ def test_the_server_does_not_divide_by_a_secret_number():
     # All uploads but one are lost; the sum is still divided by the expected number of clients.
     seen = {}
 
-    class Watching(RFRec):
-        def _aggregate(self, server, upload, key):
+    class WatchingAlgorithm(RFRecAlgorithm):
+        def step(self, server, upload, key):
             seen[key.round] = upload
-            return super()._aggregate(server, upload, key)
+            return super().step(server, upload, key)
+
+    class Watching(RFRec):
+        def _algorithm(self):
+            return self._rfrec(WatchingAlgorithm)
 
     model = Watching(3, n_rounds=2, random_state=0, **PUBLIC)
     model.set_params(federation=private(noise_multiplier=1.0, dropout=0.5), client_fraction=0.5)

@@ -9,6 +9,7 @@ from sklearn.base import clone
 
 from fedrecsk import Federation, RFRec
 from fedrecsk.attacks._membership import _lower_bound
+from fedrecsk.federated.rfrec import RFRecAlgorithm
 from fedrecsk.privacy import (
     CentralDP,
     GaussianMechanism,
@@ -301,11 +302,16 @@ def test_noise_of_the_sum_is_distributed_as_that_of_single_uploads(mechanism, mo
     assert quick.std() == pytest.approx(expected, rel=0.1)
 
 
-class Counting(RFRec):
+class CountingAlgorithm(RFRecAlgorithm):
     """Its clients count their ratings of each item before the first round."""
 
-    def _setup_specs(self, n_items):
+    def setup_fields(self, n_items):
         return {"n_ratings": FieldSpec((n_items,), learned=False)}
+
+
+class Counting(RFRec):
+    def _algorithm(self):
+        return self._rfrec(CountingAlgorithm)
 
 
 @pytest.mark.parametrize("draws_each", [False, True])
@@ -313,10 +319,10 @@ def test_answers_to_the_set_up_are_clipped_and_charged(draws_each, monkeypatch):
     X, y = make_toy()
     monkeypatch.setattr(Federation, "draws_each", draws_each)
     found = []
-    begin = Counting._begin
+    begin = CountingAlgorithm.begin
     monkeypatch.setattr(
-        Counting,
-        "_begin",
+        CountingAlgorithm,
+        "begin",
         lambda self, catalogue, sums, key: found.append(sums) or begin(self, catalogue, None, key),
     )
     mechanism = GaussianMechanism(0.1, 1e-9)

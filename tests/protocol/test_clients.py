@@ -8,6 +8,7 @@ from fedrecsk import Federation, RFRec
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.data.interactions import encode
 from fedrecsk.federated._round_loop import Run
+from fedrecsk.federated.rfrec import RFRecAlgorithm
 from fedrecsk.privacy import LaplaceMechanism
 from fedrecsk.protocol import Clients, FieldSpec, Updates
 from fedrecsk.protocol.blocks import cut
@@ -21,7 +22,7 @@ def opened(estimator, **settings):
     run.set_up()
     turn, message = run.server.open_round()
     (clients,) = run.clients
-    return run.server, clients, turn, run.server.method._decode_broadcast(message, Key(0))
+    return run.server, clients, turn, run.server.algorithm.decode(message, Key(0))
 
 
 def validating():
@@ -43,12 +44,17 @@ def test_an_update_before_a_message_says_what_to_call():
 # ------------------------------------------------------------------------ what methods hand over
 
 
-class Wrong(RFRec):
+class WrongAlgorithm(RFRecAlgorithm):
     """Hands over something else than it declared."""
 
-    def _client_update(self, block, state, message, turn, key):
-        state, updates, loss = super()._client_update(block, state, message, turn, key)
-        return state, Updates(self.spoil(updates.fields)), loss
+    def update(self, block, clients, message, turn, key):
+        clients, updates, loss = super().update(block, clients, message, turn, key)
+        return clients, Updates(self.spoil(updates.fields)), loss
+
+
+class Wrong(RFRec):
+    def _algorithm(self):
+        return self._rfrec(WrongAlgorithm)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +70,7 @@ class Wrong(RFRec):
     ids=["another name", "one more", "another shape"],
 )
 def test_a_method_that_uploads_something_else_than_it_declares_is_told(spoil, message):
-    Wrong.spoil = staticmethod(spoil)
+    WrongAlgorithm.spoil = staticmethod(spoil)
     settings = (None,) if "shape" in message else (None, Federation(aggregator=NormClipping()))
     for setting in settings:
         with pytest.raises(ValueError, match=message):
@@ -74,18 +80,23 @@ def test_a_method_that_uploads_something_else_than_it_declares_is_told(spoil, me
 TOLD = []
 
 
-class Counts(RFRec):
+class CountsAlgorithm(RFRecAlgorithm):
     """Asks its clients for something that they must not tell without noise."""
 
-    def _setup_specs(self, n_items):
+    def setup_fields(self, n_items):
         return {"n": FieldSpec((2,), clip=1.0, learned=False)}
 
-    def _setup_update(self, block, message, key):
+    def answer(self, block, message, key):
         return Updates({"n": np.ones(2) * block.n_clients})
 
-    def _begin(self, catalogue, sums, key):
+    def begin(self, catalogue, sums, key):
         TOLD.append(sums["n"].sum)
-        return super()._begin(catalogue, None, key)
+        return super().begin(catalogue, None, key)
+
+
+class Counts(RFRec):
+    def _algorithm(self):
+        return self._rfrec(CountsAlgorithm)
 
 
 NOISY = Federation(local_dp=LaplaceMechanism(clip=1.0, scale=0.5))

@@ -224,8 +224,8 @@ def test_noise_is_in_the_numbers_that_leave_a_device():
     devices, (uploads,) = one_round(make(RFRec, federation=federation), *make_toy())
     noise = []
     for device, upload in zip(devices, uploads, strict=True):
-        exact = np.clip(device.state["common"]["vectors"].now, -0.2, 0.2).astype(np.float64)
-        held = device.state["held"].now
+        exact = np.clip(device.state.common.items, -0.2, 0.2).astype(np.float64)
+        held = device.state.held.now
         exact[device.block.row_items] = np.clip(held, -0.2, 0.2)
         noise.append(upload.fields["item_vectors"].values - exact)
     noise = np.stack(noise)
@@ -316,7 +316,7 @@ def test_malformed_compressed_uploads_are_rejected(compressor, broken):
     assert (entry["rejected"], entry["messages_up"]) == (1, len(uploads) - 1)
     # A rejected upload has the size of the others, whatever it holds.
     assert len(set(server.ledger.client_bytes_up.tolist())) == 1
-    assert np.isfinite(server.state["item_vectors"]).all()
+    assert np.isfinite(server.state.items).all()
 
 
 @pytest.mark.parametrize("compressor", [None, TopK(0.3), Quantization("int8")], ids=str)
@@ -325,7 +325,7 @@ def test_a_device_that_has_diverged_says_so(compressor):
     method = make(RFRec, federation=Federation(compression=compressor))
     server, devices, uploads = first_round(method, *make_toy())
     server.close_round(uploads)
-    devices[0].state["users"].now[:] = np.nan
+    devices[0].state.users.now[:] = np.nan
     server.close_round(updated(server, devices))
     assert server.ledger.entries[-1]["rejected"] == 1
 

@@ -12,8 +12,10 @@ from fedrecsk import CoLR, Federation, LightFR, LocALS, RFRec, RFRecF, SCoLR
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.data.interactions import encode
 from fedrecsk.federated._round_loop import Run
+from fedrecsk.federated.rfrec import RFRecAlgorithm
 from fedrecsk.privacy import LaplaceMechanism, SecAggPlus
 from fedrecsk.protocol import DeviceServer, Numbers, blocks
+from fedrecsk.protocol.algorithm import ChoosesCohorts
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Registration
 from tests.conftest import make_toy
@@ -31,7 +33,7 @@ def opened(estimator):
     run.set_up()
     server = run.server
     turn, message = server.open_round()
-    received = server.method._decode_broadcast(message, server.key.at(0))
+    received = server.algorithm.decode(message, server.key.at(0))
     total = server.new_total()
     for one in run.clients:
         one.receive(0, received, turn)
@@ -102,10 +104,19 @@ def test_a_round_that_is_not_open_cannot_be_closed():
         server.close_round(total)
 
 
+class ChosenAlgorithm(RFRecAlgorithm, ChoosesCohorts):
+    @property
+    def traits(self):
+        return replace(super().traits, chooses_cohorts=True)
+
+    def choose(self, server, n_clients, size, key):
+        return np.arange(n_clients) < size
+
+
 def test_clients_that_share_state_have_cohorts_of_the_federation():
     class Chosen(RFRec):
-        def _choose_cohort(self, server, n_clients, size, key):
-            return np.arange(n_clients) < size
+        def _algorithm(self):
+            return self._rfrec(ChosenAlgorithm)
 
     with pytest.raises(TypeError, match="Chosen shares state between clients of equal history"):
         opened(Chosen(3, n_rounds=1, client_fraction=0.5))
@@ -224,13 +235,13 @@ def test_uploads_with_other_fields_are_rejected_and_counted():
 
 def test_if_all_are_malformed_the_model_stays_as_it_is():
     server, uploads = deployed(RFRec(3, **RATES))
-    before = server.state["item_vectors"].copy()
+    before = server.state.items.copy()
     for place, upload in enumerate(uploads):
         broken = BROKEN_NUMBERS["NaN" if place % 2 else "too few rows"]
         numbers = broken(upload.fields["item_vectors"])
         uploads[place] = replace(upload, fields={"item_vectors": numbers})
     assert server.close_round(uploads) is None
-    np.testing.assert_array_equal(server.state["item_vectors"], before)
+    np.testing.assert_array_equal(server.state.items, before)
     assert (server.round, server.n_empty_rounds) == (1, 1)
     assert server.ledger.entries[-1]["rejected"] == 12
 

@@ -9,6 +9,7 @@ from sklearn.base import clone
 from fedrecsk import FedEB, Federation, FedMF, LocALS, RFRec
 from fedrecsk.federated._round_loop import Run
 from fedrecsk.federated.locals import LocALSAlgorithm
+from fedrecsk.federated.rfrec import RFRecAlgorithm
 from fedrecsk.protocol import Message, PerClient, blocks
 from tests.conftest import make_toy
 from tests.test_contract import every_federated, make
@@ -94,11 +95,16 @@ def test_messages_of_the_past_are_kept_where_somebody_may_go_on_with_them():
     assert len(model.fit(X, Y)._run.clients[0]._messages) > 1
 
 
-class Silent(RFRec):
+class SilentAlgorithm(RFRecAlgorithm):
     """Says nothing in the second round, and has not said that it may."""
 
-    def _broadcast(self, server, key):
-        return None if key.round else self._model(server)
+    def broadcast(self, server, key):
+        return None if key.round else super().broadcast(server, key)
+
+
+class Silent(RFRec):
+    def _algorithm(self):
+        return self._rfrec(SilentAlgorithm)
 
 
 def test_a_method_that_is_silent_must_say_that_it_may_be():
