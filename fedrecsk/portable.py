@@ -266,7 +266,7 @@ class PortableModel:
         scores[barred[barred >= 0]] = -np.inf
         if exclude_seen:
             scores[history.items] = -np.inf
-        best = _top(scores, min(int(n), len(scores)))
+        best = largest(scores, min(int(n), len(scores)))
         return self.item_ids[best], self._clipped(scores[best].astype(float))
 
     def predict(
@@ -370,11 +370,13 @@ def _numbers(numbers, name, codes):
     return array
 
 
-def _top(scores, n):
-    """Return the codes of the n best items above -inf, best first, ties by code."""
-    least = np.partition(scores, len(scores) - n)[len(scores) - n]
-    found = np.flatnonzero((scores >= least) & (scores > -np.inf))
-    return found[np.argsort(-scores[found], kind="stable")][:n]
+def largest(numbers, n):
+    """Return the places of the n largest numbers above -inf, largest first, ties by place."""
+    if n == 0:
+        return np.empty(0, dtype=np.int64)
+    least = np.partition(numbers, len(numbers) - n)[len(numbers) - n]
+    found = np.flatnonzero((numbers >= least) & (numbers > -np.inf))
+    return found[np.argsort(-numbers[found], kind="stable")][:n]
 
 
 # ------------------------------------------------------------------------------------ files

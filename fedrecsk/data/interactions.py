@@ -102,7 +102,8 @@ def id_array(ids: ArrayLike, name: str) -> NDArray[Any]:
                 f"{name} are floats of 2**{n_bits} or more, which as {ids.dtype} stand for several "
                 "integers each; give them as integers or strings, for example in a DataFrame."
             )
-    return ids
+    # pandas takes no other order of bytes.
+    return ids.astype(ids.dtype.newbyteorder("="), copy=False)
 
 
 def catalogue_ids(items: ArrayLike) -> Ids:

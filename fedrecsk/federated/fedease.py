@@ -19,6 +19,7 @@ from fedrecsk.base._item_weights import (
     n_items_of,
     n_pairs,
     regularized_inverse,
+    warn_if_slow,
     weights_of,
     whole,
 )
@@ -128,7 +129,8 @@ class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeights):
     ------
     ValueError
         By fit: if parameters contradict one another, with local differential privacy or
-        compression, if no y is positive, or if the matrices do not fit into memory.
+        compression, if no y is positive, if the matrices do not fit into memory, or if weights are
+        so large that `reg` is lost in rounding.
 
     See Also
     --------
@@ -155,6 +157,9 @@ class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeights):
 
     {time}
     What is sent is as large as without time, and as private.
+
+    *Time.* The server inverts a matrix of all items, in `fit` and again in `partial_fit`: n_items^3
+    operations, which above some 8,000 items a warning puts into seconds.
 
     *Rounds and cohorts.* A client sends in the first round in which it takes part, and nothing
     later, since it would be counted twice. Cohorts take turns, so with ``client_fraction=0.1`` ten
@@ -209,6 +214,10 @@ class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeights):
         "reg": [Interval(Real, 0, None, closed="neither")],
         **WeightsContent._content_constraints,
     }
+
+    def _init_server(self, catalogue, key):
+        warn_if_slow("FedEASE", catalogue.n_items, "FedItemKNN")
+        return super()._init_server(catalogue, key)
 
     def _solve(self, gram, n_items, noise_std):
         if noise_std > 0:
