@@ -7,6 +7,8 @@ but NumPy and the standard library, also if it is copied to where the package is
 from __future__ import annotations
 
 import json
+import math
+import os
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -19,6 +21,14 @@ __all__ = ["PortableModel", "load"]
 
 # Of the file. Older ones can be read, and newer ones cannot.
 FORMAT = 2
+# What numbers of a rule, by their types, may be.
+IS_SETTING = {
+    "bool": lambda value: isinstance(value, bool),
+    "int": lambda value: type(value) is int and value > 0,
+    "float": lambda value: type(value) in (int, float) and math.isfinite(value),
+}
+# Bytes of what a file says about itself.
+MOST_HEADER = 2**16
 
 
 @dataclass(frozen=True)
@@ -256,7 +266,7 @@ class PortableModel:
         scores[barred[barred >= 0]] = -np.inf
         if exclude_seen:
             scores[history.items] = -np.inf
-        best = _top(scores, min(int(n), len(scores)))
+        best = largest(scores, min(int(n), len(scores)))
         return self.item_ids[best], self._clipped(scores[best].astype(float))
 
     def predict(
@@ -329,13 +339,17 @@ class PortableModel:
 
     def _known(self, ids, name):
         """Return the code of each id, -1 for unknown."""
-        strings = self.item_ids.dtype.kind == "U"
+        strings, bools = (self.item_ids.dtype.kind == kind for kind in "Ub")
         ids = ids.tolist() if isinstance(ids, np.ndarray) else ids
         if isinstance(ids, str | bytes) or not hasattr(ids, "__iter__"):
             raise ValueError(f"{name} should be a list of item ids, got {str(ids)[:40]!r}.")
         ids = list(ids)
         for one in ids:
-            if not isinstance(one, str if strings else int | float | np.number):
+            is_number = isinstance(one, int | float | np.number)
+            # True would be the number 1.
+            if not (
+                isinstance(one, str) if strings else is_number and isinstance(one, bool) <= bools
+            ):
                 kind = "strings" if strings else "numbers"
                 raise ValueError(f"Item ids are {kind}; {name} has {str(one)[:40]!r}.")
         return np.array([self._codes.get(one, -1) for one in ids], dtype=np.int64)
@@ -356,11 +370,13 @@ def _numbers(numbers, name, codes):
     return array
 
 
-def _top(scores, n):
-    """Return the codes of the n best items above -inf, best first, ties by code."""
-    least = np.partition(scores, len(scores) - n)[len(scores) - n]
-    found = np.flatnonzero((scores >= least) & (scores > -np.inf))
-    return found[np.argsort(-scores[found], kind="stable")][:n]
+def largest(numbers, n):
+    """Return the places of the n largest numbers above -inf, largest first, ties by place."""
+    if n == 0:
+        return np.empty(0, dtype=np.int64)
+    least = np.partition(numbers, len(numbers) - n)[len(numbers) - n]
+    found = np.flatnonzero((numbers >= least) & (numbers > -np.inf))
+    return found[np.argsort(-numbers[found], kind="stable")][:n]
 
 
 # ------------------------------------------------------------------------------------ files
@@ -413,11 +429,10 @@ def load(path: str | PathLike[str]) -> PortableModel:
     """
     with open(path, "rb") as file:
         try:
-            with np.load(file, allow_pickle=False) as content:
-                header = json.loads(bytes(content["header"]))
+            with zipfile.ZipFile(file) as content:
+                header = json.loads(bytes(_arrays(content, ["header"], MOST_HEADER)["header"]))
                 newer = header["format"] > FORMAT
-                arrays = {} if newer else {name: content[name] for name in content.files}
-            model = None if newer else _read(header, arrays)
+                model = None if newer else _read(header, content, os.fstat(file.fileno()).st_size)
         # A damaged file may raise nearly anything.
         except Exception as error:
             raise ValueError(
@@ -433,25 +448,65 @@ def load(path: str | PathLike[str]) -> PortableModel:
     return model
 
 
-def _read(header, arrays):
-    """Return the model of a file's parts, or raise."""
-    item_ids, unknown = arrays.pop("item_ids"), arrays.pop("unknown")
-    del arrays["header"]
-    arrays = {name.removeprefix("rule_"): array for name, array in arrays.items()}
-    for name, array in {"unknown": unknown, **arrays}.items():
-        if array.dtype.kind != "f" or not np.isfinite(array).all():
+def _declared(content, name):
+    """Return what an array declares: shape, kind and bytes; raise if its member is not of it."""
+    member = content.getinfo(f"{name}.npy")
+    with content.open(member) as opened:
+        if np.lib.format.read_magic(opened) != (1, 0):
+            raise ValueError(f"{name} is no array of the format that export writes")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(opened)
+        size = math.prod(shape) * dtype.itemsize
+        # Nothing is compressed.
+        if not member.compress_size == member.file_size == opened.tell() + size:
+            raise ValueError(f"{name} does not have the size that it declares")
+    return shape, dtype.kind, size
+
+
+def _arrays(content, names, most):
+    """Return arrays by their names; raise if they declare more bytes than they may have."""
+    if sum(_declared(content, name)[2] for name in names) > most:
+        raise ValueError(f"{', '.join(names)} declare more than {most} bytes")
+    arrays = {}
+    for name in names:
+        with content.open(f"{name}.npy") as member:
+            arrays[name] = np.lib.format.read_array(member, allow_pickle=False)
+    return arrays
+
+
+def _read(header, content, n_bytes):
+    """Return the model of a file of `n_bytes`, or raise before its arrays are read."""
+    rule, settings = RULES[header["rule"]], header["settings"]
+    types = {field.name: field.type for field in fields(rule)}
+    for name, value in settings.items():
+        if not IS_SETTING[types[name]](value):
+            raise ValueError(f"{name} is {value!r}")
+    own = [name for name, type in types.items() if type == "np.ndarray"]
+    names = {"unknown": "unknown"} | {name: f"rule_{name}" for name in own}
+    declared = {name: _declared(content, member) for name, member in names.items()}
+    (m,), kind, _ = _declared(content, "item_ids")
+    k = declared["power"][0][0] if "power" in own else 0
+    shapes = {"unknown": (m,), "matrix": (m, m), "vectors": (m, k), "offset": (m,), "power": (k,)}
+    shapes |= {"penalty": (k, k), "variance": (m, k), "prior": (m, k)}
+    for name, (shape, its_kind, _) in declared.items():
+        is_left_out = name in ("variance", "prior") and shape == (0, k)
+        if its_kind != "f" or not (shape == shapes[name] or is_left_out):
+            raise ValueError(f"{name} should hold floats of shape {shapes[name]}")
+    if kind not in "biufU":
+        raise ValueError("item_ids should hold strings or numbers")
+    arrays = _arrays(content, ["item_ids", *names.values()], n_bytes)
+    item_ids = arrays.pop("item_ids")
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
             raise ValueError(f"{name} should hold finite numbers")
-    m, k = len(item_ids), len(arrays.get("penalty", ()))
-    by_item = {name: arrays[name] for name in ("variance", "prior") if len(arrays.get(name, ()))}
-    shapes = {"matrix": (m, m), "vectors": (m, k), "offset": (m,), "power": (k,)}
-    shapes |= {"penalty": (k, k), **dict.fromkeys(by_item, (m, k))}
-    wrong = [name for name in arrays.keys() & shapes.keys() if arrays[name].shape != shapes[name]]
-    if wrong or unknown.shape != (m,) or item_ids.ndim != 1 or item_ids.dtype.kind not in "biufU":
-        raise ValueError(f"the shapes of its arrays do not agree {wrong}")
-    rule = RULES[header["rule"]](**arrays, **header["settings"])
+    if len(np.unique(item_ids)) < m or (kind == "f" and not np.isfinite(item_ids).all()):
+        raise ValueError("item_ids should be distinct and finite")
+    made = rule(**{name: arrays[names[name]] for name in own}, **settings)
     about = {name: header[name] for name in ("method", "rating_scale", "versions")}
     # Format 1 has none.
-    half_life = about["half_life"] = header.get("half_life")
-    if half_life is not None and not (half_life[0] > 0 and half_life[1] >= 0):
+    about["half_life"] = header.get("half_life")
+    scale, half_life = about["rating_scale"], about["half_life"]
+    if scale is not None and not -math.inf < scale[0] <= scale[1] < math.inf:
+        raise ValueError(f"{scale} is no rating scale")
+    if half_life is not None and not (0 < half_life[0] < math.inf and 0 <= half_life[1] < math.inf):
         raise ValueError(f"{half_life} is no half-life")
-    return PortableModel(rule, item_ids, unknown, about)
+    return PortableModel(made, item_ids, arrays["unknown"], about)

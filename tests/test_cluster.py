@@ -9,6 +9,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import dask
@@ -661,18 +662,83 @@ def test_wrong_columns_are_named(client):
         EASE().fit(PARTED[IDS])
 
 
-def test_a_checkpoint_is_its_owners_and_leaves_no_file_behind(tmp_path):
-    folder = tmp_path / "fits" / "one"
+def checkpointed(folder):
+    """Leave the checkpoint of a round in a folder, and a record that came after it."""
     with checkpoints(folder):
         log = Log()
-    assert folder.stat().st_mode & 0o077 == 0
     log.add(("round", 1))
     log.save("identity", SimpleNamespace(round=1))
-    (folder / "server.draft").touch()
+    log.add(("round", 2))
+    return log
+
+
+def test_a_checkpoint_is_its_owners_and_leaves_no_file_behind(tmp_path):
+    folder, existing = tmp_path / "fits" / "one", tmp_path / "existing"
+    existing.mkdir(mode=0o755)
+    checkpointed(existing)
+    log = checkpointed(folder)
+    assert folder.stat().st_mode & 0o077 == 0
+    for file in (*folder.iterdir(), *existing.iterdir()):
+        assert file.stat().st_mode & 0o077 == 0
+    (folder / ".server-draft").touch()
     with checkpoints(folder), pytest.raises(ValueError, match="interrupted fit of other rows"):
         Log().saved("another")
+    with checkpoints(folder):
+        again = Log()
+    assert again.saved("identity").round == 1
+    assert list(again.records(again.n_records)) == [("round", 1)]
     log.close(is_over=True)
     assert list(folder.iterdir()) == []
     for every in (0, 1.5, "2"):
         with pytest.raises((TypeError, ValueError), match="every"), checkpoints(folder, every):
             pass
+
+
+class Code:
+    """Leaves a trace if it is unpickled."""
+
+    def __init__(self, trace):
+        self.trace = trace
+
+    def __reduce__(self):
+        return Path.touch, (self.trace,)
+
+
+@pytest.mark.parametrize("name", ["server", "log"])
+def test_a_checkpoint_that_others_can_change_is_refused(tmp_path, monkeypatch, name):
+    folder, trace = tmp_path / "fit", tmp_path / "trace"
+    log = checkpointed(folder)
+    log.save("identity", SimpleNamespace(round=1, code=Code(trace)))
+    with checkpoints(folder), monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        with pytest.raises(PermissionError, match="belongs to user"):
+            Log()
+    for path, mode in ((folder, 0o777), (folder / name, 0o622)):
+        before = path.stat().st_mode
+        path.chmod(mode)
+        with checkpoints(folder), pytest.raises(PermissionError, match="chmod go-w"):
+            Log()
+        path.chmod(before)
+    (folder / name).rename(tmp_path / name)
+    (folder / name).symlink_to(tmp_path / name)
+    with checkpoints(folder), pytest.raises(PermissionError, match="is a link"):
+        Log()
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("name", ["server", "log"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: content[: len(content) // 3],
+        lambda content: content[:9] + bytes([content[9] ^ 1]) + content[10:],
+    ],
+    ids=["empty", "cut", "flipped"],
+)
+def test_a_damaged_checkpoint_is_named(tmp_path, name, damage):
+    checkpointed(tmp_path)
+    file = tmp_path / name
+    file.write_bytes(damage(file.read_bytes()))
+    with checkpoints(tmp_path), pytest.raises(ValueError, match=f"{file} is damaged.*delete"):
+        Log().saved("identity")

@@ -7,8 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
+from fedrecsk import EASE
 from fedrecsk.data import interactions
 from fedrecsk.data.interactions import Ids, coded_ids, encode, id_array
+from fedrecsk.model_selection import UserHoldout, WarmStartKFold
+from fedrecsk.preprocessing import IdEncoder, filter_k_core
+from tests.conftest import make_toy
 
 ROWS = st.lists(
     st.tuples(st.integers(0, 5), st.integers(0, 4), st.integers(1, 5), st.integers(0, 3)),
@@ -214,3 +218,18 @@ def test_floats_that_stand_for_several_integers_are_refused(dtype, limit):
     X = np.column_stack([above, above])
     with pytest.raises(ValueError, match=r"user ids \(column 0 of X\) are floats"):
         encode(X)
+
+
+@pytest.mark.parametrize("kind", ["i8", "u4"])
+def test_big_endian_ids_are_those_of_the_other_order(kind):
+    X, y = make_toy()
+    other = X.astype(f">{kind}")
+    model, expected = EASE(1.0).fit(other, clients=other[:, 0]), EASE(1.0).fit(X)
+    assert_array_equal(model.predict(other), expected.predict(X))
+    assert_array_equal(model.recommend(other[:3, 0], 2)[0], expected.recommend(X[:3, 0], 2)[0])
+    assert model.user_ids_.dtype.isnative
+    for splitter in (UserHoldout(random_state=0), WarmStartKFold(3)):
+        for ours, theirs in zip(splitter.split(other, y), splitter.split(X, y), strict=True):
+            assert_array_equal(ours[1], theirs[1])
+    assert_array_equal(filter_k_core(other, k=2), filter_k_core(X, k=2))
+    assert_array_equal(IdEncoder().fit_transform(other), IdEncoder().fit_transform(X))

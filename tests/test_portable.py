@@ -1,10 +1,12 @@
 """A file of `export`: read with NumPy alone, equal to the model, and harmless."""
 
 import contextlib
+import io
 import json
 import shutil
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -204,6 +206,9 @@ def rewritten(path, target, **changes):
         {"settings": {"rates": True}},
         {"format": "one"},
         {"half_life": "long"},
+        {"rating_scale": [np.nan, 5.0]},
+        {"item_ids": np.arange(9) // 2},
+        {"item_ids": np.append(np.arange(8), np.nan)},
     ],
     ids=str,
 )
@@ -213,6 +218,47 @@ def test_parts_that_do_not_agree_are_refused(written, tmp_path, changes):
     path = rewritten(written[1], tmp_path / "new", format=3, versions={"fedrecsk": "9.9"})
     with pytest.raises(ValueError, match=r"format 3, written by fedrecsk 9\.9.*later version"):
         portable.load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("confidence", np.nan),
+        ("reg", np.inf),
+        ("reg_exponent", np.nan),
+        ("n_items", 0),
+        ("rates", 1),
+        ("rates", None),
+    ],
+)
+def test_settings_that_would_predict_nan_are_refused(tmp_path, name, value):
+    path = tmp_path / "model"
+    fitted("LocALS")[0].export(path)
+    with np.load(path) as content:
+        settings = json.loads(bytes(content["header"]))["settings"]
+    rewritten(path, path, settings=settings | {name: value})
+    with pytest.raises(ValueError, match=f"is damaged.*{name} is"):
+        portable.load(path)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED])
+def test_a_small_file_that_declares_much_is_refused_at_once(written, tmp_path, method):
+    """Zeros that are compressed, and an array of which there is only the head."""
+    member, path = io.BytesIO(), tmp_path / "large"
+    np.save(member, np.zeros((1500, 1500)))
+    content = member.getvalue()
+    if method == zipfile.ZIP_STORED:
+        content = content[:128]
+    with zipfile.ZipFile(written[1]) as old, zipfile.ZipFile(path, "w", method) as new:
+        for name in old.namelist():
+            new.writestr(name, content if name == "rule_matrix.npy" else old.read(name))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="is damaged"):
+            portable.load(path)
+        assert tracemalloc.get_traced_memory()[1] < 1500 * 1500
+    finally:
+        tracemalloc.stop()
 
 
 def test_damaged_files_give_one_error(written, tmp_path):
@@ -236,6 +282,7 @@ def test_damaged_files_give_one_error(written, tmp_path):
     ("arguments", "message"),
     [
         ((["a"],), "Item ids are numbers; items has 'a'"),
+        (([True],), "Item ids are numbers; items has 'True'"),
         (("1000",), "items should be a list"),
         ((1000,), "items should be a list"),
         (([1000], [1, 2]), "one number for each of the 1 items"),

@@ -3,6 +3,7 @@
 import http.client
 import json
 import re
+import resource
 import signal
 import socket
 import struct
@@ -10,12 +11,14 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 
 import joblib
 import numpy as np
 import pytest
 
+import fedrecsk
 from fedrecsk import EASE, RFRec
 from fedrecsk.deployment import serving
 from tests.conftest import make_toy
@@ -33,11 +36,11 @@ pytestmark = [
 class Server:
     """A process that serves a file; `ask` sends it a request."""
 
-    def __init__(self, path, *options):
+    def __init__(self, path, *options, **others):
         self.log = path.with_suffix(".log")
         command = [sys.executable, "-m", "fedrecsk", "serve", str(path), "--port", "0", *options]
         with open(self.log, "w") as log:
-            self.process = subprocess.Popen(command, stderr=log)
+            self.process = subprocess.Popen(command, stderr=log, **others)
         self.port = None
         while self.port is None and self.process.poll() is None:
             found = re.search(r"running on http://127.0.0.1:(\d+)", self.log.read_text())
@@ -175,6 +178,10 @@ def test_health_and_the_openapi_document(likes, ratings):
         b'{"user": [1]}',
         b'{"user": 1.5}',
         b'{"user": true}',
+        b'{"items": [true], "ratings": [3]}',
+        b'{"items": [1000], "ratings": [true]}',
+        b'{"items": [1000], "ratings": [3], "exclude": [true]}',
+        b'{"items": [1e999], "ratings": [3]}',
         b"[" * 100_000 + b"]" * 100_000,
     ],
     ids=lambda body: body[:40].decode(errors="replace"),
@@ -225,6 +232,45 @@ def test_slow_and_vanishing_clients_hold_nobody_up(likes):
     status, content = server.post(b"{}", headers={"Content-Length": "999"})
     assert (status, "did not arrive" in content["error"]) == (408, True)
     assert "Traceback" not in server.log.read_text()
+
+
+def few_files():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (160, 160))
+
+
+def test_half_sent_headers_hold_nobody_up(tmp_path):
+    """More of them than the server may open files."""
+    fitted("EASE")[0].export(tmp_path / "model.fedrecsk")
+    server = Server(tmp_path / "model.fedrecsk", preexec_fn=few_files)
+    with ExitStack() as stack:
+        for _ in range(240):
+            one = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            one.sendall(b"POST /recommend HTTP/1.1\r\nHost:")
+        connection = server.connection()
+        for _ in range(3):
+            assert server.post({"items": [1000]}, connection=connection)[0] == 200
+        # None of them is kept for long.
+        one.settimeout(3 * serving.SECONDS)
+        with suppress(ConnectionResetError):
+            assert one.recv(100) == b""
+    assert "Traceback" not in server.log.read_text()
+    server.process.kill()
+    server.process.wait()
+
+
+def send_on(connection, content):
+    for _ in range(2 * serving.SECONDS):
+        connection.sendall(content)
+        time.sleep(1)
+
+
+def test_a_client_who_reads_no_answer_is_cut_off(likes):
+    unknown = json.dumps({"items": [10**90 + k for k in range(8000)]}).encode()
+    head = b"POST /recommend HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(unknown)
+    with socket.create_connection(("127.0.0.1", likes[0].port)) as connection:
+        connection.settimeout(3 * serving.SECONDS)
+        with pytest.raises(ConnectionError):
+            send_on(connection, 10 * (head + unknown))
 
 
 def test_requests_of_many_threads(ratings):
@@ -283,6 +329,34 @@ def test_models_without_a_public_half_fold_newcomers_in(toy):
         for wrong in ({"items": items}, {"items": items, "ratings": [1]}, {"items": []}):
             with pytest.raises(serving.Refused):
                 service.one(wrong)
+
+
+@pytest.mark.parametrize("name", ["EASE", "RFRec"])
+def test_unknown_items_are_told(name, toy):
+    """With a public half and without one."""
+    X, y = toy
+    model = make(getattr(fedrecsk, name)).fit(X, y)
+    service, known = serving.Service(model), model.item_ids_[:2].tolist()
+    ratings = {"ratings": [5, 4, 3]} if service.rates else {}
+    for items, unknown in (([*known, 777], [777]), ([777, 888, 777], [777, 888])):
+        answer = service.one({"items": items, "exclude": [999], "n": 2} | ratings)
+        assert answer["unknown_items"] == [*unknown, 999]
+    everybodys, _ = model.recommend([10**6], 2)
+    assert answer["items"] == everybodys[0].tolist()
+
+
+def test_errors_name_no_user(toy):
+    X, y = toy
+    for user in (lambda one: one, "user {}".format):
+        model = make(RFRec).fit([[user(one), item] for one, item in X.tolist()], y)
+        service, largest = serving.Service(model), str(max(model.user_ids_.tolist()))
+        for items, ratings in (([1000], [99999]), ([777], [3]), (["x"], [3]), ([1000], ["x"])):
+            try:
+                text = str(service.one({"items": items, "ratings": ratings}))
+            except serving.Refused as error:
+                text = str(error)
+            assert largest not in text
+            assert str(X[:, 0].max() + 1) not in text
 
 
 class Other:

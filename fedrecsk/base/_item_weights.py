@@ -12,8 +12,9 @@ from scipy.linalg import lapack
 
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval
+from fedrecsk._utils.user_warnings import warn
 from fedrecsk.base._fading import FadingPairs, ages, fading, rates
-from fedrecsk.portable import History, ItemWeights
+from fedrecsk.portable import History, ItemWeights, largest
 
 score_kernels: LazyModule = LazyModule("fedrecsk.base._score_kernels")
 
@@ -21,6 +22,10 @@ score_kernels: LazyModule = LazyModule("fedrecsk.base._score_kernels")
 MANY_ITEMS = 5000
 # Whose pairs fill 400 MB.
 MOST_ITEMS = 10_000
+# For each pair of items: what a sparse matrix of them takes while it is made, and an array.
+SPARSE_BYTES, DENSE_BYTES = 64, 24
+# Of a core that inverts a matrix of n items, which are n^3 operations, and of a fit that warns.
+OPERATIONS_PER_SECOND, MANY_SECONDS = 2e10, 30
 
 
 class FromPairs(FadingPairs):
@@ -111,22 +116,47 @@ class NearestItemsMixin(ItemWeightsMixin):
 def nearest_items(gram, n_items, *, n_neighbors, power, shrinkage, dtype):
     """Return each item's nearest items and weights, filled up by the item itself and 0."""
     width = min(n_neighbors, n_items)
-    i, j, values = pairs_of(gram, n_items)
-    counts, apart = diagonal(gram, n_items), i != j
-    i, j, values = i[apart], j[apart], values[apart]
-    products = np.maximum(counts[i] * counts[j], 0)
-    weights = symmetric(i, j, values / (products**power + shrinkage), n_items)
-    weights.sort_indices()
-    rows = np.repeat(np.arange(n_items), np.diff(weights.indptr))
-    order = np.lexsort((weights.indices, -weights.data, rows))
-    place = np.arange(len(order)) - weights.indptr[rows]
-    kept = place < width
     neighbors = np.tile(np.arange(n_items, dtype=np.int32)[:, None], (1, width))
     nearness = np.zeros(neighbors.shape, dtype=dtype)
-    where = rows[kept], place[kept]
-    neighbors[where] = weights.indices[order][kept]
-    nearness[where] = weights.data[order][kept]
+    matrix = _by_row(gram, n_items)
+    counts = matrix.diagonal()
+    for i in range(n_items):
+        others, values = _entries(matrix, i)
+        products = np.maximum(counts[i] * counts[others], 0)
+        weights = values / (products**power + shrinkage)
+        best = largest(weights, min(width, len(weights)))
+        neighbors[i, : len(best)] = others[best]
+        nearness[i, : len(best)] = weights[best]
     return neighbors, nearness
+
+
+def fill_little(n_entries, n_items):
+    """Return whether a matrix with so many pairs of items takes less memory if it is sparse."""
+    return SPARSE_BYTES * n_entries < DENSE_BYTES * n_pairs(n_items)
+
+
+def _by_row(gram, n_items):
+    """Return the symmetric matrix of pairs, sparse or not."""
+    if not sparse.issparse(gram):
+        return whole(np.ravel(gram), n_items)
+    if fill_little(gram.nnz, n_items):
+        matrix = symmetric(*pairs_of(gram, n_items), n_items)
+        matrix.sort_indices()
+        return matrix
+    triangle = np.zeros(n_pairs(n_items))
+    triangle[gram.indices] = gram.data
+    return whole(triangle, n_items)
+
+
+def _entries(matrix, i):
+    """Return the items other than i, ascending, whose entries in row i are not 0, and these."""
+    if sparse.issparse(matrix):
+        row = slice(*matrix.indptr[i : i + 2])
+        items, values = matrix.indices[row], matrix.data[row]
+    else:
+        items, values = np.arange(len(matrix)), matrix[i]
+    kept = (items != i) & (values != 0)
+    return items[kept], values[kept]
 
 
 def sparse_weights(neighbors, nearness):
@@ -290,12 +320,30 @@ def lower_part(matrix):
     return np.concatenate([matrix[i, : i + 1] for i in range(len(matrix))])
 
 
+def warn_if_slow(name, n_items, instead):
+    """Warn if an inverse will take long."""
+    seconds = n_items**3 / OPERATIONS_PER_SECOND
+    if seconds >= MANY_SECONDS:
+        warn(
+            f"{name} inverts a matrix of {n_items} by {n_items} items: roughly {seconds:.2g} s on "
+            f"one core. Leave out rare items by preprocessing.filter_min_ratings, or use {instead}."
+        )
+
+
 def regularized_inverse(triangle, n_items, reg):
     """P = (G + reg I)^-1 for the triangle G, as a whole matrix."""
     matrix = whole(triangle, n_items)
     matrix[np.diag_indices(n_items)] += reg
     # LAPACK's arrays are by column, and the matrix is symmetric.
     factor, info = lapack.dpotrf(matrix.T, lower=1)
+    most = matrix.diagonal().max()
+    lost = n_items * np.finfo(float).eps * most
+    if (reg if info else factor.diagonal().min() ** 2) < lost:
+        raise ValueError(
+            f"Sums of pairs of items go up to {most:.2g}, beside which reg={reg:g} is lost in "
+            f"rounding, so that their matrix has no inverse; lower sample_weight, or set reg to "
+            f"{lost:.1g} or more."
+        )
     if info:
         # Not a sum of x x': some clients have sent wrong numbers.
         return np.linalg.inv(matrix)

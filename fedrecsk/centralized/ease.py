@@ -21,6 +21,7 @@ from fedrecsk.base._item_weights import (
     liked,
     popularity,
     regularized_inverse,
+    warn_if_slow,
     weights_of,
 )
 
@@ -39,7 +40,8 @@ class EASE(WeightsContent, ItemWeightsMixin, RankingMixin, Recommender):
 
     where X has a row for each user: the sample weight where it likes the item (y > 0), and 0
     elsewhere. A user's scores are its row of X times B. Nothing is drawn at random. Memory grows
-    with the square of the number of items.
+    with the square of the number of items, and time with its cube: above some 8,000 items a fit
+    says how long it will take.
 
     Parameters
     ----------
@@ -61,7 +63,8 @@ class EASE(WeightsContent, ItemWeightsMixin, RankingMixin, Recommender):
     Raises
     ------
     ValueError
-        By fit: if no y is positive, or if the matrices do not fit into memory.
+        By fit: if no y is positive, if the matrices do not fit into memory, or if weights are so
+        large that `reg` is lost in rounding.
 
     See Also
     --------
@@ -123,6 +126,7 @@ class EASE(WeightsContent, ItemWeightsMixin, RankingMixin, Recommender):
             "Leave out rare items, for example with preprocessing.filter_min_ratings, or use a "
             "method with factors such as ImplicitALS.",
         )
+        warn_if_slow("EASE", data.n_items, "ItemKNN")
         likes = liked(data)
         gram = dense_gram(likes, self.pair_half_life, np.ones(data.n_clients, dtype=bool))
         with get_threadpool_controller().limit(limits=1, user_api="blas"):

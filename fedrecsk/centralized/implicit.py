@@ -378,7 +378,8 @@ class ImplicitALS(ItemContent, FadingHistory, ImplicitRecommender):
             _solve_scaled(exact, self.reg_exponent, *problem, **threads)
             return {"user_factors_": users}
         model = self._library_model(self._seed)
-        model.item_factors = self.item_factors_
+        # The library takes no array of a file that is mapped into memory, which is read-only.
+        model.item_factors = np.require(self.item_factors_, requirements="W")
         model.factors = self.item_factors_.shape[1]
         return {"user_factors_": model.recalculate_user(np.arange(likes.shape[0]), likes)}
 

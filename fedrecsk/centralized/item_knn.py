@@ -13,8 +13,10 @@ from fedrecsk.base._item_weights import (
     NearestItemsMixin,
     dense_gram,
     diagonal,
+    fill_little,
     histories,
     liked,
+    n_pairs,
     nearest_items,
     popularity,
     sparse_gram,
@@ -135,7 +137,8 @@ class ItemKNN(NearestItemsMixin, RankingMixin, Recommender):
         users = np.arange(likes.n_users + 1)
         by_user = replace(likes, client_ids=likes.user_ids.values, client_indptr=users)
         everyone = np.ones(likes.n_users, dtype=bool)
-        if likes.n_items < _item_weights.MANY_ITEMS:
+        held = n_pairs(np.diff(likes.indptr)).sum()
+        if likes.n_items < _item_weights.MANY_ITEMS or not fill_little(held, likes.n_items):
             return dense_gram(by_user, self.pair_half_life, everyone)
         return sum(
             sparse_gram(block, self.pair_half_life, np.ones(block.n_clients, dtype=bool))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import tempfile
@@ -9,8 +10,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from numbers import Integral
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
+from fedrecsk._utils import private_files
 from fedrecsk._utils.parameters import checked
 from fedrecsk._utils.sklearn_compat import Interval
 
@@ -34,10 +36,10 @@ def checkpoints(folder: str | os.PathLike, every: int = 1) -> Iterator[None]:
     Parameters
     ----------
     folder : path
-        Of the driver; a folder for each fit. The log has the message of each round: 8 MB with
-        100,000 items and 20 factors. Under central privacy keep it secret, because it has the
-        seed of the noise. Do not open a folder from somebody whom you do not trust: its files are
-        pickles.
+        Of the driver; a folder for each fit, which nobody else may write into, because its files
+        are pickles: loading them can run code. Only their owner can read them; keep them secret,
+        because under central privacy they have the seed of the noise. The log has the message of
+        each round: 8 MB with 100,000 items and 20 factors.
     every : int, default=1
         Rounds between two checkpoints. Each writes the server's state and the ledger.
 
@@ -45,7 +47,9 @@ def checkpoints(folder: str | os.PathLike, every: int = 1) -> Iterator[None]:
     ------
     ValueError
         If `every` is less than 1. By fit: if the folder has an interrupted fit of other rows,
-        partitions or parameters.
+        partitions or parameters, or of another version of fedrecsk; or if a file is damaged.
+    PermissionError
+        By fit: if another user owns the folder or one of its files, or may write into it.
 
     Examples
     --------
@@ -66,58 +70,88 @@ class Log:
     """All that clients of a fit were told, in a file; in a folder with the server, if asked for."""
 
     def __init__(self) -> None:
-        self.folder, self.every = _CURRENT.get() or (None, 0)
+        folder, self.every = _CURRENT.get() or (None, 0)
+        self.folder = folder and private_files.open_folder(folder)
         self.n_records = 0
-        self.file: IO[bytes]
+        self.found: dict[str, Any] | None = None
         if self.folder is None:
-            self.file = tempfile.TemporaryFile()  # noqa: SIM115
-        else:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.file = open(self.folder / "log", "a+b")  # noqa: SIM115
+            self.writer = private_files.Digesting(tempfile.TemporaryFile())  # noqa: SIM115
+            return
+        log = self.folder / "log"
+        if os.path.lexists(log):
+            private_files.check_own(log)
+        file = os.fdopen(os.open(log, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
+        try:
+            self.found = private_files.read(self.folder / "server", _head)
+            size = 0 if self.found is None else self.found["log_bytes"]
+            self.writer = private_files.Digesting(file, private_files.digest_of(file, size))
+            if self.found is not None and self.found["log_digest"] != self._digest():
+                raise ValueError(private_files.damaged(log))
+        except BaseException:
+            file.close()
+            raise
+        # Records that came after the last checkpoint are forgotten.
+        file.truncate(size)
+        file.seek(size)
+
+    def _digest(self):
+        return self.writer.digest.hexdigest()
 
     def add(self, record: tuple) -> None:
         """Write a record."""
-        pickle.dump(record, self.file, pickle.HIGHEST_PROTOCOL)
+        pickle.dump(record, self.writer, pickle.HIGHEST_PROTOCOL)
         self.n_records += 1
 
     def records(self, n_records: int) -> Iterator[tuple]:
         """Yield the first records."""
-        self.file.seek(0)
+        file = self.writer.file
+        file.seek(0)
         for _ in range(n_records):
-            yield pickle.load(self.file)
-        self.file.seek(0, os.SEEK_END)
+            yield pickle.load(file)
+        file.seek(0, os.SEEK_END)
 
     def save(self, identity: str, server: Any) -> None:
         """Make a checkpoint, if one is due."""
         if self.folder is None or server.round % self.every:
             return
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        state = identity, server, self.n_records, self.file.tell()
-        draft = self.folder / "server.draft"
-        with open(draft, "wb") as file:
-            pickle.dump(state, file, pickle.HIGHEST_PROTOCOL)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self.folder / "server")
+        file = self.writer.file
+        file.flush()
+        os.fsync(file.fileno())
+        head = {"fit": identity, "n_records": self.n_records}
+        head |= {"log_bytes": file.tell(), "log_digest": self._digest()}
+
+        def put(draft):
+            draft.write(json.dumps(head).encode() + b"\n")
+            pickle.dump(server, draft, pickle.HIGHEST_PROTOCOL)
+
+        private_files.write(self.folder / "server", put)
 
     def saved(self, identity: str) -> Any:
-        """Return the server of the last checkpoint, or None; forget what came after it."""
-        path, size, server = self.folder and self.folder / "server", 0, None
-        if path and path.exists():
-            found, server, self.n_records, size = pickle.loads(path.read_bytes())
-            if found != identity:
-                raise ValueError(
-                    f"{self.folder} has an interrupted fit of other rows, partitions or "
-                    "parameters; go on with those, or delete the folder."
-                )
-        self.file.truncate(size)
-        self.file.seek(size)
-        return server
+        """Return the server of the last checkpoint, or None."""
+        if self.folder is None or self.found is None:
+            return None
+        if self.found["fit"] != identity:
+            raise ValueError(
+                f"{self.folder} has an interrupted fit of other rows, partitions or "
+                "parameters; go on with those, or delete the folder."
+            )
+        self.n_records = self.found["n_records"]
+        return private_files.read(self.folder / "server", _server)
 
     def close(self, *, is_over: bool) -> None:
         """Close the file; remove the checkpoint if the fit is over."""
-        self.file.close()
+        self.writer.file.close()
         if is_over and self.folder is not None:
-            for name in ("server", "server.draft", "log"):
+            private_files.remove_drafts(self.folder, "server")
+            for name in ("server", "log"):
                 (self.folder / name).unlink(missing_ok=True)
+
+
+def _head(file):
+    """Return what is to be known before a file of a server is unpickled."""
+    return json.loads(file.readline())
+
+
+def _server(file):
+    file.readline()
+    return pickle.load(file)

@@ -106,7 +106,8 @@ def id_array(ids: ArrayLike, name: str) -> NDArray[Any]:
         if not np.isfinite(ids).all():
             raise ValueError(f"{name} contain NaN or infinity; {NO_ID}")
         check_resolution(ids, name, "give them as integers or strings, for example in a DataFrame")
-    return ids
+    # pandas takes no other order of bytes.
+    return ids.astype(ids.dtype.newbyteorder("="), copy=False)
 
 
 def catalogue_ids(items: ArrayLike) -> Ids:

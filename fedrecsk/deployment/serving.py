@@ -10,8 +10,11 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
+import secrets
 import threading
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import joblib
@@ -34,8 +37,11 @@ MOST_BYTES = 2**20
 MOST_RECOMMENDATIONS = 1000
 MOST_ROWS = 10_000
 MOST_REQUESTS = 100
-# For a whole request to arrive, and for those under way to end when the server stops.
+# For the headers of a request to arrive and for its body, for a client to read on, and for requests
+# under way to end when the server stops.
 SECONDS = 10
+# Where a process may open more than twice as many files.
+MOST_CONNECTIONS = 1000
 
 LISTS = "items", "ratings", "exclude"
 WRONG = {"400": "Wrong request", "404": "Unknown user", "408": "Too slow", "413": "Too large"}
@@ -66,12 +72,13 @@ class Service:
         self.public: portable.PortableModel | None = None
         # A model may compute vectors of its users when they are first asked for.
         self.lock: Any = threading.Lock()
+        ids = model.item_ids_ if isinstance(model, Recommender) else model.item_ids
+        self.item_ids, self.known = ids, frozenset(ids.tolist())
         if not isinstance(model, Recommender):
-            self.public, self.rates = model, model.rates
-            self.method, self.item_ids = model.method, model.item_ids
+            self.public, self.rates, self.method = model, model.rates, model.method
             return
         self.fitted, self.rates = model, model.__sklearn_tags__().target_tags.required
-        self.method, self.item_ids = type(model).__name__, model.item_ids_
+        self.method = type(model).__name__
         # Where there is no public half, the model itself trains newcomers, which takes longer.
         with contextlib.suppress(ValueError):
             self.public = model._portable()
@@ -104,6 +111,11 @@ class Service:
         if type(n) is not int or not 1 <= n <= MOST_RECOMMENDATIONS:
             raise Refused(400, f"n should be a whole number from 1 to {MOST_RECOMMENDATIONS}")
         user, items, exclude = (question.get(name) for name in ("user", "items", "exclude"))
+        for name, ids in (("items", items), ("exclude", exclude)):
+            self._check_ids(ids or [], name)
+        # In Python, true is the number 1.
+        if any(isinstance(one, bool) for one in (user, *(question.get("ratings") or ()))):
+            raise Refused(400, "true and false are neither users nor ratings")
         if (user is None) == (items is None):
             raise Refused(400, "give either user, an id, or items, the history of a newcomer")
         try:
@@ -115,7 +127,17 @@ class Service:
                 found = self._newcomer(items, question.get("ratings"), n, exclude or [])
         except (ValueError, TypeError, OverflowError) as error:
             raise Refused(400, str(error)) from error
-        return dict(zip(("items", "scores"), (array.tolist() for array in found), strict=True))
+        answer = dict(zip(("items", "scores"), (array.tolist() for array in found), strict=True))
+        unknown = [one for one in (*(items or ()), *(exclude or ())) if one not in self.known]
+        return answer | {"unknown_items": list(dict.fromkeys(unknown))}
+
+    def _check_ids(self, ids, name):
+        """Refuse what can be no id of an item."""
+        kind = "string" if self.item_ids.dtype.kind == "U" else "number"
+        for one in ids:
+            is_number = type(one) is int or (type(one) is float and math.isfinite(one))
+            if not (isinstance(one, str) if kind == "string" else is_number):
+                raise Refused(400, f"an item's id is a {kind}; {name} has {str(one)[:40]!r}")
 
     def many(self, question: Any) -> dict[str, Any]:
         """Return the lists for a batch of requests, in their order."""
@@ -153,13 +175,22 @@ class Service:
             raise ValueError(f"ratings should be one number for each of the {len(items)} items")
         if not items:
             raise ValueError("items is empty; the history has at least one item")
-        ids = self.fitted.user_ids_
-        # An id that nobody has.
-        user = max(ids.tolist(), key=len) + "0" if ids.dtype.kind == "U" else int(ids.max()) + 1
+        user = self._nobody()
+        if self.known.isdisjoint(items):
+            return self._listed([user], n, exclude)
         # The order of items stands in for times; other columns are not read.
         n_more = self.fitted.n_features_in_ - 2
         rows = [[user, item, *[place] * n_more] for place, item in enumerate(items)]
         return self._listed([user], n, exclude, interactions=(rows, ratings))
+
+    def _nobody(self):
+        """Return an id that no user has, and that says nothing about theirs."""
+        assert self.fitted is not None
+        strings = self.fitted.user_ids_.dtype.kind == "U"
+        while True:
+            user = secrets.token_hex(16) if strings else secrets.randbelow(2**53)
+            if self.fitted._users.codes(id_array([user], "user"))[0] < 0:
+                return user
 
     def _listed(self, users, n, exclude, **others):
         """Return ids and scores of the fitted model's list, without empty places."""
@@ -191,7 +222,8 @@ class Service:
             "description": "Either user, or items (and ratings, for a model of ratings).",
             "example": example,
         }
-        found = _object(items=lists, scores=numbers)
+        unknown = {"description": "Those of items and exclude that the model does not know."}
+        found = _object(items=lists, scores=numbers, unknown_items=lists | unknown)
         batch = _object(requests={"type": "array", "items": request, "maxItems": MOST_REQUESTS})
         batch |= {"required": ["requests"], "example": {"requests": [example]}}
         health = {"summary": "What is served", "responses": _answer("OK", {"type": "object"})}
@@ -317,6 +349,69 @@ def _no_constant(name):
     raise ValueError(f"{name} is no number")
 
 
+class Impatient:
+    """A protocol of uvicorn that closes connections of clients who keep it waiting.
+
+    Where there are too many connections, it closes the oldest that has no request under way.
+    """
+
+    most: int
+
+    def connection_made(self, transport):
+        """Begin to wait for headers."""
+        super().connection_made(transport)
+        self.limits = {}
+        self.since = self.loop.time()
+        self._limit("headers", True)
+        there = [one for one in self.connections if not one.transport.is_closing()]
+        if len(there) > self.most:
+            waiting = [one for one in there if one.waits_for_request()]
+            min(waiting, key=lambda one: one.since).transport.abort()
+
+    def data_received(self, data):
+        """Go on waiting if the headers are not complete."""
+        super().data_received(data)
+        self._limit("headers", self.waits_for_request())
+
+    def pause_writing(self):
+        """Begin to wait for the client to read."""
+        super().pause_writing()
+        self._limit("reading", True)
+
+    def resume_writing(self):
+        """Wait no more."""
+        super().resume_writing()
+        self._limit("reading", False)
+
+    def connection_lost(self, reason):
+        """Wait no more for anything."""
+        for what in list(self.limits):
+            self._limit(what, False)
+        super().connection_lost(reason)
+
+    def waits_for_request(self):
+        """Return whether no request is under way."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _limit(self, what, waits):
+        if waits and what not in self.limits:
+            self.limits[what] = self.loop.call_later(SECONDS, self.transport.abort)
+        elif not waits and what in self.limits:
+            self.limits.pop(what).cancel()
+
+
+def _most_connections():
+    """Return how many connections leave enough files for those that are being accepted."""
+    try:
+        resource = import_module("resource")
+    # Windows has none.
+    except ImportError:
+        return MOST_CONNECTIONS
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    is_unlimited = most == resource.RLIM_INFINITY
+    return MOST_CONNECTIONS if is_unlimited else max(1, min(MOST_CONNECTIONS, most // 2))
+
+
 def loaded(path: str, trust: bool) -> portable.PortableModel | Recommender:
     """Return the model of a file; ValueError if it has none, or could run code and is not trusted.
 
@@ -364,11 +459,17 @@ def main(argv: Sequence[str]) -> None:
     options = parser.parse_args(argv)
     try:
         uvicorn = require("uvicorn", "python -m fedrecsk serve")
+        http = require("uvicorn.protocols.http.auto", "python -m fedrecsk serve")
         application = app(loaded(options.file, options.trust))
     except (OSError, ValueError, ImportError) as error:
         parser.error(str(error))
+    most = _most_connections()
     uvicorn.run(
         application,
+        http=type("Protocol", (Impatient, http.AutoHTTPProtocol), {"most": most}),
+        ws="none",
+        # asyncio accepts as many at once, before it tells the protocol about any.
+        backlog=max(1, min(100, most // 8)),
         host=options.host,
         port=options.port,
         access_log=False,

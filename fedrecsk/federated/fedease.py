@@ -18,6 +18,7 @@ from fedrecsk.base._item_weights import (
     lower_part,
     n_items_of,
     regularized_inverse,
+    warn_if_slow,
     weights_of,
     whole,
 )
@@ -52,6 +53,10 @@ class FedEASEAlgorithm(OwnWeightsAlgorithm):
 
     reg: float
     content: ItemFeatures
+
+    def begin(self, catalogue, sums, key):
+        warn_if_slow("FedEASE", catalogue.n_items, "FedItemKNN")
+        return super().begin(catalogue, sums, key)
 
     def solve(self, server):
         gram, n_items = server.gram, server.n_items
@@ -157,7 +162,8 @@ class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeights):
     ------
     ValueError
         By fit: if parameters contradict one another, with local differential privacy or
-        compression, if no y is positive, or if the matrices do not fit into memory.
+        compression, if no y is positive, if the matrices do not fit into memory, or if weights are
+        so large that `reg` is lost in rounding.
 
     See Also
     --------
@@ -184,6 +190,9 @@ class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeights):
 
     {time}
     What is sent is as large as without time, and as private.
+
+    *Time.* The server inverts a matrix of all items, in `fit` and again in `partial_fit`: n_items^3
+    operations, which above some 8,000 items a warning puts into seconds.
 
     *Rounds and cohorts.* A client sends in the first round in which it takes part, and nothing
     later, since it would be counted twice. Cohorts take turns, so with ``client_fraction=0.1`` ten

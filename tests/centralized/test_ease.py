@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from fedrecsk import EASE
+from fedrecsk import EASE, FedEASE
 from fedrecsk._utils import memory
+from fedrecsk.base import _item_weights
 from fedrecsk.data.interactions import encode
 from tests.conftest import make_toy
 from tests.reference import ease as reference
@@ -62,3 +63,25 @@ def test_disliked_items_are_left_out_and_say_nothing_else(toy):
     user = X[0, 0]
     items, _ = both.recommend([user], 9)
     assert not set(items[0]) & set(X[X[:, 0] == user, 1])
+
+
+@pytest.mark.parametrize("Estimator", [EASE, FedEASE])
+def test_weights_beside_which_reg_is_lost_are_named(Estimator):
+    X = make_toy(5, 11, seed=3)[0]
+    expected = Estimator(1e-3).fit(X).item_weights_
+    found = Estimator(1e3).fit(X, sample_weight=np.full(len(X), 1e3)).item_weights_
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    for weight in (1e10, 1e14):
+        with pytest.raises(ValueError, match=r"reg=1000 is lost in rounding.* lower sample_weight"):
+            Estimator(1e3).fit(X, sample_weight=np.full(len(X), weight))
+
+
+@pytest.mark.parametrize("model", [EASE(), FedEASE(warm_start=True)])
+def test_an_inverse_that_takes_long_is_announced(model, toy, monkeypatch):
+    monkeypatch.setattr(_item_weights, "OPERATIONS_PER_SECOND", 10)
+    X, y = toy
+    with pytest.warns(UserWarning, match="inverts a matrix of 9 by 9 items: roughly 73 s.*ItemKNN"):
+        model.fit(X, y)
+    if isinstance(model, FedEASE):
+        with pytest.warns(UserWarning, match="roughly 73 s"):
+            model.partial_fit(X[:3], y[:3])

@@ -1,6 +1,7 @@
 import warnings
 
 import implicit.utils
+import joblib
 import numpy as np
 import pytest
 from implicit.cpu.als import AlternatingLeastSquares
@@ -301,3 +302,15 @@ def test_threads_reach_the_library(Estimator, toy, monkeypatch):
     assert seen[0].num_threads == 2
     assert model.set_params(n_jobs=None).fit(*toy)
     assert seen[1].num_threads == 1
+
+
+def test_a_model_that_is_mapped_into_memory_takes_newcomers(tmp_path):
+    X, y = make_toy()
+    model, rows = ImplicitALS(3, random_state=0).fit(X, y), [[999, X[0, 1]], [999, X[1, 1]]]
+    joblib.dump(model, tmp_path / "model")
+    mapped = joblib.load(tmp_path / "model", mmap_mode="r")
+    assert not mapped.item_factors_.flags.writeable
+    pairs = [[999, item] for item in model.item_ids_]
+    np.testing.assert_array_equal(
+        mapped.fold_in(rows).predict(pairs), model.fold_in(rows).predict(pairs)
+    )

@@ -111,6 +111,17 @@ def test_a_store_writes_whole_files_that_only_its_owner_reads(tmp_path):
     assert store.load("state") is None
 
 
+def test_a_damaged_file_of_a_store_is_named(tmp_path):
+    store = Store(tmp_path)
+    for place in (0, 40, -1):
+        store.save("state", np.arange(9))
+        content = bytearray((tmp_path / "state").read_bytes())
+        content[place] ^= 1
+        (tmp_path / "state").write_bytes(content)
+        with pytest.raises(ValueError, match=r"state is damaged.* delete the folder"):
+            store.load("state")
+
+
 def test_the_result_of_an_earlier_fit_stays(tmp_path):
     store = Store(tmp_path)
     for model in ("first", "second", "third"):

@@ -1,5 +1,7 @@
 """ItemKNN and FedItemKNN against loops over pairs, with dense and with sparse sums."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from sklearn.base import clone
@@ -17,11 +19,13 @@ from tests.deployment.in_process import coordinator, make_nodes
 from tests.reference import ease as reference
 
 
-@pytest.mark.parametrize("many", [1, 10**6], ids=["sparse", "dense"])
+@pytest.mark.parametrize("kind", ["sparse", "filled", "dense"])
 @pytest.mark.parametrize("Estimator", [ItemKNN, FedItemKNN])
 @pytest.mark.parametrize("n_silos", [None, 4])
-def test_equals_the_naive_reference(Estimator, n_silos, many, monkeypatch):
-    monkeypatch.setattr(_item_weights, "MANY_ITEMS", many)
+def test_equals_the_naive_reference(Estimator, n_silos, kind, monkeypatch):
+    """With a sum that is sparse, one that is until it is filled, and one that is not."""
+    monkeypatch.setattr(_item_weights, "MANY_ITEMS", 10**6 if kind == "dense" else 1)
+    monkeypatch.setattr(_item_weights, "DENSE_BYTES", 10**6 if kind == "sparse" else 1)
     model = Estimator(4, power=0.3, shrinkage=1.5)
     X, y = make_toy(30, 9, seed=2)
     y -= 2
@@ -36,6 +40,23 @@ def test_equals_the_naive_reference(Estimator, n_silos, many, monkeypatch):
         scores = fitted._score_all(np.arange(data.n_users))
         np.testing.assert_allclose(scores, rows @ expected, atol=1e-5)
         np.testing.assert_allclose(fitted.predict(X), scores[_codes(fitted, X)], atol=1e-6)
+
+
+@pytest.mark.parametrize("Estimator", [ItemKNN, FedItemKNN])
+def test_a_user_with_the_whole_catalogue_takes_no_more_memory_than_estimated(
+    Estimator, monkeypatch
+):
+    monkeypatch.setattr(_item_weights, "MANY_ITEMS", 1)
+    n_items, (X, y) = 700, make_toy(12, 9)
+    Estimator().fit(X, y)  # compiled code
+    everything = np.column_stack([np.zeros(n_items, int), np.arange(n_items)])
+    tracemalloc.start()
+    try:
+        Estimator(5).fit(everything)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < _gram.PAIR_BYTES * n_items * (n_items + 1) / 2
 
 
 def _codes(model, X):

@@ -1,0 +1,138 @@
+"""Folders and files that only their owner can change, because what is read from them can run code.
+
+A file is written as a whole or not at all, and ends with a digest of the rest. `pickle` and joblib
+do not read on after a pickle's end, so they can load such a file too.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from hashlib import blake2b
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+N_DIGEST = 32
+
+
+def open_folder(folder: str | os.PathLike[str]) -> Path:
+    """Make a folder if it is not there; return its path, or raise if others can change it."""
+    given = Path(folder).expanduser().absolute()
+    # Resolved, so that no link leads elsewhere later.
+    found = given.resolve()
+    found.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if os.name == "posix":
+        _check_way_to(given)
+        check_own(found)
+    return found
+
+
+def read(file: Path, take: Callable[[IO[bytes]], T]) -> T | None:
+    """Return what a function reads from a file of `write`; None if it is not there.
+
+    Raises PermissionError if others can change it, and ValueError if it is damaged.
+    """
+    if not os.path.lexists(file):
+        return None
+    check_own(file)
+    with open(file, "rb") as opened:
+        size = os.fstat(opened.fileno()).st_size - N_DIGEST
+        if size < 0 or digest_of(opened, size).digest() != opened.read():
+            raise ValueError(damaged(file))
+        opened.seek(0)
+        return take(opened)
+
+
+def write(file: Path, put: Callable[[Any], object]) -> None:
+    """Let a function write a file that only its owner reads, in place of what was there."""
+    # Temporary files can only be read by their owner.
+    draft, path = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)
+    try:
+        with os.fdopen(draft, "wb") as opened:
+            digesting = Digesting(opened)
+            put(digesting)
+            opened.write(digesting.digest.digest())
+            opened.flush()
+            os.fsync(opened.fileno())
+        os.replace(path, file)
+    except BaseException:
+        os.unlink(path)
+        raise
+
+
+class Digesting:
+    """Writes to a file, and knows the digest of what was written."""
+
+    def __init__(self, file: IO[bytes], digest: Any = None) -> None:
+        self.file = file
+        self.digest = digest or blake2b(digest_size=N_DIGEST)
+
+    def write(self, content: Any) -> None:
+        """Write some bytes."""
+        self.digest.update(content)
+        self.file.write(content)
+
+
+def digest_of(file: IO[bytes], size: int) -> Any:
+    """Read the next bytes of a file; return their digest."""
+    digest = blake2b(digest_size=N_DIGEST)
+    while size > 0 and (part := file.read(min(size, 2**20))):
+        digest.update(part)
+        size -= len(part)
+    return digest
+
+
+def remove_drafts(folder: Path, pattern: str) -> None:
+    """Remove what killed processes have not finished of the files with matching names."""
+    for draft in folder.glob(f".{pattern}-*"):
+        draft.unlink(missing_ok=True)
+
+
+def damaged(file: Path) -> str:
+    """Return what to say of a file that is not as it was written."""
+    return (
+        f"{file} is damaged: it is not as it was written. Put a copy of the folder {file.parent} "
+        "in its place, or delete the folder and begin again."
+    )
+
+
+def check_own(path: Path) -> None:
+    """Raise if a folder or file is a link, belongs to another user or can be changed by others."""
+    if os.name != "posix":
+        return
+    status = path.lstat()
+    mode, owner = status.st_mode, status.st_uid
+    if stat.S_ISLNK(mode) or owner != os.geteuid():
+        what = "is a link" if stat.S_ISLNK(mode) else f"belongs to user {owner}"
+        raise PermissionError(
+            f"{path} {what}, and what is read from it can run code as user {os.geteuid()}; "
+            "choose a folder that does not exist yet, or run this as the owner."
+        )
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(
+            f"Other users may write into {path}, and whoever does so can run code here; "
+            f"chmod go-w {path}."
+        )
+
+
+def _check_way_to(folder):
+    """Raise if another user can put a different folder in the place of this one."""
+    trusted = (0, os.geteuid())
+    for path in (folder, *folder.parents):
+        status = path.lstat()
+        if stat.S_ISLNK(status.st_mode) and status.st_uid not in trusted:
+            raise PermissionError(f"The link {path} belongs to user {status.st_uid}; avoid it.")
+    for path in folder.resolve().parents:
+        status = path.stat()
+        # In a folder with the sticky bit, such as /tmp, only owners move what is theirs.
+        is_safe = status.st_mode & stat.S_ISVTX and status.st_uid in trusted
+        if status.st_mode & stat.S_IWOTH and not is_safe:
+            raise PermissionError(
+                f"Everybody may write into {path}, and can replace {folder}; chmod o-w {path}, or "
+                "choose another folder."
+            )
