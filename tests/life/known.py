@@ -1,0 +1,46 @@
+"""Defects that the machine finds and that are being mended. Delete a line when its item is closed."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from tests.life.settings import SUMS
+
+
+class Known(NamedTuple):
+    """A defect, by the setting and step in which it shows, and by what it says."""
+
+    item: str
+    values: dict
+    step: str
+    says: str
+
+
+STRINGS = ("str", "mixed widths", "categories", "UUID")
+SILOS = ("silos", "growing silos")
+
+KNOWN = (
+    Known("7", {"ids": STRINGS}, "partial_fit", "those of `items` are numbers"),
+    Known(
+        "8", {"method": SUMS, "federation": ("SecAggPlus",)}, "partial_fit|forget", "scores differ"
+    ),
+    Known("9", {"method": SUMS, "clients": SILOS}, "partial_fit, new users", "scores differ"),
+    Known("10", {"catalogue": ("derived",)}, "forget", "forget: items are|left in the"),
+    Known("11", {"where": ("Dask",)}, "add_items", "fitted without item_features"),
+    Known("13", {"known": ("times",), "rows": ("Arrow",)}, "evaluate", "could not convert string"),
+    Known("15", {"method": ("FedEB",)}, "explain", "is not"),
+    Known("17", {"ids": ("big-endian",)}, "", "Big-endian buffer not supported"),
+    # New, in the files of others.
+    Known("fold_in is undone silently", {}, "partial_fit|forget", "silently lost users"),
+    Known("add_items is undone silently", {}, "partial_fit|forget", "silently lost items"),
+)
+
+
+def known_as(setting, step, message):
+    """Return the item of a known defect that shows as this message, or None."""
+    for one in KNOWN:
+        is_there = all(setting[axis] in values for axis, values in one.values.items())
+        if is_there and re.match(one.step, step) and re.search(one.says, message, re.DOTALL):
+            return one.item
+    return None
