@@ -224,8 +224,9 @@ class Life(RuleBasedStateMachine):
         elif side is self.side and self.setting["where"] == "deployed":
             from tests.life.deployed import Deployment
 
+            side.fit(self.rows)
             self.deployment = Deployment(side)
-            self.deployment.fit(self.rows)
+            self.deployment.run(self.rows)
         else:
             side.fit(self.rows)
         return side
@@ -289,9 +290,10 @@ class Life(RuleBasedStateMachine):
 
         def update(side):
             X, others = side.arguments(new)
+            side.model.partial_fit(X, **others)
             if side is self.side and self.deployment is not None:
-                return self.deployment.update(X, others, pd.concat([self.rows, new]))
-            return side.model.partial_fit(X, **others)
+                self.deployment.run(rows)
+            return side
 
         with self.step(name, str(list(zip(users.tolist(), items.tolist(), strict=True)))):
             rows = pd.concat([self.rows, new], ignore_index=True)

@@ -216,7 +216,7 @@ def estimator_of(setting, **others):
     estimator = METHODS[setting["method"]]
     has = estimator.get_params()
     ids = setting["ids"]
-    parameters = {"random_state": 0, "warm_start": setting["where"] == "here"}
+    parameters = {"random_state": 0, "warm_start": setting["where"] != "Dask"}
     parameters["rating_scale"] = (1, 5)
     # All clients of a sum must have their turn.
     n_turns = 2 if setting["takes part"] == "cohorts" else 1

@@ -1,0 +1,64 @@
+"""The same fits through the two halves: a coordinator and nodes, whose messages are bytes."""
+
+import secrets
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import joblib
+import numpy as np
+import pandas as pd
+
+from fedrecsk.deployment.keys import write_identities
+from tests.deployment.in_process import coordinator, make_nodes
+from tests.life import settings as S
+from tests.life.oracle import TOLERANCE
+
+
+class Deployment:
+    """Nodes beside a model of this process, which must be theirs after a fit and each update."""
+
+    def __init__(self, side):
+        self.side = side
+        self.home = tempfile.TemporaryDirectory()
+        self.n_fits, self.n_known = 0, 0
+
+    def run(self, rows):
+        """Run a fit, or an update, of nodes that have these rows, and compare with the model."""
+        side, folder = self.side, Path(self.home.name)
+        rows = rows.reset_index(drop=True)
+        X, _ = side.arguments(rows)
+        y, clients = rows["value"].to_numpy(), side.clients(rows)
+        if side.setting["method"] not in S.RATES:
+            y = np.ones(len(rows))
+        key = side.model._run.server.key
+        others = {}
+        if side.setting["federation"] == "SecAggPlus":
+            others["identities"] = write_identities(np.unique(clients).tolist(), folder / "ids")
+        estimator = S.estimator_of(side.setting)
+        with (
+            mock.patch.object(secrets, "randbits", lambda n: key.seed),
+            # Files outlive processes, which is all that matters here.
+            mock.patch("os.fsync", lambda file: None),
+        ):
+            nodes = make_nodes(estimator, X, y, clients, folder, **others)
+            settings = {"update": self.n_fits > 0, "key": key}
+            server = coordinator(estimator, nodes, folder, **settings).run()
+        self.n_fits += 1
+        self.compare(server, nodes)
+
+    def compare(self, server, nodes):
+        """Raise unless each node's model scores as the one of this process."""
+        whole, setting = self.side, self.side.setting
+        items = sorted(whole.codes("item"))
+        for node in nodes.values():
+            own = type(whole)(setting)
+            own.model = joblib.load(node.store.folder / "model.joblib")
+            users = sorted(own.codes("user"))
+            here, there = own.scores(users, items), whole.scores(users, items)
+            close = TOLERANCE.get(setting["federation"], 1e-4)
+            difference = np.abs(here - there).max() / max(1.0, np.abs(there).max())
+            assert difference < close, f"a node's scores differ by {difference:.3g}"
+        phases = [entry["phase"] for entry in server.communication_.entries]
+        ours = [entry["phase"] for entry in whole.model.communication_.entries]
+        assert phases == ours, f"phases are {phases}, not {ours}"
