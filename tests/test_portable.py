@@ -13,7 +13,17 @@ import pytest
 from sklearn.base import clone
 
 import fedrecsk
-from fedrecsk import EASE, BiasOnly, FedItemKNN, FedSpectral, ImplicitALS, LocALS, RFRec, portable
+from fedrecsk import (
+    EASE,
+    BiasOnly,
+    FedEB,
+    FedItemKNN,
+    FedSpectral,
+    ImplicitALS,
+    LocALS,
+    RFRec,
+    portable,
+)
 from tests.conftest import make_toy
 from tests.test_contract import make
 from tests.test_explain import NAMES, fitted, is_rater

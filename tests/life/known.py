@@ -1,4 +1,4 @@
-"""Defects that the machine finds and that are being mended. Delete a line when its item is closed."""
+"""Defects that the machine finds, by the item that mends them: delete a line when it is closed."""
 
 from __future__ import annotations
 
@@ -31,6 +31,12 @@ KNOWN = (
     Known("13", {"known": ("times",), "rows": ("Arrow",)}, "evaluate", "could not convert string"),
     Known("15", {"method": ("FedEB",)}, "explain", "is not"),
     Known("17", {"ids": ("big-endian",)}, "", "Big-endian buffer not supported"),
+    Known(
+        "a deployed update of cohorts differs",
+        {"method": ("RFRecF", "FedMF"), "where": ("deployed",), "takes part": ("cohorts",)},
+        "partial_fit",
+        "a node's scores differ",
+    ),
     # New, in the files of others.
     Known("fold_in is undone silently", {}, "partial_fit|forget", "silently lost users"),
     Known("add_items is undone silently", {}, "partial_fit|forget", "silently lost items"),

@@ -199,7 +199,8 @@ class Life(RuleBasedStateMachine):
         spent = self.budget.charge(model).spent
         # In the rounds of an update, RFRecF's clients may all be silent.
         rises = spent > self.spent or self.setting["method"] == "RFRecF"
-        assert np.isfinite(spent) and rises, f"{what}: epsilon is {spent} in all"
+        assert np.isfinite(spent)
+        assert rises, f"{what}: epsilon is {spent} in all"
         self.spent = spent
 
     def twin_features(self):
@@ -291,6 +292,8 @@ class Life(RuleBasedStateMachine):
         def update(side):
             X, others = side.arguments(new)
             side.model.partial_fit(X, **others)
+            if side is self.side and self.setting["federation"] == "SecAggPlus" and side.is_sum:
+                self.deployment = None  # whose updates are refused
             if side is self.side and self.deployment is not None:
                 self.deployment.run(rows)
             return side
@@ -451,7 +454,7 @@ class Life(RuleBasedStateMachine):
             X, others = side.arguments(new)
             ratings = [others["y"].tolist()] if "y" in others else []
             public = portable.load(path)
-            theirs, scores = public.recommend(side.names["item"][items].tolist(), *ratings, n=3)
+            _, scores = public.recommend(side.names["item"][items].tolist(), *ratings, n=3)
             pair = (X, others["y"]) if ratings else X
             newcomer = side.names["user"][[S.MOST_USERS - 1]]
             with warnings.catch_warnings():

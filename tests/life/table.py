@@ -1,16 +1,17 @@
-"""What works together: what each step of a model's life does in each setting. Docs and tests read it.
+"""What works together: what each step of a model's life does in each setting, for docs and tests.
 
 ``python -m tests.life.table`` writes the tables of docs/user_guide/together.md.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
-from tests.life.settings import AXES, CENTRAL, SUMS
+from tests.life.settings import AXES, CENTRAL, PLAIN, SUMS, can_be
 
 SAME, GOES_ON, REFUSED, WARNS = "same", "goes on", "refused", "warns"
-SHOWN = {SAME: "=", GOES_ON: "≈", REFUSED: "–", WARNS: "!"}
+SHOWN = {SAME: "=", GOES_ON: "≈", REFUSED: "no", WARNS: "!"}
 
 STEPS = (
     "fit",
@@ -54,7 +55,10 @@ class Rule(NamedTuple):
 
 
 NOISE = ("noise by the server", "noise by clients")
-WITHOUT_FORMULA = ("FedItemKNN-", "FedMF", "RFRec", "RFRecF", "LightFR", "BiasedMF")
+BEYOND = (
+    "not in (`items`|the index of item_features)"
+    "|item_features has no row for .*; add what is missing"
+)
 
 RULES = (
     # ------------------------------------------------------------------------------ fit
@@ -123,9 +127,9 @@ RULES = (
     ),
     Rule(
         ("fit",),
-        {"where": ("deployed",), "catalogue": ("derived",), "known": ("nothing", "times")},
+        {"where": ("deployed",), "catalogue": ("derived",)},
         REFUSED,
-        "items",
+        "needs the catalogue, because it does not see the data of all clients; set items=",
         "no party has all rows to derive the catalogue from: set `items`",
     ),
     Rule(
@@ -139,6 +143,20 @@ RULES = (
         REFUSED,
         'clients in every cohort that nearly always answer.*or use noise="server"',
         "too few clients surely answer",
+    ),
+    Rule(
+        ("fit",),
+        {"where": ("deployed",), "takes part": ("dropout",)},
+        REFUSED,
+        "a real network loses its own; set federation.dropout=0",
+        "a real network loses its own uploads",
+    ),
+    Rule(
+        ("fit",),
+        {"where": ("deployed",), "federation": ("noise by clients",)},
+        REFUSED,
+        "clients in every cohort that nearly always answer",
+        "needs more clients than a dozen, of whom some do not answer",
     ),
     # ----------------------------------------------------------------------- wrong calls
     Rule(
@@ -189,7 +207,7 @@ RULES = (
         ("partial_fit, items beyond the catalogue",),
         {},
         REFUSED,
-        "not in (`items`|the index of item_features)|item_features has no row for .*; add what is missing",
+        BEYOND,
         "",
     ),
     Rule(
@@ -288,3 +306,115 @@ def outcome_of(step, setting):
 def can_fit(setting):
     """Return whether a fit in this setting is not refused."""
     return outcome_of("fit", setting) != REFUSED
+
+
+# ------------------------------------------------------------------------------ for the docs
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "user_guide" / "together.md"
+BEGIN, END = "<!-- made by python -m tests.life.table -->", "<!-- end -->"
+# Steps that are asked of each method, and those that depend on the setting.
+ASKED = (
+    "partial_fit, old users",
+    "forget",
+    "fold_in",
+    "add_items",
+    "add_users",
+    "export",
+    "explain",
+)
+FEATURES = {"add_items": "item features", "add_users": "user features"}
+ROWS = ("federation", "takes part", "clients", "where", "known", "catalogue", "rows")
+
+
+def row_of(method, axis, value):
+    """Return a setting with this value, otherwise as plain as can be fitted, or None."""
+    rows = {"rows": "frame"} if value == "Dask" else {}
+    tried = [
+        PLAIN | {"method": method, "catalogue": catalogue} | rows | {axis: value}
+        for catalogue in AXES["catalogue"]
+    ]
+    tried = [one for one in tried if can_be(one)]
+    return next(filter(can_fit, tried), tried[0] if tried else None)
+
+
+def cell(step, setting, notes):
+    """Return the outcome of a step with the number of its footnote, which may be new."""
+    shown, rule = SHOWN[outcome_of(step, setting)], rule_of(step, setting)
+    if rule is None or not rule.why:
+        return shown
+    if rule.why not in notes:
+        notes.append(rule.why)
+    return f"{shown} ({notes.index(rule.why) + 1})"
+
+
+def of_methods(notes):
+    """Yield the rows of the table of methods by steps."""
+    yield ["", *(f"`{step.split(',')[0]}`" for step in ASKED)]
+    for method in AXES["method"]:
+        cells = []
+        for step in ASKED:
+            setting = PLAIN | {"method": method}
+            with_features = setting | {"known": FEATURES.get(step, "nothing")}
+            cells.append(cell(step, with_features if can_be(with_features) else setting, notes))
+        yield [f"`{method}`", *cells]
+
+
+def of_settings(notes):
+    """Yield the rows of the table of settings by methods: what `partial_fit` and `forget` are."""
+    methods = [name for name in AXES["method"] if name not in CENTRAL]
+    yield ["", *(f"`{name}`" for name in methods)]
+    for axis in ROWS:
+        for value in AXES[axis]:
+            if value == PLAIN[axis] and axis != "federation":
+                continue
+            cells = []
+            for method in methods:
+                setting = row_of(method, axis, value)
+                if setting is None:
+                    cells.append("")
+                elif can_fit(setting):
+                    cells.append(cell("forget", setting, notes))
+                else:
+                    cells.append(cell("fit", setting, notes).replace("no", "no fit"))
+            if any(cells):
+                yield [LABELS.get(value, value), *cells]
+
+
+LABELS = {
+    "SecAggPlus": "`SecAggPlus`",
+    "CKKS": "`CKKS`",
+    "int8": '`Quantization("int8")`',
+    "noise by the server": "`CentralDP`",
+    "noise by clients": '`CentralDP(noise="clients")`',
+    "NormClipping": "`NormClipping`",
+    "given": "`items`",
+    "derived": "items of X",
+    "sparse": "first fit to a sparse matrix",
+    "frame": "pandas frame",
+    "growing silos": "silos that get new users",
+}
+
+
+def markdown():
+    """Return the tables and their footnotes."""
+    lines, notes = [], []
+    for title, make in (
+        ("What each method can do, in one process and without protection", of_methods),
+        ("What `partial_fit` and `forget` are after a fit in each setting", of_settings),
+    ):
+        head, *rows = make(notes)
+        lines += [f"## {title}", ""]
+        lines += [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
+        lines.append("")
+    lines += [f"{number}. {why[0].upper()}{why[1:]}." for number, why in enumerate(notes, 1)]
+    return "\n".join(lines)
+
+
+def page(text):
+    """Return the page's text with the tables of now."""
+    head, _, rest = text.partition(BEGIN)
+    return f"{head}{BEGIN}\n\n{markdown()}\n\n{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text()))
