@@ -225,9 +225,11 @@ class Life(RuleBasedStateMachine):
         elif side is self.side and self.setting["where"] == "deployed":
             from tests.life.deployed import Deployment
 
-            side.fit(self.rows)
-            self.deployment = Deployment(side)
+            # A refusal comes from the two halves, beside the simulation that may be possible.
+            simulated = Side(self.setting).fit(self.rows)
+            self.deployment = Deployment(simulated)
             self.deployment.run(self.rows)
+            side.model, self.deployment.side = simulated.model, side
         else:
             side.fit(self.rows)
         return side

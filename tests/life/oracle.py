@@ -107,9 +107,9 @@ def assert_same(ours, expected, *, what, tolerance=None):
 
 def digest(model):
     """Return a digest of everything that a model is."""
-    # `fit` sets what X was like before it looks at anything else, as scikit-learn's do.
-    of_X = () if hasattr(model, "item_ids_") else ("n_features_in_", "feature_names_in_")
-    return joblib.hash({name: v for name, v in vars(model).items() if name not in of_X})
+    # A first `fit` says what X is like before it looks at anything else, as scikit-learn's do.
+    of_fit = () if hasattr(model, "item_ids_") else ("n_features_in_", "feature_names_in_", "_run")
+    return joblib.hash({name: v for name, v in vars(model).items() if name not in of_fit})
 
 
 def assert_nothing_left(model, gone, kind, path=None):

@@ -113,7 +113,7 @@ RULES = (
     ),
     Rule(
         ("fit",),
-        {"where": ("deployed",), "known": ("user features",)},
+        {"where": ("deployed",), "known": ("user features",), "catalogue": ("given",)},
         REFUSED,
         "user_features are in one DataFrame, which no device has; call fit, or leave them out",
         "users' features are in one DataFrame, which no device has",
@@ -138,7 +138,7 @@ RULES = (
             "federation": ("noise by clients",),
             "takes part": ("dropout",),
             "clients": ("silos", "growing silos"),
-            "method": SUMS,
+            "catalogue": ("given",),
         },
         REFUSED,
         'clients in every cohort that nearly always answer.*or use noise="server"',
@@ -267,6 +267,17 @@ RULES = (
         REFUSED,
         "does not keep the user's rows. Pass them as interactions=X",
         "a user's vector is older than the items': pass `interactions`",
+    ),
+    Rule(
+        ("explain",),
+        {
+            "method": ("FedSpectral", "LocALS", "FCF"),
+            "where": ("Dask",),
+            "known": ("times",),
+        },
+        REFUSED,
+        "pass its rows as interactions=",
+        "times stay with the clients: pass `interactions`",
     ),
     Rule(
         ("explain",),
