@@ -46,6 +46,7 @@ TAKEN = (
     "add_items",
     "evaluate",
     "forget, unknown users",
+    "forget, all but two clients'",
     "add_users",
     "partial_fit, new items",
     "export",
@@ -318,6 +319,11 @@ class Life(RuleBasedStateMachine):
             return
         if how == "all users":
             users = old
+        elif how == "all but two clients'":
+            if self.setting["federation"] != "SecAggPlus":
+                return
+            clients = {user: S.client_of(self.setting, user) for user in old}
+            users = [user for user in old if clients[user] not in sorted(set(clients.values()))[:2]]
         elif how:
             users = [users[0], S.MOST_USERS - 1]
         name = f"forget, {how}" if how else "forget"
