@@ -32,6 +32,7 @@ STEPS = (
     "clone",
     "export",
     "explain",
+    "explain_with_rows",
     "evaluate",
 )
 UPDATES = tuple(step for step in STEPS if step.startswith(("partial_fit", "forget")))
@@ -228,7 +229,7 @@ RULES = (
     # --------------------------------------------------------------------- items, users
     Rule(
         ("add_items",),
-        {"method": ("FedSpectral", "FedItemKNN", "FedMF")},
+        {"method": ("FedSpectral", "FedItemKNN", "FedMF", "BiasOnly")},
         REFUSED,
         "has no add_items|no attribute 'add_items'",
         "has no `item_features`",
@@ -256,14 +257,14 @@ RULES = (
     ),
     # ------------------------------------------------------------------- the public half
     Rule(
-        ("export", "explain"),
+        ("export", "explain", "explain_with_rows"),
         {"method": ("FedMF", "RFRec", "RFRecF", "LightFR", "BiasedMF")},
         REFUSED,
         "trains newcomers step by step. Use one of EASE",
         "newcomers are trained step by step: no formula to hand over",
     ),
     Rule(
-        ("explain",),
+        ("explain", "explain_with_rows"),
         {"known": ("user features",)},
         REFUSED,
         "user_features",
@@ -271,10 +272,10 @@ RULES = (
     ),
     Rule(
         ("explain",),
-        {"method": ("ImplicitALS",)},
+        {"method": ("ImplicitALS", "BiasOnly")},
         REFUSED,
         "does not keep the user's rows. Pass them as interactions=X",
-        "a user's vector is older than the items': pass `interactions`",
+        "does not keep rows that give the score: pass `interactions`",
     ),
     Rule(
         ("explain",),
