@@ -188,10 +188,11 @@ RULES = (
             UPDATES,
             {"method": SUMS, axis: values},
             REFUSED,
-            f"cannot take back what they have sent under {what}.*call fit on all rows",
+            f"cannot take back what they have sent under {what}.*fit a clone of it to all rows",
             "what a client has sent is not in the sum as it was sent: fit anew",
         )
         for axis, values, what in (
+            ("federation", ("SecAggPlus",), "SecAggPlus"),
             ("federation", NOISE, "central_dp"),
             ("federation", ("NormClipping",), "an aggregator"),
             ("takes part", ("dropout",), "dropout"),
