@@ -18,6 +18,8 @@ ON_EVERY_ESTIMATOR = (
     "tests/test_contract.py::test_every_estimator_in_short",
     "tests/test_contract.py::test_every_federated_method_in_short",
     "tests/federated/test_loss_curves.py",
+    # Its settings cover all pairs only together.
+    "tests/life/",
 )
 # Each of these files is of one method or one family of methods: fast ones, and the others.
 OF_METHODS = ("tests/centralized/", "tests/federated/", "tests/neural/")

@@ -15,7 +15,17 @@ import pytest
 from sklearn.base import clone
 
 import fedrecsk
-from fedrecsk import EASE, BiasOnly, FedItemKNN, FedSpectral, ImplicitALS, LocALS, RFRec, portable
+from fedrecsk import (
+    EASE,
+    BiasOnly,
+    FedEB,
+    FedItemKNN,
+    FedSpectral,
+    ImplicitALS,
+    LocALS,
+    RFRec,
+    portable,
+)
 from tests.conftest import make_toy
 from tests.test_contract import make
 from tests.test_explain import NAMES, fitted, is_rater
@@ -97,6 +107,16 @@ def test_a_history_fades_by_its_order(model, tmp_path):
     # Without times nothing fades.
     plain = clone(model).set_params(timestamps=None).fit(X, y)._portable()
     assert np.array_equal(plain.predict(items), plain.predict(items[::-1]))
+
+
+def test_days_are_left_out_of_the_file(tmp_path):
+    X, y = make_toy()
+    X = np.column_stack([X, 1_700_000_000 + 86_400 * (np.arange(len(X)) % 5)])
+    model = FedEB(3, n_rounds=3, timestamps=2, random_state=0).fit(X, y)
+    public, items = exported(model, tmp_path), model.item_ids_[[6, 1]]
+    rows = np.column_stack([[77, 77], items, X[:2, 2]])
+    theirs = model.recommend([77], 3, interactions=(rows, [5.0, 1.0]))[1][0]
+    assert np.allclose(public.recommend(items, [5.0, 1.0], 3)[1], theirs)
 
 
 def test_weights_count_as_in_fold_in(tmp_path):

@@ -9,7 +9,7 @@ from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 
 from fedrecsk import FedEB, Federation, LocALS
-from fedrecsk.aggregation import NormClipping
+from fedrecsk.aggregation import Krum, NormClipping
 from fedrecsk.attacks import Promotion
 from fedrecsk.privacy import CentralDP, SecAggPlus
 from tests.conftest import rmse
@@ -255,6 +255,19 @@ def test_wrong_uses_are_named(model):
         make_wmf(user_features=FEATURES, federation=private).fit(LIKED)
     with pytest.raises(ValueError, match="no sum over the user's rows"):
         model.explain(0, 1, interactions=(X[:9], Y[:9]))
+
+
+def test_a_refused_fit_does_not_forget_added_users():
+    model = make(n_rounds=3, user_features=OLD_FEATURES).fit(X[OLD], Y[OLD])
+    model.add_users(NEW_FEATURES)
+    expected = clone(model).fit(X[OLD], Y[OLD]).add_users(NEW_FEATURES)
+    with pytest.raises(ValueError, match="Krum"):
+        model.set_params(federation=Federation(aggregator=Krum(500))).fit(X[OLD], Y[OLD])
+    model.set_params(federation=None)
+    rows = np.array([[N_OLD, 0], [N_OLD, 1]])
+    for one in (model, expected):
+        one.fold_in(rows, [5.0, 1.0], replace=True)
+    np.testing.assert_array_equal(model.predict(X), expected.predict(X))
 
 
 def test_features_that_say_nothing_change_little():

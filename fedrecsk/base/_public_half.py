@@ -271,7 +271,8 @@ class PublicHalf:
                 "strings before fit."
             )
         scale = getattr(self, "rating_scale_", None)
-        fades = getattr(self, "timestamps", None) is not None
+        # FedEB reads times for its days, and its histories do not fade.
+        fades = "history_half_life" in self.get_params() and self.timestamps is not None
         about = {
             "method": type(self).__name__,
             "rating_scale": None if scale is None else list(scale),

@@ -251,7 +251,7 @@ class UserFeatures(FederatedRecommender):
             self._added = self._added.drop(users, errors="ignore")
 
     def _fit(self, data, report):
-        self._added = None
+        report.static |= {"_added": None}
         return super()._fit(data, report)
 
     def _user_regression(self):

@@ -462,7 +462,8 @@ class FederatedRecommender(Updating, Recommender):
         return _cluster.fit(self, X, y, clients, sample_weight)
 
     def _fit(self, data, report):
-        self._parts = None
+        # Not before the fit has ended: a refused one must not lose the last one's users.
+        report.static |= {"_parts": None}
         return _round_loop.fit(self, data, report)
 
     def _check_after_fit(self, data):

@@ -1,0 +1,441 @@
+"""What works together: what each step of a model's life does in each setting, for docs and tests.
+
+``python -m tests.life.table`` writes the tables of docs/user_guide/together.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.life.settings import AXES, CENTRAL, PLAIN, SUMS, can_be
+
+SAME, GOES_ON, REFUSED, WARNS = "same", "goes on", "refused", "warns"
+SHOWN = {SAME: "=", GOES_ON: "≈", REFUSED: "no", WARNS: "!"}
+
+STEPS = (
+    "fit",
+    "partial_fit, old users",
+    "partial_fit, repeated pairs",
+    "partial_fit, new users",
+    "partial_fit, new items",
+    "partial_fit, items beyond the catalogue",
+    "forget",
+    "forget, unknown users",
+    "forget, all users",
+    "forget, all but two clients'",
+    "add_items",
+    "add_users",
+    "fold_in",
+    "fold_in, known users",
+    "pickle",
+    "clone",
+    "export",
+    "explain",
+    "explain_with_rows",
+    "evaluate",
+)
+UPDATES = tuple(step for step in STEPS if step.startswith(("partial_fit", "forget")))
+# Refused after any fit, as wrong calls.
+WRONG_CALLS = (
+    "partial_fit, items beyond the catalogue",
+    "forget, unknown users",
+    "forget, all users",
+    "fold_in, known users",
+)
+
+
+class Rule(NamedTuple):
+    """In settings with these values, these steps have this outcome; the first rule holds."""
+
+    steps: tuple[str, ...]
+    values: dict
+    outcome: str
+    # What the error or the warning says, as a regular expression, and the docs' footnote.
+    says: str
+    why: str
+
+
+NOISE = ("noise by the server", "noise by clients")
+BEYOND = (
+    "not in (`items`|the index of item_features)"
+    "|item_features has no row for .*; add what is missing"
+)
+
+RULES = (
+    # ------------------------------------------------------------------------------ fit
+    Rule(
+        ("fit",),
+        {"method": SUMS, "federation": ("int8",)},
+        REFUSED,
+        "has nothing to compress.*set compression=None",
+        "clients send counts once, which are not compressed",
+    ),
+    Rule(
+        ("fit",),
+        {"method": ("LightFR",), "federation": ("int8",)},
+        REFUSED,
+        "LightFR sends codes and integers; set compression=None",
+        "codes of bits are not compressed further",
+    ),
+    Rule(
+        ("fit",),
+        {"method": ("LightFR",), "federation": ("SecAggPlus", "CKKS")},
+        REFUSED,
+        r"LightFR's integers may be as large as .*; use SecAggPlus\(max_abs=",
+        "integers are larger than the default secure sum holds: raise `max_abs`",
+    ),
+    Rule(
+        ("fit",),
+        {"method": ("FedEB",), "federation": NOISE},
+        REFUSED,
+        "FedEB has no central_dp.*Use PrivFedEB",
+        "no central noise: use PrivFedEB",
+    ),
+    Rule(
+        ("fit",),
+        {"method": ("LightFR",), "federation": NOISE},
+        REFUSED,
+        "codes or exact integers .*, which noise would destroy; set central_dp=None",
+        "codes do not survive noise",
+    ),
+    Rule(
+        ("fit",),
+        {"federation": NOISE, "catalogue": ("derived",)},
+        REFUSED,
+        "the catalogue must be public.*set items=",
+        "the catalogue must be public: set `items`",
+    ),
+    Rule(
+        ("fit",),
+        {"federation": NOISE, "known": ("user features",)},
+        REFUSED,
+        "Sums over users' features are too small for the noise.*leave one of the two out",
+        "sums over users' features do not survive noise",
+    ),
+    Rule(
+        ("fit",),
+        {"where": ("deployed",), "known": ("user features",), "catalogue": ("given",)},
+        REFUSED,
+        "user_features are in one DataFrame, which no device has; call fit, or leave them out",
+        "users' features are in one DataFrame, which no device has",
+    ),
+    Rule(
+        ("fit",),
+        {"where": ("Dask",), "known": ("user features",)},
+        REFUSED,
+        "user_features are in one frame. Leave it out",
+        "users' features are in one DataFrame",
+    ),
+    Rule(
+        ("fit",),
+        {"where": ("deployed",), "catalogue": ("derived",)},
+        REFUSED,
+        "needs the catalogue, because it does not see the data of all clients; set items=",
+        "no party has all rows to derive the catalogue from: set `items`",
+    ),
+    Rule(
+        ("fit",),
+        {
+            "federation": ("noise by clients",),
+            "takes part": ("dropout",),
+            "clients": ("silos", "growing silos"),
+            "catalogue": ("given",),
+        },
+        REFUSED,
+        'clients in every cohort that nearly always answer.*or use noise="server"',
+        "too few clients surely answer",
+    ),
+    Rule(
+        ("fit",),
+        {"where": ("deployed",), "takes part": ("dropout",)},
+        REFUSED,
+        "a real network loses its own; set federation.dropout=0",
+        "a real network loses its own uploads",
+    ),
+    Rule(
+        ("fit",),
+        {"where": ("deployed",), "federation": ("noise by clients",)},
+        REFUSED,
+        "clients in every cohort that nearly always answer",
+        "needs more clients than a dozen, of whom some do not answer",
+    ),
+    # ----------------------------------------------------------------------- wrong calls
+    Rule(
+        UPDATES,
+        {"method": CENTRAL},
+        REFUSED,
+        "has no (partial_fit|forget); ",
+        "centralised models are fitted anew",
+    ),
+    Rule(
+        UPDATES,
+        {"method": ("LightFR",)},
+        REFUSED,
+        "LightFR cannot go on from its last model; call fit on all rows",
+        "keeps schedules and codes that do not go on: fit anew, or `fold_in`",
+    ),
+    Rule(
+        UPDATES,
+        {"where": ("Dask",)},
+        REFUSED,
+        "keep no rows to go on from; set warm_start=True",
+        "clients on a cluster keep no rows: fit anew",
+    ),
+    # ------------------------------------------------------------ taking back from a sum
+    *(
+        Rule(
+            UPDATES,
+            {"method": SUMS, axis: values},
+            REFUSED,
+            f"cannot take back what they have sent under {what}.*fit a clone of it to all rows",
+            "what a client has sent is not in the sum as it was sent: fit anew",
+        )
+        for axis, values, what in (
+            ("federation", ("SecAggPlus",), "SecAggPlus"),
+            ("federation", NOISE, "central_dp"),
+            ("federation", ("NormClipping",), "an aggregator"),
+            ("takes part", ("dropout",), "dropout"),
+        )
+    ),
+    Rule(
+        ("forget, unknown users",),
+        {},
+        REFUSED,
+        "The last fit did not have .*; give ids of users that it had",
+        "",
+    ),
+    Rule(
+        ("forget, all but two clients'",),
+        {"federation": ("SecAggPlus",)},
+        REFUSED,
+        "SecAggPlus needs at least 3 clients in a sum.*find more clients",
+        "",
+    ),
+    Rule(("forget, all users",), {}, REFUSED, "Nobody would be left.*delete the model", ""),
+    Rule(
+        ("partial_fit, items beyond the catalogue",),
+        {},
+        REFUSED,
+        BEYOND,
+        "",
+    ),
+    Rule(
+        ("fold_in, known users",),
+        {},
+        REFUSED,
+        "is already known; give its whole history with replace=True",
+        "",
+    ),
+    # --------------------------------------------------------------------- items, users
+    Rule(
+        ("add_items",),
+        {"method": ("FedSpectral", "FedItemKNN", "FedMF", "BiasOnly")},
+        REFUSED,
+        "has no add_items|no attribute 'add_items'",
+        "has no `item_features`",
+    ),
+    Rule(
+        ("add_items",),
+        {"known": ("nothing", "user features", "times")},
+        REFUSED,
+        "fitted without item_features.*fit it with item_features",
+        "needs `item_features`",
+    ),
+    Rule(
+        ("add_users",),
+        {"method": tuple(name for name in AXES["method"] if name not in ("FedEB", "LocALS"))},
+        REFUSED,
+        "has no add_users|no attribute 'add_users'",
+        "has no `user_features`",
+    ),
+    Rule(
+        ("add_users",),
+        {"known": ("nothing", "item features", "times")},
+        REFUSED,
+        "fitted without user_features.*fit it with user_features",
+        "needs `user_features`",
+    ),
+    # ------------------------------------------------------------------- the public half
+    Rule(
+        ("export", "explain", "explain_with_rows"),
+        {"method": ("FedMF", "RFRec", "RFRecF", "LightFR", "BiasedMF")},
+        REFUSED,
+        "trains newcomers step by step. Use one of EASE",
+        "newcomers are trained step by step: no formula to hand over",
+    ),
+    Rule(
+        ("explain", "explain_with_rows"),
+        {"known": ("user features",)},
+        REFUSED,
+        "user_features",
+        "scores depend on users' features too",
+    ),
+    Rule(
+        ("explain",),
+        {"method": ("ImplicitALS", "BiasOnly")},
+        REFUSED,
+        "does not keep the user's rows. Pass them as interactions=X",
+        "does not keep rows that give the score: pass `interactions`",
+    ),
+    Rule(
+        ("explain",),
+        {
+            "method": ("FedSpectral", "LocALS", "FCF"),
+            "where": ("Dask",),
+            "known": ("times",),
+        },
+        REFUSED,
+        "pass its rows as interactions=",
+        "times stay with the clients: pass `interactions`",
+    ),
+    Rule(
+        ("explain",),
+        {"method": ("FedEB",), "where": ("Dask",)},
+        REFUSED,
+        "Pass them as interactions=",
+        "ratings stay with the clients: pass `interactions`",
+    ),
+)
+
+
+def kind_of(method):
+    """Return what a method's model is."""
+    return next((k for k, names in KINDS.items() if method in names), "rounds")
+
+
+KINDS = {"sum": SUMS, "central": CENTRAL}
+
+
+def rule_of(step, setting):
+    """Return the first rule for a step in a setting, or None."""
+    for rule in RULES:
+        if step in rule.steps and all(setting[axis] in v for axis, v in rule.values.items()):
+            return rule
+    return None
+
+
+def outcome_of(step, setting):
+    """Return the outcome of a step in a setting."""
+    rule = rule_of(step, setting)
+    if rule is not None:
+        return rule.outcome
+    goes_on = step in UPDATES and kind_of(setting["method"]) == "rounds"
+    return GOES_ON if goes_on else SAME
+
+
+def can_fit(setting):
+    """Return whether a fit in this setting is not refused."""
+    return outcome_of("fit", setting) != REFUSED
+
+
+# ------------------------------------------------------------------------------ for the docs
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "user_guide" / "together.md"
+BEGIN, END = "<!-- made by python -m tests.life.table -->", "<!-- end -->"
+# Steps that are asked of each method, and those that depend on the setting.
+ASKED = (
+    "partial_fit, old users",
+    "forget",
+    "fold_in",
+    "add_items",
+    "add_users",
+    "export",
+    "explain",
+)
+FEATURES = {"add_items": "item features", "add_users": "user features"}
+ROWS = ("federation", "takes part", "clients", "where", "known", "catalogue", "rows")
+
+
+def row_of(method, axis, value):
+    """Return a setting with this value, otherwise as plain as can be fitted, or None."""
+    rows = {"rows": "frame"} if value == "Dask" else {}
+    tried = [
+        PLAIN | {"method": method, "catalogue": catalogue} | rows | {axis: value}
+        for catalogue in AXES["catalogue"]
+    ]
+    tried = [one for one in tried if can_be(one)]
+    return next(filter(can_fit, tried), tried[0] if tried else None)
+
+
+def cell(step, setting, notes):
+    """Return the outcome of a step with the number of its footnote, which may be new."""
+    shown, rule = SHOWN[outcome_of(step, setting)], rule_of(step, setting)
+    if rule is None or not rule.why:
+        return shown
+    if rule.why not in notes:
+        notes.append(rule.why)
+    return f"{shown} ({notes.index(rule.why) + 1})"
+
+
+def of_methods(notes):
+    """Yield the rows of the table of methods by steps."""
+    yield ["", *(f"`{step.split(',')[0]}`" for step in ASKED)]
+    for method in AXES["method"]:
+        cells = []
+        for step in ASKED:
+            setting = PLAIN | {"method": method}
+            with_features = setting | {"known": FEATURES.get(step, "nothing")}
+            cells.append(cell(step, with_features if can_be(with_features) else setting, notes))
+        yield [f"`{method}`", *cells]
+
+
+def of_settings(notes):
+    """Yield the rows of the table of settings by methods: what `partial_fit` and `forget` are."""
+    methods = [name for name in AXES["method"] if name not in CENTRAL]
+    yield ["", *(f"`{name}`" for name in methods)]
+    for axis in ROWS:
+        for value in AXES[axis]:
+            if value == PLAIN[axis] and axis != "federation":
+                continue
+            cells = []
+            for method in methods:
+                setting = row_of(method, axis, value)
+                if setting is None:
+                    cells.append("")
+                elif can_fit(setting):
+                    cells.append(cell("forget", setting, notes))
+                else:
+                    cells.append(cell("fit", setting, notes).replace("no", "no fit"))
+            if any(cells):
+                yield [LABELS.get(value, value), *cells]
+
+
+LABELS = {
+    "SecAggPlus": "`SecAggPlus`",
+    "CKKS": "`CKKS`",
+    "int8": '`Quantization("int8")`',
+    "noise by the server": "`CentralDP`",
+    "noise by clients": '`CentralDP(noise="clients")`',
+    "NormClipping": "`NormClipping`",
+    "given": "`items`",
+    "derived": "items of X",
+    "sparse": "first fit to a sparse matrix",
+    "frame": "pandas frame",
+    "growing silos": "silos that get new users",
+}
+
+
+def markdown():
+    """Return the tables and their footnotes."""
+    lines, notes = [], []
+    for title, make in (
+        ("What each method can do, in one process and without protection", of_methods),
+        ("What `partial_fit` and `forget` are after a fit in each setting", of_settings),
+    ):
+        head, *rows = make(notes)
+        lines += [f"## {title}", ""]
+        lines += [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
+        lines.append("")
+    lines += [f"{number}. {why[0].upper()}{why[1:]}." for number, why in enumerate(notes, 1)]
+    return "\n".join(lines)
+
+
+def page(text):
+    """Return the page's text with the tables of now."""
+    head, _, rest = text.partition(BEGIN)
+    return f"{head}{BEGIN}\n\n{markdown()}\n\n{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text()))
