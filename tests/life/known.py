@@ -21,7 +21,6 @@ STRINGS = ("str", "mixed widths", "categories", "UUID")
 SILOS = ("silos", "growing silos")
 
 KNOWN = (
-    Known("17", {"ids": ("big-endian",)}, "", "Big-endian buffer not supported"),
     # New, in the files of others, or not yet mended.
     Known(
         "a deployed update of cohorts differs",
