@@ -74,7 +74,7 @@ class Clients:
     values: np.ndarray
     weights: np.ndarray
     # On items, their biases, users and their biases.
-    penalties: tuple
+    penalties: tuple[Any, ...]
     # Vectors, as in the kernels.
     users: Kept[Annotated[Any, Axis("users")]]
     held: Kept[Annotated[Any, Axis("rows")]]
