@@ -18,6 +18,8 @@ from fedrecsk.updates import FieldSpec, SparseRows, Summed
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+__all__ = ["CoLR", "SCoLR"]
+
 
 @dataclass(frozen=True)
 class Server(fedmf.Server):

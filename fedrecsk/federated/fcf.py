@@ -16,6 +16,8 @@ from fedrecsk.federated._optimizers import Descent, Moments, ServerStep
 from fedrecsk.federated._wmf import ImplicitAlgorithm
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
+__all__ = ["FCF"]
+
 DENSE_LIMIT = 2 * 2**30
 
 

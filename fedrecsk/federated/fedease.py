@@ -26,6 +26,8 @@ from fedrecsk.federated._gram import FederatedGram, GramAlgorithm, without_noise
 from fedrecsk.protocol.messages import Dense, Derived, Message, Rows
 from fedrecsk.updates import FieldSpec, Updates
 
+__all__ = ["FedEASE"]
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OwnWeightsAlgorithm(GramAlgorithm):

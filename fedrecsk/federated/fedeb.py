@@ -28,6 +28,8 @@ from fedrecsk.updates import FieldSpec, Updates
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+__all__ = ["FedEB"]
+
 fedeb_kernels: LazyModule = LazyModule("fedrecsk.federated._fedeb_kernels")
 
 # Largest total weight of a user's ratings; a weight of 1 is a rating.

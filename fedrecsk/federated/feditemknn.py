@@ -19,6 +19,8 @@ from fedrecsk.federated._gram import without_noise
 from fedrecsk.federated.fedease import OwnWeights, OwnWeightsAlgorithm
 from fedrecsk.protocol.messages import Dense, Derived, Message, Rows
 
+__all__ = ["FedItemKNN"]
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FedItemKNNAlgorithm(OwnWeightsAlgorithm):

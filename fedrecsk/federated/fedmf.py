@@ -25,6 +25,8 @@ from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.protocol.states import Kept, PerItem, PerUser
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
+__all__ = ["FedMF"]
+
 # Epochs on the final items of a user whose client was in no round.
 EPOCHS_OF_THE_NEW = 20
 # The server's step with "reptile". The more items, the fewer clients visit a given one. From HR@10

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+__all__ = ["LightFR"]
+
 
 @documented
 @dataclass(eq=False, repr=False)

@@ -20,6 +20,8 @@ from fedrecsk.protocol.participation import RoundMasks
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+__all__ = ["LocALS"]
+
 CG_STEPS = 3
 # Number of positives at which a user's vector takes half of what features predict.
 PULL_OF_FEATURES = 1.0

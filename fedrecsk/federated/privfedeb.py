@@ -21,6 +21,8 @@ from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.protocol.participation import RoundMasks
 from fedrecsk.updates import FieldSpec, Updates
 
+__all__ = ["PrivFedEB"]
+
 privfedeb_kernels: LazyModule = LazyModule("fedrecsk.federated._privfedeb_kernels")
 
 # Precisions of a rating, and of users' biases.

@@ -27,6 +27,8 @@ from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.protocol.states import Axis, Kept, PerClient, PerItem, PerRow
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
+__all__ = ["RFRec"]
+
 rfrec_kernels: LazyModule = LazyModule("fedrecsk.federated._rfrec_kernels")
 wmf_kernels: LazyModule = LazyModule("fedrecsk.federated._wmf_kernels")
 

@@ -12,6 +12,8 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.federated.rfrec import Common, RFRec, RFRecAlgorithm, rfrec_kernels
 
+__all__ = ["RFRecF"]
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RFRecFAlgorithm(RFRecAlgorithm):

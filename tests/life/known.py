@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from tests.life.settings import SUMS
-
 
 class Known(NamedTuple):
     """A defect, by the setting and step in which it shows, and by what it says."""

@@ -24,6 +24,8 @@ from fedrecsk.protocol.messages import Dense, Message, Rows
 from fedrecsk.protocol.states import Kept, PerItem, PerUser
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
+__all__ = ["ExplicitFCF"]
+
 
 class Ratings(NamedTuple):
     """The user and the item of each rating, its value less the level, and its weight."""

@@ -21,6 +21,8 @@ from fedrecsk.protocol.algorithm import ChoosesCohorts
 from fedrecsk.protocol.messages import Message, PerClient
 from fedrecsk.updates import FieldSpec, SparseRows
 
+__all__ = ["FedFast"]
+
 
 @dataclass(frozen=True)
 class Server(fedmf.Server):

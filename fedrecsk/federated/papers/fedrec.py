@@ -20,6 +20,8 @@ from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.protocol.states import PerItem, PerUser
 from fedrecsk.updates import FieldSpec, SparseRows, Summed, Updates
 
+__all__ = ["FedRec"]
+
 fedrec_kernels: LazyModule = LazyModule("fedrecsk.federated.papers._fedrec_kernels")
 
 # Ratings are mapped to this scale, which is that of the paper's data.

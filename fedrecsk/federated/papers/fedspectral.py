@@ -19,6 +19,8 @@ from fedrecsk.federated._implicit_mf import WMFModel
 from fedrecsk.federated._wmf import UserProblem
 from fedrecsk.protocol.messages import Dense, Message
 
+__all__ = ["FedSpectral"]
+
 # Mean squared length of the columns of the item vectors.
 MEAN_SQUARE = 100.0
 # Eigenvalues below this share of the largest are rounding.

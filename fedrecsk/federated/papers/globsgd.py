@@ -13,6 +13,8 @@ from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.federated._implicit_mf import FederatedWMF
 from fedrecsk.federated._wmf import ImplicitAlgorithm, divide
 
+__all__ = ["GlobSGD"]
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GlobSGDAlgorithm(ImplicitAlgorithm):

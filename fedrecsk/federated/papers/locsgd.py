@@ -13,6 +13,8 @@ from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.federated._implicit_mf import ClientItemsWMF
 from fedrecsk.federated._wmf import ClientItemsAlgorithm, wmf_kernels
 
+__all__ = ["LocSGD"]
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocSGDAlgorithm(ClientItemsAlgorithm):

@@ -26,6 +26,8 @@ from fedrecsk.protocol.algorithm import MeetsPeers, Traits
 from fedrecsk.protocol.messages import GroupMessages, Message, PerClient, Rows
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
+__all__ = ["SemiDFEGL"]
+
 # Steps of fuzzy c-means, which stops once no number of a centre moves further than this.
 MAX_STEPS, TOLERANCE = 50, 1e-4
 
