@@ -101,6 +101,7 @@ class RatingAlgorithm(Algorithm[Any, Any]):
         return Updates({name: fields[name] for name in self.setup_fields(block.n_items)})
 
     def begin(self, catalogue, sums, key):
+        assert sums is not None
         total, number = sums["ratings"].sum
         # Noise (central_dp) may turn a count negative, and take the mean out of the scale.
         n_ratings = np.maximum(sums["n_ratings"].sum, 0)
