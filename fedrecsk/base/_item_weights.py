@@ -108,7 +108,7 @@ class NearestItemsMixin(ItemWeightsMixin):
         return lambda codes: self.item_weights_[codes].toarray().astype(np.float64)
 
 
-def nearest_items(gram, n_items, *, n_neighbors, power, shrinkage, dtype):
+def nearest_items(gram, n_items, n_neighbors, power, shrinkage, dtype):
     """Return each item's nearest items and weights, filled up by the item itself and 0."""
     width = min(n_neighbors, n_items)
     i, j, values = pairs_of(gram, n_items)

@@ -110,12 +110,12 @@ class RatingAlgorithm(Algorithm[Any, Any]):
         items = self.columns.first_items(catalogue.n_items, self.INIT_STD, key)
         return Server(
             items=np.where((n_ratings > 0)[:, None], items, self.dtype(0)),
-            penalties=self.penalties(n_ratings, self.reg_item) / catalogue.n_clients,
+            penalties=self._penalties(n_ratings, self.reg_item) / catalogue.n_clients,
             scale=Scale(low, high, float(level) if self.columns.biases else 0.0),
             moments=None,
         )
 
-    def penalties(self, n_ratings, reg):
+    def _penalties(self, n_ratings, reg):
         """Return the penalties on each number of vectors, by their numbers of ratings."""
         columns = self.columns
         penalties = np.repeat((reg * n_ratings**self.REG_POWER)[:, None], columns.width, axis=1)
@@ -133,7 +133,7 @@ class RatingAlgorithm(Algorithm[Any, Any]):
         return Clients(
             ratings=Ratings(users, block.items, values, block.weights.astype(self.dtype)),
             n_ratings=n_ratings,
-            penalties=self.penalties(n_ratings, self.reg_user),
+            penalties=self._penalties(n_ratings, self.reg_user),
             users=np.zeros((block.n_users, self.columns.width), dtype=self.dtype),
         )
 
