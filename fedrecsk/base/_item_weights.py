@@ -113,7 +113,7 @@ class NearestItemsMixin(ItemWeightsMixin):
         return lambda codes: self.item_weights_[codes].toarray().astype(np.float64)
 
 
-def nearest_items(gram, n_items, *, n_neighbors, power, shrinkage, dtype):
+def nearest_items(gram, n_items, n_neighbors, power, shrinkage, dtype):
     """Return each item's nearest items and weights, filled up by the item itself and 0."""
     width = min(n_neighbors, n_items)
     neighbors = np.tile(np.arange(n_items, dtype=np.int32)[:, None], (1, width))

@@ -118,16 +118,9 @@ class ItemKNN(NearestItemsMixin, RankingMixin, Recommender):
         check_likes(data)
         likes = liked(data)
         gram = self._gram(likes)
-        nearest = nearest_items(
-            gram,
-            data.n_items,
-            n_neighbors=self.n_neighbors,
-            power=self.power,
-            shrinkage=self.shrinkage,
-            dtype=self._dtype,
-        )
+        own = self.n_neighbors, self.power, self.shrinkage, self._dtype
         return {
-            "item_weights_": sparse_weights(*nearest),
+            "item_weights_": sparse_weights(*nearest_items(gram, data.n_items, *own)),
             "user_history_": histories(likes, self._dtype, self.history_half_life),
             "_popularity": popularity(diagonal(gram, data.n_items)),
         }

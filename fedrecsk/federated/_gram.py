@@ -100,13 +100,8 @@ class GramAlgorithm(Algorithm[Server, Any], SendsOnce[Clients]):
     @property
     def traits(self):
         # By cohorts that take turns every client is reached once in a pass.
-        return Traits(
-            single_uploads=True,
-            rotates=True,
-            goes_on=True,
-            sends_once=True,
-            refuses={"local_dp": NO_LOCAL_DP},
-        )
+        why = {"local_dp": NO_LOCAL_DP}
+        return Traits(single_uploads=True, rotates=True, goes_on=True, sends_once=True, refuses=why)
 
     @property
     def sends_pairs(self) -> bool:

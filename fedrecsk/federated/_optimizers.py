@@ -70,20 +70,3 @@ class ServerStep:
         """Return how the server steps along a gradient."""
         given = self.BETA_1, self.BETA_2, self.EPSILON
         return Descent(float(self.learning_rate), self.optimizer, *given)
-
-    def _stepped(self, server, name, gradient):
-        """Return the server's state after a step of the array of this name down the gradient."""
-        if self.optimizer == "adam":
-            n_steps = server.get("n_steps", 0) + 1
-            gradient, moments = adam(self, server.get("moments", (0.0, 0.0)), n_steps, gradient)
-            server = server | {"n_steps": n_steps, "moments": moments}
-        items = server[name].astype(np.float64) - self.learning_rate * gradient
-        return server | {name: items.astype(self._dtype)}
-
-    def _gradient_moving(self, view, name, moves):
-        """Return what each of the adversary's clients sends for the server to step by `moves`."""
-        # Adam divides by the size of past gradients, so only much larger ones decide.
-        size = 0.5
-        if self.optimizer == "adam":
-            size = np.abs(view.mean(name)).max(initial=0)
-        return -view.n_senders / view.n_own * size / self.learning_rate * moves

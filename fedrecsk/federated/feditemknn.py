@@ -36,14 +36,8 @@ class FedItemKNNAlgorithm(OwnWeightsAlgorithm):
         gram, n_items = server.gram, server.n_items
         if server.noise_std > 0:
             gram = lower_part(without_noise(whole(np.ravel(gram), n_items), server.noise_std))
-        neighbors, nearness = nearest_items(
-            gram,
-            n_items,
-            n_neighbors=self.n_neighbors,
-            power=self.power,
-            shrinkage=self.shrinkage,
-            dtype=self.dtype,
-        )
+        own = self.n_neighbors, self.power, self.shrinkage, self.dtype
+        neighbors, nearness = nearest_items(gram, n_items, *own)
         field = Rows if self.sends_rows else Dense
         return Message(
             neighbors=field(neighbors, dtype="int32", learned=False), nearness=field(nearness)

@@ -103,6 +103,7 @@ class RatingAlgorithm(Algorithm[Any, Any]):
         return Updates({name: fields[name] for name in self.setup_fields(block.n_items)})
 
     def begin(self, catalogue, sums, key):
+        assert sums is not None
         total, number = sums["ratings"].sum
         # Noise (central_dp) may turn a count negative, and take the mean out of the scale.
         n_ratings = np.maximum(sums["n_ratings"].sum, 0)
@@ -111,12 +112,12 @@ class RatingAlgorithm(Algorithm[Any, Any]):
         items = self.columns.first_items(catalogue.n_items, self.INIT_STD, key)
         return Server(
             items=np.where((n_ratings > 0)[:, None], items, self.dtype(0)),
-            penalties=self.penalties(n_ratings, self.reg_item) / catalogue.n_clients,
+            penalties=self._penalties(n_ratings, self.reg_item) / catalogue.n_clients,
             scale=Scale(low, high, float(level) if self.columns.biases else 0.0),
             moments=None,
         )
 
-    def penalties(self, n_ratings, reg):
+    def _penalties(self, n_ratings, reg):
         """Return the penalties on each number of vectors, by their numbers of ratings."""
         columns = self.columns
         penalties = np.repeat((reg * n_ratings**self.REG_POWER)[:, None], columns.width, axis=1)
@@ -134,7 +135,7 @@ class RatingAlgorithm(Algorithm[Any, Any]):
         return Clients(
             ratings=Ratings(users, block.items, values, block.weights.astype(self.dtype)),
             n_ratings=n_ratings,
-            penalties=self.penalties(n_ratings, self.reg_user),
+            penalties=self._penalties(n_ratings, self.reg_user),
             users=np.zeros((block.n_users, self.columns.width), dtype=self.dtype),
         )
 
