@@ -370,7 +370,7 @@ def _numbers(numbers, name, codes):
     return array
 
 
-def largest(numbers, n):
+def largest(numbers: np.ndarray, n: int) -> np.ndarray:
     """Return the places of the n largest numbers above -inf, largest first, ties by place."""
     if n == 0:
         return np.empty(0, dtype=np.int64)

@@ -40,7 +40,7 @@ class EASE(WeightsContent, ItemWeightsMixin, RankingMixin, Recommender):
 
     where X has a row for each user: the sample weight where it likes the item (y > 0), and 0
     elsewhere. A user's scores are its row of X times B. Nothing is drawn at random. Memory grows
-    with the square of the number of items, and time with its cube: above some 8,000 items a fit
+    with the square of the number of items, and time with its cube: above some 8,400 items a fit
     says how long it will take.
 
     Parameters

@@ -73,7 +73,8 @@ class Service:
         # A model may compute vectors of its users when they are first asked for.
         self.lock: Any = threading.Lock()
         ids = model.item_ids_ if isinstance(model, Recommender) else model.item_ids
-        self.item_ids, self.known = ids, frozenset(ids.tolist())
+        self.item_ids = ids
+        self.known: frozenset[Any] = frozenset(ids.tolist())
         if not isinstance(model, Recommender):
             self.public, self.rates, self.method = model, model.rates, model.method
             return
@@ -349,7 +350,7 @@ def _no_constant(name):
     raise ValueError(f"{name} is no number")
 
 
-class Impatient:
+class _Impatient:
     """A protocol of uvicorn that closes connections of clients who keep it waiting.
 
     Where there are too many connections, it closes the oldest that has no request under way.
@@ -466,7 +467,7 @@ def main(argv: Sequence[str]) -> None:
     most = _most_connections()
     uvicorn.run(
         application,
-        http=type("Protocol", (Impatient, http.AutoHTTPProtocol), {"most": most}),
+        http=type("Protocol", (_Impatient, http.AutoHTTPProtocol), {"most": most}),
         ws="none",
         # asyncio accepts as many at once, before it tells the protocol about any.
         backlog=max(1, min(100, most // 8)),

@@ -194,7 +194,7 @@ class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeights):
     What is sent is as large as without time, and as private.
 
     *Time.* The server inverts a matrix of all items, in `fit` and again in `partial_fit`: n_items^3
-    operations, which above some 8,000 items a warning puts into seconds.
+    operations, which above some 8,400 items a warning puts into seconds.
 
     *Rounds and cohorts.* A client sends in the first round in which it takes part, and nothing
     later, since it would be counted twice. Cohorts take turns, so with ``client_fraction=0.1`` ten
