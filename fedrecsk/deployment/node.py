@@ -256,9 +256,9 @@ class Node:
         start = f"{name}/"
         own = {n.removeprefix(start): one for n, one in arrays.items() if n.startswith(start)}
         message = message_of(head[name], own, block.row_items, block.n_items)
-        kept = head[name].get("kept") if message is not None else None
-        if not kept:
+        if message is None or not head[name].get("kept"):
             return message
+        kept = head[name]["kept"]
         # Fields of the model that it has just measured are not sent again.
         if memory.model is None or memory.measured != int(head["number"]):
             raise Lacking(MODEL)
