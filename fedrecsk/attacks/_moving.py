@@ -86,6 +86,27 @@ def gradient_step(method, view, name, moves):
     return -view.n_senders / view.n_own * size / method.learning_rate * moves
 
 
+# ----------------------------------------------------------------------- FedEB and PrivFedEB
+
+
+def fedeb(method, view, rows, moves):
+    """Move items of FedEB."""
+    # Adam divides by the size of past gradients, so only much larger ones decide.
+    rate = method._algorithm().rate(method._cohort_share(view.data.n_clients))
+    return {"items": _size_of_sum(view) / rate * moves}
+
+
+def privfedeb(method, view, rows, moves):
+    """Move items of PrivFedEB."""
+    # Clients do not know the curvature; it is about the sum of such uploads as theirs.
+    return {"items": _size_of_sum(view) * moves}
+
+
+def _size_of_sum(view):
+    """Return the largest number in the clients' sum, for each of the adversary's uploads."""
+    return np.abs(view.mean("items")).max() * view.n_senders / view.n_own
+
+
 # ---------------------------------------------------------------------------- by their names
 
 MOVING: dict[str, Moving] = {
@@ -93,6 +114,8 @@ MOVING: dict[str, Moving] = {
     "LocSGD": client_items,
     "GlobSGD": globsgd,
     "FCF": fcf,
+    "FedEB": fedeb,
+    "PrivFedEB": privfedeb,
 }
 
 
