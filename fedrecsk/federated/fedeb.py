@@ -15,16 +15,9 @@ from fedrecsk.base import linear_scores
 from fedrecsk.base._item_prior import ItemFeatures
 from fedrecsk.data import _times
 from fedrecsk.data._checks import scale_of
-from fedrecsk.federated import _ratings
+from fedrecsk.federated import _empirical_bayes, _ratings
 from fedrecsk.federated._day_effects import DayEffects, effects_of_days
-from fedrecsk.federated._empirical_bayes import (
-    EmpiricalBayes,
-    Scale,
-    fedeb_kernels,
-    for_nobody,
-    uploads,
-    written,
-)
+from fedrecsk.federated._empirical_bayes import EmpiricalBayes, Scale, fedeb_kernels
 from fedrecsk.federated._features import FederatedContent, UserFeatures, UserRegression
 from fedrecsk.federated._fedeb_server import (
     Learned,
@@ -37,7 +30,7 @@ from fedrecsk.federated._fedeb_server import (
 )
 from fedrecsk.federated._optimizers import adam
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.protocol.algorithm import Algorithm, Traits
+from fedrecsk.protocol.algorithm import Algorithm, Loss, Traits
 from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Dense, Message, Rows
 from fedrecsk.protocol.states import PerUser
@@ -45,6 +38,11 @@ from fedrecsk.updates import FieldSpec, Updates
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+    from fedrecsk.protocol.blocks import Block
+    from fedrecsk.protocol.keys import Key, Keys
+    from fedrecsk.protocol.messages import Catalogue, Upload
+    from fedrecsk.protocol.participation import RoundMasks
 
 # Largest total weight of a user's ratings; a weight of 1 is a rating.
 HEAVIEST = 1e6
@@ -127,7 +125,7 @@ class FedEBAlgorithm(Algorithm[Server, Clients]):
 
     # --------------------------------------------------------------- before the rounds
 
-    def setup_fields(self, n_items):
+    def setup_fields(self, n_items: int) -> dict[str, FieldSpec]:
         counts = FieldSpec((n_items, 3), self._rows, learned=False)
         specs = _ratings.RATINGS | {"counts": counts}
         if self.sketch_size:
@@ -138,7 +136,7 @@ class FedEBAlgorithm(Algorithm[Server, Clients]):
             specs["held_items"] = FieldSpec((n_items,), "held", dtype="int32", learned=False)
         return specs | self.regression.setup_fields()
 
-    def answer(self, block, message, key):
+    def answer(self, block: Block, message: Message, key: Keys) -> Updates:
         n_rated = np.diff(block.indptr)
         columns = block.weights, None, np.repeat(1 / n_rated, n_rated)
         counts = [np.bincount(block.items, one, minlength=block.n_items) for one in columns]
@@ -153,7 +151,7 @@ class FedEBAlgorithm(Algorithm[Server, Clients]):
             fields["held_items"] = _ratings.numbers_of_holders(block)
         return Updates(fields | self.regression.answer(block, weights_of_users(block)))
 
-    def begin(self, catalogue, sums, key):
+    def begin(self, catalogue: Catalogue, sums: Any, key: Key) -> Server:
         m, d = catalogue.n_items, self.n_factors
         items = np.zeros((m, d + 1), self.dtype)
         items[:, 1:] = self.INIT_STD * key.generator("item factors").standard_normal((m, d))
@@ -183,7 +181,7 @@ class FedEBAlgorithm(Algorithm[Server, Clients]):
             users=self.regression.begin(sums, self.width),
         )
 
-    def announce(self, server):
+    def announce(self, server: Server) -> Message:
         message = Message(
             scale=server.scale.sent(), n_ratings=Dense(server.n_ratings, learned=False)
         )
@@ -198,21 +196,21 @@ class FedEBAlgorithm(Algorithm[Server, Clients]):
 
     # ---------------------------------------------------------------------- each round
 
-    def broadcast(self, server, key):
+    def broadcast(self, server: Server, key: Key) -> Message:
         field = Dense if self.upload == "all" else Rows
         fields = {"items": field(server.items.now)}
         if self.implicit:
             fields["implicit"] = field(server.implicit.now)
         return Message(**fields, scales=server.scales.sent())
 
-    def fields(self, n_items):
+    def fields(self, n_items: int) -> dict[str, FieldSpec]:
         specs = {"items": FieldSpec((n_items, self.n_factors + 1), self._rows)}
         if self.implicit:
             specs["implicit"] = FieldSpec((n_items, self.n_factors), self._rows)
         specs["scales"] = FieldSpec((4,), learned=False)
         return specs | self.regression.fields(self.width)
 
-    def enter(self, block, message, key):
+    def enter(self, block: Block, message: Message, key: Keys) -> Clients:
         scale = Scale.received(message)
         ratings, weights = scale.in_units(block).astype(self.dtype), block.weights
         n_ratings = message["n_ratings"].values.astype(self.dtype)
@@ -224,12 +222,14 @@ class FedEBAlgorithm(Algorithm[Server, Clients]):
             users=np.zeros((block.n_users, self.width), self.dtype),
         )
 
-    def update(self, block, clients, message, turn, key):
+    def update(
+        self, block: Block, clients: Clients, message: Message, turn: RoundMasks, key: Keys
+    ) -> tuple[Clients, Updates, Loss]:
         items = with_tastes(message["items"].values, clients.popularity)
         given = items, message.get("implicit"), message["scales"]
         posterior = self._posterior(clients.users)
         squares, weight, out = self._infer(block, clients, *given, turn, posterior)
-        fields = written(block, turn, out)
+        fields = _empirical_bayes.written(block, turn, out)
         if self.regression.n_features:
             vectors = clients.users - self._implicit_means(block, message)
             sends, n_rows = out.senders & out.is_finite, weights_of_users(block)
@@ -275,13 +275,13 @@ class FedEBAlgorithm(Algorithm[Server, Clients]):
             uncertain,
         )
         work = fedeb_kernels.workspace(layout, model, 1 + self.n_factors)
-        out = uploads(block, turn, 1 + self.n_factors, self._n_implicit, real)
+        out = _empirical_bayes.uploads(block, turn, 1 + self.n_factors, self._n_implicit, real)
         squares, weight = fedeb_kernels.update(
             layout, clients.ratings, turn.active, model, work, posterior, out
         )
         return squares, weight, out
 
-    def step(self, server, upload, key):
+    def step(self, server: Server, upload: Upload | None, key: Key) -> Server:
         if upload is None:
             return server
         t, share, scales = server.n_steps + 1, upload.n_clients / server.n_clients, server.scales
@@ -307,14 +307,14 @@ class FedEBAlgorithm(Algorithm[Server, Clients]):
         average = before.average + self.dtype(replaced) * (now - before.average)
         return Learned(now, *moments, average)
 
-    def rate(self, share):
+    def rate(self, share: float) -> float:
         """Return Adam's step size, given the share of the clients in the sum."""
         is_auto = self.learning_rate == "auto"
         return 0.05 * share ** (1 / 3) if is_auto else float(self.learning_rate)
 
     # ------------------------------------------------------------------------- the end
 
-    def final(self, server):
+    def final(self, server: Server) -> Message:
         items, prior = server.items.average, server.prior
         fields = {"average_items": Dense(items if prior is None else prior.filled(items))}
         if self.implicit:
@@ -322,7 +322,9 @@ class FedEBAlgorithm(Algorithm[Server, Clients]):
         fields |= self.regression.final(server.users)
         return Message(**fields, scales=server.scales.sent())
 
-    def personalize(self, block, clients, message, turn, key):
+    def personalize(
+        self, block: Block, clients: Clients | None, message: Message, turn: RoundMasks, key: Keys
+    ) -> Clients:
         # Users start afresh: only their own data count.
         part = block.part(turn.active)
         clients = self._fitted(part, self.enter(part, message, key), message)
@@ -350,7 +352,7 @@ class FedEBAlgorithm(Algorithm[Server, Clients]):
             clients.ratings = clients.ratings._replace(values=values)
         given = items, message.get("average_implicit"), message["scales"]
         posterior = self._posterior(users, block.n_users)
-        self._infer(block, clients, *given, for_nobody(block), posterior)
+        self._infer(block, clients, *given, _empirical_bayes.for_nobody(block), posterior)
         users += 0 if means is None else means.astype(self.dtype)
         unit, covariances = self.dtype(clients.unit), posterior.covariances
         # The bias counts in ratings; other numbers of a user have no unit.
@@ -361,18 +363,18 @@ class FedEBAlgorithm(Algorithm[Server, Clients]):
         return replace(clients, users=users, covariances=covariances, noise=noise)
 
     @staticmethod
-    def received(message):
+    def received(message: Message) -> tuple[np.ndarray, Scale]:
         """Return the rows (b_i, q_i, z_i) of a round's message, in units, and the Scale."""
         known = popularity(message["n_ratings"].values)
         return with_tastes(message["items"].values, known), Scale.received(message)
 
 
-def weights_of_users(block):
+def weights_of_users(block: Any) -> np.ndarray:
     """Return the total weight of each user's ratings."""
     return np.add.reduceat(block.weights, block.indptr[:-1])
 
 
-def popularity(n_ratings):
+def popularity(n_ratings: np.ndarray) -> np.ndarray:
     """Return the logarithms of items' numbers of ratings, centered; 0 without ratings."""
     known, found = n_ratings > 0, np.zeros(len(n_ratings))
     padded = n_ratings[known].astype(float)
@@ -382,12 +384,12 @@ def popularity(n_ratings):
     return found
 
 
-def with_tastes(items, popularity):
+def with_tastes(items: np.ndarray, popularity: np.ndarray) -> np.ndarray:
     """Return rows (b_i, q_i, z_i) of items from (b_i, q_i) and their popularity."""
     return np.column_stack([items, SLOPES[0] * popularity, SLOPES[1] * items[:, 0]])
 
 
-def average_rows(message):
+def average_rows(message: Message) -> np.ndarray:
     """Return the rows (b_i, q_i, z_i, a_i) of the final message, in units."""
     known = popularity(message["n_ratings"].values)
     rows = with_tastes(message["average_items"].values, known)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral, Real
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -14,23 +14,21 @@ from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.base._item_prior import ItemFeatures, ItemPrior
 from fedrecsk.data._checks import scale_of
-from fedrecsk.federated._empirical_bayes import (
-    EmpiricalBayes,
-    Scale,
-    fedeb_kernels,
-    for_nobody,
-    planned_share,
-    uploads,
-    written,
-)
+from fedrecsk.federated import _empirical_bayes
+from fedrecsk.federated._empirical_bayes import EmpiricalBayes, Scale, fedeb_kernels
 from fedrecsk.federated._features import FederatedContent
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.protocol.algorithm import Algorithm, Traits
+from fedrecsk.protocol.algorithm import Algorithm, Loss, Traits
 from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.protocol.participation import RoundMasks
 from fedrecsk.protocol.states import PerItem, PerUser
 from fedrecsk.updates import FieldSpec, Updates
+
+if TYPE_CHECKING:
+    from fedrecsk.protocol.blocks import Block
+    from fedrecsk.protocol.keys import Key, Keys
+    from fedrecsk.protocol.messages import Catalogue, Upload
 
 privfedeb_kernels: LazyModule = LazyModule("fedrecsk.federated._privfedeb_kernels")
 
@@ -81,7 +79,7 @@ TASTES = 2
 # mean, a fraction of the sum that is small for items about which the noise hides nearly everything.
 
 
-class Release(NamedTuple):
+class _Release(NamedTuple):
     """What the set-up has published."""
 
     counts: np.ndarray  # (n_items,), N_i, at least 0
@@ -196,7 +194,7 @@ class Server:
 
     scale: Scale
     n_clients: int
-    release: Release
+    release: _Release
     row_weights: PerItem
     prior: ItemPrior | None
     # The main directions of item_features; None without any.
@@ -246,34 +244,36 @@ class PrivFedEBAlgorithm(Algorithm[Server, Clients]):
 
     # --------------------------------------------------------------- before the rounds
 
-    def setup_fields(self, n_items):
+    def setup_fields(self, n_items: int) -> dict[str, FieldSpec]:
         return {
             "first": FieldSpec((n_items, 2), learned=False),
             "squares": FieldSpec((1,), learned=False),
         }
 
-    def request(self, catalogue):
+    def request(self, catalogue: Catalogue) -> Message:
         return Message(scale=_public(self._scale(catalogue)))
 
-    def answer(self, block, message, key):
+    def answer(self, block: Block, message: Message, key: Keys) -> Updates:
         everybody = np.ones(block.n_clients, dtype=bool)
         turn = RoundMasks(everybody, everybody, self.is_private)
-        layout, out = block.layout, uploads(block, turn, 2)
+        layout, out = block.layout, _empirical_bayes.uploads(block, turn, 2)
         share, own = np.sqrt(1 - SQUARES**2), np.zeros((block.row_counts.max(initial=1), 2))
         ratings = _ratings_of(block, Scale.received(message))
         privfedeb_kernels.first(layout, ratings, SHRINKAGE, LARGEST, share, own, out)
         out = out._replace(scales=SQUARES * out.scales[:, :1])
-        fields = written(block, turn, out)
+        fields = _empirical_bayes.written(block, turn, out)
         return Updates({"first": fields["items"], "squares": fields["scales"]})
 
-    def begin(self, catalogue, sums, key):
+    def begin(self, catalogue: Catalogue, sums: Any, key: Key) -> Server:
         share = np.sqrt(1 - SQUARES**2)
         first = sums["first"]
         squares = sums["squares"].sum[0] / SQUARES
-        release = Release.of(first.sum / share, first.noise_std / share, squares)
+        release = _Release.of(first.sum / share, first.noise_std / share, squares)
         n_items, n_factors = len(release.counts), self.n_columns
         if self.n_factors == "auto":
-            arriving = planned_share(self.client_fraction, self.dropout, sums.n_clients)
+            arriving = _empirical_bayes.planned_share(
+                self.client_fraction, self.dropout, sums.n_clients
+            )
             n_factors = min(n_factors, release.n_factors(arriving))
         items = np.zeros((n_items, self.n_columns + 1))
         items[:, 0], variance = release.biases()
@@ -301,7 +301,7 @@ class PrivFedEBAlgorithm(Algorithm[Server, Clients]):
         low, high = scale_of(self.rating_scale, catalogue.rating_range)
         return Scale(low, high, low + self.center * (high - low))
 
-    def announce(self, server):
+    def announce(self, server: Server) -> Message:
         message = Message(scale=_public(server.scale), row_weights=_public(server.row_weights))
         if server.features is not None:
             message["features"] = _public(server.features)
@@ -309,13 +309,13 @@ class PrivFedEBAlgorithm(Algorithm[Server, Clients]):
 
     # ---------------------------------------------------------------------- each round
 
-    def broadcast(self, server, key):
+    def broadcast(self, server: Server, key: Key) -> Message:
         return Message(items=Dense(server.items))
 
-    def fields(self, n_items):
+    def fields(self, n_items: int) -> dict[str, FieldSpec]:
         return {"items": FieldSpec((n_items, self.n_columns + 1))}
 
-    def enter(self, block, message, key):
+    def enter(self, block: Block, message: Message, key: Keys) -> Clients:
         features = message["features"].values if "features" in message else None
         n_known = TASTES if features is None else TASTES + features.shape[1]
         scale = Scale.received(message)
@@ -327,17 +327,19 @@ class PrivFedEBAlgorithm(Algorithm[Server, Clients]):
             users=np.zeros((block.n_users, self.n_columns + 1 + n_known)),
         )
 
-    def update(self, block, clients, message, turn, key):
+    def update(
+        self, block: Block, clients: Clients, message: Message, turn: RoundMasks, key: Keys
+    ) -> tuple[Clients, Updates, Loss]:
         items = message["items"].values
         n_sent = items.shape[1]
         known = _tastes(items[:, 0], clients.row_weights, clients.features)
         items = np.column_stack([items, known])
         squares, weight, out = _infer(block, clients, items, turn, clients.users, n_sent)
-        fields = {"items": written(block, turn, out)["items"]}
+        fields = {"items": _empirical_bayes.written(block, turn, out)["items"]}
         updates = Updates(fields, is_finite=out.is_finite)
         return clients, updates, (clients.unit**2 * squares, weight)
 
-    def step(self, server, upload, key):
+    def step(self, server: Server, upload: Upload | None, key: Key) -> Server:
         if upload is None:
             return server
         share = upload.n_clients / server.n_clients
@@ -359,18 +361,20 @@ class PrivFedEBAlgorithm(Algorithm[Server, Clients]):
 
     # ------------------------------------------------------------------------- the end
 
-    def final(self, server):
+    def final(self, server: Server) -> Message:
         items, prior = server.average[:, : server.n_factors + 1], server.prior
         items = items if prior is None else prior.filled(items)
         known = _tastes(items[:, 0], server.row_weights, server.features)
         return Message(average_items=Dense(np.column_stack([items, known])))
 
-    def personalize(self, block, clients, message, turn, key):
+    def personalize(
+        self, block: Block, clients: Clients | None, message: Message, turn: RoundMasks, key: Keys
+    ) -> Clients:
         # Users start afresh: only their own data count.
         part, items = block.part(turn.active), message["average_items"].values
         clients = self.enter(part, message, key)
         users = np.zeros((part.n_users, items.shape[1]))
-        _infer(part, clients, items, for_nobody(part), users)
+        _infer(part, clients, items, _empirical_bayes.for_nobody(part), users)
         # The bias counts in ratings; p_u has no unit.
         users[:, 0] *= clients.unit
         return replace(clients, users=block.spread(users, turn.active))
@@ -395,7 +399,7 @@ def _infer(block, clients, items, turn, users, n_sent=0):
     no_implicit, no_variances = np.zeros((len(items), 0)), np.zeros((0, width))
     model = fedeb_kernels.Model(items, no_implicit, no_variances, prior, ALPHA, 0.0, True)
     work = fedeb_kernels.workspace(layout, model, n_sent)
-    out = uploads(block, turn, n_sent)
+    out = _empirical_bayes.uploads(block, turn, n_sent)
     constants = clients.row_weights, EMPHASIS, FLOOR
     squares, weight = privfedeb_kernels.update(
         layout, clients.ratings, turn.active, model, *constants, work, users, out

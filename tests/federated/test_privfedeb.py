@@ -129,7 +129,7 @@ def test_no_upload_is_longer_than_one(seed):
 def test_a_step_is_the_posterior_mean(noise_std):
     """Of a bias, given a noisy sum, by numerical integration of Bayes' rule."""
     mean, variance, h, total = 0.2, 0.25, 4.0, 1.5
-    release = server.Release(np.array([h]), np.zeros(1), 0.0, 0.07)
+    release = server._Release(np.array([h]), np.zeros(1), 0.0, 0.07)
     noise = release.noise(np.array([h]), np.ones(1), noise_std)
     assert noise == pytest.approx(noise_std**2 + 0.07 * h / 1.3)
 
