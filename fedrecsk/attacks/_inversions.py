@@ -330,7 +330,7 @@ def fedeb(model, message, upload, n_items):
     n = max(len(items), 1)
     n_ratings = float(upload["scales"].change[3])
     weight = n_ratings / n or 1.0
-    low, high, mean = message["ratings"].values
+    received, scale = model._algorithm().received(message)
     alpha, lambda_0, *reg = message["scales"].values
     precision = alpha
     if model.user_noise:
@@ -338,8 +338,6 @@ def fedeb(model, message, upload, n_items):
         precision = alpha * (nu + n_ratings - alpha * upload["scales"].change[2]) / nu
     # Times their weights.
     residuals = rows[:, 0] / (precision or 1)
-    popularity = model._popularity(message["n_ratings"].values)
-    received = model._with_tastes(message["items"].values, popularity)
     received, width = received[items].astype(np.float64), 1 + model.n_factors
     x = np.column_stack([np.ones(len(items)), received[:, 1:]])
     center, prior = np.zeros(x.shape[1]), np.ones(x.shape[1])
@@ -352,8 +350,7 @@ def fedeb(model, message, upload, n_items):
         pull[:width] = alpha * weight * (1 / (np.array(reg) + known)).sum(axis=0)
         pull[0] = 0
     phi = (alpha * residuals @ x + prior * center) / (prior + pull)
-    unit = model._unit(low, high)
-    ratings = mean + unit * (received[:, 0] + x @ phi + residuals / weight)
+    ratings = scale.level + scale.unit * (received[:, 0] + x @ phi + residuals / weight)
     return Reconstruction(phi, items, ratings)
 
 

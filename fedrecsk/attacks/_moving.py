@@ -183,6 +183,27 @@ def rfrec(method, view, rows, moves):
     return {"item_vectors": np.maximum(n_holders, 1) / view.n_own * moves}
 
 
+# ----------------------------------------------------------------------- FedEB and PrivFedEB
+
+
+def fedeb(method, view, rows, moves):
+    """Move items of FedEB."""
+    # Adam divides by the size of past gradients, so only much larger ones decide.
+    rate = method._algorithm().rate(method._cohort_share(view.data.n_clients))
+    return {"items": _size_of_sum(view) / rate * moves}
+
+
+def privfedeb(method, view, rows, moves):
+    """Move items of PrivFedEB."""
+    # Clients do not know the curvature; it is about the sum of such uploads as theirs.
+    return {"items": _size_of_sum(view) * moves}
+
+
+def _size_of_sum(view):
+    """Return the largest number in the clients' sum, for each of the adversary's uploads."""
+    return np.abs(view.mean("items")).max() * view.n_senders / view.n_own
+
+
 # ---------------------------------------------------------------------------- by their names
 
 MOVING: dict[str, Moving] = {
@@ -198,6 +219,8 @@ MOVING: dict[str, Moving] = {
     "FedRec": fedrec,
     "RatingGradients": rating_gradients,
     "RFRec": rfrec,
+    "FedEB": fedeb,
+    "PrivFedEB": privfedeb,
 }
 
 

@@ -62,19 +62,20 @@ class DayEffects:
             return None
         return _times.days_of(X, self.timestamps, all_users=all_users)
 
-    def _effects_of_days(self: Any, block: Any, expected: Any) -> Any:
-        """Return the effects of users' days, given the expected ratings of the block's rows."""
-        shape = block.n_users, _times.N_DAYS
-        if block.times is None:
-            return csr_array(shape, dtype=self._dtype)
-        known = ~np.isnan(block.times)
-        users = np.repeat(np.arange(block.n_users), np.diff(block.indptr))[known]
-        places = users, block.times[known].astype(np.int64)
-        weights = block.weights[known]
-        # Rows of the same user and day are added up.
-        sums = csr_array((weights * (block.values - expected)[known], places), shape)
-        counts = csr_array((weights, places), shape)
-        sums.sum_duplicates()
-        counts.sum_duplicates()
-        sums.data /= counts.data + PRIOR
-        return sums.astype(self._dtype)
+
+def effects_of_days(block: Any, expected: Any, dtype: Any) -> Any:
+    """Return the effects of users' days, given the expected ratings of the block's rows."""
+    shape = block.n_users, _times.N_DAYS
+    if block.times is None:
+        return csr_array(shape, dtype=dtype)
+    known = ~np.isnan(block.times)
+    users = np.repeat(np.arange(block.n_users), np.diff(block.indptr))[known]
+    places = users, block.times[known].astype(np.int64)
+    weights = block.weights[known]
+    # Rows of the same user and day are added up.
+    sums = csr_array((weights * (block.values - expected)[known], places), shape)
+    counts = csr_array((weights, places), shape)
+    sums.sum_duplicates()
+    counts.sum_duplicates()
+    sums.data /= counts.data + PRIOR
+    return sums.astype(dtype)

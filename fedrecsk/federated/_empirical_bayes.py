@@ -6,7 +6,7 @@ import numpy as np
 
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.base import RatingMixin
-from fedrecsk.federated._feedback import RatingScale
+from fedrecsk.federated import _ratings
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.portable import Ridge
 from fedrecsk.protocol.participation import RoundMasks
@@ -17,61 +17,79 @@ fedeb_kernels: LazyModule = LazyModule("fedrecsk.federated._fedeb_kernels")
 # The ends of the scale are this many units apart: on a scale from 1 to 5 a unit is a star.
 UNITS = 4.0
 
+# -------------------------------------------------------------------------- for algorithms
 
-class EmpiricalBayes(RatingScale, RatingMixin, FederatedRecommender):
+
+class Scale(_ratings.Scale):
+    """The ends of the rating scale, and the level from which ratings are counted."""
+
+    @property
+    def unit(self):
+        """What counts as 1 in the model, in ratings."""
+        return ((self.high - self.low) or UNITS) / UNITS
+
+    def in_units(self, block):
+        """Return a block's ratings from the level, in units."""
+        return (block.values - self.level) / self.unit
+
+
+def planned_share(client_fraction, dropout, n_clients):
+    """Return the share of the clients whose uploads arrive in a round, as planned."""
+    return max(client_fraction, 1 / n_clients) * (1 - dropout)
+
+
+def for_nobody(block):
+    """Return the masks of a step of all clients that send nothing."""
+    everybody = np.ones(block.n_clients, dtype=bool)
+    return RoundMasks(everybody, ~everybody, False)
+
+
+def uploads(block, turn, width, n_implicit=0, dtype=np.float64):
+    """Return where kernels write: sums by item, or the active clients' own rows."""
+    senders, n_rows, slots, n = turn.active & turn.delivers, block.n_items, block.row_items, 1
+    if turn.separate:
+        own = block.own_rows(turn.active)
+        senders, n_rows, slots, n = turn.active, len(own.items), own.slots, block.n_clients
+    else:
+        dtype = np.float64
+    return fedeb_kernels.Uploads(
+        senders,
+        np.zeros((n_rows, width), dtype),
+        np.zeros((n_rows, n_implicit), dtype),
+        slots,
+        np.zeros((n, 4)),
+        np.ones(block.n_clients, dtype=bool),
+        turn.separate,
+    )
+
+
+def written(block, turn, out):
+    """Return what kernels have written, as fields of uploads."""
+    if not turn.separate:
+        return {"items": out.items, "implicit": out.implicit, "scales": out.scales[0]}
+    own = block.own_rows(turn.active)
+    return {
+        "items": SparseRows(own.indptr, own.items, out.items),
+        "implicit": SparseRows(own.indptr, own.items, out.implicit),
+        "scales": SparseRows.stacked(out.scales),
+    }
+
+
+# -------------------------------------------------------------------------- for estimators
+
+
+class EmpiricalBayes(_ratings.RatingScale, RatingMixin, FederatedRecommender):
     """Base class of methods whose clients infer their users given the items."""
 
-    _single_uploads = True
-    _prefers_rotation = True
     _dtype = np.float32
 
-    @staticmethod
-    def _unit(low, high):
-        """Return what counts as 1 in the model, in ratings."""
-        return ((high - low) or UNITS) / UNITS
-
-    def _arriving(self, n_clients):
+    def _planned_share(self, n_clients):
         """Return the share of the clients whose uploads arrive in a round, as planned."""
-        return self._cohort_share(n_clients) * (1 - self._setting().dropout)
+        return planned_share(self.client_fraction, self._setting().dropout, n_clients)
 
-    @staticmethod
-    def _empty_uploads(block, turn, width, n_implicit=0, dtype=np.float64):
-        """Return where kernels write: sums by item, or the active clients' own rows."""
-        senders, n_rows, slots, n = turn.active & turn.delivers, block.n_items, block.row_items, 1
-        if turn.separate:
-            own = block.own_rows(turn.active)
-            senders, n_rows, slots, n = turn.active, len(own.items), own.slots, block.n_clients
-        else:
-            dtype = np.float64
-        return fedeb_kernels.Uploads(
-            senders,
-            np.zeros((n_rows, width), dtype),
-            np.zeros((n_rows, n_implicit), dtype),
-            slots,
-            np.zeros((n, 4)),
-            np.ones(block.n_clients, dtype=bool),
-            turn.separate,
-        )
-
-    @staticmethod
-    def _written(block, turn, out):
-        """Return what kernels have written, as fields of uploads."""
-        if not turn.separate:
-            return {"items": out.items, "implicit": out.implicit, "scales": out.scales[0]}
-        own = block.own_rows(turn.active)
-        return {
-            "items": SparseRows(own.indptr, own.items, out.items),
-            "implicit": SparseRows(own.indptr, own.items, out.implicit),
-            "scales": SparseRows.stacked(out.scales),
-        }
-
-    def _personalize(self, block, state, message, turn, key):
-        # Users start afresh: only their own data count.
-        part = block.part(turn.active)
-        everybody, nobody = np.ones(part.n_clients, dtype=bool), np.zeros(part.n_clients, bool)
-        state = self._init_clients(part, message, key)
-        fitted = self._fitted_users(part, state, message, RoundMasks(everybody, nobody, False))
-        return {name: block.spread(rows, turn.active) for name, rows in fitted.items()}
+    def _scale(self):
+        """Return the scale of the fitted model."""
+        return Scale(*self.rating_scale_, self.global_bias_)
 
     def _item_vectors(self, message):
         return message["items"].values

@@ -142,8 +142,7 @@ class UserRegression:
 class UserFeatures(FederatedRecommender):
     """`user_features` and `add_users` of a method whose users have vectors.
 
-    The method adds the fields below to its set-up, its rounds and its final message, and has
-    `_prior_attributes`.
+    Its algorithm has a `UserRegression`, and the estimator `_prior_attributes`.
     """
 
     # Features of users whom `add_users` has added; and the columns in fit.
@@ -261,76 +260,6 @@ class UserFeatures(FederatedRecommender):
     @property
     def _n_features(self):
         return 0 if self.user_features is None else self.user_features.shape[1]
-
-    def _first_user_sums(self, sums, width):
-        """Return what the server keeps of users' vectors of this width before the first round."""
-        if not self._n_features:
-            return {}
-        # The number is that of rounds since the set-up.
-        zeros = np.zeros((self._n_features + 2, width))
-        return {SQUARES: sums[SQUARES].sum, SUMS: zeros, "n_sums": 0}
-
-    def _feature_specs(self):
-        """Return what a client sends of its users' features in the set-up; nothing without any."""
-        shape = self._n_features + 2, self._n_features + 1
-        return {SQUARES: FieldSpec(shape, learned=False)} if self._n_features else {}
-
-    def _user_sum_specs(self, width):
-        """Return what a client sends in a round of users' vectors, (1 + n_features + 1, width)."""
-        shape = self._n_features + 2, width
-        return {SUMS: FieldSpec(shape, learned=False)} if self._n_features else {}
-
-    def _feature_squares(self, block):
-        """Return ``sum w x x'`` over a block's users and, in the last row, how many are in it."""
-        if not self._n_features:
-            return {}
-        x = design(block.features)
-        weights, number = self._user_weights(block), np.zeros((1, x.shape[1]))
-        number[0, 0] = np.count_nonzero(weights * x[:, 0])
-        return {SQUARES: np.vstack([(weights[:, None] * x).T @ x, number])}
-
-    def _user_sums(self, block, vectors, turn, sends):
-        """Return ``sum w x v'`` and, in the last row, ``sum w v^2`` of the clients that send."""
-        who, x = block.users_of(sends), design(block.features)
-        weights = np.where(who & (x[:, 0] > 0), self._user_weights(block), 0.0)
-        vectors = np.where(who[:, None], vectors, 0.0).astype(float)
-        if not turn.separate:
-            weighted = weights[:, None] * vectors
-            return np.vstack([x.T @ weighted, (weighted * vectors).sum(axis=0)])
-        each = np.einsum("u,uf,uk->ufk", weights, x, vectors)
-        each = np.concatenate([each, (weights[:, None] * vectors**2)[:, None]], axis=1)
-        return SparseRows.stacked(np.add.reduceat(each, block.client_indptr[:-1]))
-
-    def _user_weights(self, block):
-        """Return the weights of a block's users (w)."""
-        n = self._n_rows_of_users(block)
-        return n / (n + self.HALF_OF_USERS)
-
-    def _n_rows_of_users(self, block):
-        """Return the total weight of each user's rows."""
-        return np.add.reduceat(block.weights, block.indptr[:-1])
-
-    def _user_sums_after(self, server, upload):
-        """Return the server's sums after a round: averages that follow the latest uploads."""
-        if not self._n_features:
-            return {}
-        number, share = server["n_sums"] + 1, upload.n_clients / server["n_clients"]
-        change = upload[SUMS].sum / share - server[SUMS]
-        return {SUMS: server[SUMS] + max(1 / number, share) * change, "n_sums": number}
-
-    def _user_means(self, server):
-        """Return the coefficients of users' expected vectors, as a field of the final message."""
-        if not self._n_features:
-            return {}
-        means = coefficients(server[SQUARES], server[SUMS])
-        return {MEANS: Dense(means, learned=False)}
-
-    @staticmethod
-    def _expected_vectors(block, message):
-        """Return the vectors that the features of a block's users predict; None without any."""
-        if block.features is None or MEANS not in message:
-            return None
-        return design(block.features) @ message[MEANS].values
 
     def _check_before_fit(self):
         if self.user_features is not None:

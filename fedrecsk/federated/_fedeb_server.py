@@ -8,12 +8,17 @@ precisions of all that is uncertain follow from what clients send in each round.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_array
 
+from fedrecsk.base._item_prior import ItemPrior
+from fedrecsk.federated._empirical_bayes import Scale
+from fedrecsk.federated._features import UserSums
 from fedrecsk.protocol.messages import Dense
+from fedrecsk.protocol.states import Kept, PerItem
 
 # Eigenvalues of K below this are rounding, and so are those below this share of the largest.
 SMALLEST, ROUNDING = 1e-8, 1e-12
@@ -31,7 +36,7 @@ DETERMINED, WELL_DETERMINED = 0.02, 0.1
 # ------------------------------------------------------------------ items that the same users rate
 
 
-class ItemPrior(NamedTuple):
+class SimilarItems(NamedTuple):
     """Leading eigenpairs of K: `vectors` (n_items, n_pairs) and `values` (n_pairs,), float64."""
 
     vectors: np.ndarray
@@ -63,7 +68,7 @@ def sketch(block: Any, directions: Any) -> Any:
 
 
 def eigenpairs(sketch: Any, directions: Any, n_users: Any) -> Any:
-    """Return the prior from a sketch of all clients and items' numbers of users (Nystroem)."""
+    """Return K's from a sketch of all clients and items' numbers of users (Nystroem)."""
     scale = np.sqrt(np.maximum(np.rint(n_users), 0))[:, None]
     inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)
     scaled = scale * directions
@@ -86,7 +91,7 @@ def eigenpairs(sketch: Any, directions: Any, n_users: Any) -> Any:
     squares, turn = squares[::-1], turn[:, ::-1]
     kept = squares - shift > SMALLEST
     vectors = left @ (turn[:, kept] / np.sqrt(squares[kept]))
-    return ItemPrior(vectors, squares[kept] - shift)
+    return SimilarItems(vectors, squares[kept] - shift)
 
 
 # ---------------------------------------------------------------------------------- the precisions
@@ -108,33 +113,72 @@ class Scales(NamedTuple):
         return Dense(np.r_[self.alpha, self.lambda_0, self.reg])
 
 
-def learned(server: Any, sums: Any) -> Any:
-    """Return the new `scales` and the items' prior mean `center`, from what all clients send."""
-    scales, center = server["scales"], server["center"]
+@dataclass(frozen=True)
+class Learned:
+    """Rows of items that the server moves by Adam, whose means it has, and their average."""
+
+    now: Kept[PerItem]
+    mean: Kept[PerItem]
+    square: Kept[PerItem]
+    average: Kept[PerItem]
+
+    @classmethod
+    def first(cls, rows: Any) -> Learned:
+        """Return rows before the first step."""
+        return cls(rows, np.zeros_like(rows), np.zeros_like(rows), rows)
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the server knows: sums of the set-up, the items, and the precisions."""
+
+    scale: Scale
+    n_clients: int
+    # Of each item: its numbers of ratings and of users, and the sum of 1 / n_u over these.
+    n_ratings: PerItem
+    n_users: PerItem
+    shares: PerItem
+    # None without a sketch, without item_features, and without user_features.
+    similar: SimilarItems | None
+    prior: ItemPrior | None
+    users: UserSums | None
+    n_steps: Kept[int]
+    # (b_i, q_i), and y_i, which has no columns without an implicit part.
+    items: Kept[Learned]
+    implicit: Kept[Learned]
+    scales: Kept[Scales]
+    # The items' prior mean, and the part of it that is by their features.
+    center: Kept[PerItem]
+    content_means: Kept[PerItem]
+
+
+def learned(server: Server, sums: Any) -> Server:
+    """Return the server with new precisions and prior means, from what all clients send."""
+    scales, center, content = server.scales, server.center, server.content_means
     if scales.sums is not None:
         sums = (1 - NEW) * scales.sums + NEW * sums
     scales = scales._replace(sums=sums)
-    if server["n_steps"] <= BURN_IN:
-        return {"scales": scales}
-    items, implicit = server["items"], server["implicit"]
+    if server.n_steps <= BURN_IN:
+        return replace(server, scales=scales)
+    items, psi, of_center = server.items.now, scales.psi, 0.0
     bias, n_users, errors, n_ratings = np.maximum(sums, np.finfo(float).tiny)
-    psi, of_center, content = scales.psi, 0.0, server["content_means"]
     center = center - content
-    if server["prior"] is not None:
-        center, psi, of_center = server["prior"].center(items - content, psi, scales.reg)
-    if server["content"] is not None:
-        content = server["content"].means(items - center).astype(items.dtype)
+    if server.similar is not None:
+        center, psi, of_center = server.similar.center(items - content, psi, scales.reg)
+    if server.prior is not None:
+        content = server.prior.means(items - center).astype(items.dtype)
         center = center + content
-    squares, variances = spread(items - center, scales.reg, scales.alpha * server["n_ratings"])
+    squares, variances = spread(items - center, scales.reg, scales.alpha * server.n_ratings)
     reg = precision_of(len(items), scales.reg, squares, variances + of_center)
     # A geometric mean, because precisions of vectors that are not needed grow without bound.
     reg = scales.reg ** (1 - NEW) * np.clip(reg, LOWEST, HIGHEST) ** NEW
     reg_implicit = scales.reg_implicit
     if len(reg_implicit):
-        reg_implicit = len(items) / sum(spread(implicit, reg_implicit, server["shares"]))
+        implicit = spread(server.implicit.now, reg_implicit, server.shares)
+        reg_implicit = len(items) / sum(implicit)
     alpha, lambda_0 = np.clip([n_ratings / errors, n_users / bias], LOWEST, HIGHEST)
     scales = Scales(float(alpha), float(lambda_0), reg, reg_implicit, psi, sums)
-    return {"center": center, "content_means": content, "scales": scales}
+    return replace(server, center=center, content_means=content, scales=scales)
 
 
 def spread(values: Any, reg: Any, total_weight: Any) -> Any:

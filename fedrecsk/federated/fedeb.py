@@ -2,35 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from scipy.sparse import csr_array
 
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import linear_scores
+from fedrecsk.base._item_prior import ItemFeatures
 from fedrecsk.data import _times
 from fedrecsk.data._checks import scale_of
-from fedrecsk.federated._day_effects import DayEffects
-from fedrecsk.federated._empirical_bayes import EmpiricalBayes
-from fedrecsk.federated._features import SUMS, FederatedContent, UserFeatures
-from fedrecsk.federated._fedeb_server import Scales, directions, eigenpairs, learned, sketch
+from fedrecsk.federated import _empirical_bayes, _ratings
+from fedrecsk.federated._day_effects import DayEffects, effects_of_days
+from fedrecsk.federated._empirical_bayes import EmpiricalBayes, Scale, fedeb_kernels
+from fedrecsk.federated._features import FederatedContent, UserFeatures, UserRegression
+from fedrecsk.federated._fedeb_server import (
+    Learned,
+    Scales,
+    Server,
+    directions,
+    eigenpairs,
+    learned,
+    sketch,
+)
 from fedrecsk.federated._optimizers import adam
 from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.protocol.algorithm import Algorithm, Loss, Traits
 from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Dense, Message, Rows
+from fedrecsk.protocol.states import PerUser
 from fedrecsk.updates import FieldSpec, Updates
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["FedEB"]
+    from fedrecsk.protocol.blocks import Block
+    from fedrecsk.protocol.keys import Key, Keys
+    from fedrecsk.protocol.messages import Catalogue, Upload
+    from fedrecsk.protocol.participation import RoundMasks
 
-fedeb_kernels: LazyModule = LazyModule("fedrecsk.federated._fedeb_kernels")
+__all__ = ["FedEB"]
 
 # Largest total weight of a user's ratings; a weight of 1 is a rating.
 HEAVIEST = 1e6
@@ -47,6 +61,349 @@ LOOK_BACK = 10
 # Where precisions start, in units: of ratings, of users' biases, of items' biases and vectors given
 # their prior mean (R), and of that mean (psi).
 ALPHA, LAMBDA_0, REG_BIAS, REG, PSI = 1.3, 6.0, 5.0, 100.0, 10.0
+NO_LOCAL_DP = (
+    "which rows a client sends reveals the items it has rated, and noise cannot hide that. Use "
+    "RFRec for local differential privacy."
+)
+
+
+@dataclass
+class Clients:
+    """Users of a block: their ratings, in units, and their posteriors."""
+
+    # fedeb_kernels.Ratings
+    ratings: Any
+    unit: float
+    # Of the items: numbers of ratings, and the logarithms of these, centered.
+    n_ratings: np.ndarray
+    popularity: np.ndarray
+    # The means phi that the last update has found; the next one starts afresh.
+    users: PerUser
+    # Given the final model: covariances, standard deviations of ratings, and effects of days.
+    covariances: PerUser | None = None
+    noise: PerUser | None = None
+    days: Any = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FedEBAlgorithm(Algorithm[Server, Clients]):
+    """Clients infer their users; the server steps along gradients and learns the variances."""
+
+    n_factors: int
+    implicit: bool
+    sketch_size: int
+    user_noise: bool
+    posterior: Literal["variational", "map"]
+    learning_rate: float | Literal["auto"]
+    upload: Literal["local", "all"]
+    rating_scale: tuple[float, float] | None
+    timestamps: int | str | None
+    INIT_STD: float
+    BETA_1: float
+    BETA_2: float
+    EPSILON: float
+    NU: float
+    dtype: Any
+    content: ItemFeatures
+    regression: UserRegression
+
+    @property
+    def traits(self):
+        refuses = {"local_dp": NO_LOCAL_DP}
+        return Traits(single_uploads=True, rotates=True, goes_on=True, refuses=refuses)
+
+    @property
+    def width(self):
+        """How many numbers a user has, without those for audiences."""
+        return 1 + self.n_factors + TASTES
+
+    @property
+    def _n_implicit(self):
+        return self.n_factors if self.implicit else 0
+
+    @property
+    def _rows(self):
+        return "all" if self.upload == "all" else "held"
+
+    # --------------------------------------------------------------- before the rounds
+
+    def setup_fields(self, n_items: int) -> dict[str, FieldSpec]:
+        counts = FieldSpec((n_items, 3), self._rows, learned=False)
+        specs = _ratings.RATINGS | {"counts": counts}
+        if self.sketch_size:
+            shape = n_items, min(self.sketch_size, n_items)
+            specs["sketch"] = FieldSpec(shape, self._rows, learned=False)
+        if self.upload == "local":
+            # An int32 for each held item: its index.
+            specs["held_items"] = FieldSpec((n_items,), "held", dtype="int32", learned=False)
+        return specs | self.regression.setup_fields()
+
+    def answer(self, block: Block, message: Message, key: Keys) -> Updates:
+        n_rated = np.diff(block.indptr)
+        columns = block.weights, None, np.repeat(1 / n_rated, n_rated)
+        counts = [np.bincount(block.items, one, minlength=block.n_items) for one in columns]
+        fields = {
+            "ratings": _ratings.sums_of_ratings(block),
+            "counts": np.column_stack(counts).astype(np.float64),
+        }
+        if self.sketch_size:
+            public = directions(block.n_items, self.sketch_size, key.shared)
+            fields["sketch"] = sketch(block, public)
+        if self.upload == "local":
+            fields["held_items"] = _ratings.numbers_of_holders(block)
+        return Updates(fields | self.regression.answer(block, weights_of_users(block)))
+
+    def begin(self, catalogue: Catalogue, sums: Any, key: Key) -> Server:
+        m, d = catalogue.n_items, self.n_factors
+        items = np.zeros((m, d + 1), self.dtype)
+        items[:, 1:] = self.INIT_STD * key.generator("item factors").standard_normal((m, d))
+        reg = np.r_[REG_BIAS, np.full(d, REG)]
+        psi = np.full(d + 1, PSI)
+        total, weight = sums["ratings"].sum
+        n_ratings, n_users, shares = np.ascontiguousarray(sums["counts"].sum.T)
+        similar = None
+        if self.sketch_size:
+            public = directions(m, self.sketch_size, key.at(SETUP))
+            similar = eigenpairs(sums["sketch"].sum, public, n_users)
+            similar = similar._replace(vectors=similar.vectors.astype(self.dtype))
+        return Server(
+            scale=Scale(*scale_of(self.rating_scale, catalogue.rating_range), total / weight),
+            n_clients=catalogue.n_clients,
+            n_ratings=n_ratings,
+            n_users=np.rint(n_users),
+            shares=shares,
+            similar=similar,
+            prior=self.content.prior(n_ratings),
+            n_steps=0,
+            items=Learned.first(items),
+            implicit=Learned.first(np.zeros((m, self._n_implicit), self.dtype)),
+            scales=Scales(ALPHA, LAMBDA_0, reg, np.full(self._n_implicit, REG), psi),
+            center=np.zeros_like(items),
+            content_means=np.zeros_like(items),
+            users=self.regression.begin(sums, self.width),
+        )
+
+    def announce(self, server: Server) -> Message:
+        message = Message(
+            scale=server.scale.sent(), n_ratings=Dense(server.n_ratings, learned=False)
+        )
+        if server.similar is not None:
+            vectors, sizes = (one[..., :AUDIENCES] for one in server.similar)
+            # The largest number of a vector is positive, whatever LAPACK's signs are.
+            signs = np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(len(sizes))])
+            audiences = vectors * (TASTE_FOR_AUDIENCES * signs * np.sqrt(sizes))
+            audiences[server.n_users < FEWEST_RATERS] = 0
+            message["audiences"] = Dense(audiences, learned=False)
+        return message
+
+    # ---------------------------------------------------------------------- each round
+
+    def broadcast(self, server: Server, key: Key) -> Message:
+        field = Dense if self.upload == "all" else Rows
+        fields = {"items": field(server.items.now)}
+        if self.implicit:
+            fields["implicit"] = field(server.implicit.now)
+        return Message(**fields, scales=server.scales.sent())
+
+    def fields(self, n_items: int) -> dict[str, FieldSpec]:
+        specs = {"items": FieldSpec((n_items, self.n_factors + 1), self._rows)}
+        if self.implicit:
+            specs["implicit"] = FieldSpec((n_items, self.n_factors), self._rows)
+        specs["scales"] = FieldSpec((4,), learned=False)
+        return specs | self.regression.fields(self.width)
+
+    def enter(self, block: Block, message: Message, key: Keys) -> Clients:
+        scale = Scale.received(message)
+        ratings, weights = scale.in_units(block).astype(self.dtype), block.weights
+        n_ratings = message["n_ratings"].values.astype(self.dtype)
+        return Clients(
+            ratings=fedeb_kernels.Ratings(ratings, weights.astype(self.dtype)),
+            unit=scale.unit,
+            n_ratings=n_ratings,
+            popularity=popularity(n_ratings),
+            users=np.zeros((block.n_users, self.width), self.dtype),
+        )
+
+    def update(
+        self, block: Block, clients: Clients, message: Message, turn: RoundMasks, key: Keys
+    ) -> tuple[Clients, Updates, Loss]:
+        items = with_tastes(message["items"].values, clients.popularity)
+        given = items, message.get("implicit"), message["scales"]
+        posterior = self._posterior(clients.users)
+        squares, weight, out = self._infer(block, clients, *given, turn, posterior)
+        fields = _empirical_bayes.written(block, turn, out)
+        if self.regression.n_features:
+            vectors = clients.users - self._implicit_means(block, message)
+            sends, n_rows = out.senders & out.is_finite, weights_of_users(block)
+            fields |= self.regression.sums(block, n_rows, vectors, turn, sends)
+        fields = {name: fields[name] for name in self.fields(block.n_items)}
+        updates = Updates(fields, is_finite=out.is_finite)
+        return clients, updates, (clients.unit**2 * squares, weight)
+
+    def _implicit_means(self, block, message):
+        """Return users' prior means without features, (0, m_u, 0)."""
+        means, n_rated = np.zeros((block.n_users, self.width)), np.diff(block.indptr)
+        if self.implicit:
+            shape = block.n_users, block.n_items
+            rated = csr_array((np.ones(len(block.items)), block.items, block.indptr), shape=shape)
+            implicit = rated @ message["implicit"].values / np.sqrt(n_rated)[:, None]
+            means[:, 1 : 1 + self.n_factors] = implicit
+        return means
+
+    def _posterior(self, users, n_whole=0):
+        """Return space for the users' means, and for all else of the first `n_whole` users."""
+        covariances = np.zeros((n_whole, self.width, self.width), self.dtype)
+        return fedeb_kernels.Posterior(users, np.zeros(n_whole, self.dtype), covariances)
+
+    def _infer(self, block, clients, items, implicit, scales, turn, posterior):
+        """Infer the active clients' users given the model; return loss, weight and uploads."""
+        real, layout, width = self.dtype, block.layout, items.shape[1]
+        implicit = np.zeros((len(items), 0)) if implicit is None else implicit.values
+        alpha, lambda_0, *reg = scales.values
+        prior = np.r_[lambda_0, np.ones(width - 1)].astype(real)
+        uncertain = self.posterior == "variational"
+        variances = np.zeros((0, width), real)
+        if uncertain:
+            # What is known has no variance.
+            precisions = np.r_[reg, np.full(width - len(reg), np.inf)].astype(real)
+            variances = 1 / (precisions + real(alpha) * clients.n_ratings[:, None])
+        model = fedeb_kernels.Model(
+            items.astype(real),
+            implicit.astype(real, copy=False),
+            variances,
+            prior,
+            float(alpha),
+            self.NU if self.user_noise else 0.0,
+            uncertain,
+        )
+        work = fedeb_kernels.workspace(layout, model, 1 + self.n_factors)
+        out = _empirical_bayes.uploads(block, turn, 1 + self.n_factors, self._n_implicit, real)
+        squares, weight = fedeb_kernels.update(
+            layout, clients.ratings, turn.active, model, work, posterior, out
+        )
+        return squares, weight, out
+
+    def step(self, server: Server, upload: Upload | None, key: Key) -> Server:
+        if upload is None:
+            return server
+        t, share, scales = server.n_steps + 1, upload.n_clients / server.n_clients, server.scales
+        given = server.items, upload["items"].sum, scales.reg, server.center
+        items, implicit = self._stepped(t, share, *given), server.implicit
+        if self.implicit:
+            given = implicit, upload["implicit"].sum, scales.reg_implicit, 0
+            implicit = self._stepped(t, share, *given)
+        users = self.regression.step(server.users, upload, server.n_clients)
+        server = replace(server, n_steps=t, items=items, implicit=implicit, users=users)
+        if self.posterior == "map":
+            return server
+        return learned(server, upload["scales"].sum / share)
+
+    def _stepped(self, t, share, before, sums, reg, mean):
+        """Return the items or their implicit part after step `t` of Adam, and the average."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            gradient = (sums / share - reg * (before.now - mean)).astype(self.dtype)
+        direction, moments = adam(self, (before.mean, before.square), t, gradient)
+        now = before.now + self.dtype(self.rate(share)) * direction
+        # The average covers all rounds at first.
+        replaced = max(1 / t, min(share, 1 / LOOK_BACK))
+        average = before.average + self.dtype(replaced) * (now - before.average)
+        return Learned(now, *moments, average)
+
+    def rate(self, share: float) -> float:
+        """Return Adam's step size, given the share of the clients in the sum."""
+        is_auto = self.learning_rate == "auto"
+        return 0.05 * share ** (1 / 3) if is_auto else float(self.learning_rate)
+
+    # ------------------------------------------------------------------------- the end
+
+    def final(self, server: Server) -> Message:
+        items, prior = server.items.average, server.prior
+        fields = {"average_items": Dense(items if prior is None else prior.filled(items))}
+        if self.implicit:
+            fields["average_implicit"] = Dense(server.implicit.average)
+        fields |= self.regression.final(server.users)
+        return Message(**fields, scales=server.scales.sent())
+
+    def personalize(
+        self, block: Block, clients: Clients | None, message: Message, turn: RoundMasks, key: Keys
+    ) -> Clients:
+        # Users start afresh: only their own data count.
+        part = block.part(turn.active)
+        clients = self._fitted(part, self.enter(part, message, key), message)
+        own = clients.users, clients.covariances, clients.noise
+        users, covariances, noise = (block.spread(one, turn.active) for one in own)
+        days = None
+        if self.timestamps is not None:
+            scale = Scale.received(message)
+            items = scale.unit * average_rows(message)
+            expected = scale.level + _expected(block, users, items[:, 0], items[:, 1:])
+            days = effects_of_days(block, np.clip(expected, scale.low, scale.high), self.dtype)
+        return replace(clients, users=users, covariances=covariances, noise=noise, days=days)
+
+    def _fitted(self, block, clients, message):
+        """Infer users given the final model, with tastes for audiences; biases are in ratings."""
+        items = average_rows(message)
+        n_audiences = items.shape[1] - self.width
+        users = np.zeros((block.n_users, items.shape[1]), self.dtype)
+        means = self.regression.expected(block, message)
+        if means is not None:
+            # What the mean of their features leaves is inferred; they say nothing of audiences.
+            means = np.pad(means, ((0, 0), (0, n_audiences)))
+            expected = _expected(block, means, np.zeros(len(items)), items[:, 1:])
+            values = (clients.ratings.values - expected).astype(self.dtype)
+            clients.ratings = clients.ratings._replace(values=values)
+        given = items, message.get("average_implicit"), message["scales"]
+        posterior = self._posterior(users, block.n_users)
+        self._infer(block, clients, *given, _empirical_bayes.for_nobody(block), posterior)
+        users += 0 if means is None else means.astype(self.dtype)
+        unit, covariances = self.dtype(clients.unit), posterior.covariances
+        # The bias counts in ratings; other numbers of a user have no unit.
+        users[:, 0] *= unit
+        covariances[:, 0] *= unit
+        covariances[:, :, 0] *= unit
+        noise = unit / np.sqrt(posterior.precisions)
+        return replace(clients, users=users, covariances=covariances, noise=noise)
+
+    @staticmethod
+    def received(message: Message) -> tuple[np.ndarray, Scale]:
+        """Return the rows (b_i, q_i, z_i) of a round's message, in units, and the Scale."""
+        known = popularity(message["n_ratings"].values)
+        return with_tastes(message["items"].values, known), Scale.received(message)
+
+
+def weights_of_users(block: Any) -> np.ndarray:
+    """Return the total weight of each user's ratings."""
+    return np.add.reduceat(block.weights, block.indptr[:-1])
+
+
+def popularity(n_ratings: np.ndarray) -> np.ndarray:
+    """Return the logarithms of items' numbers of ratings, centered; 0 without ratings."""
+    known, found = n_ratings > 0, np.zeros(len(n_ratings))
+    padded = n_ratings[known].astype(float)
+    padded += padded.mean() / 2
+    logarithms = np.log(padded)
+    found[known] = logarithms - padded @ logarithms / padded.sum()
+    return found
+
+
+def with_tastes(items: np.ndarray, popularity: np.ndarray) -> np.ndarray:
+    """Return rows (b_i, q_i, z_i) of items from (b_i, q_i) and their popularity."""
+    return np.column_stack([items, SLOPES[0] * popularity, SLOPES[1] * items[:, 0]])
+
+
+def average_rows(message: Message) -> np.ndarray:
+    """Return the rows (b_i, q_i, z_i, a_i) of the final message, in units."""
+    known = popularity(message["n_ratings"].values)
+    rows = with_tastes(message["average_items"].values, known)
+    audiences = message.get("audiences")
+    return rows if audiences is None else np.column_stack([rows, audiences.values])
+
+
+def _expected(block, users, item_bias, items):
+    """Return the scores of a block's rows without the mean rating; users have b_u in front."""
+    of_rating = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
+    linear = 0.0, users[:, 0], item_bias, users[:, 1:], items
+    return linear_scores(of_rating, block.items, *linear)
 
 
 @documented
@@ -149,16 +506,16 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
     -----
     *Algorithm*::
 
-        set-up  clients send counts and a sketch of who rates what  _setup_update
-                server finds K's leading eigenpairs                 _begin
+        set-up  clients send counts and a sketch of who rates what  answer
+                server finds K's leading eigenpairs                 begin
         each round
-          1  server sends b_i, q_i, y_i and the scales              _model
+          1  server sends b_i, q_i, y_i and the scales              broadcast
           2  clients infer their users                              kernel infer
           3  ... and upload the gradient in their items             kernel add_user
-          4  server takes a step of Adam, and learns the scales     _aggregate
+          4  server takes a step of Adam, and learns the scales     step
         end
-          5  server sends the items' averages over the last rounds  _final_model
-          6  clients infer their users once more                    _personalize: kernel fit_users
+          5  server sends the items' averages over the last rounds  final
+          6  clients infer their users once more                    personalize: kernel fit_users
 
     ``z_i = (.2 (log(n_i + c) - l), .3 b_i)``, where c is half the mean of n_i and l the mean of the
     logarithm over items weighted by n_i + c, all for items with ratings; the first is 0 for others.
@@ -253,16 +610,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         **FederatedContent._content_constraints,
     }
 
-    _no_local_dp = (
-        "which rows a client sends reveals the items it has rated, and noise cannot hide that. Use "
-        "RFRec for local differential privacy."
-    )
     _user_width = "_width"
-    _carried = (
-        *("n_steps", "center", "content_means", "scales"),
-        *("items", "items_moments", "average_items"),
-        *("implicit", "implicit_moments", "average_implicit"),
-    )
     _predicted_fields = ("average_items",)
     _absent_fields = ("average_implicit", "n_ratings", "audiences")
     # Standard deviation of the initial item vectors.
@@ -273,292 +621,59 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
     NU = 10.0
     HALF_OF_USERS = 400.0
 
-    # ------------------------------------------------------------------------- the set-up
-
-    def _setup_specs(self, n_items):
-        rows = "all" if self.upload == "all" else "held"
-        specs = {
-            "ratings": FieldSpec((2,), learned=False),
-            "counts": FieldSpec((n_items, 3), rows, learned=False),
-        }
-        if self.sketch_size:
-            n_columns = min(self.sketch_size, n_items)
-            specs["sketch"] = FieldSpec((n_items, n_columns), rows, learned=False)
-        if self.upload == "local":
-            # An int32 for each held item: its index.
-            specs["held_items"] = FieldSpec((n_items,), "held", dtype="int32", learned=False)
-        return specs | self._feature_specs()
-
-    def _setup_update(self, block, message, key):
-        n_rated = np.diff(block.indptr)
-        columns = block.weights, None, np.repeat(1 / n_rated, n_rated)
-        counts = [np.bincount(block.items, one, minlength=block.n_items) for one in columns]
-        fields = {
-            "ratings": np.array([block.weights @ block.values, block.weights.sum()]),
-            "counts": np.column_stack(counts).astype(np.float64),
-            "held_items": np.bincount(block.row_items, minlength=block.n_items),
-        }
-        if self.sketch_size:
-            public = directions(block.n_items, self.sketch_size, key.shared)
-            fields["sketch"] = sketch(block, public)
-        fields |= self._feature_squares(block)
-        specs = self._setup_specs(block.n_items)
-        return Updates({name: fields[name] for name in specs})
-
-    def _begin(self, catalogue, sums, key):
-        m, d, n_implicit = catalogue.n_items, self.n_factors, self._n_implicit
-        items = np.zeros((m, d + 1), self._dtype)
-        items[:, 1:] = self.INIT_STD * key.generator("item factors").standard_normal((m, d))
-        implicit = np.zeros((m, n_implicit), self._dtype)
-        reg = np.r_[REG_BIAS, np.full(d, REG)]
-        psi = np.full(d + 1, PSI)
-        total, weight = sums["ratings"].sum
-        n_ratings, n_users, shares = np.ascontiguousarray(sums["counts"].sum.T)
-        prior = None
-        if self.sketch_size:
-            public = directions(m, self.sketch_size, key.at(SETUP))
-            prior = eigenpairs(sums["sketch"].sum, public, n_users)
-            prior = prior._replace(vectors=prior.vectors.astype(self._dtype))
-        return {
-            "rating_scale": scale_of(self.rating_scale, catalogue.rating_range),
-            "mean": total / weight,
-            "n_clients": catalogue.n_clients,
-            "n_ratings": n_ratings,
-            "n_users": np.rint(n_users),
-            "shares": shares,
-            "n_steps": 0,
-            "items": items,
-            "items_moments": (np.zeros_like(items), np.zeros_like(items)),
-            "average_items": items,
-            "implicit": implicit,
-            "implicit_moments": (np.zeros_like(implicit), np.zeros_like(implicit)),
-            "average_implicit": implicit,
-            "scales": Scales(ALPHA, LAMBDA_0, reg, np.full(n_implicit, REG), psi),
-            "prior": prior,
-            "center": np.zeros_like(items),
-            "content": self._item_prior(n_ratings),
-            "content_means": np.zeros_like(items),
-            **self._first_user_sums(sums, self._width),
-        }
-
-    def _initial_broadcast(self, server):
-        message = Message(
-            ratings=Dense(np.array([*server["rating_scale"], server["mean"]])),
-            n_ratings=Dense(server["n_ratings"], learned=False),
-        )
-        if server["prior"] is not None:
-            vectors, sizes = (one[..., :AUDIENCES] for one in server["prior"])
-            # The largest number of a vector is positive, whatever LAPACK's signs are.
-            signs = np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(len(sizes))])
-            audiences = vectors * (TASTE_FOR_AUDIENCES * signs * np.sqrt(sizes))
-            audiences[server["n_users"] < FEWEST_RATERS] = 0
-            message["audiences"] = Dense(audiences, learned=False)
-        return message
-
-    def _rounds(self, n_clients):
-        is_auto = self.n_rounds == "auto"
-        return round(100 / np.sqrt(self._arriving(n_clients))) if is_auto else self.n_rounds
-
-    # ------------------------------------------------------------------ each round, clients
-
-    def _model(self, server):
-        field = Dense if self.upload == "all" else Rows
-        fields = {"items": field(server["items"])}
-        if self.implicit:
-            fields["implicit"] = field(server["implicit"])
-        return Message(**fields, scales=server["scales"].sent())
-
-    def _init_clients(self, block, message, key):
-        low, high, mean = message["ratings"].values
-        unit = self._unit(low, high)
-        values = ((block.values - mean) / unit).astype(self._dtype)
-        return {
-            "ratings": fedeb_kernels.Ratings(values, block.weights.astype(self._dtype)),
-            "n_ratings": message["n_ratings"].values.astype(self._dtype),
-            "popularity": self._popularity(message["n_ratings"].values.astype(self._dtype)),
-            # The result of each update; the next one starts afresh.
-            "posterior": self._empty_posterior(block.n_users, 0),
-            "unit": unit,
-        }
-
-    def _upload_specs(self, n_items):
-        rows = "all" if self.upload == "all" else "held"
-        specs = {"items": FieldSpec((n_items, self.n_factors + 1), rows)}
-        if self.implicit:
-            specs["implicit"] = FieldSpec((n_items, self.n_factors), rows)
-        specs["scales"] = FieldSpec((4,), learned=False)
-        return specs | self._user_sum_specs(self._width)
-
-    def _client_update(self, block, state, message, turn, key):
-        items = self._with_tastes(message["items"].values, state["popularity"])
-        given = items, message.get("implicit"), message["scales"]
-        squares, weight, out = self._infer(block, state, *given, turn, state["posterior"])
-        fields = self._written(block, turn, out)
-        if self._n_features:
-            vectors = state["posterior"].users - self._implicit_means(block, message)
-            fields[SUMS] = self._user_sums(block, vectors, turn, out.senders & out.is_finite)
-        fields = {name: fields[name] for name in self._upload_specs(block.n_items)}
-        updates = Updates(fields, is_finite=out.is_finite)
-        return state, updates, (state["unit"] ** 2 * squares, weight)
-
-    @property
-    def _n_implicit(self):
-        return self.n_factors if self.implicit else 0
-
-    def _implicit_means(self, block, message):
-        """Return users' prior means without features, (0, m_u, 0)."""
-        means, n_rated = np.zeros((block.n_users, self._width)), np.diff(block.indptr)
-        if self.implicit:
-            shape = block.n_users, block.n_items
-            rated = csr_array((np.ones(len(block.items)), block.items, block.indptr), shape=shape)
-            implicit = rated @ message["implicit"].values / np.sqrt(n_rated)[:, None]
-            means[:, 1 : 1 + self.n_factors] = implicit
-        return means
-
-    @staticmethod
-    def _popularity(n_ratings):
-        """Return the logarithms of items' numbers of ratings, centered; 0 without ratings."""
-        known, popularity = n_ratings > 0, np.zeros(len(n_ratings))
-        padded = n_ratings[known].astype(float)
-        padded += padded.mean() / 2
-        logarithms = np.log(padded)
-        popularity[known] = logarithms - padded @ logarithms / padded.sum()
-        return popularity
-
-    @staticmethod
-    def _with_tastes(items, popularity):
-        """Return rows (b_i, q_i, z_i) of items from (b_i, q_i) and their popularity."""
-        return np.column_stack([items, SLOPES[0] * popularity, SLOPES[1] * items[:, 0]])
+    def _algorithm(self):
+        content = ItemFeatures(self.item_features, self.items)
+        regression = self._user_regression()
+        return self._made(FedEBAlgorithm, content=content, regression=regression)
 
     @property
     def _width(self):
         """Return how many numbers a user has."""
-        return 1 + self.n_factors + TASTES
+        return self._algorithm().width
 
-    def _empty_posterior(self, n_users, n_whole, n_audiences=0):
-        """Return space for the users' means, and for all else of the first `n_whole` users."""
-        width, dtype = self._width, self._dtype
-        return fedeb_kernels.Posterior(
-            np.zeros((n_users, width + n_audiences), dtype),
-            np.zeros(n_whole, dtype),
-            np.zeros((n_whole, width, width), dtype),
-        )
+    def _rounds(self, n_clients):
+        is_auto = self.n_rounds == "auto"
+        return round(100 / np.sqrt(self._planned_share(n_clients))) if is_auto else self.n_rounds
 
-    def _infer(self, block, state, items, implicit, scales, turn, posterior):
-        """Infer the active clients' users given the model; return loss, weight and uploads."""
-        real, layout, width = self._dtype, block.layout, items.shape[1]
-        implicit = np.zeros((len(items), 0)) if implicit is None else implicit.values
-        alpha, lambda_0, *reg = scales.values
-        prior = np.r_[lambda_0, np.ones(width - 1)].astype(real)
-        uncertain = self.posterior == "variational"
-        variances = np.zeros((0, width), real)
-        if uncertain:
-            # What is known has no variance.
-            precisions = np.r_[reg, np.full(width - len(reg), np.inf)].astype(real)
-            variances = 1 / (precisions + real(alpha) * state["n_ratings"][:, None])
-        model = fedeb_kernels.Model(
-            items.astype(real),
-            implicit.astype(real, copy=False),
-            variances,
-            prior,
-            float(alpha),
-            self.NU if self.user_noise else 0.0,
-            uncertain,
-        )
-        work = fedeb_kernels.workspace(layout, model, 1 + self.n_factors)
-        out = self._empty_uploads(block, turn, 1 + self.n_factors, self._n_implicit, real)
-        squares, weight = fedeb_kernels.update(
-            layout, state["ratings"], turn.active, model, work, posterior, out
-        )
-        return squares, weight, out
+    # --------------------------------------------------------------- what a fit gives
 
-    # ------------------------------------------------------------------- each round, server
-
-    def _aggregate(self, server, upload, key):
-        if upload is None:
-            return server
-        share, scales = upload.n_clients / server["n_clients"], server["scales"]
-        server = server | {"n_steps": server["n_steps"] + 1}
-        sums = upload["items"].sum
-        server |= self._stepped(server, "items", sums, share, scales.reg, server["center"])
-        if self.implicit:
-            sums = upload["implicit"].sum
-            server |= self._stepped(server, "implicit", sums, share, scales.reg_implicit, 0)
-        server |= self._user_sums_after(server, upload)
+    def _server_attributes(self, message):
+        scale = Scale.received(message)
+        alpha, lambda_0, *reg = message["scales"].values
+        unit, n_ratings = scale.unit, message["n_ratings"].values
+        items = (unit * average_rows(message)).astype(self._dtype)
+        # The last row is that of an unknown item.
+        n_ratings = np.append(n_ratings, 0)
+        variance = np.zeros((len(n_ratings), items.shape[1]), self._dtype)
         if self.posterior == "variational":
-            server |= learned(server, upload["scales"].sum / share)
-        return server
-
-    def _stepped(self, server, name, sums, share, reg, mean):
-        """Return the items or their implicit part after a step of Adam, and the average."""
-        t, values = server["n_steps"], server[name]
-        with np.errstate(over="ignore", invalid="ignore"):
-            gradient = (sums / share - reg * (values - mean)).astype(self._dtype)
-        direction, moments = adam(self, server[f"{name}_moments"], t, gradient)
-        values = values + self._dtype(self._rate(share)) * direction
-        average = server[f"average_{name}"]
-        average = average + self._dtype(self._averaged(t, share)) * (values - average)
-        return {name: values, f"{name}_moments": moments, f"average_{name}": average}
-
-    @staticmethod
-    def _averaged(t, share):
-        """Return the share of the averages over rounds that round `t`, from 1, replaces."""
-        return max(1 / t, min(share, 1 / LOOK_BACK))
-
-    def _rate(self, share):
-        """Return Adam's step size, given the share of the clients in the sum."""
-        is_auto = self.learning_rate == "auto"
-        return 0.05 * share ** (1 / 3) if is_auto else float(self.learning_rate)
-
-    # ------------------------------------------------------------------------- the end
-
-    def _final_model(self, server):
-        items, content = server["average_items"], server["content"]
-        fields = {"average_items": Dense(items if content is None else content.filled(items))}
+            variance[:, : len(reg)] = unit**2 / (reg + alpha * n_ratings[:, None])
+        attributes = {
+            "item_factors_": np.ascontiguousarray(items[:, 1:]),
+            "item_bias_": items[:, 0].copy(),
+            "item_variance_": variance[:-1],
+            "_new_item_variance": variance[-1],
+            "global_bias_": scale.level,
+            "rating_scale_": (scale.low, scale.high),
+            "noise_std_": float(unit / np.sqrt(alpha)),
+            "bias_std_": float(unit / np.sqrt(lambda_0)),
+        }
         if self.implicit:
-            fields["average_implicit"] = Dense(server["average_implicit"])
-        fields |= self._user_means(server)
-        return Message(**fields, scales=server["scales"].sent())
+            attributes["implicit_factors_"] = message["average_implicit"].values
+        return attributes
 
-    def _fitted_users(self, block, state, message, turn):
-        items = self._average_items(message)
-        n_audiences = items.shape[1] - self._width
-        posterior = self._empty_posterior(block.n_users, block.n_users, n_audiences)
-        means = self._expected_vectors(block, message)
-        if means is not None:
-            # What the mean of their features leaves is inferred; they say nothing of audiences.
-            means = np.pad(means, ((0, 0), (0, n_audiences)))
-            expected = self._expected(block, means, np.zeros(len(items)), items[:, 1:])
-            values = (state["ratings"].values - expected).astype(self._dtype)
-            state = state | {"ratings": state["ratings"]._replace(values=values)}
-        given = items, message.get("average_implicit"), message["scales"]
-        self._infer(block, state, *given, turn, posterior)
-        users, precisions, covariances = posterior
-        users += 0 if means is None else means.astype(self._dtype)
-        unit = self._dtype(state["unit"])
-        # The bias counts in ratings; other numbers of a user have no unit.
-        users[:, 0] *= unit
-        covariances[:, 0] *= unit
-        covariances[:, :, 0] *= unit
-        return {"users": users, "covariances": covariances, "noise": unit / np.sqrt(precisions)}
-
-    def _average_items(self, message):
-        """Return the rows (b_i, q_i, z_i, a_i) of the final message, in units."""
-        popularity = self._popularity(message["n_ratings"].values)
-        rows = self._with_tastes(message["average_items"].values, popularity)
-        audiences = message.get("audiences")
-        return rows if audiences is None else np.column_stack([rows, audiences.values])
-
-    @staticmethod
-    def _expected(block, users, item_bias, items):
-        """Return the scores of a block's rows without the mean rating; users have b_u in front."""
-        of_rating = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
-        linear = 0.0, users[:, 0], item_bias, users[:, 1:], items
-        return linear_scores(of_rating, block.items, *linear)
+    def _user_attributes(self, block, clients):
+        users = clients.users
+        days = {} if self.timestamps is None else {"user_days_": clients.days}
+        return days | {
+            "user_factors_": np.ascontiguousarray(users[:, 1:]),
+            "user_bias_": users[:, 0].copy(),
+            "user_covariance_": clients.covariances,
+            "user_noise_": clients.noise,
+        }
 
     def _prior_attributes(self, means):
         """Return the attributes of users of whom only the expected vectors, in units, are known."""
-        n, unit = len(means), self._unit(*self.rating_scale_)
+        n, unit = len(means), self._scale().unit
         prior = np.r_[self.bias_std_**2, np.ones(self._width - 1)]
         n_audiences = 1 + self.item_factors_.shape[1] - self._width
         days = {}
@@ -571,53 +686,6 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
             "user_noise_": np.full(n, np.sqrt(self._typical_variance())),
         }
         return days | {name: rows.astype(self._dtype) for name, rows in attributes.items()}
-
-    def _personalize(self, block, state, message, turn, key):
-        fitted = super()._personalize(block, state, message, turn, key)
-        if self.timestamps is None:
-            return fitted
-        low, high, mean = (float(number) for number in message["ratings"].values)
-        items = self._unit(low, high) * self._average_items(message)
-        expected = mean + self._expected(block, fitted["users"], items[:, 0], items[:, 1:])
-        return fitted | {"days": self._effects_of_days(block, np.clip(expected, low, high))}
-
-    def _private_vectors(self, state):
-        return state["posterior"].users
-
-    def _server_attributes(self, message):
-        low, high, mean = (float(number) for number in message["ratings"].values)
-        alpha, lambda_0, *reg = message["scales"].values
-        unit = self._unit(low, high)
-        n_ratings = message["n_ratings"].values
-        items = (unit * self._average_items(message)).astype(self._dtype)
-        # The last row is that of an unknown item.
-        n_ratings = np.append(n_ratings, 0)
-        variance = np.zeros((len(n_ratings), items.shape[1]), self._dtype)
-        if self.posterior == "variational":
-            variance[:, : len(reg)] = unit**2 / (reg + alpha * n_ratings[:, None])
-        attributes = {
-            "item_factors_": np.ascontiguousarray(items[:, 1:]),
-            "item_bias_": items[:, 0].copy(),
-            "item_variance_": variance[:-1],
-            "_new_item_variance": variance[-1],
-            "global_bias_": mean,
-            "rating_scale_": (low, high),
-            "noise_std_": float(unit / np.sqrt(alpha)),
-            "bias_std_": float(unit / np.sqrt(lambda_0)),
-        }
-        if self.implicit:
-            attributes["implicit_factors_"] = message["average_implicit"].values
-        return attributes
-
-    def _user_attributes(self, block, state):
-        users = state["users"]
-        days = {} if self.timestamps is None else {"user_days_": state["days"]}
-        return days | {
-            "user_factors_": np.ascontiguousarray(users[:, 1:]),
-            "user_bias_": users[:, 0].copy(),
-            "user_covariance_": state["covariances"],
-            "user_noise_": state["noise"],
-        }
 
     def _public_half(self):
         # The bias has no variance here, because its partner, 1, is known.
@@ -655,7 +723,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         variance[known] = of_known
         return np.sqrt(variance)
 
-    # ------------------------------------------------------------------- checks, attacks
+    # ------------------------------------------------------------------------- checks
 
     def _check_before_fit(self):
         if self._setting().central_dp is not None:
@@ -667,7 +735,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
 
     def _check_setting(self, federation, data, blocks):
         super()._check_setting(federation, data, blocks)
-        largest = np.add.reduceat(data.weights, data.indptr[:-1]).max()
+        largest = weights_of_users(data).max()
         if largest > HEAVIEST:
             raise ValueError(
                 f"The weights of a user's ratings add up to {largest:.3g}, and more than "
@@ -678,8 +746,3 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         n_numbers = self._width**2 + min(AUDIENCES, self.sketch_size)
         others = np.dtype(self._dtype).itemsize * data.n_users * n_numbers
         return super()._least_bytes(data) + (others if self.client_fraction == 1 else 0)
-
-    def _upload_moving(self, view, rows, moves):
-        # Adam divides by the size of past gradients, so only much larger ones decide.
-        size = np.abs(view.mean("items")).max() * view.n_senders / view.n_own
-        return {"items": size / self._rate(self._cohort_share(view.data.n_clients)) * moves}

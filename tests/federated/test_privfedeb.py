@@ -85,8 +85,9 @@ def test_no_upload_is_longer_than_one(seed):
     method = make(federation=dp, rating_scale=(1, 5), n_factors=3)
     data = encode(X, y, clients=groups, sample_weight=weight)
     (block,) = blocks.cut(data)
-    scale = method._setup_request(Catalogue(data.n_items, block.n_clients, None))
-    answer = method._setup_update(block, scale, None).fields
+    algorithm = method._algorithm()
+    scale = algorithm.request(Catalogue(data.n_items, block.n_clients, None))
+    answer = algorithm.answer(block, scale, None).fields
     first, squares = answer["first"], answer["squares"]
     for c in range(block.n_clients):
         own = first.values[first.indptr[c] : first.indptr[c + 1]]
@@ -103,8 +104,8 @@ def test_no_upload_is_longer_than_one(seed):
         message["features"] = Dense(features)
     everybody = np.ones(block.n_clients, dtype=bool)
     turn = RoundMasks(everybody, everybody, separate=True)
-    state = method._init_clients(block, message, None)
-    _, answer, _ = method._client_update(block, state, message, turn, None)
+    clients = algorithm.enter(block, message, None)
+    _, answer, _ = algorithm.update(block, clients, message, turn, None)
     rows = answer.fields["items"]
     norms = [
         np.linalg.norm(rows.values[slice(*rows.indptr[c : c + 2])]) for c in range(block.n_clients)
