@@ -1,0 +1,77 @@
+"""What clients of FedMF's kin and of the neural methods learn from: a target for each rating."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedrecsk._utils.kernels import LazyModule
+from fedrecsk.protocol.messages import Dense, Message
+from fedrecsk.updates import FieldSpec, Updates
+
+fedmf_kernels: LazyModule = LazyModule("fedrecsk.federated._fedmf_kernels")
+
+NO_LOCAL_DP = (
+    "an upload shows which items a client has visited, and noise that hides them would drown "
+    "all that it has learned. Use RFRec for local differential privacy, or central_dp if "
+    "clients trust the server."
+)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What the score of each rating's pair should be.
+
+    By the loss: "bce", whether y > 0; "squared", y less the mean of all ratings, for which clients
+    add theirs up in the set-up; any other, y.
+    """
+
+    loss: Any
+    dtype: Any = np.float32
+
+    def setup_fields(self):
+        """Return what clients send in the set-up: sums of their ratings and of the weights."""
+        return {"ratings": FieldSpec((2,), learned=False)} if self.loss == "squared" else {}
+
+    def answer(self, block):
+        """Return a block's sums."""
+        ratings = np.array([block.weights @ block.values, block.weights.sum()])
+        return Updates({"ratings": ratings})
+
+    def mean_rating(self, sums):
+        """Return the mean that the server knows after the set-up, None without one."""
+        if sums is None:
+            return None
+        total, weight = sums["ratings"].sum
+        return total / weight
+
+    def announce(self, mean_rating):
+        """Return the announcement of the mean, if there is one."""
+        if mean_rating is None:
+            return Message()
+        return Message(global_bias=Dense(np.array([mean_rating])))
+
+    def feedback(self, block, message):
+        """Return target and weight of each rating; a client's weights are relative to their mean.
+
+        The message has what was announced.
+        """
+        n_ratings, targets = np.diff(block.rating_indptr), block.values
+        if self.loss == "bce":
+            targets = targets > 0
+        elif self.loss == "squared":
+            targets = targets - message["global_bias"].values[0]
+        weights = block.weights / np.repeat(data_sizes(block) / n_ratings, n_ratings)
+        return fedmf_kernels.Feedback(targets.astype(self.dtype), weights.astype(self.dtype))
+
+
+def data_sizes(block):
+    """Return each client's number of ratings, by weight."""
+    return np.add.reduceat(block.weights, block.rating_indptr[:-1])
+
+
+def layout_of(block):
+    """Return the layout of a block's ratings, for kernels."""
+    return fedmf_kernels.Layout(block.client_indptr, block.indptr, block.items)
