@@ -1,0 +1,129 @@
+"""What methods of ratings share: sums of ratings, the scale and the level, biases as a column."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from fedrecsk.data._checks import check_ratings, check_scale, scale_of
+from fedrecsk.protocol.messages import Dense
+from fedrecsk.updates import FieldSpec
+
+# -------------------------------------------------------------------------- for algorithms
+
+# What clients send in the set-up for the mean of all ratings: `sums_of_ratings`.
+RATINGS = {"ratings": FieldSpec((2,), learned=False)}
+
+
+def sums_of_ratings(block):
+    """Return the sums of a block's ratings, times their weights, and of the weights."""
+    return np.array([block.weights @ block.values, block.weights.sum()])
+
+
+def numbers_of_ratings(block):
+    """Return each item's number of ratings in a block, by weight."""
+    return np.bincount(block.items, block.weights, minlength=block.n_items)
+
+
+def numbers_of_holders(block):
+    """Return how many clients of a block have rated each item."""
+    return np.bincount(block.row_items, minlength=block.n_items)
+
+
+class Scale(NamedTuple):
+    """The ends of the rating scale, and the level: the score of the mean rating."""
+
+    low: float
+    high: float
+    level: float
+
+    @classmethod
+    def received(cls, message) -> Self:
+        """Return the scale of a message."""
+        return cls(*message["scale"].values.tolist())
+
+    def sent(self):
+        """Return the scale as the field `scale` of a message."""
+        return Dense(np.array(self))
+
+    @property
+    def unit(self):
+        """The difference of the ends, 1 if they are equal."""
+        return float((self.high - self.low) or 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Vectors of items and users; column 0 is the bias, if the method has `biases`."""
+
+    n_factors: int
+    biases: bool
+    dtype: Any = np.float32
+
+    @property
+    def width(self):
+        """Length of an item's or a user's vector, with its bias."""
+        return self.n_factors + int(self.biases)
+
+    def first_items(self, n_items, std, key):
+        """Return normally distributed item vectors of this standard deviation."""
+        shape = n_items, self.width
+        return self.first(std * key.generator("item vectors").standard_normal(shape))
+
+    def first(self, vectors):
+        """Return vectors that were drawn as vectors to begin with, of bias 0."""
+        if self.biases:
+            vectors[:, 0] = 0
+        return vectors.astype(self.dtype)
+
+    def of_users(self, block):
+        """Return the number of each number in users' vectors, by which it is drawn."""
+        return block.users[:, None] * self.width + np.arange(self.width)
+
+    def attributes(self, vectors, what):
+        """Return vectors of "item" or "user" as fitted attributes."""
+        factors = {f"{what}_factors_": vectors[:, int(self.biases) :]}
+        return factors | ({f"{what}_bias_": vectors[:, 0]} if self.biases else {})
+
+
+# -------------------------------------------------------------------------- for estimators
+
+
+class RatingScale:
+    """Mixin of estimators with a parameter `rating_scale`, before FederatedRecommender."""
+
+    def _check_before_fit(self):
+        super()._check_before_fit()
+        if self.rating_scale is not None:
+            check_scale(self.rating_scale)
+
+    def _check_on_devices(self, federation):
+        super()._check_on_devices(federation)
+        scale_of(self.rating_scale, None)
+
+    def _check_setting(self, federation, data, blocks):
+        super()._check_setting(federation, data, blocks)
+        if self.rating_scale is not None:
+            check_ratings(data.values, self.rating_scale)
+
+    def _new_user_attributes(self, data):
+        check_ratings(data.values, self.rating_scale_)
+        return super()._new_user_attributes(data)
+
+
+class BiasColumn(RatingScale):
+    """Mixin of estimators whose algorithm has `Columns`, sends `item_vectors` and a `scale`."""
+
+    def _columns(self) -> Columns:
+        """Return what vectors are made of."""
+        return self._made(Columns)
+
+    def _server_attributes(self, message):
+        low, high, level = Scale.received(message)
+        attributes = self._columns().attributes(message["item_vectors"].values, "item")
+        return attributes | {"global_bias_": level, "rating_scale_": (low, high)}
+
+    def _user_attributes(self, block, clients):
+        return self._columns().attributes(clients.users, "user")
