@@ -110,6 +110,7 @@ class MetaMFAlgorithm(Algorithm[Server, Clients]):
         codes = common + self.INIT_STD * draw((catalogue.n_clients, self.code_size))
         network = first_weights(sizes, key.generator("network"), self.dtype)
         codes = codes.astype(self.dtype)
+        assert sums is not None
         total, number = sums["ratings"].sum
         ends = scale_of(self.rating_scale, catalogue.rating_range)
         scale = Scale(*ends, float(total / number) if self.level else 0.0)
