@@ -102,7 +102,7 @@ def plain_seconds(label, model, X, n_sampled=60):
     torch.set_num_threads(1)
     items = np.unique(X[:, 1], return_inverse=True)[1]
     n_items, users = items.max() + 1, np.unique(X[:, 0])
-    server, seconds = model._make(1, n_items), []
+    server, seconds = model._recipe().make(1, n_items), []
     for user in rng.choice(users, n_sampled, replace=False):
         own = items[X[:, 0] == user]
         start = time.process_time()
@@ -130,7 +130,7 @@ def _optimizers(label, model, module, n_items):
         if label.startswith("FedNCF"):
             made = [torch.optim.Adam(module.parameters(), lr=model.learning_rate)]
         else:
-            rates = model._rates(n_items)
+            rates = model._algorithm().plan_for(n_items).rates
             score = torch.optim.SGD(module.score.parameters(), lr=rates["score*"])
             made = [score, torch.optim.SGD(module.item.parameters(), lr=rates["item*"])]
         module.optimizers = made

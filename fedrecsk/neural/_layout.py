@@ -9,14 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from fedrecsk.neural.base import NeuralRecommender
 
 # "user": private, a row per user. "private": private, as a whole. "private item": private, a row
 # per item. "item": sent, a row per item. "shared": sent as a whole. "fixed item" and "fixed":
@@ -29,6 +26,27 @@ TABLES: tuple[Kind, ...] = ("item", "private item", "fixed item")
 
 # Numbers of users and of items for which a module is built to find its tables.
 SMALL, LARGE = (2, 3), (5, 7)
+
+
+class Recipe(NamedTuple):
+    """How a module is built, and which of its parameters are private."""
+
+    # Called with `n_users` and `n_items`.
+    make: Make
+    # A pattern of names, or several.
+    private: str | Sequence[str]
+    # All that determines the module.
+    arguments: tuple[Any, ...]
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Patterns of the names of private parameters."""
+        return (self.private,) if isinstance(self.private, str) else tuple(self.private)
+
+    @property
+    def origin(self) -> list[Any]:
+        """All that determines the module, as objects to be compared by identity."""
+        return list(_flat((self.arguments, self.patterns)))
 
 
 class Part(NamedTuple):
@@ -203,17 +221,17 @@ def _sizes(sizes):
 
 # --------------------------------------------------------------------- modules that are kept
 
-# Building a module takes milliseconds, and the hooks of a round need it many times.
+# Building a module takes milliseconds, and the functions of a round need it many times.
 _KEPT: deque[Blueprint] = deque(maxlen=16)
 
 
 class Blueprint:
     """A small module, whose parameters are replaced when it is called, and its layout."""
 
-    def __init__(self, estimator: NeuralRecommender) -> None:
-        self.origin = _origin(estimator)
-        self.make = estimator._make
-        self.layout: Layout = Layout.of(estimator._make, estimator._private)
+    def __init__(self, recipe: Recipe) -> None:
+        self.origin: list[Any] = recipe.origin
+        self.make = recipe.make
+        self.layout: Layout = Layout.of(recipe.make, recipe.patterns)
         self._own = threading.local()
         self._fixed: tuple[int, dict[str, Tensor]] = -1, {}
 
@@ -246,20 +264,25 @@ class Blueprint:
         return fixed
 
 
-def blueprint(estimator: NeuralRecommender) -> Blueprint:
-    """Return the Blueprint of an estimator's module."""
-    origin = _origin(estimator)
+def blueprint(recipe: Recipe) -> Blueprint:
+    """Return the Blueprint of a recipe's module."""
+    origin = recipe.origin
     for kept in list(_KEPT):
         if list(map(id, kept.origin)) == list(map(id, origin)):
             return kept
-    made = Blueprint(estimator)
+    made = Blueprint(recipe)
     _KEPT.append(made)
     return made
 
 
-def _origin(estimator) -> list[Any]:
-    """Return all that determines the module, as objects to be compared by identity."""
-    return [type(estimator), *estimator._module_arguments(), *estimator._private]
+def _flat(value: Any) -> Iterator[Any]:
+    """Yield a value, or the type, the length and the elements of a list or tuple."""
+    if not isinstance(value, list | tuple):
+        yield value
+        return
+    yield from (type(value), len(value))
+    for one in value:
+        yield from _flat(one)
 
 
 # ------------------------------------------------------------------------- the state of torch

@@ -54,6 +54,11 @@ def _squared(scores: Tensor, targets: Tensor) -> Tensor:
 LOSSES = {"bce": _cross_entropy, "squared": _squared}
 
 
+def loss_function(loss: str | Loss) -> Loss:
+    """Return the loss that is given by name or as a function."""
+    return loss if callable(loss) else LOSSES[loss]
+
+
 @dataclass(frozen=True)
 class Plan:
     """How clients train."""
@@ -61,14 +66,14 @@ class Plan:
     optimizer: str | Constructor
     # By patterns of names; the first that matches counts.
     rates: dict[str, float]
-    loss: Loss
+    loss: str | Loss
     n_negatives: int
     n_epochs: int
     batch_size: int
     # Whether in each batch the private parameters move first, and then the others by their
     # gradients at the new place.
-    alternating: bool
-    device: str | torch.device
+    alternating: bool = False
+    device: str | torch.device = "cpu"
     # Kinds of parameters that do not move.
     frozen: tuple[Kind, ...] = ()
 
@@ -179,6 +184,7 @@ class Trainer:
         places = torch.arange(1, weight.shape[-1] + 1, device=weight.device)
         widths = ((weight > 0).any(dim=1) * places).amax(dim=-1).tolist()
         optimizers, n, total = self._optimizers(after), len(clients), 0.0
+        loss_of = loss_function(self.plan.loss)
         for step in range(int(n_steps.max(initial=0))):
             going = int(np.searchsorted(-n_steps, -step))
             if going < n:
@@ -192,7 +198,7 @@ class Trainer:
                     for name, value in after.items()
                 }
                 scores = self._scores(dict(leaves), whose[step][batch], what[step][batch])
-                losses = (weight[step][batch] * self.plan.loss(scores, target[step][batch])).sum(-1)
+                losses = (weight[step][batch] * loss_of(scores, target[step][batch])).sum(-1)
                 if number == 0:
                     self._check_losses(losses, clients, after)
                     total += float(losses.detach().double() @ total_weight[step, :n].double())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -17,33 +17,27 @@ from torch.nn import functional
 
 from fedrecsk._utils import memory
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
-from fedrecsk.data._checks import ClientFailed
 from fedrecsk.data.interactions import id_array
 from fedrecsk.federated._feedback import LearnsFromFeedback
 from fedrecsk.neural import _checks
-from fedrecsk.neural._layout import blueprint, built, one_thread, seeded
-from fedrecsk.neural._training import LOSSES, VISITS, Plan, Trainer, uploads, write_private
-from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.messages import Dense, Message
-from fedrecsk.updates import FieldSpec, Updates
+from fedrecsk.neural._averaging import ModuleAlgorithm
+from fedrecsk.neural._layout import Recipe, blueprint, built, one_thread, seeded
+from fedrecsk.neural._training import Plan, loss_function
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Epochs on the final model of a user whose client was in no round.
-EPOCHS_OF_THE_NEW = 20
 # Pairs that are scored at once, each user's with all items, and private numbers of single pairs.
 PAIRS, NUMBERS = 2**16, 2**20
-# Rows of users' tables by which their first numbers are drawn.
-FIRST_USERS = 64
 
 
 @dataclass(eq=False, repr=False)
 class NeuralRecommender(LearnsFromFeedback):
-    """Base class of neural methods.
+    """Base class of the estimators whose algorithm averages a torch module.
 
-    Parameters that match a pattern of `_private` stay with their client. The others are averaged:
-    in each round clients receive them, train all on their own data, and upload the changes.
+    Parameters that match a pattern of the module's recipe stay with their client. The others are
+    averaged: in each round clients receive them, train all on their own data, and upload the
+    changes.
     """
 
     _: KW_ONLY
@@ -66,154 +60,29 @@ class NeuralRecommender(LearnsFromFeedback):
         "device": [str, torch.device],
     }
 
-    _single_uploads = True
-    # Whether in each batch the private parameters move first and then, by another gradient, the
-    # others; if not, all move at once.
-    _alternating = False
-
-    # ---------------------------------------------------------------- what a method gives
+    _kind: ClassVar[type[ModuleAlgorithm]] = ModuleAlgorithm
 
     @abstractmethod
-    def _make(self, n_users: int, n_items: int) -> nn.Module:
-        """Build the module, whose ``module(users, items)`` gives the scores of pairs."""
+    def _recipe(self) -> Recipe:
+        """Return how the module is built, whose ``module(users, items)`` gives scores of pairs."""
 
-    @property
-    @abstractmethod
-    def _private(self) -> tuple[str, ...]:
-        """Patterns of the names of parameters that stay with their client."""
+    def _algorithm(self):
+        return self._made(self._kind, recipe=self._recipe(), plan=self._plan())
 
-    @abstractmethod
-    def _module_arguments(self) -> Sequence[Any]:
-        """Return all parameters on which the module depends."""
+    def _plan(self):
+        """Return how clients train."""
+        rates = self.learning_rate
+        return Plan(
+            optimizer=self.optimizer,
+            rates=rates if isinstance(rates, dict) else {"*": rates},
+            loss=self.loss,
+            n_negatives=self._n_negatives,
+            n_epochs=self.local_epochs,
+            batch_size=self.batch_size,
+            device=self.device,
+        )
 
-    # --------------------------------------------------------------- before the rounds
-
-    def _begin(self, catalogue, sums, key):
-        n_items, layout = catalogue.n_items, self._module_layout()
-        with seeded(int(key.hashed("module")) >> 1):
-            module = built(self._make, FIRST_USERS, n_items)
-        first = {name: value.detach().numpy() for name, value in module.named_parameters()}
-        server = {n: first[n].reshape(layout.matrix_shape(n, n_items)) for n in layout.sent}
-        for name in layout.named("private", "private item"):
-            server[name] = first[name].ravel()
-        for name in layout.named("user"):
-            server[name] = np.array([first[name].mean(), first[name].std()])
-        return server | self._mean_rating(sums)
-
-    def _initial_broadcast(self, server):
-        """Return how clients begin: mean and deviation of users' rows, other private numbers."""
-        names = self._module_layout().named("user", "private", "private item")
-        first = {n: Dense(server[n], learned=False, compressible=False) for n in names}
-        return super()._initial_broadcast(server) | first
-
-    # ---------------------------------------------------------------------- each round
-
-    def _model(self, server):
-        return Message(**{name: Dense(server[name]) for name in self._module_layout().sent})
-
-    def _init_clients(self, block, message, key):
-        layout, n_items = self._module_layout(), block.n_items
-        users = np.tile(self._newcomer(message, n_items), (block.n_users, 1))
-        for name in layout.named("user"):
-            column, deviation = layout.columns(n_items)[name], message[name].values[1]
-            width = layout.parts[name].width
-            addresses = block.users[:, None] * width + np.arange(width)
-            draws = key.private.at(-1).normal(f"users' {name}", addresses)
-            users[:, column] += deviation * draws
-        return {"feedback": self._feedback(block, message), "users": users}
-
-    def _newcomer(self, message, n_items):
-        """Return the private numbers of a user of whom nothing is known, shape (n_private,)."""
-        layout = self._module_layout()
-        newcomer = np.zeros(layout.n_private(n_items), dtype=layout.dtype)
-        for name, column in layout.columns(n_items).items():
-            # Of users' rows, the mean.
-            first = message[name].values
-            newcomer[column] = first[0] if layout.parts[name].kind == "user" else first
-        return newcomer
-
-    def _upload_specs(self, n_items):
-        layout = self._module_layout()
-        specs = {name: FieldSpec(layout.matrix_shape(name, n_items)) for name in layout.sent}
-        if self._counts_visits(layout):
-            specs[VISITS] = FieldSpec((n_items, 1), dtype="uint8", learned=False)
-        return specs
-
-    def _client_update(self, block, state, message, turn, key):
-        layout, users = self._module_layout(), state["users"]
-        trainer = self._trainer(block, state["feedback"], message, users)
-        clients, is_finite = np.flatnonzero(turn.active), np.ones(block.n_clients, dtype=bool)
-        seeds = key.private.hashed("visit", block.clients[clients])
-        loss, chunks = np.zeros(2), []
-        with one_thread():
-            for trained in trainer.train(clients, seeds):
-                is_finite[trained.clients] = trained.finite()
-                write_private(layout, block, trained, users)
-                loss += trained.loss
-                chunks.append(trained)
-        specs = self._upload_specs(block.n_items)
-        fields = uploads(chunks, self._received(message), specs, layout, block.n_clients)
-        if not turn.separate:
-            sends = turn.delivers & is_finite
-            fields = {name: field.take(sends).sum() for name, field in fields.items()}
-        return state, Updates(fields, is_finite=is_finite), loss
-
-    def _aggregate(self, server, upload, key):
-        if upload is None:
-            return server
-        layout, moved = self._module_layout(), {}
-        for name in layout.sent:
-            change = upload[name].mean
-            if self._counts_visits(layout) and layout.parts[name].kind == "item":
-                change = upload[name].sum / np.maximum(upload[VISITS].sum, 1)
-            moved[name] = (server[name] + change).astype(server[name].dtype)
-        return server | moved
-
-    # ------------------------------------------------------------------------- the end
-
-    def _personalize(self, block, state, message, turn, key):
-        """Train private parameters on the final model; users new to it alone, and longer."""
-        first = np.tile(self._newcomer(message, block.n_items), (block.n_users, 1))
-        if state is None:
-            users, new = first, np.ones(block.n_users, dtype=bool)
-            feedback = self._feedback(block, message)
-        else:
-            users, feedback = state["users"].copy(), state["feedback"]
-            # Their numbers have exploded.
-            new = ~np.isfinite(users).all(axis=1)
-            users[new] = first[new]
-        known, new = turn.active & ~block.clients_of(new), block.users_of(turn.active) & new
-        by_user = replace(block, clients=block.users, client_indptr=np.arange(block.n_users + 1))
-        given = feedback, message, users
-        kept = self._tuned(block, known, self.local_epochs, *given)
-        try:
-            kept += self._tuned(by_user, new, EPOCHS_OF_THE_NEW, *given)
-        except ClientFailed as error:
-            client = np.searchsorted(block.client_indptr, error.client, side="right") - 1
-            raise ClientFailed(int(client), str(error)) from error
-        return {"users": users, "kept": kept}
-
-    def _tuned(self, block, who, n_epochs, feedback, message, users):
-        """Train the clients of a mask on the final model; return what they keep beside `users`."""
-        kept = []
-        if not who.any() or not users.shape[1]:
-            return kept
-        plan = replace(self._plan(block.n_items), n_epochs=n_epochs, frozen=self._frozen_at_the_end)
-        trainer = self._trainer(block, feedback, message, users, plan)
-        # A user's numbers must not depend on which others are computed, or when.
-        seeds = np.full(who.sum(), Key(0).hashed("personal"))
-        with one_thread():
-            for trained in trainer.train(np.flatnonzero(who), seeds):
-                write_private(self._module_layout(), block, trained, users)
-                kept += self._kept(block, trained)
-        return kept
-
-    # Kinds of parameters that clients do not train at the end.
-    _frozen_at_the_end = "item", "shared"
-
-    def _kept(self, block, trained):
-        """Return what some clients keep beside their private parameters at the end, a list."""
-        return []
+    # ------------------------------------------------------------------ fitted attributes
 
     def _server_attributes(self, message):
         layout = self._module_layout()
@@ -224,70 +93,27 @@ class NeuralRecommender(LearnsFromFeedback):
         attributes = {
             "parameters_": parameters,
             "item_factors_": np.concatenate(tables, axis=1),
-            "newcomer_factors_": self._newcomer(message, n_items),
+            "newcomer_factors_": self._algorithm().newcomer(message, n_items),
             # A fitted model scores by its own module, whatever parameters are set later.
-            "_method": self,
+            "_fitted_recipe": self._recipe(),
         }
         if self.loss == "squared":
             attributes["global_bias_"] = float(message["global_bias"].values[0])
         return attributes
 
-    def _user_attributes(self, block, state):
-        return {"user_factors_": state["users"]}
-
-    # ------------------------------------------------------------------- on the clients
+    def _user_attributes(self, block, clients):
+        return {"user_factors_": clients.users}
 
     def _module_layout(self):
-        return blueprint(self).layout
-
-    def _counts_visits(self, layout):
-        return self.aggregation == "visits" and bool(layout.named("item"))
-
-    def _rates(self, n_items):
-        """Learning rates by patterns of names; the first that matches counts."""
-        rates = self.learning_rate
-        return rates if isinstance(rates, dict) else {"*": rates}
-
-    def _plan(self, n_items):
-        return Plan(
-            optimizer=self.optimizer,
-            rates=self._rates(n_items),
-            loss=self._loss_function,
-            n_negatives=self._n_negatives,
-            n_epochs=self.local_epochs,
-            batch_size=self.batch_size,
-            alternating=self._alternating,
-            device=self.device,
-        )
+        return blueprint(self._recipe()).layout
 
     @property
     def _loss_function(self):
-        return self.loss if callable(self.loss) else LOSSES[self.loss]
+        return loss_function(self.loss)
 
     @property
     def _n_negatives(self):
         return 0 if self.loss == "squared" else self.n_negatives
-
-    def _trainer(self, block, feedback, message, users, plan=None):
-        made, plan = blueprint(self), plan or self._plan(block.n_items)
-        layout, fixed = made.layout, made.fixed(block.n_items)
-        received = {name: value.to(plan.device) for name, value in fixed.items()}
-        for name, values in self._received(message).items():
-            part = layout.parts[name]
-            shape = (-1, *part.shape) if part.kind == "item" else part.shape
-            received[name] = torch.from_numpy(values).reshape(shape).to(plan.device)
-        return Trainer(made.module, layout, plan, block, feedback, received, users)
-
-    def _received(self, message):
-        """Return what the server has sent, as matrices of the module's type."""
-        parts = self._module_layout().parts
-        return {
-            name: np.ascontiguousarray(message[name].values, dtype=parts[name].numpy_dtype)
-            for name in self._module_layout().sent
-        }
-
-    def _targets(self, block, message):
-        return block.values if callable(self.loss) else super()._targets(block, message)
 
     @property
     def _dtype(self):
@@ -297,11 +123,11 @@ class NeuralRecommender(LearnsFromFeedback):
 
     def _check_before_fit(self):
         super()._check_before_fit()
-        layout = self._module_layout()
+        recipe, layout = self._recipe(), self._module_layout()
         if not layout.sent:
             raise ValueError(
                 "All parameters of the module are private, so clients would learn nothing from "
-                f"one another; private={self._private!r} must leave some of "
+                f"one another; private={recipe.patterns!r} must leave some of "
                 f"{', '.join(layout.parts)}."
             )
         if not layout.named("item", "private item"):
@@ -309,14 +135,14 @@ class NeuralRecommender(LearnsFromFeedback):
                 "The module trains no parameter with a row per item; give it one, such as "
                 "nn.Embedding(n_items, 8)."
             )
-        _checks.check_rates(self._rates(1), layout)
+        _checks.check_rates(self._algorithm().plan_for(1).rates, layout)
         _checks.check_device(self.device)
         _checks.check_optimizer(self.optimizer)
-        _checks.check_module(self._make, layout, self._loss_function)
+        _checks.check_module(recipe.make, layout, self._loss_function)
 
     def _check_setting(self, federation, data, blocks):
         super()._check_setting(federation, data, blocks)
-        blueprint(self).fixed(data.n_items)
+        blueprint(self._recipe()).fixed(data.n_items)
         layout = self._module_layout()
         tables = layout.named("private item")
         numbers = data.n_users * data.n_items * sum(layout.parts[name].width for name in tables)
@@ -381,7 +207,7 @@ class NeuralRecommender(LearnsFromFeedback):
         return scores + getattr(self, "global_bias_", 0.0)
 
     def _scores_at_once(self, common, users, items):
-        module, private = blueprint(self._method).module, self._private_parameters(users)
+        module, private = blueprint(self._fitted_recipe).module, self._private_parameters(users)
         codes = torch.from_numpy(items)
 
         def score(own, codes):
@@ -393,7 +219,7 @@ class NeuralRecommender(LearnsFromFeedback):
 
     def _common_parameters(self):
         """Return the parameters that all users have; tables end with a row for unknown items."""
-        made, common = blueprint(self._method), {}
+        made, common = blueprint(self._fitted_recipe), {}
         fixed = {name: value.numpy() for name, value in made.fixed(self.n_items_).items()}
         for name, values in (self.parameters_ | fixed).items():
             part = made.layout.parts[name]
@@ -406,7 +232,7 @@ class NeuralRecommender(LearnsFromFeedback):
 
     def _private_parameters(self, users):
         """Return the private parameters of users, with the user as first axis."""
-        layout, own = blueprint(self._method).layout, {}
+        layout, own = blueprint(self._fitted_recipe).layout, {}
         rows = np.tile(self.newcomer_factors_, (len(users), 1))
         rows[users >= 0] = self.user_factors_[users[users >= 0]]
         rows = torch.from_numpy(rows)
@@ -450,7 +276,7 @@ class NeuralRecommender(LearnsFromFeedback):
         True
         """
         check_is_fitted(self)
-        made, n_items = blueprint(self._method), self.n_items_
+        made, n_items = blueprint(self._fitted_recipe), self.n_items_
         own = made.layout.named("private", "private item")
         if user is None and own:
             raise ValueError(
@@ -470,7 +296,7 @@ class NeuralRecommender(LearnsFromFeedback):
             is_table = made.layout.parts[name].kind == "user"
             values[name] = rows[:, column] if is_table else rows[0, column]
         with seeded(0):
-            module = built(self._method._make, len(codes), n_items)
+            module = built(self._fitted_recipe.make, len(codes), n_items)
         state = {
             name: torch.from_numpy(values[name].copy()).reshape(first.shape).to(first.dtype)
             for name, first in module.named_parameters()

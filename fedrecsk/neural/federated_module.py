@@ -10,6 +10,7 @@ from sklearn.base import BaseEstimator
 from torch import nn
 
 from fedrecsk._utils.docs import documented
+from fedrecsk.neural._layout import Recipe
 from fedrecsk.neural.base import NeuralRecommender
 from fedrecsk.neural.modules import GMF
 
@@ -241,7 +242,7 @@ class FederatedModule(NeuralRecommender):
                 f"module is an object of {kind}, already built; give its class, {kind}, or "
                 f"Net({kind}, ...) with the arguments of its constructor."
             )
-        for pattern in self._private:
+        for pattern in self._recipe().patterns:
             if not isinstance(pattern, str):
                 raise TypeError(
                     f"private has {pattern!r}, which is not a string; give patterns of names of "
@@ -249,16 +250,9 @@ class FederatedModule(NeuralRecommender):
                 )
         super()._check_before_fit()
 
-    def _make(self, n_users, n_items):
+    def _recipe(self):
         net = GMF if self.module is None else self.module
-        build = net.build if isinstance(net, Net) else net
-        return build(n_users=n_users, n_items=n_items)
-
-    def _module_arguments(self):
-        if not isinstance(self.module, Net):
-            return [self.module]
-        return [self.module.module, *self.module.arguments, *self.module.arguments.values()]
-
-    @property
-    def _private(self):
-        return (self.private,) if isinstance(self.private, str) else tuple(self.private)
+        if not isinstance(net, Net):
+            return Recipe(net, self.private, (net,))
+        arguments = type(net), net.module, *net.arguments, *net.arguments.values()
+        return Recipe(net.build, self.private, arguments)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from numbers import Integral
 from typing import ClassVar
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
+from fedrecsk.neural._layout import Recipe
 from fedrecsk.neural.base import NeuralRecommender
 from fedrecsk.neural.modules import NeuMF
 
@@ -102,12 +104,6 @@ class FedNCF(NeuralRecommender):
         "layers": ["array-like"],
     }
 
-    @property
-    def _private(self):
-        return ("user*",)
-
-    def _make(self, n_users, n_items):
-        return NeuMF(n_users, n_items, self.n_factors, tuple(self.layers))
-
-    def _module_arguments(self):
-        return [self.n_factors, *self.layers]
+    def _recipe(self):
+        make = partial(NeuMF, n_factors=self.n_factors, layers=self.layers)
+        return Recipe(make, "user*", (NeuMF, self.n_factors, self.layers))

@@ -13,7 +13,7 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._checks import scale_of
-from fedrecsk.federated._feedback import RatingScale
+from fedrecsk.federated._ratings import RATINGS, RatingScale, Scale, sums_of_ratings
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.neural._layout import one_thread
 from fedrecsk.neural._metamf_network import (
@@ -28,11 +28,202 @@ from fedrecsk.neural._metamf_network import (
     scores,
 )
 from fedrecsk.neural._training import adam_step
-from fedrecsk.protocol.messages import Dense, Message, PerClient
+from fedrecsk.protocol.algorithm import Algorithm, Traits
+from fedrecsk.protocol.messages import Message, PerClient
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
 # What the server makes for a client, and the attributes in which a device keeps it.
 PARTS = {"table": "user_tables_", "basis": "user_bases_", "scorer": "user_scorers_"}
+
+NO_LOCAL_DP = (
+    "clients upload the rows of their own items, and their gradients are not clipped. Use RFRec "
+    "for local differential privacy."
+)
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the server knows: its network, the clients' codes, and Adam's means of gradients."""
+
+    # By layer, as in `network_`.
+    network: dict[str, np.ndarray]
+    # (n_clients, code_size)
+    codes: np.ndarray
+    scale: Scale
+    sizes: Sizes
+    # Of each layer and, last, of the codes: mean and square. They change in place.
+    moments: list[np.ndarray]
+    n_steps: int = 0
+
+
+@dataclass
+class Clients:
+    """Clients of a block: the level and, at the end, what the server makes for each user."""
+
+    level: float
+    made: Parts | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MetaMFAlgorithm(Algorithm[Server, Clients]):
+    """The server makes every client's model, and propagates its gradients back."""
+
+    n_factors: int
+    rank: int
+    scorer_size: int
+    code_size: int
+    memory_size: int
+    hidden_size: int
+    learning_rate: float
+    BETA_1: float = 0.9
+    BETA_2: float = 0.999
+    EPSILON: float = 1e-8
+    reg: float
+    max_norm: float | None
+    INIT_COMMON: float = 1.0
+    INIT_STD: float = 0.03
+    level: bool
+    rating_scale: tuple[float, float] | None
+    dtype: Any = np.float32
+
+    @property
+    def traits(self):
+        refuses = {"local_dp": NO_LOCAL_DP}
+        return Traits(single_uploads=True, server_sees="clients", refuses=refuses)
+
+    def sizes(self, n_items) -> Sizes:
+        """Return the network's numbers of rows and columns."""
+        return Sizes(n_items, *(getattr(self, name) for name in Sizes._fields[1:]))
+
+    # --------------------------------------------------------------- before the rounds
+
+    def setup_fields(self, n_items):
+        return RATINGS
+
+    def answer(self, block, message, key):
+        return Updates({"ratings": sums_of_ratings(block)})
+
+    def begin(self, catalogue, sums, key):
+        sizes = self.sizes(catalogue.n_items)
+        draw = key.generator("codes").standard_normal
+        common = self.INIT_COMMON * draw(self.code_size)
+        codes = common + self.INIT_STD * draw((catalogue.n_clients, self.code_size))
+        network = first_weights(sizes, key.generator("network"), self.dtype)
+        codes = codes.astype(self.dtype)
+        assert sums is not None
+        total, number = sums["ratings"].sum
+        ends = scale_of(self.rating_scale, catalogue.rating_range)
+        scale = Scale(*ends, float(total / number) if self.level else 0.0)
+        moments = [np.zeros((2, *one.shape), one.dtype) for one in (*network.values(), codes)]
+        return Server(network, codes, scale, sizes, moments)
+
+    def announce(self, server):
+        return Message(scale=server.scale.sent())
+
+    # ---------------------------------------------------------------------- each round
+
+    def broadcast(self, server, key):
+        made = (Made(name, server.network, server.codes, server.sizes) for name in PARTS)
+        return Message(**{one.name: PerClient(one) for one in made})
+
+    def fields(self, n_items):
+        sizes = self.sizes(n_items)
+        return {
+            "table": FieldSpec((n_items, self.rank), rows="chosen"),
+            "basis": FieldSpec(sizes.basis),
+            "scorer": FieldSpec((sum(sizes.scorer),)),
+            "n_ratings": FieldSpec((1,), learned=False),
+        }
+
+    def enter(self, block, message, key):
+        return Clients(Scale.received(message).level)
+
+    def update(self, block, clients, message, turn, key):
+        sizes, active = self.sizes(block.n_items), np.flatnonzero(turn.active)
+        own = block.own_rows(turn.active)
+        table = np.zeros((len(own.items), self.rank), dtype=self.dtype)
+        basis = np.zeros((block.n_clients, *sizes.basis), dtype=self.dtype)
+        scorer = np.zeros((block.n_clients, sum(sizes.scorer)), dtype=self.dtype)
+        n_ratings, loss = np.zeros((block.n_clients, 1)), 0.0
+        with one_thread():
+            for who in _chunks(active):
+                part = block.part(np.isin(np.arange(block.n_clients), who))
+                rows = slice(own.indptr[who[0]], own.indptr[who[-1] + 1])
+                gradients, lost = _gradients(part, sizes, message, who, clients.level)
+                table[rows], basis[who], scorer[who] = gradients
+                n_ratings[who, 0] = np.add.reduceat(part.weights, part.rating_indptr[:-1])
+                loss += lost
+        is_finite = np.isfinite(basis).all(axis=(1, 2)) & np.isfinite(scorer).all(axis=1)
+        fields = {
+            "table": SparseRows(own.indptr, own.items, table),
+            "basis": SparseRows.stacked(basis),
+            "scorer": SparseRows.stacked(scorer),
+            "n_ratings": SparseRows.stacked(n_ratings),
+        }
+        return clients, Updates(fields, is_finite=is_finite), (loss, n_ratings.sum())
+
+    def step(self, server, upload, key):
+        if upload is None:
+            return server
+        uploads = list(upload.single())
+        with one_thread():
+            network = {name: _leaf(one) for name, one in server.network.items()}
+            codes = _leaf(server.codes)
+            for some in _chunks(np.arange(len(uploads))):
+                clients, gradients, items = self._stacked([uploads[n] for n in some])
+                made = parts(network, codes[clients], server.sizes, items)
+                torch.autograd.backward(made, gradients)
+            weights = [*network.values(), codes]
+            for one in weights:
+                one.grad /= upload["n_ratings"].sum[0]
+            self._descend(weights, server.moments, server.n_steps + 1)
+        network = {name: one.detach().numpy() for name, one in network.items()}
+        n_steps, codes = server.n_steps + 1, codes.detach().numpy()
+        return replace(server, network=network, codes=codes, n_steps=n_steps)
+
+    def _stacked(self, uploads):
+        """Return clients' codes, their gradients, and the items whose rows these have."""
+        clients = torch.tensor([client for client, _ in uploads])
+        fields = [one for _, one in uploads]
+        rows = [one["table"].rows for one in fields]
+        items, columns = np.unique(np.concatenate(rows), return_inverse=True)
+        whose = np.repeat(np.arange(len(fields)), list(map(len, rows)))
+        table = np.zeros((len(fields), len(items), self.rank), dtype=self.dtype)
+        table[whose, columns] = np.concatenate([one["table"].change for one in fields])
+        basis, scorer = (
+            np.stack([one[name].change for one in fields]).astype(self.dtype)
+            for name in ("basis", "scorer")
+        )
+        return clients, Parts(*map(torch.from_numpy, (table, basis, scorer))), items
+
+    def _descend(self, weights, moments, n_steps):
+        """Take step `n_steps` of Adam on the weights' gradients, in place."""
+        if self.max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(weights, self.max_norm)
+        means, squares = zip(*map(torch.from_numpy, moments), strict=True)
+        adam_step(
+            weights, means, squares, [one.grad for one in weights], n_steps, self.learning_rate,
+            betas=(self.BETA_1, self.BETA_2), epsilon=self.EPSILON, weight_decay=self.reg,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------- the end
+
+    def final(self, server):
+        return self.broadcast(server, None)
+
+    def personalize(self, block, clients, message, turn, key):
+        made = [message[name].values for name in PARTS]
+        if (block.clients < 0).all():
+            # The server has no code of new users. A device has no model but its own.
+            made = [_of_the_new(one, block.n_clients) for one in made]
+        whose = np.repeat(np.arange(block.n_clients), np.diff(block.client_indptr))
+        level = Scale.received(message).level
+        return Clients(level, Parts(*(one[whose] for one in made)))
+
+
+def _leaf(array):
+    """Return a copy as a tensor with a gradient: clients may still hold an earlier message."""
+    return torch.from_numpy(array.copy()).requires_grad_()
 
 
 @documented
@@ -113,17 +304,17 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
     -----
     *Algorithm*::
 
-        set-up  clients send sums and counts of ratings         _setup_update, _begin
+        set-up  clients send sums and counts of ratings         answer, begin
         each round
           1  server: collaborative vector c_u = code_u M         _metamf_network.parts
           2  ... T_u, B_u and the scorer of each client          _metamf_network.parts
-          3  server sends them                                   _model
+          3  server sends them                                   broadcast
           4  client: score_ui = scorer((T_u B_u)_i)              _metamf_network.scores
-          5  ... uploads gradients of rated rows, B_u, scorer    _client_update
-          6  server propagates them back to M, codes, weights    _aggregate
-          7  ... and takes a step of Adam                        _stepped
+          5  ... uploads gradients of rated rows, B_u, scorer    update
+          6  server propagates them back to M, codes, weights    step
+          7  ... and takes a step of Adam                        _training.adam_step
         end
-          8  server sends every client its last model            _final_model
+          8  server sends every client its last model            final
 
     *The scorer* is ``w_2 . relu(W_1' e + b_1) + b_2``. Each of its two layers, and the pair
     (T_u, B_u), comes from a generator of its own: one hidden layer of ReLUs on c_u, followed by a
@@ -175,13 +366,13 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
     hidden_size: int = 128
     n_rounds: int = 750
     learning_rate: float = 2e-3
-    BETA_1 = 0.9
-    BETA_2 = 0.999
-    EPSILON = 1e-8
+    BETA_1 = MetaMFAlgorithm.BETA_1
+    BETA_2 = MetaMFAlgorithm.BETA_2
+    EPSILON = MetaMFAlgorithm.EPSILON
     reg: float = 0.0
     max_norm: float | None = 5.0
-    INIT_COMMON = 1.0
-    INIT_STD = 0.03
+    INIT_COMMON = MetaMFAlgorithm.INIT_COMMON
+    INIT_STD = MetaMFAlgorithm.INIT_STD
     level: bool = True
     rating_scale: tuple[float, float] | None = None
     client_fraction: float = 0.01
@@ -195,160 +386,34 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
         "rating_scale": [tuple, list, None],
     }
 
-    _server_sees = "clients"
-    _single_uploads = True
     _has_item_vectors = False
     _has_user_vectors = False
     _dtype = np.float32
 
-    # --------------------------------------------------------------- before the rounds
+    def _algorithm(self):
+        return self._made(MetaMFAlgorithm)
 
-    def _begin(self, catalogue, sums, key):
-        sizes = self._sizes(catalogue.n_items)
-        draw = key.generator("codes").standard_normal
-        common = self.INIT_COMMON * draw(self.code_size)
-        codes = common + self.INIT_STD * draw((catalogue.n_clients, self.code_size))
-        weights = first_weights(sizes, key.generator("network"), self._dtype)
-        total, number = sums["ratings"].sum
-        return {
-            "weights": weights | {"codes": codes.astype(self._dtype)},
-            "level": float(total / number) if self.level else 0.0,
-            "rating_scale": scale_of(self.rating_scale, catalogue.rating_range),
-            "sizes": sizes,
-            "n_steps": 0,
-        }
-
-    def _initial_broadcast(self, server):
-        return Message(scale=Dense(np.array([*server["rating_scale"], server["level"]])))
-
-    # -------------------------------------------------------------------- each round, down
-
-    def _model(self, server):
-        weights = dict(server["weights"])
-        codes = weights.pop("codes")
-        sizes = server["sizes"]
-        return Message(**{n: PerClient(Made(n, weights, codes, sizes)) for n in PARTS})
-
-    # ---------------------------------------------------------------- each round, clients
-
-    def _init_clients(self, block, message, key):
-        return {"level": message["scale"].values[2]}
-
-    def _upload_specs(self, n_items):
-        sizes = self._sizes(n_items)
-        return {
-            "table": FieldSpec((n_items, self.rank), rows="chosen"),
-            "basis": FieldSpec(sizes.basis),
-            "scorer": FieldSpec((sum(sizes.scorer),)),
-            "n_ratings": FieldSpec((1,), learned=False),
-        }
-
-    def _client_update(self, block, state, message, turn, key):
-        sizes, active = self._sizes(block.n_items), np.flatnonzero(turn.active)
-        own = block.own_rows(turn.active)
-        table = np.zeros((len(own.items), self.rank), dtype=self._dtype)
-        basis = np.zeros((block.n_clients, *sizes.basis), dtype=self._dtype)
-        scorer = np.zeros((block.n_clients, sum(sizes.scorer)), dtype=self._dtype)
-        n_ratings, loss = np.zeros((block.n_clients, 1)), 0.0
-        with one_thread():
-            for who in _chunks(active):
-                part = block.part(np.isin(np.arange(block.n_clients), who))
-                rows = slice(own.indptr[who[0]], own.indptr[who[-1] + 1])
-                gradients, lost = _gradients(part, sizes, message, who, state["level"])
-                table[rows], basis[who], scorer[who] = gradients
-                n_ratings[who, 0] = np.add.reduceat(part.weights, part.rating_indptr[:-1])
-                loss += lost
-        is_finite = np.isfinite(basis).all(axis=(1, 2)) & np.isfinite(scorer).all(axis=1)
-        fields = {
-            "table": SparseRows(own.indptr, own.items, table),
-            "basis": SparseRows.stacked(basis),
-            "scorer": SparseRows.stacked(scorer),
-            "n_ratings": SparseRows.stacked(n_ratings),
-        }
-        return state, Updates(fields, is_finite=is_finite), (loss, n_ratings.sum())
-
-    # ----------------------------------------------------------------- each round, server
-
-    def _aggregate(self, server, upload, key):
-        if upload is None:
-            return server
-        sizes, uploads = server["sizes"], list(upload.single())
-        with one_thread():
-            # Copies, because clients may still hold an earlier message.
-            weights = {
-                name: torch.from_numpy(one.copy()).requires_grad_()
-                for name, one in server["weights"].items()
-            }
-            for some in _chunks(np.arange(len(uploads))):
-                clients, gradients, items = self._stacked([uploads[n] for n in some])
-                made = parts(weights, weights["codes"][clients], sizes, items)
-                torch.autograd.backward(made, gradients)
-            for one in weights.values():
-                one.grad /= upload["n_ratings"].sum[0]
-            return server | self._stepped(server, weights)
-
-    def _stacked(self, uploads):
-        """Return clients' codes, their gradients, and the items whose rows these have."""
-        clients = torch.tensor([client for client, _ in uploads])
-        fields = [one for _, one in uploads]
-        rows = [one["table"].rows for one in fields]
-        items, columns = np.unique(np.concatenate(rows), return_inverse=True)
-        whose = np.repeat(np.arange(len(fields)), list(map(len, rows)))
-        table = np.zeros((len(fields), len(items), self.rank), dtype=self._dtype)
-        table[whose, columns] = np.concatenate([one["table"].change for one in fields])
-        basis, scorer = (
-            np.stack([one[name].change for one in fields]).astype(self._dtype)
-            for name in ("basis", "scorer")
-        )
-        return clients, Parts(*map(torch.from_numpy, (table, basis, scorer))), items
-
-    def _stepped(self, server, weights):
-        """Return what the server has after a step of Adam on the weights' gradients."""
-        # The moments, which only the server has, change in place.
-        moments = server.get("moments") or {
-            name: np.zeros((2, *one.shape), one.dtype) for name, one in server["weights"].items()
-        }
-        if self.max_norm is not None:
-            torch.nn.utils.clip_grad_norm_(weights.values(), self.max_norm)
-        n_steps = server["n_steps"] + 1
-        means, squares = zip(*(map(torch.from_numpy, moments[n]) for n in weights), strict=True)
-        gradients = [one.grad for one in weights.values()]
-        adam_step(
-            list(weights.values()), means, squares, gradients, n_steps, self.learning_rate,
-            betas=(self.BETA_1, self.BETA_2), epsilon=self.EPSILON, weight_decay=self.reg,
-        )  # fmt: skip
-        weights = {name: one.detach().numpy() for name, one in weights.items()}
-        return {"weights": weights, "moments": moments, "n_steps": n_steps}
-
-    # ------------------------------------------------------------------------- the end
-
-    def _personalize(self, block, state, message, turn, key):
-        made = {name: message[name].values for name in PARTS}
-        if (block.clients < 0).all():
-            # The server has no code of new users. A device has no model but its own.
-            made = {name: _of_the_new(one, block.n_clients) for name, one in made.items()}
-        n_users = np.diff(block.client_indptr)
-        if isinstance(made["table"], Made):
-            return {"user_codes_": np.repeat(made["table"].codes, n_users, axis=0)}
-        return {PARTS[name]: np.repeat(one, n_users, axis=0) for name, one in made.items()}
+    # ------------------------------------------------------------------ fitted attributes
 
     def _as_newcomers(self, block):
         return replace(block, clients=np.full_like(block.clients, -1))
 
     def _server_attributes(self, message):
-        low, high, level = map(float, message["scale"].values)
+        low, high, level = Scale.received(message)
         made = message["table"].values
         attributes = {
             "rating_scale_": (low, high),
             "global_bias_": level,
-            "_fitted_sizes": self._sizes(made.shape[1]),
+            "_fitted_sizes": self._algorithm().sizes(made.shape[1]),
         }
         if isinstance(made, Made):
             attributes |= {"network_": made.weights, "mean_code_": _mean(made.codes)}
         return attributes
 
-    def _user_attributes(self, block, state):
-        return state
+    def _user_attributes(self, block, clients):
+        if isinstance(clients.made.table, Made):
+            return {"user_codes_": clients.made.table.codes}
+        return dict(zip(PARTS.values(), clients.made, strict=True))
 
     # --------------------------------------------------------------------- predictions
 
@@ -397,25 +462,16 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
 
     # ------------------------------------------------------------------- what it needs
 
-    def _sizes(self, n_items):
-        return Sizes(n_items, *(getattr(self, name) for name in Sizes._fields[1:]))
-
     def _least_bytes(self, data):
         # The weights, Adam's two moments, and the fitted model.
-        n = n_numbers(self._sizes(data.n_items), data.n_clients)
+        n = n_numbers(self._algorithm().sizes(data.n_items), data.n_clients)
         return 4 * n * np.dtype(self._dtype).itemsize
 
     def _check_before_fit(self):
-        federation = self._setting()
-        if federation.aggregator is not None:
+        if self._setting().aggregator is not None:
             raise ValueError(
                 "MetaMF propagates single gradients through its network, so the aggregator would "
                 "have no effect; set aggregator=None."
-            )
-        if federation.local_dp is not None:
-            raise ValueError(
-                "MetaMF has no local_dp: clients upload the rows of their own items, and their "
-                "gradients are not clipped. Use RFRec for local differential privacy."
             )
         super()._check_before_fit()
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -13,6 +14,8 @@ from scipy import sparse
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.data.interactions import id_array
+from fedrecsk.neural._averaging import ModuleAlgorithm
+from fedrecsk.neural._layout import Recipe
 from fedrecsk.neural.base import NeuralRecommender
 from fedrecsk.neural.modules import ScoreFunction
 
@@ -21,6 +24,42 @@ if TYPE_CHECKING:
 
 # The authors' learning rate of items is this multiple of the other, times the number of items.
 PACE = 80
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PFedRecAlgorithm(ModuleAlgorithm):
+    """In each batch, clients train their score functions, and then the items."""
+
+    learning_rate: float
+    item_learning_rate: float | Literal["auto"]
+    # Whether users keep the items that they train at the end.
+    personal_items: bool
+
+    def plan_for(self, n_items):
+        rate = self.item_learning_rate
+        if rate == "auto":
+            rate = self.learning_rate * (PACE * n_items if self.plan.loss == "bce" else 1)
+        rates = {"score*": self.learning_rate, "item*": rate}
+        return replace(self.plan, rates=rates, alternating=True)
+
+    @property
+    def frozen_at_the_end(self):
+        return () if self.personal_items else super().frozen_at_the_end
+
+    def own_items(self, block, trained):
+        """Return, for a user of each client at a time, users, items and vectors of its rows."""
+        if not self.personal_items:
+            return []
+        clients, places = trained.is_row.nonzero()
+        items = trained.items[clients, places]
+        vectors = trained.after["item.weight"][clients, places]
+        first, last = block.client_indptr[trained.clients], block.client_indptr[trained.clients + 1]
+        own = []
+        for number in range((last - first).max(initial=0)):
+            users = (first + number)[clients]
+            those = users < last[clients]
+            own.append((users[those], items[those], vectors[those]))
+        return own
 
 
 @documented
@@ -127,52 +166,21 @@ class PFedRec(NeuralRecommender):
         "personal_items": ["boolean"],
     }
 
-    @property
-    def _private(self):
-        return ("score*",)
+    _kind = PFedRecAlgorithm
 
-    _alternating = True
-
-    def _make(self, n_users, n_items):
-        return ScoreFunction(n_users, n_items, self.n_factors)
-
-    def _module_arguments(self):
-        return [self.n_factors]
-
-    def _rates(self, n_items):
-        rate = self.item_learning_rate
-        if rate == "auto":
-            rate = self.learning_rate * (PACE * n_items if self.loss == "bce" else 1)
-        return {"score*": self.learning_rate, "item*": rate}
+    def _recipe(self):
+        make = partial(ScoreFunction, n_factors=self.n_factors)
+        return Recipe(make, "score*", (ScoreFunction, self.n_factors))
 
     # ------------------------------------------------------------- items of the users' own
 
-    @property
-    def _frozen_at_the_end(self):
-        return () if self.personal_items else ("item", "shared")
-
-    def _kept(self, block, trained):
-        """Return, for a user of each client at a time, users, items and vectors of its rows."""
-        if not self.personal_items:
-            return []
-        clients, places = trained.is_row.nonzero()
-        items = trained.items[clients, places]
-        vectors = trained.after["item.weight"][clients, places]
-        first, last = block.client_indptr[trained.clients], block.client_indptr[trained.clients + 1]
-        kept = []
-        for number in range((last - first).max(initial=0)):
-            users = (first + number)[clients]
-            those = users < last[clients]
-            kept.append((users[those], items[those], vectors[those]))
-        return kept
-
-    def _user_attributes(self, block, state):
-        attributes = super()._user_attributes(block, state)
+    def _user_attributes(self, block, clients):
+        attributes = super()._user_attributes(block, clients)
         if not self.personal_items:
             return attributes
         d = self.n_factors
         none = np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, d), self._dtype)
-        users, items, vectors = zip(none, *state["kept"], strict=True)
+        users, items, vectors = zip(none, *clients.own_items, strict=True)
         users, items = np.concatenate(users), np.concatenate(items)
         columns = items[:, None] * d + np.arange(d)
         triples = np.concatenate(vectors).ravel(), (np.repeat(users, d), columns.ravel())

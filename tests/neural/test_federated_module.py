@@ -1,5 +1,6 @@
 """FederatedModule against a loop over clients, and what it refuses."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -50,26 +51,26 @@ def rated_of(data, client, targets, weights):
 def two_rounds_by_a_loop(model, X, y, clients):
     """Server and private parameters after two rounds, from the same beginning as the fit."""
     run = _round_loop.Run.new(model, model._prepared(X, y, clients), is_watched=False)
-    method, data = run.server.method, model._prepared(X, y, clients)
-    key, layout = run.server.key, model._module_layout()
-    state = method._begin(type("Catalogue", (), {"n_items": data.n_items}), None, key)
-    message = method._initial_broadcast(state | ({"global_bias": np.average(data.values)}))
+    algorithm, data = run.server.algorithm, model._prepared(X, y, clients)
+    key, layout = run.server.key, algorithm.layout
+    state = algorithm.begin(type("Catalogue", (), {"n_items": data.n_items}), None, key)
+    message = algorithm.announce(replace(state, mean_rating=np.average(data.values)))
     block = run.clients[0].block
-    first = method._init_clients(block, message, run.clients[0].keys)
-    feedback, columns = first["feedback"], layout.columns(data.n_items)
+    first = algorithm.enter(block, message, run.clients[0].keys)
+    feedback, columns = first.feedback, layout.columns(data.n_items)
     parts = {name: layout.parts[name] for name in layout.sent}
     shapes = {n: (-1, *p.shape) if p.kind == "item" else p.shape for n, p in parts.items()}
-    server = {name: state[name].reshape(shape) for name, shape in shapes.items()}
+    server = {name: state.parameters[name].reshape(shape) for name, shape in shapes.items()}
     own_users = []
     for c in range(data.n_clients):
         span, own = slice(data.client_indptr[c], data.client_indptr[c + 1]), {}
         for name, column in columns.items():
-            part, rows = layout.parts[name], first["users"][span, column]
+            part, rows = layout.parts[name], first.users[span, column]
             rows = rows if part.kind == "user" else rows[0]
             shape = part.shape if part.kind == "private" else (-1, *part.shape)
             own[name] = rows.reshape(shape)
         own_users.append((rated_of(data, c, feedback.targets, feedback.weights), own))
-    plan = model._plan(data.n_items)
+    plan = algorithm.plan
     settings = {
         "n_negatives": plan.n_negatives,
         "n_epochs": plan.n_epochs,
@@ -79,12 +80,12 @@ def two_rounds_by_a_loop(model, X, y, clients):
     for round in range(2):
         seeds = reference.seeds_of(run.clients[0].keys.at(round).private, data.n_clients)
         sums, n_visits = reference.one_round(
-            model._make,
+            algorithm.recipe.make,
             PRIVATE,
             server,
             own_users,
             data.n_items,
-            plan.loss,
+            model._loss_function,
             lambda module: [make(module.parameters(), lr=model.learning_rate)],
             settings,
             seeds,
@@ -230,6 +231,20 @@ def test_early_stopping_measures_a_loss_of_ones_own(toy, n_negatives):
     losses = [row["validation_loss"] for row in model.history_]
     # Ratings are 3 on average, and scores begin near 0.
     assert 9 / (1 + n_negatives) < losses[0] < 14 / (1 + n_negatives)
+
+
+def test_lists_of_arguments_with_the_same_elements_make_other_modules(toy):
+    widths = []
+    for sizes, others in (([4], [3, 4, 5]), ([4, 3], [4, 5])):
+        net = Net(sized, sizes=sizes, others=others)
+        model = FederatedModule(net, n_rounds=1, random_state=0).fit(*toy)
+        widths.append(model.item_factors_.shape[1])
+    assert widths == [1, 2]
+
+
+def sized(n_users, n_items, sizes, others):
+    """A module whose vectors are as long as its first list."""
+    return GMF(n_users, n_items, n_factors=len(sizes))
 
 
 # ----------------------------------------------------------------------------- refusals

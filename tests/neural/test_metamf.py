@@ -43,7 +43,7 @@ def first_server(model, n_clients, n_items):
     draw = key.generator("codes").standard_normal
     common = model.INIT_COMMON * draw(model.code_size)
     codes = common + model.INIT_STD * draw((n_clients, model.code_size))
-    weights = first_weights(model._sizes(n_items), key.generator("network"), np.float64)
+    weights = first_weights(model._algorithm().sizes(n_items), key.generator("network"), np.float64)
     server = reference.Server(model, n_clients, n_items).to(torch.float64)
     server.load(weights | {"codes": codes})
     return server

@@ -1,0 +1,236 @@
+"""Averaging of a torch module: the algorithm that FederatedModule, FedNCF and PFedRec share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from fedrecsk.data._checks import ClientFailed
+from fedrecsk.federated._implicit_feedback import NO_LOCAL_DP, Targets
+from fedrecsk.neural._layout import Kind, Layout, Recipe, blueprint, built, one_thread, seeded
+from fedrecsk.neural._training import VISITS, Plan, Trainer, uploads, write_private
+from fedrecsk.protocol.algorithm import Algorithm, Traits
+from fedrecsk.protocol.keys import Key
+from fedrecsk.protocol.messages import Dense, Message
+from fedrecsk.protocol.states import PerUser
+from fedrecsk.updates import FieldSpec, Updates
+
+# Epochs on the final model of a user whose client was in no round.
+EPOCHS_OF_THE_NEW = 20
+# Rows of users' tables by which their first numbers are drawn.
+FIRST_USERS = 64
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the server knows: the parameters that clients receive, and how their own begin."""
+
+    # Matrices by the names of parameters.
+    parameters: dict[str, np.ndarray]
+    # Mean and deviation of users' rows, and all numbers of other private parameters.
+    first: dict[str, np.ndarray]
+    # With loss="squared".
+    mean_rating: float | None
+
+
+@dataclass
+class Clients:
+    """Users of a block: targets and weights of their ratings, and their private numbers."""
+
+    feedback: Any
+    # (n_users, n_private)
+    users: PerUser
+    # What they keep beside these at the end.
+    own_items: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ModuleAlgorithm(Algorithm[Server, Clients]):
+    """Clients train all of a module, and upload the changes of what is not private."""
+
+    recipe: Recipe
+    plan: Plan
+    aggregation: Literal["visits", "mean"]
+
+    @property
+    def traits(self):
+        return Traits(single_uploads=True, refuses={"local_dp": NO_LOCAL_DP})
+
+    # --------------------------------------------------------------- before the rounds
+
+    def setup_fields(self, n_items):
+        return self.targets.setup_fields()
+
+    def answer(self, block, message, key):
+        return self.targets.answer(block)
+
+    def begin(self, catalogue, sums, key):
+        n_items, layout = catalogue.n_items, self.layout
+        with seeded(int(key.hashed("module")) >> 1):
+            module = built(self.recipe.make, FIRST_USERS, n_items)
+        values = {name: value.detach().numpy() for name, value in module.named_parameters()}
+        sent = {n: values[n].reshape(layout.matrix_shape(n, n_items)) for n in layout.sent}
+        first = {n: values[n].ravel() for n in layout.named("private", "private item")}
+        for name in layout.named("user"):
+            first[name] = np.array([values[name].mean(), values[name].std()])
+        return Server(sent, first, self.targets.mean_rating(sums))
+
+    def announce(self, server):
+        names = self.layout.named("user", "private", "private item")
+        first = {n: Dense(server.first[n], learned=False, compressible=False) for n in names}
+        return self.targets.announce(server.mean_rating) | first
+
+    # ---------------------------------------------------------------------- each round
+
+    def broadcast(self, server, key):
+        return Message(**{name: Dense(values) for name, values in server.parameters.items()})
+
+    def fields(self, n_items):
+        layout = self.layout
+        specs = {name: FieldSpec(layout.matrix_shape(name, n_items)) for name in layout.sent}
+        if self.counts_visits:
+            specs[VISITS] = FieldSpec((n_items, 1), dtype="uint8", learned=False)
+        return specs
+
+    def enter(self, block, message, key):
+        layout, n_items = self.layout, block.n_items
+        users = np.tile(self.newcomer(message, n_items), (block.n_users, 1))
+        for name in layout.named("user"):
+            column, deviation = layout.columns(n_items)[name], message[name].values[1]
+            width = layout.parts[name].width
+            addresses = block.users[:, None] * width + np.arange(width)
+            draws = key.private.at(-1).normal(f"users' {name}", addresses)
+            users[:, column] += deviation * draws
+        return Clients(self.targets.feedback(block, message), users)
+
+    def newcomer(self, message, n_items):
+        """Return the private numbers of a user of whom nothing is known, shape (n_private,)."""
+        layout = self.layout
+        newcomer = np.zeros(layout.n_private(n_items), dtype=layout.dtype)
+        for name, column in layout.columns(n_items).items():
+            # Of users' rows, the mean.
+            first = message[name].values
+            newcomer[column] = first[0] if layout.parts[name].kind == "user" else first
+        return newcomer
+
+    def update(self, block, clients, message, turn, key):
+        plan, layout = self.plan_for(block.n_items), self.layout
+        trainer = self._trainer(plan, block, clients.feedback, message, clients.users)
+        active, is_finite = np.flatnonzero(turn.active), np.ones(block.n_clients, dtype=bool)
+        seeds = key.private.hashed("visit", block.clients[active])
+        loss, chunks = np.zeros(2), []
+        with one_thread():
+            for trained in trainer.train(active, seeds):
+                is_finite[trained.clients] = trained.finite()
+                write_private(layout, block, trained, clients.users)
+                loss += trained.loss
+                chunks.append(trained)
+        specs = self.fields(block.n_items)
+        fields = uploads(chunks, self._received(message), specs, layout, block.n_clients)
+        if not turn.separate:
+            sends = turn.delivers & is_finite
+            fields = {name: one.take(sends).sum() for name, one in fields.items()}
+        return clients, Updates(fields, is_finite=is_finite), loss
+
+    def step(self, server, upload, key):
+        if upload is None:
+            return server
+        moved = {}
+        for name, values in server.parameters.items():
+            change = upload[name].mean
+            if self.counts_visits and self.layout.parts[name].kind == "item":
+                change = upload[name].sum / np.maximum(upload[VISITS].sum, 1)
+            moved[name] = (values + change).astype(values.dtype)
+        return replace(server, parameters=moved)
+
+    # ------------------------------------------------------------------------- the end
+
+    def final(self, server):
+        return self.broadcast(server, None)
+
+    def personalize(self, block, clients, message, turn, key):
+        """Train private parameters on the final model; users new to it alone, and longer."""
+        first = np.tile(self.newcomer(message, block.n_items), (block.n_users, 1))
+        if clients is None:
+            users, new = first, np.ones(block.n_users, dtype=bool)
+            feedback = self.targets.feedback(block, message)
+        else:
+            users, feedback = clients.users.copy(), clients.feedback
+            # Their numbers have exploded.
+            new = ~np.isfinite(users).all(axis=1)
+            users[new] = first[new]
+        known, new = turn.active & ~block.clients_of(new), block.users_of(turn.active) & new
+        by_user = replace(block, clients=block.users, client_indptr=np.arange(block.n_users + 1))
+        fitted = Clients(feedback, users)
+        self._tune(block, known, self.plan.n_epochs, message, fitted)
+        try:
+            self._tune(by_user, new, EPOCHS_OF_THE_NEW, message, fitted)
+        except ClientFailed as error:
+            client = np.searchsorted(block.client_indptr, error.client, side="right") - 1
+            raise ClientFailed(int(client), str(error)) from error
+        return fitted
+
+    def _tune(self, block, who, n_epochs, message, fitted):
+        """Train the clients of a mask on the final model."""
+        if not who.any() or not fitted.users.shape[1]:
+            return
+        plan = self.plan_for(block.n_items)
+        plan = replace(plan, n_epochs=n_epochs, frozen=self.frozen_at_the_end)
+        trainer = self._trainer(plan, block, fitted.feedback, message, fitted.users)
+        # A user's numbers must not depend on which others are computed, or when.
+        seeds = np.full(who.sum(), Key(0).hashed("personal"))
+        with one_thread():
+            for trained in trainer.train(np.flatnonzero(who), seeds):
+                write_private(self.layout, block, trained, fitted.users)
+                fitted.own_items += self.own_items(block, trained)
+
+    def own_items(self, block, trained):
+        """Return what some clients keep beside their private parameters at the end, a list."""
+        return []
+
+    # ------------------------------------------------------------------- what it needs
+
+    def plan_for(self, n_items):
+        """Return how clients train, in a catalogue of this size."""
+        return self.plan
+
+    @property
+    def frozen_at_the_end(self) -> tuple[Kind, ...]:
+        """Kinds of parameters that clients do not train at the end."""
+        return "item", "shared"
+
+    @property
+    def layout(self) -> Layout:
+        """The parts of the module."""
+        return blueprint(self.recipe).layout
+
+    @property
+    def targets(self) -> Targets:
+        """What clients learn from."""
+        return Targets(self.plan.loss, self.layout.dtype.type)
+
+    @property
+    def counts_visits(self):
+        """Whether clients send which items they have trained."""
+        return self.aggregation == "visits" and bool(self.layout.named("item"))
+
+    def _trainer(self, plan, block, feedback, message, users):
+        made = blueprint(self.recipe)
+        layout, fixed = made.layout, made.fixed(block.n_items)
+        received = {name: value.to(plan.device) for name, value in fixed.items()}
+        for name, values in self._received(message).items():
+            part = layout.parts[name]
+            shape = (-1, *part.shape) if part.kind == "item" else part.shape
+            received[name] = torch.from_numpy(values).reshape(shape).to(plan.device)
+        return Trainer(made.module, layout, plan, block, feedback, received, users)
+
+    def _received(self, message):
+        """Return what the server has sent, as matrices of the module's type."""
+        parts = self.layout.parts
+        return {
+            name: np.ascontiguousarray(message[name].values, dtype=parts[name].numpy_dtype)
+            for name in self.layout.sent
+        }
