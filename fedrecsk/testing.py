@@ -191,7 +191,7 @@ def check_uploads_change_the_model(estimator: FederatedRecommender) -> None:
                 return
         sent.append({name: field.values for name, field in model._final_message.items()})
     equal = [np.array_equal(values, sent[1].get(name)) for name, values in sent[0].items()]
-    assert not all(equal), "the final model is the same without uploads; _aggregate ignores them"
+    assert not all(equal), "the final model is the same without uploads; step(...) ignores them"
 
 
 def check_parts_of_a_federation_work_or_are_refused(estimator: FederatedRecommender) -> None:

@@ -1,4 +1,4 @@
-"""The hooks of a federated method: what an author writes, and what all methods inherit."""
+"""What the estimators of all federated methods have: parameters of the protocol, fit and checks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from fedrecsk._utils.threads import N_JOBS
 from fedrecsk.base import Recommender
 from fedrecsk.base._item_weights import history_of
 from fedrecsk.federated import _cluster, _private, _round_loop, _weak_fits
-from fedrecsk.federated._hooks import HookAlgorithm
 from fedrecsk.federated._updating import Updating
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol import refusals
@@ -25,7 +24,6 @@ from fedrecsk.protocol.central_noise import CentralNoise
 from fedrecsk.protocol.clients import personal_attributes
 from fedrecsk.protocol.federation import Federation
 from fedrecsk.protocol.keys import Key, Keys
-from fedrecsk.protocol.messages import Message
 from fedrecsk.protocol.participation import Sampling
 from fedrecsk.protocol.server import server_sees
 
@@ -39,14 +37,9 @@ if TYPE_CHECKING:
 class FederatedRecommender(Updating, Recommender):
     """Base class of the federated methods.
 
-    A method gives the hooks below, in the order of a paper's algorithm. `server` is the server's
-    state and `state` the private one of a block of clients, both dicts. The two exchange only a
-    :class:`~fedrecsk.protocol.Message` (download) and
-    :class:`~fedrecsk.protocol.Updates`. `self` is a copy of the estimator with its
-    parameters only: do not set attributes on it.
-
-    Server hooks get the shared key, a :class:`~fedrecsk.protocol.keys.Key`; client hooks get
-    :class:`~fedrecsk.protocol.keys.Keys`, a shared and a private one.
+    An estimator holds parameters and what was fitted. What server and clients do is its
+    :class:`~fedrecsk.protocol.Algorithm`, which `_algorithm` makes from the parameters.
+    :func:`~fedrecsk.federated.estimator_of` makes an estimator of an algorithm.
     """
 
     _: KW_ONLY
@@ -77,226 +70,21 @@ class FederatedRecommender(Updating, Recommender):
     # The users' models on the workers of a Dask cluster: Parts, or None if they are here.
     _parts = None
 
-    # Whether clients keep more than one vector of their own for each rating, in a way that is
-    # exact only if all clients of a block have received the same broadcasts and updated in the
-    # same rounds. `_update_unrated_items` is called for such methods alone.
-    _shares_state = False
-
-    # Whether `_client_update` returns uploads client by client if ``turn.separate`` is True.
-    # If not, blocks have one client each if single uploads are needed.
-    _single_uploads = False
-
-    # How many times in each round devices send something to each other, before their update.
-    # `Device` refuses such methods.
-    _n_exchanges = 0
-
-    # What the server needs of a round's uploads: "sums", or "clients" for methods that treat
-    # clients individually. Their `_aggregate` gets the single uploads (``upload.single()``), and
-    # their messages may have :class:`~fedrecsk.protocol.PerClient` fields. Secure sums are
-    # refused.
-    _server_sees = "sums"
-
-    # Whether `_broadcast` may return None; clients then continue with their last message.
-    _may_be_silent = False
-
-    # Whether ``Federation(sampling="auto")`` means cohorts that take turns.
-    _prefers_rotation = False
-
-    # Why the method has no local noise; None: it has.
-    _no_local_dp: ClassVar[str | None] = None
-
-    # Whether a client sends in one of the rounds only, to a sum that is all of the server's state,
-    # and from which it can take its part back.
-    _sends_once = False
-
     # The parameter that says how many numbers of `_dtype` every user keeps; None if there is no
     # such parameter. By it, fits for which there is not enough memory are refused.
     _user_width = None
 
-    # How clients that promote an item move it: a method (view, rows, moves) that returns, for each
-    # field in which clients send rows of items, what each of the adversary's uploads must hold in
-    # these rows, as changes of shape (len(rows), width), so that the server moves their item
-    # vectors by `moves`, as far as such clients can know. Everything else in their uploads is as
-    # if they had learned nothing. None: clients send no rows of items.
-    _upload_moving = None
+    # ------------------------------------------------------------------ what a method gives
 
-    # --------------------------------------------------------------- before the rounds
+    @abstractmethod
+    def _algorithm(self):
+        """Return the method's algorithm, with these hyperparameters."""
 
     def _check_setting(self, federation, data, blocks):
         """Raise, before any work, if the method does not suit its federation or data."""
 
     def _check_on_devices(self, federation):
         """Raise, before any work, if only the simulator can run the method in its federation."""
-
-    # Whether clients may join after the set-up: the server keeps nothing for each client.
-    _admits_late_clients = True
-
-    def _setup_specs(self, n_items):
-        """Return what all clients send before the rounds: a dict of FieldSpec, empty if nothing."""
-        return {}
-
-    def _setup_request(self, catalogue):
-        """Server: what clients must know to answer. A Message; pure."""
-        return Message()
-
-    def _setup_update(self, block, message, key):
-        """Clients: their answer, added up over the block: Updates."""
-        raise NotImplementedError(f"{type(self).__name__} needs _setup_update(...).")
-
-    def _begin(self, catalogue, sums, key):
-        """Server: its first state, from the catalogue and the Upload of the answers, if any."""
-
-    def _initial_broadcast(self, server):
-        """Server: what it sends to every client once, after the set-up. A Message; pure.
-
-        Its fields are part of the message that `_init_clients` and `_personalize` get.
-        """
-        return Message()
-
-    # -------------------------------------------------------------------- each round, down
-
-    # Server: how it chooses the clients of this round: a method (server, n_clients, size, key) that
-    # returns a mask of shape (n_clients,) of about `size` of them, or None, by which, as without
-    # such a method, the federation's `sampling` draws them. `dropout` then applies to the cohort,
-    # whoever chooses. Not for methods with `_shares_state`. Pure.
-    _choose_cohort = None
-
-    def _model(self, server):
-        """Server: the model as clients receive it. A Message; pure."""
-
-    def _model_delta(self, server):
-        """Server: what a client with the last model needs instead. A Message; pure.
-
-        None: the whole model.
-        """
-        return None
-
-    def _broadcast(self, server, key):
-        """Server: this round's download. A Message, or None if `_may_be_silent`; pure."""
-        return self._model(server)
-
-    def _decode_broadcast(self, message, key):
-        """Clients: a message with the fields that they derive from it. Pure.
-
-        `key` is the shared one. It is computed once for all clients that receive the message.
-        """
-        return message
-
-    # ---------------------------------------------------------------- each round, clients
-
-    def _update_unrated_items(self, common, message, key):
-        """Clients: what those of equal history share, computed once for all of them.
-
-        Only where `_shares_state`; `common` is None at first, and the result is in
-        ``state["common"]`` of all their blocks.
-        """
-
-    def _init_clients(self, block, message, key):
-        """Clients: their private state, a dict, from the announcement and a first broadcast.
-
-        Clients of a block may take part for the first time later than others. Therefore, unless
-        `_shares_state`, nothing in the state may depend on that broadcast.
-        """
-
-    def _upload_specs(self, n_items):
-        """Return what a client sends in a round: a dict of FieldSpec by name."""
-
-    def _exchange(self, block, state, message, turn, step, key):
-        """Clients: what those in ``turn.active`` send to the other devices of their groups.
-
-        Called `_n_exchanges` times in a round, for the clients that have received its message.
-
-        Returns
-        -------
-        state : dict
-        messages : GroupMessages
-        """
-        raise NotImplementedError(f"{type(self).__name__} needs _exchange(...).")
-
-    def _after_exchange(self, block, state, means, turn, step):
-        """Clients: their state, given the mean of the messages in each client's group.
-
-        `means` has a row for each client of the block: over its own message and all that it
-        received; zero for clients in no group.
-        """
-        raise NotImplementedError(f"{type(self).__name__} needs _after_exchange(...).")
-
-    def _client_update(self, block, state, message, turn, key):
-        """Clients: one local update of those in ``turn.active``; the others stay as they are.
-
-        Returns
-        -------
-        state : dict
-        updates : Updates or None
-            Sums over the clients in ``turn.delivers``, or with ``turn.separate`` each one's own.
-        loss : tuple of float or None
-            Sum of the training losses and of their weights, for `loss_curve_`; never sent.
-        """
-
-    # ----------------------------------------------------------------- each round, server
-
-    def _upload_centers(self, message):
-        """Server: what a client that has changed nothing would send, from the last message.
-
-        A dict of arrays, for the fields of `_upload_specs` where that is not zero: the `center`
-        of :class:`~fedrecsk.protocol.SparseRows`. A server that needs single uploads of
-        deployed clients computes their changes from it, without trusting the clients. Pure.
-        """
-        return {}
-
-    def _aggregate(self, server, upload, key):
-        """Server: its step on the round's Upload (None if there is none). Returns its state."""
-
-    # ------------------------------------------------------------------- partial_fit
-
-    # What of the server's state a fit to more rows goes on from, by name.
-    _carried: ClassVar[tuple[str, ...]] = ()
-
-    def _resumed(self, server, before, places):
-        """Server: its state after the set-up, with what it has learned from fewer rows.
-
-        `places` are the codes now of the items of the state `before`, -1 if they are gone. Pure.
-        """
-        return server | {n: _carried(server[n], before[n], places) for n in self._carried}
-
-    def _memory(self, state):
-        """Clients: what they go on from in a fit to more rows; arrays of the state, by whose.
-
-        With a row for each of the "users", of the "clients", or of the clients' "rows": the items
-        that each has, as in ``block.row_items``.
-        """
-        return {"users": [self._private_vectors(state)]}
-
-    def _recalled(self, state, remembered):
-        """Clients: their first state, with what they have from fewer rows.
-
-        `remembered` has a mask and arrays for each name of `_memory`; where `_sends_once`, it is
-        a mask of the clients whose uploads the server has.
-        """
-        for name, arrays in self._memory(state).items():
-            known, before = remembered[name]
-            for now, values in zip(arrays, before, strict=True):
-                now[known] = values
-        return state
-
-    def _taking_back(self, state):
-        """Clients: their state before a round in which they take back all that they have sent."""
-        raise NotImplementedError(f"{type(self).__name__} needs _taking_back(state).")
-
-    # ------------------------------------------------------------------------- the end
-
-    def _personalize(self, block, state, message, turn, key):
-        """Clients: the step of those in ``turn.active`` on the final model; pure.
-
-        The message has the announcement's fields too. `state` is None for new users and for
-        clients that have taken part in no round. The result for other clients' users is
-        ignored, and no user's vector may depend on which other clients are active.
-        """
-        return self._init_clients(block, message, key) if state is None else state
-
-    def _final_model(self, server):
-        """Server: what a client needs to recommend. A Message; pure."""
-        return self._model(server)
 
     @abstractmethod
     def _server_attributes(self, message):
@@ -338,23 +126,14 @@ class FederatedRecommender(Updating, Recommender):
 
     def _private_vectors(self, state):
         """Clients: their users' vectors, with which a curious server's guesses are compared."""
-        return state["users"] if isinstance(state, dict) else state.users
-
-    # --------------------------------------------------------------- what is inherited
+        return state.users
 
     @property
     def _sees_ratings(self):
         """Whether it trains on how much users like an item, instead of whether they do."""
         return self.__sklearn_tags__().target_tags.required
 
-    @property
-    def _treats_clients_apart(self):
-        """Whether the server must see single uploads."""
-        return self._server_sees == "clients"
-
-    def _algorithm(self):
-        """Return the method's algorithm, with these hyperparameters."""
-        return HookAlgorithm(self)
+    # ------------------------------------------------------------------ what all methods have
 
     def _made(self, kind, **parts):
         """Return an algorithm of a class, with its fields from this estimator and `parts`."""
@@ -512,15 +291,3 @@ class FederatedRecommender(Updating, Recommender):
     def _as_newcomers(self, block):
         """Return a block of users that were not in fit, with the codes that their draws need."""
         return block
-
-
-def _carried(now, before, places):
-    """Return a copy of `before`, its rows of items at `places` among those of `now`."""
-    if isinstance(before, tuple):
-        parts = [_carried(*pair, places) for pair in zip(now, before, strict=True)]
-        return type(before)(*parts) if hasattr(before, "_fields") else tuple(parts)
-    if np.ndim(before) == 0 or len(before) != len(places) or np.shape(now) == np.shape(before):
-        return copy.deepcopy(before)
-    changed, known = np.array(now), places >= 0
-    changed[places[known]] = before[known]
-    return changed

@@ -151,10 +151,10 @@ class FCF(ServerStep, ImplicitMF):
           1  server sends all q_i ("local": theirs, and sum q q')   _model
           2  clients solve for their users                        kernel fit_users
           3  ... and upload the gradient of all items             kernel item_gradients
-          4  server takes a step of Adam                          _aggregate
+          4  server takes a step of Adam                          step
         end
-          5  server sends all items                               _final_model
-          6  clients solve for their users once more              _personalize: kernel fit_users
+          5  server sends all items                               final
+          6  clients solve for their users once more              personalize: kernel fit_users
 
     *What is sent.* Each round, down: all q_i. Up: for every item
     ``sum_u c_ui (p_u . q_i - r_ui) p_u``, m x d numbers. With "local", once, up: which items the

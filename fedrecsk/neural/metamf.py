@@ -32,6 +32,8 @@ from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.messages import Message, PerClient
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
+__all__ = ["MetaMF"]
+
 # What the server makes for a client, and the attributes in which a device keeps it.
 PARTS = {"table": "user_tables_", "basis": "user_bases_", "scorer": "user_scorers_"}
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from sklearn.utils import Tags
 
+__all__ = ["NCF"]
+
 fedmf_kernels: LazyModule = LazyModule("fedrecsk.federated._fedmf_kernels")
 
 # Steps on a new user's vectors, each on all of its examples, and their learning rate.

@@ -22,6 +22,8 @@ from fedrecsk.neural.modules import ScoreFunction
 if TYPE_CHECKING:
     from torch import nn
 
+__all__ = ["PFedRec"]
+
 # The authors' learning rate of items is this multiple of the other, times the number of items.
 PACE = 80
 

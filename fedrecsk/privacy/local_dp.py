@@ -116,7 +116,7 @@ class LocalMechanism(PlainParameters, ABC):
             raise RuntimeError(
                 f"Field {name!r} would be sent without noise: it has rows={spec.rows!r}, "
                 f"clip={spec.clip} and dtype={spec.dtype!r}. With {type(self).__name__}, every "
-                f"field must have rows='all' and {needs}; declare them in _upload_specs."
+                f"field must have rows='all' and {needs}; declare them in `fields`."
             )
 
     @abstractmethod

@@ -47,7 +47,7 @@ class Participation(NamedTuple):
 
 
 class RoundMasks(NamedTuple):
-    """What a method's `_client_update` must know of a round.
+    """What the function `update` of an algorithm must know of a round.
 
     Attributes
     ----------
