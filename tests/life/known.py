@@ -29,7 +29,7 @@ KNOWN = (
     Known("10", {"catalogue": ("derived",)}, "forget", "forget: items are|left in the"),
     Known("11", {"where": ("Dask",)}, "add_items", "fitted without item_features"),
     Known("13", {"known": ("times",), "rows": ("Arrow",)}, "evaluate", "could not convert string"),
-    Known("15", {"method": ("FedEB", "BiasOnly")}, "explain", "is not"),
+    Known("15", {"method": ("FedEB",)}, "explain", "is not"),
     Known("17", {"ids": ("big-endian",)}, "", "Big-endian buffer not supported"),
     # New, in the files of others, or not yet mended.
     Known(
