@@ -15,10 +15,8 @@ class Known(NamedTuple):
     says: str
 
 
-STRINGS = ("str", "mixed widths", "categories", "UUID")
-SILOS = ("silos", "growing silos")
-
 KNOWN = (
+    Known("13", {"known": ("times",), "rows": ("Arrow",)}, "evaluate", "could not convert string"),
     # New, in the files of others, or not yet mended.
     Known(
         "a deployed update of cohorts differs",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import pickle
 import re
 import tempfile
@@ -505,14 +506,9 @@ class Life(RuleBasedStateMachine):
                 pair = (X, others["y"]) if "y" in others else X
                 names = side.names["user"][user], side.names["item"][item]
                 frame = side.model.explain(*names, interactions=pair)
-                _, scores = side.model.recommend(
-                    names[:1],
-                    1,
-                    interactions=pair,
-                    candidates=names[1:],
-                    exclude_seen=False,
-                )
-                return frame, scores[0, 0]
+                served = Side(side.setting)
+                served.model = copy.copy(side.model).fold_in(X, **others, replace=True)
+                return frame, served.scores([user], [item])[0, 0]
 
             found = self.take("explain_with_rows", explain)
             if found is not None:

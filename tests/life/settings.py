@@ -16,7 +16,6 @@ from fedrecsk import (
     EASE,
     FCF,
     BiasedMF,
-    BiasOnly,
     FedEASE,
     FedEB,
     Federation,
@@ -47,16 +46,15 @@ METHODS = {
     "FedMF": FedMF(n_factors=3),
     "RFRec": RFRec(n_factors=3, optimizer="gd"),
     "RFRecF": RFRecF(n_factors=3, optimizer="gd"),
-    "FedEB": FedEB(n_factors=3),
+    "FedEB": FedEB(n_factors=3, learning_rate=1.0),
     "LightFR": LightFR(n_bits=4),
     "EASE": EASE(reg=2.0),
     "ImplicitALS": ImplicitALS(n_factors=3, n_epochs=3),
-    "BiasOnly": BiasOnly(reg_user=0.1, reg_item=0.1),
     "BiasedMF": BiasedMF(n_factors=3, n_epochs=3),
 }
 SUMS = ("FedEASE", "FedSpectral", "FedItemKNN")
-CENTRAL = ("EASE", "ImplicitALS", "BiasOnly", "BiasedMF")
-RATES = ("RFRec", "RFRecF", "FedEB", "LightFR", "BiasOnly", "BiasedMF")
+CENTRAL = ("EASE", "ImplicitALS", "BiasedMF")
+RATES = ("RFRec", "RFRecF", "FedEB", "LightFR", "BiasedMF")
 
 FEDERATIONS = {
     "plain": {},

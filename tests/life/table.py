@@ -230,7 +230,7 @@ RULES = (
     # --------------------------------------------------------------------- items, users
     Rule(
         ("add_items",),
-        {"method": ("FedSpectral", "FedItemKNN", "FedMF", "BiasOnly")},
+        {"method": ("FedSpectral", "FedItemKNN", "FedMF")},
         REFUSED,
         "has no add_items|no attribute 'add_items'",
         "has no `item_features`",
@@ -273,7 +273,7 @@ RULES = (
     ),
     Rule(
         ("explain",),
-        {"method": ("ImplicitALS", "BiasOnly")},
+        {"method": ("ImplicitALS",)},
         REFUSED,
         "does not keep the user's rows. Pass them as interactions=X",
         "does not keep rows that give the score: pass `interactions`",
