@@ -209,7 +209,7 @@ class UserFeatures(FederatedRecommender):
         self._take_users(ids.values, *nothing, attributes)
         if self._added is not None:
             # They may have been added, and forgotten by partial_fit, before.
-            features = pd.concat([self._added.drop(features.index, errors="ignore"), features])
+            features = pd.concat([without(self._added, ids.values), features])
         self._added = features
         return self
 
@@ -245,9 +245,9 @@ class UserFeatures(FederatedRecommender):
 
     def _forget_features(self, users):
         if self.user_features is not None:
-            self.user_features = self.user_features.drop(users, errors="ignore")
+            self.user_features = without(self.user_features, users)
         if self._added is not None:
-            self._added = self._added.drop(users, errors="ignore")
+            self._added = without(self._added, users)
 
     def _fit(self, data, report):
         report.static |= {"_added": None}
@@ -323,6 +323,12 @@ def read(features, what="user_features"):
             "make columns of 0 and 1 of ranges."
         )
     return Ids(ids, f"the index of {what}"), rows
+
+
+def without(features, users):
+    """Leave out the rows of these users."""
+    # DataFrame.drop takes no index of big-endian ids.
+    return features[~np.isin(id_array(np.asarray(features.index), "users"), users)]
 
 
 def design(features):

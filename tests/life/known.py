@@ -17,7 +17,6 @@ class Known(NamedTuple):
 
 KNOWN = (
     Known("13", {"known": ("times",), "rows": ("Arrow",)}, "evaluate", "could not convert string"),
-    Known("17", {"ids": ("big-endian",)}, "forget", "Big-endian buffer not supported"),
     # New, in the files of others, or not yet mended.
     Known(
         "a deployed update of cohorts differs",
