@@ -41,8 +41,8 @@ def test_a_fit_takes_more_than_what_it_is_refused_for(cls, small):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         needed = model._least_bytes(model._prepared(*small))
-        # Modules and kernels load in the first fit.
-        short(cls).fit(*small)
+        # Modules and kernels, some only for many factors, load in the first fit.
+        clone(model).fit(*small)
         tracemalloc.start()
         model.fit(*small)
         _, peak = tracemalloc.get_traced_memory()
