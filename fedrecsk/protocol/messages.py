@@ -126,7 +126,7 @@ class Derived(Dense):
 class PerClient(Dense):
     """A field with an entry for each client, which is sent to that client only.
 
-    For methods that set ``_server_sees = "clients"``.
+    For algorithms with ``Traits(server_sees="clients")``.
 
     Parameters
     ----------
@@ -234,7 +234,7 @@ class Upload(dict):
     n_clients : int
         Number of clients whose uploads were accepted; under central privacy, the expected number.
     updates : RoundUpdates or None
-        Single updates, for methods with ``_server_sees = "clients"``.
+        Single updates, for algorithms with ``Traits(server_sees="clients")``.
     **totals : Total
     """
 
