@@ -183,19 +183,19 @@ class WeightsContent(ItemContent):
     """`item_features` of weights between items: those to and from new items are predicted."""
 
     def _with_items(self: Any, rows):
-        weights, history = self.item_weights_, self.user_history_
+        weights = self.item_weights_
         weights = np.hstack([weights, self._new_rows(weights.T, rows).T])
         weights = np.vstack([weights, self._new_rows(weights, rows)])
         np.fill_diagonal(weights, 0)
-        shape = history.shape[0], len(weights)
-        history = sparse.csr_array((history.data, history.indices, history.indptr), shape=shape)
         known = self._popularity
         new = np.clip(self._new_rows(known, rows), 0, 1)
-        return {
-            "item_weights_": weights,
-            "user_history_": history,
-            "_popularity": np.concatenate([known, new]),
-        }
+        attributes = {"item_weights_": weights, "_popularity": np.concatenate([known, new])}
+        if hasattr(self, "user_history_"):  # which is not here if users are on a cluster
+            history = self.user_history_
+            content = history.data, history.indices, history.indptr
+            shape = history.shape[0], len(weights)
+            attributes["user_history_"] = sparse.csr_array(content, shape=shape)
+        return attributes
 
 
 def filled_weights(prior: ItemPrior, weights: Any) -> Any:

@@ -284,7 +284,7 @@ def test_aggregators_that_do_not_suit_the_uploads_are_named(tmp_path, caplog):
 def test_malformed_answers_to_the_set_up_end_the_run_and_losses_are_counted(tmp_path):
     one, nodes = a_fit(tmp_path / "setup")
     spoil(one, another_client, kind="setup", node=max(nodes))
-    with pytest.raises(NotEnough, match="1 answers to set-up exchange 0 were malformed"):
+    with pytest.raises(NotEnough, match="1 answers to the set-up message were malformed"):
         one.run()
     one, nodes = a_fit(tmp_path / "loss", small(early_stopping=True))
     spoil(one, another_client, kind="validate", node=max(nodes))
