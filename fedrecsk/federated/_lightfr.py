@@ -11,6 +11,7 @@ from fedrecsk._utils.integers import FRACTION_BITS, fixed
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.base._hamming import random_codes, unpack_codes
 from fedrecsk.base._item_prior import ItemFeatures, ItemPrior
+from fedrecsk.data._checks import scale_of
 from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.messages import Dense, Derived, Message
 from fedrecsk.protocol.states import PerItem, PerUser
@@ -265,8 +266,7 @@ class LightFRAlgorithm(Algorithm[Server, Clients]):
         """Return the ratings of similarity 0 and 1, given the smallest and the largest."""
         if self.targets == "implicit":
             return 0.0, 1.0
-        low, high = self.rating_scale or rating_range
-        return float(low), float(high)
+        return scale_of(self.rating_scale, rating_range)
 
     def aims(self, data, scale):
         """Return which rows count, and their target similarities."""

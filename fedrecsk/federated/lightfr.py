@@ -246,6 +246,10 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
             )
         super()._check_before_fit()
 
+    def _check_on_devices(self, federation):
+        super()._check_on_devices(federation)
+        self._algorithm().scale(None)
+
     def _check_setting(self, federation, data, blocks):
         if self.targets == "implicit" and not (data.values > 0).any():
             raise ValueError(

@@ -182,3 +182,4 @@ class RFRecF(RFRec):
                 "broadcast, which a device may have missed, and the server could not tell "
                 'from what they start; set aggregation="holders" or compression=None, or call fit.'
             )
+        super()._check_on_devices(federation)

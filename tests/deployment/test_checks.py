@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from fedrecsk import EASE, Federation, LocALS, RFRec, RFRecF, SemiDFEGL
+from fedrecsk import EASE, Federation, LightFR, LocALS, RFRec, RFRecF, SemiDFEGL
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import TopK
@@ -24,6 +24,9 @@ from tests.deployment.in_process import coordinator
     [
         (LocALS(), "LocALS needs the catalogue"),
         (RFRec(items=range(9)), "set rating_scale"),
+        (RFRecF(items=range(9)), "set rating_scale"),
+        (SemiDFEGL(items=range(9), n_common=0), "set rating_scale"),
+        (LightFR(items=range(9), targets="ratings"), "set rating_scale"),
         (LocALS(items=[1, 1]), "items has item 1 more than once"),
         (LocALS(n_factors=0, items=range(9)), "The 'n_factors' parameter"),
         (

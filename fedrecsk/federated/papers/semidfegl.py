@@ -611,6 +611,7 @@ class SemiDFEGL(RatingGradients):
                 "The clients of SemiDFEGL talk to one another, which only the simulator does; set "
                 "n_common=0, or call fit."
             )
+        super()._check_on_devices(federation)
 
     def _check_before_fit(self):
         if self._setting().aggregator is not None:
