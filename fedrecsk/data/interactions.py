@@ -239,7 +239,12 @@ class Ids:
             with np.errstate(invalid="ignore"):
                 alike = ids.astype(self.values.dtype)
             ids = alike if np.array_equal(alike, ids) else ids
-        return Ids(np.concatenate([self.values, ids]), self.name)
+        both = np.concatenate([self.values, ids])
+        if both.dtype.kind == "f" and "i" in self.values.dtype.kind + ids.dtype.kind:
+            # Floats hold no integers of 2**53 or more one by one.
+            objects = np.concatenate([self.values.astype(object), ids.astype(object)])
+            both = both if np.array_equal(both.astype(object), objects) else objects
+        return Ids(both, self.name)
 
 
 def factorized(ids: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:

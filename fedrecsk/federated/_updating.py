@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
 from fedrecsk._utils.parameters import checked
 from fedrecsk._utils.sklearn_compat import Interval, check_sample_weight, fit_context
+from fedrecsk._utils.user_warnings import warn
 from fedrecsk.base import FitReport
 from fedrecsk.base._recommender import check_unchanged
 from fedrecsk.data._checks import check_rows
@@ -149,6 +150,7 @@ class Updating:
         users : array-like of shape (n_forgotten,)
             Ids of users of the last fit. Items that nobody else has go with them, unless the
             catalogue is public: by `items`, by `item_features`, or as the columns of a matrix.
+            Without any ids, nothing is done.
         n_rounds : int, default=None
             Number of rounds. None: a fifth of those of a fit, at least one.
 
@@ -166,6 +168,8 @@ class Updating:
         AttributeError
             If ``warm_start=False``, with which clients keep no rows; or if the method cannot go
             on from its last model.
+        TypeError
+            If `users` is a mask.
 
         See Also
         --------
@@ -187,6 +191,12 @@ class Updating:
         check_is_fitted(self)
         data = _run_of(self, "forget").data
         users = id_array(users, "users")
+        if not len(users):
+            return self
+        if users.dtype.kind == "b":
+            raise TypeError(
+                "users should be ids, got True and False; give user_ids_[mask] in place of a mask."
+            )
         codes = data.user_ids.codes(users)
         if (codes < 0).any():
             raise ValueError(
@@ -249,7 +259,7 @@ def check_exact(estimator: Any, federation: Federation) -> None:
     if reasons and estimator._algorithm().traits.sends_once:
         raise ValueError(
             f"Clients of {type(estimator).__name__} cannot take back what they have sent under "
-            f"{reasons[0]}; fit a clone of it to all rows but those to forget."
+            f"{reasons[0]}; fit a clone of it to all rows that should count."
         )
 
 
@@ -273,11 +283,28 @@ def _updated(estimator, data, arguments, changed, n_rounds):
         n_rounds = max(1, round(SHARE * estimator._rounds(data.n_clients)))
 
     data = estimator._with_features(data, fitted=True)
+    _warn_of_the_added(estimator, data)
 
     def fit(data, report):
         return _round_loop.update(estimator, data, report, n_rounds, changed)
 
     return estimator._learn(data, FitReport(estimator, *arguments, data, n_rounds), fit)
+
+
+def _warn_of_the_added(estimator, data):
+    """Warn of users and items that were added to the last fit, if the update drops them."""
+    for role, ids, call, now, cure in (
+        ("user", "user_ids", "fold_in or add_users", estimator._users, "call it again"),
+        ("item", "item_ids", "add_items", estimator._items, "or give item_features with them"),
+    ):
+        in_fit, kept = getattr(estimator._run.data, ids), getattr(data, ids)
+        added = now.values[(in_fit.codes(now.values) < 0) & (kept.codes(now.values) < 0)]
+        if len(added):
+            warn(
+                f"The model no longer knows {named(role, added)} of {call}, of which the fit has "
+                f"no rows; give their rows to partial_fit, {cure}.",
+                UserWarning,
+            )
 
 
 def _rows(X, y, clients, sample_weight, data, times):

@@ -195,7 +195,9 @@ class FedMFAlgorithm(Algorithm[Any, Clients]):
 
     def resume(self, now, before, places):
         server = super().resume(now, before, places)
-        return replace(server, items=server.items * self.dtype(self.KEPT))
+        items = server.items * self.dtype(self.KEPT)
+        # Rounds without uploads leave the average as it begins.
+        return replace(server, items=items, average=items if self.averages else None)
 
     def recall(self, clients, remembered):
         known, _ = remembered["users"]

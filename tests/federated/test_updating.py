@@ -10,11 +10,13 @@ from scipy import sparse
 from sklearn.base import clone
 
 from fedrecsk import (
+    CoLR,
     FedEASE,
     FedEB,
     Federation,
     FedFast,
     FedItemKNN,
+    FedMF,
     FedSpectral,
     LightFR,
     LocALS,
@@ -347,3 +349,41 @@ def test_errors_say_what_to_do():
             call()
     # Nothing is lost by a refused call.
     assert model.partial_fit([[1, 2]], [3.0]).n_rounds_ == 1
+
+
+def test_no_ids_are_nothing_to_forget():
+    model = LocALS(4, n_rounds=2, warm_start=True, random_state=0).fit(X)
+    before = model.predict(X)
+    assert np.array_equal(model.forget([]).predict(X), before)
+
+
+def test_a_mask_is_not_taken_for_ids():
+    model = LocALS(4, n_rounds=2, warm_start=True, random_state=0).fit(X)
+    with pytest.raises(TypeError, match=r"give user_ids_\[mask\] in place of a mask"):
+        model.forget(model.user_ids_ == 5)
+    assert len(model.user_ids_) == 40
+
+
+def test_what_was_added_is_not_dropped_silently():
+    model = FedEASE(20.0, warm_start=True).fit(X).fold_in([[99, 1], [99, 2]])
+    with pytest.warns(UserWarning, match="no longer knows user 99 of fold_in"):
+        model.forget([3])
+
+
+def test_large_integers_of_two_types_stay_apart():
+    known, others = 2**60 + np.array([1, 2]), np.array([2**63 + 5, 2**63 + 6], dtype=np.uint64)
+    rows = np.c_[np.repeat(known, 3), [0, 1, 2, 0, 1, 3]]
+    new = np.c_[np.repeat(others, 2), np.array([0, 1, 2, 3], dtype=np.uint64)]
+    model = FedEASE(5.0, warm_start=True).fit(rows)
+    model.partial_fit(new)
+    assert model.user_ids_.tolist() == [*known.tolist(), *others.tolist()]
+
+
+@pytest.mark.parametrize("Method", [FedMF, CoLR])
+def test_an_update_without_uploads_keeps_what_was_learned(Method):
+    losing = Federation(dropout=0.99)
+    model = Method(n_rounds=3, warm_start=True, random_state=0, federation=losing).fit(X)
+    before = model.item_factors_.copy()
+    model.partial_fit(X[:3], n_rounds=1)
+    assert model.communication_.entries[-2]["messages_up"] == 0
+    assert np.corrcoef(model.item_factors_.ravel(), before.ravel())[0, 1] > 0.9

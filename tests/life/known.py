@@ -30,14 +30,6 @@ KNOWN = (
         "fit|partial_fit|forget",
         "epsilon is inf",
     ),
-    Known(
-        "a refused update ends the run",
-        {"federation": ("SecAggPlus",)},
-        "forget, all but two clients'",
-        "a refused step has changed",
-    ),
-    Known("fold_in is undone silently", {}, "partial_fit|forget", "silently lost users"),
-    Known("add_items is undone silently", {}, "partial_fit|forget", "silently lost items"),
 )
 
 
