@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from fedrecsk._utils.kernels import LazyModule
+from fedrecsk.federated._ratings import RATINGS, sums_of_ratings
 from fedrecsk.protocol.messages import Dense, Message
-from fedrecsk.updates import FieldSpec, Updates
+from fedrecsk.updates import Updates
 
 fedmf_kernels: LazyModule = LazyModule("fedrecsk.federated._fedmf_kernels")
 
@@ -33,12 +34,11 @@ class Targets:
 
     def setup_fields(self):
         """Return what clients send in the set-up: sums of their ratings and of the weights."""
-        return {"ratings": FieldSpec((2,), learned=False)} if self.loss == "squared" else {}
+        return RATINGS if self.loss == "squared" else {}
 
     def answer(self, block):
         """Return a block's sums."""
-        ratings = np.array([block.weights @ block.values, block.weights.sum()])
-        return Updates({"ratings": ratings})
+        return Updates({"ratings": sums_of_ratings(block)})
 
     def mean_rating(self, sums):
         """Return the mean that the server knows after the set-up, None without one."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedrecsk.data._checks import check_ratings, check_scale, scale_of
 from fedrecsk.protocol.messages import Dense
-from fedrecsk.updates import FieldSpec
+from fedrecsk.updates import FieldSpec, Updates
 
 # -------------------------------------------------------------------------- for algorithms
 
@@ -30,6 +30,16 @@ def numbers_of_ratings(block):
 def numbers_of_holders(block):
     """Return how many clients of a block have rated each item."""
     return np.bincount(block.row_items, minlength=block.n_items)
+
+
+def answer(block, names):
+    """Return what a block sends in the set-up: of these sums those that the server asks for."""
+    sums = {
+        "ratings": sums_of_ratings,
+        "n_ratings": numbers_of_ratings,
+        "held_items": numbers_of_holders,
+    }
+    return Updates({name: sums[name](block) for name in names})
 
 
 class Scale(NamedTuple):

@@ -135,12 +135,7 @@ class RFRecAlgorithm(Algorithm[Server, Clients], SharesHistory[Clients]):
         return specs
 
     def answer(self, block, message, key):
-        fields = {
-            "ratings": _ratings.sums_of_ratings(block),
-            "n_ratings": _ratings.numbers_of_ratings(block),
-            "held_items": _ratings.numbers_of_holders(block),
-        }
-        return Updates({name: fields[name] for name in self.setup_fields(block.n_items)})
+        return _ratings.answer(block, self.setup_fields(block.n_items))
 
     def begin(self, catalogue, sums, key):
         known = {name: total.sum for name, total in (sums or {}).items()}

@@ -13,6 +13,7 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._checks import scale_of
+from fedrecsk.federated._implicit_feedback import data_sizes
 from fedrecsk.federated._ratings import RATINGS, RatingScale, Scale, sums_of_ratings
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.neural._layout import one_thread
@@ -153,7 +154,7 @@ class MetaMFAlgorithm(Algorithm[Server, Clients]):
                 rows = slice(own.indptr[who[0]], own.indptr[who[-1] + 1])
                 gradients, lost = _gradients(part, sizes, message, who, clients.level)
                 table[rows], basis[who], scorer[who] = gradients
-                n_ratings[who, 0] = np.add.reduceat(part.weights, part.rating_indptr[:-1])
+                n_ratings[who, 0] = data_sizes(part)
                 loss += lost
         is_finite = np.isfinite(basis).all(axis=(1, 2)) & np.isfinite(scorer).all(axis=1)
         fields = {

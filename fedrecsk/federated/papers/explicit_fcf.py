@@ -95,12 +95,7 @@ class RatingAlgorithm(Algorithm[Any, Any]):
         return "held" if self.upload == "local" else "all"
 
     def answer(self, block, message, key):
-        fields = {
-            "ratings": _ratings.sums_of_ratings(block),
-            "n_ratings": _ratings.numbers_of_ratings(block),
-            "held_items": _ratings.numbers_of_holders(block),
-        }
-        return Updates({name: fields[name] for name in self.setup_fields(block.n_items)})
+        return _ratings.answer(block, self.setup_fields(block.n_items))
 
     def begin(self, catalogue, sums, key):
         assert sums is not None
