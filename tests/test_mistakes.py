@@ -100,6 +100,13 @@ def test_warnings_point_at_the_line_of_the_caller():
     assert {warning.filename for warning in (*caught, *more, *lost, *times)} == {__file__}
 
 
+@pytest.mark.parametrize("mode", ["stale", "offline"])
+def test_a_fit_in_which_no_client_sends_warns(mode):
+    nobody = Federation(dropout=0.9999, dropout_mode=mode)
+    with pytest.warns(ConvergenceWarning, match="In 1 of 1 rounds no client has sent anything"):
+        FedEASE(random_state=0, federation=nobody).fit(X[:, :2])
+
+
 def test_ids_that_are_hardly_meant():
     for column in (0, 1):
         ids = X[:, :2].astype(float)

@@ -232,7 +232,7 @@ def test_added_users_come_and_go(make_one):
         (FEATURES[[]], ValueError, "user_features has no columns"),
         (FEATURES.replace(1, np.nan), ValueError, "user_features contains NaN"),
         (pd.concat([FEATURES, FEATURES.iloc[:1]]), ValueError, "user 0 more than once"),
-        (FEATURES.rename(index=str), ValueError, "ids were numbers in fit"),
+        (FEATURES.rename(index=str), ValueError, "in the index of user_features are strings"),
     ],
 )
 def test_wrong_features_are_named(features, error, what):
@@ -292,3 +292,21 @@ def test_new_users_bring_their_features_and_forgotten_ones_take_theirs():
     model.forget([7])
     assert 7 not in model.user_features.index
     assert 8 in model.user_features.index
+
+
+@pytest.mark.parametrize("kind", [">i8", "<i4", str, object])
+def test_ids_of_every_kind_can_be_forgotten_and_added_again(kind):
+    names = np.arange(N_OLD + N_NEW).astype(kind)
+    rows = pd.DataFrame({"user": np.array(names.tolist())[X[OLD, 0]], "item": X[OLD, 1]})
+    features = FEATURES.set_axis(names)
+    old, new = features.iloc[:N_OLD], features.iloc[N_OLD:]
+    model = make(n_rounds=3, user_features=old, warm_start=True).fit(rows, Y[OLD])
+    model.add_users(new).forget(names[:2]).add_users(new)
+    assert len(model.user_features) == N_OLD - 2
+    assert len(model.user_ids_) == N_OLD - 2 + N_NEW
+
+
+def test_features_of_other_users_are_refused():
+    others = OLD_FEATURES.set_axis(range(10_000, 10_000 + N_OLD))
+    with pytest.raises(ValueError, match="has none of the users of X; set it to the users' ids"):
+        make(user_features=others).fit(X[OLD], Y[OLD])

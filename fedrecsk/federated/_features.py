@@ -35,7 +35,7 @@ SQUARES, SUMS, MEANS = "user_features", "user_sums", "user_means"
 
 @dataclass(eq=False, repr=False)
 class FederatedContent(ItemContent):
-    """`item_features` of a method whose server keeps an ItemPrior as `content` in its state."""
+    """`item_features` of a method whose algorithm keeps an ItemPrior (`item_prior`)."""
 
     # Fields of the final message with a row for each item that features predict, and those that
     # are 0 for an item without ratings.
@@ -224,7 +224,12 @@ class UserFeatures(FederatedRecommender):
         features = np.full((data.n_users, frames[0].shape[1]), np.nan)
         for frame in frames:
             ids, rows = read(frame)
-            codes = data.user_ids.codes(ids.values) if len(ids) else np.empty(0, dtype=int)
+            codes = _codes_of(data.user_ids, ids.values)
+            if not fitted and len(codes) and (codes < 0).all():
+                raise ValueError(
+                    "The index of user_features has none of the users of X; set it to the users' "
+                    "ids, for example with .set_index, or leave user_features out."
+                )
             features[codes[codes >= 0]] = rows[codes >= 0]
         return replace(data, features=features)
 
@@ -323,6 +328,21 @@ def read(features, what="user_features"):
             "make columns of 0 and 1 of ranges."
         )
     return Ids(ids, f"the index of {what}"), rows
+
+
+def _codes_of(users, ids):
+    """Return the code of each id of user_features among users, -1 if it has none."""
+    if not len(ids) or not len(users):
+        return np.full(len(ids), -1)
+    ours, theirs = (
+        "strings" if one.dtype.kind == "U" else "numbers" for one in (ids, users.values)
+    )
+    if ours != theirs:
+        raise ValueError(
+            f"The user ids of X are {theirs} and those in the index of user_features are {ours}; "
+            "convert one of them to the type of the other."
+        )
+    return users.codes(ids)
 
 
 def without(features, users):

@@ -66,7 +66,7 @@ def _completed(estimator, run, data, report, before=None, changed=None):
         attributes = _rounds_of(estimator, run, report, before, changed)
     except Diverged as error:
         raise ValueError(f"{error.what} {hint(estimator, data)}") from error
-    _warn_of_empty_rounds(run.server)
+    _warn_of_empty_rounds(run.server, is_fit=before is None)
     _warn_of_lost_shares(run.server, attributes["privacy_"].epsilon)
     return attributes
 
@@ -606,11 +606,14 @@ def _warn_of_lost_shares(server, spent):
         )
 
 
-def _warn_of_empty_rounds(server):
+def _warn_of_empty_rounds(server, *, is_fit):
     n_empty, n_undecided = server.n_empty_rounds, server.n_undecided_rounds
     why = []
+    rounds = [entry for entry in server.ledger.entries if entry["phase"] == "round"]
     if n_empty:
         why.append(f"In {n_empty} of {server.round} rounds every upload was lost")
+    elif is_fit and not any(entry["messages_up"] for entry in rounds):
+        why.append(f"In {server.round} of {server.round} rounds no client has sent anything")
     if n_undecided:
         aggregator = server.federation.aggregator
         what = "too few clients were left to unmask the sum"
