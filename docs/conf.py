@@ -144,7 +144,7 @@ FOR_AUTHORS = {
     "fedrecsk.aggregation": ["Update"],
     "fedrecsk.data.interactions": ["catalogue_ids", "encode"],
     "fedrecsk.base": ["Recommender", "RatingMixin", "RankingMixin"],
-    "fedrecsk.federated": ["pack_codes", "unpack_codes"],
+    "fedrecsk.federated": ["estimator_of", "pack_codes", "unpack_codes"],
     "fedrecsk.federated.base": ["FederatedRecommender"],
     "fedrecsk.neural.base": ["NeuralRecommender"],
     "fedrecsk.neural.modules": ["GMF", "MLP", "NeuMF", "ScoreFunction"],

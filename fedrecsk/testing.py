@@ -213,7 +213,7 @@ def check_parts_of_a_federation_work_or_are_refused(estimator: FederatedRecommen
 
 
 def check_hooks_keep_to_their_side(estimator: FederatedRecommender) -> None:
-    """Check that hooks set no attributes, and that messages do not depend on past calls."""
+    """Check that functions set no attributes, and that messages do not depend on past calls."""
     X, y = _rows(estimator)
     method = _quick(estimator, n_rounds=2)
     data = method._prepared(X, y)

@@ -148,7 +148,7 @@ class FCF(ServerStep, ImplicitMF):
         set-up  clients report which items they hold, with "local"
                 or if reg_exponent > 0                              answer
         each round
-          1  server sends all q_i ("local": theirs, and sum q q')   _model
+          1  server sends all q_i ("local": theirs, and sum q q')   broadcast
           2  clients solve for their users                        kernel fit_users
           3  ... and upload the gradient of all items             kernel item_gradients
           4  server takes a step of Adam                          step

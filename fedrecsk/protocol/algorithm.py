@@ -45,15 +45,15 @@ class Traits:
         Whether a fit to other rows can go on from the state.
     sends_once : bool
         Whether a client sends in one of the rounds only, to a sum that is all of the server's
-        state, and from which it can take its part back (:class:`SendsOnce`).
+        state, and from which it can take its part back (``SendsOnce``).
     shares_history : bool
-        Whether clients of equal history share a part of their state (:class:`SharesHistory`).
+        Whether clients of equal history share a part of their state (``SharesHistory``).
     may_be_silent : bool
         Whether `broadcast` may return None; clients then continue with their last message.
     chooses_cohorts : bool
-        Whether the server chooses who takes part (:class:`ChoosesCohorts`).
+        Whether the server chooses who takes part (``ChoosesCohorts``).
     n_exchanges : int
-        How many times in each round devices send something to each other (:class:`MeetsPeers`).
+        How many times in each round devices send something to each other (``MeetsPeers``).
     admits_late_clients : bool
         Whether clients may join after the set-up: the server keeps nothing for each client.
     refuses : dict of {str: str}
@@ -84,7 +84,7 @@ class Algorithm(ABC, Generic[S, C]):
     A subclass is a frozen dataclass of hyperparameters. The functions stand in the order of a
     paper's algorithm. Server and clients exchange only a :class:`~fedrecsk.protocol.Message`
     (download) and :class:`~fedrecsk.protocol.Updates` (upload). States are dataclasses whose fields
-    say by what arrays are indexed, see :mod:`fedrecsk.protocol.states`.
+    say by what arrays are indexed, see ``fedrecsk.protocol.states``.
 
     Server functions get the shared key, a :class:`~fedrecsk.protocol.keys.Key`; client functions
     get :class:`~fedrecsk.protocol.keys.Keys`, a shared and a private one. No function changes what

@@ -35,9 +35,7 @@ class Deployment:
         if side.setting["federation"] == "SecAggPlus":
             if self.identities is None:
                 everybody = range(S.MOST_USERS + S.N_SILOS)
-                self.identities = write_identities(
-                    everybody, folder / "identities", fewest=3
-                )
+                self.identities = write_identities(everybody, folder / "identities", fewest=3)
             others["identities"] = self.identities
         estimator = S.estimator_of(side.setting)
         with (
