@@ -116,7 +116,7 @@ class DeviceServer(Server):
         self.downlink.admit(self.n_held[first:])
         self.uplink.admit(n_late)
         if self.only is not None:
-            self.only = np.pad(self.only, (0, n_late))
+            self.only: NDArray[np.bool_] | None = np.pad(self.only, (0, n_late))
         self.ledger.open("catalogue")
         newest = np.arange(self.n_clients) >= first
         self.downlink.count(catalogue_nbytes(self.item_ids), newest)
