@@ -16,7 +16,6 @@ class Known(NamedTuple):
 
 
 KNOWN = (
-    Known("13", {"known": ("times",), "rows": ("Arrow",)}, "evaluate", "could not convert string"),
     # New, in the files of others, or not yet mended.
     Known(
         "a deployed update of cohorts differs",
