@@ -26,7 +26,7 @@ from fedrecsk.datasets import fetch_movielens, make_ratings
 from fedrecsk.federated.colr import CoLR
 from fedrecsk.federated.fedmf import FedMF
 from fedrecsk.privacy import CKKS, Paillier, SecAggPlus, secure_sum
-from fedrecsk.privacy._masked_sum import Ring, bytes_of_sum, masked_sum
+from fedrecsk.privacy._secagg_protocol import Ring, bytes_of_sum, masked_sum
 from fedrecsk.protocol.network_time import PROFILES, estimate_training_time
 
 N_ITEMS = 3706

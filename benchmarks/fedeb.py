@@ -20,7 +20,7 @@ from benchmarks._seeds import choosing, reported
 from benchmarks._timing import Stopwatch
 from benchmarks.rfrec import CUTS, split
 from fedrecsk import BayesianSVDpp, BiasOnly, FedEB, Federation, SVDpp
-from fedrecsk.attacks import measure_leak
+from fedrecsk.audit import measure_leak
 from fedrecsk.compression import Quantization
 from fedrecsk.datasets import fetch_movielens
 from fedrecsk.ensemble import RatingEnsemble

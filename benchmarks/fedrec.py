@@ -17,7 +17,7 @@ from benchmarks._seeds import reported
 from benchmarks._variants import variant
 from benchmarks.rfrec import errors, split
 from fedrecsk import BiasOnly, Federation, FedRec
-from fedrecsk.attacks import measure_leak
+from fedrecsk.audit import measure_leak
 from fedrecsk.datasets import fetch_movielens
 
 PAPER = {

@@ -1,14 +1,14 @@
 """Measure what uploads, sums and models reveal: ``python -m benchmarks.leakage COMMAND``.
 
 `uploads`: an honest but curious server inverts uploads of clients with one user each, or secure
-sums of them; see `fedrecsk.attacks.measure_leak`. The columns are the shares of user vectors
+sums of them; see `fedrecsk.audit.measure_leak`. The columns are the shares of user vectors
 recovered, of their directions, the median |cosine|, the shares of (client, item) pairs and of
 ratings; 1 means all of them and none wrong. In brackets: the best guess that reads no upload
 and is the same for all clients. The last column says how many clients were isolated from sums.
 "refused": the method raises an error in this setting. FedNCF and PFedRec need the extra torch.
 
 `membership`: whether the final model alone shows which users, or which rows, it was trained on;
-see `fedrecsk.attacks.measure_membership`.
+see `fedrecsk.audit.measure_membership`.
 
 Data: MovieLens-100k, in the folder --data-home or FEDRECSK_DATA.
 """
@@ -43,7 +43,7 @@ from fedrecsk import (
     SCoLR,
     SemiDFEGL,
 )
-from fedrecsk.attacks import measure_leak, measure_membership
+from fedrecsk.audit import measure_leak, measure_membership
 from fedrecsk.datasets import fetch_movielens
 from fedrecsk.privacy import LaplaceMechanism
 

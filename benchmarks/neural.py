@@ -22,8 +22,8 @@ from benchmarks._command_line import command_line
 from benchmarks._quality import row, split
 from benchmarks._seeds import reported
 from benchmarks.lightfr import hits
-from fedrecsk.federated._round_loop import Run
 from fedrecsk.neural import FedNCF, PFedRec
+from fedrecsk.simulation.run import Run
 
 MODELS = {
     "FedNCF": FedNCF(),

@@ -26,7 +26,7 @@ from benchmarks._seeds import choosing, reported
 from benchmarks._timing import Stopwatch
 from benchmarks.rfrec import split
 from fedrecsk import BiasOnly, FedEB, Federation, PrivFedEB
-from fedrecsk.attacks import audit_privacy, measure_membership
+from fedrecsk.audit import audit_privacy, measure_membership
 from fedrecsk.datasets import fetch_movielens
 from fedrecsk.federated import fedeb, privfedeb
 from fedrecsk.privacy import CentralDP

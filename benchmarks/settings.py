@@ -26,8 +26,8 @@ from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import Promotion, RandomDirection, RandomUpload, SignFlip
 from fedrecsk.compression import LowRank, Quantization, TopK
 from fedrecsk.datasets import fetch_movielens
-from fedrecsk.federated import _round_loop
 from fedrecsk.privacy import CKKS, LaplaceMechanism, SecAggPlus
+from fedrecsk.simulation.run import Run
 
 METHODS = {
     "RFRec": RFRec(),
@@ -82,7 +82,7 @@ def seconds_per_round(model, X, y, n_rounds):
 
 
 def _median_round(model, data, n_rounds):
-    run = _round_loop.Run.new(model, data)
+    run = Run.new(model, data)
     seconds = []
     with (
         get_threadpool_controller().limit(limits=1, user_api="blas"),

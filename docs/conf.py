@@ -144,6 +144,7 @@ FOR_AUTHORS = {
     "fedrecsk.aggregation": ["Update"],
     "fedrecsk.data.interactions": ["catalogue_ids", "encode"],
     "fedrecsk.base": ["Recommender", "RatingMixin", "RankingMixin"],
+    "fedrecsk.deployment": ["ClientMessage", "Device", "DeviceServer", "Numbers"],
     "fedrecsk.federated": ["estimator_of", "pack_codes", "unpack_codes"],
     "fedrecsk.federated.base": ["FederatedRecommender"],
     "fedrecsk.neural.base": ["NeuralRecommender"],
@@ -152,7 +153,7 @@ FOR_AUTHORS = {
     "fedrecsk.protocol.keys": ["Key", "Keys"],
     "fedrecsk.protocol.messages": ["Catalogue", "ClientCodes", "Registration"],
     "fedrecsk.protocol.participation": ["Participation", "RoundMasks"],
-    "fedrecsk.protocol.secure_sums": ["EncryptionReport", "MaskingReport"],
+    "fedrecsk.protocol.secure_accounts": ["EncryptionReport", "MaskingReport"],
 }
 # The pages that explain an estimator; its page in the API reference leads there.
 METHOD_PAGES = {
@@ -187,6 +188,7 @@ NOT_LISTED = {
     "fedrecsk.base",
     "fedrecsk.data",
     "fedrecsk.deployment",
+    "fedrecsk.simulation",
     "fedrecsk.updates",
 }
 

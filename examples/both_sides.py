@@ -13,9 +13,9 @@ import numpy as np
 
 from fedrecsk import LocALS
 from fedrecsk.datasets import make_interactions
+from fedrecsk.deployment import Device, DeviceServer
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.model_selection import UserHoldout
-from fedrecsk.protocol import Device, DeviceServer
 
 X = make_interactions(n_users=240, n_items=200, n_interactions=6_000, random_state=0)
 X, X_test = UserHoldout(test_size=0.2, random_state=0).train_test_split(X)

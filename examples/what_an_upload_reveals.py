@@ -14,7 +14,7 @@ import numpy as np
 from sklearn.base import is_regressor
 
 from fedrecsk import CoLR, Federation, LightFR, LocALS, RFRec
-from fedrecsk.attacks import measure_leak
+from fedrecsk.audit import measure_leak
 from fedrecsk.datasets import make_ratings
 from fedrecsk.privacy import CKKS, LaplaceMechanism
 

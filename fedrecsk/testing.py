@@ -16,8 +16,9 @@ from sklearn.utils.estimator_checks import check_estimator
 from fedrecsk.aggregation import NormClipping, TrimmedMean
 from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import Quantization
+from fedrecsk.deployment import Device, DeviceServer
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.protocol import Algorithm, Device, DeviceServer, Federation, blocks
+from fedrecsk.protocol import Algorithm, Federation, blocks
 from fedrecsk.protocol.keys import Key
 
 # How far two fits may differ that add up the same numbers in another order.

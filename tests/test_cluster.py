@@ -44,12 +44,12 @@ from fedrecsk.cluster import checkpoints, gather
 from fedrecsk.cluster._checkpoints import Log
 from fedrecsk.compression import Quantization
 from fedrecsk.datasets import make_ratings
-from fedrecsk.federated import _cluster, _round_loop
-from fedrecsk.federated._cluster_workers import NOTHING, Sum, add_node
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.privacy import CKKS, CentralDP, GaussianMechanism, SecAggPlus
 from fedrecsk.protocol import Federation
 from fedrecsk.protocol.keys import Key
+from fedrecsk.simulation import dask_run, making
+from fedrecsk.simulation.dask_workers import NOTHING, Sum, add_node
 
 pytestmark = [
     pytest.mark.full,
@@ -224,7 +224,7 @@ NOISY = {
 @pytest.mark.parametrize("noise", NOISY)
 def test_noise_is_drawn_as_in_one_process(noise, client, monkeypatch):
     # The secret depends on the rows, which nobody has together.
-    monkeypatch.setattr(_round_loop, "_secret", lambda *given: Key(5))
+    monkeypatch.setattr(making, "secret_of", lambda *given: Key(5))
     parts = NOISY[noise]
     model = RFRec(n_rounds=3, federation=Federation(**parts), **PUBLIC)
     assert_same(fitted(model, PARTED), fitted(model, FRAME))
@@ -335,7 +335,7 @@ def test_a_lost_worker_changes_nothing(name, mortals):
 @pytest.mark.parametrize(("name", "what"), [("RFRec", "call"), ("clipping", "each")])
 def test_a_worker_lost_amid_a_call_repeats_it(name, what, mortals, monkeypatch):
     model = MODELS[name].set_params(random_state=0)
-    expected, begun, calls = fitted(model, PARTED), _cluster._begun, []
+    expected, begun, calls = fitted(model, PARTED), dask_run._begun, []
 
     def kill_amid(holder, name, args):
         call = begun(holder, name, args)
@@ -344,7 +344,7 @@ def test_a_worker_lost_amid_a_call_repeats_it(name, what, mortals, monkeypatch):
             kill_a_worker(mortals)
         return call
 
-    monkeypatch.setattr(_cluster, "_begun", kill_amid)
+    monkeypatch.setattr(dask_run, "_begun", kill_amid)
     with pytest.warns(UserWarning, match="A worker was lost"):
         ours = fitted(model, PARTED)
     np.testing.assert_array_equal(ours.item_factors_, expected.item_factors_)
@@ -393,7 +393,7 @@ def processes(commands):
 
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_a_scheduler_that_ends(comes_back, client, monkeypatch, tmp_path):
-    monkeypatch.setattr(_cluster, "PATIENCE", 60.0 if comes_back else 0.5)
+    monkeypatch.setattr(dask_run, "PATIENCE", 60.0 if comes_back else 0.5)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -429,7 +429,7 @@ def test_a_scheduler_that_ends(comes_back, client, monkeypatch, tmp_path):
 
 
 def test_workers_that_are_lost_again_and_again_end_the_fit(mortals, monkeypatch):
-    monkeypatch.setattr(_cluster, "MOST_LOSSES", 1)
+    monkeypatch.setattr(dask_run, "MOST_LOSSES", 1)
     killers = [InRound(round, lambda: kill_a_worker(mortals)) for round in (1, 3)]
     model = RFRec(n_rounds=5).set_callbacks(*killers)
     lost = pytest.raises(RuntimeError, match="lost 2 times in this fit")
@@ -460,7 +460,7 @@ def test_an_interrupted_fit_goes_on_after_its_checkpoint(name, client, tmp_path)
 
 
 def test_workers_are_found_while_dask_asks_for_none(client):
-    cluster, asking = _cluster.Cluster(client, [], 1), True
+    cluster, asking = dask_run.Cluster(client, [], 1), True
 
     def ask():
         # As Dask does by itself every two seconds.

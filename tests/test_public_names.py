@@ -16,6 +16,7 @@ MODULES = [
     "fedrecsk",
     "fedrecsk.aggregation",
     "fedrecsk.attacks",
+    "fedrecsk.audit",
     "fedrecsk.base",
     "fedrecsk.centralized",
     "fedrecsk.cluster",

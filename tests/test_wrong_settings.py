@@ -8,16 +8,8 @@ import pytest
 
 from fedrecsk import ExplicitFCF, Federation, FedMF, LocALS, RFRec
 from fedrecsk.aggregation import Krum, NormClipping, TrimmedMean
-from fedrecsk.attacks import (
-    ALIE,
-    Adversary,
-    Fang,
-    PipAttack,
-    Promotion,
-    RandomUpload,
-    SignFlip,
-    measure_leak,
-)
+from fedrecsk.attacks import ALIE, Adversary, Fang, PipAttack, Promotion, RandomUpload, SignFlip
+from fedrecsk.audit import measure_leak
 from fedrecsk.compression import Compressed, Compressor, LowRank, Quantization, TopK
 from fedrecsk.privacy import CKKS, LaplaceMechanism, Paillier, secure_sum
 from tests.conftest import make_toy

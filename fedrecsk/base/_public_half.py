@@ -242,7 +242,7 @@ class PublicHalf:
 
         The numbers are learned from all users, and a centralised model, or one without
         differential privacy, may show something about them
-        (:func:`fedrecsk.attacks.measure_membership`). The catalogue is in the file: without
+        (:func:`fedrecsk.audit.measure_membership`). The catalogue is in the file: without
         `items` it is the items of X.
 
         Examples

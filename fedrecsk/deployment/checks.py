@@ -10,11 +10,11 @@ import numpy as np
 
 from fedrecsk._version import __version__
 from fedrecsk.data.interactions import catalogue_ids
-from fedrecsk.federated._updating import check_exact, goes_on
+from fedrecsk.deployment.device_server import DeviceServer
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.privacy._masked_sum import FEWEST_CLIENTS
-from fedrecsk.protocol.device_server import DeviceServer
+from fedrecsk.privacy._secagg_protocol import FEWEST_CLIENTS
 from fedrecsk.protocol.messages import Registration
+from fedrecsk.simulation.updating import check_exact, goes_on
 
 if TYPE_CHECKING:
     from typing import Any

@@ -5,19 +5,17 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sklearn.base import clone
-from sklearn.exceptions import ConvergenceWarning
 
 from fedrecsk.data._checks import LARGEST, hint
 from fedrecsk.data.interactions import catalogue_ids, named
 from fedrecsk.deployment.checks import check_deployable, check_updatable, differences, digests
+from fedrecsk.deployment.device_server import DeviceServer
 from fedrecsk.deployment.exchanges import Exchanges, Members, NotEnough
-from fedrecsk.deployment.masked_sums import MaskedSum
 from fedrecsk.deployment.records import (
     MalformedMessage,
     masking_arrays,
@@ -27,21 +25,23 @@ from fedrecsk.deployment.records import (
     session_of,
     upload_of,
 )
+from fedrecsk.deployment.secagg_rounds import MaskedSum
 from fedrecsk.deployment.server_model import model_for_newcomers
 from fedrecsk.deployment.store import MODEL, STATE
-from fedrecsk.federated._updating import SHARE
 from fedrecsk.privacy import MaskingFailed
-from fedrecsk.privacy._masked_sum import FEWEST_CLIENTS, MaskingServer
-from fedrecsk.protocol.device_server import DeviceServer
+from fedrecsk.privacy._secagg_protocol import FEWEST_CLIENTS, MaskingServer
 from fedrecsk.protocol.keys import SETUP
+from fedrecsk.protocol.loop import Loop
 from fedrecsk.protocol.messages import Dense, Message, PerClient, Rows
-from fedrecsk.protocol.secure_sums import aligned_size, summed_updates, units_of
+from fedrecsk.protocol.secure_accounts import aligned_size, summed_updates, units_of
+from fedrecsk.simulation.updating import SHARE
 from fedrecsk.updates import ClientUpdates
 
 if TYPE_CHECKING:
     from fedrecsk.deployment.exchanges import Carrier
     from fedrecsk.deployment.store import Store
     from fedrecsk.protocol.keys import Key
+    from fedrecsk.protocol.participation import Participation
 
 log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 CHECKPOINT = "checkpoint"
@@ -67,7 +67,7 @@ class Progress:
     survivors: dict[tuple[str, int], list[int]] = field(default_factory=dict)
 
 
-class Coordinator:
+class Coordinator(Loop):
     """Runs a fit over a carrier; its parameters are those of :func:`server_app`."""
 
     def __init__(
@@ -108,7 +108,7 @@ class Coordinator:
         self.is_resumed: bool = interrupted is not None
         self.progress: Progress = interrupted or self._new_fit(ours, key)
         # The server's half of the protocol, and the clients.
-        self.server: Any = self.progress.server
+        self.server: DeviceServer = self.progress.server
         self.members: Members = self.progress.members
         greeting = {"kind": "register", "fit": self.progress.fit, "parameters": ours}
         if self._last is not None:
@@ -176,11 +176,9 @@ class Coordinator:
         else:
             self._begin()
         server = self.server
-        while (
-            server.round < server.method._rounds(server.n_clients) and not server.stopping.stopped
-        ):
+        while not self.is_over:
             self._admit_newcomers()
-            self._round()
+            self.round()
             if not server.stopping.stopped:
                 self.store.save(CHECKPOINT, self.progress)
         result = self._end()
@@ -204,37 +202,47 @@ class Coordinator:
         places = server.register([one.registration for one in registered])
         for one, place in zip(registered, places, strict=True):
             one.place = place
-        self._set_up(registered, quorum=1.0)
+        self.set_up()
         if self._last is not None:
             self._go_on(self._last.server)
         self.store.save(CHECKPOINT, self.progress)
 
-    def _set_up(self, members, quorum, late=False):
-        """Take the set-up with some members."""
-        server, masks = self.server, self.server.federation.masks
-        asked = {one.code: one for one in sorted(members, key=lambda one: one.code)}
+    def ask_setup(self, message: Message) -> Any:
+        """Return the answers of all clients to the message of the set-up."""
+        uploads, n_malformed = self._ask("setup", 0, self.members.by_code, message, 1.0)
+        if n_malformed:
+            raise NotEnough(
+                f"{n_malformed} answers to the set-up message were malformed, and the fit needs "
+                "those of all clients; the log names them. Mend these nodes or leave them out, and "
+                "run this app again."
+            )
+        if not uploads and self.server.federation.masks:
+            raise NotEnough("The sum of the set-up is lost; run this app again.")
+        self._answered = _senders_of(uploads)
+        return uploads
+
+    def announce(self, message: Message) -> None:
+        """Let the announcement come with the next request to each client."""
+        for code, one in self.members.by_code.items():
+            if not self.server.has_setup or code in self._answered:
+                one.is_set_up, one.knows_place = True, False
+
+    def _set_up_late(self, members):
+        """Take the set-up with clients that join after it."""
+        server, asked = self.server, {one.code: one for one in members}
         if server.has_setup:
-            message = server.setup_message(late=late)
-            uploads, n_malformed = self._ask("setup", 0, asked, message, quorum, late)
-            if n_malformed and not late:
-                raise NotEnough(
-                    f"{n_malformed} answers to the set-up message were malformed, and the fit "
-                    "needs those of all clients; the log names them. Mend these nodes or leave "
-                    "them out, and run this app again."
-                )
-            if late and masks:
+            message = server.setup_message(late=True)
+            uploads, n_malformed = self._ask("setup", 0, asked, message, 0.0, late=True)
+            if server.federation.masks:
                 # A sum over those that join late would be over few.
                 answered = {one.code for one in self.exchanges.answered}
             else:
-                if not uploads and masks:
-                    raise NotEnough("The sum of the set-up is lost; run this app again.")
-                server.close_setup(uploads, late=late)
+                server.close_setup(uploads, late=True)
                 answered = _senders_of(uploads)
             server.ledger.count(rejected=n_malformed)
             asked = {code: one for code, one in asked.items() if code in answered}
-        server.send_announcement(late=late)
+        server.send_announcement(late=True)
         for one in asked.values():
-            # The announcement comes with the next request.
             one.is_set_up, one.knows_place = True, False
 
     def _go_on(self, last):
@@ -280,7 +288,7 @@ class Coordinator:
             return
         # Some may have been asked before, and their answers were lost.
         server.repeat_setup([one.code for one in waiting])
-        self._set_up(waiting, quorum=0.0, late=True)
+        self._set_up_late(sorted(waiting, key=lambda one: one.code))
         for one in waiting:
             if one.is_set_up:
                 log.info("Client %s joins in round %d", one.name, server.round + 1)
@@ -309,14 +317,10 @@ class Coordinator:
             if one.node is not None:
                 self.exchanges.refuse(one.node, why)
 
-    def _round(self):
+    def ask_round(self, participation: Participation, message: Message | None) -> None:
+        """Let clients update, close the round, and log it."""
         server, number = self.server, self.server.round
-        turn, message = server.open_round()
-        if message and number and server.method.early_stopping:
-            self._validate(turn.receives)
-            if server.stopping.stopped:
-                return
-        asked, n_undecided = self._of(turn.active), server.n_undecided_rounds
+        asked, n_undecided = self._of(participation.active), server.n_undecided_rounds
         uploads, n_malformed = self._ask("round", number, asked, message, self.quorum)
         server.close_round(uploads)
         if server.algorithm.traits.sends_once and not server.federation.secure_aggregation:
@@ -354,19 +358,22 @@ class Coordinator:
         chosen = {code: by_code[code] for code in np.flatnonzero(mask).tolist()}
         return {code: one for code, one in chosen.items() if one.is_set_up}
 
-    def _validate(self, receives):
-        """Let clients evaluate the model, and note whether it is the best so far."""
-        server, asked = self.server, self._of(receives)
-        message = self._measured = self._unannounced(server.send_for_validation(receives))
+    def ask_validation(self, participation: Participation, message: Message) -> Any:
+        """Return the clients' sums of losses on the rows that they hold out."""
+        server, asked = self.server, self._of(participation.receives)
+        message = self._measured = self._unannounced(message)
         uploads, n_malformed = self._ask("validate", server.round, asked, message, self.quorum)
         server.ledger.count(rejected=n_malformed)
-        if server.close_validation(uploads, receives):
-            self.progress.best = server.round
+        return uploads
+
+    def keep_best(self, who: Any) -> None:
+        """Let clients keep what they have measured last, when they are asked again."""
+        self.progress.best = self.server.round
 
     def _end(self):
         """Send the final model; save the server's model and return it."""
         server = self.server
-        message = server.send_best() if server.stopping.stopped else self._last_model()
+        message = self.final_message()
         final = self._unannounced(message)
         self._ask("finish", server.round, self.members.by_code, final, 0.0)
         self._turn_away(
@@ -379,23 +386,6 @@ class Coordinator:
         if self.estimator.warm_start:
             self.store.save(STATE, self.progress)
         return model
-
-    def _last_model(self):
-        """Return the model of the last round, or of the best one."""
-        server, stopping = self.server, self.server.stopping
-        message = server.send_final()
-        if not server.method.early_stopping:
-            return message
-        self._validate(server.final_participation().receives)
-        if stopping.message is None:
-            warnings.warn(
-                "No client has measured a validation loss, so the last model is kept.",
-                ConvergenceWarning,
-                stacklevel=2,
-            )
-        elif stopping.best_round != server.round - 1:
-            return server.send_best()
-        return message
 
     def _unannounced(self, message):
         """Return a message without what clients know from the announcement."""

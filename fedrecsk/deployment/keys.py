@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from fedrecsk.privacy import Identity
-from fedrecsk.privacy._masked_sum import FEWEST_CLIENTS
+from fedrecsk.privacy._secagg_protocol import FEWEST_CLIENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

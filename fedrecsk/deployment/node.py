@@ -12,6 +12,7 @@ import numpy as np
 
 from fedrecsk.data.interactions import catalogue_ids
 from fedrecsk.deployment.checks import Refused, check_deployable, differences, digests
+from fedrecsk.deployment.device import Device
 from fedrecsk.deployment.exchanges import MODEL, PLACE
 from fedrecsk.deployment.records import (
     MalformedMessage,
@@ -27,9 +28,8 @@ from fedrecsk.deployment.records import (
 )
 from fedrecsk.deployment.store import MODEL as MODEL_FILE
 from fedrecsk.privacy import MaskingFailed
-from fedrecsk.privacy._masked_sum import MaskingClient
+from fedrecsk.privacy._secagg_protocol import MaskingClient
 from fedrecsk.privacy.secagg import MOST_BITS
-from fedrecsk.protocol.device import Device
 from fedrecsk.protocol.early_stopping import VALIDATION
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Message

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedrecsk.protocol import ClientMessage, Dense, Derived, Message, Numbers, Rows
+from fedrecsk.deployment.client_message import ClientMessage, Numbers
+from fedrecsk.protocol import Dense, Derived, Message, Rows
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import ClientCodes, Registration, narrowed
 

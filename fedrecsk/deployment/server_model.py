@@ -15,13 +15,13 @@ from fedrecsk.deployment.checks import differences, digests
 from fedrecsk.deployment.exchanges import Exchanges, Members
 from fedrecsk.deployment.records import message_arrays, pack
 from fedrecsk.deployment.store import MODEL, STATE
-from fedrecsk.federated._round_loop import fitted_attributes
 from fedrecsk.protocol.messages import Dense, Message
+from fedrecsk.simulation.run import fitted_attributes
 
 if TYPE_CHECKING:
+    from fedrecsk.deployment.device_server import DeviceServer
     from fedrecsk.deployment.exchanges import Carrier
     from fedrecsk.deployment.store import Store
-    from fedrecsk.protocol.device_server import DeviceServer
 
 
 def model_for_newcomers(estimator: Any, server: DeviceServer, message: Message) -> Any:

@@ -16,16 +16,16 @@ from fedrecsk._utils.sklearn_compat import Interval, get_threadpool_controller
 from fedrecsk._utils.threads import N_JOBS
 from fedrecsk.base import Recommender
 from fedrecsk.base._item_weights import history_of
-from fedrecsk.federated import _cluster, _private, _round_loop, _weak_fits
-from fedrecsk.federated._updating import Updating
 from fedrecsk.protocol import blocks as _blocks
-from fedrecsk.protocol import refusals
+from fedrecsk.protocol import private_fits, refusals
 from fedrecsk.protocol.central_noise import CentralNoise
 from fedrecsk.protocol.clients import personal_attributes
 from fedrecsk.protocol.federation import Federation
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.participation import Sampling
 from fedrecsk.protocol.server import server_sees
+from fedrecsk.simulation import dask_run, run, weak_fits
+from fedrecsk.simulation.updating import Updating
 
 if TYPE_CHECKING:
     from typing import Any, Self
@@ -191,15 +191,15 @@ class FederatedRecommender(Updating, Recommender):
         federation._validate_params()
         refusals.check(type(self).__name__, self._algorithm().traits, federation)
         if federation.secure_aggregation is not None:
-            _private.check_secure(self)
+            private_fits.check_secure(self)
         if federation.central_dp is not None:
-            _private.check(self, federation.central_dp)
+            private_fits.check(self, federation.central_dp)
         if federation.local_dp is not None:
-            _private.check_local(self)
+            private_fits.check_local(self)
 
     def _prepared(self, X, y=None, clients=None, sample_weight=None, catalogue=None):
         data = super()._prepared(X, y, clients, sample_weight, catalogue)
-        _private.warn_of_cost(self, data.n_clients)
+        private_fits.warn_of_cost(self, data.n_clients)
         return data
 
     def _private_problems(self, part):
@@ -238,22 +238,22 @@ class FederatedRecommender(Updating, Recommender):
         return releases.planned(server_sees(self, federation))
 
     def _fit_on_cluster(self, X, y, clients, sample_weight):
-        return _cluster.fit(self, X, y, clients, sample_weight)
+        return dask_run.fit(self, X, y, clients, sample_weight)
 
     def _fit(self, data, report):
         # Not before the fit has ended: a refused one must not lose the last one's users.
         report.static |= {"_parts": None}
-        return _round_loop.fit(self, data, report)
+        return run.fit(self, data, report)
 
     def _check_after_fit(self, data):
         # A history that fades is not there to rank the user's old rows.
         fades = getattr(self, "history_half_life", None) is not None
         if self._setting().adversary is None and not fades:
-            _weak_fits.warn_if_weak(self, data)
+            weak_fits.warn_if_weak(self, data)
 
     def _watch(self, data, n_rounds):
-        """Run the rounds for a curious server; see :func:`_round_loop.watch`."""
-        return _round_loop.watch(self, data, n_rounds)
+        """Run the rounds for a curious server; see `run.watch`."""
+        return run.watch(self, data, n_rounds)
 
     def __getattr__(self, name: str) -> Any:
         if vars(self).get("_parts") is not None and name.startswith("user_"):

@@ -166,7 +166,7 @@ class FCF(ServerStep, ImplicitMF):
     *What it reveals.* The server uses only sums over clients. In plaintext, one upload of a
     one-user client gives p_u and the user's items exactly: a row is
     ``(p_u . q_i) p_u`` for items that the user does not have, and something else for the others
-    (:func:`fedrecsk.attacks.measure_leak`).
+    (:func:`fedrecsk.audit.measure_leak`).
 
     *Gradients* are sent as half of the derivatives; the server doubles them. A cohort's sum
     stands for that of all clients: it is divided by the number of uploads accepted, and so is

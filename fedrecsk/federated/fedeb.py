@@ -543,7 +543,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
 
     *What it reveals.* The server uses only sums, so secure sums hide the rest. Without them, one
     upload reveals exactly which items its user has rated and how, and the user's vector
-    (:func:`fedrecsk.attacks.measure_leak`). A sum over a small cohort does not hide the rows of
+    (:func:`fedrecsk.audit.measure_leak`). A sum over a small cohort does not hide the rows of
     items that only one of its clients has rated. Audiences tell every client, and whoever has the
     model, how often two items are rated by the same users; items with fewer than 10 users have
     none, because theirs would list what else these have rated.

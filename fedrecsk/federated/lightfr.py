@@ -131,7 +131,7 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
     negatives included. With "parameter": n_bits bits and the index. There is no set-up.
 
     *What it reveals.* In plaintext, one upload of one client gives its code and all its ratings,
-    up to mirroring both (:func:`fedrecsk.attacks.measure_leak`), and its row indices which items it
+    up to mirroring both (:func:`fedrecsk.audit.measure_leak`), and its row indices which items it
     has visited. Secure sums of integers with ``upload="all"`` hide single clients.
 
     *Losses.* The training loss is the weighted mean squared error of similarities over the pairs

@@ -19,11 +19,11 @@ from fedrecsk.federated import _ratings
 from fedrecsk.federated._features import FederatedContent
 from fedrecsk.federated._optimizers import Moments, adam
 from fedrecsk.federated._own_items import OwnItems
-from fedrecsk.federated._private import problems_of_scale
 from fedrecsk.federated._ratings import Columns, Scale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.algorithm import Algorithm, SharesHistory, Traits
 from fedrecsk.protocol.messages import Dense, Message
+from fedrecsk.protocol.private_fits import problems_of_scale
 from fedrecsk.protocol.states import Axis, Kept, PerClient, PerItem, PerRow
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
 

@@ -168,7 +168,7 @@ class FederatedModule(NeuralRecommender):
     change of each, with zeros for items without examples, plus one byte per item with
     ``aggregation="visits"``. A server that sees single uploads learns from one of them which items
     the client has: positives have changed one way and sampled negatives the other, see
-    :func:`~fedrecsk.attacks.measure_leak` and ``Federation(secure_aggregation=...)``.
+    :func:`~fedrecsk.audit.measure_leak` and ``Federation(secure_aggregation=...)``.
 
     *Exactness.* The result is that of a loop over clients with whole tables, up to rounding: of a
     table with a row per item, only the rows of a client's examples have a gradient.

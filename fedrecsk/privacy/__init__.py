@@ -1,7 +1,7 @@
 """Mechanisms that protect uploads, and the accounting of what they guarantee."""
 
-from fedrecsk.privacy._masked_sum import Identity, MaskingFailed
-from fedrecsk.privacy._secure_sum import (
+from fedrecsk.privacy._secagg_protocol import Identity, MaskingFailed
+from fedrecsk.privacy._secure_aggregation import (
     Ciphertext,
     Encryption,
     Keys,

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedrecsk._utils.sklearn_compat import Interval, Options
 from fedrecsk._utils.user_warnings import warn
-from fedrecsk.privacy._secure_sum import Encryption, Keys, Party
+from fedrecsk.privacy._secure_aggregation import Encryption, Keys, Party
 
 # Most bits of the coefficient modulus at 128-bit security, by degree (Homomorphic Encryption
 # Standard, 2018, table 1, ternary secrets).

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
-from fedrecsk.privacy._masked_sum import FEWEST_CLIENTS, Plan
-from fedrecsk.privacy._secure_sum import SecureAggregation
+from fedrecsk.privacy._secagg_protocol import FEWEST_CLIENTS, Plan
+from fedrecsk.privacy._secure_aggregation import SecureAggregation
 
 if TYPE_CHECKING:
     from typing import Any

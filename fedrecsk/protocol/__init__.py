@@ -1,10 +1,7 @@
 """The simulated federation: its parameters, the two sides of the protocol, messages, ledger."""
 
 from fedrecsk.protocol.algorithm import Algorithm, Traits
-from fedrecsk.protocol.client_message import ClientMessage, Numbers
 from fedrecsk.protocol.clients import Clients
-from fedrecsk.protocol.device import Device
-from fedrecsk.protocol.device_server import DeviceServer
 from fedrecsk.protocol.federation import Federation
 from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.protocol.messages import (
@@ -23,20 +20,16 @@ from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Summed, Updat
 
 __all__ = [
     "Algorithm",
-    "ClientMessage",
     "ClientUpdates",
     "Clients",
     "Dense",
     "Derived",
-    "Device",
-    "DeviceServer",
     "Federation",
     "FieldSpec",
     "GroupMessages",
     "Ledger",
     "Message",
     "NetworkProfile",
-    "Numbers",
     "PerClient",
     "Rows",
     "Server",

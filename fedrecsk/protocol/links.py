@@ -13,7 +13,7 @@ from fedrecsk.data._checks import Diverged
 from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.protocol.central_noise import warn_of_delta
 from fedrecsk.protocol.messages import Message, Rows, Total, Upload, narrowed
-from fedrecsk.protocol.secure_sums import aligned_size, as_vector, fields_of
+from fedrecsk.protocol.secure_accounts import aligned_size, as_vector, fields_of
 from fedrecsk.updates import Counts, RoundUpdates, add_sums
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fedrecsk.protocol.federation import Federation
     from fedrecsk.protocol.keys import Key
     from fedrecsk.protocol.ledger import Ledger
-    from fedrecsk.protocol.secure_sums import EncryptedChannel, MaskedChannel
+    from fedrecsk.protocol.secure_accounts import EncryptedChannel, MaskedChannel
     from fedrecsk.updates import ClientUpdates, FieldSpec, HeldUpdates
 
 

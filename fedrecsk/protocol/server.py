@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +16,7 @@ from fedrecsk.protocol.links import Downlink, StepTotal, Uplink, matrix_to_compr
 from fedrecsk.protocol.messages import Catalogue, ClientCodes, Message, Rows
 from fedrecsk.protocol.participation import Participation, Sampling
 from fedrecsk.protocol.protection import is_compressed
-from fedrecsk.protocol.secure_sums import EncryptedChannel, MaskedChannel
+from fedrecsk.protocol.secure_accounts import EncryptedChannel, MaskedChannel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -451,6 +452,16 @@ class Server:
         return self.current_message()
 
     # ------------------------------------------------------------------------- the end
+
+    def fork(self) -> Server:
+        """Return a copy that may end the fit, while this one can go on."""
+        other = copy.copy(self)
+        memo = {id(one): one for one in (self.federation, self.channel, self.ledger.client_ids)}
+        accounts = self.ledger, self.downlink, self.uplink
+        other.ledger, other.downlink, other.uplink = copy.deepcopy(accounts, memo)
+        other.history = copy.deepcopy(self.history)
+        other.stopping = copy.copy(self.stopping)
+        return other
 
     def current_message(self) -> Message:
         """Return the announcement and the current model, as clients need them to recommend."""

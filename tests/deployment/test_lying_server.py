@@ -10,8 +10,8 @@ from fedrecsk import FedEASE, Federation, FedMF
 from fedrecsk.deployment.keys import read_identity, write_identities
 from fedrecsk.deployment.records import masking_arrays, masking_of, pack, session_of, unpack
 from fedrecsk.privacy import SecAggPlus
-from fedrecsk.privacy._masked_sum import MaskingClient
-from fedrecsk.protocol.secure_sums import aligned_size
+from fedrecsk.privacy._secagg_protocol import MaskingClient
+from fedrecsk.protocol.secure_accounts import aligned_size
 from tests.deployment.in_process import Killed, coordinator, make_nodes, prepared, simulated_key
 from tests.privacy.lying_server import LyingServer, split
 

@@ -17,8 +17,8 @@ from fedrecsk.deployment.records import (
     unpack,
 )
 from fedrecsk.privacy import CentralDP, MaskingFailed, SecAggPlus
-from fedrecsk.privacy._masked_sum import MaskingClient, MaskingServer
-from fedrecsk.protocol.secure_sums import aligned_size
+from fedrecsk.privacy._secagg_protocol import MaskingClient, MaskingServer
+from fedrecsk.protocol.secure_accounts import aligned_size
 from tests.conftest import make_toy
 from tests.deployment.in_process import (
     Killed,

@@ -7,6 +7,7 @@ import zipfile
 import numpy as np
 import pytest
 
+from fedrecsk.deployment import ClientMessage, Numbers
 from fedrecsk.deployment.records import (
     MalformedMessage,
     message_arrays,
@@ -17,7 +18,7 @@ from fedrecsk.deployment.records import (
     upload_arrays,
     upload_of,
 )
-from fedrecsk.protocol import ClientMessage, Dense, Derived, FieldSpec, Message, Numbers, Rows
+from fedrecsk.protocol import Dense, Derived, FieldSpec, Message, Rows
 from fedrecsk.protocol.messages import PerClient
 
 HELD = np.array([0, 2, 5])

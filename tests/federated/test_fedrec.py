@@ -3,7 +3,7 @@ import pytest
 
 from benchmarks._variants import variant
 from fedrecsk import Federation, FedRec
-from fedrecsk.attacks import measure_leak
+from fedrecsk.audit import measure_leak
 from fedrecsk.data.interactions import encode
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
 from tests.federated.turns import PLAIN_SETTINGS, key_of, spans_of, turns_of, two_fits

@@ -26,9 +26,9 @@ from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip
 from fedrecsk.base import _item_weights
 from fedrecsk.datasets import make_ratings
-from fedrecsk.federated._round_loop import Run
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.privacy import CKKS, CentralDP, PrivacyBudget, SecAggPlus
+from fedrecsk.simulation.run import Run
 from tests.listed import THINGS
 
 X, y = make_ratings(n_users=40, n_items=30, n_ratings=500, random_state=0)

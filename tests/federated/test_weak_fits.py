@@ -10,8 +10,8 @@ from fedrecsk import BiasOnly, Federation, LocALS, RFRec
 from fedrecsk.attacks import SignFlip
 from fedrecsk.data.interactions import encode
 from fedrecsk.datasets import make_ratings
-from fedrecsk.federated._weak_fits import _areas, _errors, warn_if_weak
 from fedrecsk.metrics import evaluate_ranking
+from fedrecsk.simulation.weak_fits import _areas, _errors, warn_if_weak
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from fedrecsk import Federation
-from fedrecsk.federated import _round_loop
 from fedrecsk.neural import FederatedModule, Net, PFedRec
 from fedrecsk.neural.modules import GMF, NeuMF
+from fedrecsk.simulation.run import Run
 from tests.conftest import fits_in_blocks
 from tests.reference.neural import federated_module as reference
 
@@ -50,7 +50,7 @@ def rated_of(data, client, targets, weights):
 
 def two_rounds_by_a_loop(model, X, y, clients):
     """Server and private parameters after two rounds, from the same beginning as the fit."""
-    run = _round_loop.Run.new(model, model._prepared(X, y, clients), is_watched=False)
+    run = Run.new(model, model._prepared(X, y, clients), is_watched=False)
     algorithm, data = run.server.algorithm, model._prepared(X, y, clients)
     key, layout = run.server.key, algorithm.layout
     state = algorithm.begin(type("Catalogue", (), {"n_items": data.n_items}), None, key)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from fedrecsk.attacks import measure_leak
+from fedrecsk.audit import measure_leak
 from fedrecsk.datasets import make_interactions, make_ratings
 from fedrecsk.neural import FederatedModule, FedNCF, Net, PFedRec
 

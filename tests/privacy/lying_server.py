@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedrecsk.privacy import Identity, MaskingFailed
-from fedrecsk.privacy import _masked_sum as protocol
-from fedrecsk.privacy._masked_sum import (
+from fedrecsk.privacy import _secagg_protocol as protocol
+from fedrecsk.privacy._secagg_protocol import (
     SHARE_BYTES,
     MaskingClient,
     MaskingServer,

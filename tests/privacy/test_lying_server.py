@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedrecsk.privacy import Identity, MaskingFailed, SecAggPlus
-from fedrecsk.privacy._masked_sum import MaskingClient, Plan
+from fedrecsk.privacy._secagg_protocol import MaskingClient, Plan
 from tests.privacy.lying_server import Clients, Lies, LyingServer, split
 
 pytest.importorskip("cryptography", reason="needs fedrecsk[privacy]")

@@ -8,8 +8,8 @@ import pytest
 from scipy.stats import hypergeom
 
 from fedrecsk.privacy import Identity, MaskingFailed, SecAggPlus
-from fedrecsk.privacy import _masked_sum as protocol
-from fedrecsk.privacy._masked_sum import (
+from fedrecsk.privacy import _secagg_protocol as protocol
+from fedrecsk.privacy._secagg_protocol import (
     Lost,
     MaskingClient,
     MaskingServer,

@@ -8,7 +8,7 @@ from scipy import stats
 from sklearn.base import clone
 
 from fedrecsk import Federation, RFRec
-from fedrecsk.attacks._membership import _lower_bound
+from fedrecsk.audit._membership import _lower_bound
 from fedrecsk.federated.rfrec import RFRecAlgorithm
 from fedrecsk.privacy import (
     CentralDP,

@@ -7,12 +7,12 @@ from sklearn.base import clone
 from fedrecsk import Federation, RFRec
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.data.interactions import encode
-from fedrecsk.federated._round_loop import Run
 from fedrecsk.federated.rfrec import RFRecAlgorithm
 from fedrecsk.privacy import LaplaceMechanism
 from fedrecsk.protocol import Clients, FieldSpec, Updates
 from fedrecsk.protocol.blocks import cut
 from fedrecsk.protocol.keys import Key, Keys
+from fedrecsk.simulation.run import Run
 from tests.conftest import make_toy
 
 

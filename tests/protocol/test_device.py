@@ -21,11 +21,12 @@ from fedrecsk import (
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import Compressed, LowRank, Quantization, TopK
-from fedrecsk.federated import _round_loop
+from fedrecsk.deployment import ClientMessage, Device, DeviceServer, Numbers
 from fedrecsk.federated.locals import LocALSAlgorithm
 from fedrecsk.privacy import CentralDP, LaplaceMechanism
-from fedrecsk.protocol import ClientMessage, Device, DeviceServer, FieldSpec, Numbers
+from fedrecsk.protocol import FieldSpec
 from fedrecsk.protocol.keys import Key
+from fedrecsk.simulation import making
 from tests.conftest import make_toy
 
 pytestmark = pytest.mark.sampled
@@ -102,7 +103,7 @@ def test_central_noise_of_a_deployment_is_that_of_the_simulator(Estimator, mecha
     method = make(Estimator, federation=Federation(central_dp=central), random_state=0, **scale)
     seed = int(np.random.RandomState(0).randint(2**31 - 1))
     # Where clients add noise, the simulator draws all that is private from the server's secret.
-    monkeypatch.setattr(_round_loop, "_secret", lambda *given: Key(seed))
+    monkeypatch.setattr(making, "secret_of", lambda *given: Key(seed))
     models, server = deployed(method, X, y, seed, Key(seed))
     simulated = method.fit(X, y, clients=X[:, 0] % 4)
     assert simulated.communication_ == server.ledger

@@ -11,11 +11,11 @@ from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import TopK
 from fedrecsk.privacy import CKKS, LaplaceMechanism, Paillier
-from fedrecsk.privacy._secure_sum import Party
+from fedrecsk.privacy._secure_aggregation import Party
 from fedrecsk.protocol import FieldSpec, Ledger
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.links import Downlink, Uplink
-from fedrecsk.protocol.secure_sums import EncryptedChannel
+from fedrecsk.protocol.secure_accounts import EncryptedChannel
 from fedrecsk.updates import HeldUpdates, RoundUpdates, SparseRows
 from tests.conftest import make_toy
 from tests.protocol.test_compression import make

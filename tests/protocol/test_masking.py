@@ -8,12 +8,13 @@ from sklearn.base import clone
 
 from fedrecsk import Federation, FedMF, LightFR, LocALS, PrivFedEB, RFRec
 from fedrecsk.attacks import SignFlip
+from fedrecsk.deployment import Device, DeviceServer
 from fedrecsk.privacy import CentralDP, LaplaceMechanism, SecAggPlus
-from fedrecsk.privacy._masked_sum import Ring, bytes_of_sum, masked_sum
-from fedrecsk.protocol import Device, DeviceServer, FieldSpec, Ledger
+from fedrecsk.privacy._secagg_protocol import Ring, bytes_of_sum, masked_sum
+from fedrecsk.protocol import FieldSpec, Ledger
 from fedrecsk.protocol.central_noise import CentralNoise
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.secure_sums import MaskedChannel, as_vector
+from fedrecsk.protocol.secure_accounts import MaskedChannel, as_vector
 from fedrecsk.updates import HeldUpdates, RoundUpdates, SparseRows
 from tests.conftest import make_toy
 from tests.updates.making import updates_of
@@ -114,7 +115,7 @@ def test_a_protocol_that_gives_another_sum_is_noticed(monkeypatch):
         total, *others = masked_sum(*given)
         return total + (np.arange(len(total)) == 1), *others
 
-    monkeypatch.setattr("fedrecsk.protocol.secure_sums.masked_sum", wrong)
+    monkeypatch.setattr("fedrecsk.protocol.secure_accounts.masked_sum", wrong)
     with pytest.raises(RuntimeError, match="differs from the sum of the vectors"):
         masked(METHODS["RFRec"]).fit(X, Y)
 
@@ -156,7 +157,7 @@ def test_too_many_lost_clients_lose_the_round_and_no_more(mode, dropout):
 def test_noise_of_the_clients_goes_through_exactly(monkeypatch):
     monkeypatch.setattr(Federation, "draws_each", True)
     # One secret for both, which else depends on the federation.
-    monkeypatch.setattr("fedrecsk.federated._round_loop._secret", lambda *given: Key(7))
+    monkeypatch.setattr("fedrecsk.simulation.making.secret_of", lambda *given: Key(7))
     estimator = clone(METHODS["PrivFedEB"]).set_params(**PUBLIC)
     plain = clone(estimator).set_params(federation=Federation(central_dp=SHARES)).fit(X, Y)
     secure = masked(estimator, SecAggPlus(audit="all"), central_dp=SHARES).fit(X, Y)
@@ -188,7 +189,7 @@ def test_noise_that_the_bits_do_not_hold_is_noticed(audit, monkeypatch):
     ids=["server", "clients", "attack"],
 )
 def test_noise_of_the_server_and_of_single_clients_goes_with_masks(setting, monkeypatch):
-    monkeypatch.setattr("fedrecsk.federated._round_loop._secret", lambda *given: Key(7))
+    monkeypatch.setattr("fedrecsk.simulation.making.secret_of", lambda *given: Key(7))
     few, whole = (
         masked(RFRec(**SMALL, **PUBLIC), SecAggPlus(audit=audit), **setting).fit(X, Y).predict(X)
         for audit in (3, "all")

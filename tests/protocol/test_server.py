@@ -11,13 +11,14 @@ from sklearn.exceptions import ConvergenceWarning
 from fedrecsk import CoLR, Federation, LightFR, LocALS, RFRec, RFRecF, SCoLR
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.data.interactions import encode
-from fedrecsk.federated._round_loop import Run
+from fedrecsk.deployment import DeviceServer, Numbers
 from fedrecsk.federated.rfrec import RFRecAlgorithm
 from fedrecsk.privacy import LaplaceMechanism, SecAggPlus
-from fedrecsk.protocol import DeviceServer, Numbers, blocks
+from fedrecsk.protocol import blocks
 from fedrecsk.protocol.algorithm import ChoosesCohorts
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Registration
+from fedrecsk.simulation.run import Run
 from tests.conftest import make_toy
 from tests.protocol.test_device import devices_of, entered, first_round, updated
 

@@ -7,10 +7,10 @@ import pytest
 from sklearn.base import clone
 
 from fedrecsk import FedEB, Federation, FedMF, LocALS, RFRec
-from fedrecsk.federated._round_loop import Run
 from fedrecsk.federated.locals import LocALSAlgorithm
 from fedrecsk.federated.rfrec import RFRecAlgorithm
 from fedrecsk.protocol import Message, PerClient, blocks
+from fedrecsk.simulation.run import Run
 from tests.conftest import make_toy
 from tests.test_contract import every_federated, make
 
@@ -74,8 +74,8 @@ def test_each_client_receives_its_own_entry_and_newcomers_those_of_all(monkeypat
 def test_who_measured_the_best_model_keeps_what_it_had(monkeypatch):
     """Among them are users who have measured it and never trained."""
     monkeypatch.setattr(blocks, "block_size", lambda data: 1)
-    ended, at_its_end = [], Run.at_its_end
-    monkeypatch.setattr(Run, "at_its_end", lambda run: ended.append(at_its_end(run)) or ended[-1])
+    ended, fork = [], Run.fork
+    monkeypatch.setattr(Run, "fork", lambda run: ended.append(fork(run)) or ended[-1])
     model = make(RFRec, n_rounds=7, client_fraction=0.2, aggregation="holders")
     model.set_params(early_stopping=True).fit(X, Y)
     # Nobody keeps what it had under an earlier model, which was the best until then.

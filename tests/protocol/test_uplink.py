@@ -16,7 +16,7 @@ from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.links import Downlink, StepTotal, Uplink
 from fedrecsk.protocol.participation import RoundMasks
 from fedrecsk.protocol.protection import completed, measured
-from fedrecsk.protocol.secure_sums import aligned_size
+from fedrecsk.protocol.secure_accounts import aligned_size
 from tests.protocol.test_compression import sent
 
 N_CLIENTS = 7

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedrecsk.protocol.client_message import are_numbers
+from fedrecsk.deployment.client_message import are_numbers
 from fedrecsk.updates import FieldSpec
 
 SHAPE = (4, 3)

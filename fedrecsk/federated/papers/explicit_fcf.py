@@ -384,7 +384,7 @@ class ExplicitFCF(RatingGradients):
     *What it reveals.* The server uses only sums over clients. In plaintext, one upload of a
     one-user client gives p_u, the user's items and all ratings exactly: rows are multiples of
     (1, p_u), the multiples are the errors, and the ridge regression's own equation gives the
-    bias (:func:`fedrecsk.attacks.measure_leak`). Chai et al. prove the same for two uploads, and
+    bias (:func:`fedrecsk.audit.measure_leak`). Chai et al. prove the same for two uploads, and
     encrypt them: set ``upload="all"`` and `secure_aggregation`.
 
     *Gradients* are sent as half of the derivatives; the server doubles them, and divides a

@@ -367,7 +367,7 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
 
     *What it reveals.* A single plaintext upload reveals everything: the gradients of one user are
     multiples of (1, p_u), which yields the errors, and the virtual ones stand out, because they are
-    all equal (:func:`fedrecsk.attacks.measure_leak`). Only sums over clients are used: with secure
+    all equal (:func:`fedrecsk.audit.measure_leak`). Only sums over clients are used: with secure
     sums virtual items are not needed, and ``n_virtual=0, upload="all"`` gives the better model.
 
     *Unknown users and items* have score 0 without biases, which is below the scale.

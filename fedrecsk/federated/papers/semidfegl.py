@@ -544,11 +544,11 @@ class SemiDFEGL(RatingGradients):
     vectors of d numbers. At the end, down: all items.
 
     *What it reveals.* To the server, everything: one upload gives z_u and the user's items
-    exactly, and the ratings up to a constant (:func:`fedrecsk.attacks.measure_leak`). To
+    exactly, and the ratings up to a constant (:func:`fedrecsk.audit.measure_leak`). To
     each device of the group, p_u and a weighted sum of the user's own items, up to their length.
     Therefore secure sums, local differential privacy and aggregators are refused.
 
-    *Simulation only.* A :class:`~fedrecsk.protocol.Device` refuses groups, because devices cannot
+    *Simulation only.* A :class:`~fedrecsk.deployment.Device` refuses groups, because devices cannot
     reach each other there.
 
     *New users*, and clients that took part in no round, have isolated ego graphs, for which (b_u,

@@ -29,8 +29,10 @@ from fedrecsk.cluster._checkpoints import Log
 from fedrecsk.cluster._frames import Parts, client_of, together
 from fedrecsk.data import _checks
 from fedrecsk.data.interactions import Ids, Interactions
-from fedrecsk.federated import _round_loop
-from fedrecsk.federated._cluster_workers import (
+from fedrecsk.protocol import blocks as _blocks
+from fedrecsk.protocol.participation import Participation
+from fedrecsk.simulation import making
+from fedrecsk.simulation.dask_workers import (
     ACCOUNTS,
     NOTHING,
     Holder,
@@ -42,9 +44,7 @@ from fedrecsk.federated._cluster_workers import (
     read,
     take_model,
 )
-from fedrecsk.federated._round_loop import Run, _timed
-from fedrecsk.protocol import blocks as _blocks
-from fedrecsk.protocol.participation import Participation
+from fedrecsk.simulation.run import Run, _timed, complete, fitted_attributes
 
 # How often the clients of a partition may be lost in one fit.
 MOST_LOSSES = 3
@@ -73,7 +73,7 @@ def fit(estimator, X, y, clients, sample_weight):
         def rounds(data, report):
             run = ClusterRun.on(cluster, estimator, whole)
             run.settle(estimator)
-            return _round_loop._completed(estimator, run, data, report)
+            return complete(estimator, run, data, report)
 
         return estimator._learn(whole.data, report, rounds)
 
@@ -522,11 +522,11 @@ class ClusterRun(Run):
     @classmethod
     def on(cls, cluster, estimator, whole):
         """Before the set-up, or as of the last checkpoint."""
-        seed, key, method = _round_loop.fresh(estimator)
+        seed, key, method = making.fresh(estimator)
         data, federation = whole.data, method.federation
-        server = _round_loop.server_of(estimator, method, data, seed, key)
-        ids, parameters = data.client_ids, _round_loop.parameters_of_a_run(estimator)
-        _round_loop.check_aggregator(federation.aggregator, method, data)
+        server = making.server_of(estimator, method, data, seed, key)
+        ids, parameters = data.client_ids, making.parameters_of_a_run(estimator)
+        making.check_aggregator(federation.aggregator, method, data)
         plan = federation.central_dp is not None and federation.central_dp.epsilon is not None
         n_rounds = method.n_rounds if plan else None
         # The saved server has the seed.
@@ -565,20 +565,20 @@ class ClusterRun(Run):
         """Let clients be told something, together with the next call."""
         self.cluster.tell([one.number for one in clients], function, *args)
 
-    def round(self):
-        """Simulate one round, and make a checkpoint if one is due."""
-        seen = super().round()
+    def ask_round(self, participation, message):
+        """Let clients update, close the round, and make a checkpoint if one is due."""
+        seen = super().ask_round(participation, message)
         self.cluster.log.save(self.identity, self.server)
         return seen
 
-    def register(self):
-        """Make all clients on the workers, and register them."""
-        self.server.register(list(self.make_clients().values()))
+    def registrations(self):
+        """Make all clients on the workers; return their Registrations."""
+        return list(self.make_clients().values())
 
     def make_clients(self):
         """Make all clients on the workers; return their Registrations by block."""
         server, data = self.server, self.whole.data
-        keys, codes = _round_loop.keys_of(server), {}
+        keys, codes = making.keys_of(server), {}
         for number, summary in self.whole.summaries.items():
             own = np.searchsorted(data.client_ids, summary.client_ids)
             codes[number] = own, data.client_indptr[own]
@@ -602,4 +602,4 @@ class ClusterRun(Run):
             args = self.whole, server.method, ours, received, server.round
             return {"_parts": self.cluster.end(*args)}
 
-        return _round_loop.fitted_attributes(server, message, users)
+        return fitted_attributes(server, message, users)

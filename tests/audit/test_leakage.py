@@ -22,8 +22,9 @@ from fedrecsk import (
     RFRecF,
     SemiDFEGL,
 )
-from fedrecsk.attacks import Adversary, Reconstruction, measure_leak, register_inversion
-from fedrecsk.attacks._leakage import inversion_of
+from fedrecsk.attacks import Adversary
+from fedrecsk.audit import Reconstruction, measure_leak, register_inversion
+from fedrecsk.audit._leakage import inversion_of
 from fedrecsk.compression import TopK
 from fedrecsk.privacy import CKKS
 from tests.conftest import make_toy

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from fedrecsk import FedEASE, Federation, LocALS, Popularity, RFRec
-from fedrecsk.attacks import audit_privacy, measure_forgetting, measure_membership
-from fedrecsk.attacks._membership import _proved, _ratios
+from fedrecsk.audit import audit_privacy, measure_forgetting, measure_membership
+from fedrecsk.audit._membership import _proved, _ratios
 from fedrecsk.datasets import make_interactions
 from fedrecsk.privacy import CentralDP, central_dp
 from tests.conftest import make_toy

@@ -14,7 +14,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from sklearn.utils import check_random_state
 
 from fedrecsk._utils import html
-from fedrecsk.attacks._leakage import check_is_instance, check_same_data
+from fedrecsk.audit._leakage import check_is_instance, check_same_data
 from fedrecsk.data._checks import estimates_y
 from fedrecsk.privacy.local_dp import norms
 
@@ -146,7 +146,7 @@ def measure_membership(
     Examples
     --------
     >>> from fedrecsk import LocALS
-    >>> from fedrecsk.attacks import measure_membership
+    >>> from fedrecsk.audit import measure_membership
     >>> from fedrecsk.datasets import make_interactions
     >>> X = make_interactions(n_users=60, n_items=40, n_interactions=900, random_state=0)
     >>> model = LocALS(n_factors=8, reg_user=1.0, n_rounds=5)
@@ -241,7 +241,7 @@ def measure_forgetting(
     Examples
     --------
     >>> from fedrecsk import FedEASE
-    >>> from fedrecsk.attacks import measure_forgetting
+    >>> from fedrecsk.audit import measure_forgetting
     >>> from fedrecsk.datasets import make_interactions
     >>> X = make_interactions(n_users=60, n_items=40, n_interactions=900, random_state=0)
     >>> model = FedEASE(reg=5.0, warm_start=True)
@@ -460,7 +460,7 @@ def audit_privacy(
     Examples
     --------
     >>> from fedrecsk import Federation, RFRec
-    >>> from fedrecsk.attacks import audit_privacy
+    >>> from fedrecsk.audit import audit_privacy
     >>> from fedrecsk.datasets import make_ratings
     >>> from fedrecsk.privacy import CentralDP
     >>> X, y = make_ratings(n_users=60, n_items=40, n_ratings=900, random_state=0)

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import expit
 
-from fedrecsk.attacks._server_view import (
+from fedrecsk.audit._server_view import (
     Reconstruction,
     direction_of,
     keep_common,

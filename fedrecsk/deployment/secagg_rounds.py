@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedrecsk.deployment.exchanges import Member
-    from fedrecsk.privacy._masked_sum import MaskingServer
+    from fedrecsk.privacy._secagg_protocol import MaskingServer
 
     Messages = dict[int, bytes] | dict[int, dict[int, bytes]]
     Answers = dict[Member, tuple[dict[str, Any], dict[str, np.ndarray]]]

@@ -12,15 +12,15 @@ import pandas as pd
 from fedrecsk.base import attributes_of
 from fedrecsk.data._checks import check_fitted
 from fedrecsk.data.interactions import catalogue_ids
+from fedrecsk.deployment.bare import bare
+from fedrecsk.deployment.client_message import ClientMessage, packed
 from fedrecsk.privacy.central_dp import steps_of
 from fedrecsk.protocol.blocks import of_clients
-from fedrecsk.protocol.checks import bare
-from fedrecsk.protocol.client_message import ClientMessage, packed
 from fedrecsk.protocol.clients import Clients
 from fedrecsk.protocol.early_stopping import VALIDATION, hold_out
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.protection import TERMS
-from fedrecsk.protocol.secure_sums import integers_of, units_of
+from fedrecsk.protocol.secure_accounts import integers_of, units_of
 
 if TYPE_CHECKING:
     from typing import Any
@@ -66,7 +66,7 @@ class Device(Clients):
     --------
     >>> from fedrecsk import LocALS
     >>> from fedrecsk.datasets import make_interactions
-    >>> from fedrecsk.protocol import Device, DeviceServer
+    >>> from fedrecsk.deployment import Device, DeviceServer
     >>> X = make_interactions(n_users=60, n_items=40, n_interactions=900, random_state=0)
     >>> method = LocALS(n_factors=4, items=range(40))
     >>> server = DeviceServer.of(method)

@@ -19,7 +19,8 @@ from fedrecsk.base._recommender import check_unchanged
 from fedrecsk.data._checks import check_rows
 from fedrecsk.data._times import ROW_ORDER
 from fedrecsk.data.interactions import OF_ROWS, Ids, encode, id_array, id_columns, named
-from fedrecsk.federated import _round_loop
+from fedrecsk.simulation import continuing
+from fedrecsk.simulation.making import parameters_of_a_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -173,7 +174,7 @@ class Updating:
 
         See Also
         --------
-        fedrecsk.attacks.measure_forgetting : Whether forgotten users still show in the model.
+        fedrecsk.audit.measure_forgetting : Whether forgotten users still show in the model.
 
         Examples
         --------
@@ -236,7 +237,7 @@ def _run_of(estimator, caller_name):
             "have kept no rows to go on from; fit it again with warm_start=True."
         )
     # New items and users come with features of their own.
-    parameters = _round_loop.parameters_of_a_run(estimator)
+    parameters = parameters_of_a_run(estimator)
     for name in ("item_features", "user_features"):
         parameters[name] = run.parameters.get(name)
     check_unchanged(run, parameters, f"{caller_name} goes on from the last fit")
@@ -286,7 +287,7 @@ def _updated(estimator, data, arguments, changed, n_rounds):
     _warn_of_the_added(estimator, data)
 
     def fit(data, report):
-        return _round_loop.update(estimator, data, report, n_rounds, changed)
+        return continuing.update(estimator, data, report, n_rounds, changed)
 
     return estimator._learn(data, FitReport(estimator, *arguments, data, n_rounds), fit)
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedrecsk.data.interactions import catalogue_ids
-from fedrecsk.protocol.checks import bare
-from fedrecsk.protocol.client_message import ClientMessage, checked, held_items, unpacked
+from fedrecsk.deployment.bare import bare
+from fedrecsk.deployment.client_message import ClientMessage, checked, held_items, unpacked
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.server import Server, catalogue_nbytes
 
@@ -39,7 +39,7 @@ class DeviceServer(Server):
     Examples
     --------
     >>> from fedrecsk import LocALS
-    >>> from fedrecsk.protocol import DeviceServer
+    >>> from fedrecsk.deployment import DeviceServer
     >>> server = DeviceServer.of(LocALS(n_factors=4, items=range(40)))
     >>> server.has_setup
     True

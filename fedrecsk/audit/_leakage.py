@@ -14,8 +14,8 @@ from sklearn.base import clone
 from fedrecsk._utils import html
 from fedrecsk._utils.parameters import checked, suggest
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
-from fedrecsk.attacks._inversion_rfrec import rfrec
-from fedrecsk.attacks._inversions import (
+from fedrecsk.audit._inversion_rfrec import rfrec
+from fedrecsk.audit._inversions import (
     explicit_fcf,
     fcf,
     fedeb,
@@ -28,7 +28,7 @@ from fedrecsk.attacks._inversions import (
     semidfegl,
     wmf,
 )
-from fedrecsk.attacks._server_view import (
+from fedrecsk.audit._server_view import (
     Differences,
     Groups,
     Reconstruction,
@@ -226,7 +226,7 @@ def measure_leak(
     Examples
     --------
     >>> from fedrecsk import LocALS
-    >>> from fedrecsk.attacks import measure_leak
+    >>> from fedrecsk.audit import measure_leak
     >>> from fedrecsk.datasets import make_interactions
     >>> X = make_interactions(n_users=60, n_items=40, n_interactions=900, random_state=0)
     >>> model = LocALS(n_factors=4, reg_user=1.0, upload="all", random_state=0)
@@ -479,7 +479,7 @@ def register_inversion(
 
     >>> import numpy as np
     >>> from fedrecsk import LocALS
-    >>> from fedrecsk.attacks import Reconstruction, measure_leak, register_inversion
+    >>> from fedrecsk.audit import Reconstruction, measure_leak, register_inversion
     >>> from fedrecsk.datasets import make_interactions
     >>> class Mine(LocALS):
     ...     pass

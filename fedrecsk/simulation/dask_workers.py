@@ -23,12 +23,12 @@ from fedrecsk.base._recommender import attributes_of
 from fedrecsk.cluster._frames import apart
 from fedrecsk.data import _checks
 from fedrecsk.data.interactions import Ids, Interactions
-from fedrecsk.federated import _round_loop
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol.clients import Clients
 from fedrecsk.protocol.early_stopping import hold_out
 from fedrecsk.protocol.keys import Keys
 from fedrecsk.protocol.participation import Participation
+from fedrecsk.simulation import making
 from fedrecsk.updates import add_sums, joined
 
 
@@ -163,7 +163,7 @@ class Holder:
         """Make the Clients; return their Registrations by block, and the errors of checks."""
         method, groups, registrations, errors = placing.method, {}, {}, []
         federation = method._setting()
-        histories = _round_loop._histories(method, placing.n_clients, placing.keys.shared)
+        histories = making.histories_of(method, placing.n_clients, placing.keys.shared)
         for number, (codes, first_users) in placing.codes.items():
             data, item_ids = self.rows[number].data, placing.item_ids
             # Items of the whole catalogue, in which they are ascending.
@@ -175,7 +175,7 @@ class Holder:
                 fraction = method.validation_fraction
                 training, rest = hold_out(data, fraction, placing.keys.shared, users)
             own = histories[codes]
-            groups_of_clients = _round_loop._groups(method, federation, own, None)
+            groups_of_clients = making.groups_of(method, federation, own, None)
             size, share = placing.block_size, method.client_fraction
             blocks = _blocks.cut(training, groups_of_clients, size, share)
             try:
@@ -183,7 +183,7 @@ class Holder:
             except ValueError as error:
                 errors.append(error)
             others = {"groups": groups, "held_out": rest}
-            clients = _round_loop.clients_of(
+            clients = making.clients_of(
                 method, blocks, placing.keys, data.client_ids, own, **others
             )
             for b, one in enumerate(clients):

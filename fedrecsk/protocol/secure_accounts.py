@@ -15,7 +15,14 @@ from scipy import sparse
 
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.privacy import secure_sum
-from fedrecsk.privacy._masked_sum import FEWEST_CLIENTS, Lost, Plan, Ring, bytes_of_sum, masked_sum
+from fedrecsk.privacy._secagg_protocol import (
+    FEWEST_CLIENTS,
+    Lost,
+    Plan,
+    Ring,
+    bytes_of_sum,
+    masked_sum,
+)
 from fedrecsk.updates import ClientUpdates, split_fields
 
 if TYPE_CHECKING:

@@ -219,7 +219,7 @@ def _senders(one):
     if not isinstance(one.phase, str) or not all(isinstance(n, Integral) for n in numbers):
         raise ValueError(
             "An upload must name its phase (a string), its round and its client's code (integers); "
-            "see fedrecsk.protocol.ClientMessage."
+            "see fedrecsk.deployment.ClientMessage."
         )
     return np.array([min(max(int(one.client), -1), np.iinfo(np.int64).max)])
 

@@ -5,10 +5,10 @@ import pytest
 
 from benchmarks._variants import variant
 from fedrecsk import CoLR, Federation, FedMF, LightFR, RFRec, RFRecF, SCoLR
-from fedrecsk.attacks import measure_leak, register_inversion
-from fedrecsk.attacks._inversion_rfrec import rfrec
-from fedrecsk.attacks._leakage import inversion_of
-from fedrecsk.attacks._server_view import Exchange
+from fedrecsk.audit import measure_leak, register_inversion
+from fedrecsk.audit._inversion_rfrec import rfrec
+from fedrecsk.audit._leakage import inversion_of
+from fedrecsk.audit._server_view import Exchange
 from fedrecsk.privacy import GaussianMechanism, LaplaceMechanism
 from fedrecsk.protocol import Dense, Message
 from fedrecsk.protocol.keys import Key

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from fedrecsk import FedEASE, FedMF, GlobSGD, LightFR, LocALS, RFRec
-from fedrecsk.attacks import measure_leak
-from fedrecsk.attacks._server_view import Differences, Singles, by_pairs
+from fedrecsk.audit import measure_leak
+from fedrecsk.audit._server_view import Differences, Singles, by_pairs
 from tests.conftest import make_toy
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import expit
 from scipy.stats import norm
 
-from fedrecsk.attacks._server_view import Reconstruction, direction_of
+from fedrecsk.audit._server_view import Reconstruction, direction_of
 
 # Number of uploads to fit; later ones are replayed only, as an exact fit gains nothing from them.
 FITTED = 2

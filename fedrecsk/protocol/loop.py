@@ -1,0 +1,95 @@
+"""The steps of a fit, in their order, whatever carries the messages to the clients and back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from sklearn.exceptions import ConvergenceWarning
+
+from fedrecsk._utils.user_warnings import warn
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from fedrecsk.protocol.links import StepTotal
+    from fedrecsk.protocol.messages import Message
+    from fedrecsk.protocol.participation import Participation
+    from fedrecsk.protocol.server import Server
+
+
+class Loop(ABC):
+    """Lets a `server` fit a model; subclasses ask clients in threads, on Dask or over Flower."""
+
+    server: Server
+
+    @abstractmethod
+    def ask_setup(self, message: Message) -> StepTotal:
+        """Send all clients the message of the set-up; return their answers."""
+
+    @abstractmethod
+    def announce(self, message: Message) -> None:
+        """Send all clients the announcement."""
+
+    @abstractmethod
+    def ask_round(self, participation: Participation, message: Message | None) -> Any:
+        """Let clients update, and close the round."""
+
+    @abstractmethod
+    def ask_validation(self, participation: Participation, message: Message) -> StepTotal:
+        """Let clients evaluate a model on rows that they hold out; return their answers."""
+
+    @abstractmethod
+    def keep_best(self, who: NDArray) -> None:
+        """Let the clients of a mask keep what they have evaluated last, because it is the best."""
+
+    def set_up(self) -> None:
+        """Do everything that comes after the registration and before the first round."""
+        server = self.server
+        if server.has_setup:
+            server.close_setup(self.ask_setup(server.setup_message()))
+        self.announce(server.send_announcement())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all rounds were run, or early stopping has ended them."""
+        server = self.server
+        return server.round >= server.method._rounds(server.n_clients) or server.stopping.stopped
+
+    def round(self) -> Any:
+        """Run one round; return what `ask_round` does, None if early stopping has ended the fit."""
+        server = self.server
+        participation, message = server.open_round()
+        if message and server.round and server.method.early_stopping:
+            self._validate(participation)
+            if server.stopping.stopped:
+                return None
+        return self.ask_round(participation, message)
+
+    def _validate(self, participation):
+        """Evaluate the model, and note whether it is the best so far."""
+        server, who = self.server, participation.receives
+        message = server.send_for_validation(who)
+        if server.close_validation(self.ask_validation(participation, message), who):
+            self.keep_best(who)
+
+    def final_message(self) -> Message:
+        """Send the final model, the last one or the best; return the message."""
+        server, stopping = self.server, self.server.stopping
+        if stopping.stopped:
+            return server.send_best()
+        message = server.send_final()
+        if not server.method.early_stopping:
+            return message
+        self._validate(server.final_participation())
+        if stopping.message is None:
+            warn(
+                "No held-out row counts, so early stopping could judge no model and the last one "
+                "is kept. Raise validation_fraction.",
+                ConvergenceWarning,
+            )
+        elif stopping.best_round != server.round - 1:
+            return server.send_best()
+        return message

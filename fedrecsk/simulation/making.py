@@ -1,0 +1,124 @@
+"""Make the server and the clients of a fit."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+import numpy as np
+from sklearn.base import clone
+from sklearn.utils import check_random_state
+
+from fedrecsk.data.item_features import fingerprint
+from fedrecsk.protocol import blocks as _blocks
+from fedrecsk.protocol.clients import Clients, Group
+from fedrecsk.protocol.keys import Key, Keys
+from fedrecsk.protocol.server import Server
+
+
+def fresh(estimator, *, is_watched=False):
+    """Return the seed and the key of a new fit, and the estimator's copy for it."""
+    seed = int(check_random_state(estimator.random_state).randint(2**31 - 1))
+    federation = clone(estimator._setting())
+    federation.is_watched = is_watched
+    method = clone(estimator).set_params(random_state=None, federation=federation)
+    return seed, Key(seed), method.set_callbacks()
+
+
+def check_aggregator(aggregator, method, data):
+    """Raise, before any work, if an aggregator does not suit its clients or their uploads."""
+    if aggregator is None:
+        return
+    aggregator._check_clients(data, method._sampling().smallest_cohort(data.n_clients))
+    aggregator._check_specs(method._algorithm().fields(data.n_items))
+
+
+def secret_of(estimator, data, seed):
+    """Return the key of a fit's noise, which no fit of other data or parameters shares."""
+    # Otherwise the noise of two fits with the same random_state could be subtracted.
+    if estimator.random_state is None:
+        return Key(secrets.randbits(63))
+    parameters = parameters_of_a_run(estimator)
+    if estimator._setting().central_dp.epsilon is not None:
+        # The noise then depends on the planned rounds.
+        parameters["n_rounds"] = estimator._rounds(data.n_clients)
+    parameters.pop("random_state", None)
+    identity = repr((int(seed), data.fingerprint(), sorted(parameters.items(), key=str)))
+    digest = hashlib.blake2b(identity.encode(), digest_size=8).digest()
+    return Key(int.from_bytes(digest) >> 1)
+
+
+def histories_of(method, n_clients, key):
+    """Equal numbers for clients that must have equal histories to share a block."""
+    if not method._algorithm().traits.shares_history:
+        return np.zeros(n_clients, dtype=np.int64)
+    return method._sampling().histories(n_clients, key)
+
+
+def groups_of(method, federation, histories, forger):
+    """Equal numbers for clients that may share a block; `forger` is the attack that forges."""
+    traits = method._algorithm().traits
+    separate = federation.looks_at_uploads or forger is not None or traits.treats_clients_apart
+    if separate and not traits.single_uploads:
+        return np.arange(len(histories))
+    return histories if forger is None else 2 * histories + forger.controlled
+
+
+def clients_of(method, blocks, keys, client_ids, histories, *, groups, held_out=None, forger=None):
+    """Return one Clients object for each block; `groups` has those of equal history."""
+    clients = []
+    for block in blocks:
+        first, forge, rest = block.clients[0], None, None
+        if forger is not None and forger.controlled[first]:
+            forge = forger.forge
+        if held_out is not None:
+            rest = _blocks.of_clients(held_out, block.clients)
+        clients.append(
+            Clients(
+                method,
+                block,
+                method._setting(),
+                keys,
+                # Controlled clients compute what honest ones of the same history compute.
+                group=groups.setdefault(int(histories[first]), Group()),
+                held_out=rest,
+                forge=forge,
+                client_ids=client_ids[block.clients],
+                separate=method._algorithm().traits.treats_clients_apart,
+            )
+        )
+    return clients
+
+
+def server_of(estimator, method, data, seed, key):
+    """Return the server of a new fit."""
+    federation = method.federation
+    rating_range = float(data.values.min()), float(data.values.max())
+    secret = key if federation.central_dp is None else secret_of(estimator, data, seed)
+    return Server(method, federation, key, data.item_ids.values, rating_range, secret)
+
+
+def keys_of(server):
+    """Return the keys of a server's clients, in a simulation."""
+    # Shares of the noise must differ between fits; all else comes from the one key.
+    mechanism = server.federation.central_dp
+    shares = mechanism is not None and mechanism.noise == "clients"
+    return Keys(server.key, server.secret if shares else server.key)
+
+
+def parameters_of_a_run(estimator):
+    """Return the parameters that must not change between the rounds of one run."""
+    # The fingerprint of the data has the catalogue.
+    free = {"n_rounds", "n_jobs", "warm_start", "n_iter_no_change", "tol", "federation", "items"}
+    parameters = estimator.get_params() | {
+        f"federation__{name}": value for name, value in estimator._setting().get_params().items()
+    }
+    for name in ("item_features", "user_features"):
+        features = parameters.pop(name, None)
+        if features is not None:
+            parameters[name] = fingerprint(features)
+    return {
+        name: type(value).__name__ if hasattr(value, "get_params") else value
+        for name, value in parameters.items()
+        if name not in free
+    }

@@ -1,0 +1,400 @@
+"""Simulate a fit in one process: a Server, and Clients in threads."""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from sklearn.exceptions import ConvergenceWarning
+
+from fedrecsk._utils.kernels import seconds_compiling
+from fedrecsk._utils.sklearn_compat import get_threadpool_controller
+from fedrecsk._utils.threads import Threads
+from fedrecsk._utils.user_warnings import warn
+from fedrecsk.attacks import View
+from fedrecsk.base._recommender import check_resumable
+from fedrecsk.data._checks import Diverged, hint
+from fedrecsk.data.item_features import columns_of
+from fedrecsk.protocol import blocks as _blocks
+from fedrecsk.protocol.clients import Clients
+from fedrecsk.protocol.early_stopping import hold_out
+from fedrecsk.protocol.loop import Loop
+from fedrecsk.protocol.messages import deliver
+from fedrecsk.protocol.server import Server
+from fedrecsk.simulation.making import (
+    check_aggregator,
+    clients_of,
+    fresh,
+    groups_of,
+    histories_of,
+    keys_of,
+    parameters_of_a_run,
+    server_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from fedrecsk.protocol.messages import Message, Upload
+    from fedrecsk.updates import HeldUpdates
+
+
+def fit(estimator, data, report):
+    """Run the rounds; returns the fitted attributes."""
+    run = _resumed(estimator, data) or Run.new(estimator, data)
+    run.settle(estimator)
+    attributes = complete(estimator, run, data, report)
+    estimator._run = run if estimator.warm_start else None
+    return attributes
+
+
+def complete(estimator, run, data, report, begin=None):
+    """Run the rounds that are left, and end the fit; `begin` does the set-up, None: as usual."""
+    # Clients update in place: a fit that fails half-way must not be continued.
+    estimator._run = None
+    try:
+        attributes = _run_rounds(estimator, run, report, begin or run.set_up)
+    except Diverged as error:
+        raise ValueError(f"{error.what} {hint(estimator, data)}") from error
+    _warn_of_empty_rounds(run.server, is_fit=begin is None)
+    _warn_of_lost_shares(run.server, attributes["privacy_"].epsilon)
+    return attributes
+
+
+def _run_rounds(estimator, run, report, begin):
+    """Run the rounds; return the fitted attributes."""
+    with (
+        get_threadpool_controller().limit(limits=1, user_api="blas"),
+        Threads(estimator.n_jobs) as run.parallel,
+    ):
+        if run.server.state is None:
+            begin()
+        while not run.is_over:
+            close = report.step("round")
+            run.round()
+            if close(run.attributes_now):
+                break
+        return run.fork().end()
+
+
+@dataclass(eq=False, repr=False)
+class Run(Loop):
+    """A fit in progress, both halves of it: what warm_start continues exactly where it ended."""
+
+    server: Server
+    clients: list[Clients]
+    client_ids: np.ndarray
+    # An ActiveAttack, or None.
+    attack: Any
+    # Of the data; only where the fit can be continued.
+    fingerprint: bytes | None
+    # Those that must not change between the rounds of one run.
+    parameters: dict
+    # Position in `clients` of the object that simulates each client.
+    block_of_client: np.ndarray
+    # All rows; only where the fit can be continued.
+    data: Any = None
+    # Runs the clients' tasks, in threads while rounds are run.
+    parallel: Any = field(default=Threads(1), init=False)
+
+    @classmethod
+    def new(cls, estimator, data, *, is_watched=False):
+        """Before the set-up."""
+        seed, key, method = fresh(estimator, is_watched=is_watched)
+        federation = method.federation
+        attack, training, held_out = None, data, None
+        if federation.adversary is not None:
+            federation.adversary._check_method(method)
+            attack = federation.adversary.enter(data, estimator._sees_ratings, key)
+            training = attack.data
+        if method.early_stopping:
+            training, held_out = hold_out(training, method.validation_fraction, key)
+        check_aggregator(federation.aggregator, method, training)
+        if federation.aggregator is not None and attack is not None:
+            federation.aggregator._check_adversary(data.client_ids[attack.controlled])
+        histories = histories_of(method, data.n_clients, key)
+        forger = (
+            attack if federation.adversary is not None and federation.adversary.forges else None
+        )
+        groups = groups_of(method, federation, histories, forger)
+        blocks = _blocks.cut(training, groups, share=method.client_fraction)
+        method._check_setting(federation, training, blocks)
+        server = server_of(estimator, method, data, seed, key)
+        others = {"groups": {}, "held_out": held_out, "forger": forger}
+        keys = keys_of(server)
+        clients = clients_of(method, blocks, keys, data.client_ids, histories, **others)
+        block_of_client = np.empty(data.n_clients, dtype=np.int64)
+        for b, block in enumerate(blocks):
+            block_of_client[block.clients] = b
+        return cls(
+            server,
+            clients,
+            data.client_ids,
+            attack,
+            data.fingerprint() if estimator.warm_start else None,
+            parameters_of_a_run(estimator),
+            block_of_client,
+            data if estimator.warm_start else None,
+        )
+
+    # ------------------------------------------------------------ the protocol's steps
+
+    def each(self, clients, function, *args):
+        """Yield the results of a function of Clients for these, or their sums, in their order."""
+        return self.parallel(function, clients, *args)
+
+    def tell(self, clients, function, *args):
+        """Call a function of Clients, which returns nothing, for each of these."""
+        for one in clients:
+            function(one, *args)
+
+    def set_up(self):
+        """Register all clients, and do everything else that comes before the first round."""
+        self.server.register(self.registrations())
+        super().set_up()
+
+    def registrations(self):
+        """Return the clients' Registrations."""
+        return [one.register() for one in self.clients]
+
+    def ask_setup(self, message):
+        """Return the clients' answers to the message of the set-up."""
+        return self._total("setup", self.each(self.clients, Clients.setup, message))
+
+    def announce(self, message):
+        """Send all clients the announcement."""
+        self.tell(self.clients, Clients.announce, message)
+
+    def ask_round(self, participation, message):
+        """Let clients update, and close the round; return what a curious server sees, a Seen."""
+        server, attack, round = self.server, self.attack, self.server.round
+        adversary: Any = server.federation.adversary
+        received = None
+        if message:
+            received = server.algorithm.decode(message, server.key.at(round))
+        busy = self._involved(participation.active)
+        self.tell(busy, Clients.receive, round, received, participation)
+        for step in range(server.algorithm.traits.n_exchanges):
+            self._exchange(busy, step)
+        if attack is not None and adversary.forges:
+            self._show_adversary(busy, received, participation)
+        total, seconds = server.new_total(), -seconds_compiling()
+        for answer, loss, its_seconds in self.each(busy, _timed, round):
+            total.loss += loss
+            seconds += its_seconds
+            for updates in answer:
+                total.add(updates)
+        server.ledger.work(max(0.0, seconds + seconds_compiling()))
+        upload = server.close_round(total)
+        if attack is not None:
+            attack.look(None)
+        return Seen(received, total.held, upload)
+
+    def ask_validation(self, participation, message):
+        """Return the sums of the losses on the clients' held-out rows."""
+        round, asked = self.server.round, self._involved(participation.receives)
+        message = self.server.algorithm.decode(message, self.server.key.at(round))
+        answers = self.each(asked, Clients.validate, round, message, participation)
+        return self._total("validation", answers)
+
+    def keep_best(self, who):
+        """Let clients keep what they have evaluated last, and no other what it kept."""
+        self.tell(self.clients, Clients.forget_kept)
+        self.tell(self._involved(who), Clients.keep_measured)
+
+    def _total(self, phase, answers):
+        """Add up answers."""
+        total = self.server.new_total(phase)
+        for answer in answers:
+            total.add(answer)
+        return total
+
+    def _involved(self, who):
+        """Return the Clients that have some of the clients of a mask."""
+        return [self.clients[b] for b in np.unique(self.block_of_client[who])]
+
+    def _exchange(self, clients, step):
+        """Let devices send something to the others of their groups, without the server."""
+        server = self.server
+        messages = list(self.each(clients, Clients.exchange, server.round, step))
+        means = deliver(
+            messages,
+            [one.block.clients for one in clients],
+            server.n_clients,
+            server.ledger,
+            server.federation.wire_dtype,
+        )
+        for one, received in zip(clients, means, strict=True):
+            if received is not None:
+                one.end_exchange(step, received)
+
+    def _show_adversary(self, busy, received, participation):
+        """Show an adversary that forges uploads what its clients have received and computed."""
+        server, attack = self.server, self.attack
+        if received is not None and (participation.receives & attack.controlled).any():
+            attack.message = received
+        ours = [one for one in busy if one.forge is not None]
+        found = self.each(ours, Clients.honest, server.round)
+        honest = [updates for one in found for updates in one if len(updates.clients)]
+        if not honest:
+            return
+        codes = np.concatenate([updates.clients for updates in honest])
+        message = (server.announcement() | attack.message).of(codes)
+        attack.look(
+            View(
+                method=server.method,
+                round=server.round,
+                message=message,
+                n_senders=int(participation.active.sum()),
+                data=attack.own_data,
+                updates=honest,
+                memory=attack.memory,
+            )
+        )
+
+    def attributes_now(self):
+        """Fitted attributes as if the rounds ended here; changes nothing."""
+        attributes = self._attributes(self.server.current_message(), kept=False)
+        return attributes | {"history_": list(self.server.history)}
+
+    def end(self):
+        """Send all clients the final model; returns fitted attributes and reports."""
+        server, message = self.server, self.final_message()
+        attributes = self._attributes(message, kept=True)
+        if server.method.early_stopping:
+            attributes["best_round_"] = server.stopping.best_round
+        if self.attack is not None:
+            attributes["compromised_clients_"] = self.client_ids[self.attack.controlled]
+        channel = server.uplink.masks or server.channel
+        if channel is not None:
+            attributes["encryption_"] = channel.report()
+        return attributes | {
+            "n_rounds_": server.round,
+            "history_": server.history,
+            "loss_curve_": [row["loss"] for row in server.history],
+            "communication_": server.ledger,
+            "privacy_": server.privacy_report(),
+        }
+
+    def _attributes(self, message, *, kept):
+        clients = self.clients
+
+        def users(received, ours):
+            fitted = partial(Clients.fitted, kept=kept)
+            parts = self.parallel(fitted, clients, received, self.server.round)
+            return _blocks.by_user([one.block.users for one in clients], list(parts))
+
+        return fitted_attributes(self.server, message, users)
+
+    def settle(self, estimator):
+        """Take the parameters that may change between the rounds of one run."""
+        self.server.method.set_params(n_rounds=estimator.n_rounds, n_jobs=estimator.n_jobs)
+        self.server.stopping.tol = estimator.tol
+        self.server.stopping.be_patient(estimator.n_iter_no_change)
+
+    def fork(self):
+        """Return a copy in which the fit may end; this one can go on."""
+        ended = copy.copy(self)
+        ended.server, ended.clients = self.server.fork(), [copy.copy(one) for one in self.clients]
+        return ended
+
+
+def fitted_attributes(server: Server, message: Message, users: Callable[..., dict]) -> dict:
+    """Return the fitted attributes of the model in a message.
+
+    `users` returns those of the users, or of where they are, from the message as clients read it
+    and the server's attributes.
+    """
+    method = server.method
+    received = server.algorithm.decode(message, server.key.at(server.round))
+    # Copies, so that writing into a fitted array does not change a running fit.
+    ours = copy.deepcopy(method._server_attributes(received))
+    ours["_final_message"] = copy.deepcopy(message)
+    ours |= method._attributes_of_state(server.state)
+    if "_content" in ours:
+        ours["_feature_columns"] = columns_of(method.item_features)
+    return ours | users(received, ours)
+
+
+def _timed(clients, round):
+    """Run the clients' local update, and return the seconds of this thread as well."""
+    start = time.thread_time()
+    updates, loss = clients.update(round)
+    return updates, loss, time.thread_time() - start
+
+
+class Seen(NamedTuple):
+    """What the server sees of a round: what it has sent, single updates, and their sums."""
+
+    # As `decode` leaves it.
+    message: Message | None
+    # With secure sums the server does not see them.
+    held: list[HeldUpdates]
+    upload: Upload | None
+
+    def tiles(self):
+        """Yield the accepted single updates, tile by tile."""
+        for one in self.held:
+            yield from one.tiles()
+
+
+def watch(estimator, data, n_rounds):
+    """Yield, for each round, the Server, the list of Clients, and what a curious server sees."""
+    run = Run.new(estimator, data, is_watched=True)
+    with (
+        get_threadpool_controller().limit(limits=1, user_api="blas"),
+        Threads(None) as run.parallel,
+    ):
+        run.set_up()
+        for _ in range(n_rounds):
+            seen = run.round()
+            yield run.server, run.clients, seen
+
+
+def _resumed(estimator, data):
+    run = getattr(estimator, "_run", None) if estimator.warm_start else None
+    if run is not None:
+        n_rounds = estimator._rounds(run.server.n_clients)
+        parameters = parameters_of_a_run(estimator)
+        check_resumable(run, data, parameters, "n_rounds", n_rounds, run.server.round)
+    return run
+
+
+def _warn_of_lost_shares(server, spent):
+    mechanism = server.federation.central_dp
+    limit = np.inf if mechanism is None or mechanism.epsilon is None else mechanism.epsilon
+    if spent > limit * (1 + 1e-6):
+        warn(
+            f"This fit has spent epsilon {spent:.4g}, more than CentralDP(epsilon={limit:g}), "
+            "because fewer clients than planned sent their share of the noise. Do not publish the "
+            "model as if it had kept the limit; let all clients take part, lower dropout, or use "
+            'noise="server".',
+            UserWarning,
+        )
+
+
+def _warn_of_empty_rounds(server, *, is_fit):
+    n_empty, n_undecided = server.n_empty_rounds, server.n_undecided_rounds
+    why = []
+    rounds = [entry for entry in server.ledger.entries if entry["phase"] == "round"]
+    if n_empty:
+        why.append(f"In {n_empty} of {server.round} rounds every upload was lost")
+    elif is_fit and not any(entry["messages_up"] for entry in rounds):
+        why.append(f"In {server.round} of {server.round} rounds no client has sent anything")
+    if n_undecided:
+        aggregator = server.federation.aggregator
+        what = "too few clients were left to unmask the sum"
+        if aggregator is not None:
+            what = f"{type(aggregator).__name__} returned None (too few uploads)"
+        why.append(f"In {n_undecided} of {server.round} rounds {what}")
+    if why:
+        warn(
+            f"{'. '.join(why)}; the model did not move in them. Raise client_fraction, or lower "
+            "federation.dropout.",
+            ConvergenceWarning,
+        )
