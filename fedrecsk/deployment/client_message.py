@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedrecsk.protocol.federation import Federation
+    from fedrecsk.protocol.participation import Uploads
 
 
 class Numbers(NamedTuple):
@@ -232,14 +233,14 @@ def unpacked(
     held: np.ndarray | None = None,
     centers: dict[str, np.ndarray] | None = None,
     wire_dtype: str = "float32",
-    hold: bool = False,
+    uploads: Uploads = "single",
     federation: Federation | None = None,
 ) -> ClientUpdates:
     """Turn an upload into ClientUpdates, which are rejected if anything in it is malformed.
 
     Its phase, round and client have been checked. The client has registered `n_held` items, and
     `held` are these, if the server knows them; `centers` are what a client without any change would
-    send, unless that is zero. With `hold` the single upload is kept instead of sums.
+    send, unless that is zero. With `uploads` "held" the single upload is kept instead of sums.
     """
     sends = np.ones(1, dtype=bool)
     fields = _fields(upload, _as_sent(specs, federation), int(n_held), held, federation)
@@ -260,6 +261,7 @@ def unpacked(
     )
     if not is_valid:
         return replace(updates, fields={})
+    hold = uploads == "held"
     for name, center in (centers or {}).items():
         if name not in fields:
             continue
@@ -268,7 +270,7 @@ def unpacked(
             # Absolute numbers become changes from the center.
             one = one.with_values(one.values - np.asarray(center, dtype=np.float64)[one.rows])
         fields[name] = replace(one, center=center) if changed or hold else one
-    updates = protected(updates, [], hold=hold)
+    updates = protected(updates, [], uploads)
     mechanism = None if federation is None else federation.central_dp
     if mechanism is not None:
         short = bool(upload.extras[TERMS][0]) if _says_short(upload.phase, federation) else False

@@ -109,7 +109,7 @@ class Device(Clients):
             Keys(Key(0), private),
             held_out=held_out,
             client_ids=self.data.client_ids,
-            separate=True,
+            is_device=True,
         )
 
     @property

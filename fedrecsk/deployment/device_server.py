@@ -11,6 +11,7 @@ from fedrecsk.data.interactions import catalogue_ids
 from fedrecsk.deployment.bare import bare
 from fedrecsk.deployment.client_message import ClientMessage, checked, held_items, unpacked
 from fedrecsk.protocol.keys import Key
+from fedrecsk.protocol.participation import uploads_of
 from fedrecsk.protocol.server import Server, catalogue_nbytes
 
 if TYPE_CHECKING:
@@ -287,8 +288,8 @@ class DeviceServer(Server):
             Not accepted if anything in the upload is malformed.
         """
         step, client = (upload.phase, int(upload.round)), int(upload.client)
-        apart = self.federation.aggregator is not None or self.algorithm.traits.treats_clients_apart
         is_setup = upload.phase == "setup"
+        uploads = uploads_of(self.federation, self.algorithm.traits)
         one = unpacked(
             upload,
             self._specs(step),
@@ -296,7 +297,7 @@ class DeviceServer(Server):
             held=self._held.get(client),
             centers=self._centers(),
             wire_dtype=self.federation.wire_dtype,
-            hold=is_setup or (apart and upload.phase == "round"),
+            uploads="held" if is_setup else "single" if upload.phase != "round" else uploads,
             federation=self.federation,
         )
         if is_setup:

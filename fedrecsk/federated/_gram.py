@@ -33,6 +33,7 @@ from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.algorithm import Algorithm, SendsOnce, Traits
 from fedrecsk.protocol.blocks import Block
 from fedrecsk.protocol.messages import Dense, Message
+from fedrecsk.protocol.participation import uploads_of
 from fedrecsk.protocol.states import PerClient
 from fedrecsk.updates import FieldSpec, SparseRows, Summed, Updates
 
@@ -251,9 +252,10 @@ class FederatedGram(FromPairs, RankingMixin, FederatedRecommender):
             nbytes = PAIR_BYTES * sum(held)
         else:
             nbytes = 8 * MATRICES * data.n_items**2
-        if federation.looks_at_uploads or federation.adversary is not None:
+        uploads = uploads_of(federation, self._algorithm().traits, forge=federation.adversary)
+        if uploads != "sum":
             held = [16 * n_pairs(block.row_counts.astype(np.int64)).sum() for block in blocks]
-            nbytes += sum(held) if federation.holds_uploads else max(held)
+            nbytes += sum(held) if uploads == "held" else max(held)
         memory.require(
             int(nbytes),
             f"{type(self).__name__}'s matrices of {data.n_items} by {data.n_items} items, and the "

@@ -14,6 +14,7 @@ from fedrecsk.federated import _wmf
 from fedrecsk.federated._implicit_mf import ImplicitMF
 from fedrecsk.federated._optimizers import Descent, Moments, ServerStep
 from fedrecsk.federated._wmf import ImplicitAlgorithm
+from fedrecsk.protocol.participation import uploads_of
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
 __all__ = ["FCF"]
@@ -212,11 +213,11 @@ class FCF(ServerStep, ImplicitMF):
 
     def _check_setting(self, federation, data, blocks):
         super()._check_setting(federation, data, blocks)
-        looks = federation.looks_at_uploads or federation.adversary is not None
-        if self.upload == "local" or not looks:
+        uploads = uploads_of(federation, self._algorithm().traits, forge=federation.adversary)
+        if self.upload == "local" or uploads == "sum":
             return
         n_clients = max(block.n_clients for block in blocks)
-        if federation.holds_uploads:
+        if uploads == "held":
             n_clients = data.n_clients
         n_clients = int(np.ceil(n_clients * self.client_fraction))
         nbytes = n_clients * data.n_items * self.n_factors * np.dtype(self._dtype).itemsize

@@ -15,7 +15,7 @@ from fedrecsk.protocol.blocks import by_user, codes_of_users
 from fedrecsk.protocol.early_stopping import VALIDATION, HeldOut
 from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Message, Registration
-from fedrecsk.protocol.participation import Participation, RoundMasks
+from fedrecsk.protocol.participation import Participation, RoundMasks, uploads_of
 from fedrecsk.protocol.protection import completed, measured, protected, stages
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Updates
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fedrecsk.protocol.federation import Federation
     from fedrecsk.protocol.keys import Keys
     from fedrecsk.protocol.messages import GroupMessages
+    from fedrecsk.protocol.participation import Uploads
 
 
 @dataclass(eq=False)
@@ -64,9 +65,8 @@ class Clients:
         Forges the uploads, if an adversary controls these clients (all of them).
     client_ids : ndarray of shape (n_clients,) or None
         Ids of the clients. None: their codes.
-    separate : bool
-        Whether to return single uploads, each with its client's own noise, even if the federation
-        needs sums only. Deployed clients must do so; the simulator adds up what it can.
+    is_device : bool
+        Whether they are on a machine of their own, which can add nothing up with others.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Clients:
         held_out: Block | None = None,
         forge: Callable[..., Any] | None = None,
         client_ids: np.ndarray | None = None,
-        separate: bool = False,
+        is_device: bool = False,
     ) -> None:
         self.method = method
         self.algorithm: Any = method._algorithm()
@@ -92,13 +92,11 @@ class Clients:
         self.group: Group = Group() if group is None else group
         self.held_out = held_out
         self.forge = forge
-        self.separate = separate
-        # Whether single updates are handed over instead of their sum; whether each client draws
-        # its own noise; whether single updates are needed; and whether the method returns them.
-        self._holds: bool = separate or federation.holds_uploads
-        self._draws_each: bool = self._holds or federation.draws_each
-        self._separates: bool = separate or federation.looks_at_uploads or forge is not None
-        self._hands_over_single: bool = self._separates and traits.single_uploads
+        # Whether nothing is added up here, not even answers in the set-up.
+        self._is_apart: bool = is_device or traits.treats_clients_apart
+        self.uploads: Uploads = uploads_of(federation, traits, is_device=is_device, forge=forge)
+        # Whether every client draws its own noise.
+        self._draws_each: bool = self.uploads == "held" or federation.draws_each
         # Whether clients of equal history share state, and whether they may start from an earlier
         # message again.
         self._shares_state: bool = traits.shares_history
@@ -154,16 +152,16 @@ class Clients:
         specs = self.algorithm.setup_fields(self.block.n_items)
         central, local = self.federation.central_dp, self.federation.local_dp
         updates = self.algorithm.answer(self.block, message, keys)
-        is_alone = self.separate and self.block.n_clients == 1
+        is_alone = self._is_apart and self.block.n_clients == 1
         if central is not None or (local is not None and local.protects_uploads):
             updates = self._single_setup(message, updates, specs, keys)
         elif not is_alone:
-            return self._completed(updates, address, specs, turn, single=False)
+            return self._completed(updates, address, specs, turn, "sum")
         each = is_alone or self._draws_each
         done = stages(self.federation, keys.private, message, self.forge, each=each, is_setup=True)
-        single = self._completed(updates, address, specs, turn, single=True)
-        hold = self.separate if central is None else self._holds
-        return protected(single, done, hold=hold)
+        uploads = "held" if self._is_apart else "single" if central is None else self.uploads
+        single = self._completed(updates, address, specs, turn, uploads)
+        return protected(single, done, uploads)
 
     def _single_setup(self, message, updates, specs, keys):
         """Return each client's own answer to a set-up message."""
@@ -231,9 +229,7 @@ class Clients:
         """
         self._check_in(round)
         part, key = self._part, self.keys.at(round)
-        turn = RoundMasks(
-            part.active & (self._last == round), part.delivers, self._hands_over_single
-        )
+        turn = self._turn(part.active & (self._last == round))
         if not turn.active.any():
             return None
         message = self._messages[round]
@@ -261,29 +257,34 @@ class Clients:
         steps, total = self._trained(round)
         self._training = None
         federation, key, result = self.federation, self.keys.private.at(round), []
-        address, single = ("round", round), self._separates
+        address = "round", round
         for updates, turn, message in steps:
             if updates is None:
                 continue
-            done = self._completed(updates, address, self._specs, turn, single=single)
-            if single:
+            done = self._completed(updates, address, self._specs, turn, self.uploads)
+            if self.uploads != "sum":
                 through = stages(federation, key, message, self.forge, each=self._draws_each)
-                done = protected(done, through, hold=self._holds)
+                done = protected(done, through, self.uploads)
             result.append(done)
         return result, total
 
-    def _completed(self, updates, step, specs, turn, *, single):
+    def _completed(self, updates, step, specs, turn, uploads):
         """Check the method's updates, and add to them what the protocol must know."""
         name, wire_dtype = type(self.method).__name__, self.federation.wire_dtype
         return completed(
-            self.block, updates, step, specs, turn, name=name, wire_dtype=wire_dtype, single=single
+            self.block, updates, step, specs, turn, uploads, name=name, wire_dtype=wire_dtype
         )
+
+    def _turn(self, active):
+        """Return what a method must know of the round for these active clients."""
+        separate = self.uploads != "sum" and self.algorithm.traits.single_uploads
+        return RoundMasks(active, self._part.delivers, separate)
 
     def honest(self, round: int) -> list[ClientUpdates]:
         """Train in this round, before `update`; return the updates that an adversary replaces."""
         steps, _ = self._trained(round)
         return [
-            self._completed(one, ("round", round), self._specs, turn, single=True)
+            self._completed(one, ("round", round), self._specs, turn, "single")
             for one, turn, _ in steps
             if one is not None
         ]
@@ -298,7 +299,7 @@ class Clients:
         self._has_updated = self._has_updated | ready
         steps, total = [], np.zeros(2)
         for last in np.unique(self._last[ready]).tolist():
-            turn = RoundMasks(ready & (self._last == last), part.delivers, self._hands_over_single)
+            turn = self._turn(ready & (self._last == last))
             message = self._messages[last]
             self._begin(message, key)
             if self._shares_state:

@@ -15,6 +15,8 @@ from fedrecsk.privacy import CentralDP, LocalMechanism, SecureAggregation
 if TYPE_CHECKING:
     from typing import Any, Self
 
+    from fedrecsk.protocol.participation import Uploads
+
 # What errors suggest to pass for each part.
 _EXAMPLES = {
     "central_dp": "CentralDP(epsilon=10) from fedrecsk.privacy",
@@ -234,18 +236,14 @@ class Federation(PlainParameters):
         return self.secure_aggregation is not None and not self.secure_aggregation.hides_sums
 
     @property
-    def looks_at_uploads(self) -> bool:
-        """Whether single uploads are examined before they are added up."""
+    def uploads(self) -> Uploads:
+        """What becomes of clients' uploads on their way to the server."""
+        if self.aggregator is not None or self.secure_aggregation is not None or self.is_watched:
+            return "held"
         compresses = self.compression is not None and self.compression.up
         # Local noise is added to single uploads, or needs their norms.
         local = self.local_dp is not None and (self.draws_each or self.local_dp.protects_uploads)
-        return self.holds_uploads or compresses or local or self.central_dp is not None
-
-    @property
-    def holds_uploads(self) -> bool:
-        """Whether all uploads of a round must arrive before they can be combined."""
-        protected = self.aggregator is not None or self.secure_aggregation is not None
-        return protected or self.is_watched
+        return "single" if compresses or local or self.central_dp is not None else "sum"
 
     # Whether single uploads are recorded, as by `measure_leak`.
     is_watched = False

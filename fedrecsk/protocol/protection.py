@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fedrecsk.protocol.federation import Federation
     from fedrecsk.protocol.keys import Key
     from fedrecsk.protocol.messages import Message
-    from fedrecsk.protocol.participation import RoundMasks
+    from fedrecsk.protocol.participation import RoundMasks, Uploads
 
 
 # The field of every message that tells clients the clip, and the variance of their shares.
@@ -46,16 +46,17 @@ def completed(
     step: tuple[str, int],
     specs: Mapping[str, FieldSpec],
     turn: RoundMasks,
+    uploads: Uploads,
     *,
     name: str,
     wire_dtype: str,
-    single: bool,
 ) -> ClientUpdates:
     """Add to updates of the method `name` what the protocol must know; check their fields.
 
-    With `single` return the updates of the clients that send something, and not the sums over the
-    block. If the method has added them up, there must be one client.
+    Unless `uploads` is "sum", return the updates of the clients that send something, and not the
+    sums over the block. If the method has added them up, there must be one client.
     """
+    single = uploads != "sum"
     if updates.fields.keys() != specs.keys():
         raise ValueError(
             f"{name} uploads the fields {sorted(updates.fields)}, but its fields (in the set-up "
@@ -171,9 +172,10 @@ def stages(
 
 
 def protected(
-    updates: ClientUpdates, through_stages: Sequence[Callable[..., Any]], *, hold: bool
+    updates: ClientUpdates, through_stages: Sequence[Callable[..., Any]], uploads: Uploads
 ) -> ClientUpdates:
     """Pass single updates through all stages, and add them up, or hold them for the server."""
+    hold = uploads == "held"
     if not len(updates.clients):
         return replace(updates, fields={})
     # Clipping leaves rows as they are; other stages may write out whole matrices.

@@ -13,6 +13,7 @@ from fedrecsk.data.item_features import fingerprint
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol.clients import Clients, Group
 from fedrecsk.protocol.keys import Key, Keys
+from fedrecsk.protocol.participation import uploads_of
 from fedrecsk.protocol.server import Server
 
 
@@ -58,8 +59,8 @@ def histories_of(method, n_clients, key):
 def groups_of(method, federation, histories, forger):
     """Equal numbers for clients that may share a block; `forger` is the attack that forges."""
     traits = method._algorithm().traits
-    separate = federation.looks_at_uploads or forger is not None or traits.treats_clients_apart
-    if separate and not traits.single_uploads:
+    uploads = uploads_of(federation, traits, forge=forger)
+    if uploads != "sum" and not traits.single_uploads:
         return np.arange(len(histories))
     return histories if forger is None else 2 * histories + forger.controlled
 
@@ -84,7 +85,6 @@ def clients_of(method, blocks, keys, client_ids, histories, *, groups, held_out=
                 held_out=rest,
                 forge=forge,
                 client_ids=client_ids[block.clients],
-                separate=method._algorithm().traits.treats_clients_apart,
             )
         )
     return clients

@@ -153,11 +153,21 @@ SETTINGS = [
 ]
 
 
+def look_at_uploads(monkeypatch):
+    """Let clients of the simulator look at each upload before they add them up."""
+    found = Federation.uploads.fget
+
+    def uploads(federation):
+        return "single" if found(federation) == "sum" else found(federation)
+
+    monkeypatch.setattr(Federation, "uploads", property(uploads))
+
+
 @pytest.fixture
 def exact(monkeypatch):
     """Let the simulator add up single updates, as the server does: sums are rounded otherwise."""
     monkeypatch.setattr(blocks, "block_size", lambda data: 1)
-    monkeypatch.setattr(Federation, "looks_at_uploads", True)
+    look_at_uploads(monkeypatch)
 
 
 def assert_simulated(estimator, X, y, clients, folder, as_simulated, tolerance=0.0):

@@ -18,7 +18,7 @@ from fedrecsk.protocol import blocks
 from tests.conftest import make_toy
 from tests.deployment.in_process import counts, prepared, simulated_key
 from tests.deployment.processes import Processes, write_project
-from tests.deployment.test_fit import assert_same
+from tests.deployment.test_fit import assert_same, look_at_uploads
 
 DIGITS = Federation(wire_dtype="float64")
 X, Y = make_toy()
@@ -28,7 +28,7 @@ X, Y = make_toy()
 def one_client_per_block(monkeypatch):
     """Then simulated fits add up single updates, as the server does."""
     monkeypatch.setattr(blocks, "block_size", lambda data: 1)
-    monkeypatch.setattr(Federation, "looks_at_uploads", True)
+    look_at_uploads(monkeypatch)
 
 
 def toy(n_rounds=2):

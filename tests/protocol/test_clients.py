@@ -111,14 +111,14 @@ def test_the_set_up_of_every_fit_has_noise_of_its_own():
     assert np.abs(TOLD[1] - TOLD[0]).min() > 1e-6
 
 
-@pytest.mark.parametrize("separate", [False, True])
-def test_a_deployed_clients_answer_before_the_rounds_has_its_noise_too(separate):
+@pytest.mark.parametrize("is_device", [False, True])
+def test_a_deployed_clients_answer_before_the_rounds_has_its_noise_too(is_device):
     (block,) = cut(encode(*make_toy(n_users=1)))
     key = Key(3)
     method = Counts(3, rating_scale=(1, 5), federation=NOISY)
-    clients = Clients(method, block, NOISY, Keys(key, key), separate=separate)
+    clients = Clients(method, block, NOISY, Keys(key, key), is_device=is_device)
     answer = clients.setup(None)
-    if separate:
+    if is_device:
         assert not answer.lacks_noise
         assert (answer.held.single(0).whole(0)["n"] != 1).all()
     else:

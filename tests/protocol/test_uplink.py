@@ -49,8 +49,8 @@ def block_of(clients):
 def summed(clients, turn, is_finite, sums, specs=X):
     """The sums of some clients, as they leave them."""
     own, updates = block_of(clients), Updates(sums, is_finite)
-    how = {"name": "Test", "wire_dtype": "float32", "single": False}
-    return completed(own, updates, ("round", 0), specs, turn, **how)
+    how = {"name": "Test", "wire_dtype": "float32"}
+    return completed(own, updates, ("round", 0), specs, turn, "sum", **how)
 
 
 def of_everybody(values, specs):

@@ -60,18 +60,18 @@ def test_sums_are_those_of_the_accepted_clients():
     np.testing.assert_allclose(updates.whole(0)["x"], whole[0] + CENTER)
 
 
-@pytest.mark.parametrize("hold", [False, True])
+@pytest.mark.parametrize("uploads", ["single", "held"])
 @pytest.mark.parametrize("clients_in_a_tile", [1, 2, 100])
-def test_tiles_do_not_change_the_result(monkeypatch, clients_in_a_tile, hold):
+def test_tiles_do_not_change_the_result(monkeypatch, clients_in_a_tile, uploads):
     nbytes = 8 * (4 * 2 + 4)
     monkeypatch.setattr(_client_updates, "WRITTEN_BYTES", clients_in_a_tile * nbytes)
     updates = block([5, 2, 7])
     assert len(list(updates.tiles())) == -(-3 // clients_in_a_tile)
-    done = protected(updates, [double], hold=hold)
+    done = protected(updates, [double], uploads)
     assert done.clients.tolist() == [5, 2, 7]
     assert done.sizes[0].tolist() == [0, 1, 2]
     expected = 2 * updates.fields["x"].sum()
-    if hold:
+    if uploads == "held":
         assert done.fields == {}
         np.testing.assert_allclose(RoundUpdates([done.held]).sum("x"), expected)
     else:
