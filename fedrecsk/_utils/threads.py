@@ -28,9 +28,10 @@ def n_threads(n_jobs: int | None) -> int:
 class Threads:
     """Runs tasks in threads and returns their results in order, like joblib's generators.
 
-    After its ``with`` block it runs them without threads, and can be pickled.
-    `joblib.Parallel` polls for results every hundredth of a second, which is longer than a round
-    of a small cohort takes.
+    After its ``with`` block it runs them without threads, and can be pickled. `n_jobs` follows
+    `joblib.parallel_config`. It is no `joblib.Parallel`, whose generator polls for results every
+    hundredth of a second, longer than a round of a small cohort takes; with a backend that waits
+    instead it returns lists only, and sums of all blocks at once may not fit into memory.
     """
 
     def __init__(self, n_jobs: int | None) -> None:
