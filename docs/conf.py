@@ -142,7 +142,8 @@ sphinx_gallery_conf = {
 # What authors of methods, and whoever runs the two halves, need beyond what the packages export.
 FOR_AUTHORS = {
     "fedrecsk.aggregation": ["Update"],
-    "fedrecsk.data.interactions": ["catalogue_ids", "encode"],
+    "fedrecsk.data.ids": ["catalogue_ids"],
+    "fedrecsk.data.interactions": ["encode"],
     "fedrecsk.base": ["Recommender", "RatingMixin", "RankingMixin"],
     "fedrecsk.deployment": ["ClientMessage", "Device", "DeviceServer", "Numbers"],
     "fedrecsk.federated": ["estimator_of", "pack_codes", "unpack_codes"],

@@ -31,7 +31,8 @@ from fedrecsk._utils.sklearn_compat import (
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data._checks import check_scale
 from fedrecsk.data._mistakes import warn_about_columns
-from fedrecsk.data.interactions import ROLES, Ids, as_rows, as_table, coded_rows, id_columns
+from fedrecsk.data.ids import Ids
+from fedrecsk.data.interactions import ROLES, as_rows, as_table, coded_rows, id_columns
 
 __all__ = [
     "IdEncoder",

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from fedrecsk import EASE
-from fedrecsk.data import interactions
-from fedrecsk.data.interactions import Ids, coded_ids, encode, id_array
+from fedrecsk.data import ids as _ids
+from fedrecsk.data.ids import Ids, id_array
+from fedrecsk.data.interactions import coded_ids, encode
 from fedrecsk.model_selection import UserHoldout, WarmStartKFold
 from fedrecsk.preprocessing import IdEncoder, filter_k_core
 from tests.conftest import make_toy
@@ -194,7 +195,7 @@ LONG_IDS = st.one_of(
 def test_distinct_ids_and_their_codes_are_numpys(ids):
     expected_values, expected = np.unique(ids, return_inverse=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interactions, "_MANY_IDS", 1)
+        patch.setattr(_ids, "_MANY_IDS", 1)
         values, codes = coded_ids(ids, "ids")
         assert_array_equal(Ids(values[::2], "ids").codes(ids), np.where(codes % 2, -1, codes // 2))
     assert values.dtype == expected_values.dtype

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.aggregation._base import Aggregator, BlockAggregator, as_sum, weighted_sums
-from fedrecsk.data.interactions import Ids, id_array
+from fedrecsk.data.ids import Ids, id_array
 from fedrecsk.updates import Update
 
 # Memory of one stack.

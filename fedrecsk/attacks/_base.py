@@ -15,7 +15,7 @@ import numpy as np
 from fedrecsk._utils.parameters import PlainParameters
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.data._checks import LARGEST
-from fedrecsk.data.interactions import Ids, id_array
+from fedrecsk.data.ids import Ids, id_array
 from fedrecsk.updates import SingleUploads, SparseRows, Update, as_integers, client_generator
 
 if TYPE_CHECKING:

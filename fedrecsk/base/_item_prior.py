@@ -14,7 +14,7 @@ from scipy import sparse
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk.data import item_features as reading
-from fedrecsk.data.interactions import named
+from fedrecsk.data.ids import named
 
 if TYPE_CHECKING:
     from typing import Self

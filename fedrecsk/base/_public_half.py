@@ -17,7 +17,7 @@ from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk._version import __version__
 from fedrecsk.base._fading import as_power
 from fedrecsk.base._item_weights import history_of
-from fedrecsk.data.interactions import id_array, missing_id
+from fedrecsk.data.ids import id_array, missing_id
 
 if TYPE_CHECKING:
     from os import PathLike

@@ -17,7 +17,8 @@ from fedrecsk._utils.parameters import checked, suggest
 from fedrecsk._utils.sklearn_compat import Interval, safe_indexing
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.cluster import _frames
-from fedrecsk.data.interactions import Ids, as_table, id_array, id_columns, missing_id, named
+from fedrecsk.data.ids import Ids, id_array, missing_id, named
+from fedrecsk.data.interactions import as_table, id_columns
 
 if TYPE_CHECKING:
     from typing import Any, Self

@@ -32,14 +32,8 @@ from fedrecsk.base._similarity import Similarity
 from fedrecsk.cluster import _frames
 from fedrecsk.data import _checks
 from fedrecsk.data._mistakes import warn_about_target, warn_about_unknown_pairs
-from fedrecsk.data.interactions import (
-    as_table,
-    catalogue_ids,
-    encode,
-    id_columns,
-    matrix_rows,
-    shape_of_ids,
-)
+from fedrecsk.data.ids import catalogue_ids
+from fedrecsk.data.interactions import as_table, encode, id_columns, matrix_rows, shape_of_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ from fedrecsk import metrics
 from fedrecsk._utils.parameters import checked, suggest
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base._recommend import _batches, require_room, tidy
-from fedrecsk.data.interactions import id_array, named
+from fedrecsk.data.ids import id_array, named
 
 if TYPE_CHECKING:
     from typing import Any

@@ -11,7 +11,7 @@ import pandas as pd
 from scipy import sparse
 
 from fedrecsk._utils.extras import require
-from fedrecsk.data.interactions import Ids, id_array
+from fedrecsk.data.ids import Ids, id_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable

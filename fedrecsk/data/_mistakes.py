@@ -12,7 +12,7 @@ import numpy as np
 from fedrecsk._utils.user_warnings import warn
 
 if TYPE_CHECKING:
-    from fedrecsk.data.interactions import Ids
+    from fedrecsk.data.ids import Ids
 
 # In order of preference, as `plain_name` gives them.
 USUAL_NAMES = {

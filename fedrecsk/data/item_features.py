@@ -10,7 +10,7 @@ import numpy as np
 from scipy import sparse
 from sklearn.utils import check_array
 
-from fedrecsk.data.interactions import Ids, catalogue_ids, distinct_items, id_array, named
+from fedrecsk.data.ids import Ids, catalogue_ids, distinct_items, id_array, named
 
 
 def has_ids(features: Any) -> bool:

@@ -9,7 +9,7 @@ import joblib
 import numpy as np
 
 from fedrecsk._version import __version__
-from fedrecsk.data.interactions import catalogue_ids
+from fedrecsk.data.ids import catalogue_ids
 from fedrecsk.deployment.device_server import DeviceServer
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.privacy._secagg_protocol import FEWEST_CLIENTS

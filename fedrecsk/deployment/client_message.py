@@ -22,8 +22,7 @@ from fedrecsk.updates import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fedrecsk.protocol.federation import Federation
-    from fedrecsk.protocol.participation import Uploads
+    from fedrecsk.protocol.federation import Federation, Uploads
 
 
 class Numbers(NamedTuple):

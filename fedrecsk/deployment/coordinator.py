@@ -12,7 +12,7 @@ import numpy as np
 from sklearn.base import clone
 
 from fedrecsk.data._checks import LARGEST, hint
-from fedrecsk.data.interactions import catalogue_ids, named
+from fedrecsk.data.ids import catalogue_ids, named
 from fedrecsk.deployment.checks import check_deployable, check_updatable, differences, digests
 from fedrecsk.deployment.device_server import DeviceServer
 from fedrecsk.deployment.exchanges import Exchanges, Members, NotEnough

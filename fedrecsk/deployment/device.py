@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedrecsk.base import attributes_of
 from fedrecsk.data._checks import check_fitted
-from fedrecsk.data.interactions import catalogue_ids
+from fedrecsk.data.ids import catalogue_ids
 from fedrecsk.deployment.bare import bare
 from fedrecsk.deployment.client_message import ClientMessage, packed
 from fedrecsk.privacy.central_dp import steps_of

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedrecsk.data.interactions import catalogue_ids
+from fedrecsk.data.ids import catalogue_ids
 from fedrecsk.deployment.bare import bare
 from fedrecsk.deployment.client_message import ClientMessage, checked, held_items, unpacked
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.participation import uploads_of
 from fedrecsk.protocol.server import Server, catalogue_nbytes
 
 if TYPE_CHECKING:
@@ -289,7 +288,7 @@ class DeviceServer(Server):
         """
         step, client = (upload.phase, int(upload.round)), int(upload.client)
         is_setup = upload.phase == "setup"
-        uploads = uploads_of(self.federation, self.algorithm.traits)
+        uploads = self.federation.uploads(is_apart=self.algorithm.traits.treats_clients_apart)
         one = unpacked(
             upload,
             self._specs(step),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedrecsk.data.interactions import catalogue_ids
+from fedrecsk.data.ids import catalogue_ids
 from fedrecsk.deployment.checks import Refused, check_deployable, differences, digests
 from fedrecsk.deployment.device import Device
 from fedrecsk.deployment.exchanges import MODEL, PLACE

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedrecsk.base import attributes_of
 from fedrecsk.data._checks import check_items, hint
-from fedrecsk.data.interactions import Ids, catalogue_ids
+from fedrecsk.data.ids import Ids, catalogue_ids
 from fedrecsk.deployment.checks import differences, digests
 from fedrecsk.deployment.exchanges import Exchanges, Members
 from fedrecsk.deployment.records import message_arrays, pack

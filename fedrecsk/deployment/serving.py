@@ -26,7 +26,7 @@ from fedrecsk import portable
 from fedrecsk._utils.extras import require
 from fedrecsk._version import __version__
 from fedrecsk.base import Recommender
-from fedrecsk.data.interactions import id_array
+from fedrecsk.data.ids import id_array
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

@@ -20,7 +20,7 @@ from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk.base._item_prior import ROUNDING, SHRINKAGE, ItemContent, shrunk
-from fedrecsk.data.interactions import Ids, id_array, named
+from fedrecsk.data.ids import Ids, id_array, named
 from fedrecsk.data.item_features import has_ids
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.keys import Key

@@ -33,7 +33,6 @@ from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.algorithm import Algorithm, SendsOnce, Traits
 from fedrecsk.protocol.blocks import Block
 from fedrecsk.protocol.messages import Dense, Message
-from fedrecsk.protocol.participation import uploads_of
 from fedrecsk.protocol.states import PerClient
 from fedrecsk.updates import FieldSpec, SparseRows, Summed, Updates
 
@@ -252,7 +251,7 @@ class FederatedGram(FromPairs, RankingMixin, FederatedRecommender):
             nbytes = PAIR_BYTES * sum(held)
         else:
             nbytes = 8 * MATRICES * data.n_items**2
-        uploads = uploads_of(federation, self._algorithm().traits, forge=federation.adversary)
+        uploads = federation.uploads(is_forged=federation.adversary is not None)
         if uploads != "sum":
             held = [16 * n_pairs(block.row_counts.astype(np.int64)).sum() for block in blocks]
             nbytes += sum(held) if uploads == "held" else max(held)

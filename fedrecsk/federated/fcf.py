@@ -14,7 +14,6 @@ from fedrecsk.federated import _wmf
 from fedrecsk.federated._implicit_mf import ImplicitMF
 from fedrecsk.federated._optimizers import Descent, Moments, ServerStep
 from fedrecsk.federated._wmf import ImplicitAlgorithm
-from fedrecsk.protocol.participation import uploads_of
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
 __all__ = ["FCF"]
@@ -213,7 +212,7 @@ class FCF(ServerStep, ImplicitMF):
 
     def _check_setting(self, federation, data, blocks):
         super()._check_setting(federation, data, blocks)
-        uploads = uploads_of(federation, self._algorithm().traits, forge=federation.adversary)
+        uploads = federation.uploads(is_forged=federation.adversary is not None)
         if self.upload == "local" or uploads == "sum":
             return
         n_clients = max(block.n_clients for block in blocks)

@@ -19,7 +19,8 @@ from fedrecsk._utils.sklearn_compat import (
     validate_parameter_constraints,
 )
 from fedrecsk._utils.user_warnings import warn
-from fedrecsk.data.interactions import id_array, id_columns
+from fedrecsk.data.ids import id_array
+from fedrecsk.data.interactions import id_columns
 from fedrecsk.metrics._held_out import (
     PEERS,
     adapt,

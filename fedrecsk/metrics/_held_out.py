@@ -23,7 +23,8 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted
 from fedrecsk._utils.sklearn_compat import check_sample_weight, safe_indexing
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data._mistakes import check_order
-from fedrecsk.data.interactions import Ids, as_table, encode, id_array, id_columns, shape_of_ids
+from fedrecsk.data.ids import Ids, id_array
+from fedrecsk.data.interactions import as_table, encode, id_columns, shape_of_ids
 from fedrecsk.metrics._ranking import Ranking, ranking_kernels
 
 # With a smaller share of known users, or items, the test rows are probably wrong.

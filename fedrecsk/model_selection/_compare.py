@@ -34,7 +34,8 @@ from fedrecsk._utils.sklearn_compat import (
 )
 from fedrecsk._utils.threads import N_JOBS
 from fedrecsk._utils.user_warnings import warn
-from fedrecsk.data.interactions import as_table, factorized, id_columns
+from fedrecsk.data.ids import factorized
+from fedrecsk.data.interactions import as_table, id_columns
 from fedrecsk.metrics import make_ranking_scorer
 from fedrecsk.metrics._held_out import REPEATED, TOLERATED_SHARE, unwrap
 from fedrecsk.metrics._ranking import METRICS, key_of

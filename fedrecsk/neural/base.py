@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from fedrecsk._utils import memory
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
-from fedrecsk.data.interactions import id_array
+from fedrecsk.data.ids import id_array
 from fedrecsk.federated._feedback import LearnsFromFeedback
 from fedrecsk.neural import _checks
 from fedrecsk.neural._averaging import ModuleAlgorithm

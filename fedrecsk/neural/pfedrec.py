@@ -13,7 +13,7 @@ from scipy import sparse
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
-from fedrecsk.data.interactions import id_array
+from fedrecsk.data.ids import id_array
 from fedrecsk.neural._averaging import ModuleAlgorithm
 from fedrecsk.neural._layout import Recipe
 from fedrecsk.neural.base import NeuralRecommender

@@ -15,7 +15,7 @@ from fedrecsk.protocol.blocks import by_user, codes_of_users
 from fedrecsk.protocol.early_stopping import VALIDATION, HeldOut
 from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Message, Registration
-from fedrecsk.protocol.participation import Participation, RoundMasks, uploads_of
+from fedrecsk.protocol.participation import Participation, RoundMasks
 from fedrecsk.protocol.protection import completed, measured, protected, stages
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Updates
 
@@ -26,10 +26,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedrecsk.protocol.blocks import Block
-    from fedrecsk.protocol.federation import Federation
+    from fedrecsk.protocol.federation import Federation, Uploads
     from fedrecsk.protocol.keys import Keys
     from fedrecsk.protocol.messages import GroupMessages
-    from fedrecsk.protocol.participation import Uploads
 
 
 @dataclass(eq=False)
@@ -94,7 +93,9 @@ class Clients:
         self.forge = forge
         # Whether nothing is added up here, not even answers in the set-up.
         self._is_apart: bool = is_device or traits.treats_clients_apart
-        self.uploads: Uploads = uploads_of(federation, traits, is_device=is_device, forge=forge)
+        self.uploads: Uploads = federation.uploads(
+            is_apart=self._is_apart, is_forged=forge is not None
+        )
         # Whether every client draws its own noise.
         self._draws_each: bool = self.uploads == "held" or federation.draws_each
         # Whether clients of equal history share state, and whether they may start from an earlier

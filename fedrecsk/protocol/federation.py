@@ -15,7 +15,9 @@ from fedrecsk.privacy import CentralDP, LocalMechanism, SecureAggregation
 if TYPE_CHECKING:
     from typing import Any, Self
 
-    from fedrecsk.protocol.participation import Uploads
+# What becomes of uploads on their way to the server. "sum": those of a block are added up as soon
+# as they are computed; "single": each is looked at before; "held": the server combines single ones.
+Uploads = Literal["sum", "single", "held"]
 
 # What errors suggest to pass for each part.
 _EXAMPLES = {
@@ -235,15 +237,20 @@ class Federation(PlainParameters):
         """Whether clients mask their uploads, so that the server sees the sums only."""
         return self.secure_aggregation is not None and not self.secure_aggregation.hides_sums
 
-    @property
-    def uploads(self) -> Uploads:
-        """What becomes of clients' uploads on their way to the server."""
-        if self.aggregator is not None or self.secure_aggregation is not None or self.is_watched:
+    def uploads(self, *, is_apart: bool = False, is_forged: bool = False) -> Uploads:
+        """Return what becomes of clients' uploads on their way to the server.
+
+        `is_apart`: it needs single ones, or the client is alone on its machine. `is_forged`: an
+        adversary replaces some.
+        """
+        protected = self.aggregator is not None or self.secure_aggregation is not None
+        if is_apart or protected or self.is_watched:
             return "held"
         compresses = self.compression is not None and self.compression.up
         # Local noise is added to single uploads, or needs their norms.
         local = self.local_dp is not None and (self.draws_each or self.local_dp.protects_uploads)
-        return "single" if compresses or local or self.central_dp is not None else "sum"
+        looks = compresses or local or is_forged or self.central_dp is not None
+        return "single" if looks else "sum"
 
     # Whether single uploads are recorded, as by `measure_leak`.
     is_watched = False

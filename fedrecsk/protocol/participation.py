@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fedrecsk.protocol.algorithm import Traits
     from fedrecsk.protocol.federation import Federation
     from fedrecsk.protocol.keys import Key
-
-# What becomes of uploads on their way to the server. "sum": those of a block are added up as soon
-# as they are computed; "single": each is looked at before; "held": the server combines single ones.
-Uploads = Literal["sum", "single", "held"]
 
 
 class Participation(NamedTuple):
@@ -68,15 +63,6 @@ class RoundMasks(NamedTuple):
     active: np.ndarray
     delivers: np.ndarray
     separate: bool
-
-
-def uploads_of(
-    federation: Federation, traits: Traits, *, is_device: bool = False, forge: Any = None
-) -> Uploads:
-    """Return what becomes of uploads; `forge` is what an adversary makes of them, if it does."""
-    if is_device or traits.treats_clients_apart:
-        return "held"
-    return "single" if forge is not None and federation.uploads == "sum" else federation.uploads
 
 
 class Sampling(NamedTuple):

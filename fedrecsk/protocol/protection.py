@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedrecsk.protocol.blocks import Block
-    from fedrecsk.protocol.federation import Federation
+    from fedrecsk.protocol.federation import Federation, Uploads
     from fedrecsk.protocol.keys import Key
     from fedrecsk.protocol.messages import Message
-    from fedrecsk.protocol.participation import RoundMasks, Uploads
+    from fedrecsk.protocol.participation import RoundMasks
 
 
 # The field of every message that tells clients the clip, and the variance of their shares.

@@ -28,7 +28,8 @@ from fedrecsk.base._recommender import FitReport
 from fedrecsk.cluster._checkpoints import Log
 from fedrecsk.cluster._frames import Parts, client_of, together
 from fedrecsk.data import _checks
-from fedrecsk.data.interactions import Ids, Interactions
+from fedrecsk.data.ids import Ids
+from fedrecsk.data.interactions import Interactions
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol.participation import Participation
 from fedrecsk.simulation import making

@@ -22,7 +22,8 @@ from fedrecsk._utils.threads import Threads
 from fedrecsk.base._recommender import attributes_of
 from fedrecsk.cluster._frames import apart
 from fedrecsk.data import _checks
-from fedrecsk.data.interactions import Ids, Interactions
+from fedrecsk.data.ids import Ids
+from fedrecsk.data.interactions import Interactions
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol.clients import Clients
 from fedrecsk.protocol.early_stopping import hold_out

@@ -13,7 +13,6 @@ from fedrecsk.data.item_features import fingerprint
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol.clients import Clients, Group
 from fedrecsk.protocol.keys import Key, Keys
-from fedrecsk.protocol.participation import uploads_of
 from fedrecsk.protocol.server import Server
 
 
@@ -59,7 +58,8 @@ def histories_of(method, n_clients, key):
 def groups_of(method, federation, histories, forger):
     """Equal numbers for clients that may share a block; `forger` is the attack that forges."""
     traits = method._algorithm().traits
-    uploads = uploads_of(federation, traits, forge=forger)
+    apart = traits.treats_clients_apart
+    uploads = federation.uploads(is_apart=apart, is_forged=forger is not None)
     if uploads != "sum" and not traits.single_uploads:
         return np.arange(len(histories))
     return histories if forger is None else 2 * histories + forger.controlled

@@ -18,7 +18,8 @@ from fedrecsk.base import FitReport
 from fedrecsk.base._recommender import check_unchanged
 from fedrecsk.data._checks import check_rows
 from fedrecsk.data._times import ROW_ORDER
-from fedrecsk.data.interactions import OF_ROWS, Ids, encode, id_array, id_columns, named
+from fedrecsk.data.ids import OF_ROWS, Ids, id_array, named
+from fedrecsk.data.interactions import encode, id_columns
 from fedrecsk.simulation import continuing
 from fedrecsk.simulation.making import parameters_of_a_run
 

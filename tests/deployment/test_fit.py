@@ -155,12 +155,12 @@ SETTINGS = [
 
 def look_at_uploads(monkeypatch):
     """Let clients of the simulator look at each upload before they add them up."""
-    found = Federation.uploads.fget
+    found = Federation.uploads
 
-    def uploads(federation):
-        return "single" if found(federation) == "sum" else found(federation)
+    def uploads(federation, *, is_apart=False, is_forged=False):
+        return found(federation, is_apart=is_apart, is_forged=True)
 
-    monkeypatch.setattr(Federation, "uploads", property(uploads))
+    monkeypatch.setattr(Federation, "uploads", uploads)
 
 
 @pytest.fixture
