@@ -184,7 +184,7 @@ def test_repeated_rows_and_strings():
     X = [["ann", "tea"], ["ann", "tea"], ["ann", "jam"], ["bob", "tea"], ["bob", "egg"]]
     model = EASE(reg=1.0).fit(X)
     frame = model.explain("ann", "egg")
-    assert frame["source"].tolist() == ["row", "row", "other rows", "everybody"]
+    assert frame["source"].tolist() == ["row", "row", "other rows", "all users"]
     assert frame["item"].tolist()[-2:] == ["", ""]
     assert frame["contribution"].iloc[2:].eq(0).all()
     sizes = frame["contribution"].abs()

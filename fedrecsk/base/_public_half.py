@@ -91,34 +91,34 @@ class PublicHalf:
         *,
         interactions: ArrayLike | tuple[Any, ...] | None = None,
     ) -> DataFrame | tuple[NDArray[Any], NDArray[np.float64], float]:
-        """Say which of a user's own rows carry the score of an item.
+        """Explain an item's score by the user's own rows.
 
-        The score is a sum: each row of the user adds its contribution, and what is the same for
-        everybody, the mean rating and the item's bias, is the rest. It is computed from the items
-        and the user's own rows, as on its own device.
+        The score is a sum: each row of the user adds its contribution; the rest, the mean rating
+        and the item's bias, is the same for all users. It is computed from the items and the
+        user's own rows, as on the user's device.
 
         Parameters
         ----------
         user : int, float or str
             Id of one user.
         item : int, float or str
-            Id of an item that the model knows.
+            Id of an item of the model.
         n : int, default=5
-            Number of rows to name: those of the largest contributions by size.
+            Number of rows to return, the largest contributions by size first.
         as_frame : bool, default=True
             Whether to return a pandas DataFrame.
         interactions : array-like or tuple (X, y), default=None
-            The user's whole history, in the form that `fit` takes, for newcomers and for known
-            users; rows of others are ignored. The score is then that of
-            ``recommend(interactions=)``. None: the rows that the model itself keeps. These are the
-            items of known users, without ratings and weights: enough for models of likes whose rows
-            had equal weights. After a fit with ``warm_start=True`` there are whole rows.
+            The user's whole history, in the form that `fit` takes, for new and known users; rows of
+            other users are ignored. The score is then that of ``recommend(interactions=)``. If
+            None, the rows stored in the model are used. These are the items of known users, without
+            ratings and weights, which is enough for implicit feedback with equal weights. After a
+            fit with ``warm_start=True`` the whole rows are stored.
 
         Returns
         -------
         frame : DataFrame
             Columns `source`, `item` and `contribution`: up to n rows with source "row", the largest
-            first, then "other rows" and "everybody", without an item (-1, NaN or ""), and
+            first, then "other rows" and "all users", without an item (-1, NaN or ""), and
             "clipped" if the sum lies outside the rating scale. The contributions add up to the
             score.
         items : ndarray of shape (min(n, n_rows),)
@@ -131,14 +131,14 @@ class PublicHalf:
         Raises
         ------
         ValueError
-            If the method's score is no such sum, if the item is unknown, or if the model does not
-            keep the user's rows and `interactions` has none.
+            If the method's score is not such a sum, if the item is unknown, or if neither the model
+            nor `interactions` contains the user's rows.
 
         Notes
         -----
         Rows are not independent: without one of them the contributions of the others would change.
-        For ratings a row counts by how much it differs from what is expected of everybody, so that
-        a low rating may raise the score of an item that is unlike.
+        For ratings a row counts by its difference from the expected rating, so that a low rating
+        may raise the score of an item that is unlike.
 
         Examples
         --------
@@ -151,12 +151,12 @@ class PublicHalf:
         0         row   alien          0.24
         1         row  aliens          0.24
         2  other rows                 -0.19
-        3   everybody                  0.00
+        3   all users                  0.00
         >>> model.explain("dan", "emma", interactions=[["dan", "persuasion"]]).round(2)
                source        item  contribution
         0         row  persuasion           0.5
         1  other rows                       0.0
-        2   everybody                       0.0
+        2   all users                       0.0
         """
         check_is_fitted(self)
         kinds = {"n": [Interval(Integral, 1, None, closed="left")], "as_frame": ["boolean"]}
@@ -179,7 +179,7 @@ class PublicHalf:
         contributions = contributions[order[:n]]
         if not as_frame:
             return items, contributions, float(rest + others)
-        sums = {"other rows": others, "everybody": rest}
+        sums = {"other rows": others, "all users": rest}
         if clipped := served._response(np.array([score]))[0] - score:
             sums["clipped"] = clipped
         none = np.repeat(missing_id(self.item_ids_.dtype), len(sums)).astype(items.dtype)

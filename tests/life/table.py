@@ -69,35 +69,35 @@ RULES = (
         {"method": SUMS, "federation": ("int8",)},
         REFUSED,
         "has nothing to compress.*set compression=None",
-        "clients send counts once, which are not compressed",
+        "compression does not apply to counts, which clients send once",
     ),
     Rule(
         ("fit",),
         {"method": ("LightFR",), "federation": ("int8",)},
         REFUSED,
         "LightFR sends codes and integers; set compression=None",
-        "codes of bits are not compressed further",
+        "binary codes cannot be compressed further",
     ),
     Rule(
         ("fit",),
         {"method": ("LightFR",), "federation": ("SecAggPlus", "CKKS")},
         REFUSED,
         r"LightFR's integers may be as large as .*; use SecAggPlus\(max_abs=",
-        "integers are larger than the default secure sum holds: raise `max_abs`",
+        "its integers exceed the default range of secure sums: raise `max_abs`",
     ),
     Rule(
         ("fit",),
         {"method": ("FedEB",), "federation": NOISE},
         REFUSED,
         "FedEB has no central_dp.*Use PrivFedEB",
-        "no central noise: use PrivFedEB",
+        "does not support central privacy: use `PrivFedEB`",
     ),
     Rule(
         ("fit",),
         {"method": ("LightFR",), "federation": NOISE},
         REFUSED,
         "codes or exact integers .*, which noise would destroy; set central_dp=None",
-        "codes do not survive noise",
+        "noise would destroy the codes",
     ),
     Rule(
         ("fit",),
@@ -166,21 +166,21 @@ RULES = (
         {"method": CENTRAL},
         REFUSED,
         "has no (partial_fit|forget); ",
-        "centralised models are fitted anew",
+        "centralised: fit anew",
     ),
     Rule(
         UPDATES,
         {"method": ("LightFR",)},
         REFUSED,
         "LightFR cannot go on from its last model; call fit on all rows",
-        "keeps schedules and codes that do not go on: fit anew, or `fold_in`",
+        "its schedules and codes cannot be continued: fit anew, or use `fold_in`",
     ),
     Rule(
         UPDATES,
         {"where": ("Dask",)},
         REFUSED,
         "keep no rows to go on from; set warm_start=True",
-        "clients on a cluster keep no rows: fit anew",
+        "clients on a cluster do not keep their rows: fit anew",
     ),
     # ------------------------------------------------------------ taking back from a sum
     *(
@@ -189,7 +189,7 @@ RULES = (
             {"method": SUMS, axis: values},
             REFUSED,
             f"cannot take back what they have sent under {what}.*fit a clone of it to all rows",
-            "what a client has sent is not in the sum as it was sent: fit anew",
+            "an upload cannot be withdrawn from this sum: fit anew",
         )
         for axis, values, what in (
             ("federation", ("SecAggPlus",), "SecAggPlus"),
@@ -233,7 +233,7 @@ RULES = (
         {"method": ("FedSpectral", "FedItemKNN", "FedMF")},
         REFUSED,
         "has no add_items|no attribute 'add_items'",
-        "has no `item_features`",
+        "does not take `item_features`",
     ),
     Rule(
         ("add_items",),
@@ -247,7 +247,7 @@ RULES = (
         {"method": tuple(name for name in AXES["method"] if name not in ("FedEB", "LocALS"))},
         REFUSED,
         "has no add_users|no attribute 'add_users'",
-        "has no `user_features`",
+        "does not take `user_features`",
     ),
     Rule(
         ("add_users",),
@@ -262,7 +262,7 @@ RULES = (
         {"method": ("FedMF", "RFRec", "RFRecF", "LightFR", "BiasedMF")},
         REFUSED,
         "trains newcomers step by step. Use one of EASE",
-        "newcomers are trained step by step: no formula to hand over",
+        "new users are trained step by step, not by a formula",
     ),
     Rule(
         ("explain", "explain_with_rows"),
@@ -276,7 +276,7 @@ RULES = (
         {"method": ("ImplicitALS",)},
         REFUSED,
         "does not keep the user's rows. Pass them as interactions=X",
-        "does not keep rows that give the score: pass `interactions`",
+        "the model does not store the user's rows: pass `interactions`",
     ),
     Rule(
         ("explain",),
