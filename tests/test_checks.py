@@ -1,4 +1,4 @@
-"""Numbers that are too large, and models that have exploded: refused or reported."""
+"""Numbers that are too large, and models that have diverged: refused or reported."""
 
 import warnings
 
@@ -115,9 +115,9 @@ def test_a_fit_that_diverges_names_the_culprit(model, fit, message, ratings):
 @pytest.mark.parametrize(
     "model", [with_constants(FedRec, INIT_RANGE=1e9)(), ImplicitLMF(learning_rate=1e5, n_epochs=5)]
 )
-def test_scores_that_explode_are_reported(model, ratings):
+def test_scores_that_diverge_are_reported(model, ratings):
     with pytest.warns(
-        UserWarning, match=r"has exploded: .* (closer to the default|Lower learning_rate)"
+        UserWarning, match=r"diverged: .* (closer to the default|Lower learning_rate)"
     ):
         clone(model).set_params(random_state=0).fit(*ratings)
 
@@ -128,7 +128,7 @@ SHAPES += [(name, (150, 120, 5000)) for name in SINGLE if name in REPRESENTATIVE
 
 
 @pytest.mark.parametrize(("name", "shape"), SHAPES)
-def test_defaults_neither_explode_nor_fail(name, shape):
+def test_defaults_neither_diverge_nor_fail(name, shape):
     X, y = make_ratings(*shape, random_state=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)

@@ -1,4 +1,4 @@
-"""Folders and files that only their owner can change, because what is read from them can run code.
+"""Folders and files that only their owner can change, because their content can run code.
 
 A file is written as a whole or not at all, and ends with a digest of the rest. `pickle` and joblib
 do not read on after a pickle's end, so they can load such a file too.
@@ -66,7 +66,7 @@ def write(file: Path, put: Callable[[Any], object]) -> None:
 
 
 class Digesting:
-    """Writes to a file, and knows the digest of what was written."""
+    """Writes to a file, and computes the digest of what was written."""
 
     def __init__(self, file: IO[bytes], digest: Any = None) -> None:
         self.file = file
@@ -88,16 +88,16 @@ def digest_of(file: IO[bytes], size: int) -> Any:
 
 
 def remove_drafts(folder: Path, pattern: str) -> None:
-    """Remove what killed processes have not finished of the files with matching names."""
+    """Remove unfinished files with matching names, which killed processes left behind."""
     for draft in folder.glob(f".{pattern}-*"):
         draft.unlink(missing_ok=True)
 
 
 def damaged(file: Path) -> str:
-    """Return what to say of a file that is not as it was written."""
+    """Return the error message for a file whose digest is wrong."""
     return (
-        f"{file} is damaged: it is not as it was written. Put a copy of the folder {file.parent} "
-        "in its place, or delete the folder and begin again."
+        f"{file} is damaged: its digest is wrong. Restore {file.parent} from a copy, or delete the "
+        "folder and begin again."
     )
 
 
@@ -110,13 +110,13 @@ def check_own(path: Path) -> None:
     if stat.S_ISLNK(mode) or owner != os.geteuid():
         what = "is a link" if stat.S_ISLNK(mode) else f"belongs to user {owner}"
         raise PermissionError(
-            f"{path} {what}, and what is read from it can run code as user {os.geteuid()}; "
-            "choose a folder that does not exist yet, or run this as the owner."
+            f"{path} {what}, and its content can run code as user {os.geteuid()}; choose a folder "
+            "that does not exist yet, or run this as the owner."
         )
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError(
-            f"Other users may write into {path}, and whoever does so can run code here; "
-            f"chmod go-w {path}."
+            f"Other users may write into {path}, and its content can run code as user "
+            f"{os.geteuid()}; run chmod go-w {path}."
         )
 
 
@@ -126,13 +126,16 @@ def _check_way_to(folder):
     for path in (folder, *folder.parents):
         status = path.lstat()
         if stat.S_ISLNK(status.st_mode) and status.st_uid not in trusted:
-            raise PermissionError(f"The link {path} belongs to user {status.st_uid}; avoid it.")
+            raise PermissionError(
+                f"The link {path} belongs to user {status.st_uid}, who could redirect it; choose a "
+                "path without it."
+            )
     for path in folder.resolve().parents:
         status = path.stat()
         # In a folder with the sticky bit, such as /tmp, only owners move what is theirs.
         is_safe = status.st_mode & stat.S_ISVTX and status.st_uid in trusted
         if status.st_mode & stat.S_IWOTH and not is_safe:
             raise PermissionError(
-                f"Everybody may write into {path}, and can replace {folder}; chmod o-w {path}, or "
-                "choose another folder."
+                f"All users may write into {path}, so they could replace {folder}; run "
+                f"chmod o-w {path}, or choose another folder."
             )

@@ -91,7 +91,7 @@ def check_fitted(estimator: Any, data: Any, attributes: Mapping) -> None:
         what = f"its training loss is {loss:.3g}"
     else:
         return
-    warn(f"{type(estimator).__name__} has exploded: {what}. {hint(estimator, data)}")
+    warn(f"{type(estimator).__name__} diverged: {what}. {hint(estimator, data)}")
 
 
 def check_items(estimator: Any, data: Any, attributes: Mapping) -> None:
@@ -101,8 +101,8 @@ def check_items(estimator: Any, data: Any, attributes: Mapping) -> None:
     size, scale = max((largest(arrays[name]) for name in names), default=0), _scale(estimator, data)
     if size > ABSURD * scale:
         warn(
-            f"{type(estimator).__name__} has exploded: the items' factors or biases reach "
-            f"{size:.3g}, but scores of about {scale:.3g} are expected. {hint(estimator)}"
+            f"{type(estimator).__name__} diverged: item factors or biases reach {size:.3g}, but "
+            f"scores of about {scale:.3g} are expected. {hint(estimator)}"
         )
 
 

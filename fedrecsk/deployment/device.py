@@ -261,7 +261,7 @@ class Device(Clients):
         Raises
         ------
         ValueError
-            If the model is infinite or NaN. As in `fit`, a model that has exploded warns.
+            If the model is infinite or NaN. As in `fit`, a model that has diverged warns.
         """
         complete = self._complete(message, round)
         users = super().fitted(complete, round)

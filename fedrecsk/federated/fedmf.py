@@ -31,7 +31,7 @@ __all__ = ["FedMF"]
 EPOCHS_OF_THE_NEW = 20
 # The server's step with "reptile". The more items, the fewer clients visit a given one. From HR@10
 # on validation rows of MovieLens-1M (benchmarks.private_rankings settings); with few items that all
-# visit, steps above 1 explode.
+# visit, the model diverges with steps above 1.
 ITEMS_PER_UNIT = 185
 LONGEST = 20.0
 

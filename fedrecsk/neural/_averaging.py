@@ -159,7 +159,7 @@ class ModuleAlgorithm(Algorithm[Server, Clients]):
             feedback = self.targets.feedback(block, message)
         else:
             users, feedback = clients.users.copy(), clients.feedback
-            # Their numbers have exploded.
+            # Their numbers have diverged.
             new = ~np.isfinite(users).all(axis=1)
             users[new] = first[new]
         known, new = turn.active & ~block.clients_of(new), block.users_of(turn.active) & new

@@ -237,8 +237,8 @@ class Trainer:
 
     @staticmethod
     def _check_losses(losses, clients, after):
-        """Raise if a client's loss is not finite though its numbers have not exploded."""
-        # Clients whose numbers have exploded end with infinite or NaN values, and send nothing.
+        """Raise if a client's loss is not finite though its numbers have not diverged."""
+        # Clients whose numbers have diverged end with infinite or NaN values, and send nothing.
         for place in (~torch.isfinite(losses)).nonzero().flatten().tolist():
             if all(float(value[place].abs().max()) < EXPLODED for value in after.values()):
                 raise ClientFailed(

@@ -223,10 +223,10 @@ def test_wrong_uploads_are_rejected_and_counted(estimator, change, named, tmp_pa
     assert named in caplog.text
 
 
-def test_a_model_that_has_exploded_warns_on_the_server_and_on_the_nodes(tmp_path):
+def test_a_model_that_has_diverged_warns_on_the_server_and_on_the_nodes(tmp_path):
     one, nodes = a_fit(tmp_path, small(FedMF, client_fraction=1.0))
     spoil(one, of_size(1e14), node=max(nodes), number=1)
-    with pytest.warns(UserWarning, match="FedMF has exploded") as seen:
+    with pytest.warns(UserWarning, match="FedMF diverged") as seen:
         one.run()
     texts = [str(warning.message) for warning in seen]
     assert sum("scores of training rows reach" in text for text in texts) == len(nodes)

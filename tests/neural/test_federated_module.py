@@ -418,7 +418,7 @@ def test_new_clients_that_fail_are_named(toy):
 
 def test_an_explosion_is_a_warning_that_names_the_learning_rate(toy):
     model = FederatedModule(learning_rate=300.0, n_rounds=3, client_fraction=0.3, random_state=0)
-    with pytest.warns(UserWarning, match="exploded: .* learning_rate=300 .default 0.01. closer"):
+    with pytest.warns(UserWarning, match="diverged: .* learning_rate=300 .default 0.01. closer"):
         model.fit(toy[0])
 
 
