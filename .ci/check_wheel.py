@@ -36,7 +36,7 @@ for name in public:
     try:
         importlib.import_module(name)
     except ImportError as error:
-        if not any(f"pip install 'fedrecsk[{extra}" in str(error) for extra in lacking):
+        if not any(f"pip install '.[{extra}" in str(error) for extra in lacking):
             raise
         waiting.append(name)
 print(f"{len(public) - len(waiting)} public modules import, fedrecsk {fedrecsk.__version__}")

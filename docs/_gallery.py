@@ -7,7 +7,7 @@ SECTIONS = {
         "compare_with_als",
         "temporal_split",
         "what_came_last",
-        "new_films",
+        "new_movies",
     ),
     "Search": ("grid_search", "accuracy_within_a_budget"),
     "Communication": ("plot_accuracy_per_megabyte",),

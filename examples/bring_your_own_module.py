@@ -1,4 +1,4 @@
-"""How do I make a federated recommender of my own torch module?
+"""How do I make a federated recommender of my torch module?
 
 Name its private parameters. The clients train all of it, and share the others.
 
@@ -17,10 +17,10 @@ from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.model_selection import UserHoldout
 from fedrecsk.neural import FederatedModule, Net
 
-N_USERS, N_FILMS, N_GENRES = 300, 200, 12
+N_USERS, N_MOVIES, N_GENRES = 300, 200, 12
 
 
-class Films(nn.Module):
+class Movies(nn.Module):
     """What a user thinks of a movie and of its genres."""
 
     def __init__(self, n_users, n_items, genres, width=8):
@@ -35,30 +35,30 @@ class Films(nn.Module):
             nn.init.normal_(table.weight, std=0.1)
 
     def forward(self, users, items):
-        film = self.item(items) + self.mix(self.genres[items])
-        return (self.user(users) * film).sum(-1) + self.item_bias(items).squeeze(-1)
+        movie = self.item(items) + self.mix(self.genres[items])
+        return (self.user(users) * movie).sum(-1) + self.item_bias(items).squeeze(-1)
 
 
 # %%
-# Generated viewings: a user likes some genres, and each film has about two.
+# Generated viewings: a user likes some genres, and each movie has about two.
 
 rng = np.random.default_rng(0)
-genres = rng.random((N_FILMS, N_GENRES)) < 2 / N_GENRES
+genres = rng.random((N_MOVIES, N_GENRES)) < 2 / N_GENRES
 tastes = rng.normal(size=(N_USERS, N_GENRES))
-appeal = 1.5 * tastes @ genres.T + rng.normal(size=N_FILMS) + rng.gumbel(size=(N_USERS, N_FILMS))
+appeal = 1.5 * tastes @ genres.T + rng.normal(size=N_MOVIES) + rng.gumbel(size=(N_USERS, N_MOVIES))
 
 seen = np.argsort(-appeal, axis=1)[:, :20]
 X = np.column_stack([np.repeat(np.arange(N_USERS), 20), seen.ravel()])
 X_train, X_test = UserHoldout(test_size=0.2, random_state=0).train_test_split(X)
 
 # %%
-# The table has a row for each film, in ascending order of the films' ids, which are 0 to 199.
+# The table has a row for each movie, in ascending order of the movies' ids, which are 0 to 199.
 
-settings = {"learning_rate": 0.1, "n_rounds": 20, "items": range(N_FILMS), "random_state": 0}
+settings = {"learning_rate": 0.1, "n_rounds": 20, "items": range(N_MOVIES), "random_state": 0}
 models = {
-    "popularity": Popularity(items=range(N_FILMS)),
-    "without genres": FederatedModule(Net(Films, genres=np.zeros((N_FILMS, 1))), **settings),
-    "with genres": FederatedModule(Net(Films, genres=genres), **settings),
+    "popularity": Popularity(items=range(N_MOVIES)),
+    "without genres": FederatedModule(Net(Movies, genres=np.zeros((N_MOVIES, 1))), **settings),
+    "with genres": FederatedModule(Net(Movies, genres=genres), **settings),
 }
 scores = {}
 for name, model in models.items():

@@ -2,8 +2,8 @@
 
 Compare round by round how fast three solvers of the same problem converge.
 
-On the left, the training loss; on the right, what counts: the ranking of held-out
-items. LocALS is done after about five rounds and GlobSGD, whose server takes gradient steps, after
+On the left, the training loss; on the right, the ranking of held-out items, which matters more.
+LocALS converges after about five rounds and GlobSGD, whose server takes gradient steps, after
 twenty. LocSGD is still improving after thirty. Each round costs every client a download and an
 upload.
 """

@@ -28,7 +28,7 @@ display = RobustnessDisplay.from_estimator(
     X,
     param_name="federation__adversary",
     param_range={
-        "nobody": None,
+        "no attack": None,
         "noise": [RandomUpload(strength=s) for s in (0.1, 1.0, 10.0)],
         "sign flip": [SignFlip(strength=s) for s in (1.0, 5.0, 25.0)],
     },
@@ -40,6 +40,6 @@ for name, (attacks, ndcg, _) in display.curves.items():
     shown = zip(attacks, ndcg, strict=True)
     print(name, ", ".join(f"{attack}: NDCG@10 {value:.3f}" for attack, value in shown))
 for (name, attack), chosen in display.worst_.items():
-    if attack != "nobody":
+    if attack != "no attack":
         print(f"The worst {attack} for {name}: {chosen['variant']}")
 plt.show()

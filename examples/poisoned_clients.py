@@ -25,7 +25,7 @@ train, test = next(LeaveLastOut().split(X))
 cold = min(np.unique(X[train, 1]), key=lambda item: (X[train, 1] == item).sum())
 
 attacks = {
-    "nobody": None,
+    "no attack": None,
     "noise": RandomUpload(strength=1.0),
     "sign flip": SignFlip(),
     "promotion": Promotion(item=cold),

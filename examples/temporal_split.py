@@ -3,9 +3,9 @@
 Yes, where tastes change: evaluate the same models on a random split and on splits in time.
 
 In the generated data items rise and fall. A random split lets a model learn from the future: its
-NDCG is a third higher than on the last fifth of each user's interactions, which is closer to how a
+NDCG is a third higher than on the last 20% of each user's interactions, which is closer to how a
 recommender is used. "The last fifth of all" asks another question: nearly half of its 192 users
-are new, and popularity is the best answer for users without history. So scores of different
+are unknown, and popularity is the best answer for users without history. So scores of different
 splits are not comparable; state the split with every number.
 """
 

@@ -4,7 +4,7 @@ Write a method whose server groups clients by what they upload and answers each 
 
 Each client receives the tastes of its own group. The generated clients belong to four hidden
 groups: with one group the model is no better than biases, and the error falls until there are
-four. That is more than sums can do, and it costs privacy: secure sums are refused, and
+four. Sums alone could not do this, but it costs privacy: secure sums raise an error, and
 ``privacy_`` reports that the server sees single uploads. The page :doc:`/add_a_method` explains the
 functions.
 """
@@ -66,7 +66,7 @@ class GroupTastesAlgorithm(Algorithm[Server, Clients]):
         return Message(level=Dense(np.array([server.level])))
 
     def broadcast(self, server, key):
-        # Each client receives its own group's row, and nobody else's.
+        # Each client receives its own group's row only.
         return Message(tastes=PerClient(server.tastes[server.group]))
 
     def enter(self, block, message, key):

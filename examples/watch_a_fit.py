@@ -2,9 +2,9 @@
 
 With scikit-learn's callbacks, and with ``early_stopping``.
 
-The training error falls in every round. Each client also holds back a tenth of its ratings and
-reports the error there, which hardly improves after some fifty rounds: the fit stops when it has
-not improved for ten rounds, and keeps the model of the best round. For a progress bar, install
+The training error falls in every round. Each client also holds out 10% of its ratings and reports
+the error on them, which hardly improves after about fifty rounds. The fit stops when it has not
+improved for ten rounds, and keeps the model of the best round. For a progress bar, install
 the extra ``progress`` and pass ``sklearn.callback.ProgressBar()`` to ``set_callbacks``.
 """
 

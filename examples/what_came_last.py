@@ -5,7 +5,7 @@ tastes drift slowly, so half-lives are long and gains small; in MovieLens-100k t
 (``python -m benchmarks.time scores``). The half-life of 32 was chosen on these test rows, so the
 gains here are slightly too large; a search chooses on validation rows (:doc:`/user_guide/time`).
 
-The clients send the same bytes in the same round; only the weights of what they send change.
+Clients send as many bytes as without half-lives, in the same round; only the weights differ.
 """
 
 import matplotlib.pyplot as plt

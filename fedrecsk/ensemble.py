@@ -217,7 +217,7 @@ class RatingEnsemble(RatingMixin, RecommenderEnsemble):
         Rating models of this package, federated or not, each with a name. "drop" in place of an
         estimator leaves it out, as in scikit-learn's ensembles.
     weights : array-like of shape (n_estimators,), default=None
-        Weights of the predictions; they need not add up to 1. None: equal weights.
+        Weights of the predictions; they need not add up to 1. If None, equal weights.
     {items}
         It is passed on to all parts.
 
@@ -304,14 +304,14 @@ class RankingEnsemble(RankingMixin, RecommenderEnsemble):
         Ranking models of this package, federated or not, each with a name. "drop" in place of an
         estimator leaves it out, as in scikit-learn's ensembles.
     weights : array-like of shape (n_estimators,) or "search", default=None
-        Weights of the standardised scores; they need not add up to 1. None: equal weights.
+        Weights of the standardised scores; they need not add up to 1. If None, equal weights.
         "search": the best on held-out rows. One row with y > 0 is held out of each user that has
-        another row, and all estimators are fitted to the rest. Of all multiples of 1/10 that add
-        up to 1, the weights with the highest mean NDCG@10 are chosen. All estimators are then
-        fitted to all rows: twice the time, and twice the communication, which is counted.
+        another row, and all estimators are fitted to the rest. Of all multiples of 1/10 that add up
+        to 1, the weights with the highest mean NDCG@10 are chosen. All estimators are then fitted
+        to all rows: twice the time, and twice the communication, which is counted.
     n_negatives : int or None, default=None
         With "search": among how many items, drawn from those without a row of the user, the
-        held-out row is ranked. None: all of them. Use the protocol of your evaluation.
+        held-out row is ranked. If None, all of them. Use the protocol of your evaluation.
     random_state : int, RandomState instance or None, default=None
         With "search": which rows are held out, and the items drawn. Parts have their own.
     {items}

@@ -158,7 +158,7 @@ RULES = {rule.__name__: rule for rule in (ItemWeights, Ridge)}
 
 
 class PortableModel:
-    """The public half of a fitted model: recommends to anybody who gives a history.
+    """The public half of a fitted model, which recommends to any user with a history.
 
     It knows the items and no user. :func:`load` reads it from a file.
 
@@ -171,7 +171,7 @@ class PortableModel:
         Scores for users without a history.
     about : dict
         `method`, `rating_scale` (low, high) or None, `half_life` (a, b) or None, and `versions`:
-        the likes of a history with n of them fade by half every a n^b likes.
+        the weights of a history of n positives halve every a n^b positives.
 
     Attributes
     ----------
@@ -180,7 +180,7 @@ class PortableModel:
     method : str
         Name of the method that was fitted.
     rates : bool
-        Whether it is a model of ratings, which needs ratings, or of likes.
+        Whether it is a rating model, which needs ratings, or a ranking model.
     versions : dict of str to str
         Versions of Python, fedrecsk, NumPy and scikit-learn that wrote the file.
 
@@ -234,12 +234,12 @@ class PortableModel:
             `history_half_life` only. Unknown ones are ignored, and if none is known, the list is
             that for unknown users.
         ratings : sequence of shape (n_rows,), default=None
-            Ratings of the items, which a model of ratings needs. For a model of likes None means
-            that all items are liked; otherwise those with a number above 0 are.
+            Ratings of the items, which a rating model needs. For a ranking model None means that
+            all items are liked; otherwise those with a number above 0 are.
         n : int, default=10
             Number of recommendations; fewer if fewer items are left.
         weights : sequence of shape (n_rows,), default=None
-            Sample weights, as in fit; None: 1. Repeated items are merged as in fit.
+            Sample weights, as in fit. If None, 1. Repeated items are merged as in fit.
         exclude : sequence
             Ids of further items that must not be recommended.
         exclude_seen : bool, default=True
@@ -436,8 +436,8 @@ def load(path: str | PathLike[str]) -> PortableModel:
         # A damaged file may raise nearly anything.
         except Exception as error:
             raise ValueError(
-                f"{path} is damaged, or is no file that export of a fitted model has written "
-                f"({type(error).__name__}: {error})."
+                f"{path} is damaged, or was not written by export ({type(error).__name__}: "
+                f"{error})."
             ) from error
     if model is None:
         raise ValueError(
@@ -453,12 +453,12 @@ def _declared(content, name):
     member = content.getinfo(f"{name}.npy")
     with content.open(member) as opened:
         if np.lib.format.read_magic(opened) != (1, 0):
-            raise ValueError(f"{name} is no array of the format that export writes")
+            raise ValueError(f"{name} is not an array in the format of export")
         shape, _, dtype = np.lib.format.read_array_header_1_0(opened)
         size = math.prod(shape) * dtype.itemsize
         # Nothing is compressed.
         if not member.compress_size == member.file_size == opened.tell() + size:
-            raise ValueError(f"{name} does not have the size that it declares")
+            raise ValueError(f"{name} does not have its declared size")
     return shape, dtype.kind, size
 
 
@@ -506,7 +506,7 @@ def _read(header, content, n_bytes):
     about["half_life"] = header.get("half_life")
     scale, half_life = about["rating_scale"], about["half_life"]
     if scale is not None and not -math.inf < scale[0] <= scale[1] < math.inf:
-        raise ValueError(f"{scale} is no rating scale")
+        raise ValueError(f"{scale} is not a rating scale")
     if half_life is not None and not (0 < half_life[0] < math.inf and 0 <= half_life[1] < math.inf):
-        raise ValueError(f"{half_life} is no half-life")
+        raise ValueError(f"{half_life} is not a half-life")
     return PortableModel(made, item_ids, arrays["unknown"], about)

@@ -312,9 +312,9 @@ class RatingScaler(OneToOneFeatureMixin, TransformerMixin, PlainParameters):
     Parameters
     ----------
     rating_range : tuple (low, high), default=None
-        Ends of the scale, for example (1, 5). None: the lowest and the highest rating that fit
-        sees. In a federation, these reveal something about all clients' data; a scale that is
-        known beforehand reveals nothing.
+        Ends of the scale, for example (1, 5). If None, the lowest and the highest rating that fit
+        sees. In a federation, these reveal something about all clients' data; a scale that is known
+        beforehand reveals nothing.
     feature_range : tuple (low, high), default=(0, 1)
         Ends of the new scale.
     clip : bool, default=True

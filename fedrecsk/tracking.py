@@ -21,9 +21,9 @@ class Tracker:
         from 0: ``print``, ``mlflow.log_metrics``, ``wandb.log``, or a function of your own. If fits
         run in other processes, it must be picklable.
     scoring : str, callable, list, dict or None, default=None
-        Further scores of the model after each round, as in `cross_validate`. None: none.
+        Further scores of the model after each round, as in `cross_validate`. If None, none.
     validation : tuple (X, y) or None, default=None
-        The rows that `scoring` scores. None: the rows of the fit.
+        The rows that `scoring` scores. If None, the rows of the fit.
 
     Notes
     -----

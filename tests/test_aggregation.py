@@ -227,11 +227,11 @@ def test_fl_trust_says_what_is_wrong_with_its_reference():
     for other in (77, "3", None, [3]):
         with pytest.raises(ValueError, match=r"FLTrust\(.*\) is not a client of this fit"):
             fit(other)
-    with pytest.raises(ValueError, match=r"trusts client 3, but the federation's adversary"):
+    with pytest.raises(ValueError, match=r"The adversary controls client 3, the reference"):
         fit(3, adversary=SignFlip(clients=[1, 3]))
     fit(3, adversary=SignFlip(clients=[1, 2]))
     X, _ = make_toy(n_users=20, density=0.3)
-    few = rf"with that of client {X[0, 0]}, but only \d+ % of the rows of X.*silos"
+    few = rf"with that of client {X[0, 0]}, but only \d+% of the rows of X.*silos"
     with pytest.raises(ValueError, match=few):
         fit(X[0, 0], clients=None)
     with pytest.raises(ValueError, match="does not say whose they are"):

@@ -82,7 +82,7 @@ def test_local_privacy_and_a_file(ratings, capsys):
 def test_ranking_methods_on_implicit_feedback_and_above_a_threshold(ratings, implicit, capsys):
     few = ["--method", "LocALS", "--rounds", "2", "--set", "n_factors=4"]
     main(["--data", implicit, *few])
-    shown = "270 interactions of 12 items by 30 users; 20 % of each user's rows"
+    shown = "270 interactions of 12 items by 30 users; 20% of each user's rows"
     assert shown in capsys.readouterr().out
     main(["--data", ratings, *few, "--threshold", "4"])
     n_kept = sum(rating >= 4 for *_, rating in ROWS)

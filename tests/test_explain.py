@@ -169,7 +169,7 @@ def test_ratings_are_kept_by_clients_that_go_on():
     X, y = make_toy()
     model = FedEB(n_factors=2, n_rounds=3, random_state=0).fit(X, y)
     user, item = X[0, 0], model.item_ids_[0]
-    with pytest.raises(ValueError, match=r"does not keep the user's rows.*\(X, y\)"):
+    with pytest.raises(ValueError, match=r"does not store the user's rows.*\(X, y\)"):
         model.explain(user, item)
     model.set_params(warm_start=True).fit(X, y)
     total = model.explain(user, item)["contribution"].sum()
@@ -212,7 +212,7 @@ def test_wrong_questions(arguments, message):
     with pytest.raises(ValueError, match="no row of user 999"):
         model.explain(999, X[0, 1], interactions=X[X[:, 0] == X[0, 0]])
     model, X, _ = fitted("RFRec")
-    with pytest.raises(ValueError, match=r"RFRec has no sum.*Use one of EASE"):
+    with pytest.raises(ValueError, match=r"RFRec has no formula.*Use one of EASE"):
         model.explain(X[0, 0], X[0, 1])
 
 

@@ -16,7 +16,7 @@ def test_it_imports_what_is_there():
 def test_what_is_missing_is_named_with_its_extra(monkeypatch):
     for package, extra in EXTRAS.items():
         monkeypatch.setitem(sys.modules, package, None)
-        message = rf"^The caller needs {package}: pip install 'fedrecsk\[{extra}\]'\.$"
+        message = rf"^The caller needs {package}: pip install '\.\[{extra}\]' in a"
         for module in (package, f"{package}.inner"):
             with pytest.raises(ImportError, match=message):
                 require(module, "The caller")

@@ -1,4 +1,4 @@
-"""`fit` of a model of likes takes a sparse matrix of users by items, as implicit does."""
+"""`fit` of a ranking model takes a sparse matrix of users by items, as implicit does."""
 
 import numpy as np
 import pytest
@@ -92,7 +92,7 @@ def test_a_given_catalogue_is_kept_and_updates_work():
         ({"y": np.ones(15)}, TypeError, "sparse matrix"),
         ({"sample_weight": np.ones(15)}, TypeError, "its entries are the weights"),
         ({"X": make_matrix() * np.nan}, ValueError, "NaN or infinite"),
-        ({"X": make_matrix() * 0}, ValueError, "no entry other than 0"),
+        ({"X": make_matrix() * 0}, ValueError, "no non-zero entries"),
         ({"X": make_matrix() * 1j}, TypeError, "dtype complex"),
         ({"X": -make_matrix()}, ValueError, "no positives"),
     ],
@@ -108,7 +108,7 @@ def test_only_fit_takes_a_matrix_of_which_negative_entries_are_seen_and_not_like
     assert model.item_popularity_.tolist() == pytest.approx([2 / 3, 1 / 3, 2 / 3, 1 / 3])
     assert set(model.recommend([0], 4)[0][0].tolist()) == {2, 3, -1}
     for use in (model.predict, model.fold_in, BiasOnly().fit):
-        with pytest.raises(TypeError, match="Only fit of a model of likes takes M itself"):
+        with pytest.raises(TypeError, match="Only fit of a ranking model takes M itself"):
             use(matrix)
     ensemble = RankingEnsemble([("ease", EASE(reg=5.0)), ("popularity", Popularity())]).fit(matrix)
     assert all(part.n_items_ == 4 for part in ensemble.estimators_)

@@ -196,7 +196,7 @@ def test_a_file_with_objects_is_refused(written, tmp_path, capsys):
     arrays["item_ids"] = np.array([Bomb()] * len(arrays["item_ids"]), dtype=object)
     with open(tmp_path / "bomb", "wb") as file:
         np.savez(file, **arrays)
-    with pytest.raises(ValueError, match="is no file that export"):
+    with pytest.raises(ValueError, match="was not written by export"):
         portable.load(tmp_path / "bomb")
     assert "must not run" not in capsys.readouterr().out
 
@@ -233,7 +233,7 @@ def rewritten(path, target, **changes):
     ids=str,
 )
 def test_parts_that_do_not_agree_are_refused(written, tmp_path, changes):
-    with pytest.raises(ValueError, match="is damaged, or is no file"):
+    with pytest.raises(ValueError, match="is damaged, or was not written"):
         portable.load(rewritten(written[1], tmp_path / "wrong", **changes))
     path = rewritten(written[1], tmp_path / "new", format=3, versions={"fedrecsk": "9.9"})
     with pytest.raises(ValueError, match=r"format 3, written by fedrecsk 9\.9.*later version"):

@@ -118,7 +118,7 @@ def test_what_cannot_follow_is_named(mixed):
     model = FedEASE(30.0, items=range(40), federation=private, random_state=0)
     with pytest.warns(FitFailedWarning, match="2 of 3 fits failed"):
         result = compare([model], mixed, cv=RollingOrigin(3), update="partial_fit")
-    assert result.per_fold["error"].str.contains("take back").tolist() == [False, True, True]
+    assert result.per_fold["error"].str.contains("cannot withdraw").tolist() == [False, True, True]
 
 
 @pytest.mark.parametrize(

@@ -393,7 +393,7 @@ def test_a_missing_extra_is_named(tmp_path, capsys, monkeypatch, package):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(SystemExit):
         serving.main([str(tmp_path / "model")])
-    assert f"serve needs {package}: pip install 'fedrecsk[serve]'" in capsys.readouterr().err
+    assert f"serve needs {package}: pip install '.[serve]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("timestamps", [2, "row_order"])

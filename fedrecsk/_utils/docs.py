@@ -27,58 +27,58 @@ WRITTEN = """
 
 [items]
 items : array-like of shape (n_items,), default={default}
-    The public catalogue: the ids of all items on offer, in any order, including items
-    without ratings. None: the items of X.
+    The public catalogue: the ids of all items on offer, in any order, including items without
+    ratings. If None, the items of X.
 [federated items]
 items : array-like of shape (n_items,), default={default}
-    The public catalogue: the ids of all items on offer, in any order, including items
-    without ratings. None: the items of X, which is an error under differential privacy,
-    because it reveals whose data are in X.
+    The public catalogue: the ids of all items on offer, in any order, including items without
+    ratings. If None, the items of X; under differential privacy this raises an error, because it
+    reveals whose data are in X.
 [item_features]
 item_features : DataFrame, array or sparse matrix of shape (n_items, n_features), default={default}
-    Public features of the items: the prior of their vectors is what features predict, with a
-    strength that is learned. Items without ratings get what their features predict, and so
-    do new ones by `add_items`. A pandas DataFrame of numbers has the items' ids as its index,
-    which is the catalogue unless `items` is given too; the rows of an array or a sparse matrix
-    are in the order of `items`. Columns that reach beyond [-1, 1] are divided by two standard
-    deviations. Only the server uses them, and nothing else is sent.
+    Public features of the items, from which the prior means of item vectors are predicted, with a
+    learned strength. Items without ratings, and new ones added by `add_items`, are given the
+    predicted vectors. The index of a pandas DataFrame of numbers holds the item ids, and is the
+    catalogue unless `items` is given; the rows of an array or a sparse matrix are in the order of
+    `items`. Columns that reach beyond [-1, 1] are divided by two standard deviations. Only the
+    server uses features, and nothing more is sent.
 [user_features]
 user_features : DataFrame of shape (n_users, n_features), default={default}
-    Private features of the users, numbers in [-1, 1], with the users' ids as its index: what
-    features predict is part of what is expected of a user. Each client reads the rows of its
-    own users, and only sums travel. Of users without a row nothing is expected, and rows of
-    users who are not in X serve `fold_in` and `partial_fit`. This object, its pickle and its
-    repr have the frame. Not with an adversary, on a Dask cluster or on devices.
+    Private features of the users, numbers in [-1, 1], with user ids as the index. They predict the
+    prior mean of user vectors. Each client reads the rows of its own users and uploads only sums.
+    Users without a row have a prior mean of zero; rows of users who are not in X serve `fold_in`
+    and `partial_fit`. The estimator, its pickle and its repr contain the frame. Not supported with
+    an adversary, on a Dask cluster or on devices.
 [timestamps]
 timestamps : int, str or None, default={default}
     Column of X with the time of each row, read only if a half-life is set: its position (2 or
     more) or, for a DataFrame, its name. Numbers, dates, or ISO dates as strings. "row_order":
-    the rows of X are in the order of time, at least within each user. None: time is not used.
+    the rows of X are in the order of time, at least within each user. If None, time is not used.
 [pair_half_life]
 pair_half_life : float, "auto" or None, default={default}
-    Distance in a user's history, in items, at which a pair of items counts half. "auto": 0.7
-    times the root of the number of the user's items. None: all pairs count the same.
+    Distance in a user's history, in items, after which the weight of a pair of items halves.
+    "auto": 0.7 times the square root of the user's number of items. If None, all pairs have the
+    same weight.
 [history_half_life]
 history_half_life : float, "auto" or None, default={default}
-    Age, in items that came later, at which an item of a user's history counts half for the
-    user's scores. "auto": 0.7 times the root of the number of the user's items. None: all
-    count the same.
+    Number of later items after which an item's weight in the user's scores halves. "auto": 0.7
+    times the square root of the user's number of items. If None, all items have the same weight.
 [power]
 power : float, default={default}
-    How much popular items are held back: 0 not at all, 0.5 as by cosines.
+    Exponent of the popularity normalisation: 0 for none, 0.5 for cosine similarity.
 [neighbours shrinkage]
 shrinkage : float, default={default}
-    Added to the denominator, so that pairs of few users count less.
+    Term added to the denominator, which lowers the weight of pairs shared by few users.
 [n_neighbors]
 n_neighbors : int, default={default}
-    Number of nearest items that each item keeps.
+    Number of nearest items stored for each item.
 [time]
-*Time.* With half-lives, a pair of items a and b positions from the end of the user's history
-counts ``2^(-|a - b| / pair_half_life)``, and an item of age a ``2^(-a / history_half_life)``
-for the user's own scores; the user's latest item counts in full. Positions are among the
-user's items with y > 0. Items with the same time share the mean of their positions; items
-without a time (NaN, NaT) are the oldest, all at once; a repeated pair has its latest time. The
-order of the rows of X does not matter, except with "row_order".
+*Time.* With half-lives, the weight of a pair of items, a and b positions from the end of the user's
+history, is ``2^(-|a-b|/pair_half_life)``. In the user's own scores, the weight of an item of age a
+is ``2^(-a/history_half_life)``; the user's latest item has full weight. Positions are among the
+user's items with y > 0. Items with the same time share the mean of their positions; items without a
+time (NaN, NaT) are the oldest, all at once; a repeated pair has its latest time. The order of the
+rows of X does not matter, except with "row_order".
 [n_jobs]
 n_jobs : int or None, default={default}
     Number of threads, at most one per core. None means 1, and -1 means all cores. The fitted
@@ -89,8 +89,8 @@ random_state : int, RandomState instance or None, default={default}
     clients are chosen or drop out. Pass an int to get the same model in every fit.
 [shared parameters]
 client_fraction : float in (0, 1], default={default}
-    Share of the clients that are chosen for each round, at least one client. Those that
-    are never chosen fit their users' vectors to the final model.
+    Share of the clients that take part in each round, at least one client. Clients that never take
+    part fit their user vectors to the final model.
 early_stopping : bool, default={default}
     Whether to stop once the loss on held-out rows stops improving, and to keep the model of
     the best round. Each client holds out some of its own rows and reports its loss on them.
@@ -108,8 +108,8 @@ warm_start : bool, default={default}
 {n_jobs}
 {random_state}
 federation : Federation or None, default={default}
-    Which clients drop out, and how uploads are protected, compressed, aggregated
-    or attacked. None means ``Federation()``: no dropout, attacks or protections.
+    Which clients drop out, and how uploads are protected, compressed, aggregated or attacked. If
+    None, ``Federation()``: no dropout, attacks or protection.
 {federated items}
 
 # attributes
@@ -131,15 +131,15 @@ n_rounds_ : int
 best_round_ : int
     The round whose model was kept, counted from 0. Only with ``early_stopping=True``.
 loss_curve_ : list of float
-    Training loss of each round: the mean, by weight, over what the clients that took part train
-    on. It is known only in a simulation, because clients never send it.
+    Training loss of each round: the weighted mean over the training rows of the participating
+    clients. Available only in simulations, because clients never send it.
 history_ : list of dict
     One dict per round: `round`, `loss`, `participants`, `bytes_down`, `bytes_up` and, with
     early stopping, `validation_loss`.
 communication_ : Ledger
     All bytes that were sent, by phase, by round and by client.
 privacy_ : PrivacyReport
-    What the server sees of the clients' uploads, and the guarantee of differential privacy.
+    What the server sees of client uploads, and the guarantee of differential privacy.
 
 # centralised models
 
@@ -164,14 +164,14 @@ validation_fraction : float, default={default}
 n_iter_no_change : int, default={default}
     Number of epochs without progress after which to stop.
 tol : float, default={default}
-    Smallest decrease of the mean loss of held-out rows that is progress.
+    Smallest decrease of the mean loss of held-out rows that counts as progress.
 [epochs warm_start]
 warm_start : bool, default={default}
     Whether to continue the last fit to `n_epochs` epochs in total, exactly as if it had never
     stopped.
 [rating attributes]
 rating_range_ : tuple of float
-    Least and greatest rating; predictions are clipped to it.
+    Lowest and highest rating, to which predictions are clipped.
 loss_curve_ : list of float
     Weighted mean squared error of each epoch, each rating's before its update.
 [epochs attributes]
@@ -202,17 +202,17 @@ ValueError
 user_history_ : csr_array of shape (n_users, n_items), dtype float32
     X, faded. A user's scores depend only on the user's row.
 [item weights]
-*Likes.* The size of a positive y does not matter; to make it count, pass it as sample_weight.
-Rows with y <= 0 count as if they were absent, except that `recommend` leaves out their items
-too. Unknown users and items score 0, and so do items that no user likes.
+*Implicit feedback.* The size of a positive y does not matter; to make it count, pass it as
+sample_weight. Rows with y <= 0 count as if they were absent, except that `recommend` leaves out
+their items too. Unknown users and items score 0, and so do items without positives.
 [implicit errors]
 ValueError
     By fit: if no y is positive; if the factors become infinite or NaN.
 [likes of biased models]
-*Likes.* Rows with y <= 0 count as if they were absent, except that `recommend` leaves out their
-items too. An item without y > 0, in X or only in `items`, has the zero vector and the smallest
-bias of the other items (the library's 0 would put it ahead of many of them). A user without
-y > 0, known or not, has the mean of the other users' vectors and biases.
+*Implicit feedback.* Rows with y <= 0 count as if they were absent, except that `recommend` leaves
+out their items too. An item without y > 0, in X or only in `items`, has the zero vector and the
+smallest bias of the other items (the library's 0 would put it ahead of many of them). A user
+without y > 0, known or not, has the mean of the other users' vectors and biases.
 [implicit n_factors]
 n_factors : int, default={default}
     Length of p_u and q_i, without biases (`factors` in implicit).
@@ -232,7 +232,7 @@ balance_user : float, default={default}
     Weight of balance and decorrelation of the users' bits (alpha), in units in which a rating's
     error counts in bits.
 balance_item : float, default={default}
-    Likewise of the items' bits (beta).
+    Weight of balance and decorrelation of the items' bits (beta).
 init : {"relaxed", "random"}, default="relaxed"
     First codes. "relaxed": the signs of real-valued vectors, after 10 sweeps on the same
     objective with a penalty. "random": random signs.
@@ -240,10 +240,10 @@ reg : float, default={default}
     Weight of the penalty on the vectors of the relaxed start, per rating, where ratings are
     scaled to [-1, 1].
 n_sweeps : int or None, default={default}
-    Most sweeps over the bits of a code per iteration; fewer if nothing changes. None: until
-    nothing changes.
+    Largest number of sweeps over the bits of a code per iteration; fewer if nothing changes. If
+    None, until nothing changes.
 rating_scale : tuple (low, high) or None, default={default}
-    Ratings of similarity 0 and 1. None: the range of y.
+    Ratings of similarity 0 and 1. If None, the range of y.
 [codes attributes]
 user_codes_ : ndarray of shape (n_users, n_words), dtype uint64
     Packed as by :func:`fedrecsk.federated.pack_codes`; n_words is ceil(n_bits / 64).
@@ -355,7 +355,7 @@ reference : float or dict of str to float, default=None
     Scores of baselines by name, to draw as dashed horizontal lines: ``{"BiasOnly": 0.94}``.
 [ax]
 ax : matplotlib Axes, default=None
-    Axes to draw in. None: those of a new figure.
+    Axes to draw in. If None, those of a new figure.
 [drawing]
 {reference}
 {ax}
@@ -395,7 +395,7 @@ ValueError
     If a column is missing, no row has the score, or a number is out of range.
 [greater_is_better]
 greater_is_better : bool, default=None
-    Whether a larger score is better. None: True, except for "rmse" and "mae" if they are not
+    Whether a larger score is better. If None, True, except for "rmse" and "mae" if they are not
     negative.
 [column score]
 score : str, default="ndcg@10"
@@ -412,8 +412,8 @@ references_ : list of matplotlib Line2D
 
 [fetching]
 data_home : str or path-like, default=None
-    Folder with the data. None: the environment variable `FEDRECSK_DATA`, and without
-    that `~/fedrecsk_data`.
+    Folder with the data. If None, that of the environment variable `FEDRECSK_DATA`, or else
+    `~/fedrecsk_data`.
 download_if_missing : bool, default=True
     Whether to download the data if `data_home` has no copy. False raises an error then.
 {forms}
@@ -441,7 +441,7 @@ feature_names : list of str
 filename : str
     The file that was read.
 DESCR : str
-    What was read from where, and of published data the licence and what to cite.
+    Source of the data, with the licence and the citation of published data.
 [fetching errors]
 OSError
     If there is no copy and the download is not allowed or fails, or if `data_home` is a file

@@ -29,5 +29,6 @@ def require(module: str, caller: str) -> ModuleType:
     except ImportError as error:
         package = module.partition(".")[0]
         raise ImportError(
-            f"{caller} needs {package}: pip install 'fedrecsk[{EXTRAS[package]}]'."
+            f"{caller} needs {package}: pip install '.[{EXTRAS[package]}]' in a checkout of "
+            "fedrecsk."
         ) from error

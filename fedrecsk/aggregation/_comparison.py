@@ -328,7 +328,7 @@ class FLTrust(Aggregator):
         if share < LEAST_SHARE:
             raise ValueError(
                 f"FLTrust compares all uploads with that of client {self.reference!s}, but only "
-                f"{100 * share:.0f} % of the rows of X are of items that it holds, so it would "
+                f"{100 * share:.0f}% of the rows of X are of items that it holds, so it would "
                 "mostly compare zeros. Trust a client with more items, group the users into silos "
                 "by fit(..., clients=...), or use RowClipping."
             )
@@ -336,9 +336,9 @@ class FLTrust(Aggregator):
     def _check_adversary(self, client_ids):
         if _code_of(self.reference, client_ids) >= 0:
             raise ValueError(
-                f"FLTrust trusts client {self.reference!s}, but the federation's adversary "
-                "controls it, so that nothing would be defended; name another reference, or the "
-                "adversary's clients by its parameter `clients`."
+                f"The adversary controls client {self.reference!s}, the reference of FLTrust; "
+                "choose another reference, or name the adversary's clients by its parameter "
+                "`clients`."
             )
 
     def _start(self, client_ids):

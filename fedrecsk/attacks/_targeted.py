@@ -67,7 +67,7 @@ class _Promoter(Adversary):
         if controlled[data.clients[data.items == target]].all():
             raise ValueError(
                 f"{type(self).__name__}(item={self.item!r}) is an item that no honest client "
-                "holds, so that nobody would learn about it without the attack; name an item with "
+                "holds, so no client would learn about it without the attack; name an item with "
                 "rows of other users, or control other clients."
             )
         users = np.repeat(controlled, np.diff(data.client_indptr)).nonzero()[0]

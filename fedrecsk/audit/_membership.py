@@ -71,7 +71,7 @@ class MembershipReport:
         return (
             f"MembershipReport({self.method}, level={self.level!r}, n_targets={self.n_targets}, "
             f"n_models={self.n_models}: advantage {self.advantage:.3f} (by chance 0), AUC "
-            f"{self.auc:.3f} (by chance 0.5), TPR at 1 % FPR {self.tpr_at_1_fpr:.3f} (by chance "
+            f"{self.auc:.3f} (by chance 0.5), TPR at 1% FPR {self.tpr_at_1_fpr:.3f} (by chance "
             "0.01))"
         )
 
@@ -79,7 +79,7 @@ class MembershipReport:
         rows = [
             ["advantage", f"{self.advantage:.3f}", "0"],
             ["AUC", f"{self.auc:.3f}", "0.5"],
-            ["TPR at 1 % FPR", f"{self.tpr_at_1_fpr:.3f}", "0.01"],
+            ["TPR at 1% FPR", f"{self.tpr_at_1_fpr:.3f}", "0.01"],
         ]
         note = f"{self.n_targets} {self.level}s, {self.n_models} models"
         caption = f"{self.method}: membership in the training data"

@@ -57,14 +57,14 @@ class ItemContent:
     def add_items(self: Any, features: ArrayLike, items: ArrayLike | None = None) -> Self:
         """Add items that were not in fit, by their features, without retraining.
 
-        Their vectors are what the fitted model expects of items with such features. They are
-        predicted and recommended at once, and `fold_in` takes rows of them. Nothing is sent by
-        clients, and nothing else in the model changes.
+        Their vectors are predicted from their features. They are scored and recommended at once,
+        and `fold_in` accepts their rows. Clients send nothing, and nothing else in the model
+        changes.
 
         Parameters
         ----------
         features : DataFrame, array or sparse matrix of shape (n_new_items, n_features)
-            The columns of `item_features`. A DataFrame has the items' ids as its index.
+            The columns of `item_features`. The index of a DataFrame holds the item ids.
         items : array-like of shape (n_new_items,), default=None
             Ids of the rows of an array or a sparse matrix, in their order.
 
@@ -95,8 +95,8 @@ class ItemContent:
         check_is_fitted(self)
         if not self._knows_content():
             raise ValueError(
-                f"This {type(self).__name__} was fitted without item_features, so it knows nothing "
-                "of new items; fit it with item_features."
+                f"This {type(self).__name__} was fitted without item_features, so it cannot score "
+                "new items; fit it with item_features."
             )
         rows = reading.aligned(features, items, bounded=self._bounds_features)
         ids = reading.ids_of(features, items)

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
     from pandas import DataFrame
 
-# Models whose newcomers' scores are linear in their rows.
+# Models in which the scores of new users are linear in their rows.
 LINEAR = (
     "EASE, FedEASE, FedSpectral, ItemKNN, FedItemKNN, ImplicitALS, LocALS, LocSGD, GlobSGD, FCF "
-    "for likes, and FedEB, PrivFedEB, ExplicitFCF, BiasOnly for ratings"
+    "for implicit feedback, and FedEB, PrivFedEB, ExplicitFCF, BiasOnly for ratings"
 )
 # Largest difference between a score and the sum of its parts, as a share of the sizes of these.
 ROUNDING = 1e-3
@@ -39,10 +39,10 @@ class PublicHalf:
     """`explain` and `export`, for models that have `_public_half`."""
 
     def _public_half(self):
-        """Return the rule that gives anybody's scores from a history, of `fedrecsk.portable`."""
+        """Return the rule of `fedrecsk.portable` that computes scores from a history."""
         raise ValueError(
-            f"{type(self).__name__} has no sum over a user's rows that is its score, or trains "
-            f"newcomers step by step. Use one of {LINEAR}."
+            f"{type(self).__name__} has no formula for the scores of new users, whom it trains "
+            f"step by step. Use one of {LINEAR}."
         )
 
     def _rule_of(self, item):
@@ -171,8 +171,8 @@ class PublicHalf:
         size = max(1e-9, np.abs(contributions).sum() + abs(rest))
         if abs(contributions.sum() + rest - score) > ROUNDING * size:
             raise ValueError(
-                f"{type(self).__name__} does not keep the ratings or weights of user {user!s}, and "
-                "its items alone do not explain its scores; pass its rows as interactions=."
+                f"{type(self).__name__} does not store the ratings or weights of user {user!s}, "
+                "and items alone do not explain its scores; pass its rows as interactions=."
             )
         order = np.argsort(-np.abs(contributions), kind="stable")
         items, others = self.item_ids_[rows.items[order[:n]]], contributions[order[n:]].sum()
@@ -197,10 +197,10 @@ class PublicHalf:
         if interactions is None:
             rows = None if code < 0 else self._kept_rows(code)
             if rows is None:
-                known = "is unknown" if code < 0 else "is known only by what was learned"
+                known = "is unknown, and" if code < 0 else "is known, but"
                 raise ValueError(
-                    f"User {name!s} {known}: this {type(self).__name__} does not keep the user's "
-                    "rows. Pass them as interactions=X, or (X, y) for a model of ratings."
+                    f"User {name!s} {known} this {type(self).__name__} does not store the user's "
+                    "rows. Pass them as interactions=X, or (X, y) for a rating model."
                 )
             return self, code, rows
         served, pair = self._with_users_of(interactions)
@@ -216,34 +216,32 @@ class PublicHalf:
     def export(self, path: str | PathLike[str]) -> None:
         """Write the public half of the model to one file, which cannot run code.
 
-        It has the items' ids and numbers, all that recommending to a newcomer needs, and nothing
-        of any user: what every client of a federation receives at the end of a fit, and everybody's
-        list, which may be the items' popularity.
-        :func:`fedrecsk.portable.load` reads it where only NumPy is installed, and
-        ``python -m fedrecsk serve`` answers requests with it.
+        It contains the item ids and parameters, enough to recommend to new users, and nothing about
+        any user. Every client of a federation receives the same at the end of a fit, apart from the
+        scores for unknown users, which may be the items' popularity. :func:`fedrecsk.portable.load`
+        reads it where only NumPy is installed, and ``python -m fedrecsk serve`` answers requests
+        with it.
 
         Parameters
         ----------
         path : str or path-like
-            Of the file, which is replaced if it exists.
+            Path of the file, which is replaced if it exists.
 
         Raises
         ------
         ValueError
-            If newcomers of the method are trained step by step, or if item ids are integers beyond
-            64 bits.
+            If the method trains new users step by step, or if item ids are integers beyond 64 bits.
         OSError
             If the file cannot be written.
 
         Notes
         -----
-        A history that fades (`history_half_life`) does so by the order in which the items of a
-        newcomer are given.
+        With `history_half_life`, histories fade by the order in which the items of a user are
+        given.
 
-        The numbers are learned from all users, and a centralised model, or one without
-        differential privacy, may show something about them
-        (:func:`fedrecsk.audit.measure_membership`). The catalogue is in the file: without
-        `items` it is the items of X.
+        The parameters are learned from all users and, without differential privacy, may reveal
+        something about them (:func:`fedrecsk.audit.measure_membership`). The file contains the
+        catalogue: without `items`, the items of X.
 
         Examples
         --------

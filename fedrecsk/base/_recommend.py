@@ -104,12 +104,12 @@ class Recommends:
         users : array-like of shape (n_users,) or (n_users, n_columns)
             Ids, or a table with the ids in column 0. For unknown users see Notes.
         n_recommendations : int, default=10
-            Number of recommendations per user, at most the number of items to choose from. A user
-            with fewer items left gets a shorter list, filled up as described under `items`.
+            Number of recommendations per user, at most the number of items to choose from. If a
+            user has fewer items left, the rest is filled up as described under `items`.
         exclude_seen : bool, default=True
             Whether to leave out the items of the user's own interactions.
         candidates : array-like of shape (n_candidates,), default=None
-            Ids of the items to choose from. None: the whole catalogue, `item_ids_`.
+            Ids of the items to choose from. If None, the whole catalogue, `item_ids_`.
         interactions : array-like or tuple (X, y), default=None
             Whole histories of new or known users, in the form that `fit` takes. For this call only,
             these users are added as by ``fold_in(X, y, replace=True)``. Rating models need the
@@ -129,7 +129,7 @@ class Recommends:
             floats and "" if they are strings. To recognise them for certain, look for -inf in
             `scores`.
         scores : ndarray of the same shape, dtype float64
-            What `predict` returns for these pairs; -inf in empty places. Lists are ordered before
+            The values of `predict` for these pairs; -inf in empty places. Items are ranked before
             scores are clipped to the rating scale, so items may tie at its end.
         frame : DataFrame
             With ``as_frame=True``, instead of the two arrays: one row per recommendation, with
@@ -140,7 +140,7 @@ class Recommends:
         ------
         ValueError
             If a candidate is unknown, if `exclude_interactions` has fewer than two columns, if the
-            lists do not fit into memory, or if `fold_in` rejects `interactions`.
+            result does not fit into memory, or if `fold_in` rejects `interactions`.
 
         Warns
         -----
@@ -150,9 +150,9 @@ class Recommends:
         Notes
         -----
         For unknown users, items are ranked by item biases, by the mean user's or the mean item's
-        vector (which rank much like popularity), or, where a model knows it, by popularity. Methods
-        that have none of these give all items the same score, the list is the beginning of
-        `item_ids_`, and a warning says so. Instead, pass the users' ratings as `interactions` or to
+        vector (which rank much like popularity), or, if the model contains it, by popularity.
+        Methods without any of these give all items the same score and recommend the first of
+        `item_ids_`, with a warning. Instead, pass the users' ratings as `interactions` or to
         `fold_in`. For users without any ratings, use :class:`~fedrecsk.Popularity`.
 
         Examples
@@ -219,7 +219,7 @@ class Recommends:
         if tied.any() and scores.shape[1] > 1:
             warn(
                 f"User {users[tied.argmax()]!s} is unknown, and {type(self).__name__} has the same "
-                "score for all items then, so its list is the beginning of item_ids_. Pass its "
+                "score for all items then, so the first of item_ids_ are recommended. Pass its "
                 "history as interactions=..., or use Popularity for users without one."
             )
 

@@ -134,7 +134,7 @@ class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, Plai
     Parameters
     ----------
     items : array-like of shape (n_items,), default=None
-        The public catalogue; None takes the items of X.
+        The public catalogue. If None, the items of X.
     """
 
     _: KW_ONLY
@@ -217,15 +217,15 @@ class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, Plai
         X : array-like or DataFrame of shape (n_samples, n_features >= 2)
             One row per interaction: column 0 is the user's id, column 1 the item's id
             (integers, floats or strings). Later columns are ignored and may hold anything.
-            A model of likes takes a scipy.sparse matrix of shape (n_users, n_items) too: ids are
+            A ranking model also takes a scipy.sparse matrix of shape (n_users, n_items): ids are
             the numbers of its rows and columns, all columns are in the catalogue, and an entry is
-            the weight of an item that is liked, or if negative, of one that is not.
+            the weight of a positive or, if negative, of an item that counts as absent.
         y : array-like of shape (n_samples,), default=None
             Rating or preference of each row. Rating models require it. For ranking models, None
             means implicit feedback: every row counts as 1.
         clients : array-like of shape (n_samples,), default=None
-            Id of the client that holds each row (of a sparse matrix: each user). None: each user is
-            a client of its own. Centralised models ignore it.
+            Id of the client that holds each row (of a sparse matrix: each user). If None, each user
+            is a client of its own. Centralised models ignore it.
         sample_weight : array-like of shape (n_samples,), default=None
             Non-negative weights. Repeated (user, item) rows are merged: their y is the weighted
             mean and their weight the sum. Rows of weight zero count as absent.
@@ -241,8 +241,8 @@ class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, Plai
             If ids, ratings or weights are NaN, infinite or of mixed types, a user has rows
             on two clients, X has items that are not in `items`, or nothing is left to fit.
         TypeError
-            If an id is neither a string nor a number, or if X is sparse and the model is one of
-            ratings, or y or sample_weight are given beside it.
+            If an id is neither a string nor a number, or if X is sparse and the model is a rating
+            model, or y or sample_weight are given as well.
         """
         catalogue = None
         if _frames.is_frame(X):
@@ -569,7 +569,7 @@ class RatingMixin(RegressorMixin):
         Warns
         -----
         UserWarning
-            If the model knows at most a twentieth of the users, or of the items.
+            If the model knows at most 5% of the users, or of the items.
         """
         check_is_fitted(self)
         if _frames.is_frame(X):
@@ -615,7 +615,7 @@ class RankingMixin:
         ----------
         X : array-like or DataFrame of shape (n_samples, n_features)
         y : array-like of shape (n_samples,), default=None
-            Relevance. Rows with y <= 0 are not relevant. None: all rows are.
+            Relevance. Rows with y <= 0 are not relevant. If None, all rows are.
         sample_weight : array-like of shape (n_samples,), default=None
             Weights, by which the relevance of the rows is multiplied.
 

@@ -104,8 +104,8 @@ class Similarity:
         AttributeError
             If the model has no vectors, as Popularity, BiasOnly and ensembles.
         ValueError
-            If an item is unknown, n is below 1, the lists take more memory than there is, or a
-            vector is not finite.
+            If an item is unknown, n is below 1, the result does not fit into memory, or a vector is
+            not finite.
 
         See Also
         --------
@@ -135,8 +135,8 @@ class Similarity:
         """Find the users that are most similar to given ones. In simulations only.
 
         The similarity of two users is the cosine of their vectors, `user_factors_`. In a
-        deployment each of these vectors stays on its user's client, so that no party can compare
-        them; only FedFast's server knows them. In a simulation all are in one place.
+        deployment each of these vectors stays on its user's client, so no party can compare them;
+        FedFast's server is the exception. In a simulation all are in one place.
 
         Parameters
         ----------

@@ -37,11 +37,10 @@ class BayesianSVDpp(ItemContent, RatingMixin, Recommender):
         p_u ~ N(|R_u|^-1/2 sum_{j in R_u} y_j, 1 / lambda),    y_j ~ N(0, 1 / eta)
         (b_i, q_i) ~ N(f_i, 1 / rho),    f ~ GP(0, K / psi)
 
-    R_u are the items that the user has rated, w_ui is `sample_weight`, tau_u says how
-    predictable a user is, and K_ij measures how many users have rated both i and j, so that items
-    with the same audience are expected to be alike. Nothing has to be tuned: a Gibbs sampler
-    draws all unknowns in turn, strengths of regularisation included, and predictions are
-    averaged over the draws.
+    R_u are the items that the user rated, w_ui is `sample_weight`, tau_u measures how predictable a
+    user is, and K_ij measures how many users rated both i and j, so that items with the same
+    audience are expected to be alike. Nothing has to be tuned: a Gibbs sampler draws all unknowns
+    in turn, strengths of regularisation included, and predictions are averaged over the draws.
 
     Parameters
     ----------
@@ -91,7 +90,7 @@ class BayesianSVDpp(ItemContent, RatingMixin, Recommender):
     global_bias_ : float
         Weighted mean of the ratings (mu).
     rating_range_ : tuple of float
-        Least and greatest rating; predictions are clipped to it.
+        Lowest and highest rating, to which predictions are clipped.
     loss_curve_ : list of float
         Weighted mean squared error on the training rows, of the draws of each sweep.
     n_samples_ : int

@@ -19,14 +19,14 @@ from fedrecsk.portable import Ridge
 class BiasOnly(RatingMixin, Recommender):
     """Global mean plus shrunken user and item biases: r_ui = mu + b_u + b_i.
 
-    The baseline that a rating model must beat: it has no personal tastes. Fitted by
-    alternating regularised least squares on the sum of squared errors plus
-    ``reg_user * b_u^2`` for each user and ``reg_item * b_i^2`` for each item.
+    The baseline for rating models: it models no personal tastes. Fitted by alternating regularised
+    least squares on the sum of squared errors plus ``reg_user * b_u^2`` for each user and
+    ``reg_item * b_i^2`` for each item.
 
     Parameters
     ----------
     reg_user : float, default=15.0
-        Shrinkage of user biases, in ratings: a user with that many keeps half of its bias.
+        Shrinkage of user biases, in ratings: the bias of a user with that many ratings is halved.
     reg_item : float, default=10.0
         Shrinkage of item biases, in ratings.
     n_sweeps : int, default=10

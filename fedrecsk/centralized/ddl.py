@@ -30,21 +30,21 @@ DECAYS, EPSILON = (0.9, 0.999), 1e-8
 @documented
 @dataclass(eq=False, repr=False)
 class DDL(ItemContent, DCF):
-    """Discrete deep learning: DCF, with items' codes close to what their features predict.
+    """Discrete deep learning: DCF with item codes close to those predicted from item features.
 
     A deep belief network f maps an item's features to [-1, 1]^n_bits. Items' codes are fitted to
     ratings and to the network's outputs, and the network is trained on the codes in turn. An
-    item without ratings gets the signs of its output, so that new items can be recommended.
-    Without `item_features` this is :class:`DCF`.
+    item without ratings is given the signs of its output, so new items can be recommended. Without
+    `item_features` this is :class:`DCF`.
 
     Parameters
     ----------
     {n_bits}
     item_features : DataFrame, array or sparse matrix of shape (n_items, n_features), default=None
-        Numbers in [0, 1], a row for each item. A pandas DataFrame has the items' ids as its index,
-        which is the catalogue unless `items` is given too. The rows of an array or a sparse
-        matrix are in the order of `items`. Features are a parameter like `items` because they have
-        rows for items, and cross-validation splits what is passed to `fit` by rows of X.
+        Numbers in [0, 1], a row for each item. The index of a pandas DataFrame holds the item ids,
+        and is the catalogue unless `items` is given. The rows of an array or a sparse matrix are in
+        the order of `items`. Features are a parameter, like `items`, because cross-validation
+        splits the arguments of `fit` by rows of X, and features have rows for items.
     content_weight : float, default=1e-3
         Weight of the squared distances between codes and the network's outputs (lambda), in units
         in which a rating's error counts in bits.

@@ -38,10 +38,10 @@ class EASE(WeightsContent, ItemWeightsMixin, RankingMixin, Recommender):
 
         |X - X B|^2 + reg |B|^2
 
-    where X has a row for each user: the sample weight where it likes the item (y > 0), and 0
-    elsewhere. A user's scores are its row of X times B. Nothing is drawn at random. Memory grows
-    with the square of the number of items, and time with its cube: above some 8,400 items a fit
-    says how long it will take.
+    where X has a row for each user: the sample weight of each positive (y > 0), and 0 elsewhere. A
+    user's scores are its row of X times B. Nothing is drawn at random. Memory grows with the square
+    of the number of items, and time with its cube: above about 8,400 items, `fit` warns how long it
+    will take.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class EASE(WeightsContent, ItemWeightsMixin, RankingMixin, Recommender):
     Attributes
     ----------
     item_weights_ : ndarray of shape (n_items, n_items), dtype float32
-        B: row j is added to the scores of all items if a user likes item j.
+        B: row j is added to the scores of all items for each item j in a user's history.
     {user_history_}
     {ids}
 
@@ -85,7 +85,7 @@ class EASE(WeightsContent, ItemWeightsMixin, RankingMixin, Recommender):
 
     {item weights}
 
-    With `item_features`, the columns and rows of B of items that nobody likes, and of new ones by
+    With `item_features`, the columns and rows of B of items without positives, and of new ones by
     `add_items`, are predicted by ridge regression from those of the other items, item i with the
     weight ``n_i / (n_i + 10 m)``, n_i its number of rows and m their mean. Other scores stay as
     they are.

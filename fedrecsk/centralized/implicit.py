@@ -180,7 +180,7 @@ class ImplicitALS(ItemContent, FadingHistory, ImplicitRecommender):
 
     where t_ui = 1 and c_ui = alpha * weight * y if user u has a row with item i and y > 0,
     and t_ui = 0, c_ui = 1 otherwise. At the end each item gets the bias b_i that minimises the same
-    sum with ``p_u . q_i + b_i`` as the score, so that few ratings give a ranking by popularity.
+    sum with ``p_u . q_i + b_i`` as the score, so that users with few rows are ranked by popularity.
 
     Parameters
     ----------
@@ -193,13 +193,13 @@ class ImplicitALS(ItemContent, FadingHistory, ImplicitRecommender):
         Confidence of a row with y = 1 and weight 1. The paper's is 1 + its own alpha; with 1,
         liked items count no more than others.
     reg_exponent : float, default=0.0
-        How far penalties grow with frequency (nu): `reg` counts ``(mean_i c_ui)^nu`` times for a
-        user and ``(mean_u c_ui)^nu`` times for an item, means over all items with a row and over
-        all users. implicit itself has 0. See Notes.
+        Exponent with which penalties grow with frequency (nu): `reg` is multiplied by ``(mean_i
+        c_ui)^nu`` for a user and by ``(mean_u c_ui)^nu`` for an item, means over all items with a
+        row and over all users. implicit itself uses 0. See Notes.
     n_epochs : int, default=15
         Number of sweeps over users, then items (`iterations` in implicit).
     item_bias : bool, default=True
-        Whether items get biases after the last sweep. False gives the scores of implicit.
+        Whether to add item biases after the last sweep. If False, scores are those of implicit.
     solver : {"cg", "cholesky"}, default="cg"
         Three steps of conjugate gradients from the last sweep's vectors (`use_cg=True` in
         implicit), or the exact and slower solution.
@@ -405,12 +405,12 @@ class ImplicitBPR(ImplicitRecommender):
     """Bayesian personalised ranking, by the `implicit` library.
 
     Maximises over user vectors p_u, item vectors q_i and item biases b_i the mean, over
-    pairs of an item i that user u likes and another j, of::
+    pairs of a positive item i of user u and another item j, of::
 
         ln sigmoid(s_ui - s_uj),    s_ui = p_u . q_i + b_i
 
     less ``reg / 2`` times the squares of the parameters, by stochastic gradient
-    steps. An item is drawn as j as often as users like it.
+    steps. An item is drawn as j in proportion to its number of positives.
 
     Parameters
     ----------
@@ -423,7 +423,7 @@ class ImplicitBPR(ImplicitRecommender):
         Number of epochs, each of as many steps as there are rows with y > 0 (`iterations` in
         implicit).
     verify_negative_samples : bool, default=True
-        Whether to skip a step if user u likes j too.
+        Whether to skip a step if j is a positive of user u, too.
     n_jobs : int or None, default=None
         Threads; None means 1, -1 all (`num_threads` in implicit). With more than one the
         steps of different threads race, and fits differ even with the same `random_state`.

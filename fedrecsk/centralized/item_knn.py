@@ -28,16 +28,16 @@ from fedrecsk.protocol import blocks
 @documented
 @dataclass(eq=False, repr=False)
 class ItemKNN(NearestItemsMixin, RankingMixin, Recommender):
-    """Nearest items by how often the same users like both.
+    """Nearest items by how often the same users have both.
 
     Each item keeps the `n_neighbors` items with the largest::
 
         B_ij = G_ij / ((G_ii G_jj)^power + shrinkage),    G = X'X
 
-    where X has a row for each user: the sample weight where it likes the item (y > 0), and 0
-    elsewhere. A user's scores are its row of X times B. Nothing is drawn at random. Unlike
-    :class:`EASE` it takes catalogues of tens of thousands of items, because nothing is as large as
-    the square of their number; where EASE fits into memory, it usually ranks better.
+    where X has a row for each user: the sample weight of each positive (y > 0), and 0 elsewhere. A
+    user's scores are its row of X times B. Nothing is drawn at random. Unlike :class:`EASE` it
+    handles catalogues of tens of thousands of items, because no array is as large as the square of
+    their number; where EASE fits into memory, it usually ranks better.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class ItemKNN(NearestItemsMixin, RankingMixin, Recommender):
     Attributes
     ----------
     item_weights_ : csr_array of shape (n_items, n_items), dtype float32
-        B: row j is added to the scores of all items if a user likes item j.
+        B: row j is added to the scores of all items for each item j in a user's history.
     {user_history_}
     {ids}
 

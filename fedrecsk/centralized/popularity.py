@@ -15,9 +15,8 @@ from fedrecsk.base import RankingMixin, Recommender, check_likes
 class Popularity(RankingMixin, Recommender):
     """Rank items by how many users have them.
 
-    The baseline that a ranking model must beat. The preference of any user for an item is
-    estimated as the item's share: the weight of its interactions with y > 0, over the number
-    of users.
+    The baseline for ranking models. The preference of any user for an item is estimated as the
+    item's share: the weight of its interactions with y > 0, over the number of users.
 
     Parameters
     ----------
@@ -40,8 +39,8 @@ class Popularity(RankingMixin, Recommender):
     items too.
 
     Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
-    Unknown users get the same list. Unknown items have preference 0, and so do items of `items`
-    without interactions.
+    Unknown users are recommended the same items. Unknown items have preference 0, and so do items
+    of `items` without interactions.
 
     Examples
     --------

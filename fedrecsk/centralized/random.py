@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class RandomRecommender(RankingMixin, Recommender):
     """Rank items by chance, for each user anew.
 
-    The floor of a comparison: what a metric gives to a model that has learned nothing. Scores are
-    uniform in [0, 1).
+    The floor of a comparison: the score of a model that has learned nothing. Scores are uniform in
+    [0, 1).
 
     Parameters
     ----------
@@ -34,8 +34,8 @@ class RandomRecommender(RankingMixin, Recommender):
     seed_ : int
         Drawn from `random_state`.
     user_seed_ : ndarray of shape (n_users,), dtype uint64
-        A hash of the seed and of the user's items, from which its scores are drawn. Users who have
-        the same items share one list.
+        A hash of the seed and of the user's items, from which its scores are drawn. Users with the
+        same items are given the same ranking.
     {ids}
 
     Raises

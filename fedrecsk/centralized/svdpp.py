@@ -22,7 +22,7 @@ sgd_kernels: LazyModule = LazyModule("fedrecsk.centralized._sgd_kernels")
 class SVDpp(BiasedMF):
     """SVD++: r_ui = mu + b_u + b_i + q_i.(p_u + |R_u|^-1/2 sum_{j in R_u} y_j).
 
-    R_u are the items that the user has rated, whatever the ratings. Everything else is as in
+    R_u are the items that the user rated, whatever the ratings. Everything else is as in
     :class:`BiasedMF`, with the same objective for b_u, b_i, p_u and q_i; `reg_implicit` is the
     decay of y_j.
 
@@ -31,7 +31,7 @@ class SVDpp(BiasedMF):
     n_factors : int, default=20
         Length of p_u, q_i and y_j (f).
     {epochs}
-        The paper has .9.
+        The paper uses 0.9.
     reg : float, default=0.04
         Weight of |p_u|^2 and |q_i|^2 for each rating of the user or item (lambda_7; `reg_bias` is
         lambda_6).

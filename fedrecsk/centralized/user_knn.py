@@ -22,10 +22,9 @@ from fedrecsk.base._item_weights import histories, liked
 class UserKNN(RankingMixin, Recommender):
     """Nearest users by the cosine of their histories.
 
-    A user's preference for an item is the share of the user's neighbours that have the item, in
-    which each neighbour counts by its similarity. The similarity is the cosine of two users' rows
-    of X, which has the sample weight where a user likes an item (y > 0), and 0 elsewhere. Nothing
-    is drawn at random.
+    A user's preference for an item is the share of the user's neighbours that have the item,
+    weighted by their similarity. The similarity is the cosine of two users' rows of X: the sample
+    weight of each positive (y > 0), and 0 elsewhere. Nothing is drawn at random.
 
     Parameters
     ----------
@@ -38,9 +37,9 @@ class UserKNN(RankingMixin, Recommender):
     user_neighbors_ : csr_array of shape (n_users, n_fitted), dtype float64
         Similarities of each user's neighbours among the users of fit, divided by their sum.
     neighbor_history_ : csr_array of shape (n_fitted, n_items), dtype float64
-        1 where a user of fit likes an item.
+        1 for each positive of a user of fit.
     item_popularity_ : ndarray of shape (n_items,), dtype float64
-        Share of the users of fit that like the item.
+        Share of the users of fit that have the item.
     {ids}
 
     Raises

@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> None:
     whose = "of the rows" if ratings else "of each user's rows"
     print(
         f"Data: {rows.name}, {len(rows.X):,} {what} of {n_items:,} items by {n_users:,} users; "
-        f"20 % {whose} held out at random."
+        f"20% {whose} held out at random."
     )
 
     model = _model(options, rows)

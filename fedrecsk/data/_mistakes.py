@@ -107,29 +107,30 @@ def _warn_about_matrix(X: Any) -> None:
 
 
 def warn_about_target(name: str, X: Any, y: Any, *, rates: bool) -> None:
-    """Warn about times as y, likes for a model of ratings, and ratings for a model of likes."""
+    """Warn about times as y, booleans for a rating model, and ratings for a ranking model."""
     if y is not None and _are_times(y):
         warn(
-            f"y looks like Unix times, such as {y[0]:.0f}. y should hold the ratings, or be left "
-            "out for likes; times belong into column 2 of X."
+            f"y looks like Unix times, such as {y[0]:.0f}. Pass ratings as y, or leave y out for "
+            "implicit feedback; times belong into column 2 of X."
         )
         return
     if y is not None and (column := _same_column(X, y)) is not None:
         warn(
             f"y has the same numbers as column {column} of X, which is read as the "
-            f"{ROLES[column]}'s id. y should hold the ratings, or be left out for likes."
+            f"{ROLES[column]}'s id. Pass ratings as y, or leave y out for implicit feedback."
         )
         return
     if rates:
         if y is not None and y.dtype.kind == "b":
             warn(
-                f"y holds True and False, which {name} takes as the ratings 1 and 0. For likes, "
-                "use a ranking model such as LocALS, and leave the rows that are False out."
+                f"y holds True and False, which {name} takes as the ratings 1 and 0. For implicit "
+                "feedback, use a ranking model such as LocALS, and leave out the rows that are "
+                "False."
             )
         if y is not None:
             _warn_about_not_rated(y)
         return
-    cure = f"{name} takes every row with y > 0 as a like, a bad rating too. Keep the good ones: "
+    cure = f"{name} takes every row with y > 0 as positive, even a bad rating. Keep the good ones: "
     if y is not None and _are_stars(y):
         warn(
             f"y looks like ratings from {y.min():g} to {y.max():g}. {cure}"

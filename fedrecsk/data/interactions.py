@@ -27,8 +27,8 @@ def as_table(X: Any) -> Any:
         raise TypeError(
             "Sparse data was passed: X is a sparse matrix, but should have one row per "
             "interaction. For a matrix M of users by items: M = M.tocoo(), "
-            "X = np.column_stack([M.row, M.col]), y = M.data. Only fit of a model of likes takes "
-            "M itself, without y."
+            "X = np.column_stack([M.row, M.col]), y = M.data. Only fit of a ranking model takes M "
+            "itself, without y."
         )
     if type(X).__name__ == "LazyFrame":
         raise TypeError("X is a LazyFrame, which has no rows yet; pass X.collect().")
@@ -62,7 +62,7 @@ def matrix_rows(matrix: Any, clients: Any, sample_weight: Any) -> tuple[Any, ...
             "The sparse matrix X has entries that are NaN or infinite; leave them out."
         )
     if not values.any():
-        raise ValueError("The sparse matrix X has no entry other than 0, so nobody likes anything.")
+        raise ValueError("The sparse matrix X has no non-zero entries, so there are no positives.")
     users, items = (numbers.astype(np.int64) for numbers in (entries.row, entries.col))
     if clients is not None:
         clients = np.asarray(clients)

@@ -162,7 +162,7 @@ def fetch_kuairec(
 ) -> Bunch | tuple[Any, Any]:
     """Load KuaiRec 2.0, downloading it if there is no copy yet.
 
-    "big" has 12,530,806 views of 10,728 videos by 7,176 users (13.4 % of the pairs), with times;
+    "big" has 12,530,806 views of 10,728 videos by 7,176 users (13.4% of the pairs), with times;
     "small" 4,676,570 views of 3,327 videos by 1,411 users (99.6 %), without.
 
     The target of a view is its watch ratio, the time watched divided by the video's length: more
@@ -334,7 +334,7 @@ def get_data_home(data_home: str | os.PathLike[str] | None = None) -> str:
     Parameters
     ----------
     data_home : str or path-like, default=None
-        The folder. None: the environment variable `FEDRECSK_DATA`, and without that
+        The folder. If None, that of the environment variable `FEDRECSK_DATA`, or else
         `~/fedrecsk_data`. A leading `~` is expanded.
 
     Returns

@@ -115,8 +115,8 @@ def make_ratings(
         `exp(popularity)` times as often as one near the bottom, and the first few even more
         often. 0: all items are equally popular.
     min_ratings_per_user : int, default=None
-        Minimum number of ratings of a user. None: a fifth of the mean number, but at least 1
-        and at most 20, the minimum in MovieLens.
+        Minimum number of ratings of a user. If None, 20% of the mean number, but at least 1 and at
+        most 20, the minimum in MovieLens.
     item_features : int, default=0
         Number of features of the items, which come as a third result if there are any. Column k
         shows factor k (modulo `n_factors`) with the correlation .7, and noise beside it. They

@@ -83,9 +83,9 @@ def server_app(
     add_items : DataFrame or None, default=None
         Features of new items. Nothing is trained: the items are added to the model of the last fit
         (with ``warm_start=True``) in `folder`, as by `add_items`, and its nodes are sent their rows
-        alone. None: a fit.
+        alone. If None, a fit.
     key : Key or None, default=None
-        Seed of the draws that server and clients share. None: drawn by the operating system.
+        Seed of the draws that server and clients share. If None, drawn by the operating system.
 
     Returns
     -------
@@ -166,7 +166,7 @@ def client_app(
     keys : callable or None, default=None
         Takes Flower's Context and returns the file of the node's own identity, which is needed
         under `SecAggPlus`; see :mod:`fedrecsk.deployment.keys`.
-        None: the entry ``keys`` of the node's configuration.
+        If None, the entry ``keys`` of the node's configuration.
 
     Returns
     -------

@@ -30,8 +30,8 @@ class DayEffects:
         Parameters
         ----------
         X, return_std
-            As in `predict` of other models. With `timestamps`, X has that column too. A day on
-            which a user has rated nothing, or that is missing, adds nothing.
+            As in `predict` of other models. With `timestamps`, X has that column too. A day without
+            ratings of the user, or a missing one, has no effect.
 
         Returns
         -------
@@ -42,8 +42,8 @@ class DayEffects:
         Raises
         ------
         ValueError
-            With ``return_std=True``, if the model has no standard deviations; or if times are no
-            times.
+            With ``return_std=True``, if the model has no standard deviations; or if times are not
+            valid.
         """
         found = super().predict(X, return_std)  # type: ignore[misc]
         if self.timestamps is None:

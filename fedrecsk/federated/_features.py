@@ -154,20 +154,19 @@ class UserFeatures(FederatedRecommender):
     def add_users(self: Any, features: pd.DataFrame) -> Self:
         """Add users who have no rows yet, by their features, without retraining.
 
-        Their vectors are what the fitted model expects of users with such features. Nothing is
-        sent: each vector is computed on its user's own device. `fold_in` with ``replace=True``
-        takes their rows later.
+        Their vectors are predicted from their features. Nothing is sent: each vector is computed on
+        the user's own device. Later, pass their rows to `fold_in` with ``replace=True``.
 
         Parameters
         ----------
         features : DataFrame of shape (n_new_users, n_features)
-            The columns of `user_features`, in the same order, with the users' ids as its index.
+            The columns of `user_features`, in the same order, with user ids as the index.
 
         Returns
         -------
         self : object
-            With these users at the end of `user_ids_`. `fit` and `partial_fit` forget those who
-            still have no rows.
+            With these users at the end of `user_ids_`. `fit` and `partial_fit` forget those without
+            rows.
 
         Raises
         ------
@@ -175,7 +174,7 @@ class UserFeatures(FederatedRecommender):
             If the model was fitted without `user_features`, a user is known already, columns are
             not those of fit, or features are not as `user_features` must be.
         TypeError
-            If features are no DataFrame.
+            If features are not a DataFrame.
 
         Examples
         --------
@@ -192,8 +191,8 @@ class UserFeatures(FederatedRecommender):
         check_is_fitted(self)
         if MEANS not in self._final_message:
             raise ValueError(
-                f"This {type(self).__name__} was fitted without user_features, so it expects "
-                "nothing of users without rows; fit it with user_features, or fold_in some rows."
+                f"This {type(self).__name__} was fitted without user_features, so it predicts "
+                "nothing for users without rows; fit it with user_features, or fold_in some rows."
             )
         ids, rows = read(features, "features")
         self._check_columns(features, "features")
@@ -291,8 +290,8 @@ class UserFeatures(FederatedRecommender):
     def _rule_of(self, item):
         if MEANS in self._final_message:
             raise ValueError(
-                "With user_features a score is no sum over the user's rows; explain a model that "
-                "was fitted without them."
+                "With user_features a score is not a sum over the user's rows; explain a model "
+                "fitted without them."
             )
         return super()._rule_of(item)
 
@@ -308,8 +307,8 @@ def read(features, what="user_features"):
         raise ValueError(f"{what} has no columns; give it some, or leave it out.")
     for name in features.select_dtypes(exclude=["number", "bool"]).columns:
         raise ValueError(
-            f"The column {name!r} of {what} holds no numbers; make columns of 0 and 1 of it, for "
-            "example with pandas.get_dummies."
+            f"The column {name!r} of {what} does not hold numbers; make columns of 0 and 1 of it, "
+            "for example with pandas.get_dummies."
         )
     ids = id_array(np.asarray(features.index), f"the index of {what}")
     values, counts = np.unique(ids, return_counts=True)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class FederatedRecommender(Updating, Recommender):
     """Base class of the federated methods.
 
-    An estimator holds parameters and what was fitted. What server and clients do is its
+    An estimator holds parameters and fitted attributes. Server and clients run its
     :class:`~fedrecsk.protocol.Algorithm`, which `_algorithm` makes from the parameters.
     :func:`~fedrecsk.federated.estimator_of` makes an estimator of an algorithm.
     """

@@ -110,12 +110,12 @@ class CoLRAlgorithm(FedMFAlgorithm):
 @documented
 @dataclass(eq=False, repr=False)
 class CoLR(AveragedItems):
-    """Correlated low-rank updates: federated matrix factorisation that uploads little.
+    """Correlated low-rank updates: federated matrix factorisation with small uploads.
 
     As :class:`FedMF`, but a client trains ``Q + A_u B`` with the round's B fixed: r orthogonal
-    rows of d numbers and of length sqrt(d / r), which the server has drawn for all clients. Only
-    A_u, which begins at zero, is uploaded, and since all have the same B the server can average
-    it: Q moves by ``mean(A_u) B``. As B is new in each round, Q is not limited to a low rank.
+    rows of d numbers and of length sqrt(d / r), which the server draws for all clients. Only A_u,
+    which begins at zero, is uploaded. Since all clients use the same B, the server can average
+    these: Q moves by ``mean(A_u) B``. As B is new in each round, Q is not limited to a low rank.
 
     Parameters
     ----------
@@ -277,7 +277,7 @@ class SCoLR(CoLR):
     """CoLR for clients whose uplinks differ: each trains as many rows of B as it can send.
 
     As :class:`CoLR`, but in each round client u trains a random subset of r_u rows of the
-    server's B, and uploads only these columns of A, and which they are.
+    server's B, and uploads only these columns of A, with their indices.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Make an estimator of an algorithm that somebody else wrote."""
+"""Make an estimator of an algorithm of your own."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def estimator_of(
     learns : {"ratings", "likes"}, default="ratings"
         Whether y are ratings, which `fit` then requires, or implicit feedback.
     constraints : dict or None, default=None
-        What scikit-learn checks of parameters (``_parameter_constraints``). None: types, from the
-        annotations.
+        Constraints of parameters that scikit-learn checks (``_parameter_constraints``). If None,
+        types, from the annotations.
     **defaults
         Other defaults of parameters that every federated method has, for example ``n_rounds=30``.
 

@@ -126,7 +126,7 @@ class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeights):
 
     :class:`EASE` needs only X'X, which is a sum over users. Every client
     uploads its users' part of it once, and the server inverts the sum. The result is exactly that
-    of the centralised model on the data of the clients whose uploads have arrived.
+    of the centralised model on the data of the clients whose uploads arrived.
 
     Parameters
     ----------
@@ -139,8 +139,8 @@ class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeights):
     upload : {"auto", "local", "all"}, default="auto"
         What a client sends: its own pairs of items with their indices, or all
         n_items (n_items + 1) / 2 pairs. "auto": "all" with secure aggregation or central
-        privacy, which need it, and otherwise "local", which is smaller for every client with under
-        7 in 10 of the items.
+        privacy, which need it, and otherwise "local", which is smaller for every client with less
+        than 70% of the items.
     download : {"auto", "local", "all"}, default="auto"
         What a client receives in the end: the rows of B of its own items, or one triangle of
         (X'X + reg I)^-1, from which B follows. "auto": "all" with secure aggregation or central
@@ -155,9 +155,9 @@ class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeights):
     Attributes
     ----------
     item_weights_ : ndarray of shape (n_items, n_items), dtype float32
-        B: row j is added to the scores of all items if a user likes item j.
+        B: row j is added to the scores of all items for each item j in a user's history.
     user_history_ : csr_array of shape (n_users, n_items), dtype float32
-        X, faded: the weight of each item that a user likes. It never leaves the client.
+        X, faded: the weight of each item in a user's history. It never leaves the client.
     {shared attributes}
 
     Raises

@@ -411,10 +411,10 @@ def _expected(block, users, item_bias, items):
 class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
     """Federated empirical Bayes: SVD++ with learned variances, trained by sums of uploads.
 
-    Each client infers the distribution of its users' vectors given the items, exactly, and
-    uploads the gradient of the ratings' likelihood in its own items; the server adds these up,
-    updates the items, and learns how noisy ratings and how different users and items are. Few
-    clients per round are enough, and predictions have standard deviations.
+    Each client infers the exact distribution of its user vectors given the items, and uploads the
+    gradient of the ratings' likelihood with respect to its own items. The server adds these up,
+    updates the items, and learns the variances of ratings, users and items. Few clients per round
+    are enough, and predictions have standard deviations.
 
     The model of user u's rating of item i::
 
@@ -425,12 +425,11 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         (b_i, q_i) ~ N(f_i, 1 / R),                  f ~ N(0, K / psi)
 
     where the sum is over the n_u items j that u has rated, and K measures how often two items
-    are rated by the same users. z_i has two numbers that clients know anyway, of the item's
-    popularity and b_i, and s_u says how much the user likes popular and good items more than others
-    do. a_i are the leading coordinates of K, items' audiences, and by t_u what a user thinks of an
-    item beyond all else carries over to items that the same users rate; it counts at the end, and
-    where early stopping measures. Both are learned on the device. The method and its name are this
-    project's.
+    are rated by the same users. z_i has two numbers known to clients, from the item's popularity
+    and b_i; s_u is the user's taste for popular and for good items. a_i are the leading coordinates
+    of K, called the item's audience: by t_u a user's deviation on one item carries over to items
+    that the same users rate. It is used at the end, and where early stopping measures. s_u and t_u
+    are learned on the device. The method and its name are this project's.
 
     Parameters
     ----------
@@ -438,16 +437,16 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         Length of p_u and q_i (d).
     n_rounds : int or "auto", default="auto"
         Number of rounds in total (T). "auto": ``100 f^-1/2``, where f is the share of the clients
-        that take part in a round and do not drop out: 100 rounds of all clients, 1,000 of 1 %.
-        Each client then uploads about ``100 f^1/2`` times.
+        that take part in a round and do not drop out: 100 rounds of all clients, 1,000 of 1%. Each
+        client then uploads about ``100 f^1/2`` times.
     implicit : bool, default=True
-        Whether to learn about a user also from which items it has rated, apart from the ratings
-        themselves (y_j). Without it, m_u is 0.
+        Whether to learn about a user from the choice of rated items (y_j), in addition to the
+        ratings. If False, m_u is 0.
     sketch_size : int, default=128
         Columns of the sketch from which the server learns K, at most the number of items. 0: items
         do not depend on each other (f is 0), and have no audiences.
     user_noise : bool, default=True
-        Whether every user has a noise level of its own. If not, alpha_u is alpha for all.
+        Whether each user has a separate noise level. If False, alpha_u is alpha for all.
     posterior : {"variational", "map"}, default="variational"
         "variational": users and items have variances, and the scales are learned. "map": only the
         most likely vectors; the scales then keep their initial values.
@@ -458,11 +457,11 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         "local": a client reports once which items it holds, and receives and sends only their
         rows. "all": the rows of all items are sent, as secure sums require.
     rating_scale : tuple (low, high) or None, default=None
-        The ends of the rating scale, to which predictions are clipped. None: the range of y.
+        The ends of the rating scale, to which predictions are clipped. If None, the range of y.
     timestamps : int, str or None, default=None
         Column of X with the time of each row: its position (2 or more) or, for a DataFrame, its
-        name; dates, or seconds since 1970. Then each user has an effect of each day (UTC) on which
-        it has rated, in `predict` only. None: time does not count.
+        name; dates, or seconds since 1970. Adds an effect of each day (UTC) with ratings of the
+        user, in `predict` only. If None, time is not used.
     {user_features}
     {item_features}
     {shared parameters}
@@ -480,8 +479,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
     global_bias_ : float
         The mean rating.
     user_covariance_ : ndarray of shape (n_users, n_factors + 3, n_factors + 3), dtype float32
-        Covariance of (b_u, p_u, s_u); private to the client. Standard deviations leave that of t_u
-        out.
+        Covariance of (b_u, p_u, s_u); private to the client. Standard deviations omit t_u.
     user_noise_ : ndarray of shape (n_users,), dtype float32
         Standard deviation of a user's ratings, alpha_u^-1/2, in ratings; private to the client.
     item_variance_ : ndarray of shape (n_items, n_factors + 3 + n_audiences), dtype float32
@@ -517,12 +515,12 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
           5  server sends the items' averages over the last rounds  final
           6  clients infer their users once more                    personalize: kernel fit_users
 
-    ``z_i = (.2 (log(n_i + c) - l), .3 b_i)``, where c is half the mean of n_i and l the mean of the
-    logarithm over items weighted by n_i + c, all for items with ratings; the first is 0 for others.
-    ``a_i = .4 (K's 32 leading eigenvectors, times the roots of their eigenvalues)``, so that
-    ``a_i . a_j`` is near .16 K_ij, but 0 for items with fewer than 10 users. With
-    ``x_i = (1, q_i, z_i)``, in step 6 ``(1, q_i, z_i, a_i)``, X the rows of the items that u has
-    rated, and ``V_i = 1 / (R + alpha n_i)``, 0 for z_i and a_i, step 2 is::
+    ``z_i = (0.2 (log(n_i + c) - l), 0.3 b_i)``, where c is half the mean of n_i and l the mean of
+    the logarithm over items weighted by n_i + c, all for items with ratings; the first is 0 for
+    others. ``a_i = 0.4 (K's 32 leading eigenvectors, times the roots of their eigenvalues)``, so
+    that ``a_i . a_j`` is near 0.16 K_ij, but 0 for items with fewer than 10 users. With ``x_i = (1,
+    q_i, z_i)``, in step 6 ``(1, q_i, z_i, a_i)``, X the rows of the items that u has rated, and
+    ``V_i = 1 / (R + alpha n_i)``, 0 for z_i and a_i, step 2 is::
 
         G = X'X + diag(0, sum_i V_i),   S = (alpha G + Lambda)^-1
         phi = (b_u, p_u, s_u) = S (alpha X' (r - mean - b) + Lambda (0, m_u, 0))
@@ -544,14 +542,14 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
     *What it reveals.* The server uses only sums, so secure sums hide the rest. Without them, one
     upload reveals exactly which items its user has rated and how, and the user's vector
     (:func:`fedrecsk.audit.measure_leak`). A sum over a small cohort does not hide the rows of
-    items that only one of its clients has rated. Audiences tell every client, and whoever has the
-    model, how often two items are rated by the same users; items with fewer than 10 users have
-    none, because theirs would list what else these have rated.
+    items that only one of its clients rated. Audiences reveal to every client, and to any party
+    with the model, how often two items are rated by the same users. Items with fewer than 10 users
+    have none, because theirs would reveal the other items of these users.
 
     *Item features.* With `item_features` x_i the prior mean is ``f_i + a + A' x_i``, which the
     server learns in each round by a ridge regression of ``(b_i, q_i) - f_i`` on x_i with weights
-    ``n_i / (n_i + 20)`` (empirical Bayes). Items without ratings, and those of `add_items`, get
-    what a regression of the final (b_i, q_i) with weights ``n_i / (n_i + 10 m)`` predicts, m the
+    ``n_i / (n_i + 20)`` (empirical Bayes). Items without ratings, and those of `add_items`, are
+    predicted by a regression of the final (b_i, q_i) with weights ``n_i / (n_i + 10 m)``, m the
     mean n_i of items with ratings.
 
     *User features.* With x_u = (1, features), ``phi - (0, m_u, 0)`` of the posterior means is

@@ -57,8 +57,8 @@ class FedItemKNN(NearestItemsMixin, OwnWeights):
 
     :class:`ItemKNN` needs only X'X, which is a sum over users. Every client uploads its users' part
     of it once. The result is exactly that of the centralised model on the data of the clients whose
-    uploads have arrived. With 5,000 items and more the sum is kept sparse, so that catalogues of
-    tens of thousands of items take little memory.
+    uploads arrived. With 5,000 items and more the sum is kept sparse, so that catalogues of tens of
+    thousands of items take little memory.
 
     Parameters
     ----------
@@ -80,9 +80,9 @@ class FedItemKNN(NearestItemsMixin, OwnWeights):
     Attributes
     ----------
     item_weights_ : csr_array of shape (n_items, n_items), dtype float32
-        B: row j is added to the scores of all items if a user likes item j.
+        B: row j is added to the scores of all items for each item j in a user's history.
     user_history_ : csr_array of shape (n_users, n_items), dtype float32
-        X, faded: the weight of each item that a user likes. It never leaves the client.
+        X, faded: the weight of each item in a user's history. It never leaves the client.
     {shared attributes}
 
     Raises

@@ -403,11 +403,11 @@ class FedMF(AveragedItems):
         each 185 items, at least 1 and at most 20.
     shrinkage : float, default=0.5
         Smallest total weight decay of a user's examples in each epoch. It matters for users with
-        fewer than about 50 rows, for which `reg` alone overfits. 0: no such limit.
+        fewer than about 50 rows, for which `reg` alone overfits. 0 disables it.
     averaging : bool, default=True
         Whether the final item matrix is the server's average over the rounds, with more weight on
         later ones, instead of the last one. With `early_stopping` it is the best one that clients
-        have measured. Averaging sends no further bytes and removes noise if data are few.
+        measured. Averaging sends no further bytes and reduces noise on small data.
     {shared parameters}
 
     Attributes

@@ -38,9 +38,9 @@ __all__ = ["LightFR"]
 class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommender):
     """Federated recommendation with binary codes, fitted and searched in Hamming space.
 
-    Every item has a code of `n_bits` signs, which is all that the server sends and the device
-    stores of it. A user's vector stays on the device. Its entries are odd integers of `user_bits`
-    bits, so that items are ranked by XOR and popcount; with one bit it is the paper's code.
+    Every item is a code of `n_bits` signs; the server sends and the device stores nothing else of
+    it. A user vector stays on the device. Its entries are odd integers of `user_bits` bits, so that
+    items are ranked by XOR and popcount; with one bit it is the paper's code.
 
     The similarity ``s_ui = 1/2 + b_u . d_i / (2 f (2^user_bits - 1))`` in [0, 1] is fitted to a
     target for each pair of user and item, by least squares. In each round, every client of the
@@ -74,19 +74,19 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
     reg_user : float, default=1000.0
         Weight of the squared distance between a user's vector and a mean vector, in pairs of
         weight 1. With "full" it is the mean vector of the last cohort of at least ten users, so
-        that users with few rows get what is popular: those with n < 12 rows have the weight
-        12000 / n if that is more. With the other aggregations it is zero.
+        that users with few rows are recommended popular items: those with n < 12 rows have the
+        weight 12000 / n if that is more. With the other aggregations it is zero.
     balance_user, balance_item : float, default=0.0
         Weights (lambda) of the terms that balance the codes of users and items: as many
         +1 as -1 within a code.
     upload : {"visited", "all"}, default="visited"
-        "visited": each client sends the rows of its visited items with their indices. "all":
-        it sends the whole matrix, so that a secure sum hides which items it has visited.
+        "visited": each client sends the rows of its visited items with their indices. "all": it
+        sends the whole matrix, so that a secure sum hides the visited items.
     rating_scale : tuple (low, high) or None, default=None
-        The ends of the rating scale for ``targets="ratings"``. None: the range of y.
+        The ends of the rating scale for ``targets="ratings"``. If None, the range of y.
     {item_features}
-        Items of `add_items` get the signs of what features predict of the others' codes. Items of
-        the catalogue without ratings are trained as items that nobody likes.
+        Items of `add_items` are given the signs of codes predicted from features. Items of the
+        catalogue without ratings are trained as items without positives.
     {shared parameters}
 
     Attributes

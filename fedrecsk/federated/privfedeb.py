@@ -414,11 +414,11 @@ def _infer(block, clients, items, turn, users, n_sent=0):
 class PrivFedEB(FederatedContent, EmpiricalBayes):
     """Ratings under user-level differential privacy: federated empirical Bayes on noisy sums.
 
-    A client never uploads more than a vector of norm 1, so that noise of a known size on the sum
-    hides all that it has sent. The server knows the size of the noise, and takes from a noisy sum
-    what is probably true: it moves popular items far and others hardly at all, expects
-    that popular items are better, and learns as many factors as the noise allows. Meant for
-    ``Federation(central_dp=CentralDP(epsilon=10))``; :class:`FedEB` is more accurate without noise.
+    Every upload is a vector of norm 1 at most, so that noise of a known size on the sum hides it.
+    The server weighs each noisy sum against a prior: it moves popular items far and others hardly
+    at all, expects popular items to be better, and learns as many factors as the noise allows.
+    Meant for ``Federation(central_dp=CentralDP(epsilon=10))``; :class:`FedEB` is more accurate
+    without noise.
 
     The model of user u's rating of item i, in quarters of the scale::
 
@@ -427,10 +427,10 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
         b_i ~ N(beta_0 + beta_1 log N_i, 1 / 4),    q_i ~ N(0, I / 50)
 
     where N_i measures how often the item is rated, alpha is 1.3, and lambda_0 is 6. z_i has two
-    numbers that follow from what is public already, log N_i and b_i, and s_u says how much the user
-    likes popular and good items more than others do; it is learned on the device, without noise.
-    With `item_features`, z_i has these too, in up to 20 directions, and b_i's prior mean is a
-    regression on them. The method and its name are this project's.
+    numbers that follow from published values, log N_i and b_i; s_u is the user's taste for popular
+    and for good items, learned on the device without noise. With `item_features`, z_i has these
+    too, in up to 20 directions, and b_i's prior mean is a regression on them. The method and its
+    name are this project's.
 
     Parameters
     ----------
@@ -447,8 +447,8 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
         Where on the rating scale most ratings are, from 0 (its low end) to 1; on a scale from 1 to
         5, 0.625 is 3.5 stars. It is a guess, because the mean of the data is private.
     rating_scale : tuple (low, high) or None, default=None
-        The ends of the rating scale, to which predictions are clipped. None: the range of y, which
-        is an error under central differential privacy.
+        The ends of the rating scale, to which predictions are clipped. If None, the range of y;
+        under central differential privacy this raises an error.
     {item_features}
     {shared parameters}
 

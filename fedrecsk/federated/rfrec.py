@@ -407,10 +407,10 @@ def expected_ratings(scores, link):
 @documented
 @dataclass(eq=False, repr=False)
 class RFRec(FederatedContent, _ratings.BiasColumn, RatingMixin, FederatedRecommender):
-    """Regularised federated recommendation: every client has an item matrix of its own.
+    """Regularised federated recommendation: every client trains its own item matrix.
 
-    Client c has its users' private vectors and its own copy V_c of the whole item matrix, which
-    a penalty pulls towards the mean of all clients' copies. Each round every client takes one
+    Client c holds its users' private vectors and its own copy V_c of the whole item matrix, which a
+    penalty pulls towards the mean of all clients' copies. Each round every client takes one
     gradient step on both and uploads V_c; the server averages and sends the mean back.
 
     With ratings scaled to [0, 1], client c minimises::
@@ -447,13 +447,13 @@ class RFRec(FederatedContent, _ratings.BiasColumn, RatingMixin, FederatedRecomme
         matrices, most of which have not rated a given item and only followed earlier means.
         "holders", a larger server step: an item moves by the sum of its changes at the
         clients that have rated it, divided by the expected number of these among the clients
-        whose uploads arrived (at least 1). It needs the number of holders of each item and is
-        refused with local differential privacy.
+        whose uploads arrived (at least 1). It needs the number of holders of each item, so it
+        raises an error under local differential privacy.
     predict_with : {"global", "local"}, default="global"
         Whether to predict with the server's item matrix or with the client's own.
     rating_scale : tuple (low, high) or None, default=None
-        The ends of the rating scale, assumed to be public. None: the range of y,
-        which is refused under local differential privacy because it depends on the data.
+        The ends of the rating scale, assumed to be public. If None, the range of y; under local
+        differential privacy this raises an error, because it depends on the data.
     {item_features}
     {shared parameters}
 
@@ -495,12 +495,12 @@ class RFRec(FederatedContent, _ratings.BiasColumn, RatingMixin, FederatedRecomme
     numbers of ratings of all items. Each round, down: the item matrix. Up: the client's whole
     item matrix (or, with "holders", its change, zero for items it has not rated). At the end,
     down: the final item matrix. The server uses sums over clients only; a single plaintext
-    upload reveals what its client has rated, and most of the ratings; two reveal all. With local
-    differential privacy there is no set-up: the level is the middle of the scale and items are
-    not penalised.
+    upload reveals which items its client rated, and most of the ratings; two reveal all. With local
+    differential privacy there is no set-up: the level is the middle of the scale and items are not
+    penalised.
 
-    *Participation.* Lost uploads do little harm. Clients that do nothing for some rounds do more:
-    with cohorts (``client_fraction`` below 1) or dropout mode "offline", the mean over all clients
+    *Participation.* Lost uploads do little harm. Clients that are idle in some rounds do more: with
+    cohorts (``client_fraction`` below 1) or dropout mode "offline", the mean over all clients
     includes outdated copies of unrated items, and the model ends worse than biases alone.
     ``aggregation="holders"`` helps while half of the clients take part. With "clients" or local
     prediction, the simulation keeps a whole item matrix for each client with a history of its own,

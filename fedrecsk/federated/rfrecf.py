@@ -136,9 +136,9 @@ class RFRecF(RFRec):
           1 1  nothing
           1 0  server sends the mean, clients move to it           broadcast, share, update
 
-    What is sent is what RFRec sends, but between the first broadcast and the last only when the
-    coin changes from 0 to 1 (up) or from 1 to 0 (down). The coin comes from the shared key and is
-    never sent. Early stopping measures a model when it is sent, so `n_iter_no_change` counts
+    Messages are those of RFRec, but between the first broadcast and the last they are sent only
+    when the coin changes from 0 to 1 (up) or from 1 to 0 (down). The coin comes from the shared key
+    and is never sent. Early stopping measures a model when it is sent, so `n_iter_no_change` counts
     broadcasts. A round without a gradient step has no training loss, and repeats the last one.
 
     References

@@ -84,7 +84,7 @@ def evaluate_ranking(
         even if the user has seen them in fit. Items that the model does not know are never found,
         but count as relevant. For unknown users the ranking is what the model predicts for them.
     y : array-like of shape (n_samples,), default=None
-        Ratings: rows that reach the `threshold` are relevant. None: all rows are.
+        Ratings: rows that reach the `threshold` are relevant. If None, all rows are.
     metrics : str or sequence of str, default=("ndcg", "hit_rate")
         Names of the metrics:
 
@@ -106,7 +106,7 @@ def evaluate_ranking(
         Cutoffs.
     n_negatives : int, default=None
         Number of negatives per user: items that the user has neither in X nor seen in fit, drawn
-        without replacement. The user's rows of X are ranked among these. None: among the whole
+        without replacement. The user's rows of X are ranked among these. If None, among the whole
         catalogue.
     negatives : mapping or table, default=None
         Given negatives: a mapping from user to items, or an array-like or DataFrame whose rows
@@ -119,7 +119,7 @@ def evaluate_ranking(
         ranked.
     threshold : float, default=None
         The least y of a relevant row, as in :func:`~fedrecsk.preprocessing.to_implicit`: 4 makes
-        fours and fives of a scale of 1 to 5 stars relevant. None: all y above 0 are.
+        fours and fives of a scale of 1 to 5 stars relevant. If None, all y above 0 are.
     items : {"all", "known", "new"}, default="all"
         "known": only items that some user has in fit are tested and ranked. "new": only the others,
         which a model knows by its catalogue `items`, by `item_features` or by `add_items`. Not
@@ -213,7 +213,7 @@ def exposure(
     item : int, float or str
         Id of the item.
     users : array-like of shape (n_users,), default=None
-        Users to recommend to, for example the honest ones. None: all users of fit.
+        Users to recommend to, for example the honest ones. If None, all users of fit.
     k : int, default=10
         Length of the list.
 
@@ -251,8 +251,8 @@ def exposure(
         raise ValueError("users is empty; give at least one, or None for all users of fit.")
     if (model._users.codes(users) < 0).all():
         warn(
-            f"The model knows none of these {len(users)} users, so all of them get the list of an "
-            "unknown user."
+            f"The model knows none of these {len(users)} users, so all of them get the "
+            "recommendations of an unknown user."
         )
     indptr, items = model._seen
     owners = np.searchsorted(indptr, np.flatnonzero(items == code), side="right") - 1
@@ -313,11 +313,11 @@ class Protocol:
         of_lists = [metric for metric in names if metric in OF_LISTS]
         if of_lists and (self.n_negatives is not None or self.negatives is not None):
             raise ValueError(
-                f"{of_lists[0]!r} is about lists from the whole catalogue and has no meaning "
-                "among negatives; leave out n_negatives and negatives."
+                f"{of_lists[0]!r} is about recommendations from the whole catalogue and has no "
+                "meaning among negatives; leave out n_negatives and negatives."
             )
         if "diversity" in names and min(cutoffs) < 2:
-            raise ValueError("'diversity' is about pairs of items; take k of at least 2.")
+            raise ValueError("'diversity' compares pairs of items, so it needs k of at least 2.")
         cutoff = max(cutoffs) if {*names} != {"auc"} else 1
         return names, cutoffs, RankingSpec(cutoff, "auc" in names, cutoff if of_lists else 0)
 

@@ -99,16 +99,16 @@ def compare(
         Rating or preference of each row. Rating models require it.
     cv : int, splitter or iterable of (train, test), default=None
         How to split the rows. An int: number of folds of :class:`UserKFold`, shuffled with seed 0.
-        None: 5 of them, so that each fold tests a fifth of each user's rows and each row is
+        If None, 5 of them, so that each fold tests a fifth of each user's rows and each row is
         tested once.
     scoring : str, list of str, callable or dict of str to str or callable, default=None
         As in :func:`sklearn.model_selection.cross_validate`, or by the names of the columns
-        here: "rmse", "mae", "ndcg@5", "hit_rate@20", "auc" and so on. None: "rmse" and "mae" if
+        here: "rmse", "mae", "ndcg@5", "hit_rate@20", "auc" and so on. If None, "rmse" and "mae" if
         there is a y, and "ndcg@10" and "hit_rate@10" over the full catalogue, with y > 0 as
-        relevant. "rmse" and "mae" are errors: smaller is better. All other scores are as the
-        scorer returns them: larger is better. Scorers that compare predictions with y
-        (scikit-learn's own, and those of :func:`sklearn.metrics.make_scorer`) apply to rating
-        models only; a warning names the estimators that are left out.
+        relevant. "rmse" and "mae" are errors: smaller is better. All other scores are as the scorer
+        returns them: larger is better. Scorers that compare predictions with y (scikit-learn's own,
+        and those of :func:`sklearn.metrics.make_scorer`) apply to rating models only; a warning
+        names the estimators that are left out.
     update : {"fit", "partial_fit", "fold_in", "none"}, default="fit"
         How a model gets from one fold to the next. "fit": by a fit to the training rows of the
         fold. With all others it is fitted in the first fold only, and the training rows must grow
@@ -122,8 +122,7 @@ def compare(
         Weights of the rows, passed to each `fit` and to the scorers that take them. Estimators
         that take no weights fail.
     n_jobs : int, default=None
-        Number of fits that run at once. None: 1, unless in a joblib context. -1: all
-        processors.
+        Number of fits that run at once. If None, 1, unless in a joblib context. -1: all processors.
     return_estimator : bool, default=False
         Whether to keep the fitted estimators.
     error_score : "raise" or NaN, default=np.nan

@@ -65,7 +65,7 @@ WORTH_SAYING = 0.01
 N_RESAMPLES = 1000
 LEVEL = (2.5, 97.5)  # percentiles of an interval
 # Some terminals, such as those of Windows, cannot print the sign of almost equal.
-ALIKE = "~: not distinguishable from the best (95 % interval, paired bootstrap over users)"
+ALIKE = "~: not distinguishable from the best (95% interval, paired bootstrap over users)"
 
 
 class Comparison:
@@ -101,7 +101,7 @@ class Comparison:
     -----
     Notebooks show a comparison as `to_html` gives it.
 
-    "~" marks what is not distinguishable from the best of its column: the 95 % interval of the
+    "~" marks what is not distinguishable from the best of its column: the 95% interval of the
     difference over users includes 0 (see `against`). Nothing is marked where users are unknown.
     """
 

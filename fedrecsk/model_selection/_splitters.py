@@ -106,7 +106,7 @@ class TemporalHoldout(Splitter):
         rows, if an int. With `per_user`, of each user's rows. Without effect if there is a
         `cutoff`.
     validation_size : float or int, default=None
-        Share or number of validation rows, which come just before the test rows. None: no
+        Share or number of validation rows, which come just before the test rows. If None, no
         validation part.
     per_user : bool, default=False
         Whether to cut the rows of each user at its own time, instead of all rows at one time.

@@ -251,8 +251,8 @@ class NeuralRecommender(LearnsFromFeedback):
         Parameters
         ----------
         user : int, float or str, default=None
-            Id of the only user of the module, whose code in it is 0. None: all users, in the order
-            of `user_ids_`, unless layers are private: then each user has a module of its own.
+            Id of the only user of the module, whose code in it is 0. If None, all users, in the
+            order of `user_ids_`, unless layers are private: then each user has a module of its own.
 
         Returns
         -------

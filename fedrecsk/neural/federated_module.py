@@ -90,19 +90,19 @@ class Net(BaseEstimator):
 class FederatedModule(NeuralRecommender):
     """Federated averaging of your own torch module.
 
-    Say which parameters are private. They stay with their clients; the others are trained by
-    federated averaging [1]_: in each round, clients receive them, train all parameters on their
-    own data, and upload by how much these have changed. Clients are trained side by side by
-    ``torch.func``, with the results of a loop over clients.
+    Name the private parameters. They stay on the clients; the others are trained by federated
+    averaging [1]_: in each round, clients receive them, train all parameters on their own data, and
+    upload the changes. Clients are trained side by side by ``torch.func``, with the results of a
+    loop over clients.
 
     The feedback, the negatives and the losses are those of :class:`~fedrecsk.FedMF`.
 
     Parameters
     ----------
     module : Net or callable, default=None
-        What builds the module, given `n_users` and `n_items`: its class, a function, or a
+        Constructor of the module, called with `n_users` and `n_items`: its class, a function, or a
         :class:`Net` with further arguments. ``module(users, items)`` must return the scores of
-        pairs of codes, in the shape of `users`. None: :class:`~fedrecsk.neural.modules.GMF`.
+        pairs of codes, in the shape of `users`. If None, :class:`~fedrecsk.neural.modules.GMF`.
     private : str or sequence of str, default=("user*",)
         Pattern or patterns (as in ``fnmatch``) of the names of private parameters. All parameters
         with a row per user must be among them.
@@ -110,8 +110,8 @@ class FederatedModule(NeuralRecommender):
         Cross-entropy with sampled negatives; half the squared error of ratings, without negatives;
         or a function of tensors of scores and targets that returns the loss of each example, which
         must not depend on the others, because they are those of many clients at once. Targets
-        are y (1 without y), and 0 for negatives, of which each row with y > 0 brings
-        `n_negatives`.
+        are y (1 without y), and 0 for negatives, of which `n_negatives` are drawn for each row with
+        y > 0.
     n_negatives : int, default=4
         Number of sampled negatives per positive.
     optimizer : {"adam", "sgd"} or callable, default="adam"
@@ -125,9 +125,9 @@ class FederatedModule(NeuralRecommender):
     batch_size : int, default=256
         Number of examples in a mini-batch; an epoch's last one may be smaller.
     aggregation : {"visits", "mean"}, default="visits"
-        What the server divides the sum of the clients' changes by. "visits": a table with a row
-        per item is divided, row by row, by the number of clients with examples of the item, which
-        they upload too. "mean": everything is divided by the number of clients.
+        Divisor of the sum of the clients' changes. "visits": a table with a row per item is
+        divided, row by row, by the number of clients with examples of the item, which they upload
+        too. "mean": everything is divided by the number of clients.
     device : str or torch.device, default="cpu"
         Torch device on which clients are trained. Fits are repeatable on "cpu" only.
     n_rounds : int, default=100
@@ -137,8 +137,8 @@ class FederatedModule(NeuralRecommender):
     Attributes
     ----------
     parameters_ : dict of str to ndarray
-        The parameters that the server knows, as matrices: of a table with a row per item, of shape
-        (n_items, width).
+        The shared parameters, as matrices: of a table with a row per item, of shape (n_items,
+        width).
     item_factors_ : ndarray of shape (n_items, width)
         Those with a row per item, side by side.
     user_factors_ : ndarray of shape (n_users, n_private)
@@ -153,8 +153,8 @@ class FederatedModule(NeuralRecommender):
         If the module cannot be simulated exactly: it has buffers (batch normalisation), dropout, a
         table with a row per user that is not private, or another use of codes than as rows of its
         tables; if the optimizer mixes coordinates; if a pattern matches no parameter; if the
-        device is not there; or as :class:`~fedrecsk.FedMF` does. If a client's loss is infinite or
-        NaN.
+        device does not exist; or as :class:`~fedrecsk.FedMF` does. If a client's loss is infinite
+        or NaN.
     ImportError
         If torch is not installed.
 
@@ -224,7 +224,7 @@ class FederatedModule(NeuralRecommender):
         Raises
         ------
         ValueError
-            If there is no such parameter, or `module` is no :class:`Net`.
+            If there is no such parameter, or `module` is not a :class:`Net`.
         """
         nested = [name for name in params if name.startswith("module__")]
         if nested and not isinstance(params.get("module", self.module), Net):

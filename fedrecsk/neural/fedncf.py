@@ -22,9 +22,9 @@ class FedNCF(NeuralRecommender):
 
     The model of :class:`NCF`, generalised matrix factorisation and a multi-layer perceptron side
     by side. In each round, clients receive the item vectors and the layers, train them and
-    their own users' vectors on their own data, and upload by how much the items and the layers
-    have changed. The server averages the layers over all clients of the round, and an item's vector
-    over those that have trained it [1]_.
+    their own user vectors on their own data, and upload the changes of the items and the layers.
+    The server averages the layers over all clients of the round, and an item vector over those that
+    trained it [1]_.
 
     Parameters
     ----------
@@ -37,8 +37,8 @@ class FedNCF(NeuralRecommender):
         As in :class:`FederatedModule`, as are `n_negatives`, `optimizer`, `batch_size`,
         `aggregation` and `device`.
     learning_rate : float or dict, default=0.01
-        Step size of the optimizer, or one for each pattern of parameters' names. The paper has
-        0.001, with which 400 rounds are too few for lists; for ratings, 0.001 is better.
+        Step size of the optimizer, or one for each pattern of parameter names. The paper uses
+        0.001, with which 400 rounds are too few for rankings; for ratings, 0.001 is better.
     local_epochs : int, default=2
         Number of passes of a client over its examples per round (E).
     n_rounds : int, default=400
@@ -48,8 +48,8 @@ class FedNCF(NeuralRecommender):
     Attributes
     ----------
     parameters_ : dict of str to ndarray
-        What the server knows: "item.weight" of shape (n_items, n_factors + layers[0] // 2), and
-        the weights and biases of "hidden" and "output".
+        The shared parameters: "item.weight" of shape (n_items, n_factors + layers[0] // 2), and the
+        weights and biases of "hidden" and "output".
     item_factors_ : ndarray of shape (n_items, n_factors + layers[0] // 2), dtype float32
         q_i, first that of generalised matrix factorisation: "item.weight" above.
     user_factors_ : ndarray of shape (n_users, n_private), dtype float32

@@ -234,11 +234,11 @@ def _leaf(array):
 class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
     """Meta matrix factorization: the server makes an item table and a scorer for every client.
 
-    The server has a code for each client and a network that turns it into that client's own
-    model: item vectors ``E_u = T_u B_u`` of low rank, and a scorer with one hidden layer. A
-    client receives (T_u, B_u, scorer), and uploads the gradients of its squared errors in them.
-    The server propagates these back through the network to the client's code [1]_. Clients keep
-    no model of their own. The price is privacy, see the Notes.
+    The server stores a code for each client and a network that turns it into that client's own
+    model: item vectors ``E_u = T_u B_u`` of low rank, and a scorer with one hidden layer. A client
+    receives (T_u, B_u, scorer), and uploads the gradients of its squared errors in them. The server
+    propagates these back through the network to the client's code [1]_. Clients store no model
+    between rounds. The price is privacy, see the Notes.
 
     Parameters
     ----------
@@ -258,7 +258,7 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
     n_rounds : int, default=750
         Number of rounds in total.
     learning_rate : float, default=2e-3
-        Step of the server's Adam. The authors' code has 1e-4, with a step for every 64 ratings.
+        Step of the server's Adam. The authors' code uses 1e-4, with a step for every 64 ratings.
     reg : float, default=0.0
         Multiple of the weights that is added to their gradient; 1e-3 in the authors' code.
     max_norm : float or None, default=5.0
@@ -267,13 +267,13 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
         Whether scores are deviations from the mean rating. In the paper they are ratings.
     rating_scale : tuple (low, high) or None, default=None
         The ends of the rating scale, assumed to be public; predictions are clipped
-        to them. None: the range of y.
+        to them. If None, the range of y.
     {shared parameters}
 
     Attributes
     ----------
     user_codes_ : ndarray of shape (n_users, code_size), dtype float32
-        The code of each user's client, which the server knows.
+        The code of each user's client, stored on the server.
     network_ : dict of {{str: ndarray}}
         The server's weights: `memory`, and by layer a matrix and its bias. The layers are
         `hidden_1`, `weight_1`, `bias_1` for the scorer's first layer, `hidden_2`, `weight_2`,

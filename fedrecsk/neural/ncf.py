@@ -103,7 +103,7 @@ class NCF(RankingMixin, Epochs):
     global_bias_ : float
         Weighted mean of the ratings; only with ``loss="squared"``.
     rating_range_ : tuple of float
-        Least and greatest rating, to which predictions are clipped; only with ``loss="squared"``.
+        Lowest and highest rating, to which predictions are clipped; only with ``loss="squared"``.
     loss_curve_ : list of float
         Weighted mean loss of each epoch, each example's before its update, without the penalty.
     {epochs attributes}
@@ -111,7 +111,7 @@ class NCF(RankingMixin, Epochs):
     Raises
     ------
     {epochs errors}
-        If `layers` are no widths, or no y is positive.
+        If `layers` are not valid widths, or no y is positive.
 
     See Also
     --------

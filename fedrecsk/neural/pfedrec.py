@@ -67,13 +67,12 @@ class PFedRecAlgorithm(ModuleAlgorithm):
 @documented
 @dataclass(eq=False, repr=False)
 class PFedRec(NeuralRecommender):
-    """Personalised federated recommendation: a score function of each user's own.
+    """Personalised federated recommendation: each user trains a separate score function.
 
-    All clients share the item vectors q_i; what is private is not a user's vector but its score
-    function, a linear layer: s_u(q_i) = w_u . q_i + b_u. In each round, clients receive the item
-    vectors, train their score functions and then the items on each batch of their own data, and
-    upload by how much the items have changed; the server averages these changes over all clients
-    of the round [1]_.
+    All clients share the item vectors q_i. Instead of a user vector, a score function is private, a
+    linear layer: s_u(q_i) = w_u . q_i + b_u. In each round, clients receive the item vectors, train
+    their score functions and then the items on each batch of their own data, and upload the changes
+    of the items; the server averages these changes over all clients of the round [1]_.
 
     Parameters
     ----------
@@ -105,13 +104,13 @@ class PFedRec(NeuralRecommender):
     Attributes
     ----------
     parameters_ : dict of str to ndarray
-        "item.weight" of shape (n_items, n_factors): what the server knows.
+        "item.weight" of shape (n_items, n_factors), the shared parameter.
     item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
         q_i, the same.
     user_factors_ : ndarray of shape (n_users, n_factors + 1), dtype float32
         w_u and b_u, after `local_epochs` more on the final items; private to the client.
     user_items_ : sparse array of shape (n_users, n_items * n_factors)
-        With `personal_items`: the item vectors that each user has trained at the end.
+        With `personal_items`: the item vectors that each user trained at the end.
     {neural attributes}
     {shared attributes}
 

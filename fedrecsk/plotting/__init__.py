@@ -2,7 +2,7 @@
 
 Each display has `from_results`, which draws results that you have, `from_estimator`, which
 computes them first, and `plot`, which draws a display again. All take `reference`: scores of
-baselines, drawn as dashed horizontal lines. matplotlib comes with ``pip install 'fedrecsk[plot]'``
+baselines, drawn as dashed horizontal lines. matplotlib comes with ``pip install '.[plot]'``
 and is imported only when something is drawn.
 
 A new figure measures 7.5 x 4.5 inches, unless you change

@@ -53,7 +53,7 @@ class CostDisplay(Display):
     costs, scores : array-like of shape (n_methods,)
         Costs and scores of the methods. NaN is the cost of a method that has none.
     cost_stds, score_stds : array-like of shape (n_methods,), default=None
-        Standard deviations, drawn as error bars. None: no bars.
+        Standard deviations, drawn as error bars. If None, no bars.
     cost_name, score_name : str, default="mb", "score"
         Names of cost and score, which label the axes.
     {greater_is_better}

@@ -285,7 +285,7 @@ class PrivacyDisplay(CurvesDisplay):
             Columns of the privacy loss, the score and the method's name.
         setting : str, default=None
             Column of the varied parameter, such as the scale of the noise; rows are averaged by it.
-            Folds of one setting may differ a little in their epsilon. None: `x`.
+            Folds of one setting may differ a little in their epsilon. If None, `x`.
         {drawing}
 
         {drawn}
@@ -422,7 +422,7 @@ class ConvergenceDisplay(CurvesDisplay):
         score : str, default="loss"
             Key of the rows of `history_`: "loss", or "validation_loss" after early stopping.
         name : str, default=None
-            Label of the line. None: the name of the class.
+            Label of the line. If None, the name of the class.
         {drawing}
 
         {drawn}

@@ -63,10 +63,10 @@ class CentralDP(PlainParameters):
         Probability, roughly, with which the guarantee may fail. It should be well below one
         divided by the number of clients.
     setup_clip : float or None, default=None
-        `clip` of the exchanges before the first round, which some methods have. None: `clip`.
+        `clip` of the exchanges before the first round, which some methods have. If None, `clip`.
     setup_share : float in (0, 1), default=None
         Share of the budget that these exchanges spend, where the budget of an exchange is 1 / z^2.
-        None: the same noise multiplier as in the rounds.
+        If None, the same noise multiplier as in the rounds.
     field_weights : dict of {str: float} or None, default=None
         Factors by which fields of the upload are multiplied before they are clipped and receive
         noise, and divided by afterwards. A large one means less noise on that field, and that it

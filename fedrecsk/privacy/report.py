@@ -72,7 +72,7 @@ class PrivacyReport:
     delta: float = 0.0
     neighbours: str = "any other data of one client"
     sampling: str = "every client may be in every round"
-    trust: str = "nobody"
+    trust: str = "no party"
     events: tuple[Event, ...] = ()
 
     @classmethod
@@ -105,7 +105,7 @@ class PrivacyReport:
 
         Fits with central noise compose by the privacy loss distribution. The epsilons and deltas of
         others add up. `delta` is the total one, of which fits with central noise have what others
-        leave; None: the largest delta of any of them, and those of the others.
+        leave. If None, the largest delta of any of them, and those of the others.
         """
         central = [one for one in reports if one.is_central]
         others = [one for one in reports if not one.is_central]
@@ -129,7 +129,7 @@ class PrivacyReport:
             delta=left + others_delta,
             neighbours=_common((one.neighbours for one in reports), "; "),
             sampling=_common((one.sampling for one in reports), "; "),
-            trust=_common([one for one in trusted if one != "nobody"] or ["nobody"], "; "),
+            trust=_common([one for one in trusted if one != "no party"] or ["no party"], "; "),
             events=events,
         )
 

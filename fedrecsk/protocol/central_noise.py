@@ -240,7 +240,7 @@ class CentralNoise:
 
     def _report(self, events, single, n_uploads, n_coordinates, server_sees):
         delta = self.mechanism.delta
-        trusts_nobody = self.by_clients and self.federation.secure_aggregation is not None
+        trusts_no_party = self.by_clients and self.federation.secure_aggregation is not None
         each = [epsilon_of([one._replace(count=1)], delta) for one in single]
         return PrivacyReport(
             mechanism="distributed noise" if self.by_clients else "central noise",
@@ -252,13 +252,13 @@ class CentralNoise:
             delta=delta,
             neighbours="one client more or less",
             sampling=sampling_of(self.plan),
-            trust="nobody, if no client helps the server" if trusts_nobody else "the server",
+            trust="no party, if no client helps the server" if trusts_no_party else "the server",
             events=tuple(events),
         )
 
 
 def warn_of_delta(mechanism: CentralDP | LocalMechanism, n_clients: int) -> None:
-    """Warn of a delta that would allow to publish somebody's data."""
+    """Warn of a delta that would allow to publish the data of a client."""
     delta = mechanism.delta
     if delta * n_clients > 1:
         warn(
@@ -322,7 +322,7 @@ def sizes_of_uploads(algorithm: Any, n_items: int) -> dict[str, int]:
 
 
 def answers_in_rounds(federation: Federation, plan: Plan, client_fraction: float) -> int:
-    """Return how many clients answer in a round, nearly always; raise if they hide nobody."""
+    """Return how many clients nearly always answer in a round; raise if too few."""
     arrive = 1 - federation.dropout
     if federation.sampling == "poisson" and client_fraction < 1:
         n_answers = central_dp.nearly_always(plan.n_clients, arrive * client_fraction)

@@ -63,7 +63,7 @@ class Federation(PlainParameters):
         computed.
     aggregator : Aggregator or None, default=None
         Robust aggregator, by which the server combines uploads that it does not trust; see
-        :mod:`fedrecsk.aggregation`. None: the sum of all uploads.
+        :mod:`fedrecsk.aggregation`. If None, the sum of all uploads.
     adversary : Adversary or None, default=None
         Poisoned clients, see :mod:`fedrecsk.attacks`.
     compression : Compressor or None, default=None

@@ -69,7 +69,7 @@ class Dense:
     ----------
     values : ndarray
     dtype : str or None
-        Type in the message, which may differ from the type used in computations. None: the
+        Type in the message, which may differ from the type used in computations. If None, the
         federation's `wire_dtype`.
     learned : bool or None
         Whether the numbers were learned, as opposed to counts or weights. None: True, unless it is

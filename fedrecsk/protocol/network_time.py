@@ -151,7 +151,7 @@ def estimate_training_time(
     profile : NetworkProfile or {"paper", "3g", "4g", "broadband", "data_center"}, default="4g"
         "paper" has CoLR's constants, 10 s a round among them.
     client_seconds : float or None, default=None
-        Seconds of work of a client in one round, on the simulating machine. None: the mean that
+        Seconds of work of a client in one round, on the simulating machine. If None, the mean that
         the fit has measured, `client_seconds` of the ledger.
     server_seconds : float, default=0.0
         Seconds of work of the server in one round.

@@ -45,7 +45,7 @@ class Server:
     item_ids : ndarray of shape (n_items,)
         The catalogue, which is sent to all clients.
     rating_range : tuple of float or None
-        Lowest and highest rating. None: the method's `rating_scale`, if it has one.
+        Lowest and highest rating. If None, the method's `rating_scale`, if it has one.
     secret : Key or None
         Of the server's own draws under central privacy: noise, and secret cohorts. None: each
         comes afresh from the operating system, so that no checkpoint holds it.

@@ -41,13 +41,13 @@ def goes_on(estimator: Any) -> bool:
     name = type(estimator).__name__
     if not estimator._algorithm().traits.goes_on:
         raise AttributeError(
-            f"{name} cannot go on from its last model; call fit on all rows, or fold_in to add "
+            f"{name} cannot continue from its last model; call fit on all rows, or fold_in to add "
             "users."
         )
     if not estimator.warm_start:
         raise AttributeError(
-            f"The clients of this {name} keep no rows to go on from; set warm_start=True before "
-            "the first fit."
+            f"The clients of this {name} do not keep their rows; set warm_start=True before the "
+            "first fit."
         )
     return True
 
@@ -70,17 +70,17 @@ class Updating:
 
         Devices keep their rows, so the model learns from the old rows and the new ones. Where it
         is a sum over clients (:class:`~fedrecsk.FedEASE`, :class:`~fedrecsk.FedSpectral`), only
-        clients with new rows send: they take back what they have sent, and send it anew. The
-        result is exactly that of a `fit` to all rows. Other methods go on from their last model
+        clients with new rows send: they withdraw their earlier uploads and send new ones. The
+        result is exactly that of a `fit` to all rows. Other methods continue from their last model
         for a few rounds.
 
         Parameters
         ----------
         X, y, clients, sample_weight
-            New rows, as in `fit`, which the first call is. A (user, item) pair that is repeated
-            is merged with its old row, as in a `fit` to both. Known users stay with their client.
+            New rows, as in `fit`; the first call is a `fit`. A repeated (user, item) pair is merged
+            with its old row, as in a `fit` to both. Known users stay with their client.
         n_rounds : int, default=None
-            Number of rounds. None: a fifth of those of a fit, at least one.
+            Number of rounds. If None, 20% of those of a fit, at least one.
 
         Returns
         -------
@@ -91,10 +91,10 @@ class Updating:
         Raises
         ------
         ValueError
-            If the last fit had ``warm_start=False``; if parameters have changed since; if nothing
-            can be taken back from a sum, because masks hide what is in it, or noise, attacks,
-            aggregators, lost uploads or early stopping have changed it; or as `fit` does. The model
-            then stays as it was.
+            If the last fit had ``warm_start=False``; if parameters have changed since; if uploads
+            cannot be withdrawn from a sum, because masks hide it, or noise, attacks, aggregators,
+            lost uploads or early stopping changed it; or as `fit` does. The model then stays as it
+            was.
         AttributeError
             If ``warm_start=False``, with which clients keep no rows; or if the method cannot go
             on from its last model.
@@ -138,34 +138,34 @@ class Updating:
     @available_if(goes_on)
     @fit_context(prefer_skip_nested_validation=True)
     def forget(self: Any, users: ArrayLike, *, n_rounds: int | None = None) -> Self:
-        """Make the model forget users: their rows, their private state, and what they have sent.
+        """Make the model forget users: their rows, their private state and their uploads.
 
         Where the model is a sum over clients (:class:`~fedrecsk.FedEASE`,
-        :class:`~fedrecsk.FedSpectral`), the users' clients take back what they have sent. The
-        result is exactly that of a `fit` without these users. Other methods go on from their last
-        model for a few rounds without them. What such a model had learned from them fades and is
-        not removed; a `fit` without them removes it. Nothing of the users remains in this object
-        or its pickle.
+        :class:`~fedrecsk.FedSpectral`), the users' clients withdraw their uploads. The result is
+        exactly that of a `fit` without these users. Other methods continue from their last model
+        for a few rounds without them: what such a model learned from them fades but is not removed,
+        except by a new `fit` without them. Nothing of the users remains in this object or its
+        pickle.
 
         Parameters
         ----------
         users : array-like of shape (n_forgotten,)
-            Ids of users of the last fit. Items that nobody else has go with them, unless the
+            Ids of users of the last fit. Items that no other user has are forgotten too, unless the
             catalogue is public: by `items`, by `item_features`, or as the columns of a matrix.
             Without any ids, nothing is done.
         n_rounds : int, default=None
-            Number of rounds. None: a fifth of those of a fit, at least one.
+            Number of rounds. If None, 20% of those of a fit, at least one.
 
         Returns
         -------
         self : object
-            `n_rounds_` and `communication_` say what forgetting has cost. In
-            ``communication_.entries`` "taken back" has what the users' clients sent last.
+            `n_rounds_` and `communication_` are the cost of forgetting. In
+            ``communication_.entries``, "taken back" lists the last uploads of the users' clients.
 
         Raises
         ------
         ValueError
-            If a user was not in the last fit, if nobody would be left, or as `partial_fit` does.
+            If a user was not in the last fit, if no user would be left, or as `partial_fit` does.
             The model then stays as it was.
         AttributeError
             If ``warm_start=False``, with which clients keep no rows; or if the method cannot go
@@ -202,12 +202,11 @@ class Updating:
         codes = data.user_ids.codes(users)
         if (codes < 0).any():
             raise ValueError(
-                f"The last fit did not have {named('user', users[codes < 0])}; give ids of users "
-                "that it had."
+                f"The last fit had no {named('user', users[codes < 0])}; give ids of its users."
             )
         kept = _frame(data)[~np.isin(data.users, codes)]
         if not len(kept):
-            raise ValueError("Nobody would be left to learn from; delete the model instead.")
+            raise ValueError("Cannot forget all users; delete the model instead.")
         # Other users of their clients are counted anew.
         changed = data.client_ids[data.clients_with(codes)]
         with _restore_on_error(self):
@@ -234,33 +233,33 @@ def _run_of(estimator, caller_name):
     run, name = getattr(estimator, "_run", None), type(estimator).__name__
     if run is None:
         raise ValueError(
-            f"The last fit of this {name} had warm_start=False, or did not end, so its clients "
-            "have kept no rows to go on from; fit it again with warm_start=True."
+            f"{caller_name} needs a completed fit with warm_start=True, and the last fit of this "
+            f"{name} was not; fit it again with warm_start=True."
         )
     # New items and users come with features of their own.
     parameters = parameters_of_a_run(estimator)
     for name in ("item_features", "user_features"):
         parameters[name] = run.parameters.get(name)
-    check_unchanged(run, parameters, f"{caller_name} goes on from the last fit")
+    check_unchanged(run, parameters, f"{caller_name} continues the last fit")
     check_exact(estimator, run.server.federation)
     return run
 
 
 def check_exact(estimator: Any, federation: Federation) -> None:
-    """Raise if clients of a method of sums could not take back what they have sent."""
-    lost = "because the sum does not have it as they sent it"
+    """Raise if clients of a method of sums could not withdraw their uploads."""
+    lost = "because the sum does not contain them as sent"
     inexact = {
-        "SecAggPlus": (federation.masks, "because a sum over the few that change would show it"),
+        "SecAggPlus": (federation.masks, "because a sum over the few that change reveals them"),
         "central_dp": (federation.central_dp is not None, lost),
         "an adversary": (federation.adversary is not None, lost),
         "an aggregator": (federation.aggregator is not None, lost),
         "dropout": (federation.dropout > 0, lost),
-        "early_stopping": (estimator.early_stopping, "because they have held out rows"),
+        "early_stopping": (estimator.early_stopping, "because clients hold out rows"),
     }
     reasons = [f"{what}, {why}" for what, (applies, why) in inexact.items() if applies]
     if reasons and estimator._algorithm().traits.sends_once:
         raise ValueError(
-            f"Clients of {type(estimator).__name__} cannot take back what they have sent under "
+            f"Clients of {type(estimator).__name__} cannot withdraw uploads sent under "
             f"{reasons[0]}; fit a clone of it to all rows that should count."
         )
 
@@ -273,8 +272,8 @@ def _public_catalogue(estimator, data):
     lacking = known.values[catalogue.codes(known.values) < 0]
     if len(lacking):
         raise ValueError(
-            f"{catalogue.source} lacks {named('item', lacking)}, which the last fit had; add new "
-            "items to the old ones."
+            f"{catalogue.source} lacks {named('item', lacking)} of the last fit; add new items to "
+            "the old ones."
         )
     return catalogue
 
@@ -303,8 +302,8 @@ def _warn_of_the_added(estimator, data):
         added = now.values[(in_fit.codes(now.values) < 0) & (kept.codes(now.values) < 0)]
         if len(added):
             warn(
-                f"The model no longer knows {named(role, added)} of {call}, of which the fit has "
-                f"no rows; give their rows to partial_fit, {cure}.",
+                f"The model no longer knows {named(role, added)} of {call}, because the fit has no "
+                f"rows of them; pass their rows to partial_fit, {cure}.",
                 UserWarning,
             )
 
@@ -327,8 +326,8 @@ def _rows(X, y, clients, sample_weight, data, times):
         clients = users
     else:
         raise ValueError(
-            f"User {users[~known][0]!s} is new, and the last fit was given clients; give "
-            "clients=, the client of each row."
+            f"User {users[~known][0]!s} is new, and the last fit was given clients; pass clients=, "
+            "the client of each row."
         )
     return pd.DataFrame(
         {

@@ -448,7 +448,7 @@ def test_an_update_is_the_simulated_one(method, tmp_path, monkeypatch, exact):
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        (LocALS(3), "keep no rows to go on from; set warm_start=True.* leave out update"),
+        (LocALS(3), "do not keep their rows; set warm_start=True.* leave out update"),
         (LightFR(3, warm_start=True), "LightFR cannot go on"),
         (
             LocALS(3, early_stopping=True, warm_start=True),
@@ -463,7 +463,7 @@ def test_an_update_is_the_simulated_one(method, tmp_path, monkeypatch, exact):
                 federation=Federation(central_dp=CentralDP(noise_multiplier=1.0, epsilon=None)),
                 warm_start=True,
             ),
-            "cannot take back what they have sent under central_dp",
+            "cannot withdraw uploads sent under central_dp",
         ),
     ],
     ids=lambda one: type(one).__name__,

@@ -258,7 +258,7 @@ def test_what_cannot_be_taken_back_stays(settings, what):
     )
     for call in calls:
         with pytest.raises(
-            ValueError, match=f"take back what they have sent under {what}, .*clone"
+            ValueError, match=f"withdraw uploads sent under {what}, .*clone"
         ):
             call()
     assert vars(model)["communication_"] == before["communication_"]
@@ -319,7 +319,7 @@ def test_a_sum_needs_three_clients_after_forgetting_too():
 
 def test_a_public_catalogue_only_grows():
     model = FedEB(2, n_rounds=2, random_state=0, warm_start=True, items=range(31)).fit(X, y)
-    with pytest.raises(ValueError, match="`items` lacks item 30, which the last fit had"):
+    with pytest.raises(ValueError, match="`items` lacks item 30 of the last fit"):
         model.set_params(items=range(30)).partial_fit(X[:1], y[:1])
     model.set_params(items=range(40)).partial_fit([[0, 39]], [4.0])
     assert len(model.forget([0]).item_ids_) == 40
@@ -328,7 +328,7 @@ def test_a_public_catalogue_only_grows():
 def test_errors_say_what_to_do():
     for model, cure in (
         (RFRec().fit(X, y), "set warm_start=True before the first fit"),
-        (LightFR(warm_start=True), "LightFR cannot go on from its last model; call fit"),
+        (LightFR(warm_start=True), "LightFR cannot continue from its last model; call fit"),
     ):
         with pytest.raises(AttributeError) as info:
             model.partial_fit  # noqa: B018
@@ -338,8 +338,8 @@ def test_errors_say_what_to_do():
     changed = pickle.loads(pickle.dumps(model)).set_params(reg_user=3.0)
     for call, message in (
         (lambda: model.partial_fit(X), "requires y"),
-        (lambda: model.forget([1, 99]), "user 99; give ids of users that it had"),
-        (lambda: model.forget(np.unique(X[:, 0])), "Nobody would be left"),
+        (lambda: model.forget([1, 99]), "user 99; give ids of its users"),
+        (lambda: model.forget(np.unique(X[:, 0])), "Cannot forget all users"),
         (lambda: model.forget([1], n_rounds=0), "n_rounds"),
         (lambda: changed.partial_fit(X, y), "from the last fit, but reg_user has changed"),
         (lambda: model.partial_fit([[1, 2]], [np.nan]), "NaN"),

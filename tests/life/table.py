@@ -172,14 +172,14 @@ RULES = (
         UPDATES,
         {"method": ("LightFR",)},
         REFUSED,
-        "LightFR cannot go on from its last model; call fit on all rows",
+        "LightFR cannot continue from its last model; call fit on all rows",
         "its schedules and codes cannot be continued: fit anew, or use `fold_in`",
     ),
     Rule(
         UPDATES,
         {"where": ("Dask",)},
         REFUSED,
-        "keep no rows to go on from; set warm_start=True",
+        "do not keep their rows; set warm_start=True",
         "clients on a cluster do not keep their rows: fit anew",
     ),
     # ------------------------------------------------------------ taking back from a sum
@@ -188,7 +188,7 @@ RULES = (
             UPDATES,
             {"method": SUMS, axis: values},
             REFUSED,
-            f"cannot take back what they have sent under {what}.*fit a clone of it to all rows",
+            f"cannot withdraw uploads sent under {what}.*fit a clone of it to all rows",
             "an upload cannot be withdrawn from this sum: fit anew",
         )
         for axis, values, what in (
@@ -202,7 +202,7 @@ RULES = (
         ("forget, unknown users",),
         {},
         REFUSED,
-        "The last fit did not have .*; give ids of users that it had",
+        "The last fit had no .*; give ids of its users",
         "",
     ),
     Rule(
@@ -212,7 +212,7 @@ RULES = (
         "SecAggPlus needs at least 3 clients in a sum.*find more clients",
         "",
     ),
-    Rule(("forget, all users",), {}, REFUSED, "Nobody would be left.*delete the model", ""),
+    Rule(("forget, all users",), {}, REFUSED, "Cannot forget all users; delete the model", ""),
     Rule(
         ("partial_fit, items beyond the catalogue",),
         {},
@@ -261,7 +261,7 @@ RULES = (
         ("export", "explain", "explain_with_rows"),
         {"method": ("FedMF", "RFRec", "RFRecF", "LightFR", "BiasedMF")},
         REFUSED,
-        "trains newcomers step by step. Use one of EASE",
+        "whom it trains step by step. Use one of EASE",
         "new users are trained step by step, not by a formula",
     ),
     Rule(
@@ -275,7 +275,7 @@ RULES = (
         ("explain",),
         {"method": ("ImplicitALS",)},
         REFUSED,
-        "does not keep the user's rows. Pass them as interactions=X",
+        "does not store the user's rows. Pass them as interactions=X",
         "the model does not store the user's rows: pass `interactions`",
     ),
     Rule(

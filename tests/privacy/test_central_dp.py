@@ -238,7 +238,7 @@ def test_shares_under_encryption_leave_nobody_to_trust(toy, scheme):
         noise_multiplier=2.0, delta=1e-3, noise="clients", secure_aggregation=scheme
     )
     model = make(federation, n_rounds=1).fit(*toy)
-    assert model.privacy_.trust == "nobody, if no client helps the server"
+    assert model.privacy_.trust == "no party, if no client helps the server"
     assert model.privacy_.server_sees == "encrypted sums"
     plain = private(noise_multiplier=2.0, delta=1e-3, noise="clients")
     assert make(plain, n_rounds=1).fit(*toy).privacy_.trust == "the server"

@@ -164,7 +164,7 @@ def test_noise_of_the_clients_goes_through_exactly(monkeypatch):
     assert secure.predict(X).tolist() == plain.predict(X).tolist()
     assert secure.privacy_.epsilon == plain.privacy_.epsilon
     assert secure.privacy_.server_sees == "noisy sums"
-    assert secure.privacy_.trust.startswith("nobody")
+    assert secure.privacy_.trust.startswith("no party")
 
 
 @pytest.mark.parametrize("audit", [3, "all"])

@@ -335,7 +335,7 @@ class ExplicitFCF(RatingGradients):
         can add them up and hides which these are.
     rating_scale : tuple (low, high) or None, default=None
         The ends of the rating scale, assumed to be public; predictions are clipped
-        to them. None: the range of y.
+        to them. If None, the range of y.
     {shared parameters}
 
     Attributes

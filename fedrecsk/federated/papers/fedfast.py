@@ -172,14 +172,14 @@ class FedFastAlgorithm(FedMFAlgorithm, ChoosesCohorts[Server]):
 @documented
 @dataclass(eq=False, repr=False)
 class FedFast(AveragedItems):
-    """Federated averaging whose server knows the user vectors and moves those of absent clients.
+    """Federated averaging whose server stores the user vectors and moves those of absent clients.
 
     As in :class:`FedMF`, a few clients in each round train the item matrix Q and their users'
     vectors p_u on their own data, and upload their vectors too. The server clusters the vectors,
     draws the next cohorts in equal proportion from all clusters (ActvSAMP), and gives clients that
-    have moved an item further more weight on it. Clients that did not take part move by the mean
-    change of their cluster (ActvAGG), so that users get useful vectors before their first
-    round [1]_. The price is privacy: the server knows every user's vector.
+    moved an item further more weight on it. Clients that did not take part move by the mean change
+    of their cluster (ActvAGG), so that users get useful vectors before their first round [1]_. The
+    price is privacy: the server stores every user's vector.
 
     Feedback, negatives and losses are those of :class:`FedMF`. The paper's model, generalised
     matrix factorisation, scores h . (p_u * q_i); h is fixed to ones here, which a rescaling
@@ -197,7 +197,7 @@ class FedFast(AveragedItems):
         moved it, ``w_c = |change|_1``. "visits" and "data_size": as in :class:`FedMF`.
     discount : float or None, default=0.1
         Clients that did not take part in round t move by ``exp(-discount t)`` times their
-        cluster's mean change (gamma_t). None: they do not move.
+        cluster's mean change (gamma_t). If None, they do not move.
     n_clusters : int, default=10
         Clusters of clients, found by k-means (p).
     cluster_every : int, default=10
@@ -207,7 +207,7 @@ class FedFast(AveragedItems):
     Attributes
     ----------
     user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
-        p_u; the server knows them.
+        p_u; known to the server.
     item_factors_, global_bias_
         As in :class:`FedMF`.
     {shared attributes}
@@ -252,10 +252,10 @@ class FedFast(AveragedItems):
     At the end, down: Q and the vector.
 
     *What it reveals.* Everything: the vectors of clients with one user are known to the server, and
-    the rows that moved along a vector are the user's positives. This is why secure sums and
-    ``local_dp`` are refused.
+    the rows that moved along a vector are the user's positives. So secure sums and ``local_dp``
+    raise an error.
 
-    *New users* have no vector at the server. They train for 20 epochs from zero with the final
+    *New users* have no vector on the server. They train for 20 epochs from zero with the final
     items.
 
     References

@@ -267,10 +267,10 @@ def _rescaled(values, low, high):
 class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
     """Federated matrix factorisation whose clients upload gradients of items they have not rated.
 
-    A client that uploads gradients of only the items that it has rated reveals them to the server.
-    In FedRec each user adds some items that it has not rated, with virtual ratings: its mean
-    rating ("average", the paper's user averaging), or after some rounds its own predictions
-    ("hybrid", the paper's hybrid filling), which distort the model less.
+    A client that uploads gradients of its rated items only reveals them to the server. In FedRec
+    each user adds some unrated items with virtual ratings: its mean rating ("average", the paper's
+    user averaging), or after some rounds its own predictions ("hybrid", the paper's hybrid
+    filling), which distort the model less.
 
     A rating r is estimated by ``global level + b_u + b_i + p_u . q_i``. Each user minimises the
     mean over its rated and virtual items of::
@@ -282,7 +282,7 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
     n_factors : int, default=20
         Length of p_u and q_i (d).
     n_rounds : int or "auto", default="auto"
-        Number of rounds in total (T). "auto": 30 passes over the clients, 600 rounds of 5 %.
+        Number of rounds in total (T). "auto": 30 passes over the clients, 600 rounds of 5%.
     n_virtual : int, default=3
         Number of virtual items per rated item (rho), if the catalogue has enough items. 0:
         only rated items are sent.
@@ -312,7 +312,7 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
         Whether clients send the rows of rated and virtual items, each with its index, or whole
         matrices, zero elsewhere, which secure sums need.
     rating_scale : tuple (low, high) or None, default=None
-        The ends of the rating scale, assumed to be public. None: the range of y.
+        The ends of the rating scale, assumed to be public. If None, the range of y.
     {shared parameters}
 
     Attributes

@@ -67,8 +67,8 @@ class FedSpectral(WMFModel, FederatedGram):
     The item vectors are the leading eigenvectors of the summed and scaled X'X. Each client then
     finds its users' vectors by the exact user step of weighted matrix
     factorisation (:class:`LocALS`), over its own items and all others. Item vectors are not
-    trained, and still rank as well as :class:`FedEASE`. The lists of the two differ enough for a
-    sum of both to be better than either; see :class:`~fedrecsk.ensemble.RankingEnsemble`.
+    trained, and still rank as well as :class:`FedEASE`. The two rank differently enough for their
+    sum to be better than either; see :class:`~fedrecsk.ensemble.RankingEnsemble`.
 
     Parameters
     ----------

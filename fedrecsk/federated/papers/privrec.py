@@ -20,9 +20,9 @@ class PrivRec(FedMF):
     federated part of PrivRec [1]_, with its rounds and cohorts, on matrix factorisation in place of
     the paper's network.
 
-    As it is, there is no noise. The paper's DP-PrivRec, which clips each client's change and adds
-    noise to their sum, has ``central_dp=CentralDP(clip=50, noise_multiplier=1)`` and
-    ``sampling="poisson"`` in its :class:`Federation`.
+    By default there is no noise. For the paper's DP-PrivRec, which clips each client's change and
+    adds noise to their sum, set ``central_dp=CentralDP(clip=50, noise_multiplier=1)`` and
+    ``sampling="poisson"`` in the :class:`Federation`.
 
     Parameters
     ----------

@@ -448,8 +448,8 @@ class SemiDFEGL(RatingGradients):
     where z_u is the mean of the user's layers, p_u is layer 0, and n_u and n_i count the ratings of
     user u and item i (the sum of their weights).
 
-    Only the paper's abstract and the caption of its overview were at hand. Equations, group
-    exchange and defaults are ours as far as the Notes say so.
+    Only the paper's abstract and the caption of its overview were available to us. The Notes list
+    which equations, exchanges and defaults are ours.
 
     Parameters
     ----------
@@ -482,7 +482,7 @@ class SemiDFEGL(RatingGradients):
     Attributes
     ----------
     user_factors_ : ndarray of shape (n_users, n_factors), dtype float32
-        z_u with the final items, and what the group had sent in the client's last round.
+        z_u with the final items and the group's messages of the client's last round.
     item_factors_ : ndarray of shape (n_items, n_factors), dtype float32
         The server's e_i.
     user_bias_, item_bias_, global_bias_, rating_scale_

@@ -1,11 +1,11 @@
 """Can a recommender handle the cold start of new movies?
 
 Hold out 10% of the movies with all their ratings, fit a model to the others with their titles and
-genres, and make the new ones known by `add_items`. Titles and genres go through scikit-learn's
-transformers. In these generated data, words and genres go with the tastes of movies; for MovieLens
+genres, and add the new ones by `add_items`. scikit-learn's transformers turn titles and genres into
+numbers. In these generated data, words and genres predict which users like a movie; for MovieLens
 see ``python -m benchmarks.content ratings`` and :doc:`/user_guide/content`.
 
-The clients send what they send without features: only the server uses them.
+The clients send the same messages as without features: only the server uses features.
 """
 
 import matplotlib.pyplot as plt
@@ -33,7 +33,7 @@ genres = [
     "Action",
     "Mystery",
 ]
-films = pd.DataFrame(
+movies = pd.DataFrame(
     {
         "title": [" ".join(np.array(words)[row > 0.5]) for row in taste.to_numpy()[:, :10]],
         "genres": ["|".join(np.array(genres)[row > 0.5]) for row in taste.to_numpy()[:, 10:]],
@@ -41,8 +41,8 @@ films = pd.DataFrame(
     index=taste.index,
 )
 X_train, X_new, y_train, y_new = ColdItemHoldout(0.1, random_state=0).train_test_split(X, y)
-known = films.loc[np.unique(X_train[:, 1])]
-new = films.drop(known.index)
+known = movies.loc[np.unique(X_train[:, 1])]
+new = movies.drop(known.index)
 
 # %%
 transformer = ColumnTransformer(
@@ -64,7 +64,7 @@ for name, model in models.items():
     model.add_items(transformer.transform(new), new.index)
     errors["after"].append(root_mean_squared_error(y_new, model.predict(X_new)))
     print(f"{name:>18}: RMSE on new movies", *(f"{one[-1]:.3f}" for one in errors.values()))
-films.loc[models["FedEB"].recommend([7], 3, candidates=new.index)[0][0]]
+movies.loc[models["FedEB"].recommend([7], 3, candidates=new.index)[0][0]]
 
 # %%
 _, ax = plt.subplots(figsize=(7, 3.5), layout="constrained")
