@@ -11,6 +11,7 @@ from pathlib import Path
 
 from docutils import nodes
 from docutils.parsers.rst.states import Inliner
+from sphinx import addnodes
 
 import fedrecsk
 from fedrecsk.base import Recommender
@@ -308,6 +309,28 @@ def lead_to_method(app, what, name, thing, options, lines):
             lines[lines.index("", first) : lines.index("", first)] = ["", text]
 
 
+def fold_inherited(app, doctree):
+    """Collapse what a class inherits, below what it defines."""
+    shown_classes = [one for one in doctree.findall(addnodes.desc) if one["objtype"] == "class"]
+    for shown in shown_classes:
+        signature, content = shown[0], shown[-1]
+        own = vars(getattr(importlib.import_module(signature["module"]), signature["fullname"]))
+        inherited = {
+            member[0]["fullname"].rpartition(".")[2]: member
+            for member in content
+            if isinstance(member, addnodes.desc)
+        }
+        inherited = {name: member for name, member in inherited.items() if name not in own}
+        if inherited:
+            names = ", ".join(inherited)
+            opening = f"<details><summary>Inherited: {names}</summary>"
+            for member in inherited.values():
+                content.remove(member)
+            content += nodes.raw("", opening, format="html")
+            content += list(inherited.values())
+            content += nodes.raw("", "</details>", format="html")
+
+
 def title_example(app, docname, source):
     """Make the question that an example's docstring begins with the title of its page."""
     label = f".. _sphx_glr_{docname.replace('/', '_')}.py:"
@@ -363,6 +386,7 @@ def copy_mathjax(app, exception):
 def setup(app):
     """Sphinx calls this."""
     app.connect("build-finished", copy_mathjax)
+    app.connect("doctree-read", fold_inherited)
     app.connect("doctree-read", unlink_addresses)
     app.connect("html-page-context", stay_in_section)
     app.connect("source-read", title_example)

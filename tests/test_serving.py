@@ -103,7 +103,7 @@ def test_newcomers_of_a_model_of_likes(likes):
     assert server.post(excluded)[1]["items"][:2] == expected[1:]
     status, content = server.post({"user": int(X[0, 0])})
     assert status == 404
-    assert "knows no users" in content["error"]
+    assert "contains no users" in content["error"]
 
 
 def test_users_and_newcomers_of_a_model_of_ratings(ratings):
@@ -141,7 +141,7 @@ def test_batches_are_answered_in_order(ratings):
 
 def test_health_and_the_openapi_document(likes, ratings):
     status, health = likes[0].ask("GET", "/health")
-    assert (status, health["status"], health["feedback"]) == (200, "ok", "likes")
+    assert (status, health["status"], health["feedback"]) == (200, "ok", "implicit")
     assert (health["method"], health["n_items"], health["n_users"]) == ("LocALS", 9, 0)
     assert ratings[0].ask("GET", "/health")[1]["n_users"] == 12
     for server, *_ in (likes, ratings):

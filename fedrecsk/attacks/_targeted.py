@@ -165,8 +165,8 @@ class TargetedAdversary(_Promoter):
     item : id
         Item to promote. At least one honest client must hold it.
     strength : float, default=1.0
-        How far to move the item, relative to what the attack aims at. What is strongest depends on
-        the method and its defence: search it.
+        How far to move the item, relative to the attack's goal. The most harmful value depends on
+        the method and its defence, so search it.
 
     Examples
     --------
@@ -271,14 +271,14 @@ class PipAttack(TargetedAdversary):
     strength : float, default=1.0
         Length of the vector that the item is to get, relative to m.
     popular : array-like of shape (n_popular,), default=None
-        Ids of popular items. None: the `n_popular` items that most users have.
+        Ids of popular items. If None, the `n_popular` items that most users have.
     n_popular : int, default=10
         Number of popular items, if they are not given.
     boost : float, default=1.0
         Weight of the explicit boosting, relative to the alignment. 0: alignment alone.
     distance : float, default=None
         The distance constraint: no field of an upload is longer than `distance` times the median
-        length of what the adversary's clients would honestly send. None: no bound.
+        length of the honest uploads of the adversary's clients. If None, no bound.
 
     Notes
     -----

@@ -146,10 +146,10 @@ class ALIE(_FieldByField):
     fraction, clients
         As in :class:`Adversary`.
     z : float, default=None
-        Number of standard deviations. None: the largest with which, if numbers are normal, a
+        Number of standard deviations. If None, the largest with which, if numbers are normal, a
         majority can still be made of the controlled clients and honest ones that lie farther out.
-        Of n clients that upload, m controlled: the normal quantile of
-        ``(n - m - s) / (n - m)`` with ``s = floor(n / 2 + 1) - m``, and at least 0.
+        Of n clients that upload, m controlled: the normal quantile of ``(n - m - s) / (n - m)``
+        with ``s = floor(n / 2 + 1) - m``, and at least 0.
 
     Notes
     -----

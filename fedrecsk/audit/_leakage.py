@@ -53,7 +53,7 @@ NOTHING = Reconstruction(None, np.empty(0, dtype=np.int64))
 
 @dataclass(frozen=True, repr=False)
 class LeakReport:
-    """What a server can infer about clients from their uploads, and what guessing reaches.
+    """Inferences of a server about clients from their uploads, beside those of guessing.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class LeakReport:
         Number of consecutive uploads of each client that were read.
     vectors : float
         Share of the clients whose private user vector was recovered, with an error of at most
-        1 % of its length; binary codes exactly.
+        1% of its length; binary codes exactly.
     directions : float
         Share of the clients whose vector's direction was recovered, with a cosine of at least
         0.99: enough to rank items for them.
@@ -83,7 +83,7 @@ class LeakReport:
         it is the same for every client. Pairs: the set of items with the highest share if it is
         claimed for all clients. Triples: likewise, each item with its most common rating.
         Vectors, directions and cosine: the vector of the attacked client that fits most others.
-        A number that is not larger is no evidence of a leak.
+        A number that is not larger is not evidence of a leak.
     cohort : int or None
         Number of clients in a sum, the largest if they differ; None if the server receives single
         uploads.
@@ -176,8 +176,8 @@ def measure_leak(
     differences : {"same round", "next round"} or None, default=None
         Which two sums that differ by one client the server subtracts, for each client. "same
         round": two sums of one round; the result is the client's upload. "next round": the sum of
-        the last round but one, less the sum of the last round without the client; what the others
-        have changed in between hides part of it. Needs two rounds. With ``cohort=None`` the sums
+        the last round but one, less the sum of the last round without the client; changes of the
+        other clients in between hide part of it. Needs two rounds. With ``cohort=None`` the sums
         are over all clients. See :doc:`/user_guide/leaks`.
 
     Returns
@@ -188,8 +188,8 @@ def measure_leak(
     ------
     ValueError
         If no inversion is known for the method, if it uploads nothing in these rounds, if the
-        estimator was fitted on other data, if `cohort` is more than the clients or
-        `differences` leaves nobody in the second sum, or if a parameter is out of range.
+        estimator was fitted on other data, if `cohort` is more than the clients or `differences`
+        leaves no client in the second sum, or if a parameter is out of range.
     TypeError
         If `estimator` is a class.
 
@@ -253,9 +253,8 @@ def measure_leak(
                 f"{name} is not federated: its data are in one place, and no client sends anything."
             )
         raise ValueError(
-            f"measure_leak has no attack on uploads of {name}, which says nothing about what they "
-            "reveal; see the page of the method, or pass an attack of your own to "
-            "register_inversion."
+            f"measure_leak has no attack on uploads of {name}, which does not mean that they "
+            "reveal nothing; see the page of the method, or pass your attack to register_inversion."
         )
     model = _watch_all(estimator, n_rounds)
     model._validate_params()

@@ -55,7 +55,7 @@ class MembershipReport:
     auc : float
         Area under the ROC curve; 0.5 by chance.
     tpr_at_1_fpr : float
-        Share of the members that are found if 1 % of the others are taken for members; 0.01 by
+        Share of the members that are found if 1% of the others are taken for members; 0.01 by
         chance.
     """
 
@@ -181,7 +181,7 @@ def measure_membership(
 
 @dataclass(frozen=True)
 class ForgettingReport:
-    """How well an attacker tells forgotten users from those who were never there.
+    """How well an attacker distinguishes forgotten users from those who were never there.
 
     Attributes
     ----------
@@ -215,7 +215,7 @@ def measure_forgetting(
     n_models: int = 16,
     random_state: int | np.random.RandomState | None = None,
 ) -> ForgettingReport:
-    """Measure whether users who were forgotten still show in the model.
+    """Measure whether the model still reveals forgotten users.
 
     A model is fitted to half of the users and made to `forget` some of them. Before and after, an
     attacker tries to tell these from the other half, who were never in its data, as in
@@ -358,7 +358,7 @@ def _ratios(signals, is_member, model):
 
 @dataclass(frozen=True, repr=False)
 class PrivacyAudit:
-    """An attack on central privacy: what it says about epsilon, beside the promise.
+    """An attack on central privacy: its estimate of epsilon, beside the guarantee.
 
     Attributes
     ----------

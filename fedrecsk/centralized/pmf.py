@@ -91,7 +91,7 @@ class PMF(GradientDescent):
     random within. A step of weight w is rate w / (1 + 2 rate w), at most 1/2.
 
     The paper gives priors means in section 3 ("adaptive priors") and learns them; here one
-    coordinate's is set. With ``prior_mean=0, shrinkage=0`` and a `reg` of about .09
+    coordinate's is set. With ``prior_mean=0, shrinkage=0`` and a `reg` of about 0.09
     this is the plain model of section 2 without the sigmoid.
 
     *Constants.* Initial vectors have the standard deviation ``INIT_STD = 0.03``.

@@ -36,7 +36,7 @@ def checkpoints(folder: str | os.PathLike, every: int = 1) -> Iterator[None]:
     Parameters
     ----------
     folder : path
-        Of the driver; a folder for each fit, which nobody else may write into, because its files
+        Folder on the driver, one for each fit. No other user may write into it, because its files
         are pickles: loading them can run code. Only their owner can read them; keep them secret,
         because under central privacy they have the seed of the noise. The log has the message of
         each round: 8 MB with 100,000 items and 20 factors.

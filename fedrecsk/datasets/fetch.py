@@ -163,7 +163,7 @@ def fetch_kuairec(
     """Load KuaiRec 2.0, downloading it if there is no copy yet.
 
     "big" has 12,530,806 views of 10,728 videos by 7,176 users (13.4% of the pairs), with times;
-    "small" 4,676,570 views of 3,327 videos by 1,411 users (99.6 %), without.
+    "small" 4,676,570 views of 3,327 videos by 1,411 users (99.6%), without.
 
     The target of a view is its watch ratio, the time watched divided by the video's length: more
     than 1 if it was watched again. The archive (432 MB, both variants) is kept in
@@ -467,7 +467,7 @@ def _download(spec: Published, home: Path, n_retries: int, delay: float, timeout
             )
             if not zipfile.is_zipfile(path):
                 path.unlink()
-                raise ValueError("it is no zip archive.")
+                raise ValueError("it is not a zip archive.")
             break
         except OSError as error:
             response = getattr(error, "response", None)

@@ -119,7 +119,7 @@ def make_ratings(
         most 20, the minimum in MovieLens.
     item_features : int, default=0
         Number of features of the items, which come as a third result if there are any. Column k
-        shows factor k (modulo `n_factors`) with the correlation .7, and noise beside it. They
+        shows factor k (modulo `n_factors`) with the correlation 0.7, and noise beside it. They
         change nothing else.
     rating_scale : tuple of (int, int), default=(1, 5)
         The lowest and the highest rating; ratings are whole numbers.
@@ -289,7 +289,7 @@ def make_interactions(
     -----
     The defaults compared with MovieLens-100k, every rating a positive (mean of
     three seeds; a fifth of each user's interactions is held out, at random or the last fifth;
-    ALS is implicit's, with 20 factors, regularization .1, alpha 1 and 15 iterations):
+    ALS is implicit's, with 20 factors, regularization 0.1, alpha 1 and 15 iterations):
 
     ====================================  =============  =============  =============  =============
     quantity                              MovieLens      drift=0        drift=1        drift=2

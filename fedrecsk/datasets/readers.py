@@ -628,7 +628,7 @@ def _converted(text, sep, role: str, column: pd.Series, has_header: bool) -> np.
         if column.dtype.kind not in "iuf":
             column = column.astype(str)
         values = np.array(pd.to_numeric(column, errors="coerce"), dtype=np.float64)
-        check(~np.isfinite(values), "is no finite number. Correct or delete the line, or")
+        check(~np.isfinite(values), "is not a finite number. Correct or delete the line, or")
         return values
     if role == "timestamp" or column.dtype != object:
         return column.to_numpy()

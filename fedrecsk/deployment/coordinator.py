@@ -231,9 +231,15 @@ class Coordinator(Loop):
         """Take the set-up with clients that join after it."""
         server, asked = self.server, {one.code: one for one in members}
         if server.has_setup:
-            message = server.setup_message(late=True)
-            uploads, n_malformed = self._ask("setup", 0, asked, message, 0.0, late=True)
-            if server.federation.masks:
+            message = server.setup_message(late=late)
+            uploads, n_malformed = self._ask("setup", 0, asked, message, quorum, late)
+            if n_malformed and not late:
+                raise NotEnough(
+                    f"{n_malformed} answers to the set-up message were malformed, and the fit "
+                    "needs those of all clients; the log names them. Repair these nodes or "
+                    "leave them out, and run this app again."
+                )
+            if late and masks:
                 # A sum over those that join late would be over few.
                 answered = {one.code for one in self.exchanges.answered}
             else:
@@ -261,7 +267,7 @@ class Coordinator(Loop):
         server.only = changed | np.array([one.name in members.lost for one in clients])
 
     def _withdraw(self, who):
-        """Let the clients of a mask take back what they have sent to the sum."""
+        """Let the clients of a mask withdraw their uploads from the sum."""
         server, asked = self.server, self._of(who)
         server.only = who
         _, message = server.open_round()
@@ -270,8 +276,8 @@ class Coordinator(Loop):
         entry = server.ledger.entries[-1]
         if entry["messages_up"] < len(asked):
             raise NotEnough(
-                "Some clients did not take back what they have sent; the log names them. Mend "
-                "these nodes, and run this app again."
+                "Some clients did not withdraw their uploads; the log names them. Repair these "
+                "nodes, and run this app again."
             )
         self.members.counted -= {one.name for one in asked.values()}
         # It is no round of the update.

@@ -40,8 +40,8 @@ class Device(Clients):
     upload, with local noise if the federation has any. It can be pickled at any time, and answers
     a repeated request (of the same round, set-up exchange or validation) with the same message.
 
-    Under ``Federation(secure_aggregation=SecAggPlus())`` its uploads are integers, which whoever
-    carries them must mask (``fedrecsk.deployment`` does).
+    Under ``Federation(secure_aggregation=SecAggPlus())`` its uploads are integers, which the
+    transport must mask (``fedrecsk.deployment`` does).
 
     Parameters
     ----------
@@ -53,8 +53,8 @@ class Device(Clients):
     client_id : int, float or str
         Id of the client, different from all others.
     private : Key or None, default=None
-        Seed of what must stay private: users' vectors, negatives, noise, held-out rows. None:
-        drawn by the operating system.
+        Seed of all private draws: user vectors, negatives, noise, held-out rows. If None, drawn by
+        the operating system.
 
     Raises
     ------

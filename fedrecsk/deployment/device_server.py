@@ -67,10 +67,10 @@ class DeviceServer(Server):
         estimator : federated estimator
             `items` must be the catalogue, and a rating method needs its `rating_scale`.
         key : Key or None
-            The shared key. None: drawn by the operating system.
+            The shared key. If None, drawn by the operating system.
         secret : Key or None
-            Of the server's own draws under central privacy: noise, and secret cohorts. None: each
-            comes afresh from the operating system, so that no checkpoint holds it.
+            Key of the server's own draws under central privacy: noise, and secret cohorts. If None,
+            each comes afresh from the operating system, so that no checkpoint holds it.
 
         Raises
         ------

@@ -342,7 +342,7 @@ def _note_lack(member, what):
     """Note what a member must be sent again; raise if it was just sent that."""
     was_sent = member.measured is None if what == MODEL else not member.knows_place
     if was_sent:
-        raise Refused("it says that it lacks what it was just sent")
+        raise Refused("it reports a message as missing that it was just sent")
     if what == MODEL:
         member.measured = None
     else:

@@ -81,7 +81,7 @@ def write_identities(
         secret, usual = bytes.fromhex(operator["private"]), int(operator["fewest"])
     except (ValueError, LookupError, TypeError) as error:
         raise ValueError(
-            f"{keys} has no key of an operator; restore it, or choose another folder."
+            f"{keys} does not hold the key of an operator; restore it, or choose another folder."
         ) from error
     paths = {}
     for name in client_ids:
@@ -124,9 +124,9 @@ def read_identity(path: str | os.PathLike[str] | None) -> Identity:
         content = json.loads(path.read_bytes())
         identity = Identity(*(bytes.fromhex(content[name]) for name in Identity._fields))
     except (ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{path} has no identity of a node; {hint}.") from error
+        raise ValueError(f"{path} does not hold the identity of a node; {hint}.") from error
     if not identity.certifies(identity.certificate):
-        raise ValueError(f"{path} has no identity that its operator has certified; {hint}.")
+        raise ValueError(f"The identity in {path} is not certified by its operator; {hint}.")
     return identity
 
 

@@ -305,9 +305,7 @@ class Node:
             return device.validate(number, memory.model), VALIDATION
         if kind == "withdraw":
             if memory.past is None or device.federation.secure_aggregation is not None:
-                raise Refused(
-                    "this node has sent nothing to an earlier fit that it could take back"
-                )
+                raise Refused("this node has sent nothing to an earlier fit that it could withdraw")
             device = Device(self.estimator, **memory.past.rows)
             device.place(place_of(memory.place))
             device.remembered = np.ones(1, dtype=bool)

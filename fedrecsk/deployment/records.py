@@ -64,7 +64,7 @@ def unpack(content: bytes) -> tuple[dict[str, Any], Arrays]:
         raise MalformedMessage("The fields are longer than the message.")
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray) or array.dtype.str not in DTYPES:
-            raise MalformedMessage(f"Field {name!r} is no array of numbers.")
+            raise MalformedMessage(f"Field {name!r} is not an array of numbers.")
         if array.dtype.kind == "b" and (array.view(np.uint8) > 1).any():
             raise MalformedMessage(f"Field {name!r} has truth values other than 0 and 1.")
     try:

@@ -89,7 +89,7 @@ class Service:
         return {
             "status": "ok",
             "method": self.method,
-            "feedback": "ratings" if self.rates else "likes",
+            "feedback": "ratings" if self.rates else "implicit",
             "n_items": len(self.item_ids),
             "n_users": 0 if self.fitted is None else self.fitted.n_users_,
             "version": __version__,
@@ -118,7 +118,7 @@ class Service:
         if any(isinstance(one, bool) for one in (user, *(question.get("ratings") or ()))):
             raise Refused(400, "true and false are neither users nor ratings")
         if (user is None) == (items is None):
-            raise Refused(400, "give either user, an id, or items, the history of a newcomer")
+            raise Refused(400, "give either user, an id, or items, the history of a new user")
         try:
             if user is not None:
                 if question.get("ratings") is not None:
@@ -158,7 +158,7 @@ class Service:
     def _known(self, user, n, exclude):
         """Return ids and scores for a user of the fitted model."""
         if self.fitted is None:
-            raise Refused(404, "this file knows no users; give items, the user's history")
+            raise Refused(404, "this file contains no users; give items, the user's history")
         if self.fitted._users.codes(id_array([user], "user"))[0] < 0:
             raise Refused(404, f"there is no user {str(user)[:40]!r}; give items instead")
         return self._listed([user], n, exclude)
@@ -213,7 +213,7 @@ class Service:
         numbers = {"type": "array", "items": {"type": "number"}}
         request = _object(
             user={"type": ["string", "number"], "description": "Id of a known user."},
-            items=lists | {"description": "Ids of a newcomer's items, oldest first."},
+            items=lists | {"description": "Ids of a new user's items, oldest first."},
             ratings=numbers | {"description": "A rating of each of the items."},
             exclude=lists | {"description": "Ids that must not be recommended."},
             n={"type": "integer", "minimum": 1, "maximum": MOST_RECOMMENDATIONS, "default": 10},
@@ -426,8 +426,8 @@ def loaded(path: str, trust: bool) -> portable.PortableModel | Recommender:
         return portable.load(path)
     if not trust:
         raise ValueError(
-            f"{path} is no file of export. If it is one of joblib.dump, loading it can run any "
-            "code; add --trust if you have made it yourself."
+            f"{path} was not written by export. If joblib.dump wrote it, loading it can run any "
+            "code; add --trust if it is yours."
         )
     try:
         model = joblib.load(path)

@@ -499,7 +499,7 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
     adds up its users' vectors and scales the sum down to norm 1 if it is longer. The sums
     over clients are N_i and B_i; noisy N_i below six standard deviations of their noise are
     replaced by their posterior means, under a prior learned from all of them (empirical Bayes, on
-    a grid of a quarter standard deviation). A further number, .1 times the squares of the
+    a grid of a quarter standard deviation). A further number, 0.1 times the squares of the
     counts, tells the server how much one rating counts (w): the noise in the ratings themselves has
     variance ``w N_i / alpha``, and s^2 more if noise of standard deviation s is added.
 
@@ -510,18 +510,17 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
     seldom rated items [4]_.
 
     *Steps 4 and 5.* z_i has ``log(N_i + mean(N) / 2)`` and b_i, each with mean 0 and standard
-    deviation .14 over items weighted by ``N_i + mean(N) / 2``; clients compute it from a_i and b_i.
+    deviation 0.14 over items weighted by ``N_i + mean(N) / 2``; clients compute it from a_i, b_i.
     Features are centred, turned to their main directions and scaled together to a root mean square
-    of .3.
-    With ``x_i = (1, q_i, z_i)`` and X the rows of the user's items,
-    ``S = (alpha X'X + Lambda)^-1``, ``phi = (b_u, p_u, s_u) = alpha S X'(r - b)``,
-    ``e = r - b - X phi``. The gradient is ``a_i e_i`` for b_i and
-    ``1.4 a_i (e_i p_u - S x_i)`` for q_i, divided by its norm, or by that of ``a / 2`` if
-    this is larger. A client adds up its users' gradients, and scales the sum down to norm 1.
+    of 0.3. With ``x_i = (1, q_i, z_i)`` and X the rows of the user's items, ``S = (alpha X'X +
+    Lambda)^-1``, ``phi = (b_u, p_u, s_u) = alpha S X'(r - b)``, ``e = r - b - X phi``. The gradient
+    is ``a_i e_i`` for b_i and ``1.4 a_i (e_i p_u - S x_i)`` for q_i, divided by its norm, or by
+    that of ``a / 2`` if this is larger. A client adds up its users' gradients, and scales the sum
+    down to norm 1.
 
     *Step 6.* With a share f of the clients in the sum, the curvature of b_i is ``h = f N_i a_i``,
     and b_i moves by the k of step 2 with ``s^2 + f w N_i a_i^2 / alpha`` as the variance of the
-    noise. For q_i the curvature is ``.35 * 1.4 h``, and V stays 1/50, because its
+    noise. For q_i the curvature is ``0.35 * 1.4 h``, and V stays 1/50, because its
     optimum moves along with the users. Each round's q_i replaces half of the average.
 
     *Sensitivity.* A user's rows are weighted by a_i before they are divided by the norm of all of

@@ -82,7 +82,7 @@ def evaluate_ranking(
     X : array-like or DataFrame of shape (n_samples, n_features >= 2)
         Test rows; column 0 is the user's id, column 1 the item's id. Their items are candidates
         even if the user has seen them in fit. Items that the model does not know are never found,
-        but count as relevant. For unknown users the ranking is what the model predicts for them.
+        but count as relevant. Unknown users are ranked by the model's predictions for them.
     y : array-like of shape (n_samples,), default=None
         Ratings: rows that reach the `threshold` are relevant. If None, all rows are.
     metrics : str or sequence of str, default=("ndcg", "hit_rate")
@@ -99,9 +99,9 @@ def evaluate_ranking(
         - "diversity": mean dissimilarity of all pairs of a user's first k items, 1 - cosine, where
           an item is represented by the set of users who have it in fit.
 
-        The last three describe the lists themselves, whether or not their items are relevant.
-        Lists are taken from the whole catalogue, with ties resolved by the order of
-        `item_ids_` as in `recommend`.
+        The last three describe the recommendations themselves, whether or not their items are
+        relevant. Recommendations are taken from the whole catalogue, with ties resolved by the
+        order of `item_ids_` as in `recommend`.
     k : int or sequence of int, default=10
         Cutoffs.
     n_negatives : int, default=None
@@ -215,7 +215,7 @@ def exposure(
     users : array-like of shape (n_users,), default=None
         Users to recommend to, for example the honest ones. If None, all users of fit.
     k : int, default=10
-        Length of the list.
+        Number of recommendations.
 
     Returns
     -------

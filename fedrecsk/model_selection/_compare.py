@@ -90,8 +90,8 @@ def compare(
     Parameters
     ----------
     estimators : dict of str to estimator, or list of estimators
-        Recommenders that follow scikit-learn's conventions, also inside a Pipeline or a search.
-        In a list, estimators are named by their classes, with numbers if a class occurs twice.
+        Recommenders that follow scikit-learn's conventions, even inside a Pipeline or a search. In
+        a list, estimators are named by their classes, with numbers if a class occurs twice.
         Estimators are cloned, not changed. For those of other packages see Notes.
     X : array-like or DataFrame of shape (n_samples, n_features >= 2)
         One row per interaction: column 0 is the user's id, column 1 the item's id.
@@ -99,8 +99,8 @@ def compare(
         Rating or preference of each row. Rating models require it.
     cv : int, splitter or iterable of (train, test), default=None
         How to split the rows. An int: number of folds of :class:`UserKFold`, shuffled with seed 0.
-        If None, 5 of them, so that each fold tests a fifth of each user's rows and each row is
-        tested once.
+        If None, 5 of them, so that each fold tests 20% of each user's rows and each row is tested
+        once.
     scoring : str, list of str, callable or dict of str to str or callable, default=None
         As in :func:`sklearn.model_selection.cross_validate`, or by the names of the columns
         here: "rmse", "mae", "ndcg@5", "hit_rate@20", "auc" and so on. If None, "rmse" and "mae" if
@@ -113,9 +113,9 @@ def compare(
         How a model gets from one fold to the next. "fit": by a fit to the training rows of the
         fold. With all others it is fitted in the first fold only, and the training rows must grow
         from fold to fold, as those of :class:`RollingOrigin` do. "partial_fit" brings it up to date
-        with the new rows (`warm_start` is set where it needs that). "fold_in" computes the users'
-        own parameters anew from all training rows, without any upload, and leaves the items as
-        they are. "none" leaves the model as it is. Seconds and costs are those of the last step.
+        with the new rows (`warm_start` is set where it needs that). "fold_in" recomputes the user
+        parameters from all training rows, without any upload, and does not change the items. "none"
+        does not change the model. Seconds and costs are those of the last step.
     clients : array-like of shape (n_samples,), default=None
         Id of the client that holds each row, passed to each `fit` that takes it.
     sample_weight : array-like of shape (n_samples,), default=None
@@ -126,8 +126,8 @@ def compare(
     return_estimator : bool, default=False
         Whether to keep the fitted estimators.
     error_score : "raise" or NaN, default=np.nan
-        What happens if a fit or a score fails. NaN: it is NaN, and the column `error` says why.
-        "raise": the error is raised.
+        What happens if a fit or a score fails. NaN: it is NaN, and the column `error` holds the
+        reason. "raise": the error is raised.
 
     Returns
     -------

@@ -69,7 +69,7 @@ ALIKE = "~: not distinguishable from the best (95% interval, paired bootstrap ov
 
 
 class Comparison:
-    """What :func:`compare` returns; shown as a table of means and standard deviations.
+    """The result of :func:`compare`, shown as a table of means and standard deviations.
 
     Attributes
     ----------
@@ -79,8 +79,8 @@ class Comparison:
         1e6 bytes, that a client sent and received during fit, on average over clients),
         `mb_device_to_device` (sent directly to other clients; only if any were), `rounds` and
         `epsilon` (total privacy loss of the client that lost most, infinite without noise); and
-        `error`, which is empty if all went well. NaN means that a number does not apply, or
-        that its computation failed.
+        `error`, which is empty unless the fit or a score failed. NaN means that a number does not
+        apply, or that its computation failed.
     summary : DataFrame
         One row per estimator: `estimator`, `n_folds`, `n_failed` (folds with an error), and for
         each number ``mean_...`` and ``std_...`` over the folds that have it (the population's
@@ -92,7 +92,7 @@ class Comparison:
         coverage. NaN where a user has no such score. `against` compares estimators by it.
     unknown : dict of str to float
         Share of the test rows whose "users" or "items" have no training row, the mean over the
-        folds. Printed below the table if it is 1 % or more of either.
+        folds. Printed below the table if it is 1% or more of either.
     estimators : dict of str to list, or None
         The fitted estimators by name and fold, None for a failed fit. Only with
         ``return_estimator=True``.
@@ -139,9 +139,9 @@ class Comparison:
     ) -> pd.DataFrame:
         """Compare all estimators with one of them: is the difference more than luck?
 
-        Users are drawn with replacement, the same ones for all estimators, with all their test
-        rows (a paired bootstrap). So this says what other users of the same kind would change; it
-        does not say what other training rows or another `random_state` would.
+        Users are drawn with replacement, the same ones for all estimators, with all their test rows
+        (a paired bootstrap). The interval covers the sampling of users, not of training rows or
+        `random_state`.
 
         Parameters
         ----------
@@ -157,7 +157,7 @@ class Comparison:
         differences : DataFrame
             One row for each other estimator and score that both have for two users or more:
             `estimator`, `score`, `difference` (the estimator's score less the baseline's, over the
-            users and folds that all estimators with the score have), `low` and `high` (its 95 %
+            users and folds that all estimators with the score have), `low` and `high` (its 95%
             interval), `p` (the two-sided p-value that the difference is 0, at least ``2 /
             (n_resamples + 1)``), and `better` (True or False if the interval leaves out 0,
             otherwise None).
@@ -165,7 +165,7 @@ class Comparison:
         Raises
         ------
         ValueError
-            If no estimator has this name, or `n_resamples` is no integer of at least 1.
+            If no estimator has this name, or `n_resamples` is not an integer of at least 1.
 
         Examples
         --------

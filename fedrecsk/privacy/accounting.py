@@ -118,11 +118,11 @@ def shuffled_epsilon(epsilon: float, n_clients: int, delta: float) -> float:
 
     A client's upload is then hidden among those of the others. The theorem needs all of this:
 
-    - A shuffler that everybody trusts removes everything that tells the senders apart (names,
-      addresses, times) and mixes the uploads. Nothing in this package does so.
+    - A shuffler trusted by all parties removes everything that identifies the senders (names,
+    addresses, times) and mixes the uploads. Nothing in this package does so.
     - Each of `n_clients` clients sends exactly one upload, with the same mechanism and parameters,
       which is `epsilon`-differentially private as a whole, with delta 0 (not Gaussian noise).
-    - Clients that drop out hide nobody: count those that surely send.
+    - Clients that drop out do not count, so use the number that surely sends.
 
     Several rounds compose: the epsilons add up, and so do the deltas.
 

@@ -45,10 +45,11 @@ class CentralDP(PlainParameters):
 
     What the server publishes, the models of all rounds, is then (epsilon, delta)-differentially
     private for whole clients (McMahan, Ramage, Talwar and Zhang, ICLR 2018, algorithm 1). It works
-    with most methods whose server needs only sums of real numbers; the others say why not.
+    with most methods whose server needs only sums of real numbers; the others raise an error with
+    the reason.
 
-    Give either `noise_multiplier`, or `epsilon`, for which the noise is found that spends it over
-    the planned rounds and cohorts.
+    Give either `noise_multiplier`, or `epsilon`: the noise is then calibrated so that the planned
+    rounds and cohorts spend it.
 
     Parameters
     ----------
@@ -57,8 +58,8 @@ class CentralDP(PlainParameters):
     noise_multiplier : float or None, default=None
         Standard deviation of the noise on each number of the sum, divided by `clip` (z).
     epsilon : float or None, default=None
-        Total epsilon of a fit. With `noise_multiplier`, a limit: a fit that would spend more is
-        refused before it starts.
+        Total epsilon of a fit. With `noise_multiplier`, a limit: a fit that would spend more raises
+        an error before it starts.
     delta : float, default=1e-5
         Probability, roughly, with which the guarantee may fail. It should be well below one
         divided by the number of clients.
@@ -69,8 +70,8 @@ class CentralDP(PlainParameters):
         If None, the same noise multiplier as in the rounds.
     field_weights : dict of {str: float} or None, default=None
         Factors by which fields of the upload are multiplied before they are clipped and receive
-        noise, and divided by afterwards. A large one means less noise on that field, and that it
-        takes up more of the norm. Fields that are not named have 1.
+        noise, and divided by afterwards. A large factor means less noise on that field, which takes
+        up more of the norm. Fields that are not named have 1.
     quantile : float in (0, 1) or None, default=None
         Adapt the clip of the rounds so that this share of the clients has shorter uploads (Andrew,
         Thakkar, McMahan and Ramaswamy, NeurIPS 2021). `clip` is then where it starts. Counting
@@ -79,16 +80,16 @@ class CentralDP(PlainParameters):
         Who adds the noise. "server": the server, which clients must trust with their uploads.
         "clients": every client adds a share of it, integers, so that the sum has the noise. With
         `secure_aggregation` the server then never sees anything without noise, and need not be
-        trusted, provided that no client helps it: clients hold the key and know their own shares
-        (Agarwal, Kairouz and Liu, NeurIPS 2021).
+        trusted, provided that no client colludes with it: clients hold the key and know their own
+        shares (Agarwal, Kairouz and Liu, NeurIPS 2021).
 
     Raises
     ------
     ImportError
         By fit: if dp-accounting is missing, which the extra ``privacy`` installs.
     ValueError
-        By fit: if a parameter is invalid, if both or neither of `epsilon` and `noise_multiplier`
-        leave the noise open, or if `noise_multiplier` would spend more than `epsilon`.
+        By fit: if a parameter is invalid, if neither `epsilon` nor `noise_multiplier` is given, or
+        if `noise_multiplier` would spend more than `epsilon`.
 
     Notes
     -----
@@ -98,8 +99,8 @@ class CentralDP(PlainParameters):
     codes are public. *Several fits* add up, see :class:`PrivacyBudget`. Fits with the same
     `random_state` draw different noise, unless they are the same fit of the same data.
 
-    *Cohorts.* With ``Federation(sampling="poisson")`` nobody but the server knows who takes part in
-    a round, and the guarantee is better (Abadi et al., CCS 2016). Cohorts that take turns cost one
+    *Cohorts.* With ``Federation(sampling="poisson")`` only the server knows who takes part in a
+    round, and the guarantee is better (Abadi et al., CCS 2016). Cohorts that take turns cost one
     use per pass. Cohorts of a fixed size at random are counted by how often the most frequent
     client took part. With ``noise="clients"`` sampling does not help, because the server knows the
     cohort.

@@ -38,7 +38,7 @@ class CKKS(Encryption):
 
     A ciphertext holds ``poly_modulus_degree / 2`` real values. Sums are approximate;
     :meth:`precision` bounds their error. Only additions are used, so the moduli need no room for
-    products. Needs the extra ``fedrecsk[privacy]``.
+    products. Needs the extra ``privacy``.
 
     Parameters
     ----------
@@ -58,9 +58,9 @@ class CKKS(Encryption):
     Notes
     -----
     Encryption is symmetric, since the clients share the secret key anyway; the server has only the
-    parameters. Those below 128-bit security are refused, as in TenSEAL. Whoever has a decrypted sum
-    and its ciphertexts can compute the secret key (Li and Micciancio, EUROCRYPT 2021), so the sum
-    must stay with the clients. See :doc:`/encryption`.
+    parameters. Those below 128-bit security raise an error, as in TenSEAL. Any party with a
+    decrypted sum and its ciphertexts can compute the secret key (Li and Micciancio, EUROCRYPT
+    2021), so the sum must stay with the clients. See :doc:`/encryption`.
 
     Examples
     --------
@@ -247,7 +247,7 @@ class Paillier(Encryption):
     """Secure sums under Paillier through phe and gmpy2 (Paillier, EUROCRYPT 1999).
 
     Values are rounded to multiples of ``2 ** -fraction_bits``, whose sums are exact. Needs the
-    extra ``fedrecsk[privacy]``.
+    extra ``privacy``.
 
     Parameters
     ----------
@@ -384,7 +384,7 @@ class _PaillierParty(Party):
         is_long = len(block) == self.scheme._bytes_of_block()
         n, nsquare = int(self._public.n), self._public.nsquare
         if not is_long or ciphertext >= nsquare or math.gcd(ciphertext, n) != 1:
-            raise ValueError("This is no ciphertext under these keys.")
+            raise ValueError("This is not a ciphertext under these keys.")
         return self._number(self._public, ciphertext, exponent=0)
 
     def _save_block(self, total):
@@ -396,9 +396,8 @@ class _PaillierParty(Party):
         if plaintext >> used:
             # A client that sends random numbers spoils the sum, but does not end the fit.
             warn(
-                f"What the keys {self.key_id!r} decrypt is no sum of clients' numbers, but random: "
-                "a ciphertext in it was made with other keys, or forged. Make sure that all "
-                "clients have these keys."
+                f"The keys {self.key_id!r} decrypt random numbers, not a sum: a ciphertext in it "
+                "was made with other keys, or forged. Give all clients the same keys."
             )
             plaintext %= 1 << used
         slots = np.frombuffer(plaintext.to_bytes(_SLOT_BYTES * n_values, "little"), "<u8")

@@ -474,7 +474,7 @@ class SphereMechanism(LocalMechanism):
     directions is not one draw. The total epsilon is the exact composition of mechanisms of which
     nothing is known but `epsilon` (Kairouz, Oh and Viswanath, ICML 2015). Answers are rounded to
     multiples of a power of two, about a thousandth of the size of a number, which hides their last
-    digits; unlike for added noise, this is no proof, see :doc:`/user_guide/privacy`.
+    digits; unlike for added noise, this does not prove anything, see :doc:`/user_guide/privacy`.
 
     References
     ----------

@@ -54,7 +54,7 @@ class PrivacyReport:
     delta : float
         Probability, roughly, with which the guarantee may fail. 0: pure differential privacy.
     neighbours : str
-        Which change of the data is hidden.
+        Change of the data that is hidden.
     sampling : str
         What the guarantee assumes about who takes part in a round.
     trust : str
@@ -184,9 +184,9 @@ def _epsilon(value, infinite="inf"):
 
 
 class PrivacyBudget:
-    """Add up what fits to the same clients cost in privacy, searches included.
+    """Add up the privacy cost of fits to the same clients, including searches.
 
-    Every fit whose results are used costs privacy, also those of a search. Only the fits are
+    Every fit whose results are used costs privacy, including those of a search. Only the fits are
     counted: the scores of a search have no noise, and the choice itself is not covered.
 
     Parameters
@@ -194,16 +194,16 @@ class PrivacyBudget:
     epsilon : float
         The budget.
     delta : float, default=1e-5
-        Probability, roughly, with which the guarantee may fail. What fits with central noise spend
-        is computed for it, and not for their own delta; those with local noise count with theirs.
+        Probability, roughly, with which the guarantee may fail. The cost of fits with central noise
+        is computed for this delta, not for their own; that of fits with local noise for their own.
 
     Attributes
     ----------
     spent : float
-        Total epsilon of what has been charged, at the budget's `delta`.
+        Total epsilon of all charged fits, at the budget's `delta`.
     is_exceeded : bool
         Whether that is more than the budget, or the delta of fits with local noise is larger. The
-        budget's repr says which.
+        budget's repr states which.
     report : PrivacyReport or None
         Of everything together, at the budget's `delta`.
 

@@ -37,10 +37,10 @@ CORRECTNESS_BITS = 30
 class SecAggPlus(SecureAggregation):
     """Secure sums by masks that cancel: SecAgg+ (Bell et al., CCS 2020).
 
-    The server learns the sum over the clients whose upload has arrived, and nothing else, as long
-    as it keeps to the protocol and fewer than `threshold` of a client's neighbours help it. If it
-    lies, it sees no sum over a single client, as long as at most ``2 t - k - 1`` of a client's k
-    neighbours, of whom t must answer, help it. Each client makes its own keys.
+    The server learns the sum over the clients whose uploads arrived, and nothing else, as long as
+    it follows the protocol and fewer than `threshold` of a client's neighbours collude with it. A
+    lying server sees no sum over a single client, as long as at most ``2 t - k - 1`` of a client's
+    k neighbours, of whom t must answer, collude with it. Each client generates its own keys.
     Numbers are rounded to fixed point and added exactly. Clients may be lost at any time. Needs the
     extra ``fedrecsk[privacy]``.
 
@@ -58,8 +58,8 @@ class SecAggPlus(SecureAggregation):
         Share of the clients of a sum that may be lost. Fewer of them need fewer neighbours. In sums
         over few clients, safety comes first, and fewer may be lost.
     max_colluding : float in [0, 1), default=0.05
-        Share of the clients that may help the server, also if it lies, as long as it draws the
-        graph at random.
+        Share of the clients that may collude with the server, even with a lying one, as long as it
+        draws the graph at random.
     max_abs : float, default=16.0
         Largest size of a learned number that a client may send. Real numbers that are not learned,
         such as sums of ratings or losses, may be 2,048 times as large, and integers
@@ -78,8 +78,8 @@ class SecAggPlus(SecureAggregation):
     X25519, expanded by HKDF-SHA256, and signed by Ed25519; masks are ChaCha20's key stream; shares
     are Shamir's, over the prime 2 ** 128 + 51, and encrypted by ChaCha20-Poly1305; neighbours
     confirm the list of survivors to one another by HMAC-SHA256. The server draws the graph. If it
-    places its helpers around a client on purpose, nobody notices, and ``2 t - k - 1`` of them in
-    all are what a client can bear.
+    places colluding clients around one client on purpose, this goes unnoticed, and a client
+    withstands ``2 t - k - 1`` of them in all.
 
     Examples
     --------

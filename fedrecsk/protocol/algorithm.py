@@ -28,7 +28,7 @@ Loss = tuple[float, float] | None
 
 @dataclass(frozen=True)
 class Traits:
-    """What the loop must know of an algorithm before it begins.
+    """Properties of an algorithm that the loop needs before it begins.
 
     Attributes
     ----------
@@ -36,16 +36,16 @@ class Traits:
         Whether `update` returns uploads client by client if ``turn.separate`` is True. If not,
         blocks have one client each where single uploads are needed.
     server_sees : {"sums", "clients"}
-        What the server needs of a round's uploads: their sums, or, with "clients", the single
-        uploads (``upload.single()``). Messages may then have
-        :class:`~fedrecsk.protocol.PerClient` fields, and secure sums are refused.
+        Uploads that the server needs in a round: their sums, or, with "clients", the single ones
+        (``upload.single()``). Messages may then have :class:`~fedrecsk.protocol.PerClient` fields,
+        and secure sums raise an error.
     rotates : bool
         Whether ``Federation(sampling="auto")`` means cohorts that take turns.
     goes_on : bool
-        Whether a fit to other rows can go on from the state.
+        Whether a fit to other rows can continue from the state.
     sends_once : bool
-        Whether a client sends in one of the rounds only, to a sum that is all of the server's
-        state, and from which it can take its part back (``SendsOnce``).
+        Whether a client sends in one of the rounds only, to a sum that is the server's whole state,
+        and from which it can withdraw its part (``SendsOnce``).
     shares_history : bool
         Whether clients of equal history share a part of their state (``SharesHistory``).
     may_be_silent : bool

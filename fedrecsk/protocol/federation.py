@@ -41,9 +41,9 @@ class Federation(PlainParameters):
     dropout : float in [0, 1), default=0.0
         Probability with which each client chosen for a round drops out of that round.
     dropout_mode : {"upload", "stale", "offline"}, default="upload"
-        What dropping out means. "upload": the client receives the broadcast and updates, but its
-        upload is lost. "stale": it has no connection, and updates from the last broadcast that it
-        received (RFRec, section 3.3). "offline": it does nothing in that round.
+        Kind of dropout. "upload": the client receives the broadcast and updates, but its upload is
+        lost. "stale": it has no connection, and updates from the last broadcast that it received
+        (RFRec, section 3.3). "offline": it does nothing in that round.
     sampling : {"auto", "random", "rotating", "poisson"}, default="auto"
         How the cohort of a round, a share ``client_fraction`` of the clients, is chosen. "random":
         at random in each round. "rotating": in turn, from a shuffled list cut into

@@ -74,7 +74,7 @@ PROFILES = {
     # CoLR's constants, for phones in 2021.
     "paper": NetworkProfile(),
     # Presets of sitespeed.io's throttle, with phones that begin at once: "3g" has 1.6 Mbit/s down
-    # and .768 up, "4g" 9 both ways.
+    # and 0.768 up, "4g" 9 both ways.
     "3g": NetworkProfile(1.6 * _MBIT, 0.768 * _MBIT, overhead=0.0),
     "4g": NetworkProfile(9 * _MBIT, 9 * _MBIT, overhead=0.0),
     # Computers with broadband as the FCC defines it since 2024: 100 Mbit/s down, 20 up.

@@ -135,5 +135,5 @@ def test_clients_that_join_later_are_certified_for_the_same_sums(tmp_path):
     certificate = bytes.fromhex(content["certificate"])
     content["certificate"] = (certificate[:99] + b"\x03" + certificate[100:]).hex()
     other[21].write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="no identity that its operator has certified"):
+    with pytest.raises(ValueError, match="is not certified by its operator"):
         read_identity(other[21])

@@ -340,7 +340,7 @@ def test_a_server_gets_no_second_sum_of_the_same_uploads(kind, change, why, tmp_
 @pytest.mark.parametrize(
     ("kind", "number", "why"),
     [
-        ("withdraw", 0, "has sent nothing to an earlier fit that it could take back"),
+        ("withdraw", 0, "has sent nothing to an earlier fit that it could withdraw"),
         ("withdraw", 1, "asks for withdraw 1"),
         ("validate", 4, "asks for validate 4, but the fit has 4 validations"),
     ],

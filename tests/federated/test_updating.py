@@ -257,9 +257,7 @@ def test_what_cannot_be_taken_back_stays(settings, what):
         lambda: model.partial_fit([[0, 1], [50, 1], [51, 1], [52, 31]]),
     )
     for call in calls:
-        with pytest.raises(
-            ValueError, match=f"withdraw uploads sent under {what}, .*clone"
-        ):
+        with pytest.raises(ValueError, match=f"withdraw uploads sent under {what}, .*clone"):
             call()
     assert vars(model)["communication_"] == before["communication_"]
     for name in ("user_ids_", "item_ids_", "item_weights_"):
@@ -341,7 +339,7 @@ def test_errors_say_what_to_do():
         (lambda: model.forget([1, 99]), "user 99; give ids of its users"),
         (lambda: model.forget(np.unique(X[:, 0])), "Cannot forget all users"),
         (lambda: model.forget([1], n_rounds=0), "n_rounds"),
-        (lambda: changed.partial_fit(X, y), "from the last fit, but reg_user has changed"),
+        (lambda: changed.partial_fit(X, y), "continues the last fit, but reg_user has changed"),
         (lambda: model.partial_fit([[1, 2]], [np.nan]), "NaN"),
         (lambda: model.partial_fit([[99, 1]], [3.0]), "User 99 is new, and the last fit was given"),
     ):

@@ -111,9 +111,9 @@ def test_lists_have_no_meaning_among_negatives(toy):
     X, _ = toy
     model = Popularity().fit(X)
     for options in ({"n_negatives": 2}, {"negatives": {107: [1000]}}):
-        with pytest.raises(ValueError, match="'novelty' is about recommendations from the whole catalogue"):
+        with pytest.raises(ValueError, match="'novelty' is about recommendations from the whole"):
             evaluate_ranking(model, X, metrics=["ndcg", "novelty"], k=2, **options)
-        with pytest.raises(ValueError, match="'novelty' is about recommendations from the whole catalogue"):
+        with pytest.raises(ValueError, match="'novelty' is about recommendations from the whole"):
             make_ranking_scorer("novelty", **options)
     with pytest.raises(ValueError, match="pairs of items, so it needs k of at least 2"):
         make_ranking_scorer(["diversity"], k=[1, 5])
