@@ -9,12 +9,11 @@ SECTIONS = {
         "what_came_last",
         "new_movies",
     ),
-    "Search": ("grid_search", "accuracy_within_a_budget"),
-    "Communication": ("plot_accuracy_per_megabyte",),
+    "Search and cost": ("grid_search", "accuracy_within_a_budget", "plot_accuracy_per_megabyte"),
     "Privacy": ("what_an_upload_reveals", "encrypted_sums", "plot_privacy"),
     "Lost and dishonest clients": ("plot_robustness", "poisoned_clients"),
     "Deploy": ("codes_on_a_device", "both_sides"),
-    "A method of your own": ("add_a_method", "treat_clients_individually", "bring_your_own_module"),
+    "Your own method": ("add_a_method", "treat_clients_individually", "bring_your_own_module"),
 }
 ORDER = [name for names in SECTIONS.values() for name in names]
 OPEN = '.. raw:: html\n\n    <div class="sphx-glr-thumbnails">\n\n'

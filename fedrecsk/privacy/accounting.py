@@ -119,7 +119,7 @@ def shuffled_epsilon(epsilon: float, n_clients: int, delta: float) -> float:
     A client's upload is then hidden among those of the others. The theorem needs all of this:
 
     - A shuffler trusted by all parties removes everything that identifies the senders (names,
-    addresses, times) and mixes the uploads. Nothing in this package does so.
+      addresses, times) and mixes the uploads. Nothing in this package does so.
     - Each of `n_clients` clients sends exactly one upload, with the same mechanism and parameters,
       which is `epsilon`-differentially private as a whole, with delta 0 (not Gaussian noise).
     - Clients that drop out do not count, so use the number that surely sends.

@@ -281,7 +281,7 @@ def test_read_right(write, content, options):
         (
             "user,item,rating\n1,2,3\n1,2,good\n",
             {},
-            "line 3: the rating 'good' is no fini",
+            "line 3: the rating 'good' is not a fini",
         ),
         ("1,2,3\n1,2,nan\n", {}, "line 2: the rating 'nan'"),
         ("1,2,3\n,2,3\n", {}, "line 2: the user is missing"),
