@@ -213,8 +213,8 @@ class Coordinator(Loop):
         if n_malformed:
             raise NotEnough(
                 f"{n_malformed} answers to the set-up message were malformed, and the fit needs "
-                "those of all clients; the log names them. Mend these nodes or leave them out, and "
-                "run this app again."
+                "those of all clients; the log names them. Repair these nodes or leave them out, "
+                "and run this app again."
             )
         if not uploads and self.server.federation.masks:
             raise NotEnough("The sum of the set-up is lost; run this app again.")
@@ -231,15 +231,9 @@ class Coordinator(Loop):
         """Take the set-up with clients that join after it."""
         server, asked = self.server, {one.code: one for one in members}
         if server.has_setup:
-            message = server.setup_message(late=late)
-            uploads, n_malformed = self._ask("setup", 0, asked, message, quorum, late)
-            if n_malformed and not late:
-                raise NotEnough(
-                    f"{n_malformed} answers to the set-up message were malformed, and the fit "
-                    "needs those of all clients; the log names them. Repair these nodes or "
-                    "leave them out, and run this app again."
-                )
-            if late and masks:
+            message = server.setup_message(late=True)
+            uploads, n_malformed = self._ask("setup", 0, asked, message, 0.0, late=True)
+            if server.federation.masks:
                 # A sum over those that join late would be over few.
                 answered = {one.code for one in self.exchanges.answered}
             else:
