@@ -398,8 +398,10 @@ class Coordinator(Loop):
         """Ask clients; return their messages in the order of codes, and how many were malformed."""
         server = self.server
         specs = {} if kind == "finish" else server._specs((PHASES[kind], number))
-        if server.federation.masks and kind != "finish" and not late:
-            uploads, n_malformed = self._masked(kind, number, asked, message, specs, quorum), 0
+        masks = server.uplink.masks
+        if masks is not None and kind != "finish" and not late:
+            uploads = self._masked(masks, kind, number, asked, message, specs, quorum)
+            n_malformed = 0
         else:
             answers = self.exchanges.ask(
                 kind,
@@ -409,18 +411,18 @@ class Coordinator(Loop):
                 math.ceil(quorum * len(asked)),
             )
             # Late clients send nothing under masks.
-            expects = not server.federation.masks and kind != "finish"
+            expects = masks is None and kind != "finish"
             uploads, n_malformed = self._read(kind, number, answers, specs) if expects else ([], 0)
         for member in self.exchanges.answered:
             if kind == "validate":
                 member.measured = number
         return uploads, n_malformed
 
-    def _masked(self, kind, number, asked, message, specs, quorum):
+    def _masked(self, masks, kind, number, asked, message, specs, quorum):
         """Ask clients for a masked sum; return a list of their updates, empty if it is lost."""
         server, progress, step = self.server, self.progress, (PHASES[kind], number)
         key = server.key.at(SETUP if kind == "setup" else number)
-        masks, session = server.uplink.masks, session_of(progress.fit, kind, number)
+        session = session_of(progress.fit, kind, number)
 
         def send(stage, messages, n_enough):
             """Send clients messages of a stage of the sum; return their answers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -10,8 +11,21 @@ from sklearn.base import clone
 
 from fedrecsk.simulation.run import Run, complete
 
+if TYPE_CHECKING:
+    from typing import Any
 
-def update(estimator, data, report, n_rounds, changed):
+    from fedrecsk.base import FitReport
+    from fedrecsk.data.interactions import Interactions
+    from fedrecsk.federated.base import FederatedRecommender
+
+
+def update(
+    estimator: FederatedRecommender,
+    data: Interactions,
+    report: FitReport,
+    n_rounds: int,
+    changed: np.ndarray,
+) -> dict[str, Any]:
     """Go on from the last fit with other rows of these clients (ids); return the attributes."""
     last = estimator._run
     run, before = _following(last, estimator, data, n_rounds), last.fork()

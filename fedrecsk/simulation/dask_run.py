@@ -13,8 +13,9 @@ import time
 import uuid
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from sklearn.base import clone
@@ -47,6 +48,22 @@ from fedrecsk.simulation.dask_workers import (
 )
 from fedrecsk.simulation.run import Run, _timed, complete, fitted_attributes
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import Any, Self
+
+    from dask.dataframe import DataFrame, Series
+    from dask.delayed import Delayed
+    from distributed import Actor, Client, Future
+    from numpy.typing import NDArray
+
+    from fedrecsk.federated.base import FederatedRecommender
+    from fedrecsk.protocol.messages import Message, Registration
+    from fedrecsk.simulation.dask_workers import BlockNumber, Node, Sum, Summary, Sums
+    from fedrecsk.simulation.run import Seen
+    from fedrecsk.updates import ClientUpdates, FieldSpec
+    from fedrecsk.updates._client_updates import Stage
+
 # How often the clients of a partition may be lost in one fit.
 MOST_LOSSES = 3
 # Seconds to wait for a worker in the place of one that was lost.
@@ -55,7 +72,13 @@ PATIENCE = 15.0
 LOST = (OSError, RuntimeError, KeyError, CancelledError)
 
 
-def fit(estimator, X, y, clients, sample_weight):
+def fit(
+    estimator: FederatedRecommender,
+    X: DataFrame,
+    y: Series | None,
+    clients: Series | None,
+    sample_weight: Series | None,
+) -> FederatedRecommender:
     """Fit to a Dask DataFrame; return the estimator."""
     _checks.check_parameters(estimator)
     estimator._check_before_fit()
@@ -79,7 +102,7 @@ def fit(estimator, X, y, clients, sample_weight):
         return estimator._learn(whole.data, report, rounds)
 
 
-def check_setting(estimator):
+def check_setting(estimator: FederatedRecommender) -> None:
     """Raise if the method or its federation needs more than sums from the workers."""
     name, federation = type(estimator).__name__, estimator._setting()
     traits = estimator._algorithm().traits
@@ -112,7 +135,7 @@ class RowsElsewhere(Interactions):
     digest: bytes = b""
     n_rows: int = 0
 
-    def fingerprint(self):
+    def fingerprint(self) -> bytes:
         """Return a digest of all rows."""
         return self.digest
 
@@ -124,11 +147,11 @@ class Whole(NamedTuple):
     """
 
     data: RowsElsewhere
-    summaries: dict
+    summaries: dict[int, Summary]
     part_of_user: np.ndarray
 
     @classmethod
-    def of(cls, summaries, catalogue, n_partitions):
+    def of(cls, summaries: dict[int, Summary], catalogue: Ids | None, n_partitions: int) -> Whole:
         """Put summaries together; `catalogue` is the public one, if there is one."""
         ids = _joined_ids([one.client_ids for one in summaries.values()])
         n_users = np.concatenate([one.n_users for one in summaries.values()])
@@ -192,30 +215,33 @@ def _check_whole(role, ids, parts):
 class Elsewhere:
     """Clients of a block, as the loop handles them; `number` is (partition, block)."""
 
-    number: tuple
+    number: BlockNumber
     block: SimpleNamespace
 
 
 class Held:
     """A Holder, as the driver handles it."""
 
-    def __init__(self, numbers, future):
-        self.numbers, self.future = numbers, future
+    def __init__(
+        self, numbers: list[int], future: Future[Actor], actor: Actor, worker: str
+    ) -> None:
+        self.numbers = numbers
+        self.future = future
+        self.actor = actor
+        self.worker = worker
         self._own = frozenset(numbers)
-        self.actor: Any = None
-        self.worker: Any = None
         # Messages that wait for the next call of its clients.
-        self.told = []
-        self.codes = np.empty(0, dtype=np.int64)
+        self.told: list[tuple] = []
+        self.codes: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
-    def __str__(self):
-        return f"partitions {self.numbers[0]} to {self.numbers[-1]} of X"
+    def __str__(self) -> str:
+        return _partitions(self.numbers)
 
-    def of(self, blocks):
+    def of(self, blocks: list[BlockNumber]) -> list[BlockNumber]:
         """Return those of the blocks that it has."""
         return [block for block in blocks if block[0] in self._own]
 
-    def packed(self, arg):
+    def packed(self, arg: object) -> object:
         """Return an argument as it is sent: of masks only those of its clients."""
         return Masks.of(arg, self.codes) if isinstance(arg, Participation) else arg
 
@@ -223,23 +249,28 @@ class Held:
 class HeldElsewhere:
     """HeldUpdates of all clients, on the workers."""
 
-    def __init__(self, cluster, updates, stages=()):
-        self.cluster, self.updates, self.stages = cluster, updates, stages
-        self.clients, self.specs = updates.clients[updates.accepted], updates.specs
+    def __init__(
+        self, cluster: Cluster, updates: ClientUpdates, stages: tuple[Stage, ...] = ()
+    ) -> None:
+        self.cluster = cluster
+        self.updates = updates
+        self.stages = stages
+        self.clients: NDArray[np.int64] = updates.clients[updates.accepted]
+        self.specs: Mapping[str, FieldSpec] = updates.specs
 
-    def each(self, function):
+    def each(self, function: Callable[[ClientUpdates], Any]) -> Iterator[Any]:
         """Yield a function of each tile."""
         return self.cluster.each(function, self.stages)
 
-    def added(self, function):
+    def added(self, function: Callable[[ClientUpdates], Sums]) -> Sums:
         """Add up a function of the tiles, a dict of arrays."""
         return self.cluster.added(function, self.stages)
 
-    def then(self, stage):
+    def then(self, stage: Stage) -> HeldElsewhere:
         """Return the updates after another stage."""
         return HeldElsewhere(self.cluster, self.updates, (*self.stages, stage))
 
-    def single(self, client):
+    def single(self, client: int) -> ClientUpdates:
         """Return the update of one accepted client, by its place among them."""
         return self.cluster.single(self.clients[client], self.stages)
 
@@ -247,17 +278,25 @@ class HeldElsewhere:
 class Cluster:
     """The holders of all partitions (Delayed `rows`), and what must be known to replace them."""
 
-    def __init__(self, client, rows, n_jobs):
-        self.client, self.rows, self.n_jobs, self.n_partitions = client, rows, n_jobs, len(rows)
-        self.holders, self.placing, self.accounts = [], None, {}
-        self.log = Log()
-        self.losses = self.n_workers = 0
-        self.killed = require("distributed", "fit of a Dask DataFrame").KilledWorker
+    def __init__(self, client: Client, rows: list[Delayed], n_jobs: int | None) -> None:
+        self.client = client
+        self.rows = rows
+        self.n_jobs = n_jobs
+        self.n_partitions: int = len(rows)
+        self.holders: list[Held] = []
+        self.placing: Placing | None = None
+        self.accounts: dict[Node, dict[str, np.ndarray]] = {}
+        self.log: Log = Log()
+        self.losses: int = 0
+        self.n_workers: int = 0
+        self.killed: type[Exception] = require(
+            "distributed", "fit of a Dask DataFrame"
+        ).KilledWorker
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.log.close(is_over=kind is None)
         self.holders.clear()
 
@@ -274,7 +313,7 @@ class Cluster:
 
     # ------------------------------------------------------------------ before the rounds
 
-    def read(self):
+    def read(self) -> dict[int, Summary]:
         """Let the workers read their partitions; return the summaries of those with rows."""
         workers = self._workers()
         if not workers:
@@ -293,30 +332,30 @@ class Cluster:
 
     def _hold(self, shares):
         """Make the holders of some partitions, on these workers if they are still there."""
-        holders = []
+        futures, holders = [], []
         with self.client.as_current():
             parts = iter(self.client.compute([self.rows[n] for share, _ in shares for n in share]))
             for share, worker in shares:
                 args = share, self.n_partitions, self.n_jobs, *(next(parts) for _ in share)
                 options = {"workers": [worker], "allow_other_workers": True, "pure": False}
-                future = self.client.submit(Holder, *args, actor=True, **options)
-                holders.append(Held(share, future))
-            for one in holders:
+                futures.append((share, self.client.submit(Holder, *args, actor=True, **options)))
+            for share, future in futures:
                 try:
-                    one.actor = one.future.result()
+                    actor = future.result()
                 except self.killed as error:
                     raise RuntimeError(
-                        f"Workers died when they read {one}; give them more memory, or make "
-                        "partitions smaller."
+                        f"Workers died when they read {_partitions(share)}; give them more "
+                        "memory, or make partitions smaller."
                     ) from error
-                (one.worker,) = self.client.who_has([one.future])[one.future.key]
+                (worker,) = self.client.who_has([future])[future.key]
+                holders.append(Held(share, future, actor, worker))
         self.holders = sorted(self.holders + holders, key=lambda one: one.numbers)
         return holders
 
-    def place(self, placing):
+    def place(self, placing: Placing) -> dict[BlockNumber, Registration]:
         """Let the workers make their clients; return their Registrations by block."""
         self.placing, registrations, errors = placing, {}, []
-        for _, (own, found) in self._asked(self.holders, "place", self._placing_of):
+        for _, (own, found) in self._asked(self.holders, "place", partial(_placing_of, placing)):
             registrations |= own
             errors += found
         # Each has a part of the rows: what one of them accepts is no error.
@@ -324,22 +363,15 @@ class Cluster:
             raise errors[0]
         return dict(sorted(registrations.items()))
 
-    def _placing_of(self, holder):
-        whole: Any = self.placing
-        own = {n: codes for n, codes in whole.codes.items() if n in holder.numbers}
-        placing = whole._replace(codes=own)
-        holder.codes = placing.all_codes()
-        return (placing,)
-
     # ------------------------------------------------------------------------- the rounds
 
-    def tell(self, blocks, function, *args):
+    def tell(self, blocks: list[BlockNumber], function: Callable[..., None], *args: object) -> None:
         """Let some clients be told something, together with the next call."""
         args = self._noted(blocks, function, args)
         for one in self._holding(blocks):
             one.told.append((one.of(blocks), function, *map(one.packed, args)))
 
-    def call(self, blocks, function, *args):
+    def call(self, blocks: list[BlockNumber], function: Callable[..., Any], *args: object) -> Sum:
         """Call a function of Clients for some clients; return a Sum."""
         args = self._noted(blocks, function, args)
 
@@ -363,19 +395,21 @@ class Cluster:
             add_node(totals, node, sum, self.n_partitions, plus)
         return totals.popitem()[1]
 
-    def each(self, function, stages):
+    def each(
+        self, function: Callable[[ClientUpdates], Any], stages: tuple[Stage, ...]
+    ) -> Iterator[Any]:
         """Yield a function of each tile of the single updates that the workers hold."""
         for _, answers in self._asked(self.holders, "each", lambda _: (function, stages)):
             yield from answers
 
-    def added(self, function, stages):
+    def added(self, function: Callable[[ClientUpdates], Sums], stages: tuple[Stage, ...]) -> Sums:
         """Add up a function of the tiles, a dict of arrays."""
         answers = {}
         for _, answer in self._asked(self.holders, "added", lambda _: (function, stages)):
             answers |= answer
         return self._root(self.holders, answers, plus_sums, {})
 
-    def single(self, code, stages):
+    def single(self, code: int, stages: tuple[Stage, ...]) -> ClientUpdates:
         """Return the update of one client (its code)."""
         holders = [one for one in self.holders if code in one.codes]
         ((_, update),) = self._asked(holders, "single", lambda _: (code, stages))
@@ -403,7 +437,14 @@ class Cluster:
         self.accounts[node] = {name: getattr(updates, name) for name in ACCOUNTS}
         return total
 
-    def end(self, whole, estimator, ours, message, round):
+    def end(
+        self,
+        whole: Whole,
+        estimator: FederatedRecommender,
+        ours: dict[str, Any],
+        message: Message,
+        round: int,
+    ) -> Parts:
         """Leave the users' attributes on the workers; return their Parts."""
         token = uuid.uuid4().hex
 
@@ -439,7 +480,9 @@ class Cluster:
                 try:
                     if error is not None:
                         if self.placing is not None:
-                            self._done([holder.actor.do("place", *self._placing_of(holder))])
+                            self._done(
+                                [holder.actor.do("place", *_placing_of(self.placing, holder))]
+                            )
                             self.repeat([holder], but_last=name == "call")
                         call, error = holder.actor.do(name, *args_of(holder)), None
                     done, result = call.result()
@@ -484,7 +527,7 @@ class Cluster:
             load[holder.worker] = load.get(holder.worker, 0) + len(holder.numbers)
         return min(workers, key=lambda one: (load[one], one))
 
-    def repeat(self, holders, *, but_last=False):
+    def repeat(self, holders: list[Held], *, but_last: bool = False) -> None:
         """Tell new holders' clients all that the log has, except perhaps the last call."""
         for blocks, function, args in self.log.records(self.log.n_records - but_last):
             told = [[(one.of(blocks), function, *map(one.packed, args))] for one in holders]
@@ -496,6 +539,18 @@ class Cluster:
         for done, result in [call.result() for call in calls]:
             if not done:
                 raise result
+
+
+def _placing_of(whole, holder):
+    """Return the arguments by which a holder makes its clients."""
+    own = {n: codes for n, codes in whole.codes.items() if n in holder.numbers}
+    placing = whole._replace(codes=own)
+    holder.codes = placing.all_codes()
+    return (placing,)
+
+
+def _partitions(numbers):
+    return f"partitions {numbers[0]} to {numbers[-1]} of X"
 
 
 def _taken(holder):
@@ -512,19 +567,19 @@ def _begun(holder, name, args):
         return error
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class ClusterRun(Run):
     """A fit in progress whose clients are on the workers of a cluster."""
 
-    cluster: Any = None
-    whole: Any = None
-    identity: str = ""
+    cluster: Cluster
+    whole: Whole
+    identity: str
 
     @classmethod
-    def on(cls, cluster, estimator, whole):
+    def on(cls, cluster: Cluster, estimator: FederatedRecommender, whole: Whole) -> Self:
         """Before the set-up, or as of the last checkpoint."""
         seed, key, method = making.fresh(estimator)
-        data, federation = whole.data, method.federation
+        data, federation = whole.data, method._setting()
         server = making.server_of(estimator, method, data, seed, key)
         ids, parameters = data.client_ids, making.parameters_of_a_run(estimator)
         making.check_aggregator(federation.aggregator, method, data)
@@ -544,6 +599,7 @@ class ClusterRun(Run):
             fingerprint=None,
             parameters=parameters,
             block_of_client=blocks,
+            data=data,
             cluster=cluster,
             whole=whole,
             identity=identity,
@@ -553,7 +609,9 @@ class ClusterRun(Run):
             cluster.repeat(cluster.holders)
         return run
 
-    def each(self, clients, function, *args):
+    def each(
+        self, clients: list[Elsewhere], function: Callable[..., Any], *args: object
+    ) -> Iterator[Any]:
         """Yield the sum of the clients' results."""
         total = self.cluster.call([one.number for one in clients], function, *args)
         if function is _timed:
@@ -562,28 +620,28 @@ class ClusterRun(Run):
         elif total.updates is not None:
             yield total.updates
 
-    def tell(self, clients, function, *args):
+    def tell(self, clients: list[Elsewhere], function: Callable[..., None], *args: object) -> None:
         """Let clients be told something, together with the next call."""
         self.cluster.tell([one.number for one in clients], function, *args)
 
-    def ask_round(self, participation, message):
+    def ask_round(self, participation: Participation, message: Message | None) -> Seen:
         """Let clients update, close the round, and make a checkpoint if one is due."""
         seen = super().ask_round(participation, message)
         self.cluster.log.save(self.identity, self.server)
         return seen
 
-    def registrations(self):
+    def registrations(self) -> list[Registration]:
         """Make all clients on the workers; return their Registrations."""
         return list(self.make_clients().values())
 
-    def make_clients(self):
+    def make_clients(self) -> dict[BlockNumber, Registration]:
         """Make all clients on the workers; return their Registrations by block."""
         server, data = self.server, self.whole.data
         keys, codes = making.keys_of(server), {}
         for number, summary in self.whole.summaries.items():
             own = np.searchsorted(data.client_ids, summary.client_ids)
             codes[number] = own, data.client_indptr[own]
-        rows: Any = SimpleNamespace(items=range(data.n_rows), n_items=data.n_items)
+        rows = SimpleNamespace(items=range(data.n_rows), n_items=data.n_items)
         size = _blocks.block_size(rows)
         placing = Placing(server.method, keys, data.n_clients, data.item_ids, size, codes)
         registrations = self.cluster.place(placing)

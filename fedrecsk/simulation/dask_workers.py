@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import replace
 from importlib import import_module
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from sklearn.base import clone
@@ -32,16 +32,37 @@ from fedrecsk.protocol.participation import Participation
 from fedrecsk.simulation import making
 from fedrecsk.updates import add_sums, joined
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any, Self, TypeVar
+
+    from numpy.typing import NDArray
+    from pandas import DataFrame
+
+    from fedrecsk.federated.base import FederatedRecommender
+    from fedrecsk.protocol.messages import Message, Registration
+    from fedrecsk.updates import ClientUpdates, HeldUpdates
+    from fedrecsk.updates._client_updates import Stage
+
+    # Warnings: their categories and texts.
+    Texts = list[tuple[type[Warning], str]]
+    # Number of a partition, and of a block in it.
+    BlockNumber = tuple[int, int]
+    # Level and place in the binary tree of sums.
+    Node = tuple[int, int]
+    Sums = dict[str, np.ndarray]
+    T = TypeVar("T")
+
 
 class Rows(NamedTuple):
     """The encoded rows of a partition; `columns` are the fitted attributes about X."""
 
     data: Interactions
-    columns: dict
-    said: list
+    columns: dict[str, Any]
+    said: Texts
 
 
-def read(number, frame, estimator):
+def read(number: int, frame: DataFrame, estimator: FederatedRecommender) -> Rows | None:
     """Encode the rows of a partition; return Rows, or None if it has none."""
     X, others = apart(frame)
     if not len(X) or not (others.get("sample_weight", np.ones(1)) > 0).any():
@@ -68,25 +89,25 @@ class Summary(NamedTuple):
     user_ids: np.ndarray
     item_ids: np.ndarray
     n_rows: int
-    values: tuple
+    values: tuple[float, float]
     heaviest: float
     digest: bytes
-    columns: dict
-    said: list
+    columns: dict[str, Any]
+    said: Texts
 
 
 class Placing(NamedTuple):
     """What a worker must know to make its clients; `codes` by partition: theirs, first users'."""
 
-    method: Any
+    method: FederatedRecommender
     keys: Keys
     n_clients: int
     item_ids: Ids
     # Of a fit in one process, because each block makes a sum over all items.
     block_size: int
-    codes: dict
+    codes: dict[int, tuple[np.ndarray, np.ndarray]]
 
-    def all_codes(self):
+    def all_codes(self) -> NDArray[np.int64]:
         """Return the codes of all clients, ascending."""
         return np.sort(np.concatenate([np.empty(0, int), *(own for own, _ in self.codes.values())]))
 
@@ -98,7 +119,7 @@ class Masks(NamedTuple):
     n_clients: int
 
     @classmethod
-    def of(cls, participation, codes):
+    def of(cls, participation: Participation, codes: NDArray[np.int64]) -> Self | None:
         """Pack the masks of these clients; None if all take part."""
         if all(mask.all() for mask in participation[:3]):
             return None
@@ -111,7 +132,7 @@ class OwnParticipation(NamedTuple):
     masks: Participation
     codes: np.ndarray
 
-    def of(self, clients):
+    def of(self, clients: NDArray[np.int64]) -> Participation:
         """Return the Participation of some of them."""
         return self.masks.of(np.searchsorted(self.codes, clients))
 
@@ -122,7 +143,7 @@ REUSED_BYTES = 2**25
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
-def reuse_memory():
+def reuse_memory() -> None:
     """Let this process reuse the memory of large arrays."""
     if not sys.platform.startswith("linux"):
         return
@@ -135,18 +156,23 @@ def reuse_memory():
 class Holder:
     """All clients of some partitions, on a worker: a Dask actor."""
 
-    def __init__(self, numbers, n_partitions, n_jobs, *parts):
+    def __init__(
+        self, numbers: list[int], n_partitions: int, n_jobs: int | None, *parts: Rows | None
+    ) -> None:
         reuse_memory()
-        self.n_partitions, self.n_jobs = n_partitions, n_jobs
-        self.rows = {n: part for n, part in zip(numbers, parts, strict=True) if part is not None}
+        self.n_partitions = n_partitions
+        self.n_jobs = n_jobs
+        self.rows: dict[int, Rows] = {
+            n: part for n, part in zip(numbers, parts, strict=True) if part is not None
+        }
         self.numbers = numbers
-        self.clients = {}
-        self.codes = np.empty(0, dtype=np.int64)
-        self.accounts = {}
+        self.clients: dict[BlockNumber, Clients] = {}
+        self.codes: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self.accounts: dict[Node, Sums] = {}
         # Single updates of the last step, by partition, if the server needs more than their sum.
-        self.held = {}
+        self.held: dict[int, list[HeldUpdates]] = {}
 
-    def do(self, name, *args):
+    def do(self, name: str, *args: object) -> tuple[bool, Any]:
         """Call a method; return its result or its error, so that no other error is the method's."""
         try:
             with get_threadpool_controller().limit(limits=1, user_api="blas"):
@@ -156,11 +182,13 @@ class Holder:
             error.add_note(f"On a Dask worker:\n{traceback.format_exc()}")
             return False, error
 
-    def summaries(self):
+    def summaries(self) -> dict[int, Summary]:
         """Return the Summary of each partition that has rows."""
         return {n: _summary(*rows) for n, rows in self.rows.items()}
 
-    def place(self, placing):
+    def place(
+        self, placing: Placing
+    ) -> tuple[dict[BlockNumber, Registration], list[ValueError | None]]:
         """Make the Clients; return their Registrations by block, and the errors of checks."""
         method, groups, registrations, errors = placing.method, {}, {}, []
         federation = method._setting()
@@ -195,7 +223,13 @@ class Holder:
         self.codes = placing.all_codes()
         return registrations, errors
 
-    def call(self, told, blocks=(), function=None, *args):
+    def call(
+        self,
+        told: list[tuple],
+        blocks: Iterable[BlockNumber] = (),
+        function: Callable[..., Any] | None = None,
+        *args: object,
+    ) -> dict[Node, Sum]:
         """Tell clients what they lack, and return sums of a function's results, by tree node.
 
         `told` are tuples of blocks, a function and its arguments; blocks are numbered
@@ -239,11 +273,15 @@ class Holder:
                 updates.append(replace(one, fields={}))
         return Sum(replace(joined(updates), fields=sums) if updates else None, loss, seconds)
 
-    def each(self, function, stages):
+    def each(
+        self, function: Callable[[ClientUpdates], Any], stages: tuple[Stage, ...]
+    ) -> list[Any]:
         """List a function of each tile of the single updates, after more stages."""
         return [answer for one in self._held(stages) for answer in one.each(function)]
 
-    def added(self, function, stages):
+    def added(
+        self, function: Callable[[ClientUpdates], Sums], stages: tuple[Stage, ...]
+    ) -> dict[Node, Sums]:
         """Add up a function of the tiles, by tree node."""
         totals = {}
         for number in self.numbers:
@@ -253,7 +291,7 @@ class Holder:
             add_node(totals, (0, number), sums, self.n_partitions, plus_sums)
         return totals
 
-    def single(self, code, stages):
+    def single(self, code: int, stages: tuple[Stage, ...]) -> ClientUpdates:
         """Return the update of one client."""
         for one in self._held(stages):
             if code in one.clients:
@@ -287,7 +325,15 @@ class Holder:
             updates = replace(updates, **dict.fromkeys(ACCOUNTS))
         return total._replace(updates=updates)
 
-    def end(self, told, estimator, ours, message, round, token):
+    def end(
+        self,
+        told: list[tuple],
+        estimator: FederatedRecommender,
+        ours: dict[str, Any],
+        message: Message,
+        round: int,
+        token: str,
+    ) -> Texts:
         """Leave a model of each partition's users for Dask to take; return what was said."""
         self.call(told)
         with warnings.catch_warnings(record=True) as said, Threads(self.n_jobs) as parallel:
@@ -306,13 +352,13 @@ class Holder:
 
 
 # Models of partitions that Dask has not taken yet, on a worker.
-MODELS: dict[tuple, Any] = {}
+MODELS: dict[tuple[str, int], FederatedRecommender] = {}
 # How often a worker was asked for a model that it does not have, and how often it gives it back.
-MISSED: Counter = Counter()
+MISSED: Counter[tuple[str, int]] = Counter()
 TRIES, PAUSE = 20, 0.1
 
 
-def take_model(token, number):
+def take_model(token: str, number: int) -> FederatedRecommender:
     """Take the model of a partition, where it was left."""
     found = MODELS.pop((token, number), None)
     if found is not None:
@@ -349,26 +395,26 @@ def _summary(data, columns, said):
 class Sum(NamedTuple):
     """What some clients answer: their updates, added up, losses and seconds."""
 
-    updates: Any
-    loss: Any
+    updates: ClientUpdates | None
+    loss: np.ndarray
     seconds: float
 
 
-NOTHING = Sum(None, np.zeros(2), 0.0)
+NOTHING: Sum = Sum(None, np.zeros(2), 0.0)
 # In the place of single updates, which stay on the workers.
-HELD: Any = "held"
+HELD = "held"
 # Attributes of Updates with a number for each client.
 ACCOUNTS = ("clients", "sends", "arrives", "accepted", "sizes")
 
 
-def plus(one, other):
+def plus(one: Sum, other: Sum) -> Sum:
     """Add two Sums."""
     updates = [sum.updates for sum in (one, other) if sum.updates is not None]
     both = joined(updates) if updates else None
     return Sum(both, one.loss + other.loss, one.seconds + other.seconds)
 
 
-def plus_sums(one, other):
+def plus_sums(one: Sums, other: Sums) -> Sums:
     """Add two dicts of arrays."""
     sums = {}
     add_sums(sums, one)
@@ -376,7 +422,9 @@ def plus_sums(one, other):
     return sums
 
 
-def add_node(totals, node, total, n_partitions, plus=plus):
+def add_node(
+    totals: dict[Node, T], node: Node, total: T, n_partitions: int, plus: Callable[[T, T], T] = plus
+) -> None:
     """Put a sum into a binary tree, and add up all neighbours that are known."""
     level, place = node
     while (width := -(-n_partitions // 2**level)) > 1:

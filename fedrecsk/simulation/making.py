@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from typing import TYPE_CHECKING
 
 import numpy as np
 from sklearn.base import clone
@@ -15,8 +16,20 @@ from fedrecsk.protocol.clients import Clients, Group
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.server import Server
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
-def fresh(estimator, *, is_watched=False):
+    from fedrecsk.aggregation import Aggregator
+    from fedrecsk.attacks._base import ActiveAttack
+    from fedrecsk.data.interactions import Interactions
+    from fedrecsk.federated.base import FederatedRecommender
+    from fedrecsk.protocol.blocks import Block
+    from fedrecsk.protocol.federation import Federation
+
+
+def fresh(
+    estimator: FederatedRecommender, *, is_watched: bool = False
+) -> tuple[int, Key, FederatedRecommender]:
     """Return the seed and the key of a new fit, and the estimator's copy for it."""
     seed = int(check_random_state(estimator.random_state).randint(2**31 - 1))
     federation = clone(estimator._setting())
@@ -25,7 +38,9 @@ def fresh(estimator, *, is_watched=False):
     return seed, Key(seed), method.set_callbacks()
 
 
-def check_aggregator(aggregator, method, data):
+def check_aggregator(
+    aggregator: Aggregator | None, method: FederatedRecommender, data: Interactions
+) -> None:
     """Raise, before any work, if an aggregator does not suit its clients or their uploads."""
     if aggregator is None:
         return
@@ -33,13 +48,14 @@ def check_aggregator(aggregator, method, data):
     aggregator._check_specs(method._algorithm().fields(data.n_items))
 
 
-def secret_of(estimator, data, seed):
+def secret_of(estimator: FederatedRecommender, data: Interactions, seed: int) -> Key:
     """Return the key of a fit's noise, which no fit of other data or parameters shares."""
     # Otherwise the noise of two fits with the same random_state could be subtracted.
     if estimator.random_state is None:
         return Key(secrets.randbits(63))
     parameters = parameters_of_a_run(estimator)
-    if estimator._setting().central_dp.epsilon is not None:
+    mechanism = estimator._setting().central_dp
+    if mechanism is not None and mechanism.epsilon is not None:
         # The noise then depends on the planned rounds.
         parameters["n_rounds"] = estimator._rounds(data.n_clients)
     parameters.pop("random_state", None)
@@ -48,14 +64,19 @@ def secret_of(estimator, data, seed):
     return Key(int.from_bytes(digest) >> 1)
 
 
-def histories_of(method, n_clients, key):
+def histories_of(method: FederatedRecommender, n_clients: int, key: Key) -> NDArray[np.int64]:
     """Equal numbers for clients that must have equal histories to share a block."""
     if not method._algorithm().traits.shares_history:
         return np.zeros(n_clients, dtype=np.int64)
     return method._sampling().histories(n_clients, key)
 
 
-def groups_of(method, federation, histories, forger):
+def groups_of(
+    method: FederatedRecommender,
+    federation: Federation,
+    histories: NDArray[np.int64],
+    forger: ActiveAttack | None,
+) -> NDArray[np.int64]:
     """Equal numbers for clients that may share a block; `forger` is the attack that forges."""
     traits = method._algorithm().traits
     apart = traits.treats_clients_apart
@@ -65,7 +86,17 @@ def groups_of(method, federation, histories, forger):
     return histories if forger is None else 2 * histories + forger.controlled
 
 
-def clients_of(method, blocks, keys, client_ids, histories, *, groups, held_out=None, forger=None):
+def clients_of(
+    method: FederatedRecommender,
+    blocks: list[Block],
+    keys: Keys,
+    client_ids: np.ndarray,
+    histories: NDArray[np.int64],
+    *,
+    groups: dict[int, Group],
+    held_out: Interactions | None = None,
+    forger: ActiveAttack | None = None,
+) -> list[Clients]:
     """Return one Clients object for each block; `groups` has those of equal history."""
     clients = []
     for block in blocks:
@@ -90,15 +121,21 @@ def clients_of(method, blocks, keys, client_ids, histories, *, groups, held_out=
     return clients
 
 
-def server_of(estimator, method, data, seed, key):
+def server_of(
+    estimator: FederatedRecommender,
+    method: FederatedRecommender,
+    data: Interactions,
+    seed: int,
+    key: Key,
+) -> Server:
     """Return the server of a new fit."""
-    federation = method.federation
+    federation = method._setting()
     rating_range = float(data.values.min()), float(data.values.max())
     secret = key if federation.central_dp is None else secret_of(estimator, data, seed)
     return Server(method, federation, key, data.item_ids.values, rating_range, secret)
 
 
-def keys_of(server):
+def keys_of(server: Server) -> Keys:
     """Return the keys of a server's clients, in a simulation."""
     # Shares of the noise must differ between fits; all else comes from the one key.
     mechanism = server.federation.central_dp
@@ -106,7 +143,7 @@ def keys_of(server):
     return Keys(server.key, server.secret if shares else server.key)
 
 
-def parameters_of_a_run(estimator):
+def parameters_of_a_run(estimator: FederatedRecommender) -> dict[str, object]:
     """Return the parameters that must not change between the rounds of one run."""
     # The fingerprint of the data has the catalogue.
     free = {"n_rounds", "n_jobs", "warm_start", "n_iter_no_change", "tol", "federation", "items"}

@@ -37,14 +37,22 @@ from fedrecsk.simulation.making import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
+    from collections.abc import Callable, Iterator
+    from typing import Any, Self
 
-    from fedrecsk.protocol.messages import Message, Upload
-    from fedrecsk.updates import HeldUpdates
+    from numpy.typing import NDArray
+
+    from fedrecsk.attacks._base import ActiveAttack
+    from fedrecsk.base import FitReport
+    from fedrecsk.data.interactions import Interactions
+    from fedrecsk.federated.base import FederatedRecommender
+    from fedrecsk.protocol.links import StepTotal
+    from fedrecsk.protocol.messages import Message, Registration, Upload
+    from fedrecsk.protocol.participation import Participation
+    from fedrecsk.updates import ClientUpdates, HeldUpdates
 
 
-def fit(estimator, data, report):
+def fit(estimator: FederatedRecommender, data: Interactions, report: FitReport) -> dict[str, Any]:
     """Run the rounds; returns the fitted attributes."""
     run = _resumed(estimator, data) or Run.new(estimator, data)
     run.settle(estimator)
@@ -53,7 +61,13 @@ def fit(estimator, data, report):
     return attributes
 
 
-def complete(estimator, run, data, report, begin=None):
+def complete(
+    estimator: FederatedRecommender,
+    run: Run,
+    data: Interactions,
+    report: FitReport,
+    begin: Callable[[], None] | None = None,
+) -> dict[str, Any]:
     """Run the rounds that are left, and end the fit; `begin` does the set-up, None: as usual."""
     # Clients update in place: a fit that fails half-way must not be continued.
     estimator._run = None
@@ -90,23 +104,25 @@ class Run(Loop):
     clients: list[Clients]
     client_ids: np.ndarray
     # An ActiveAttack, or None.
-    attack: Any
+    attack: ActiveAttack | None
     # Of the data; only where the fit can be continued.
     fingerprint: bytes | None
     # Those that must not change between the rounds of one run.
-    parameters: dict
+    parameters: dict[str, object]
     # Position in `clients` of the object that simulates each client.
     block_of_client: np.ndarray
-    # All rows; only where the fit can be continued.
-    data: Any = None
+    # All rows.
+    data: Interactions
     # Runs the clients' tasks, in threads while rounds are run.
-    parallel: Any = field(default=Threads(1), init=False)
+    parallel: Threads = field(default=Threads(1), init=False)
 
     @classmethod
-    def new(cls, estimator, data, *, is_watched=False):
+    def new(
+        cls, estimator: FederatedRecommender, data: Interactions, *, is_watched: bool = False
+    ) -> Self:
         """Before the set-up."""
         seed, key, method = fresh(estimator, is_watched=is_watched)
-        federation = method.federation
+        federation = method._setting()
         attack, training, held_out = None, data, None
         if federation.adversary is not None:
             federation.adversary._check_method(method)
@@ -118,9 +134,7 @@ class Run(Loop):
         if federation.aggregator is not None and attack is not None:
             federation.aggregator._check_adversary(data.client_ids[attack.controlled])
         histories = histories_of(method, data.n_clients, key)
-        forger = (
-            attack if federation.adversary is not None and federation.adversary.forges else None
-        )
+        forger = attack if attack is not None and attack.adversary.forges else None
         groups = groups_of(method, federation, histories, forger)
         blocks = _blocks.cut(training, groups, share=method.client_fraction)
         method._check_setting(federation, training, blocks)
@@ -139,41 +153,42 @@ class Run(Loop):
             data.fingerprint() if estimator.warm_start else None,
             parameters_of_a_run(estimator),
             block_of_client,
-            data if estimator.warm_start else None,
+            data,
         )
 
     # ------------------------------------------------------------ the protocol's steps
 
-    def each(self, clients, function, *args):
+    def each(
+        self, clients: list[Clients], function: Callable[..., Any], *args: object
+    ) -> Iterator[Any]:
         """Yield the results of a function of Clients for these, or their sums, in their order."""
         return self.parallel(function, clients, *args)
 
-    def tell(self, clients, function, *args):
+    def tell(self, clients: list[Clients], function: Callable[..., None], *args: object) -> None:
         """Call a function of Clients, which returns nothing, for each of these."""
         for one in clients:
             function(one, *args)
 
-    def set_up(self):
+    def set_up(self) -> None:
         """Register all clients, and do everything else that comes before the first round."""
         self.server.register(self.registrations())
         super().set_up()
 
-    def registrations(self):
+    def registrations(self) -> list[Registration]:
         """Return the clients' Registrations."""
         return [one.register() for one in self.clients]
 
-    def ask_setup(self, message):
+    def ask_setup(self, message: Message) -> StepTotal:
         """Return the clients' answers to the message of the set-up."""
         return self._total("setup", self.each(self.clients, Clients.setup, message))
 
-    def announce(self, message):
+    def announce(self, message: Message) -> None:
         """Send all clients the announcement."""
         self.tell(self.clients, Clients.announce, message)
 
-    def ask_round(self, participation, message):
+    def ask_round(self, participation: Participation, message: Message | None) -> Seen:
         """Let clients update, and close the round; return what a curious server sees, a Seen."""
         server, attack, round = self.server, self.attack, self.server.round
-        adversary: Any = server.federation.adversary
         received = None
         if message:
             received = server.algorithm.decode(message, server.key.at(round))
@@ -181,8 +196,8 @@ class Run(Loop):
         self.tell(busy, Clients.receive, round, received, participation)
         for step in range(server.algorithm.traits.n_exchanges):
             self._exchange(busy, step)
-        if attack is not None and adversary.forges:
-            self._show_adversary(busy, received, participation)
+        if attack is not None and attack.adversary.forges:
+            self._show_adversary(attack, busy, received, participation)
         total, seconds = server.new_total(), -seconds_compiling()
         for answer, loss, its_seconds in self.each(busy, _timed, round):
             total.loss += loss
@@ -195,14 +210,14 @@ class Run(Loop):
             attack.look(None)
         return Seen(received, total.held, upload)
 
-    def ask_validation(self, participation, message):
+    def ask_validation(self, participation: Participation, message: Message) -> StepTotal:
         """Return the sums of the losses on the clients' held-out rows."""
         round, asked = self.server.round, self._involved(participation.receives)
         message = self.server.algorithm.decode(message, self.server.key.at(round))
         answers = self.each(asked, Clients.validate, round, message, participation)
         return self._total("validation", answers)
 
-    def keep_best(self, who):
+    def keep_best(self, who: NDArray[np.bool_]) -> None:
         """Let clients keep what they have evaluated last, and no other what it kept."""
         self.tell(self.clients, Clients.forget_kept)
         self.tell(self._involved(who), Clients.keep_measured)
@@ -233,9 +248,9 @@ class Run(Loop):
             if received is not None:
                 one.end_exchange(step, received)
 
-    def _show_adversary(self, busy, received, participation):
+    def _show_adversary(self, attack, busy, received, participation):
         """Show an adversary that forges uploads what its clients have received and computed."""
-        server, attack = self.server, self.attack
+        server = self.server
         if received is not None and (participation.receives & attack.controlled).any():
             attack.message = received
         ours = [one for one in busy if one.forge is not None]
@@ -257,12 +272,12 @@ class Run(Loop):
             )
         )
 
-    def attributes_now(self):
+    def attributes_now(self) -> dict[str, Any]:
         """Fitted attributes as if the rounds ended here; changes nothing."""
         attributes = self._attributes(self.server.current_message(), kept=False)
         return attributes | {"history_": list(self.server.history)}
 
-    def end(self):
+    def end(self) -> dict[str, Any]:
         """Send all clients the final model; returns fitted attributes and reports."""
         server, message = self.server, self.final_message()
         attributes = self._attributes(message, kept=True)
@@ -291,13 +306,13 @@ class Run(Loop):
 
         return fitted_attributes(self.server, message, users)
 
-    def settle(self, estimator):
+    def settle(self, estimator: FederatedRecommender) -> None:
         """Take the parameters that may change between the rounds of one run."""
         self.server.method.set_params(n_rounds=estimator.n_rounds, n_jobs=estimator.n_jobs)
         self.server.stopping.tol = estimator.tol
         self.server.stopping.be_patient(estimator.n_iter_no_change)
 
-    def fork(self):
+    def fork(self) -> Self:
         """Return a copy in which the fit may end; this one can go on."""
         ended = copy.copy(self)
         ended.server, ended.clients = self.server.fork(), [copy.copy(one) for one in self.clients]
@@ -337,13 +352,15 @@ class Seen(NamedTuple):
     held: list[HeldUpdates]
     upload: Upload | None
 
-    def tiles(self):
+    def tiles(self) -> Iterator[ClientUpdates]:
         """Yield the accepted single updates, tile by tile."""
         for one in self.held:
             yield from one.tiles()
 
 
-def watch(estimator, data, n_rounds):
+def watch(
+    estimator: FederatedRecommender, data: Interactions, n_rounds: int
+) -> Iterator[tuple[Server, list[Clients], Seen | None]]:
     """Yield, for each round, the Server, the list of Clients, and what a curious server sees."""
     run = Run.new(estimator, data, is_watched=True)
     with (

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
+    from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.protocol.federation import Federation
 
 # Rounds of an update, as a share of those of a fit.
@@ -36,7 +37,7 @@ SHARE = 0.2
 ROUNDS = {"n_rounds": [Interval(Integral, 1, None, closed="left"), None]}
 
 
-def goes_on(estimator: Any) -> bool:
+def goes_on(estimator: FederatedRecommender) -> bool:
     """Return whether a model can go on from its last fit; raise AttributeError if not."""
     name = type(estimator).__name__
     if not estimator._algorithm().traits.goes_on:
@@ -217,7 +218,7 @@ class Updating:
 
 
 @contextmanager
-def _restore_on_error(estimator: Any) -> Iterator[None]:
+def _restore_on_error(estimator: FederatedRecommender) -> Iterator[None]:
     """Leave an estimator as it was if what is done to it raises an error."""
     before = dict(vars(estimator))
     try:
@@ -245,7 +246,7 @@ def _run_of(estimator, caller_name):
     return run
 
 
-def check_exact(estimator: Any, federation: Federation) -> None:
+def check_exact(estimator: FederatedRecommender, federation: Federation) -> None:
     """Raise if clients of a method of sums could not withdraw their uploads."""
     lost = "because the sum does not contain them as sent"
     inexact = {

@@ -5,12 +5,18 @@ The simulation looks at training rows of some users, as no server could; nothing
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from scipy.stats import rankdata
 from sklearn.exceptions import ConvergenceWarning
 
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.base import RatingMixin
+
+if TYPE_CHECKING:
+    from fedrecsk.base import Recommender
+    from fedrecsk.data.interactions import Interactions
 
 # With fewer rows, or on fewer users, chance decides.
 LEAST_ROWS = 10_000
@@ -24,7 +30,7 @@ MARGIN = 1.02
 PAIRS_MARGIN = 1.2
 
 
-def warn_if_weak(model, data):
+def warn_if_weak(model: Recommender, data: Interactions) -> None:
     """Warn if the training rows of some users are rated or ranked worse than without a model."""
     if len(data.items) < LEAST_ROWS:
         return
