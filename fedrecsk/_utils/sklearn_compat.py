@@ -6,9 +6,11 @@ raise the bound, install the new version, run the tests, and repair this file.
 
 from functools import cache, partial
 from numbers import Number
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from sklearn.base import _fit_context as fit_context
+from sklearn.base import clone
 from sklearn.metrics._scorer import _BaseScorer as BaseScorer
 from sklearn.metrics._scorer import _cached_call as cached_call
 from sklearn.metrics._scorer import _MultimetricScorer as MultimetricScorer
@@ -54,6 +56,14 @@ except ModuleNotFoundError:  # scikit-learn < 1.9
             return False
 
 
+if TYPE_CHECKING:
+    T = TypeVar("T")
+
+    def clone(estimator: T) -> T:
+        """Return an unfitted copy of the same class."""
+        ...
+
+
 __all__ = [
     "BaseComposition",
     "BaseScorer",
@@ -67,6 +77,7 @@ __all__ = [
     "cached_call",
     "check_feature_names",
     "check_sample_weight",
+    "clone",
     "fit_context",
     "get_threadpool_controller",
     "safe_indexing",

@@ -59,6 +59,22 @@ class Recommends:
     """`recommend` and `fold_in`."""
 
     if TYPE_CHECKING:
+        # What `fit` sets.
+        user_ids_: np.ndarray
+        item_ids_: np.ndarray
+        n_users_: int
+        n_items_: int
+        n_features_in_: int
+        _users: Ids
+        _items: Ids
+        _seen: tuple[np.ndarray, np.ndarray]
+        # Of models of factors and biases.
+        user_factors_: np.ndarray
+        item_factors_: np.ndarray
+        user_bias_: np.ndarray
+        item_bias_: np.ndarray
+        global_bias_: float
+        rating_scale_: tuple[float, float]
 
         @overload
         def recommend(

@@ -208,11 +208,11 @@ class BlockCompressor(Compressor):
         """
 
     @abstractmethod
-    def _encoded(self, received, step):
+    def _encoded(self, received, step) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the numbers of the message for a received matrix, and what else it has or None."""
 
     @abstractmethod
-    def _decoded(self, values, extra, shape):
+    def _decoded(self, values, extra, shape) -> np.ndarray:
         """Return the matrix that a message stands for; raise if the message is malformed."""
 
     def _compress(self, values, generator):

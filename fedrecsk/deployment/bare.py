@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sklearn.base import clone
-
+from fedrecsk._utils.sklearn_compat import clone
 from fedrecsk.compression._compressors import BlockCompressor
 
 if TYPE_CHECKING:
-    from typing import Any
+    from fedrecsk.federated.base import FederatedRecommender
 
 
-def bare(estimator: Any) -> Any:
+def bare(estimator: FederatedRecommender) -> FederatedRecommender:
     """Check an estimator's parameters and return a copy for one side of a deployment."""
     method = clone(estimator).set_params(random_state=None).set_callbacks()
     method._validate_params()

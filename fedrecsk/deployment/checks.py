@@ -17,7 +17,7 @@ from fedrecsk.protocol.messages import Registration
 from fedrecsk.simulation.updating import check_exact, goes_on
 
 if TYPE_CHECKING:
-    from typing import Any
+    pass
 
 # Parameters of a machine or of the simulator, which need not agree.
 OWN = frozenset({"random_state", "n_jobs", "callbacks", "federation", "items"})
@@ -27,7 +27,7 @@ class Refused(ValueError):
     """A node or the server refuses something. The text has no private data, so it may be sent."""
 
 
-def check_deployable(estimator: Any) -> None:
+def check_deployable(estimator: FederatedRecommender) -> None:
     """Raise if an estimator cannot be deployed, and say which parameter is the reason."""
     if not isinstance(estimator, FederatedRecommender):
         raise TypeError(
@@ -54,7 +54,7 @@ def check_deployable(estimator: Any) -> None:
     DeviceServer.of(estimator).register([Registration(np.array([n]), one, one) for n in names])
 
 
-def check_updatable(estimator: Any) -> None:
+def check_updatable(estimator: FederatedRecommender) -> None:
     """Raise if a deployed fit of an estimator cannot go on from an earlier one."""
     name, federation = type(estimator).__name__, estimator._setting()
     try:
@@ -68,7 +68,7 @@ def check_updatable(estimator: Any) -> None:
     check_exact(estimator, federation)
 
 
-def digests(estimator: Any) -> dict[str, str]:
+def digests(estimator: FederatedRecommender) -> dict[str, str]:
     """Return a digest of each parameter that server and nodes must agree on, by its name."""
     method = type(estimator)
     parameters = {

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import math
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from sklearn.base import clone
 
+from fedrecsk._utils.sklearn_compat import clone
 from fedrecsk.data._checks import LARGEST, hint
 from fedrecsk.data.ids import catalogue_ids, named
 from fedrecsk.deployment.checks import check_deployable, check_updatable, differences, digests
+from fedrecsk.deployment.client_message import ClientMessage
 from fedrecsk.deployment.device_server import DeviceServer
 from fedrecsk.deployment.exchanges import Exchanges, Members, NotEnough
 from fedrecsk.deployment.records import (
@@ -38,8 +40,11 @@ from fedrecsk.simulation.updating import SHARE
 from fedrecsk.updates import ClientUpdates
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from fedrecsk.deployment.exchanges import Carrier
     from fedrecsk.deployment.store import Store
+    from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.protocol.keys import Key
     from fedrecsk.protocol.participation import Participation
 
@@ -62,17 +67,21 @@ class Progress:
     # Number of the validation whose model is the best so far.
     best: int | None = None
     # One per exchange: what was sent, and how long it took.
-    traffic: list[dict[str, Any]] = field(default_factory=list)
+    traffic: list[dict[str, float | str]] = field(default_factory=list)
     # Codes of the clients in the masked sum that is being unmasked, by its kind and number.
     survivors: dict[tuple[str, int], list[int]] = field(default_factory=dict)
 
 
-class Coordinator(Loop):
+# Messages of clients, or a masked sum of them.
+Uploads = Sequence[ClientMessage | ClientUpdates]
+
+
+class Coordinator(Loop[Uploads, None]):
     """Runs a fit over a carrier; its parameters are those of :func:`server_app`."""
 
     def __init__(
         self,
-        estimator: Any,
+        estimator: FederatedRecommender,
         carrier: Carrier,
         store: Store,
         *,
@@ -169,7 +178,7 @@ class Coordinator(Loop):
 
     # ------------------------------------------------------------------------ the loop
 
-    def run(self) -> Any:
+    def run(self) -> FederatedRecommender:
         """Run the fit; save and return the server's fitted estimator."""
         if self.is_resumed:
             self._gather_again()
@@ -207,7 +216,7 @@ class Coordinator(Loop):
             self._go_on(self._last.server)
         self.store.save(CHECKPOINT, self.progress)
 
-    def ask_setup(self, message: Message) -> Any:
+    def ask_setup(self, message: Message) -> Uploads:
         """Return the answers of all clients to the message of the set-up."""
         uploads, n_malformed = self._ask("setup", 0, self.members.by_code, message, 1.0)
         if n_malformed:
@@ -358,7 +367,7 @@ class Coordinator(Loop):
         chosen = {code: by_code[code] for code in np.flatnonzero(mask).tolist()}
         return {code: one for code, one in chosen.items() if one.is_set_up}
 
-    def ask_validation(self, participation: Participation, message: Message) -> Any:
+    def ask_validation(self, participation: Participation, message: Message) -> Uploads:
         """Return the clients' sums of losses on the rows that they hold out."""
         server, asked = self.server, self._of(participation.receives)
         message = self._measured = self._unannounced(message)
@@ -366,7 +375,7 @@ class Coordinator(Loop):
         server.ledger.count(rejected=n_malformed)
         return uploads
 
-    def keep_best(self, who: Any) -> None:
+    def keep_best(self, who: NDArray[np.bool_]) -> None:
         """Let clients keep what they have measured last, when they are asked again."""
         self.progress.best = self.server.round
 

@@ -23,12 +23,12 @@ from fedrecsk.protocol.protection import TERMS
 from fedrecsk.protocol.secure_accounts import integers_of, units_of
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from numpy.typing import ArrayLike, NDArray
 
     from fedrecsk.data.interactions import Interactions
+    from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.protocol.messages import ClientCodes, Message, Registration
+    from fedrecsk.protocol.states import Remembered
 
 NOBODY = np.zeros(1, dtype=np.int64)
 
@@ -79,7 +79,7 @@ class Device(Clients):
 
     def __init__(
         self,
-        estimator: Any,
+        estimator: FederatedRecommender,
         X: ArrayLike,
         y: ArrayLike | None = None,
         *,
@@ -204,21 +204,21 @@ class Device(Clients):
 
     # ------------------------------------------------------------------- later fits
 
-    def memory(self) -> dict[str, Any]:
+    def memory(self) -> dict[str, tuple]:
         """Return what a fit to other rows goes on from: ids and arrays, by whose they are."""
         if self.algorithm.traits.sends_once:
             return {}
         memory = self.algorithm.memory(self.state)
         return {name: (self._ids(name), arrays) for name, arrays in memory.items()}
 
-    def remember(self, memory: dict[str, Any]) -> None:
+    def remember(self, memory: dict[str, tuple]) -> None:
         """Go on from the `memory` of an earlier fit."""
         found = {}
         for name, (ids, arrays) in memory.items():
             places = pd.Index(ids).get_indexer(pd.Index(self._ids(name)))
             known = places >= 0
             found[name] = known, [values[places[known]] for values in arrays]
-        self.remembered: Any = found or None
+        self.remembered: Remembered | NDArray[np.bool_] | None = found or None
 
     def _ids(self, name):
         """Return the ids of "users", of "clients", or of the items of the "rows"."""
@@ -243,7 +243,7 @@ class Device(Clients):
 
     # ----------------------------------------------------------------------- the end
 
-    def fitted(self, message: Message, round: int) -> Any:
+    def fitted(self, message: Message, round: int) -> FederatedRecommender:
         """Return a fitted estimator for this client's users.
 
         Parameters

@@ -15,10 +15,11 @@ from fedrecsk.protocol.server import Server, catalogue_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from typing import Any, Self
+    from typing import Self
 
     from numpy.typing import ArrayLike, NDArray
 
+    from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.protocol.messages import ClientCodes, Message, Registration, Upload
     from fedrecsk.protocol.participation import Participation
     from fedrecsk.updates import ClientUpdates
@@ -51,12 +52,12 @@ class DeviceServer(Server):
         self._held = {}
         self._is_set_up = False
         # Mask of the clients that have joined since the last round; None before any.
-        self._late: Any = None
+        self._late: NDArray[np.bool_] | None = None
 
     @classmethod
     def of(
         cls,
-        estimator: Any,
+        estimator: FederatedRecommender,
         key: Key | None = None,
         secret: Key | None = None,
     ) -> Self:

@@ -7,17 +7,19 @@ import math
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedrecsk.deployment.checks import Refused
 from fedrecsk.deployment.records import MalformedMessage, pack, registration_of, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable
+    from collections.abc import Callable, Hashable, Iterable, Iterator
 
+    from fedrecsk.deployment.records import Arrays, Head
     from fedrecsk.protocol.messages import ClientCodes, Registration
+
+    # A client's id.
+    Id = float | str
 
 log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 # What a node may lack that it was sent before: its place, or the model that it has measured.
@@ -73,7 +75,7 @@ class Member:
     """One client."""
 
     # Its id, and the token by which its node is known again.
-    name: Any
+    name: Id
     token: str
     registration: Registration
     # Address of its node. None: unknown since the server was restarted.
@@ -105,14 +107,14 @@ class Members:
     def __init__(self, last: Members | None = None) -> None:
         # Of a method of sums: ids of the clients whose upload is in the sum, and of those that
         # were asked for one that has not come.
-        self.counted: set[Any] = set(last.counted) if last else set()
-        self.lost: set[Any] = set(last.lost) if last else set()
-        self.by_name: dict[Any, Member] = {}
+        self.counted: set[Id] = set(last.counted) if last else set()
+        self.lost: set[Id] = set(last.lost) if last else set()
+        self.by_name: dict[Id, Member] = {}
 
     def __len__(self) -> int:
         return len(self.by_name)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Member]:
         return iter(self.by_name.values())
 
     @property
@@ -172,7 +174,7 @@ class Exchanges:
         greeting: bytes,
         patience: float,
         n_items: int,
-        traffic: list[dict[str, Any]],
+        traffic: list[dict[str, float | str]],
     ) -> None:
         self.carrier = carrier
         self.members = members
@@ -187,7 +189,7 @@ class Exchanges:
         self.answered: set[Member] = set()
         # When nodes were last asked to register, and nodes by the tickets of these requests.
         self._greeted_at: dict[int, float] = {}
-        self._greetings: dict[Any, int] = {}
+        self._greetings: dict[Hashable, int] = {}
         # Nodes that have registered, and what those have said that cannot take part.
         self._registered: set[int] = set()
         self.refused: dict[int, str] = {}
@@ -260,7 +262,7 @@ class Exchanges:
         clients: Iterable[Member],
         request: Callable[[Member], bytes],
         quorum: int,
-    ) -> dict[Member, tuple[dict[str, Any], dict[str, np.ndarray]]]:
+    ) -> dict[Member, tuple[Head, Arrays]]:
         """Ask clients; return heads and arrays, or raise NotEnough for too few answers."""
         # Ends when all have answered that answered the last time, or after `patience` seconds if at
         # least `quorum` have. If fewer have, those that lack are asked again, TRIES times in all.
@@ -350,7 +352,7 @@ def _note_lack(member, what):
     log.warning("Client %s lacks its %s in the fit, and is sent it again", member.name, what)
 
 
-def _read(reply: Reply) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _read(reply: Reply) -> tuple[Head, Arrays]:
     """Return the head and arrays of an answer; raise Refused if the node has failed."""
     if reply.content is None:
         raise Refused(reply.error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedrecsk._utils.extras import require
 
@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
     from pandas import DataFrame
 
+    from fedrecsk.deployment.node import Loaded
+    from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.protocol.keys import Key
+
+    Estimator = FederatedRecommender | Callable[[Context], FederatedRecommender]
 
 __all__ = ["client_app", "server_app"]
 
@@ -38,7 +42,7 @@ RECORD, CONTENT = "fedrecsk", "content"
 
 
 def server_app(
-    estimator: Any,
+    estimator: Estimator,
     *,
     n_clients: int | None = None,
     folder: str | os.PathLike[str] | None = None,
@@ -140,8 +144,8 @@ def server_app(
 
 
 def client_app(
-    estimator: Any,
-    load_data: Callable[[Context], dict[str, Any]],
+    estimator: Estimator,
+    load_data: Callable[[Context], Loaded],
     *,
     folder: Callable[[Context], str | os.PathLike[str]] | None = None,
     keys: Callable[[Context], str | os.PathLike[str]] | None = None,
@@ -210,7 +214,7 @@ def _check(estimator):
         check_deployable(estimator)
 
 
-def _chosen(estimator, context):
+def _chosen(estimator: Estimator, context: Context) -> FederatedRecommender:
     return estimator(context) if callable(estimator) else estimator
 
 

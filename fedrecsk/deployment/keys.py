@@ -19,7 +19,6 @@ from fedrecsk.privacy._secagg_protocol import FEWEST_CLIENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Any
 
 __all__ = ["read_identity", "write_identities"]
 
@@ -27,8 +26,8 @@ OPERATOR = "operator.key"
 
 
 def write_identities(
-    client_ids: Iterable[Any], folder: str | os.PathLike[str], *, fewest: int | None = None
-) -> dict[Any, Path]:
+    client_ids: Iterable[float | str], folder: str | os.PathLike[str], *, fewest: int | None = None
+) -> dict[float | str, Path]:
     """Write an identity for each client, for fits under `SecAggPlus`.
 
     Call it again with the same folder for clients that join later: ``operator.key`` is kept. Keep

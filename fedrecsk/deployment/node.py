@@ -6,7 +6,7 @@ import logging
 import re
 import secrets
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -37,9 +37,14 @@ from fedrecsk.protocol.messages import Message
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fedrecsk.deployment.exchanges import Id
+    from fedrecsk.deployment.records import Head
     from fedrecsk.deployment.store import Store
+    from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.privacy import Identity
 
+# What `load_data` returns: the client's id, and X, y and sample_weight.
+Loaded = dict[str, object]
 log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 SETUP = -1
 NOTHING = np.zeros(0, dtype=np.int32)
@@ -59,9 +64,9 @@ class Past:
     """What a client keeps of the last fit in which it has trained."""
 
     # What `load_data` returned.
-    rows: dict[str, Any]
+    rows: Loaded
     # Of its Device.
-    memory: dict[str, Any]
+    memory: dict[str, tuple]
 
 
 @dataclass
@@ -71,15 +76,15 @@ class Memory:
     # None: the fit has ended, and the folder has the model.
     device: Device | None
     # The client's id.
-    client: Any
-    registration: dict[str, Any]
+    client: Id
+    registration: Head
     # What `load_data` returned, and what is known from fits before; kept for updates only.
-    rows: dict[str, Any] | None
+    rows: Loaded | None
     past: Past | None
     # By which the server knows this node again, whatever its address is then.
     token: str
     # Its place as the server has sent it, and whether the announcement has come, too.
-    place: dict[str, Any] | None = None
+    place: Head | None = None
     has_begun: bool = False
     announcement: Message = field(default_factory=Message)
     # Rounds of the model evaluated last, and of the one whose users are kept.
@@ -115,8 +120,8 @@ class Node:
 
     def __init__(
         self,
-        estimator: Any,
-        load_data: Callable[[], dict[str, Any]],
+        estimator: FederatedRecommender,
+        load_data: Callable[[], Loaded],
         store: Store,
         identity: Identity | None = None,
     ) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import io
 import json
 import zipfile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,11 +16,11 @@ from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import ClientCodes, Registration, narrowed
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from fedrecsk.updates import FieldSpec
 
 Arrays = dict[str, np.ndarray]
+# What JSON expresses.
+Head = dict[str, Any]
 # Types of arrays that cross: numbers and truth values, in little-endian order.
 DTYPES = frozenset(
     np.dtype(one).str
@@ -35,7 +35,7 @@ class MalformedMessage(ValueError):
 # ------------------------------------------------------------------------------- bytes
 
 
-def pack(head: dict[str, Any], arrays: Arrays) -> bytes:
+def pack(head: Head, arrays: Arrays) -> bytes:
     """Return a head, which JSON can express, and arrays of numbers as an npz file."""
     little = {}
     for name, array in arrays.items():
@@ -48,7 +48,7 @@ def pack(head: dict[str, Any], arrays: Arrays) -> bytes:
     return file.getvalue()
 
 
-def unpack(content: bytes) -> tuple[dict[str, Any], Arrays]:
+def unpack(content: bytes) -> tuple[Head, Arrays]:
     """Return the head and arrays of untrusted bytes; raise MalformedMessage if they are none."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as file:
@@ -84,7 +84,7 @@ def message_arrays(
     held: np.ndarray | None,
     client: int,
     wire_dtype: str,
-) -> tuple[dict[str, Any] | None, Arrays]:
+) -> tuple[Head | None, Arrays]:
     """Return the head and the arrays of a message to one client, which holds the items `held`."""
     if message is None:
         return None, {}
@@ -102,9 +102,7 @@ def message_arrays(
     return {"rows": rows, "computed": computed}, arrays
 
 
-def message_of(
-    spec: dict[str, Any] | None, arrays: Arrays, held: np.ndarray, n_items: int
-) -> Message | None:
+def message_of(spec: Head | None, arrays: Arrays, held: np.ndarray, n_items: int) -> Message | None:
     """Return the message as the client has it: rows that it did not receive are zero."""
     if spec is None:
         return None
@@ -129,7 +127,7 @@ def message_of(
 
 def upload_arrays(
     upload: ClientMessage, specs: dict[str, FieldSpec], wire_dtype: str
-) -> tuple[dict[str, Any], Arrays]:
+) -> tuple[Head, Arrays]:
     """Return the head and the arrays of a client's message."""
     arrays = {}
     head = {"phase": upload.phase, "round": upload.round, "client": upload.client}
@@ -167,7 +165,7 @@ def _shape(numbers, spec):
 
 
 def upload_of(
-    head: Any, arrays: Arrays, specs: dict[str, FieldSpec], expected: tuple[str, int, int]
+    head: object, arrays: Arrays, specs: dict[str, FieldSpec], expected: tuple[str, int, int]
 ) -> ClientMessage:
     """Return an untrusted message of a phase, number and client; raise MalformedMessage if none."""
     try:
@@ -237,12 +235,12 @@ def masking_of(arrays: Arrays) -> bytes | dict[int, bytes]:
 # -------------------------------------------------------------------- before the rounds
 
 
-def registration_head(registration: Registration) -> dict[str, Any]:
+def registration_head(registration: Registration) -> Head:
     """Return what is sent of a registration of one client."""
     return {name: part.tolist() for name, part in registration._asdict().items()}
 
 
-def registration_of(head: Any, n_items: int) -> Registration:
+def registration_of(head: object, n_items: int) -> Registration:
     """Return an untrusted registration of one client; raise MalformedMessage if it is none."""
     try:
         (name,), (n_users,), (n_held,) = (head[part] for part in Registration._fields)
@@ -259,7 +257,7 @@ def registration_of(head: Any, n_items: int) -> Registration:
     return Registration(np.array([name]), np.array([n_users]), np.array([n_held]))
 
 
-def place_head(place: ClientCodes) -> dict[str, Any]:
+def place_head(place: ClientCodes) -> Head:
     """Return what is sent of the place of one client."""
     return {
         "clients": place.clients.tolist(),
@@ -269,7 +267,7 @@ def place_head(place: ClientCodes) -> dict[str, Any]:
     }
 
 
-def place_of(head: dict[str, Any]) -> ClientCodes:
+def place_of(head: Head) -> ClientCodes:
     """Return the place again."""
     return ClientCodes(
         np.array(head["clients"]),

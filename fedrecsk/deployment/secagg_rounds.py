@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedrecsk.deployment.exchanges import Member
+    from fedrecsk.deployment.records import Arrays, Head
     from fedrecsk.privacy._secagg_protocol import MaskingServer
 
     Messages = dict[int, bytes] | dict[int, dict[int, bytes]]
-    Answers = dict[Member, tuple[dict[str, Any], dict[str, np.ndarray]]]
+    Answers = dict[Member, tuple[Head, Arrays]]
 
 log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,12 +19,17 @@ from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.simulation.run import fitted_attributes
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from fedrecsk.deployment.device_server import DeviceServer
     from fedrecsk.deployment.exchanges import Carrier
     from fedrecsk.deployment.store import Store
+    from fedrecsk.federated.base import FederatedRecommender
 
 
-def model_for_newcomers(estimator: Any, server: DeviceServer, message: Message) -> Any:
+def model_for_newcomers(
+    estimator: FederatedRecommender, server: DeviceServer, message: Message
+) -> FederatedRecommender:
     """Return a fitted estimator without users, which folds in newcomers."""
     model = copy.copy(server.method)
     # An invented user shows which attributes users have.
@@ -46,7 +51,7 @@ def model_for_newcomers(estimator: Any, server: DeviceServer, message: Message) 
         privacy_=server.privacy_report(),
     )
     if model.early_stopping:
-        model.best_round_ = server.stopping.best_round
+        vars(model)["best_round_"] = server.stopping.best_round
     try:
         users = model._new_user_attributes(data)
     except ValueError as error:
@@ -67,8 +72,8 @@ def model_for_newcomers(estimator: Any, server: DeviceServer, message: Message) 
 
 
 def send_new_items(
-    estimator: Any,
-    features: Any,
+    estimator: FederatedRecommender,
+    features: DataFrame,
     carrier: Carrier,
     store: Store,
     *,
@@ -76,7 +81,7 @@ def send_new_items(
     quorum: float = 0.5,
     patience: float = 60.0,
     gathering: float = 600.0,
-) -> Any:
+) -> FederatedRecommender:
     """Add items to the model of the last fit, send its nodes their rows alone, and return it."""
     last, model, ours = store.load(STATE), store.load(MODEL), digests(estimator)
     differing = last and differences(ours, last.digests)

@@ -15,7 +15,7 @@ import secrets
 import threading
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import joblib
 import numpy as np
@@ -30,6 +30,9 @@ from fedrecsk.data.ids import id_array
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
+    from uvicorn.protocols.http.h11_impl import H11Protocol as Protocol
+else:
+    Protocol = object
 
 __all__ = ["app", "main"]
 
@@ -71,10 +74,10 @@ class Service:
         self.fitted: Recommender | None = None
         self.public: portable.PortableModel | None = None
         # A model may compute vectors of its users when they are first asked for.
-        self.lock: Any = threading.Lock()
+        self.lock: threading.Lock = threading.Lock()
         ids = model.item_ids_ if isinstance(model, Recommender) else model.item_ids
         self.item_ids = ids
-        self.known: frozenset[Any] = frozenset(ids.tolist())
+        self.known: frozenset[float | str] = frozenset(ids.tolist())
         if not isinstance(model, Recommender):
             self.public, self.rates, self.method = model, model.rates, model.method
             return
@@ -84,7 +87,7 @@ class Service:
         with contextlib.suppress(ValueError):
             self.public = model._portable()
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> dict[str, object]:
         """Return what is served."""
         return {
             "status": "ok",
@@ -95,7 +98,7 @@ class Service:
             "version": __version__,
         }
 
-    def one(self, question: Any) -> dict[str, Any]:
+    def one(self, question: object) -> dict[str, list]:
         """Return the list for a request of one user."""
         if not isinstance(question, dict):
             raise Refused(400, 'a request should be an object, such as {"items": [1, 2]}')
@@ -140,7 +143,7 @@ class Service:
             if not (isinstance(one, str) if kind == "string" else is_number):
                 raise Refused(400, f"an item's id is a {kind}; {name} has {str(one)[:40]!r}")
 
-    def many(self, question: Any) -> dict[str, Any]:
+    def many(self, question: object) -> dict[str, list]:
         """Return the lists for a batch of requests, in their order."""
         if not isinstance(question, dict) or not isinstance(question.get("requests"), list):
             raise Refused(400, 'a batch should be an object, {"requests": [...]}')
@@ -202,10 +205,10 @@ class Service:
         found = scores[0] > -np.inf
         return items[0][found], scores[0][found]
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """Return the OpenAPI document."""
         ids = {"type": "string" if self.item_ids.dtype.kind == "U" else "number"}
-        example: dict[str, Any] = {"items": self.item_ids[:2].tolist(), "n": 3}
+        example: dict[str, object] = {"items": self.item_ids[:2].tolist(), "n": 3}
         if self.rates:
             scale = getattr(self.fitted, "rating_scale_", None) or getattr(self.public, "_scale", 0)
             example["ratings"] = [scale[1] if scale else 1] * len(example["items"])
@@ -350,7 +353,7 @@ def _no_constant(name):
     raise ValueError(f"{name} is no number")
 
 
-class _Impatient:
+class _Impatient(Protocol):
     """A protocol of uvicorn that closes connections of clients who keep it waiting.
 
     Where there are too many connections, it closes the oldest that has no request under way.
@@ -364,7 +367,8 @@ class _Impatient:
         self.limits = {}
         self.since = self.loop.time()
         self._limit("headers", True)
-        there = [one for one in self.connections if not one.transport.is_closing()]
+        ours = [one for one in self.connections if isinstance(one, _Impatient)]
+        there = [one for one in ours if not one.transport.is_closing()]
         if len(there) > self.most:
             waiting = [one for one in there if one.waits_for_request()]
             min(waiting, key=lambda one: one.since).transport.abort()

@@ -34,11 +34,11 @@ class Store:
         """Return what was saved under a name; None if nothing was."""
         return private_files.read(self.folder / name, pickle.load)
 
-    def save(self, name: str, thing: Any) -> None:
+    def save(self, name: str, thing: object) -> None:
         """Save something under a name, in place of what was there."""
         private_files.write(self.folder / name, lambda file: pickle.dump(thing, file))
 
-    def save_result(self, name: str, thing: Any) -> None:
+    def save_result(self, name: str, thing: object) -> None:
         """Save a fit's result; that of an earlier fit stays, as ``previous-NAME``."""
         if os.path.lexists(self.folder / name):
             os.replace(self.folder / name, self.folder / f"previous-{name}")

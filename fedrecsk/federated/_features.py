@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted
 from fedrecsk.base._item_prior import ROUNDING, SHRINKAGE, ItemContent, shrunk
 from fedrecsk.data.ids import Ids, id_array, named
 from fedrecsk.data.item_features import has_ids
-from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.federated.base import FederatedRecommender, Mixin
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.updates import FieldSpec, SparseRows
@@ -34,7 +34,7 @@ SQUARES, SUMS, MEANS = "user_features", "user_sums", "user_means"
 
 
 @dataclass(eq=False, repr=False)
-class FederatedContent(ItemContent):
+class FederatedContent(ItemContent, Mixin):
     """`item_features` of a method whose algorithm keeps an ItemPrior (`item_prior`)."""
 
     # Fields of the final message with a row for each item that features predict, and those that

@@ -95,7 +95,7 @@ class GramAlgorithm(Algorithm[Server, Any], SendsOnce[Clients]):
     pair_half_life: float | Literal["auto"] | None
     # Whether the server must not learn which items a client holds.
     hides_items: bool
-    dtype: Any = np.float32
+    dtype: type[np.floating] = np.float32
 
     @property
     def traits(self):
@@ -210,6 +210,10 @@ class FederatedGram(FromPairs, RankingMixin, FederatedRecommender):
     )
 
     _dtype = np.float32
+
+    @abstractmethod
+    def _algorithm(self) -> GramAlgorithm:
+        """Return the method's algorithm, with these hyperparameters."""
 
     def _of_sums(self, kind, **parts):
         """Return an algorithm of a class, which knows whether the federation hides items."""

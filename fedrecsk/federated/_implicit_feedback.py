@@ -30,7 +30,7 @@ class Targets:
     """
 
     loss: Any
-    dtype: Any = np.float32
+    dtype: type[np.floating] = np.float32
 
     def setup_fields(self):
         """Return what clients send in the set-up: sums of their ratings and of the weights."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
@@ -14,11 +14,11 @@ from fedrecsk.base._fading import FadingHistory
 from fedrecsk.base._item_prior import ItemFeatures
 from fedrecsk.federated._features import FederatedContent
 from fedrecsk.federated._wmf import UserProblem
-from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.federated.base import FederatedRecommender, Mixin
 from fedrecsk.portable import Ridge
 
 
-class WMFModel(FadingHistory):
+class WMFModel(FadingHistory, Mixin):
     """Mixin of fitted models whose users are found by weighted least squares.
 
     A method has the parameters `n_factors`, `alpha` and `reg_user`; its message has
@@ -29,6 +29,10 @@ class WMFModel(FadingHistory):
     _user_width = "n_factors"
     # A parameter of LocALS and FCF.
     reg_exponent = 0.0
+
+    if TYPE_CHECKING:
+        alpha: float
+        reg_user: float
 
     def _user_problem(self):
         """Return the objective of each user, given the items."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
 from fedrecsk.data._checks import check_ratings, check_scale, scale_of
+from fedrecsk.federated.base import Mixin
 from fedrecsk.protocol.messages import Dense
 from fedrecsk.updates import FieldSpec, Updates
 
@@ -70,7 +71,7 @@ class Columns:
 
     n_factors: int
     biases: bool
-    dtype: Any = np.float32
+    dtype: type[np.floating] = np.float32
 
     @property
     def width(self):
@@ -101,8 +102,11 @@ class Columns:
 # -------------------------------------------------------------------------- for estimators
 
 
-class RatingScale:
+class RatingScale(Mixin):
     """Mixin of estimators with a parameter `rating_scale`, before FederatedRecommender."""
+
+    if TYPE_CHECKING:
+        rating_scale: tuple[float, float] | None
 
     def _check_before_fit(self):
         super()._check_before_fit()

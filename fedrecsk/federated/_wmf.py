@@ -54,7 +54,7 @@ class UserProblem:
     reg_user: float
     reg_exponent: float = 0.0
     history_half_life: float | Literal["auto"] | None = None
-    dtype: Any = np.float32
+    dtype: type[np.floating] = np.float32
 
     def enter(self, block) -> Clients:
         """Return users whose vectors are zero."""
@@ -149,7 +149,7 @@ class ImplicitAlgorithm(Algorithm[Any, Clients]):
     aggregation: Literal["full", "clients", "holders"] = "full"
     upload: Literal["local", "all"] = "local"
     INIT_STD: float = 0.03
-    dtype: Any = np.float32
+    dtype: type[np.floating] = np.float32
     problem: UserProblem
     content: ItemFeatures
 

@@ -9,10 +9,9 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from sklearn.base import clone
 from sklearn.utils import check_random_state
 
-from fedrecsk._utils.sklearn_compat import Interval, get_threadpool_controller
+from fedrecsk._utils.sklearn_compat import Interval, clone, get_threadpool_controller
 from fedrecsk._utils.threads import N_JOBS
 from fedrecsk.base import Recommender
 from fedrecsk.base._item_weights import history_of
@@ -31,6 +30,10 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
     from fedrecsk.privacy import PrivacyReport
+    from fedrecsk.protocol.algorithm import AnyAlgorithm
+    from fedrecsk.protocol.blocks import Attributes
+    from fedrecsk.protocol.ledger import Ledger
+    from fedrecsk.protocol.messages import Message
 
 
 @dataclass(eq=False, repr=False)
@@ -67,6 +70,12 @@ class FederatedRecommender(Updating, Recommender):
         "federation": [Federation, None],
     }
 
+    # What a fit sends last.
+    _final_message: ClassVar[Message]
+    communication_: ClassVar[Ledger]
+    # Of what methods compute, for most of them.
+    _dtype: ClassVar[type[np.floating]]
+
     # The users' models on the workers of a Dask cluster: Parts, or None if they are here.
     _parts = None
 
@@ -77,7 +86,7 @@ class FederatedRecommender(Updating, Recommender):
     # ------------------------------------------------------------------ what a method gives
 
     @abstractmethod
-    def _algorithm(self):
+    def _algorithm(self) -> AnyAlgorithm:
         """Return the method's algorithm, with these hyperparameters."""
 
     def _check_setting(self, federation, data, blocks):
@@ -87,7 +96,7 @@ class FederatedRecommender(Updating, Recommender):
         """Raise, before any work, if only the simulator can run the method in its federation."""
 
     @abstractmethod
-    def _server_attributes(self, message):
+    def _server_attributes(self, message) -> Attributes:
         """Fitted attributes that are the server's, from the final message; a dict."""
 
     def _attributes_of_state(self, server):
@@ -96,7 +105,7 @@ class FederatedRecommender(Updating, Recommender):
         return {} if prior is None else {"_content": prior}
 
     @abstractmethod
-    def _user_attributes(self, block, state):
+    def _user_attributes(self, block, state) -> Attributes:
         """Fitted attributes that are the users' own; a dict; pure.
 
         Arrays with a row per user of the block, with names that begin with ``user_``. Anything
@@ -255,15 +264,17 @@ class FederatedRecommender(Updating, Recommender):
         """Run the rounds for a curious server; see `run.watch`."""
         return run.watch(self, data, n_rounds)
 
-    def __getattr__(self, name: str) -> Any:
-        if vars(self).get("_parts") is not None and name.startswith("user_"):
-            raise AttributeError(
-                f"The users of this {type(self).__name__} are on the workers of a Dask cluster; "
-                "pass a Dask DataFrame, or use fedrecsk.cluster.gather(model), which returns a "
-                f"model that has {name} here."
-            )
-        # Raise as Python does, or as `available_if` does.
-        return object.__getattribute__(self, name)
+    if not TYPE_CHECKING:  # see Recommender
+
+        def __getattr__(self, name: str) -> Any:
+            if vars(self).get("_parts") is not None and name.startswith("user_"):
+                raise AttributeError(
+                    f"The users of this {type(self).__name__} are on the workers of a Dask "
+                    "cluster; pass a Dask DataFrame, or use fedrecsk.cluster.gather(model), which "
+                    f"returns a model that has {name} here."
+                )
+            # Raise as Python does, or as `available_if` does.
+            return object.__getattribute__(self, name)
 
     def _forget_features(self, users):
         """Forget what this object has of these users beside their rows."""
@@ -291,3 +302,10 @@ class FederatedRecommender(Updating, Recommender):
     def _as_newcomers(self, block):
         """Return a block of users that were not in fit, with the codes that their draws need."""
         return block
+
+
+# What mixins derive from for type checkers, because they use what the class has.
+if TYPE_CHECKING:
+    Mixin = FederatedRecommender
+else:
+    Mixin = object

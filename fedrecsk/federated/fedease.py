@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
 from numbers import Real
 from typing import ClassVar, Literal
@@ -94,6 +95,10 @@ class OwnWeights(FederatedGram):
     _parameter_constraints: ClassVar[dict] = FederatedGram._parameter_constraints | {
         "download": [StrOptions({"auto", "local", "all"})],
     }
+
+    @abstractmethod
+    def _algorithm(self) -> OwnWeightsAlgorithm:
+        """Return the method's algorithm, with these hyperparameters."""
 
     def _server_attributes(self, message):
         return {"item_weights_": message["item_weights"].values}

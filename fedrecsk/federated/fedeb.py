@@ -103,7 +103,7 @@ class FedEBAlgorithm(Algorithm[Server, Clients]):
     BETA_2: float
     EPSILON: float
     NU: float
-    dtype: Any
+    dtype: type[np.floating]
     content: ItemFeatures
     regression: UserRegression
 
@@ -609,6 +609,15 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
     }
 
     _user_width = "_width"
+    # What `fit` sets.
+    user_covariance_: ClassVar[np.ndarray]
+    user_noise_: ClassVar[np.ndarray]
+    user_days_: ClassVar[Any]
+    item_variance_: ClassVar[np.ndarray]
+    implicit_factors_: ClassVar[np.ndarray]
+    noise_std_: ClassVar[float]
+    bias_std_: ClassVar[float]
+    _new_item_variance: ClassVar[np.ndarray]
     _predicted_fields = ("average_items",)
     _absent_fields = ("average_implicit", "n_ratings", "audiences")
     # Standard deviation of the initial item vectors.

@@ -77,7 +77,7 @@ class FedMFAlgorithm(Algorithm[Any, Clients]):
     # has learned the old rows by heart learns little from new ones (Ash and Adams, "On
     # warm-starting neural network training", NeurIPS 2020).
     KEPT: float = 0.5
-    dtype: Any = np.float32
+    dtype: type[np.floating] = np.float32
     targets: Targets
 
     @property

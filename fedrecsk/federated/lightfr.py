@@ -202,6 +202,10 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
     SPARSE_REG = 12000.0  # its weight for a user with n rows is SPARSE_REG / n, if that is more
     # False is the paper's ablation.
     _trains_items = True
+    # What `fit` sets.
+    user_codes_: ClassVar[np.ndarray]
+    item_codes_: ClassVar[np.ndarray]
+    n_bits_: ClassVar[int]
 
     def _algorithm(self):
         content = ItemFeatures(self.item_features, self.items)

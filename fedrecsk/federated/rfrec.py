@@ -87,7 +87,7 @@ class Clients:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RFRecAlgorithm(Algorithm[Server, Clients], SharesHistory[Clients]):
+class RFRecAlgorithm(Algorithm[Server, Clients], SharesHistory[Clients, Common]):
     """Every client steps on an item matrix of its own, which is pulled towards their mean."""
 
     prox: float
@@ -106,7 +106,7 @@ class RFRecAlgorithm(Algorithm[Server, Clients], SharesHistory[Clients]):
     BETA_1: float = 0.9
     BETA_2: float = 0.9
     EPSILON: float = 1e-8
-    dtype: Any = np.float32
+    dtype: type[np.floating] = np.float32
     columns: Columns
     content: ItemFeatures
     # Whether sums of the data would break differential privacy.
@@ -568,6 +568,7 @@ class RFRec(FederatedContent, _ratings.BiasColumn, RatingMixin, FederatedRecomme
     _absent_fields = ("n_ratings",)
     _dtype = np.float32
     _user_width = "n_factors"
+    _mean_user_bias: ClassVar[float]
 
     def _algorithm(self):
         return self._rfrec(RFRecAlgorithm)

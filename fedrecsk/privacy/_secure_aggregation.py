@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -254,6 +254,7 @@ class Encryption(SecureAggregation):
         "audit": [Interval(Integral, 1, None, closed="left"), StrOptions({"all"})],
     }
     hides_sums = True
+    audit: int | Literal["all"]
 
     def _check_size(self, largest, n_clients):
         """Raise if a value of size `largest` may overflow in a sum over `n_clients`."""

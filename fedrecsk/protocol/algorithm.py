@@ -15,14 +15,19 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from fedrecsk.base._item_prior import ItemPrior
     from fedrecsk.protocol.blocks import Block
     from fedrecsk.protocol.keys import Key, Keys
     from fedrecsk.protocol.messages import Catalogue, GroupMessages, Upload
     from fedrecsk.protocol.participation import RoundMasks
+    from fedrecsk.protocol.states import Remembered
     from fedrecsk.updates import FieldSpec, Updates
 
 S = TypeVar("S")
 C = TypeVar("C")
+# What clients of equal history share.
+H = TypeVar("H")
+P = TypeVar("P")
 Loss = tuple[float, float] | None
 
 
@@ -184,8 +189,8 @@ class Algorithm(ABC, Generic[S, C]):
         """
         return self.enter(block, message, key) if clients is None else clients
 
-    def item_prior(self, server: S) -> Any:
-        """Server: what it keeps of `item_features`, an ItemPrior or None."""
+    def item_prior(self, server: S) -> ItemPrior | None:
+        """Server: what it keeps of `item_features`."""
         return getattr(server, "prior", None)
 
     # ------------------------------------------------------------------ with other rows
@@ -198,10 +203,14 @@ class Algorithm(ABC, Generic[S, C]):
         """Clients: the arrays that they go on from, by what these are indexed by."""
         return states.memory(clients)
 
-    def recall(self, clients: C, remembered: dict[str, Any]) -> C:
+    def recall(self, clients: C, remembered: Remembered) -> C:
         """Clients: their first state, with what they remember."""
         states.recall(clients, remembered)
         return clients
+
+
+# An algorithm of whatever states, as the loop has it.
+AnyAlgorithm = Algorithm[Any, Any]
 
 
 class SendsOnce(ABC, Generic[C]):
@@ -216,18 +225,18 @@ class SendsOnce(ABC, Generic[C]):
         """Clients: their state before a round in which they take back all that they have sent."""
 
 
-class SharesHistory(ABC, Generic[C]):
-    """An algorithm whose clients of equal history share a part of their state.
+class SharesHistory(ABC, Generic[C, H]):
+    """An algorithm whose clients of equal history share a part H of their state.
 
     Their first state may depend on the first broadcast.
     """
 
     @abstractmethod
-    def share(self, common: Any, message: Message, key: Keys) -> Any:
+    def share(self, common: H | None, message: Message, key: Keys) -> H:
         """Clients: the shared part after a message, computed once; `common` is None at first."""
 
     @abstractmethod
-    def with_shared(self, clients: C, common: Any) -> C:
+    def with_shared(self, clients: C, common: H) -> C:
         """Clients: their state with the shared part."""
 
 
@@ -257,3 +266,13 @@ class MeetsPeers(ABC, Generic[C]):
         self, block: Block, clients: C, means: np.ndarray, turn: RoundMasks, step: int
     ) -> C:
         """Clients: their state, given the mean of the messages in each client's group."""
+
+
+def extended(algorithm: AnyAlgorithm, kind: type[P]) -> P:
+    """Return an algorithm as the optional protocol that one of its traits promises."""
+    if not isinstance(algorithm, kind):
+        raise TypeError(
+            f"The traits of {type(algorithm).__name__} need functions of {kind.__name__}; derive "
+            f"it from {kind.__name__}."
+        )
+    return algorithm

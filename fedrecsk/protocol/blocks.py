@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from fedrecsk.data.interactions import Interactions
 
+    # Fitted attributes by name.
+    Attributes = dict[str, Any]
 
 RATINGS_PER_BLOCK = 2**16
 MAX_BLOCKS = 64
@@ -248,8 +250,8 @@ def codes_of_users(
 
 
 def by_user(
-    users: list[np.ndarray], attributes: list[dict[str, Any]], n_users: int | None = None
-) -> dict[str, Any]:
+    users: list[np.ndarray], attributes: list[Attributes], n_users: int | None = None
+) -> Attributes:
     """Join attributes of several groups of users, in the order of the users' codes.
 
     `users` are the codes of each group; users who are in none of them get rows of zeros. Attributes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,9 @@ from fedrecsk.protocol.messages import Dense, Message, Total, Upload
 from fedrecsk.protocol.protection import TERMS
 
 if TYPE_CHECKING:
+    from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.privacy import CentralDP, LocalMechanism
+    from fedrecsk.protocol.algorithm import AnyAlgorithm
     from fedrecsk.protocol.federation import Federation
     from fedrecsk.updates import Counts, FieldSpec
 
@@ -52,7 +54,12 @@ class CentralNoise:
     """
 
     def __init__(
-        self, method: Any, federation: Federation, n_clients: int, shared: Key, secret: Key | None
+        self,
+        method: FederatedRecommender,
+        federation: Federation,
+        n_clients: int,
+        shared: Key,
+        secret: Key | None,
     ) -> None:
         self.federation = federation
         self.secret = secret
@@ -287,7 +294,9 @@ class Plan(NamedTuple):
     rotates: bool = False
 
     @classmethod
-    def of(cls, method: Any, federation: Federation, n_clients: int, key: Key) -> Plan:
+    def of(
+        cls, method: FederatedRecommender, federation: Federation, n_clients: int, key: Key
+    ) -> Plan:
         """Return the plan of a fit."""
         fraction, n_rounds = method.client_fraction, method._rounds(n_clients)
         mechanism = federation.central_dp
@@ -312,7 +321,7 @@ class Plan(NamedTuple):
         return cls(n_clients, n_setups, n_rounds, uses, probability, cohort, sampling.rotates)
 
 
-def sizes_of_uploads(algorithm: Any, n_items: int) -> dict[str, int]:
+def sizes_of_uploads(algorithm: AnyAlgorithm, n_items: int) -> dict[str, int]:
     """Return how many numbers an upload has, at most in the "setup" and in a "round"."""
     in_setup, in_round = (
         sum(spec.size for spec in specs.values())

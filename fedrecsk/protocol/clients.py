@@ -6,11 +6,13 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from fedrecsk.data._checks import ClientFailed, hint
+from fedrecsk.privacy import SecAggPlus
+from fedrecsk.protocol.algorithm import MeetsPeers, SendsOnce, SharesHistory, extended
 from fedrecsk.protocol.blocks import by_user, codes_of_users
 from fedrecsk.protocol.early_stopping import VALIDATION, HeldOut
 from fedrecsk.protocol.keys import SETUP
@@ -20,22 +22,25 @@ from fedrecsk.protocol.protection import completed, measured, protected, stages
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Updates
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Self
 
     from numpy.typing import NDArray
 
-    from fedrecsk.protocol.blocks import Block
+    from fedrecsk.federated.base import FederatedRecommender
+    from fedrecsk.protocol.algorithm import AnyAlgorithm
+    from fedrecsk.protocol.blocks import Attributes, Block
     from fedrecsk.protocol.federation import Federation, Uploads
     from fedrecsk.protocol.keys import Keys
     from fedrecsk.protocol.messages import GroupMessages
+    from fedrecsk.protocol.protection import Forge
+    from fedrecsk.protocol.states import Remembered
 
 
 @dataclass(eq=False)
 class Group:
     """What clients with equal histories share, and the last round in which it took its step."""
 
-    common: Any = None
+    common: object = None
     round: int = -1
 
 
@@ -70,19 +75,19 @@ class Clients:
 
     def __init__(
         self,
-        method: Any,
+        method: FederatedRecommender,
         block: Block,
         federation: Federation,
         keys: Keys,
         *,
         group: Group | None = None,
         held_out: Block | None = None,
-        forge: Callable[..., Any] | None = None,
+        forge: Forge | None = None,
         client_ids: np.ndarray | None = None,
         is_device: bool = False,
     ) -> None:
         self.method = method
-        self.algorithm: Any = method._algorithm()
+        self.algorithm: AnyAlgorithm = method._algorithm()
         traits = self.algorithm.traits
         self.block: Block = block
         self.federation = federation
@@ -104,9 +109,9 @@ class Clients:
         stale = federation.dropout > 0 and federation.dropout_mode == "stale"
         self._goes_back: bool = traits.may_be_silent or stale
         self.client_ids: np.ndarray = block.clients if client_ids is None else client_ids
-        self.state: Any = None
-        # What they keep of an earlier fit; None: nothing.
-        self.remembered: Any = None
+        self.state: object = None
+        # What they keep of an earlier fit; in a method of sums, a mask of who has sent.
+        self.remembered: Remembered | NDArray[np.bool_] | None = None
         self._announcement = Message()
         # Messages that clients received last, by round, and the round of each client's last one.
         self._messages = {}
@@ -114,7 +119,7 @@ class Clients:
         # Clients that have ever updated.
         self._has_updated = np.zeros(block.n_clients, dtype=bool)
         # The round that they are in, None before the first, and their participation in it.
-        self._round: Any = None
+        self._round: int | None = None
         self._part = Participation.full(block.n_clients)
         # The clients that took part in the last exchange among devices.
         self._met = None
@@ -216,7 +221,7 @@ class Clients:
         group = self.group
         if self._shares_state and ready.any() and group.round != round:
             message, key = self._messages[self._last[ready][0]], self.keys.at(round)
-            group.common = self.algorithm.share(group.common, message, key)
+            group.common = extended(self.algorithm, SharesHistory).share(group.common, message, key)
             group.round = round
 
     def exchange(self, round: int, step: int) -> GroupMessages | None:
@@ -235,7 +240,7 @@ class Clients:
             return None
         message = self._messages[round]
         self._begin(message, key)
-        self.state, messages = self.algorithm.exchange(
+        self.state, messages = extended(self.algorithm, MeetsPeers).exchange(
             self.block, self.state, message, turn, step, key
         )
         self._met = turn
@@ -243,7 +248,8 @@ class Clients:
 
     def end_exchange(self, step: int, means: NDArray[np.float64]) -> None:
         """Store the means over these clients' groups, after an `exchange` that sent something."""
-        self.state = self.algorithm.after_exchange(self.block, self.state, means, self._met, step)
+        peers = extended(self.algorithm, MeetsPeers)
+        self.state = peers.after_exchange(self.block, self.state, means, self._met, step)
 
     def update(self, round: int) -> tuple[list[ClientUpdates], NDArray[np.float64]]:
         """Run one local update.
@@ -304,7 +310,8 @@ class Clients:
             message = self._messages[last]
             self._begin(message, key)
             if self._shares_state:
-                self.state = self.algorithm.with_shared(self.state, self.group.common)
+                shares = extended(self.algorithm, SharesHistory)
+                self.state = shares.with_shared(self.state, self.group.common)
             with _naming_clients(self.client_ids, f"in round {round}"):
                 self.state, updates, loss = self.algorithm.update(
                     self.block, self.state, message, turn, key
@@ -343,14 +350,15 @@ class Clients:
     def has_sent(self) -> NDArray[np.bool_]:
         """Return a mask of the clients whose upload the server's sum has, of a method of sums."""
         if self.state is not None:
-            return self.algorithm.has_sent(self.state)
-        nobody = np.zeros(self.block.n_clients, dtype=bool)
-        return nobody if self.remembered is None else self.remembered
+            return extended(self.algorithm, SendsOnce).has_sent(self.state)
+        if isinstance(self.remembered, np.ndarray):
+            return self.remembered
+        return np.zeros(self.block.n_clients, dtype=bool)
 
     def take_back(self, round: int) -> None:
         """Let the update of a round take back what these clients have sent, in a method of sums."""
         self._begin(Message(), self.keys.at(round))
-        self.state = self.algorithm.take_back(self.state)
+        self.state = extended(self.algorithm, SendsOnce).take_back(self.state)
 
     # ------------------------------------------------------------------- the model's end
 
@@ -381,8 +389,8 @@ class Clients:
         users = self._personalized(asked, message, round)
         sums = np.zeros((block.n_clients, 2))
         sums[asked] = self._losses(asked, users, message, self.held_out.part(asked))
-        if self.federation.masks:
-            scheme: Any = self.federation.secure_aggregation
+        scheme = self.federation.secure_aggregation
+        if isinstance(scheme, SecAggPlus):
             unit = scheme.unit_of(VALIDATION["validation_loss"])
             sums[asked] = unit * scheme.fixed(sums[asked], unit)
         self._measured = self._attributes(asked, users, self._codes), asked
@@ -460,7 +468,7 @@ class Clients:
         """Delete the kept state, because a model that they did not evaluate is the best so far."""
         self._kept = None
 
-    def fitted(self, message: Message, round: int, *, kept: bool = True) -> dict[str, Any]:
+    def fitted(self, message: Message, round: int, *, kept: bool = True) -> Attributes:
         """Users' attributes under the final model, as a dict. Does not change the clients.
 
         Parameters
@@ -508,7 +516,7 @@ class Personalized(NamedTuple):
     block: Block
     places: np.ndarray
     wanted: np.ndarray
-    state: Any
+    state: object
 
 
 def _newcomers(algorithm, block, client_ids, message, key):
@@ -520,8 +528,8 @@ def _newcomers(algorithm, block, client_ids, message, key):
 
 
 def personal_attributes(
-    method: Any, block: Block, client_ids: NDArray[Any], message: Message, key: Keys
-) -> dict[str, Any]:
+    method: FederatedRecommender, block: Block, client_ids: np.ndarray, message: Message, key: Keys
+) -> Attributes:
     """Users' attributes of clients that have never updated; an error if a number is not finite."""
     state = _newcomers(method._algorithm(), block, client_ids, message, key)
     attributes = method._user_attributes(block, state)

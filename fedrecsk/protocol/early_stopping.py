@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedrecsk.protocol.keys import Key
 
 
+M = TypeVar("M")
 # What clients send of a measured model: sums of losses and of weights.
 VALIDATION = {"validation_loss": FieldSpec((2,), learned=False)}
 
@@ -74,7 +75,7 @@ class HeldOut(NamedTuple):
 
 
 @dataclass
-class EarlyStopping:
+class EarlyStopping(Generic[M]):
     """The record of validation losses, at the server or of a centralised model.
 
     `patience` passes without an improvement by more than `tol` end the fit. In the `n_cohorts`
@@ -86,7 +87,7 @@ class EarlyStopping:
     tol: float
     patience: int
     n_cohorts: int = 1
-    message: Any = None
+    message: M | None = None
     best_loss: float = float("inf")
     best_round: int = -1
     stopped: bool = False
@@ -103,7 +104,7 @@ class EarlyStopping:
         self,
         loss: float,
         round: int,
-        message: Callable[[], Any],
+        message: Callable[[], M],
         *,
         by_everybody: bool = True,
         is_last: bool = False,

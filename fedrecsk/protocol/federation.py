@@ -164,12 +164,13 @@ class Federation(PlainParameters):
     def _suspect(self):
         """Return a sentence about the part that may have made the clients diverge, or None."""
         of_noise = "scale", "noise_multiplier", "clip"
-        for part, names in ((self.adversary, ("strength",)), (self.local_dp, of_noise)):
-            if part is None or (part is self.adversary and not part.forges):
+        forger = None if self.adversary is None or not self.adversary.forges else self.adversary
+        for part, names in ((forger, ("strength",)), (self.local_dp, of_noise)):
+            if part is None:
                 continue
             known = [name for name in names if name in part.get_params(deep=False)]
             lower = f"lower its {known[0]}" if known else "check what it uploads"
-            undefended = part is self.adversary and self.aggregator is None
+            undefended = part is forger and self.aggregator is None
             aggregate = ", or set an aggregator such as NormClipping()" * undefended
             return f"The likely cause is {part}: {lower}{aggregate}."
         if self.central_dp is not None:

@@ -12,13 +12,11 @@ from fedrecsk.compression._compressors import BlockCompressor
 from fedrecsk.data._checks import Diverged
 from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.protocol.central_noise import warn_of_delta
-from fedrecsk.protocol.messages import Message, Rows, Total, Upload, narrowed
+from fedrecsk.protocol.messages import Dense, Message, Rows, Total, Upload, narrowed
 from fedrecsk.protocol.secure_accounts import aligned_size, as_vector, fields_of
 from fedrecsk.updates import Counts, RoundUpdates, add_sums
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from numpy.typing import ArrayLike, NDArray
 
     from fedrecsk.privacy import GaussianMechanism, LaplaceMechanism
@@ -170,10 +168,9 @@ class Downlink:
             return packed
         # What clients know is what they make of the numbers that cross.
         wire = np.dtype(field.dtype or self.federation.wire_dtype)
-        encoded: Any = compression._encoded(packed.values.astype(np.float64), packed.step)
-        values, extra = encoded
+        values, extra = compression._encoded(packed.values.astype(np.float64), packed.step)
         extra = None if extra is None else narrowed(extra, wire)
-        received: Any = compression._decoded(narrowed(values, wire), extra, change.shape)
+        received = compression._decoded(narrowed(values, wire), extra, change.shape)
         return replace(packed, values=received.astype(change.dtype))
 
     def _sizes(self, message):
@@ -181,7 +178,7 @@ class Downlink:
         return message.sizes(self._n_held, self.federation.wire_dtype)[0]
 
 
-def matrix_to_compress(field: Any) -> Any:
+def matrix_to_compress(field: Dense) -> np.ndarray | None:
     """Return the matrix of a field that may be compressed, else None."""
     # Fields that are not learned, such as a basis, are sent as they are.
     if isinstance(field, Rows) or not (field.is_learned and field.compressible):

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from sklearn.exceptions import ConvergenceWarning
 
 from fedrecsk._utils.user_warnings import warn
 
 if TYPE_CHECKING:
-    from typing import Any
-
+    import numpy as np
     from numpy.typing import NDArray
 
-    from fedrecsk.protocol.links import StepTotal
     from fedrecsk.protocol.messages import Message
     from fedrecsk.protocol.participation import Participation
     from fedrecsk.protocol.server import Server
 
 
-class Loop(ABC):
+# What clients answer in a step, and what is seen of a round.
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+class Loop(ABC, Generic[A, R]):
     """Lets a `server` fit a model; subclasses ask clients in threads, on Dask or over Flower."""
 
     server: Server
 
     @abstractmethod
-    def ask_setup(self, message: Message) -> StepTotal:
+    def ask_setup(self, message: Message) -> A:
         """Send all clients the message of the set-up; return their answers."""
 
     @abstractmethod
@@ -34,15 +37,15 @@ class Loop(ABC):
         """Send all clients the announcement."""
 
     @abstractmethod
-    def ask_round(self, participation: Participation, message: Message | None) -> Any:
+    def ask_round(self, participation: Participation, message: Message | None) -> R:
         """Let clients update, and close the round."""
 
     @abstractmethod
-    def ask_validation(self, participation: Participation, message: Message) -> StepTotal:
+    def ask_validation(self, participation: Participation, message: Message) -> A:
         """Let clients evaluate a model on rows that they hold out; return their answers."""
 
     @abstractmethod
-    def keep_best(self, who: NDArray) -> None:
+    def keep_best(self, who: NDArray[np.bool_]) -> None:
         """Let the clients of a mask keep what they have evaluated last, because it is the best."""
 
     def set_up(self) -> None:
@@ -58,7 +61,7 @@ class Loop(ABC):
         server = self.server
         return server.round >= server.method._rounds(server.n_clients) or server.stopping.stopped
 
-    def round(self) -> Any:
+    def round(self) -> R | None:
         """Run one round; return what `ask_round` does, None if early stopping has ended the fit."""
         server = self.server
         participation, message = server.open_round()

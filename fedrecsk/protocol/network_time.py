@@ -13,8 +13,7 @@ from fedrecsk._utils.sklearn_compat import Interval, validate_params
 from fedrecsk.protocol.ledger import Ledger
 
 if TYPE_CHECKING:
-    from typing import Any
-
+    from fedrecsk.federated.base import FederatedRecommender
 
 __all__ = ["PROFILES", "NetworkProfile", "TrainingTime", "estimate_training_time"]
 
@@ -130,7 +129,7 @@ class TrainingTime:
     prefer_skip_nested_validation=True,
 )
 def estimate_training_time(
-    model: Any,
+    model: FederatedRecommender | Ledger,
     profile: NetworkProfile | str = "4g",
     *,
     client_seconds: float | None = None,

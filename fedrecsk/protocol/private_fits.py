@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from fedrecsk.protocol.refusals import raise_all
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.privacy import CentralDP
 
 # Shares that take fewer seconds are drawn without a word.
@@ -24,7 +25,7 @@ LONG = 30.0
 SAMPLE = 2**15
 
 
-def check(method: Any, mechanism: CentralDP) -> None:
+def check(method: FederatedRecommender, mechanism: CentralDP) -> None:
     """Raise ValueError if central privacy would not protect all that a method sends."""
     name = type(method).__name__
     algorithm = method._algorithm()
@@ -49,13 +50,13 @@ def check(method: Any, mechanism: CentralDP) -> None:
     raise_all(found, "this privacy")
 
 
-def check_local(method: Any) -> None:
+def check_local(method: FederatedRecommender) -> None:
     """Raise ValueError if local noise would not protect all that a method sends."""
     found = list(_problems_of_settings(method, "local_dp", "which local_dp does not protect"))
     raise_all(found, "this privacy")
 
 
-def check_secure(method: Any) -> None:
+def check_secure(method: FederatedRecommender) -> None:
     """Raise ValueError if secure sums cannot add up what a method sends."""
     if any(spec.rows != "all" for spec in method._algorithm().fields(1).values()):
         raise ValueError(
@@ -64,7 +65,7 @@ def check_secure(method: Any) -> None:
         )
 
 
-def warn_of_cost(method: Any, n_clients: int) -> None:
+def warn_of_cost(method: FederatedRecommender, n_clients: int) -> None:
     """Warn, before any work, if clients' shares of the noise under secure sums take long."""
     federation = method._setting()
     mechanism, scheme = federation.central_dp, federation.secure_aggregation
@@ -106,7 +107,7 @@ def _problems_of_settings(method, name, but):
     yield from method._private_problems(name)
 
 
-def problems_of_scale(method: Any, name: str) -> Iterator[str]:
+def problems_of_scale(method: FederatedRecommender, name: str) -> Iterator[str]:
     """Yield a text if the rating scale would be derived from the data."""
     if getattr(method, "rating_scale", ()) is None:
         yield (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from fedrecsk.protocol.keys import Key
     from fedrecsk.protocol.messages import Message
     from fedrecsk.protocol.participation import RoundMasks
+    from fedrecsk.updates._client_updates import Stage
+
+    # Takes updates, and a seed for each client.
+    Forge = Callable[[ClientUpdates, NDArray[np.uint64]], ClientUpdates]
 
 
 # The field of every message that tells clients the clip, and the variance of their shares.
@@ -117,7 +121,7 @@ def _of_one_client(values, spec, block):
 
 
 def measured(
-    fields: Mapping[str, Any],
+    fields: Mapping[str, object],
     specs: Mapping[str, FieldSpec],
     n_held: NDArray[np.int64],
     wire_dtype: str,
@@ -138,11 +142,11 @@ def stages(
     federation: Federation,
     key: Key,
     message: Message | None,
-    forge: Callable[..., Any] | None = None,
+    forge: Forge | None = None,
     *,
     each: bool,
     is_setup: bool = False,
-) -> list[Callable[[ClientUpdates], ClientUpdates]]:
+) -> list[Stage]:
     """List functions of ClientUpdates: what becomes of updates before they leave the clients.
 
     `key` is the clients' private one, and `message` may have the terms of central privacy. Clients
@@ -172,7 +176,7 @@ def stages(
 
 
 def protected(
-    updates: ClientUpdates, through_stages: Sequence[Callable[..., Any]], uploads: Uploads
+    updates: ClientUpdates, through_stages: Sequence[Stage], uploads: Uploads
 ) -> ClientUpdates:
     """Pass single updates through all stages, and add them up, or hold them for the server."""
     hold = uploads == "held"

@@ -6,15 +6,15 @@ The server of a deployed fit counts the same bytes, and its clients round in the
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 from scipy import sparse
 
 from fedrecsk._utils.kernels import LazyModule
-from fedrecsk.privacy import secure_sum
+from fedrecsk.privacy import SecAggPlus, secure_sum
 from fedrecsk.privacy._secagg_protocol import (
     FEWEST_CLIENTS,
     Lost,
@@ -23,28 +23,29 @@ from fedrecsk.privacy._secagg_protocol import (
     bytes_of_sum,
     masked_sum,
 )
+from fedrecsk.privacy._secure_aggregation import Encryption
 from fedrecsk.updates import ClientUpdates, split_fields
 
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from fedrecsk.privacy import SecAggPlus
     from fedrecsk.protocol.central_noise import CentralNoise
     from fedrecsk.protocol.keys import Key
     from fedrecsk.protocol.ledger import Ledger
     from fedrecsk.updates import FieldSpec, RoundUpdates, SparseRows
 
 
+A = TypeVar("A", Encryption, SecAggPlus)
 masking_kernels: LazyModule = LazyModule("fedrecsk.protocol._masking_kernels")
 
 
-class Channel:
+class Channel(Generic[A]):
     """What adds up the uploads of a fit by a SecureAggregation, and audits it."""
 
-    def __init__(self, scheme: Any) -> None:
-        self.scheme = scheme
+    def __init__(self, scheme: A) -> None:
+        self.scheme: A = scheme
         # Of each audited sum: clients, and seconds of all of them and of the server.
         self._audits: list[tuple[int, float, float]] = []
 
@@ -59,11 +60,12 @@ class Channel:
 # --------------------------------------------------------------------------- CKKS and Paillier
 
 
+@dataclass(frozen=True, repr=False)
 class _Report:
     """A dataclass whose floats are shown with three digits."""
 
     def __repr__(self) -> str:
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
         shown = (
             f"{n}={v:.3g}" if isinstance(v, float) else f"{n}={v!r}" for n, v in values.items()
         )
@@ -103,17 +105,17 @@ class EncryptionReport(_Report):
     server_seconds: float
 
 
-class EncryptedChannel(Channel):
+class EncryptedChannel(Channel[Encryption]):
     """Adds up the uploads of a fit under CKKS or Paillier."""
 
-    def __init__(self, scheme: Any) -> None:
+    def __init__(self, scheme: Encryption) -> None:
         super().__init__(scheme)
         self._keys = None
         self._nbytes = {}
         self._max_error = 0.0
         self._precision = 0.0
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Mapping[str, object]:
         # Secret keys are neither pickled nor copied. A copy makes new ones when needed.
         return vars(self) | {"_keys": None}
 
@@ -203,7 +205,7 @@ class MaskingReport(_Report):
     learns: str
 
 
-class MaskedChannel(Channel):
+class MaskedChannel(Channel[SecAggPlus]):
     """Adds up the uploads of a fit, whose usual cohort has `n_clients`, as masked integers.
 
     `releases` says how large sums get if the clients add noise.

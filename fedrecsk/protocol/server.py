@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedrecsk._utils.user_warnings import warn
+from fedrecsk.protocol.algorithm import ChoosesCohorts, extended
 from fedrecsk.protocol.central_noise import CentralNoise
 from fedrecsk.protocol.early_stopping import VALIDATION, EarlyStopping
 from fedrecsk.protocol.keys import SETUP, Key
@@ -20,11 +21,12 @@ from fedrecsk.protocol.secure_accounts import EncryptedChannel, MaskedChannel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
     from numpy.typing import NDArray
 
+    from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.privacy.report import PrivacyReport
+    from fedrecsk.protocol.algorithm import AnyAlgorithm
     from fedrecsk.protocol.federation import Federation
     from fedrecsk.protocol.messages import Registration, Upload
 
@@ -53,7 +55,7 @@ class Server:
 
     def __init__(
         self,
-        method: Any,
+        method: FederatedRecommender,
         federation: Federation,
         key: Key,
         item_ids: np.ndarray,
@@ -61,7 +63,7 @@ class Server:
         secret: Key | None = None,
     ) -> None:
         self.method = method
-        self.algorithm: Any = method._algorithm()
+        self.algorithm: AnyAlgorithm = method._algorithm()
         self.federation = federation
         self.key = key
         self.secret = secret
@@ -72,14 +74,14 @@ class Server:
         self.sampling: Sampling = method._sampling()
         self._round_specs = self.algorithm.fields(len(item_ids))
         # What the method keeps; None before the set-up has ended.
-        self.state: Any = None
-        self.history: list[dict[str, Any]] = []
+        self.state: object = None
+        self.history: list[dict[str, float]] = []
         # Rounds run so far.
         self.round: int = 0
         # Rounds in which all uploads were lost, and rounds with too few for the aggregator.
         self.n_empty_rounds: int = 0
         self.n_undecided_rounds: int = 0
-        self.stopping: EarlyStopping = EarlyStopping(method.tol, method.n_iter_no_change)
+        self.stopping: EarlyStopping[Message] = EarlyStopping(method.tol, method.n_iter_no_change)
         # Whether clients always receive the full model, as deployed ones do.
         self.sends_whole: bool = False
         # Mask of the clients that rounds are for; None: cohorts are drawn.
@@ -98,7 +100,7 @@ class Server:
         """Begin without clients, or again after a registration that was refused."""
         self.n_clients: int = 0
         self.n_users: int = 0
-        self.client_ids: Any = None
+        self.client_ids: np.ndarray = np.zeros(0)
         self.n_held: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._first_users = np.zeros(0, dtype=np.int64)
         # Clients that have received the message of a round.
@@ -272,7 +274,9 @@ class Server:
         algorithm, cohort = self.algorithm, self.only
         if cohort is None and algorithm.traits.chooses_cohorts:
             size = self.sampling.cohort_size(self.n_clients)
-            cohort = algorithm.choose(self.state, self.n_clients, size, key)
+            cohort = extended(algorithm, ChoosesCohorts).choose(
+                self.state, self.n_clients, size, key
+            )
             if cohort is not None and algorithm.traits.shares_history:
                 raise TypeError(
                     f"{type(self.method).__name__} shares state between clients of equal history, "
@@ -504,7 +508,7 @@ class Server:
         return self.uplink.privacy_report(server_sees(self.method, self.federation))
 
 
-def server_sees(method: Any, federation: Federation) -> str:
+def server_sees(method: FederatedRecommender, federation: Federation) -> str:
     """Return what the protocol shows to the server, as in :class:`PrivacyReport`."""
     compresses = federation.compression is not None and federation.compression.up
     if federation.encrypts:

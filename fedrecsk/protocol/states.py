@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeVar, get_type_hints
 
 import numpy as np
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
+
+    # Masks of the users, clients or rows that are known, and arrays of those, by what they are of.
+    Remembered = dict[str, tuple[NDArray[np.bool_], list[np.ndarray]]]
 
 T = TypeVar("T")
 
@@ -57,7 +60,7 @@ def _fields(cls: type) -> tuple[_Field, ...]:
     return tuple(result)
 
 
-def resumed(now: Any, before: Any, places: NDArray[np.int64]) -> Any:
+def resumed(now: T, before: T, places: NDArray[np.int64]) -> T:
     """Return the state `now` with what is kept of `before`, whose items have these places now.
 
     A place of -1 means that the item is no longer in the catalogue.
@@ -77,7 +80,7 @@ def resumed(now: Any, before: Any, places: NDArray[np.int64]) -> Any:
     return replace(now, **changes)
 
 
-def memory(clients: Any) -> dict[str, list[np.ndarray]]:
+def memory(clients: object) -> dict[str, list[np.ndarray]]:
     """Return the kept arrays of clients' state, by what they are indexed by."""
     found = {}
     for by, one in _kept_arrays(clients):
@@ -85,7 +88,7 @@ def memory(clients: Any) -> dict[str, list[np.ndarray]]:
     return found
 
 
-def recall(clients: Any, remembered: dict[str, tuple[NDArray[np.bool_], list[Any]]]) -> None:
+def recall(clients: object, remembered: Remembered) -> None:
     """Write the rows that clients remember, with the masks of who does, into their state."""
     for by, arrays in memory(clients).items():
         known, before = remembered[by]
@@ -93,7 +96,7 @@ def recall(clients: Any, remembered: dict[str, tuple[NDArray[np.bool_], list[Any
             now[known] = values
 
 
-def _kept_arrays(state: Any) -> Iterator[tuple[str, np.ndarray]]:
+def _kept_arrays(state: object) -> Iterator[tuple[str, np.ndarray]]:
     """Yield by what it is indexed, and each kept array of a state, in the order of its fields."""
     for name, by, is_kept in _fields(type(state)):
         value = getattr(state, name)

@@ -7,27 +7,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from sklearn.base import clone
 
+from fedrecsk._utils.sklearn_compat import clone
 from fedrecsk.simulation.run import Run, complete
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from fedrecsk.base import FitReport
     from fedrecsk.data.interactions import Interactions
     from fedrecsk.federated.base import FederatedRecommender
+    from fedrecsk.protocol.blocks import Attributes
 
 
 def update(
     estimator: FederatedRecommender,
+    last: Run,
     data: Interactions,
     report: FitReport,
     n_rounds: int,
     changed: np.ndarray,
-) -> dict[str, Any]:
+) -> Attributes:
     """Go on from the last fit with other rows of these clients (ids); return the attributes."""
-    last = estimator._run
     run, before = _following(last, estimator, data, n_rounds), last.fork()
 
     def begin():

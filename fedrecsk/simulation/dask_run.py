@@ -18,9 +18,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from sklearn.base import clone
 
 from fedrecsk._utils.extras import require
+from fedrecsk._utils.sklearn_compat import clone
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk._version import __version__
 from fedrecsk.aggregation import FLTrust
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedrecsk.federated.base import FederatedRecommender
+    from fedrecsk.protocol.blocks import Attributes
     from fedrecsk.protocol.messages import Message, Registration
     from fedrecsk.simulation.dask_workers import BlockNumber, Node, Sum, Summary, Sums
     from fedrecsk.simulation.run import Seen
@@ -441,7 +442,7 @@ class Cluster:
         self,
         whole: Whole,
         estimator: FederatedRecommender,
-        ours: dict[str, Any],
+        ours: Attributes,
         message: Message,
         round: int,
     ) -> Parts:
@@ -473,22 +474,20 @@ class Cluster:
         If a holder is lost, its substitute alone repeats the call.
         """
         for holder, call in [(one, _begun(one, name, args_of(one))) for one in holders]:
-            error = call if isinstance(call, Exception) else None
             while True:
-                if error is not None:
-                    holder = self._substitute(holder, error)
+                if isinstance(call, Exception):
+                    holder = self._substitute(holder, call)
                 try:
-                    if error is not None:
+                    if isinstance(call, Exception):
                         if self.placing is not None:
-                            self._done(
-                                [holder.actor.do("place", *_placing_of(self.placing, holder))]
-                            )
+                            args = _placing_of(self.placing, holder)
+                            self._done([holder.actor.do("place", *args)])
                             self.repeat([holder], but_last=name == "call")
-                        call, error = holder.actor.do(name, *args_of(holder)), None
+                        call = holder.actor.do(name, *args_of(holder))
                     done, result = call.result()
                     break
                 except LOST as reason:
-                    error = reason
+                    call = reason
             if not done:
                 raise result
             yield holder, result

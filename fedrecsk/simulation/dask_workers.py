@@ -14,10 +14,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from sklearn.base import clone
 
 from fedrecsk._utils.kernels import seconds_compiling
-from fedrecsk._utils.sklearn_compat import get_threadpool_controller
+from fedrecsk._utils.sklearn_compat import clone, get_threadpool_controller
 from fedrecsk._utils.threads import Threads
 from fedrecsk.base._recommender import attributes_of
 from fedrecsk.cluster._frames import apart
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from fedrecsk.federated.base import FederatedRecommender
+    from fedrecsk.protocol.blocks import Attributes
     from fedrecsk.protocol.messages import Message, Registration
     from fedrecsk.updates import ClientUpdates, HeldUpdates
     from fedrecsk.updates._client_updates import Stage
@@ -58,7 +58,7 @@ class Rows(NamedTuple):
     """The encoded rows of a partition; `columns` are the fitted attributes about X."""
 
     data: Interactions
-    columns: dict[str, Any]
+    columns: Attributes
     said: Texts
 
 
@@ -92,7 +92,7 @@ class Summary(NamedTuple):
     values: tuple[float, float]
     heaviest: float
     digest: bytes
-    columns: dict[str, Any]
+    columns: Attributes
     said: Texts
 
 
@@ -329,7 +329,7 @@ class Holder:
         self,
         told: list[tuple],
         estimator: FederatedRecommender,
-        ours: dict[str, Any],
+        ours: Attributes,
         message: Message,
         round: int,
         token: str,

@@ -7,9 +7,9 @@ import secrets
 from typing import TYPE_CHECKING
 
 import numpy as np
-from sklearn.base import clone
 from sklearn.utils import check_random_state
 
+from fedrecsk._utils.sklearn_compat import clone
 from fedrecsk.data.item_features import fingerprint
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol.clients import Clients, Group

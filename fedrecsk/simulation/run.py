@@ -16,12 +16,14 @@ from fedrecsk._utils.sklearn_compat import get_threadpool_controller
 from fedrecsk._utils.threads import Threads
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.attacks import View
+from fedrecsk.base._item_prior import ItemContent
 from fedrecsk.base._recommender import check_resumable
 from fedrecsk.data._checks import Diverged, hint
 from fedrecsk.data.item_features import columns_of
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol.clients import Clients
 from fedrecsk.protocol.early_stopping import hold_out
+from fedrecsk.protocol.links import StepTotal
 from fedrecsk.protocol.loop import Loop
 from fedrecsk.protocol.messages import deliver
 from fedrecsk.protocol.server import Server
@@ -46,13 +48,13 @@ if TYPE_CHECKING:
     from fedrecsk.base import FitReport
     from fedrecsk.data.interactions import Interactions
     from fedrecsk.federated.base import FederatedRecommender
-    from fedrecsk.protocol.links import StepTotal
+    from fedrecsk.protocol.blocks import Attributes
     from fedrecsk.protocol.messages import Message, Registration, Upload
     from fedrecsk.protocol.participation import Participation
     from fedrecsk.updates import ClientUpdates, HeldUpdates
 
 
-def fit(estimator: FederatedRecommender, data: Interactions, report: FitReport) -> dict[str, Any]:
+def fit(estimator: FederatedRecommender, data: Interactions, report: FitReport) -> Attributes:
     """Run the rounds; returns the fitted attributes."""
     run = _resumed(estimator, data) or Run.new(estimator, data)
     run.settle(estimator)
@@ -67,7 +69,7 @@ def complete(
     data: Interactions,
     report: FitReport,
     begin: Callable[[], None] | None = None,
-) -> dict[str, Any]:
+) -> Attributes:
     """Run the rounds that are left, and end the fit; `begin` does the set-up, None: as usual."""
     # Clients update in place: a fit that fails half-way must not be continued.
     estimator._run = None
@@ -97,7 +99,7 @@ def _run_rounds(estimator, run, report, begin):
 
 
 @dataclass(eq=False, repr=False)
-class Run(Loop):
+class Run(Loop[StepTotal, "Seen"]):
     """A fit in progress, both halves of it: what warm_start continues exactly where it ended."""
 
     server: Server
@@ -272,12 +274,12 @@ class Run(Loop):
             )
         )
 
-    def attributes_now(self) -> dict[str, Any]:
+    def attributes_now(self) -> Attributes:
         """Fitted attributes as if the rounds ended here; changes nothing."""
         attributes = self._attributes(self.server.current_message(), kept=False)
         return attributes | {"history_": list(self.server.history)}
 
-    def end(self) -> dict[str, Any]:
+    def end(self) -> Attributes:
         """Send all clients the final model; returns fitted attributes and reports."""
         server, message = self.server, self.final_message()
         attributes = self._attributes(message, kept=True)
@@ -331,7 +333,7 @@ def fitted_attributes(server: Server, message: Message, users: Callable[..., dic
     ours = copy.deepcopy(method._server_attributes(received))
     ours["_final_message"] = copy.deepcopy(message)
     ours |= method._attributes_of_state(server.state)
-    if "_content" in ours:
+    if isinstance(method, ItemContent) and "_content" in ours:
         ours["_feature_columns"] = columns_of(method.item_features)
     return ours | users(received, ours)
 

@@ -25,12 +25,15 @@ from fedrecsk.simulation.making import parameters_of_a_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any, Self
+    from typing import TypeVar
 
     from numpy.typing import ArrayLike
 
     from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.protocol.federation import Federation
+    from fedrecsk.simulation.run import Run
+
+    M = TypeVar("M", bound=FederatedRecommender)
 
 # Rounds of an update, as a share of those of a fit.
 SHARE = 0.2
@@ -56,17 +59,20 @@ def goes_on(estimator: FederatedRecommender) -> bool:
 class Updating:
     """`partial_fit` and `forget` of federated methods."""
 
+    # The last fit; None: it cannot go on.
+    _run: Run | None
+
     @available_if(goes_on)
     @fit_context(prefer_skip_nested_validation=True)
     def partial_fit(
-        self: Any,
+        self: M,
         X: ArrayLike,
         y: ArrayLike | None = None,
         *,
         clients: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
         n_rounds: int | None = None,
-    ) -> Self:
+    ) -> M:
         """Bring the model up to date with new rows, users and items.
 
         Devices keep their rows, so the model learns from the old rows and the new ones. Where it
@@ -124,7 +130,7 @@ class Updating:
             X, y = self._checked(X, y)
             data = _run_of(self, "partial_fit").data
             times = self._times_of(X)
-            if times is not None and self.timestamps == ROW_ORDER:
+            if times is not None and getattr(self, "timestamps", None) == ROW_ORDER:
                 times += data.times.max() + 1  # after all old rows
             rows = _rows(X, y, clients, sample_weight, data, times)
             catalogue = _public_catalogue(self, data)
@@ -138,7 +144,7 @@ class Updating:
 
     @available_if(goes_on)
     @fit_context(prefer_skip_nested_validation=True)
-    def forget(self: Any, users: ArrayLike, *, n_rounds: int | None = None) -> Self:
+    def forget(self: M, users: ArrayLike, *, n_rounds: int | None = None) -> M:
         """Make the model forget users: their rows, their private state and their uploads.
 
         Where the model is a sum over clients (:class:`~fedrecsk.FedEASE`,
@@ -205,7 +211,7 @@ class Updating:
             raise ValueError(
                 f"The last fit had no {named('user', users[codes < 0])}; give ids of its users."
             )
-        kept = _frame(data)[~np.isin(data.users, codes)]
+        kept = _frame(data).loc[~np.isin(data.users, codes)]
         if not len(kept):
             raise ValueError("Cannot forget all users; delete the model instead.")
         # Other users of their clients are counted anew.
@@ -288,7 +294,7 @@ def _updated(estimator, data, arguments, changed, n_rounds):
     _warn_of_the_added(estimator, data)
 
     def fit(data, report):
-        return continuing.update(estimator, data, report, n_rounds, changed)
+        return continuing.update(estimator, estimator._run, data, report, n_rounds, changed)
 
     return estimator._learn(data, FitReport(estimator, *arguments, data, n_rounds), fit)
 

@@ -76,7 +76,7 @@ class RatingAlgorithm(Algorithm[Any, Any]):
     upload: Literal["local", "all"] = "local"
     INIT_STD: float = 0.1
     REG_POWER: float = 0.5
-    dtype: Any = np.float32
+    dtype: type[np.floating] = np.float32
     columns: Columns
     descent: Descent
 

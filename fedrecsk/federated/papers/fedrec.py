@@ -74,7 +74,7 @@ class FedRecAlgorithm(Algorithm[Server, Clients]):
     client_fraction: float
     HYBRID_STEPS: int = 5
     INIT_RANGE: float = 0.05
-    dtype: Any = np.float32
+    dtype: type[np.floating] = np.float32
     columns: Columns
 
     @property
