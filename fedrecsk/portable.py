@@ -64,7 +64,7 @@ class ItemWeights:
         return weights.astype(self.matrix.dtype) @ self.matrix[history.items]
 
     def contributions(self, history: History, item: int) -> tuple[float, np.ndarray]:
-        """Return a score's part that is everybody's, and what each row adds to it, (n,)."""
+        """Return the part of a score that all users share, and each row's addition, (n,)."""
         return 0.0, history.likes * self.matrix[history.items, item]
 
 
@@ -119,7 +119,7 @@ class Ridge:
         return scores + self.offset
 
     def contributions(self, history: History, item: int) -> tuple[float, np.ndarray]:
-        """Return a score's part that is everybody's, and what each row adds to it, (n,)."""
+        """Return the part of a score that all users share, and each row's addition, (n,)."""
         parts, equations = np.zeros(len(history.items)), self._equations(history)
         if equations is not None:
             counting, rows, matrix = equations

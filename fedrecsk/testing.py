@@ -140,7 +140,7 @@ def check_predictions_and_recommendations(estimator: FederatedRecommender) -> No
 
 
 def check_new_users_are_folded_in(estimator: FederatedRecommender) -> None:
-    """Check that a new user's rows give it its own predictions and change nobody else's."""
+    """Check that a new user's rows give it its own predictions, and change no other user's."""
     X, y = _rows(estimator)
     model = _fit(estimator, X, y)
     before, mine = model.predict(X), X[:, 0] == X[0, 0]

@@ -53,9 +53,8 @@ class Aggregator(PlainParameters, ABC):
     """Base class of robust aggregators: what ``Federation(aggregator=...)`` takes.
 
     To write your own aggregator, implement one method, `combine`. Each upload is a dict with an
-    ``Update(rows, change)`` for each field of what the client has learned. `change` is the
-    difference from the upload of a client that has learned nothing, and `rows` are the rows of
-    the field that it belongs to.
+    ``Update(rows, change)`` for each learned field. `change` is the difference from the upload of a
+    client that has learned nothing, and `rows` are the rows of the field that it belongs to.
 
     Examples
     --------

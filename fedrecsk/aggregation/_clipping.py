@@ -86,9 +86,9 @@ class RowClipping(NormClipping):
     """Scale down every row of an upload whose norm exceeds a bound, then clip the whole upload.
 
     An attacker cannot spend the allowance of a whole upload on the row of the one item that it
-    promotes: each fake user counts as one user who likes the item, and no more. Works with every
-    method and any kind of clients. Rows are clipped in fields with a row for each item; other
-    fields, such as LocALS's d x d matrices, are clipped as wholes.
+    promotes: each fake user counts as one user of the item, and no more. Works with every method
+    and any kind of clients. Rows are clipped in fields with a row for each item; other fields, such
+    as LocALS's d x d matrices, are clipped as wholes.
 
     Parameters
     ----------
@@ -221,8 +221,8 @@ class HierarchicalClipping(BlockAggregator):
         Factor on the median that bounds the items' totals.
     share : float in (0, 1], default=1.0
         Share of the items that are updated in a round. Below 1 it suits methods whose uploads
-        are steps, such as FedMF, CoLR and FedFast. It is refused where the server computes the
-        items' vectors anew in each round, such as LocALS with ``aggregation="full"``.
+        are steps, such as FedMF, CoLR and FedFast. It raises an error where the server recomputes
+        the item vectors in each round, such as LocALS with ``aggregation="full"``.
 
     Notes
     -----
@@ -339,7 +339,7 @@ class PopularityFilter(RowClipping):
     Parameters
     ----------
     tolerance : float, default=3.0
-        How many standard errors the push on an item may be above that on the popular items.
+        Number of standard errors by which the push on an item may exceed that on the popular items.
     popular : float in (0, 1), default=0.1
         Share of the items that count as popular. Attackers should not be able to bring an item
         among them.

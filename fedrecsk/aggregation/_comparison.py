@@ -267,10 +267,10 @@ def _shares(squared_distances):
 class FLTrust(Aggregator):
     """Weight every upload by its agreement with that of a trusted client (Cao et al., NDSS 2021).
 
-    The server trusts one client, such as a silo of its own. An upload's trust score is the cosine
-    of its angle to the trusted client's upload, or 0 if that is negative. Every upload is
-    rescaled to the trusted one's norm, and the rescaled uploads are averaged with their trust
-    scores as weights (Algorithm 2 of the paper). For silos, where most clients hold most items.
+    The server trusts one client, such as its own silo. An upload's trust score is the cosine of its
+    angle to the trusted client's upload, or 0 if that is negative. Every upload is rescaled to the
+    trusted one's norm, and the rescaled uploads are averaged with their trust scores as weights
+    (Algorithm 2 of the paper). For silos, where most clients hold most items.
 
     Angles and norms are those of whole uploads, all fields together, each field divided by the
     norm of the trusted upload's. Rows that a client does not send count as unchanged.
@@ -294,8 +294,8 @@ class FLTrust(Aggregator):
     A client that promotes one item and is honest about all others keeps most of its trust: clip
     rows, or use an order statistic, against promotions.
 
-    Departures from the paper: there the server trains on data of its own; here the trusted client
-    is one of the federation, and its upload is part of the mean, with trust score 1.
+    Departures from the paper: there the server trains on its own data; here the trusted client is
+    one of the federation, and its upload is part of the mean, with trust score 1.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""Audits: what a server, or somebody who has the model, learns of the clients' data."""
+"""Audits: what a server, or any party with the model, can infer about the clients' data."""
 
 from fedrecsk.audit._leakage import LeakReport, measure_leak, register_inversion
 from fedrecsk.audit._membership import (

@@ -236,7 +236,7 @@ def measure_leak(
     >>> round(report.chance["interactions"], 2)
     0.44
 
-    The sum over all clients shows nobody's vector, but two sums that differ by one client do:
+    The sum over all clients reveals no vector, but two sums that differ by one client do:
 
     >>> measure_leak(model, X, cohort="all").vectors
     0.0

@@ -56,10 +56,10 @@ class UserKNN(RankingMixin, Recommender):
     Centralised: all rows are in one place, and `clients` is checked and otherwise ignored. There is
     no federated form: users are compared by their whole histories.
 
-    Unknown users, and users without similar ones, get items by popularity. Unknown items have
+    Unknown users, and users without similar ones, are recommended popular items. Unknown items have
     preference 0. Rows with y <= 0 count as if they were absent, except that `recommend` leaves out
-    their items too. A user who is folded in has neighbours among the users of fit, its own
-    earlier rows among them if it was one, and is nobody's neighbour.
+    their items too. The neighbours of a folded-in user are users of fit, including its own earlier
+    rows if it was one of them; it is not a neighbour of others.
 
     References
     ----------

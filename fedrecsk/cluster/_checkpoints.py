@@ -24,22 +24,22 @@ _CURRENT: ContextVar[tuple[Path, int] | None] = ContextVar("checkpoints", defaul
 
 @contextmanager
 def checkpoints(folder: str | os.PathLike, every: int = 1) -> Iterator[None]:
-    """Save fits to Dask DataFrames, and go on with one that was interrupted.
+    """Save fits to Dask DataFrames, and continue one that was interrupted.
 
-    If an error, Ctrl-C, or the end of the scheduler or of the machine ends a fit inside of
-    ``with``, the same fit, with the same folder, goes on after the last checkpoint, on this cluster
-    or another: workers read their partitions, and their clients repeat, from a log, what they have
-    been told. The model is that of a fit without an interruption, to the bit. Callbacks see the
-    rounds that are left. A larger `n_rounds` is no other fit. The end of a fit removes the files,
-    not the folder. Fits in one process are not saved.
+    If an error, Ctrl-C, or the end of the scheduler or of the machine ends a fit inside ``with``,
+    the same fit, with the same folder, continues after the last checkpoint, on this cluster or
+    another: workers read their partitions, and their clients repeat their rounds from a log of the
+    messages. The model is that of a fit without an interruption, bit for bit. Callbacks see the
+    remaining rounds. `n_rounds` may be larger than before. The end of a fit removes the files, not
+    the folder. Fits in one process are not saved.
 
     Parameters
     ----------
     folder : path
         Folder on the driver, one for each fit. No other user may write into it, because its files
         are pickles: loading them can run code. Only their owner can read them; keep them secret,
-        because under central privacy they have the seed of the noise. The log has the message of
-        each round: 8 MB with 100,000 items and 20 factors.
+        because under central privacy they contain the seed of the noise. The log stores the message
+        of each round: 8 MB with 100,000 items and 20 factors.
     every : int, default=1
         Rounds between two checkpoints. Each writes the server's state and the ledger.
 

@@ -43,9 +43,9 @@ class Compressed:
     n_scales : int
         How many scales the message has.
     itemsize : int or None
-        Bytes per number. None: as without compression.
+        Bytes per number. If None, as without compression.
     step : float or None
-        Step of the integers that are sent in place of the numbers. None: numbers are sent.
+        Step of the integers sent in place of the numbers. If None, numbers are sent.
     """
 
     values: np.ndarray
@@ -277,8 +277,8 @@ class TopK(BlockCompressor):
     -----
     A message has the same length whatever zeros it has. A position costs 4 bytes, so a ratio
     above 1/2 costs more than the whole array in float32; a fit then warns. What is not sent is
-    lost, because clients do not remember it (there is no error feedback). The positions reveal
-    which items a client has visited.
+    lost, because clients do not store it (there is no error feedback). The positions reveal which
+    items a client visited.
 
     Examples
     --------

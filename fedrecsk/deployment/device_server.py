@@ -32,10 +32,10 @@ class DeviceServer(Server):
     of totals. It checks each upload before it counts.
 
     Clients may join late, between rounds: call `admit`, then, with ``late=True``, `setup_message`
-    and `close_setup`, and `send_announcement`. They learn from their first
-    message on. What the server has learned in the set-up stays as it is (counts and means over the
-    clients of the set-up), but it learns which items late clients hold. Methods that divide by the
-    number of clients of the set-up scale the uploads of a round to that number.
+    and `close_setup`, and `send_announcement`. They take part from their first message on. The
+    results of the set-up (counts and means over its clients) do not change, but the server learns
+    which items late clients hold. Methods that divide by the number of clients of the set-up scale
+    the uploads of a round to that number.
 
     Examples
     --------
@@ -104,8 +104,8 @@ class DeviceServer(Server):
         ------
         ValueError
             If a round or the set-up is open; if a client is registered already; or if the
-            federation has `central_dp`, or the method keeps something for each client, which were
-            made for the clients of the set-up.
+            federation has `central_dp`, or the method stores something for each client, because
+            both are made for the clients of the set-up.
         """
         self._check_admission()
         self._check_late_ids(np.concatenate([one.client_ids for one in registrations]))

@@ -58,8 +58,8 @@ def server_app(
 
     It waits for `n_clients` clients, runs the set-up and the rounds, and sends all clients the
     final model. After every round it writes a checkpoint into `folder`. If it is interrupted, the
-    next run with the same folder goes on from there. At the end it saves ``model.joblib`` there: a
-    fitted estimator for newcomers, who are folded in.
+    next run with the same folder continues from there. At the end it saves ``model.joblib`` there:
+    a fitted estimator without users, for new users by `fold_in`.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def server_app(
         Folder for the checkpoint and the model, seen from where ``flower-superlink`` was started.
     quorum : float in (0, 1], default=0.5
         Share of a round's clients whose uploads suffice after `patience` seconds. A client that
-        has not answered in time is asked again in later rounds, but not waited for.
+        does not answer in time is asked again in later rounds, but not waited for.
     patience : float, default=60
         Seconds to wait for the answers of a round. With fewer answers than the quorum the clients
         are asked again, three times in all.
@@ -81,9 +81,9 @@ def server_app(
     poll : float, default=0.1
         Seconds between two looks at what has arrived.
     update : bool, default=False
-        Whether to go on from the last fit in `folder`, as `partial_fit` does; both with
+        Whether to continue from the last fit in `folder`, as `partial_fit` does; both with
         ``warm_start=True`` on all machines. Nodes compare their rows, old and new ones, with those
-        of the last fit and go on with their users' state. `items` may have new items.
+        of the last fit and continue with their users' state. `items` may include new items.
     add_items : DataFrame or None, default=None
         Features of new items. Nothing is trained: the items are added to the model of the last fit
         (with ``warm_start=True``) in `folder`, as by `add_items`, and its nodes are sent their rows
@@ -152,8 +152,8 @@ def client_app(
 ) -> ClientApp:
     """Make the ClientApp of a Flower project, which runs a client of a fit.
 
-    A node is one client, with one user or many. Its rows and its users' vectors stay in it. At the
-    end its folder has ``model.joblib``, a fitted estimator of its own users.
+    A node is one client, with one user or many. Its rows and user vectors stay on it. At the end
+    its folder contains ``model.joblib``, a fitted estimator of its own users.
 
     Parameters
     ----------
@@ -164,13 +164,13 @@ def client_app(
         Takes Flower's Context and returns a dict: ``client_id`` (different from all other
         clients'), ``X``, and as the method needs them ``y`` and ``sample_weight``, as in `fit`.
     folder : callable or None, default=None
-        Takes Flower's Context and returns this node's folder for its state and model. None: the
-        entry ``folder`` of the node's configuration, as in
-        ``flower-supernode --node-config 'folder="node-1"'``.
+        Takes Flower's Context and returns this node's folder for its state and model. If None, the
+        entry ``folder`` of the node's configuration, as in ``flower-supernode --node-config
+        'folder="node-1"'``.
     keys : callable or None, default=None
         Takes Flower's Context and returns the file of the node's own identity, which is needed
-        under `SecAggPlus`; see :mod:`fedrecsk.deployment.keys`.
-        If None, the entry ``keys`` of the node's configuration.
+        under `SecAggPlus`; see :mod:`fedrecsk.deployment.keys`. If None, the entry ``keys`` of the
+        node's configuration.
 
     Returns
     -------

@@ -30,8 +30,8 @@ def write_identities(
 ) -> dict[float | str, Path]:
     """Write an identity for each client, for fits under `SecAggPlus`.
 
-    Call it again with the same folder for clients that join later: ``operator.key`` is kept. Keep
-    that file from all machines of the fit.
+    Call it again with the same folder for clients that join later: ``operator.key`` is kept. Do not
+    copy that file to any machine of the fit.
 
     Parameters
     ----------
@@ -39,9 +39,9 @@ def write_identities(
     folder : str or Path
         Made if it does not exist.
     fewest : int or None, default=None
-        The fewest clients of a sum in which these clients take part, at least 3, whatever number a
-        server names. Over fewer clients, fewer helpers are enough for a server that lies. None: as
-        in the first call, where it is half of `client_ids`.
+        Smallest number of clients in a sum that these clients accept, at least 3, whatever number a
+        server announces. In sums over fewer clients, a lying server needs fewer colluding clients.
+        If None, as in the first call, where it is half of `client_ids`.
 
     Returns
     -------

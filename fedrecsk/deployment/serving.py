@@ -1,7 +1,7 @@
 """Answer HTTP requests for recommendations: ``python -m fedrecsk serve FILE``.
 
-A file of `export` serves anybody who gives a history. A file of `joblib.dump` has users too, and
-serves those that it knows by their ids.
+A file of `export` serves any user with a history. A file of `joblib.dump` contains users, too, and
+serves these by their ids.
 """
 
 from __future__ import annotations

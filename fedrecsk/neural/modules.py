@@ -1,4 +1,4 @@
-"""The torch modules of the methods, as anybody would write them.
+"""The torch modules of the methods, in plain torch.
 
 A module is built for a number of users and items, and ``module(users, items)`` gives the scores of
 pairs: `users` and `items` are tensors of codes of one shape, and so is the result. Names of users'

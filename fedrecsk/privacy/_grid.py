@@ -4,7 +4,7 @@ A sum of a value and noise in floating point shows in its last digits which valu
 (Mironov, "On significance of the least significant bits for differential privacy", CCS 2012). Here
 the value and the noise are whole multiples of a power of two before they are added. Such sums are
 exact, and rounding the noise is the same as rounding the sum of the value and the unrounded noise,
-which anybody may do to a private number.
+which any party may do to a private number.
 """
 
 from __future__ import annotations

@@ -148,10 +148,10 @@ def estimate_training_time(
     ----------
     model : fitted federated estimator or Ledger
     profile : NetworkProfile or {"paper", "3g", "4g", "broadband", "data_center"}, default="4g"
-        "paper" has CoLR's constants, 10 s a round among them.
+        "paper" uses CoLR's constants, including 10 s a round.
     client_seconds : float or None, default=None
         Seconds of work of a client in one round, on the simulating machine. If None, the mean that
-        the fit has measured, `client_seconds` of the ledger.
+        the fit measured, `client_seconds` of the ledger.
     server_seconds : float, default=0.0
         Seconds of work of the server in one round.
     down, up : str, default="bytes_down", "bytes_up"

@@ -49,8 +49,8 @@ class Server:
     rating_range : tuple of float or None
         Lowest and highest rating. If None, the method's `rating_scale`, if it has one.
     secret : Key or None
-        Of the server's own draws under central privacy: noise, and secret cohorts. None: each
-        comes afresh from the operating system, so that no checkpoint holds it.
+        Key of the server's own draws under central privacy: noise, and secret cohorts. If None,
+        each comes afresh from the operating system, so that no checkpoint holds it.
     """
 
     def __init__(
