@@ -449,7 +449,7 @@ def test_an_update_is_the_simulated_one(method, tmp_path, monkeypatch, exact):
     ("method", "message"),
     [
         (LocALS(3), "do not keep their rows; set warm_start=True.* leave out update"),
-        (LightFR(3, warm_start=True), "LightFR cannot go on"),
+        (LightFR(3, warm_start=True), "LightFR cannot continue"),
         (
             LocALS(3, early_stopping=True, warm_start=True),
             "early_stopping a deployed LocALS always begins anew",
