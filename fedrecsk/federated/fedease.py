@@ -13,7 +13,6 @@ from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base._item_prior import ItemFeatures, WeightsContent, filled_weights
 from fedrecsk.base._item_weights import (
     ItemWeightsMixin,
-    diagonal,
     histories,
     lower_part,
     n_items_of,
@@ -22,11 +21,14 @@ from fedrecsk.base._item_weights import (
     weights_of,
     whole,
 )
-from fedrecsk.federated._gram import FederatedGram, GramAlgorithm, without_noise
+from fedrecsk.federated._gram import FederatedGram, GramAlgorithm
 from fedrecsk.protocol.messages import Dense, Derived, Message, Rows
 from fedrecsk.updates import FieldSpec, Updates
 
 __all__ = ["FedEASE"]
+
+# What reg="auto" means: for sums as they are, and in units of the clip of central privacy.
+REG, PRIVATE_REG = 1000.0, 20.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,9 +44,12 @@ class OwnWeightsAlgorithm(GramAlgorithm):
 
     def setup_fields(self, n_items):
         held = FieldSpec((n_items,), "held", dtype="int32", learned=False)
-        return {"held_items": held} if self.sends_rows else {}
+        counts = super().setup_fields(n_items)
+        return counts | ({"held_items": held} if self.sends_rows else {})
 
     def answer(self, block, message, key):
+        if self.clip is not None:
+            return super().answer(block, message, key)
         held = np.bincount(block.row_items, minlength=block.n_items)
         return Updates({"held_items": held})
 
@@ -61,10 +66,7 @@ class FedEASEAlgorithm(OwnWeightsAlgorithm):
         return super().begin(catalogue, sums, key)
 
     def solve(self, server):
-        gram, n_items = server.gram, server.n_items
-        if server.noise_std > 0:
-            gram = lower_part(without_noise(whole(gram, n_items), server.noise_std))
-        inverse = regularized_inverse(gram, n_items, self.reg)
+        inverse = regularized_inverse(server.visible_gram(), server.n_items, self.reg)
         if not self.sends_rows:
             return Message(inverse=Dense(lower_part(inverse).astype(self.dtype)))
         weights, prior = weights_of(inverse).astype(self.dtype), self.item_prior(server)
@@ -73,8 +75,7 @@ class FedEASEAlgorithm(OwnWeightsAlgorithm):
         )
 
     def item_prior(self, server):
-        # The items' numbers of likes are on the diagonal.
-        return self.content.prior(diagonal(server.gram, server.n_items))
+        return self.content.prior(server.counts)
 
     def decode(self, message, key):
         if "inverse" not in message:
@@ -130,9 +131,9 @@ class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeights):
 
     Parameters
     ----------
-    reg : float, default=1000.0
-        Weight of the penalty on B (lambda), on the scale of the sum of uploads. Under central
-        privacy uploads are scaled down to the norm `clip`, and 20 times `clip` is a better choice.
+    reg : float or "auto", default="auto"
+        Weight of the penalty on B (lambda), on the scale of the sum of uploads. "auto": 1000, or 20
+        times `clip` under central privacy, where uploads are scaled down to the norm `clip`.
     n_rounds : int, default=1
         Number of rounds in total. One is enough if all clients take part in it
         (``client_fraction=1``).
@@ -243,16 +244,19 @@ class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeights):
     np.int64(0)
     """
 
-    reg: float = 1000.0
+    reg: float | Literal["auto"] = "auto"
 
     _parameter_constraints: ClassVar[dict] = OwnWeights._parameter_constraints | {
-        "reg": [Interval(Real, 0, None, closed="neither")],
+        "reg": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
         **WeightsContent._content_constraints,
     }
 
     def _algorithm(self):
         content = ItemFeatures(self.item_features, self.items)
-        return self._of_sums(FedEASEAlgorithm, content=content)
+        mechanism, reg = self._setting().central_dp, self.reg
+        if reg == "auto":
+            reg = REG if mechanism is None else PRIVATE_REG * mechanism.clip
+        return self._of_sums(FedEASEAlgorithm, content=content, reg=reg)
 
     def _with_items(self, rows):
         attributes = super()._with_items(rows)

@@ -14,7 +14,7 @@ from sklearn.utils.extmath import randomized_svd
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base._item_weights import pairs_of, symmetric, whole
-from fedrecsk.federated._gram import FederatedGram, GramAlgorithm, items_above_noise, signal
+from fedrecsk.federated._gram import FederatedGram, GramAlgorithm, signal
 from fedrecsk.federated._implicit_mf import WMFModel
 from fedrecsk.federated._wmf import UserProblem
 from fedrecsk.protocol.messages import Dense, Message
@@ -45,7 +45,8 @@ class FedSpectralAlgorithm(GramAlgorithm):
         else:
             matrix = whole(server.gram, n_items)
         if noise_std > 0:
-            leading = _factors_from_noise(matrix, n_factors, noise_std)
+            items = np.flatnonzero(server.counts)
+            leading = _factors_from_noise(matrix, items, n_factors, noise_std)
         else:
             leading = _spectral_factors(matrix, n_factors)
         factors = np.zeros((n_items, self.problem.n_factors))
@@ -201,9 +202,8 @@ def _spectral_factors(gram, n_factors):
     return _scaled((scale[:, None] * vectors * np.sqrt(strengths))[:, ::-1])
 
 
-def _factors_from_noise(matrix, n_factors, noise_std):
-    """Return Q = V e^1/2 of at most `n_factors` eigenpairs of G above its noise, scaled."""
-    items = items_above_noise(matrix, noise_std)
+def _factors_from_noise(matrix, items, n_factors, noise_std):
+    """Return Q = V e^1/2 of at most `n_factors` eigenpairs of these items' G above its noise."""
     strengths, vectors = signal(matrix[np.ix_(items, items)], noise_std)
     factors = np.zeros((len(matrix), min(n_factors, len(strengths))))
     factors[items] = (vectors * np.sqrt(strengths))[:, :n_factors]
