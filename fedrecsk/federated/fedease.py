@@ -177,7 +177,8 @@ class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeights):
     -----
     *Algorithm*::
 
-        set-up  with download="local", clients report which items they hold  answer
+        set-up  with download="local", clients report which items they hold;
+                with central_dp, how many like each item      answer
         each round
           1  server requests uploads (1 byte)                   broadcast
           2  clients that have not sent before upload x x',
@@ -219,11 +220,16 @@ class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeights):
     pairs of an item with itself. The server uses the sum only; secure aggregation hides the rest,
     but in a sum over few clients pairs of rare items can still identify a client.
 
-    *Central privacy.* With ``central_dp`` each client's x x' is scaled down to the norm `clip`,
-    and every entry of G has noise of the same deviation s. Before step 4 the server leaves out
-    items whose own count is below 3 s, which score 0. Of the others it keeps those eigenpairs of G
-    that noise alone would not have, as in :class:`FedSpectral`, and then restores the diagonal,
-    the items' counts, where it is larger. One round with all clients needs the least noise.
+    *Central privacy.* With ``central_dp`` clients first upload x, scaled down to the norm `clip`.
+    These counts of items spend a tenth of the budget, unless ``CentralDP(setup_share=...)`` sets
+    another share. With noise of deviation z on the counts, the server chooses the most frequent
+    items: those whose count is above 3 z, and whose share of the counts of all items at least as
+    frequent, times ``n_clients clip``, is above 4/3 z. Pairs of other items would show less than
+    the noise. Clients receive the choice, a byte for each item, and upload x x' of the chosen
+    items, scaled down to the norm `clip`; every entry of G has noise of the same deviation. The
+    server keeps those eigenpairs of G that noise alone would not have, as in :class:`FedSpectral`,
+    and then restores the diagonal where it is larger. Other items score 0. One round with all
+    clients needs the least noise.
 
     References
     ----------

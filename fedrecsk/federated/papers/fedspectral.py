@@ -124,14 +124,15 @@ class FedSpectral(WMFModel, FederatedGram):
     With the power 1/4, popular items have less weight than in a singular value decomposition of X
     and more than in a normalised Laplacian.
 
-    *Central privacy.* With ``central_dp`` each client's x x' is scaled down to the norm `clip`, and
-    every entry of G has noise of the same deviation s. Step 4 is then another one: items whose own
-    count is below 3 s are left out, and get vectors of zeros; D is 1, so that the noise is equal in
-    all directions; of the eigenvalues e of the n other items only those above ``b = 2 s sqrt(n)``
-    count, the largest that noise alone would have, as ``sqrt(e^2 - b^2)`` [2]_. There may be fewer
-    than `n_factors`. Users are still solved from their own data without noise, which stay with
-    them. One round with all clients needs the least noise. If all clients have far longer uploads
-    than `clip`, as with ``clip=1``, they count the same, whatever their number of ratings.
+    *Central privacy.* With ``central_dp`` the server first chooses frequent items by noisy counts,
+    as in :class:`FedEASE`; the others get vectors of zeros. Each client's x x' of the chosen items
+    is scaled down to the norm `clip`, and every entry of G has noise of the same deviation s. Step
+    4 is then another one: D is 1, so that the noise is equal in all directions; of the eigenvalues
+    e of the n chosen items only those above ``b = 2 s sqrt(n)`` count, the largest that noise alone
+    would have, as ``sqrt(e^2 - b^2)`` [2]_. There may be fewer than `n_factors`. Users are still
+    solved from their own data without noise, which stay with them. One round with all clients needs
+    the least noise. If all clients have far longer uploads than `clip`, as with ``clip=1``, they
+    count the same, whatever their number of ratings.
 
     *Weights.* w is the sample weight; the entry of X is w where y > 0, and 0 elsewhere. The size of
     a positive y does not matter.
