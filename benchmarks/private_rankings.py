@@ -4,11 +4,12 @@ All ratings are positives. Each client has one user and is protected as a whole:
 part changes what the server publishes by (epsilon, delta) at most, with delta 1e-5. Seeds are those
 of the models and of the noise.
 
-`precision`: precision@10 over the full catalogue, each user's rows split 80/20 at random (seed 1);
-popularity is not private. `choices`: the same for other settings, on a fifth of the training rows
-(seed 2000). `privrec`: a user's last row among 99 given items that it has not rated; HR@10 and
-NDCG@10. `settings`: server steps of PrivRec, on a random training row of each user. `epsilon`:
-PrivRec's epsilon by sampling and by accountant.
+`lists`: precision@10 and NDCG@10 over the full catalogue, each user's rows split 80/20 at random
+(seed 1); popularity is not private. `choices`: the same for other settings, on a fifth of the
+training rows (seed 2000). `audit`: what an attack on FedEASE's sum proves about epsilon on
+MovieLens-100k, see `fedrecsk.audit.audit_privacy`. `privrec`: a user's last row among 99 given
+items that it has not rated; HR@10 and NDCG@10. `settings`: server steps of PrivRec, on a random
+training row of each user. `epsilon`: PrivRec's epsilon by sampling and by accountant.
 
 Data: MovieLens-1M, in the folder --data-home or FEDRECSK_DATA. `privrec` and `settings` also need
 the leave-one-out files of MovieLens-1M of He et al. (2017) in this folder.
@@ -17,6 +18,7 @@ the leave-one-out files of MovieLens-1M of He et al. (2017) in this folder.
 from __future__ import annotations
 
 import time
+from unittest import mock
 
 import numpy as np
 from sklearn.base import clone
@@ -26,15 +28,17 @@ from benchmarks._command_line import command_line
 from benchmarks._seeds import choosing, reported
 from benchmarks.lightfr import drawn_negatives, hits, last_but_one, leave_one_out
 from fedrecsk import FCF, FedEASE, Federation, FedSpectral, LocALS, Popularity, PrivRec
+from fedrecsk.audit import audit_privacy
 from fedrecsk.datasets import fetch_movielens
+from fedrecsk.federated import _gram
+from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.privacy import CentralDP
 
 # Settings that `choices` prefers: of a method, and of its clipping.
 PRIVATE = {
     "FedSpectral": (FedSpectral(alpha=1.0, reg_user=100.0), {}),
     "FedSpectral, as it is": (FedSpectral(), {}),
-    "FedEASE": (FedEASE(reg=20.0), {}),
-    "FedEASE, as it is": (FedEASE(), {}),
+    "FedEASE": (FedEASE(), {}),
     "FCF": (FCF(n_rounds=20), {}),
     "LocALS": (LocALS(n_rounds=4, upload="all"), {"clip": 0.1}),
 }
@@ -47,7 +51,15 @@ CHOICES = {
         {"reg_user": 200.0},
         {"n_factors": 32},
     ],
-    "FedEASE": [{"reg": reg} for reg in (10.0, 20.0, 40.0, 80.0, 1000.0)],
+    "FedEASE": [
+        {},
+        {"LEAST_SHARE": 2 / 3},
+        {"LEAST_SHARE": 2.0},
+        {"setup_share": 0.05},
+        {"setup_share": 0.2},
+        {"reg": 10.0},
+        {"reg": 40.0},
+    ],
     "FCF": [{}, {"clip": 0.1}, {"clip": 10.0}, {"n_rounds": 10}, {"n_factors": 10}],
     "LocALS": [{}, {"clip": 0.03}, {"clip": 1.0}, {"n_rounds": 8}, {"n_factors": 10}],
 }
@@ -55,13 +67,13 @@ CHOICES = {
 PAPER = {"fraction": 0.6, "rounds": 50, "noise": 1.0, "delta": 1e-5}
 
 
-def precision(options):
-    """Precision@10 on test rows at several epsilons."""
+def lists(options):
+    """Precision@10 and NDCG@10 on test rows at several epsilons."""
     train, test = fedals.split(_rows(options), 1)
-    chance = fedals.precision(Popularity().fit(train), train, test)
-    print("| epsilon | model | precision@10 | +- | of popularity's | CPU s |")
-    print("|---|---|---|---|---|---|")
-    print(f"| not private | popularity | {chance:.4f} | | 1 | |", flush=True)
+    chance = _quality(Popularity().fit(train), test)
+    print("| epsilon | model | precision@10 | NDCG@10 | +- | of popularity's | CPU s |")
+    print("|---|---|---|---|---|---|---|")
+    print(f"| not private | popularity | {chance[0]:.4f} | {chance[1]:.4f} | | 1 | |", flush=True)
     for epsilon in options.epsilons:
         for label, (model, dp) in PRIVATE.items():
             if options.only and label not in options.only:
@@ -69,11 +81,12 @@ def precision(options):
             runs, start = [], time.process_time()
             for seed in reported(options.seeds):
                 one = _private(model, train, epsilon, seed, **dp)
-                runs.append(fedals.precision(one, train, test))
-            mean, seconds = np.mean(runs), (time.process_time() - start) / len(runs)
+                runs.append(_quality(one, test))
+            seconds = (time.process_time() - start) / len(runs)
+            mean, spread = np.mean(runs, axis=0), np.std(runs, axis=0).max()
             print(
-                f"| {epsilon:g} | {label} | {mean:.4f} | {np.std(runs):.4f} | {mean / chance:.2f} "
-                f"| {seconds:.0f} |",
+                f"| {epsilon:g} | {label} | {mean[0]:.4f} | {mean[1]:.4f} | {spread:.4f} "
+                f"| {mean[0] / chance[0]:.2f} | {seconds:.0f} |",
                 flush=True,
             )
 
@@ -82,19 +95,41 @@ def choices(options):
     """Neighbours of the settings, on validation rows cut from the training rows."""
     train, _ = fedals.split(_rows(options), 1)
     inner, validation = fedals.split(train, choosing(1)[0])
-    print("| epsilon | model | precision@10 on validation rows |\n|---|---|---|", flush=True)
+    print("| epsilon | model | precision@10 | NDCG@10 |\n|---|---|---|---|", flush=True)
     for epsilon in options.epsilons:
         for label, grid in CHOICES.items():
             if options.only and label not in options.only:
                 continue
             model, dp = PRIVATE[label]
             for changed in grid:
-                own = {k: v for k, v in changed.items() if k != "clip"}
-                more = {k: v for k, v in changed.items() if k == "clip"}
+                of_noise = {"clip", "setup_share"} & changed.keys()
+                own = {k: v for k, v in changed.items() if k.islower() and k not in of_noise}
+                more = {k: changed[k] for k in of_noise}
                 one = clone(model).set_params(**own)
-                one = _private(one, inner, epsilon, choosing(1)[0], **dp | more)
-                value = fedals.precision(one, inner, validation)
-                print(f"| {epsilon:g} | {label} {changed or ''} | {value:.4f} |", flush=True)
+                constants = {k: v for k, v in changed.items() if k.isupper()}
+                with mock.patch.dict(vars(_gram), constants):
+                    one = _private(one, inner, epsilon, choosing(1)[0], **dp | more)
+                found = " | ".join(f"{value:.4f}" for value in _quality(one, validation))
+                print(f"| {epsilon:g} | {label} {changed or ''} | {found} |", flush=True)
+
+
+def audit(options):
+    """The epsilon that an attack on the released sum proves to be the least, by fits' seeds."""
+    X = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)[0][:, :2]
+    print("| promised | canaries | proved, mean | largest |\n|---|---|---|---|", flush=True)
+    for epsilon in options.epsilons:
+        private = Federation(central_dp=CentralDP(epsilon=epsilon))
+        model = FedEASE(items=np.unique(X[:, 1]), federation=private)
+        audits = [
+            audit_privacy(model.set_params(random_state=seed), X, random_state=seed)
+            for seed in reported(options.seeds)
+        ]
+        proved = [one.lower_bound for one in audits]
+        print(
+            f"| {epsilon:g} | {audits[0].n_canaries} | {np.mean(proved):.2f} "
+            f"| {np.max(proved):.2f} |",
+            flush=True,
+        )
 
 
 def privrec(options):
@@ -182,6 +217,12 @@ def _rows(options):
     return fetch_movielens("1m", data_home=options.data_home, return_X_y=True)[0][:, :2]
 
 
+def _quality(model, X):
+    """Precision@10 and NDCG@10 on held-out rows."""
+    found = evaluate_ranking(model, X, metrics=("precision", "ndcg"), k=10)
+    return found["precision@10"], found["ndcg@10"]
+
+
 def _private(model, X, epsilon, seed, **dp):
     private = Federation(central_dp=CentralDP(epsilon=epsilon, **dp))
     items = np.unique(X[:, 1])
@@ -190,7 +231,7 @@ def _private(model, X, epsilon, seed, **dp):
 
 def main(argv=None):
     """Run one of the benchmarks."""
-    commands = {f.__name__: f for f in (precision, choices, privrec, settings, epsilon)}
+    commands = {f.__name__: f for f in (lists, choices, audit, privrec, settings, epsilon)}
     parser = command_line("private_rankings", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data-home")

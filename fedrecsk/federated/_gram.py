@@ -22,18 +22,20 @@ from fedrecsk.base._item_weights import (
     diagonal,
     histories,
     liked,
+    lower_part,
     n_pairs,
     pair_column,
     pairs_of,
     popularity,
     single_grams,
     sparse_gram,
+    whole,
 )
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.algorithm import Algorithm, SendsOnce, Traits
 from fedrecsk.protocol.blocks import Block
 from fedrecsk.protocol.messages import Dense, Message
-from fedrecsk.protocol.states import PerClient
+from fedrecsk.protocol.states import PerClient, PerItem
 from fedrecsk.updates import FieldSpec, SparseRows, Summed, Updates
 
 # At most this many float64 per pair of items at a time: sums, X'X and results computed from it.
@@ -44,6 +46,11 @@ PAIR_BYTES = 64
 MOST_ITEMS = 2**16 - 1
 # Items are left out if their own count is below this many standard deviations of the noise.
 STANDARD_DEVIATIONS = 3.0
+# Share of the budget of central privacy that these counts spend.
+COUNTS_SHARE = 0.1
+# An item's share of the counts, times the number of clients and `clip`, must be above this many
+# standard deviations of the counts' noise, which are 4 of the noise on the sum of pairs.
+LEAST_SHARE = 4 / 3
 
 
 NO_LOCAL_DP = (
@@ -58,16 +65,34 @@ NO_LOCAL_DP = (
 
 @dataclass(frozen=True)
 class Server:
-    """What the server knows: X'X, a triangle or a sparse column of pairs, and its noise."""
+    """What the server knows: X'X, a triangle or a sparse column of pairs, and its noise.
+
+    Under central privacy it also knows the items' own counts, 0 where noise hides them.
+    """
 
     gram: Any
     n_items: int
     noise_variance: float = 0.0
+    clear_counts: PerItem | None = None
 
     @property
     def noise_std(self) -> float:
         """Return the standard deviation of the noise on each entry."""
         return float(np.sqrt(self.noise_variance))
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Return how many like each item, 0 where noise hides it."""
+        if self.clear_counts is None:
+            return diagonal(self.gram, self.n_items)
+        return self.clear_counts
+
+    def visible_gram(self) -> np.ndarray:
+        """Return the triangle of X'X without most of its noise."""
+        if self.noise_std == 0:
+            return self.gram
+        items = np.flatnonzero(self.counts)
+        return lower_part(without_noise(whole(self.gram, self.n_items), items, self.noise_std))
 
     @cached_property
     def models(self) -> list[Message]:
@@ -77,9 +102,13 @@ class Server:
 
 @dataclass
 class Clients:
-    """Users of a block: what they like, and which clients have sent that, or take it back."""
+    """Users of a block: what they like, and which clients have sent that, or take it back.
+
+    In `sent`, items whose counts the noise hides have the weight 0.
+    """
 
     likes: Block
+    sent: Block
     has_sent: PerClient
     takes_back: bool = False
 
@@ -95,13 +124,22 @@ class GramAlgorithm(Algorithm[Server, Any], SendsOnce[Clients]):
     pair_half_life: float | Literal["auto"] | None
     # Whether the server must not learn which items a client holds.
     hides_items: bool
+    # Bound on the counts of items that clients send first under central privacy. None: they do not.
+    clip: float | None
     dtype: type[np.floating] = np.float32
 
     @property
     def traits(self):
         # By cohorts that take turns every client is reached once in a pass.
         why = {"local_dp": NO_LOCAL_DP}
-        return Traits(single_uploads=True, rotates=True, goes_on=True, sends_once=True, refuses=why)
+        return Traits(
+            single_uploads=True,
+            rotates=True,
+            goes_on=True,
+            sends_once=True,
+            setup_share=COUNTS_SHARE,
+            refuses=why,
+        )
 
     @property
     def sends_pairs(self) -> bool:
@@ -112,11 +150,32 @@ class GramAlgorithm(Algorithm[Server, Any], SendsOnce[Clients]):
         """Return whether the sum is kept sparse."""
         return self.solves_sparse and self.sends_pairs and n_items >= _item_weights.MANY_ITEMS
 
+    # --------------------------------------------------------------- before the rounds
+
+    def setup_fields(self, n_items):
+        if self.clip is None:
+            return {}
+        return {"item_counts": FieldSpec((n_items,), learned=False)}
+
+    def answer(self, block, message, key):
+        likes = liked(block)
+        counts = np.bincount(likes.rows, likes.weights, len(likes.row_items))
+        return Updates({"item_counts": SparseRows(likes.row_indptr, likes.row_items, counts)})
+
     def begin(self, catalogue, sums, key):
         n_items = catalogue.n_items
         sizes = n_pairs(n_items)
         gram = sparse.csc_array((sizes, 1)) if self.keeps_sparse(n_items) else np.zeros(sizes)
-        return Server(gram, n_items)
+        if self.clip is None:
+            return Server(gram, n_items)
+        counts = sums["item_counts"]
+        least = LEAST_SHARE * counts.noise_std / (self.clip * catalogue.n_clients)
+        return Server(gram, n_items, 0.0, clear_counts(counts.sum, counts.noise_std, least))
+
+    def announce(self, server):
+        if self.clip is None:
+            return Message()
+        return Message(clear_items=Dense(server.counts > 0, dtype="uint8"))
 
     # ---------------------------------------------------------------------- each round
 
@@ -131,10 +190,16 @@ class GramAlgorithm(Algorithm[Server, Any], SendsOnce[Clients]):
         return {"gram": FieldSpec((n_pairs(n_items),), rows)}
 
     def enter(self, block, message, key):
-        return Clients(liked(block), np.zeros(block.n_clients, dtype=bool))
+        likes = liked(block)
+        sent = likes
+        if self.clip is not None:
+            # Positions of a history count the other items, too.
+            clear = message["clear_items"].values.astype(float)
+            sent = replace(likes, weights=likes.weights * clear[likes.items])
+        return Clients(likes, sent, np.zeros(block.n_clients, dtype=bool))
 
     def update(self, block, clients, message, turn, key):
-        likes, sign = clients.likes, -1 if clients.takes_back else 1
+        likes, sign = clients.sent, -1 if clients.takes_back else 1
         # Those who take back are those who have sent.
         fresh = clients.has_sent if clients.takes_back else ~clients.has_sent
         senders = turn.active & fresh
@@ -218,14 +283,15 @@ class FederatedGram(FromPairs, RankingMixin, FederatedRecommender):
     def _of_sums(self, kind, **parts):
         """Return an algorithm of a class, which knows whether the federation hides items."""
         federation = self._setting()
-        secret = federation.secure_aggregation is not None or federation.central_dp is not None
-        return self._made(kind, hides_items=secret, **parts)
+        mechanism = federation.central_dp
+        clip = None if mechanism is None else mechanism._bound_of_setup
+        secret = mechanism is not None or federation.secure_aggregation is not None
+        return self._made(kind, hides_items=secret, clip=clip, **parts)
 
     def _attributes_of_state(self, server):
-        counts = diagonal(server.gram, server.n_items)
-        counts[counts <= STANDARD_DEVIATIONS * server.noise_std] = 0
         attributes = super()._attributes_of_state(server)
-        return attributes | {"_popularity": popularity(counts, attributes.get("_content"))}
+        prior = attributes.get("_content")
+        return attributes | {"_popularity": popularity(server.counts, prior)}
 
     def _private_vectors(self, clients):
         return histories(clients.likes, self._dtype).toarray()
@@ -271,22 +337,30 @@ class FederatedGram(FromPairs, RankingMixin, FederatedRecommender):
 # ------------------------------------------------------------------------- central privacy
 
 
-def items_above_noise(matrix, noise_std):
-    """Return the items whose count is clearly above the noise; warn if there are none, or few."""
-    items = np.flatnonzero(np.diag(matrix) > STANDARD_DEVIATIONS * noise_std)
-    by_chance = len(matrix) * norm.sf(STANDARD_DEVIATIONS)
+def clear_counts(counts, noise_std, least_share):
+    """Return the counts of items whose pairs stand out from noise, 0 for others; warn if few do.
+
+    They are clearly above their noise, and each has at least this share of the counts of all items
+    that are as frequent, or more.
+    """
+    is_clear = counts > STANDARD_DEVIATIONS * noise_std
+    n_clear, by_chance = is_clear.sum(), len(counts) * norm.sf(STANDARD_DEVIATIONS)
     hint = "Allow a larger epsilon, or train on more clients."
-    if not len(items):
+    if not n_clear:
         warn(
             "The noise of central_dp is larger than the count of every item, so all scores are 0. "
             + hint
         )
-    elif len(items) <= by_chance + STANDARD_DEVIATIONS * np.sqrt(by_chance):
+    elif noise_std and n_clear <= by_chance + STANDARD_DEVIATIONS * np.sqrt(by_chance):
         warn(
-            f"Only {len(items)} of {len(matrix)} items have a count above the noise of "
+            f"Only {n_clear} of {len(counts)} items have a count above the noise of "
             f"central_dp, no more than noise alone may lift, so the scores say little. {hint}"
         )
-    return items
+    clear = np.where(is_clear, counts, 0.0)
+    order = np.argsort(-clear, kind="stable")
+    totals = np.maximum(np.cumsum(clear[order]), np.finfo(float).tiny)
+    clear[order[clear[order] <= least_share * totals]] = 0
+    return clear
 
 
 def signal(matrix, noise_std):
@@ -307,9 +381,9 @@ def signal(matrix, noise_std):
     return np.sqrt(strengths**2 - bound**2)[::-1], vectors[:, ::-1]
 
 
-def without_noise(matrix, noise_std):
-    """Return X'X of the items that are above the noise, without most of it; zeros elsewhere."""
-    items, result = items_above_noise(matrix, noise_std), np.zeros_like(matrix)
+def without_noise(matrix, items, noise_std):
+    """Return X'X of these items without most of its noise; zeros elsewhere."""
+    result = np.zeros_like(matrix)
     strengths, vectors = signal(matrix[np.ix_(items, items)], noise_std)
     result[np.ix_(items, items)] = (vectors * strengths) @ vectors.T
     # The counts on the diagonal are known better.

@@ -14,7 +14,6 @@ from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base._item_prior import ItemFeatures, WeightsContent, filled_weights
 from fedrecsk.base._item_weights import (
     ItemWeightsMixin,
-    diagonal,
     histories,
     lower_part,
     n_items_of,
@@ -23,11 +22,14 @@ from fedrecsk.base._item_weights import (
     weights_of,
     whole,
 )
-from fedrecsk.federated._gram import FederatedGram, GramAlgorithm, without_noise
+from fedrecsk.federated._gram import FederatedGram, GramAlgorithm
 from fedrecsk.protocol.messages import Dense, Derived, Message, Rows
 from fedrecsk.updates import FieldSpec, Updates
 
 __all__ = ["FedEASE"]
+
+# What reg="auto" means: for sums as they are, and in units of the clip of central privacy.
+REG, PRIVATE_REG = 1000.0, 20.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,9 +45,12 @@ class OwnWeightsAlgorithm(GramAlgorithm):
 
     def setup_fields(self, n_items):
         held = FieldSpec((n_items,), "held", dtype="int32", learned=False)
-        return {"held_items": held} if self.sends_rows else {}
+        counts = super().setup_fields(n_items)
+        return counts | ({"held_items": held} if self.sends_rows else {})
 
     def answer(self, block, message, key):
+        if self.clip is not None:
+            return super().answer(block, message, key)
         held = np.bincount(block.row_items, minlength=block.n_items)
         return Updates({"held_items": held})
 
@@ -62,10 +67,7 @@ class FedEASEAlgorithm(OwnWeightsAlgorithm):
         return super().begin(catalogue, sums, key)
 
     def solve(self, server):
-        gram, n_items = server.gram, server.n_items
-        if server.noise_std > 0:
-            gram = lower_part(without_noise(whole(gram, n_items), server.noise_std))
-        inverse = regularized_inverse(gram, n_items, self.reg)
+        inverse = regularized_inverse(server.visible_gram(), server.n_items, self.reg)
         if not self.sends_rows:
             return Message(inverse=Dense(lower_part(inverse).astype(self.dtype)))
         weights, prior = weights_of(inverse).astype(self.dtype), self.item_prior(server)
@@ -74,8 +76,7 @@ class FedEASEAlgorithm(OwnWeightsAlgorithm):
         )
 
     def item_prior(self, server):
-        # The items' numbers of likes are on the diagonal.
-        return self.content.prior(diagonal(server.gram, server.n_items))
+        return self.content.prior(server.counts)
 
     def decode(self, message, key):
         if "inverse" not in message:
@@ -135,9 +136,9 @@ class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeights):
 
     Parameters
     ----------
-    reg : float, default=1000.0
-        Weight of the penalty on B (lambda), on the scale of the sum of uploads. Under central
-        privacy uploads are scaled down to the norm `clip`, and 20 times `clip` is a better choice.
+    reg : float or "auto", default="auto"
+        Weight of the penalty on B (lambda), on the scale of the sum of uploads. "auto": 1000, or 20
+        times `clip` under central privacy, where uploads are scaled down to the norm `clip`.
     n_rounds : int, default=1
         Number of rounds in total. One is enough if all clients take part in it
         (``client_fraction=1``).
@@ -181,7 +182,8 @@ class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeights):
     -----
     *Algorithm*::
 
-        set-up  with download="local", clients report which items they hold  answer
+        set-up  with download="local", clients report which items they hold;
+                with central_dp, how many like each item      answer
         each round
           1  server requests uploads (1 byte)                   broadcast
           2  clients that have not sent before upload x x',
@@ -223,11 +225,16 @@ class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeights):
     pairs of an item with itself. The server uses the sum only; secure aggregation hides the rest,
     but in a sum over few clients pairs of rare items can still identify a client.
 
-    *Central privacy.* With ``central_dp`` each client's x x' is scaled down to the norm `clip`,
-    and every entry of G has noise of the same deviation s. Before step 4 the server leaves out
-    items whose own count is below 3 s, which score 0. Of the others it keeps those eigenpairs of G
-    that noise alone would not have, as in :class:`FedSpectral`, and then restores the diagonal,
-    the items' counts, where it is larger. One round with all clients needs the least noise.
+    *Central privacy.* With ``central_dp`` clients first upload x, scaled down to the norm `clip`.
+    These counts of items spend a tenth of the budget, unless ``CentralDP(setup_share=...)`` sets
+    another share. With noise of deviation z on the counts, the server chooses the most frequent
+    items: those whose count is above 3 z, and whose share of the counts of all items at least as
+    frequent, times ``n_clients clip``, is above 4/3 z. Pairs of other items would show less than
+    the noise. Clients receive the choice, a byte for each item, and upload x x' of the chosen
+    items, scaled down to the norm `clip`; every entry of G has noise of the same deviation. The
+    server keeps those eigenpairs of G that noise alone would not have, as in :class:`FedSpectral`,
+    and then restores the diagonal where it is larger. Other items score 0. One round with all
+    clients needs the least noise.
 
     References
     ----------
@@ -248,16 +255,19 @@ class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeights):
     np.int64(0)
     """
 
-    reg: float = 1000.0
+    reg: float | Literal["auto"] = "auto"
 
     _parameter_constraints: ClassVar[dict] = OwnWeights._parameter_constraints | {
-        "reg": [Interval(Real, 0, None, closed="neither")],
+        "reg": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
         **WeightsContent._content_constraints,
     }
 
     def _algorithm(self):
         content = ItemFeatures(self.item_features, self.items)
-        return self._of_sums(FedEASEAlgorithm, content=content)
+        mechanism, reg = self._setting().central_dp, self.reg
+        if reg == "auto":
+            reg = REG if mechanism is None else PRIVATE_REG * mechanism.clip
+        return self._of_sums(FedEASEAlgorithm, content=content, reg=reg)
 
     def _with_items(self, rows):
         attributes = super()._with_items(rows)

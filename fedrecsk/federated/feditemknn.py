@@ -5,17 +5,12 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
-
 from fedrecsk._utils.docs import documented
 from fedrecsk.base._item_weights import (
     NearestItemsMixin,
-    lower_part,
     nearest_items,
     sparse_weights,
-    whole,
 )
-from fedrecsk.federated._gram import without_noise
 from fedrecsk.federated.fedease import OwnWeights, OwnWeightsAlgorithm
 from fedrecsk.protocol.messages import Dense, Derived, Message, Rows
 
@@ -33,11 +28,8 @@ class FedItemKNNAlgorithm(OwnWeightsAlgorithm):
     shrinkage: float
 
     def solve(self, server):
-        gram, n_items = server.gram, server.n_items
-        if server.noise_std > 0:
-            gram = lower_part(without_noise(whole(np.ravel(gram), n_items), server.noise_std))
         own = self.n_neighbors, self.power, self.shrinkage, self.dtype
-        neighbors, nearness = nearest_items(gram, n_items, *own)
+        neighbors, nearness = nearest_items(server.visible_gram(), server.n_items, *own)
         field = Rows if self.sends_rows else Dense
         return Message(
             neighbors=field(neighbors, dtype="int32", learned=False), nearness=field(nearness)

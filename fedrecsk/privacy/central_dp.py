@@ -67,7 +67,7 @@ class CentralDP(PlainParameters):
         `clip` of the exchanges before the first round, which some methods have. If None, `clip`.
     setup_share : float in (0, 1), default=None
         Share of the budget that these exchanges spend, where the budget of an exchange is 1 / z^2.
-        If None, the same noise multiplier as in the rounds.
+        If None, the method's own share, or else the same noise multiplier as in the rounds.
     field_weights : dict of {str: float} or None, default=None
         Factors by which fields of the upload are multiplied before they are clipped and receive
         noise, and divided by afterwards. A large factor means less noise on that field, which takes

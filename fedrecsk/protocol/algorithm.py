@@ -59,6 +59,9 @@ class Traits:
         Whether the server chooses who takes part (``ChoosesCohorts``).
     n_exchanges : int
         How many times in each round devices send something to each other (``MeetsPeers``).
+    setup_share : float or None
+        Share of the budget of central privacy that the set-up spends if
+        ``CentralDP(setup_share=None)``. None: the same noise multiplier as in the rounds.
     admits_late_clients : bool
         Whether clients may join after the set-up: the server keeps nothing for each client.
     refuses : dict of {str: str}
@@ -74,6 +77,7 @@ class Traits:
     may_be_silent: bool = False
     chooses_cohorts: bool = False
     n_exchanges: int = 0
+    setup_share: float | None = None
     admits_late_clients: bool = True
     refuses: Mapping[str, str] = field(default_factory=dict)
 

@@ -282,7 +282,8 @@ class Plan(NamedTuple):
     In the `n_setups` exchanges before the rounds are all clients. `uses` is the number of rounds
     that the most frequent client takes part in, or, if it joins in secret, that any client can
     expect to; `probability` is that of joining a round in secret, 1 where this does not count;
-    `cohort` is the expected number of clients in one; `rotates` says whether cohorts take turns.
+    `cohort` is the expected number of clients in one; `rotates` says whether cohorts take turns;
+    `setup_share` is the method's own share of the budget for the set-up, if it has one.
     """
 
     n_clients: int
@@ -292,6 +293,7 @@ class Plan(NamedTuple):
     probability: float
     cohort: float
     rotates: bool = False
+    setup_share: float | None = None
 
     @classmethod
     def of(
@@ -318,7 +320,8 @@ class Plan(NamedTuple):
             # Clients that send so seldom need no secret cohorts.
             uses, probability = 1, 1.0
         n_setups = int(bool(algorithm.setup_fields(1)))
-        return cls(n_clients, n_setups, n_rounds, uses, probability, cohort, sampling.rotates)
+        draws = uses, probability, cohort, sampling.rotates
+        return cls(n_clients, n_setups, n_rounds, *draws, algorithm.traits.setup_share)
 
 
 def sizes_of_uploads(algorithm: AnyAlgorithm, n_items: int) -> dict[str, int]:
@@ -376,6 +379,7 @@ def planned_events(
     by_clients = mechanism.noise == "clients"
     kind = "skellam" if by_clients else "gaussian"
     factor, share = 1.0, mechanism.setup_share
+    share = plan.setup_share if share is None else share
     if plan.n_setups and share is not None:
         factor = np.sqrt(plan.n_setups * (1 - share) / (share * plan.uses))
     count = plan.n_rounds if plan.probability < 1 else int(plan.uses)

@@ -8,7 +8,7 @@ from fedrecsk._utils import memory
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.data.interactions import encode
 from fedrecsk.datasets import make_interactions
-from fedrecsk.federated._gram import items_above_noise, signal
+from fedrecsk.federated._gram import clear_counts, signal
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.model_selection import UserHoldout
 from fedrecsk.privacy import CKKS, CentralDP
@@ -154,10 +154,10 @@ def test_the_model_that_clients_measure_is_counted(model):
 
 
 class Watched:
-    """Keeps the sum that the server solves, and the deviation of its noise."""
+    """Keeps the sum that the server solves, the deviation of its noise, and the items' counts."""
 
     def _attributes_of_state(self, server):
-        type(self).seen = server.gram.copy(), server.noise_std
+        type(self).seen = server.gram.copy(), server.noise_std, server.counts
         return super()._attributes_of_state(server)
 
 
@@ -186,9 +186,10 @@ def test_noisy_sums_are_solved_for_what_is_visible(Estimator, setting, n_silos, 
     monkeypatch.setattr(blocks, "block_size", lambda data: 40)
     X, y = make_toy(30, 9, seed=2)
     silos = None if n_silos is None else X[:, 0] // 7 % n_silos
-    model = private(watched(Estimator), dict(setting), clip=1.5, noise_multiplier=0.1)
+    dp = {"clip": 1.5, "noise_multiplier": 0.1, "setup_share": 0.01}
+    model = private(watched(Estimator), dict(setting), **dp)
     model.fit(X, y - 2, clients=silos)
-    data, (triangle, std) = encode(X, y - 2, clients=silos), type(model).seen
+    data, (triangle, std, counts) = encode(X, y - 2, clients=silos), type(model).seen
     # Clients send once, so that a second round has noise only if it reaches others.
     n_noisy = 2 if model.client_fraction < 1 else 1
     assert std == pytest.approx(0.15 * np.sqrt(n_noisy))
@@ -196,16 +197,18 @@ def test_noisy_sums_are_solved_for_what_is_visible(Estimator, setting, n_silos, 
     seen[np.tril_indices(9)] = triangle
     seen += np.tril(seen, -1).T
     users = np.split(np.arange(data.n_users), data.client_indptr[1:-1])
+    kept = np.flatnonzero(counts)
+    assert len(kept)
     if not setting:
-        exact = reference.clipped_gram(rows, users, 1.5)
+        exact = reference.clipped_gram(rows * (counts > 0), users, 1.5)
         noise = (seen - exact)[np.tril_indices(9)]
         assert np.abs(noise).max() < 4.5 * std
         assert noise.std() == pytest.approx(std, rel=0.5)
     if Estimator is FedEASE:
-        expected = rows @ reference.noisy_ease(seen, std, model.reg)
+        expected = rows @ reference.noisy_ease(seen, kept, std, model.reg)
     else:
         expected = reference.noisy_spectral_scores(
-            seen, std, rows, model.n_factors, model.alpha, model.reg_user
+            seen, kept, std, rows, model.n_factors, model.alpha, model.reg_user
         )
     scores = model._score_all(np.arange(data.n_users))
     np.testing.assert_allclose(scores, expected, rtol=1e-7, atol=1e-9)
@@ -226,13 +229,12 @@ def test_what_a_hidden_sum_does_not_tell_is_refused(Estimator, setting, message,
 
 
 def test_noise_alone_is_not_taken_for_a_signal():
-    """Its eigenvalues are within the bound, and the items' counts are within it too."""
+    """Its eigenvalues are within the bound."""
     rng = np.random.default_rng(0)
     for n in (50, 200):
         noise = np.tril(2.0 * rng.standard_normal((n, n)))
         noise += np.tril(noise, -1).T
         assert len(signal(noise, 2.0)[0]) <= 1
-        assert len(items_above_noise(noise + 9 * np.eye(n), 2.0)) > 0.8 * n
         planted = np.ones(n) / np.sqrt(n)
         strengths, vectors = signal(noise + 400 * np.outer(planted, planted), 2.0)
         assert strengths[0] == pytest.approx(400, rel=0.05)
@@ -272,8 +274,37 @@ def test_no_more_items_than_noise_alone_lifts_give_a_warning(recwarn):
     counts = np.random.default_rng(0).standard_normal(2000)
     assert 0 < (counts > 3).sum() < 8
     with pytest.warns(UserWarning, match="of 2000 items .* no more than noise alone may lift"):
-        items_above_noise(np.diag(counts), 1.0)
+        clear_counts(counts, 1.0, 0.0)
     recwarn.clear()
     counts[:20] = 10
-    assert len(items_above_noise(np.diag(counts), 1.0)) >= 20
+    assert (clear_counts(counts, 1.0, 0.0) > 0).sum() >= 20
     assert not recwarn
+
+
+def test_items_are_kept_whose_pairs_stand_out():
+    rng = np.random.default_rng(0)
+    for n_clients, noise_std in ((50, 1.0), (200, 2.0), (2000, 2.0)):
+        counts = 100 * rng.random(60) ** 4 + noise_std * rng.standard_normal(60)
+        clear = clear_counts(counts, noise_std, 4 / 3 * noise_std / (1.5 * n_clients))
+        kept = reference.clear_items(counts, noise_std, 1.5, n_clients)
+        assert 0 < len(kept) < 60
+        np.testing.assert_array_equal(np.flatnonzero(clear), kept)
+        np.testing.assert_array_equal(clear[kept], counts[kept])
+
+
+def test_frequent_items_are_counted_with_a_share_of_the_budget():
+    X = make_interactions(n_users=3000, n_items=200, n_interactions=90_000, random_state=0)
+    dp = CentralDP(epsilon=10)
+    model = watched(FedEASE)(items=np.unique(X[:, 1]), federation=Federation(central_dp=dp))
+    kept = []
+    for epsilon in (10, 3, 1):
+        model.set_params(federation__central_dp=CentralDP(epsilon=epsilon), random_state=0).fit(X)
+        _, std, counts = type(model).seen
+        kept.append(np.flatnonzero(counts))
+        clear = counts[counts > 0]
+        # The set-up spends a tenth, so that its noise is three times that of the sum.
+        assert clear.min() > 9 * std
+        assert 3000 * clear.min() / clear.sum() > 4 * std
+    assert len(kept[0]) > len(kept[1]) > len(kept[2]) > 10
+    popular = np.argsort(-np.bincount(X[:, 1]))[: len(kept[2])]
+    assert np.isin(kept[2], popular).mean() > 0.8

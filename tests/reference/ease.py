@@ -86,9 +86,29 @@ def clipped_gram(X, clients, clip):
     return total
 
 
-def without_noise(G, noise_std):
-    """What is visible of G, as a list of e v v', and the items that it is of."""
-    kept = [i for i in range(len(G)) if G[i, i] > 3 * noise_std]
+def clipped_counts(X, clients, clip):
+    """The sum of the clients' counts of items, each scaled down to at most this norm."""
+    total = np.zeros(X.shape[1])
+    for users in clients:
+        own = X[users].sum(axis=0)
+        total += own * min(1.0, clip / np.sqrt(np.sum(own**2)))
+    return total
+
+
+def clear_items(counts, noise_std, clip, n_clients):
+    """Items in order of their counts, until one is hidden by noise or too small a share."""
+    kept, total = [], 0.0
+    for i in sorted(range(len(counts)), key=lambda i: -counts[i]):
+        total += counts[i]
+        share = counts[i] / total
+        if counts[i] <= 3 * noise_std or 3 * n_clients * clip * share <= 4 * noise_std:
+            break
+        kept.append(i)
+    return sorted(kept)
+
+
+def without_noise(G, kept, noise_std):
+    """What is visible of G on these items, as a list of e v v'."""
     bound = 2 * noise_std * np.sqrt(len(kept))
     found = []
     values, vectors = np.linalg.eigh(G[np.ix_(kept, kept)])
@@ -97,21 +117,20 @@ def without_noise(G, noise_std):
             whole = np.zeros(len(G))
             whole[kept] = vectors[:, k]
             found.append(np.sqrt(values[k] ** 2 - bound**2) * np.outer(whole, whole))
-    return found[::-1], kept
+    return found[::-1]
 
 
-def noisy_ease(G, noise_std, reg):
+def noisy_ease(G, kept, noise_std, reg):
     """EASE of what is visible, and of the counts on the diagonal."""
-    found, kept = without_noise(G, noise_std)
-    visible = sum(found)
+    visible = sum(without_noise(G, kept, noise_std))
     for i in kept:
         visible[i, i] = max(visible[i, i], G[i, i])
     return ease(visible, reg)
 
 
-def noisy_spectral_scores(G, noise_std, X, n_factors, alpha, reg):
+def noisy_spectral_scores(G, kept, noise_std, X, n_factors, alpha, reg):
     """Scores from S = Q Q', the sum of the largest of what is visible, scaled."""
-    found = without_noise(G, noise_std)[0][:n_factors]
+    found = without_noise(G, kept, noise_std)[:n_factors]
     S = sum(found) * 100 * len(found) / np.trace(sum(found))
     eye, scores = np.eye(len(G)), np.zeros(X.shape)
     for user, x in enumerate(X):

@@ -14,7 +14,7 @@ from sklearn.utils.extmath import randomized_svd
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base._item_weights import pairs_of, symmetric, whole
-from fedrecsk.federated._gram import FederatedGram, GramAlgorithm, items_above_noise, signal
+from fedrecsk.federated._gram import FederatedGram, GramAlgorithm, signal
 from fedrecsk.federated._implicit_mf import WMFModel
 from fedrecsk.federated._wmf import UserProblem
 from fedrecsk.protocol.messages import Dense, Message
@@ -45,7 +45,8 @@ class FedSpectralAlgorithm(GramAlgorithm):
         else:
             matrix = whole(server.gram, n_items)
         if noise_std > 0:
-            leading = _factors_from_noise(matrix, n_factors, noise_std)
+            items = np.flatnonzero(server.counts)
+            leading = _factors_from_noise(matrix, items, n_factors, noise_std)
         else:
             leading = _spectral_factors(matrix, n_factors)
         factors = np.zeros((n_items, self.problem.n_factors))
@@ -123,14 +124,15 @@ class FedSpectral(WMFModel, FederatedGram):
     With the power 1/4, popular items have less weight than in a singular value decomposition of X
     and more than in a normalised Laplacian.
 
-    *Central privacy.* With ``central_dp`` each client's x x' is scaled down to the norm `clip`, and
-    every entry of G has noise of the same deviation s. Step 4 is then another one: items whose own
-    count is below 3 s are left out, and get vectors of zeros; D is 1, so that the noise is equal in
-    all directions; of the eigenvalues e of the n other items only those above ``b = 2 s sqrt(n)``
-    count, the largest that noise alone would have, as ``sqrt(e^2 - b^2)`` [2]_. There may be fewer
-    than `n_factors`. Users are still solved from their own data without noise, which stay with
-    them. One round with all clients needs the least noise. If all clients have far longer uploads
-    than `clip`, as with ``clip=1``, they count the same, whatever their number of ratings.
+    *Central privacy.* With ``central_dp`` the server first chooses frequent items by noisy counts,
+    as in :class:`FedEASE`; the others get vectors of zeros. Each client's x x' of the chosen items
+    is scaled down to the norm `clip`, and every entry of G has noise of the same deviation s. Step
+    4 is then another one: D is 1, so that the noise is equal in all directions; of the eigenvalues
+    e of the n chosen items only those above ``b = 2 s sqrt(n)`` count, the largest that noise alone
+    would have, as ``sqrt(e^2 - b^2)`` [2]_. There may be fewer than `n_factors`. Users are still
+    solved from their own data without noise, which stay with them. One round with all clients needs
+    the least noise. If all clients have far longer uploads than `clip`, as with ``clip=1``, they
+    count the same, whatever their number of ratings.
 
     *Weights.* w is the sample weight; the entry of X is w where y > 0, and 0 elsewhere. The size of
     a positive y does not matter.
@@ -201,9 +203,8 @@ def _spectral_factors(gram, n_factors):
     return _scaled((scale[:, None] * vectors * np.sqrt(strengths))[:, ::-1])
 
 
-def _factors_from_noise(matrix, n_factors, noise_std):
-    """Return Q = V e^1/2 of at most `n_factors` eigenpairs of G above its noise, scaled."""
-    items = items_above_noise(matrix, noise_std)
+def _factors_from_noise(matrix, items, n_factors, noise_std):
+    """Return Q = V e^1/2 of at most `n_factors` eigenpairs of these items' G above its noise."""
     strengths, vectors = signal(matrix[np.ix_(items, items)], noise_std)
     factors = np.zeros((len(matrix), min(n_factors, len(strengths))))
     factors[items] = (vectors * np.sqrt(strengths))[:, :n_factors]
