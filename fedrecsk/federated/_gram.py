@@ -166,7 +166,7 @@ class GramAlgorithm(Algorithm[Server, Any], SendsOnce[Clients]):
         n_items = catalogue.n_items
         sizes = n_pairs(n_items)
         gram = sparse.csc_array((sizes, 1)) if self.keeps_sparse(n_items) else np.zeros(sizes)
-        if self.clip is None:
+        if sums is None or self.clip is None:
             return Server(gram, n_items)
         counts = sums["item_counts"]
         least = LEAST_SHARE * counts.noise_std / (self.clip * catalogue.n_clients)
