@@ -17,7 +17,7 @@ from fedrecsk.deployment.client_message import ClientMessage, packed
 from fedrecsk.privacy.central_dp import steps_of
 from fedrecsk.protocol.blocks import of_clients
 from fedrecsk.protocol.clients import Clients
-from fedrecsk.protocol.early_stopping import VALIDATION, hold_out
+from fedrecsk.protocol.early_stopping import hold_out
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.protection import TERMS
 from fedrecsk.protocol.secure_accounts import integers_of, units_of
@@ -180,7 +180,9 @@ class Device(Clients):
         complete = self._complete(message, round)
         return self._once(
             *("validation", round),
-            lambda: self._packed(super(Device, self).validate(round, complete), VALIDATION),
+            lambda: self._packed(
+                super(Device, self).validate(round, complete), self.scoring.fields()
+            ),
         )
 
     def _once(self, phase, number, answer):

@@ -30,7 +30,6 @@ from fedrecsk.deployment.store import MODEL as MODEL_FILE
 from fedrecsk.privacy import MaskingFailed
 from fedrecsk.privacy._secagg_protocol import MaskingClient
 from fedrecsk.privacy.secagg import MOST_BITS
-from fedrecsk.protocol.early_stopping import VALIDATION
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Message
 
@@ -307,7 +306,7 @@ class Node:
             return device.setup(message), device.algorithm.setup_fields(n_items)
         if kind == "validate":
             memory.model, memory.measured = memory.announcement | message, number
-            return device.validate(number, memory.model), VALIDATION
+            return device.validate(number, memory.model), device.scoring.fields()
         if kind == "withdraw":
             if memory.past is None or device.federation.secure_aggregation is not None:
                 raise Refused("this node has sent nothing to an earlier fit that it could withdraw")

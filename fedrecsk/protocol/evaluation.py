@@ -1,0 +1,229 @@
+"""Metrics of a model on rows that clients keep apart: what each client computes, and the sums."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fedrecsk.metrics import values_by_user
+from fedrecsk.updates import FieldSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, Self
+
+    from numpy.typing import NDArray
+
+    from fedrecsk.protocol.blocks import Block
+    from fedrecsk.protocol.keys import Key
+
+ERRORS = {"rmse": np.square, "mae": np.abs}
+# By their short names; metrics of rankings have a cutoff.
+RANKINGS = {
+    "ndcg": "ndcg",
+    "hr": "hit_rate",
+    "hit_rate": "hit_rate",
+    "precision": "precision",
+    "recall": "recall",
+    "map": "map",
+    "mrr": "mrr",
+}
+NAMES = '"rmse", "mae", or "ndcg@10", "hr@10", "precision@10", "recall@10", "map@10", "mrr@10"'
+
+
+class HeldOut(NamedTuple):
+    """Held-out rows of a block's users; `ranks` are their positions among the user's rows.
+
+    Items that the model does not know are -1.
+    """
+
+    users: np.ndarray
+    items: np.ndarray
+    values: np.ndarray
+    weights: np.ndarray
+    n_users: int
+    n_items: int
+    ranks: np.ndarray
+
+    @classmethod
+    def of(cls, block: Block) -> HeldOut:
+        """Make them from a block of held-out rows."""
+        lengths = np.diff(block.indptr)
+        users = np.repeat(np.arange(block.n_users), lengths)
+        ranks = np.arange(len(users)) - np.repeat(block.indptr[:-1], lengths)
+        return cls(
+            users, block.items, block.values, block.weights, block.n_users, block.n_items, ranks
+        )
+
+
+class Metric(NamedTuple):
+    """A metric by its name; `kind` is "loss", "rmse", "mae" or a ranking metric with cutoff `k`."""
+
+    name: str
+    kind: str
+    k: int = 0
+
+    @classmethod
+    def of(cls, name: object) -> Self:
+        """Read a name; raise ValueError if it is unknown."""
+        if name == "loss" or name in ERRORS:
+            return cls(str(name), str(name))
+        found = re.fullmatch(r"([a-z_]+)@([1-9][0-9]*)", str(name))
+        if found is None or found[1] not in RANKINGS:
+            cutoff = f", for example {name}@10" if name in RANKINGS else ""
+            raise ValueError(f"Unknown metric {name!r}; choose from {NAMES}{cutoff}.")
+        return cls(str(name), RANKINGS[found[1]], int(found[2]))
+
+    @property
+    def greater_is_better(self) -> bool:
+        """Whether a larger value is a better one."""
+        return self.k > 0
+
+    def mean(self, total: float, weight: float) -> float:
+        """Return the metric from the sums over all units."""
+        if not weight > 0:
+            return float("nan")
+        return float(np.sqrt(total / weight) if self.kind == "rmse" else total / weight)
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What clients report of a model on rows that it has not learned from.
+
+    A client reports two sums for each metric: of the metric over its units, and of the units'
+    weights. Units are rows for the loss, RMSE (squared errors) and MAE, and users with a relevant
+    row for ranking metrics, which are those of :func:`fedrecsk.metrics.evaluate_ranking`.
+
+    Attributes
+    ----------
+    metrics : tuple of str
+        "loss" (of the method, on held-out rows), "rmse", "mae", or a ranking metric with its
+        cutoff, such as "ndcg@10".
+    n_negatives : int or None
+        Items among which a user's rows are ranked; None: the whole catalogue.
+    threshold : float or None
+        The least value of a relevant row; None: all values above 0 are relevant.
+    """
+
+    metrics: tuple[str, ...] = ("loss",)
+    n_negatives: int | None = None
+    threshold: float | None = None
+
+    @cached_property
+    def _read(self) -> list[Metric]:
+        return [Metric.of(name) for name in self.metrics]
+
+    @property
+    def curve(self) -> str:
+        """Name of the first metric in `history_`."""
+        return "validation_loss" if self.metrics[0] == "loss" else "validation_score"
+
+    @property
+    def greater_is_better(self) -> bool:
+        """Whether a larger value of the first metric is a better one."""
+        return self._read[0].greater_is_better
+
+    def check(self, method: Any, n_items: int | None = None) -> None:
+        """Raise ValueError if a metric is unknown, or does not suit a method or its catalogue."""
+        name = type(method).__name__
+        for one in self._read:
+            if one.kind in ERRORS and not method._sees_ratings:
+                raise ValueError(
+                    f"{one.name!r} compares ratings, but {name} learns from implicit feedback; "
+                    'choose a ranking metric such as "ndcg@10".'
+                )
+            if self.n_negatives is None and n_items is not None and one.k > n_items:
+                raise ValueError(
+                    f"{one.name!r} looks at {one.k} places, but the catalogue has {n_items} items; "
+                    "lower the number after @."
+                )
+
+    def fields(self) -> dict[str, FieldSpec]:
+        """Return the FieldSpecs of what a client sends."""
+        specs = {}
+        for one in self._read:
+            if one.kind == "loss":
+                specs["validation_loss"] = FieldSpec((2,), learned=False)
+            else:
+                # Whole parts are exact in every encoding, and the rest is small.
+                specs[one.name] = FieldSpec((2,), dtype="uint32", learned=False)
+                specs[f"{one.name} rest"] = FieldSpec((2,))
+        return specs
+
+    def packed(self, sums: Mapping[str, NDArray[np.float64]]) -> dict[str, np.ndarray]:
+        """Return the fields of clients from their sums, finite ones of shape (n_clients, 2)."""
+        fields = {}
+        for one in self._read:
+            if one.kind == "loss":
+                fields["validation_loss"] = sums["loss"]
+            else:
+                whole = np.floor(sums[one.name])
+                fields[one.name] = whole.astype(np.int64)
+                fields[f"{one.name} rest"] = sums[one.name] - whole
+        return fields
+
+    def values(self, totals: Mapping[str, Any] | None) -> dict[str, float]:
+        """Return each metric from the sums of the fields (an Upload); NaN if nothing was sent."""
+        if totals is None:
+            return dict.fromkeys(self.metrics, float("nan"))
+        return {one.name: one.mean(*self._sums(one, totals)) for one in self._read}
+
+    @staticmethod
+    def _sums(one, totals):
+        if one.kind == "loss":
+            return totals["validation_loss"].sum
+        return totals[one.name].sum + totals[f"{one.name} rest"].sum
+
+    # ------------------------------------------------------------------------- clients
+
+    def measure(
+        self,
+        model: Any,
+        held_out: HeldOut,
+        clients: NDArray[np.int64],
+        codes: NDArray[np.int64],
+        key: Key,
+    ) -> dict[str, NDArray[np.float64]]:
+        """Return the sums of each client, by metric, of shape (n_clients, 2).
+
+        `model` is of the users of the held-out rows only; `clients` are their clients and `codes`
+        their codes, by which `key` draws negatives.
+        """
+        n_clients = int(clients.max(initial=-1)) + 1
+        rankings = [(one.kind, one.k) for one in self._read if one.k]
+        ranked = {}
+        if rankings:
+
+            def uniform(users):
+                """Return the draws of some users' negatives, alike wherever they are evaluated."""
+                addresses = codes[users][:, None] * 2**32 + np.arange(self.n_negatives)
+                return key.uniform("negatives of an evaluation", addresses)
+
+            draws = {"threshold": self.threshold, "uniform": uniform if self.n_negatives else None}
+            users, values = values_by_user(model, held_out, rankings, **draws)
+            weights, owners = np.ones(len(users)), clients[users]
+            ranked = {
+                one: (owners, each, weights) for one, each in zip(rankings, values, strict=True)
+            }
+        found = {}
+        for one in self._read:
+            owners, *sums = ranked.get((one.kind, one.k)) or self._by_row(
+                one, model, held_out, clients
+            )
+            found[one.name] = np.stack(
+                [np.bincount(owners, each, minlength=n_clients) for each in sums], axis=1
+            )
+        return found
+
+    @staticmethod
+    def _by_row(metric, model, held_out, clients):
+        """Return each row's client, its loss or error, and its weight."""
+        users, weights = held_out.users, held_out.weights
+        if metric.kind == "loss":
+            return clients[users], *model._validation_losses(held_out)
+        errors = held_out.values - model._score_pairs(users, held_out.items)
+        return clients[users], weights * ERRORS[metric.kind](errors), weights
