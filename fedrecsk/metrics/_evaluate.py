@@ -206,6 +206,7 @@ def catalogue_ndcg(
 def values_by_user(
     model: Any,
     rows: Any,
+    places: NDArray[np.int64],
     metrics: Sequence[tuple[str, int]],
     *,
     threshold: float | None = None,
@@ -213,18 +214,20 @@ def values_by_user(
 ) -> tuple[NDArray[np.int64], list[NDArray[np.float64]]]:
     """Return the users that have a relevant row, and their values of metrics with cutoffs.
 
-    Users and items of `model`, of this package, and of `rows` (see `of_codes`) are codes. The
-    catalogue is ranked, or the negatives by the draws that `uniform` returns for these users.
+    `rows` are of users with numbers and of items with codes (see `of_codes`), and `places` the
+    users' codes in `model`, of this package. The catalogue is ranked, or the negatives by the draws
+    that `uniform` returns for these users.
     """
-    adapted, held_out = adapt(model), of_codes(rows, threshold)
-    if not held_out.n_users:
-        return held_out.users, [np.empty(0) for _ in metrics]
+    adapted, held_out = adapt(model), of_codes(rows, places, threshold)
+    users = held_out.user_ids.values
+    if not len(users):
+        return users, [np.empty(0) for _ in metrics]
     negatives = None
     if uniform is not None:
-        negatives = negatives_by(uniform(held_out.users), adapted, held_out)
+        negatives = negatives_by(uniform(users), adapted, held_out)
     spec = RankingSpec(max(k for _, k in metrics))
     ranking = rank(adapted, held_out, spec, negatives=negatives)
-    return held_out.users, [AT_PLACES[name](ranking, k) for name, k in metrics]
+    return users, [AT_PLACES[name](ranking, k) for name, k in metrics]
 
 
 def exposure(

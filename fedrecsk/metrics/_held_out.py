@@ -71,19 +71,19 @@ class HeldOut:
         return np.diff(self.indptr)
 
 
-def of_codes(rows: Any, threshold: float | None = None) -> HeldOut:
-    """Return the rows, by codes and user by user, of the users who have a relevant one.
+def of_codes(rows: Any, places: NDArray[np.int64], threshold: float | None = None) -> HeldOut:
+    """Return the rows, user by user, of the users who have a relevant one.
 
-    `rows` has `users`, `items` (-1: unknown), `values`, `weights`, `n_users` and `n_items`.
+    `rows` has `users` (numbers), `items` (codes, -1: unknown), `values`, `weights`, `n_users` and
+    `n_items`; `places` are the users' codes in a model, -1 for unknown users.
     """
     relevant = rows.values > 0 if threshold is None else rows.values >= threshold
     kept = np.bincount(rows.users[relevant], minlength=rows.n_users) > 0
     counts, mask = np.bincount(rows.users, minlength=rows.n_users), kept[rows.users]
-    ids = Ids(np.arange(rows.n_users), "user ids")
     return HeldOut(
-        user_ids=Ids(ids.values[kept], ids.name),
+        user_ids=Ids(np.flatnonzero(kept), "user ids"),
         item_ids=Ids(np.arange(rows.n_items), "item ids"),
-        users=np.flatnonzero(kept),
+        users=places[kept],
         indptr=np.concatenate([[0], np.cumsum(counts[kept])]),
         own_items=rows.items[mask],
         items=rows.items[mask],

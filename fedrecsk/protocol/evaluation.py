@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedrecsk.protocol.keys import Key
 
 ERRORS = {"rmse": np.square, "mae": np.abs}
+N_BINS = 10
 # By their short names; metrics of rankings have a cutoff.
 RANKINGS = {
     "ndcg": "ndcg",
@@ -83,11 +84,27 @@ class Metric(NamedTuple):
         """Whether a larger value is a better one."""
         return self.k > 0
 
+    def unit(self, most: float) -> float:
+        """Return the greatest value in one unit, given that of the metric."""
+        return most**2 if self.kind == "rmse" else most
+
     def mean(self, total: float, weight: float) -> float:
         """Return the metric from the sums over all units."""
         if not weight > 0:
             return float("nan")
         return float(np.sqrt(total / weight) if self.kind == "rmse" else total / weight)
+
+
+class Spread(NamedTuple):
+    """How unequal clients are: a standard error over clients, and clients by their own value.
+
+    `counts` are the numbers of clients between each two of the `edges`; the last bin has greater
+    ones too.
+    """
+
+    standard_error: float
+    counts: NDArray[np.float64]
+    edges: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -107,11 +124,18 @@ class Scoring:
         Items among which a user's rows are ranked; None: the whole catalogue.
     threshold : float or None
         The least value of a relevant row; None: all values above 0 are relevant.
+    ranges : tuple of float or None
+        Greatest value of each metric. Each client then also reports its own mean, divided by it
+        (squared for RMSE), the mean's square, and in which of ten bins its metric is. None: not.
+    bounded : bool
+        Whether clients report nothing else, so that each counts once, however many rows it has.
     """
 
     metrics: tuple[str, ...] = ("loss",)
     n_negatives: int | None = None
     threshold: float | None = None
+    ranges: tuple[float, ...] | None = None
+    bounded: bool = False
 
     @cached_property
     def _read(self) -> list[Metric]:
@@ -148,22 +172,26 @@ class Scoring:
         for one in self._read:
             if one.kind == "loss":
                 specs["validation_loss"] = FieldSpec((2,), learned=False)
-            else:
+            elif not self.bounded:
                 # Whole parts are exact in every encoding, and the rest is small.
                 specs[one.name] = FieldSpec((2,), dtype="uint32", learned=False)
                 specs[f"{one.name} rest"] = FieldSpec((2,))
+            if self.ranges is not None:
+                specs[f"{one.name} by client"] = FieldSpec((2 + N_BINS,))
         return specs
 
     def packed(self, sums: Mapping[str, NDArray[np.float64]]) -> dict[str, np.ndarray]:
         """Return the fields of clients from their sums, finite ones of shape (n_clients, 2)."""
-        fields = {}
-        for one in self._read:
+        fields, ranges = {}, self.ranges or (None,) * len(self.metrics)
+        for one, most in zip(self._read, ranges, strict=True):
             if one.kind == "loss":
                 fields["validation_loss"] = sums["loss"]
-            else:
+            elif not self.bounded:
                 whole = np.floor(sums[one.name])
                 fields[one.name] = whole.astype(np.int64)
                 fields[f"{one.name} rest"] = sums[one.name] - whole
+            if most is not None:
+                fields[f"{one.name} by client"] = _by_client(one, *sums[one.name].T, most)
         return fields
 
     def values(self, totals: Mapping[str, Any] | None) -> dict[str, float]:
@@ -172,11 +200,32 @@ class Scoring:
             return dict.fromkeys(self.metrics, float("nan"))
         return {one.name: one.mean(*self._sums(one, totals)) for one in self._read}
 
-    @staticmethod
-    def _sums(one, totals):
+    def _sums(self, one, totals):
         if one.kind == "loss":
             return totals["validation_loss"].sum
+        if self.bounded:
+            most, total = self.ranges[self._read.index(one)], totals[f"{one.name} by client"].sum
+            return one.unit(most) * total[0], total[2:].sum()
         return totals[one.name].sum + totals[f"{one.name} rest"].sum
+
+    def spread(self, totals: Mapping[str, Any]) -> dict[str, Spread]:
+        """Return how unequal clients are, by metric."""
+        means, found = self.values(totals), {}
+        for one, most in zip(self._read, self.ranges, strict=True):
+            total = totals[f"{one.name} by client"]
+            (first, second), counts = total.sum[:2], total.sum[2:]
+            n = float(counts.sum())
+            variance = (
+                max(second - first**2 / n, 0.0) / (n - 1) + total.noise_std**2 / n
+                if n > 1
+                else np.nan
+            )
+            error = one.unit(most) * np.sqrt(variance / n) if n > 1 else np.nan
+            if one.kind == "rmse":
+                # Of the root of a mean.
+                error /= 2 * means[one.name]
+            found[one.name] = Spread(float(error), counts, np.linspace(0, most, N_BINS + 1))
+        return found
 
     # ------------------------------------------------------------------------- clients
 
@@ -187,12 +236,15 @@ class Scoring:
         clients: NDArray[np.int64],
         codes: NDArray[np.int64],
         key: Key,
+        places: NDArray[np.int64] | None = None,
     ) -> dict[str, NDArray[np.float64]]:
         """Return the sums of each client, by metric, of shape (n_clients, 2).
 
-        `model` is of the users of the held-out rows only; `clients` are their clients and `codes`
-        their codes, by which `key` draws negatives.
+        `clients` are the clients of the users of the held-out rows, and `codes` the users' codes,
+        by which `key` draws negatives. `places` are their numbers in the model, -1 for unknown
+        users; None: the model has these users only.
         """
+        places = np.arange(held_out.n_users) if places is None else places
         n_clients = int(clients.max(initial=-1)) + 1
         rankings = [(one.kind, one.k) for one in self._read if one.k]
         ranked = {}
@@ -204,7 +256,7 @@ class Scoring:
                 return key.uniform("negatives of an evaluation", addresses)
 
             draws = {"threshold": self.threshold, "uniform": uniform if self.n_negatives else None}
-            users, values = values_by_user(model, held_out, rankings, **draws)
+            users, values = values_by_user(model, held_out, places, rankings, **draws)
             weights, owners = np.ones(len(users)), clients[users]
             ranked = {
                 one: (owners, each, weights) for one, each in zip(rankings, values, strict=True)
@@ -212,7 +264,7 @@ class Scoring:
         found = {}
         for one in self._read:
             owners, *sums = ranked.get((one.kind, one.k)) or self._by_row(
-                one, model, held_out, clients
+                one, model, held_out, clients, places
             )
             found[one.name] = np.stack(
                 [np.bincount(owners, each, minlength=n_clients) for each in sums], axis=1
@@ -220,10 +272,21 @@ class Scoring:
         return found
 
     @staticmethod
-    def _by_row(metric, model, held_out, clients):
+    def _by_row(metric, model, held_out, clients, places):
         """Return each row's client, its loss or error, and its weight."""
         users, weights = held_out.users, held_out.weights
         if metric.kind == "loss":
             return clients[users], *model._validation_losses(held_out)
-        errors = held_out.values - model._score_pairs(users, held_out.items)
+        errors = held_out.values - model._score_pairs(places[users], held_out.items)
         return clients[users], weights * ERRORS[metric.kind](errors), weights
+
+
+def _by_client(metric, totals, weights, most):
+    """Return clients' own means and squares, in [0, 1], and their bins; zeros without a unit."""
+    fields = np.zeros((len(totals), 2 + N_BINS))
+    has = np.flatnonzero(weights > 0)
+    share = np.minimum(totals[has] / weights[has] / metric.unit(most), 1.0)
+    fields[has, 0], fields[has, 1] = share, share**2
+    own = np.sqrt(share) if metric.kind == "rmse" else share
+    fields[has, 2 + np.minimum((N_BINS * own).astype(int), N_BINS - 1)] = 1.0
+    return fields

@@ -27,6 +27,7 @@ PHASES = {
     "stop": "Stop",
     "final": "Final model",
     "best": "Best model",
+    "evaluation": "Evaluation",
 }
 # What an entry counts, and what is counted for each client.
 COUNTS = (
@@ -48,7 +49,8 @@ class Ledger:
         with encryption), "setup" (exchanges before the rounds), "taken back" (what clients sent to
         take their earlier uploads out of the sum), "round", "stop" (the broadcast
         whose losses ended the fit early), "final" (the last model, from which clients
-        recommend) or "best" (the best model, if early stopping keeps it instead). `round`: the
+        recommend), "best" (the best model, if early stopping keeps it instead) or "evaluation"
+        (sums of a federated evaluation). `round`: the
         round, or the step of the set-up. `participants`: clients that updated.
         `messages_down`, `messages_up` (arrived and accepted), `dropped` (clients without a
         connection, or whose uploads were lost), `rejected` (uploads with NaN or infinite
