@@ -218,8 +218,7 @@ def values_by_user(
     users' codes in `model`, of this package. The catalogue is ranked, or the negatives by the draws
     that `uniform` returns for these users.
     """
-    adapted, held_out = adapt(model), of_codes(rows, places, threshold)
-    users = held_out.user_ids.values
+    adapted, (users, held_out) = adapt(model), of_codes(rows, places, threshold)
     if not len(users):
         return users, [np.empty(0) for _ in metrics]
     negatives = None

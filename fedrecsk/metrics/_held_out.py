@@ -74,14 +74,16 @@ class HeldOut:
 def of_codes(rows: Any, places: NDArray[np.int64], threshold: float | None = None) -> HeldOut:
     """Return the rows, user by user, of the users who have a relevant one.
 
-    `rows` has `users` (numbers), `items` (codes, -1: unknown), `values`, `weights`, `n_users` and
-    `n_items`; `places` are the users' codes in a model, -1 for unknown users.
+    `rows` has `users` (numbers), `items` (codes, -1: unknown), `values`, `weights`, `n_users`,
+    `n_items` and `names` (ids of the users, or None); `places` are the users' codes in a model, -1
+    for unknown users.
     """
     relevant = rows.values > 0 if threshold is None else rows.values >= threshold
     kept = np.bincount(rows.users[relevant], minlength=rows.n_users) > 0
     counts, mask = np.bincount(rows.users, minlength=rows.n_users), kept[rows.users]
-    return HeldOut(
-        user_ids=Ids(np.flatnonzero(kept), "user ids"),
+    names = np.arange(rows.n_users) if rows.names is None else rows.names
+    held_out = HeldOut(
+        user_ids=Ids(names[kept], "user ids"),
         item_ids=Ids(np.arange(rows.n_items), "item ids"),
         users=places[kept],
         indptr=np.concatenate([[0], np.cumsum(counts[kept])]),
@@ -91,6 +93,7 @@ def of_codes(rows: Any, places: NDArray[np.int64], threshold: float | None = Non
         weights=rows.weights[mask],
         share_repeated=0.0,
     )
+    return np.flatnonzero(kept), held_out
 
 
 @np.errstate(invalid="ignore", over="ignore")

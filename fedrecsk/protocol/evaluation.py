@@ -49,6 +49,8 @@ class HeldOut(NamedTuple):
     n_users: int
     n_items: int
     ranks: np.ndarray
+    # Ids of the users, for errors; None: their numbers.
+    names: Any = None
 
     @classmethod
     def of(cls, block: Block) -> HeldOut:
@@ -92,7 +94,8 @@ class Metric(NamedTuple):
         """Return the metric from the sums over all units."""
         if not weight > 0:
             return float("nan")
-        return float(np.sqrt(total / weight) if self.kind == "rmse" else total / weight)
+        # Noise may make a sum of squares negative.
+        return float(np.sqrt(max(total, 0.0) / weight) if self.kind == "rmse" else total / weight)
 
 
 class Spread(NamedTuple):
@@ -214,16 +217,13 @@ class Scoring:
         for one, most in zip(self._read, self.ranges, strict=True):
             total = totals[f"{one.name} by client"]
             (first, second), counts = total.sum[:2], total.sum[2:]
-            n = float(counts.sum())
-            variance = (
-                max(second - first**2 / n, 0.0) / (n - 1) + total.noise_std**2 / n
-                if n > 1
-                else np.nan
-            )
-            error = one.unit(most) * np.sqrt(variance / n) if n > 1 else np.nan
+            n, error = float(counts.sum()), float("nan")
+            if n > 1:
+                variance = max(second - first**2 / n, 0.0) / (n - 1) + total.noise_std**2 / n
+                error = one.unit(most) * np.sqrt(variance / n)
             if one.kind == "rmse":
-                # Of the root of a mean.
-                error /= 2 * means[one.name]
+                # Of the root of a mean, which noise may make 0.
+                error = error / (2 * means[one.name]) if means[one.name] > 0 else float("nan")
             found[one.name] = Spread(float(error), counts, np.linspace(0, most, N_BINS + 1))
         return found
 
@@ -288,5 +288,7 @@ def _by_client(metric, totals, weights, most):
     share = np.minimum(totals[has] / weights[has] / metric.unit(most), 1.0)
     fields[has, 0], fields[has, 1] = share, share**2
     own = np.sqrt(share) if metric.kind == "rmse" else share
-    fields[has, 2 + np.minimum((N_BINS * own).astype(int), N_BINS - 1)] = 1.0
+    # What rounding has put just below an edge is on it.
+    bins = np.minimum((N_BINS * own + 1e-9).astype(int), N_BINS - 1)
+    fields[has, 2 + bins] = 1.0
     return fields

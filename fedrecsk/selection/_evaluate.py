@@ -149,6 +149,9 @@ def federated_evaluate(
         rows, recommender = _rows_held_out(recommender)
     else:
         rows = _rows_of(recommender, transformers, X, y, clients, scoring)
+    if federation.masks:
+        # Raises if they are too few.
+        federation.secure_aggregation.plan(len(rows.client_ids))
     seed = int(check_random_state(random_state).randint(2**31 - 1))
     found = scoring.measure(
         recommender, rows.held_out, rows.clients, rows.codes, Key(seed), rows.places
@@ -249,6 +252,7 @@ def _rows_of(model, transformers, X, y, clients, scoring):
             data.n_users,
             model.n_items_,
             np.arange(len(data.items)) - data.indptr[data.users],
+            users,
         ),
         data.client_ids,
         np.repeat(np.arange(data.n_clients), np.diff(data.client_indptr)),
@@ -274,7 +278,8 @@ def _rows_held_out(model):
     starts = np.cumsum(lengths) - lengths
     ranks = np.arange(len(users)) - starts[users]
     everyone = np.arange(model.n_users_)
-    held_out = HeldOut(users, items, values, weights, model.n_users_, model.n_items_, ranks)
+    size = model.n_users_, model.n_items_
+    held_out = HeldOut(users, items, values, weights, *size, ranks, model.user_ids_)
     # Items that users have seen are those of their other rows.
     model = copy.copy(model)
     seen_users, (seen,) = _by_user([one.block for one in run.clients], "items")
@@ -336,7 +341,6 @@ def _summed(scoring, federation, model, rows, found, key, secret):
     channel = EncryptedChannel(scheme) if federation.encrypts else None
     masks = None
     if federation.masks:
-        scheme.plan(n_clients)
         masks = MaskedChannel(scheme, n_clients, releases)
     nobody_holds = np.zeros(n_clients, dtype=np.int64)
     downlink = Downlink(federation, ledger, nobody_holds, channel)
