@@ -71,8 +71,10 @@ class HeldOut:
         return np.diff(self.indptr)
 
 
-def of_codes(rows: Any, places: NDArray[np.int64], threshold: float | None = None) -> HeldOut:
-    """Return the rows, user by user, of the users who have a relevant one.
+def of_codes(
+    rows: Any, places: NDArray[np.int64], threshold: float | None = None
+) -> tuple[NDArray[np.int64], HeldOut]:
+    """Return the users who have a relevant row, and the rows of these users, user by user.
 
     `rows` has `users` (numbers), `items` (codes, -1: unknown), `values`, `weights`, `n_users`,
     `n_items` and `names` (ids of the users, or None); `places` are the users' codes in a model, -1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,14 +14,14 @@ from fedrecsk.updates import FieldSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any, Self
+    from typing import Self
 
     from numpy.typing import NDArray
 
     from fedrecsk.protocol.blocks import Block
     from fedrecsk.protocol.keys import Key
 
-ERRORS = {"rmse": np.square, "mae": np.abs}
+ERRORS: dict[str, Any] = {"rmse": np.square, "mae": np.abs}
 N_BINS = 10
 # By their short names; metrics of rankings have a cutoff.
 RANKINGS = {
@@ -169,6 +169,11 @@ class Scoring:
                     "lower the number after @."
                 )
 
+    def check_y(self, y: object) -> None:
+        """Raise ValueError if a metric needs ratings, and there are none."""
+        if y is None and not ERRORS.keys().isdisjoint(self.metrics):
+            raise ValueError('"rmse" and "mae" compare ratings; pass y, or other metrics.')
+
     def fields(self) -> dict[str, FieldSpec]:
         """Return the FieldSpecs of what a client sends."""
         specs = {}
@@ -206,7 +211,7 @@ class Scoring:
     def _sums(self, one, totals):
         if one.kind == "loss":
             return totals["validation_loss"].sum
-        if self.bounded:
+        if self.bounded and self.ranges is not None:
             most, total = self.ranges[self._read.index(one)], totals[f"{one.name} by client"].sum
             return one.unit(most) * total[0], total[2:].sum()
         return totals[one.name].sum + totals[f"{one.name} rest"].sum
@@ -214,7 +219,7 @@ class Scoring:
     def spread(self, totals: Mapping[str, Any]) -> dict[str, Spread]:
         """Return how unequal clients are, by metric."""
         means, found = self.values(totals), {}
-        for one, most in zip(self._read, self.ranges, strict=True):
+        for one, most in zip(self._read, self.ranges or (), strict=True):
             total = totals[f"{one.name} by client"]
             (first, second), counts = total.sum[:2], total.sum[2:]
             n, error = float(counts.sum()), float("nan")

@@ -105,6 +105,14 @@ class Ledger:
         """Begin an entry, to which all following counts belong."""
         self.entries.append({"phase": phase, "round": round} | dict.fromkeys(COUNTS, 0))
 
+    def since(self, first: Ledger) -> Self:
+        """Return what has been counted since a copy, with the clients of both."""
+        rest = copy.deepcopy(self)
+        rest.entries, rest._seconds = rest.entries[len(first.entries) :], 0.0
+        for name in PER_CLIENT:
+            getattr(rest, name)[:] -= getattr(first, name)
+        return rest
+
     def take_over(self, ledger: Ledger, first: Ledger) -> None:
         """Add what `ledger` has counted in its last entry, since its copy `first`, as taken back.
 

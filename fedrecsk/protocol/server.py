@@ -83,6 +83,8 @@ class Server:
         self.n_empty_rounds: int = 0
         self.n_undecided_rounds: int = 0
         self.scoring: Scoring = method._scoring()
+        # Of the final model, on rows that clients are given for it; None: it is not evaluated.
+        self.evaluation: Scoring | None = None
         self.stopping: EarlyStopping[Message] = EarlyStopping(method.tol, method.n_iter_no_change)
         # Whether clients always receive the full model, as deployed ones do.
         self.sends_whole: bool = False
@@ -218,6 +220,8 @@ class Server:
         phase, _ = step
         if phase == "setup":
             return self.algorithm.setup_fields(len(self.item_ids))
+        if phase == "evaluation" and self.evaluation is not None:
+            return self.evaluation.fields()
         return self.scoring.fields() if phase == "validation" else self._round_specs
 
     def setup_message(self) -> Message:

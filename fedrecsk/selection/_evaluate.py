@@ -22,7 +22,7 @@ from fedrecsk.metrics import check_rows, unwrap, warn_if_unknown
 from fedrecsk.privacy import CentralDP, PrivacyReport
 from fedrecsk.protocol.algorithm import Traits
 from fedrecsk.protocol.central_noise import CentralNoise
-from fedrecsk.protocol.evaluation import HeldOut, Scoring
+from fedrecsk.protocol.evaluation import ERRORS, HeldOut, Scoring
 from fedrecsk.protocol.federation import Federation
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.ledger import Ledger
@@ -143,15 +143,22 @@ def federated_evaluate(
         )
     _frames.check_users_are_here(recommender)
     federation = _federation(recommender, epsilon)
-    scoring = _scoring(recommender, metrics, largest_error, bounded=epsilon is not None)
-    scoring = replace(scoring, n_negatives=n_negatives, threshold=threshold)
+    scale = getattr(recommender, "rating_scale_", None)
+    scoring = scoring_of(recommender, metrics, recommender.n_items_, scale, largest_error)
+    options = {"n_negatives": n_negatives, "threshold": threshold}
+    scoring = replace(scoring, **options, bounded=epsilon is not None)
     if X is None:
         rows, recommender = _rows_held_out(recommender)
     else:
-        rows = _rows_of(recommender, transformers, X, y, clients, scoring)
+        scoring.check_y(y)
+        X, y, _ = check_rows(X, y)
+        for transformer in transformers:
+            X = transformer.transform(X)
+        rows = rows_of(recommender, X, y, clients)
+    scheme: Any = federation.secure_aggregation
     if federation.masks:
         # Raises if they are too few.
-        federation.secure_aggregation.plan(len(rows.client_ids))
+        scheme.plan(len(rows.client_ids))
     seed = int(check_random_state(random_state).randint(2**31 - 1))
     found = scoring.measure(
         recommender, rows.held_out, rows.clients, rows.codes, Key(seed), rows.places
@@ -208,34 +215,34 @@ def _federation(model, epsilon):
     )
 
 
-def _scoring(model, metrics, largest_error, *, bounded):
-    """Return what clients report; raise if a metric does not suit the model."""
+def scoring_of(
+    method: Any,
+    metrics: str | Sequence[str] | None,
+    n_items: int,
+    scale: tuple[float, float] | None,
+    largest_error: float | None = None,
+) -> Scoring:
+    """Return what clients report; raise if a metric does not suit the method."""
     if metrics is None:
-        metrics = ("rmse", "ndcg@10") if model._sees_ratings else ("ndcg@10",)
+        metrics = ("rmse", "ndcg@10") if method._sees_ratings else ("ndcg@10",)
     names = (metrics,) if isinstance(metrics, str) else tuple(dict.fromkeys(metrics))
     if not names or "loss" in names:
         raise ValueError('metrics must name at least one metric, such as "ndcg@10", and no loss.')
-    scoring = Scoring(names, bounded=bounded)
-    scoring.check(model, model.n_items_)
-    scale = getattr(model, "rating_scale_", None)
+    scoring = Scoring(names)
+    scoring.check(method, n_items)
     if largest_error is None and scale is not None:
         largest_error = float(scale[1] - scale[0])
-    if largest_error is None and {"rmse", "mae"} & set(names):
+    if largest_error is None and not ERRORS.keys().isdisjoint(names):
         raise ValueError(
-            f"{type(model).__name__} has no rating_scale_, so the histogram of errors has no end; "
+            f"{type(method).__name__} has no rating scale, so the histogram of errors has no end; "
             "pass largest_error=, for example 4 for ratings from 1 to 5."
         )
-    ranges = tuple(largest_error if name in ("rmse", "mae") else 1.0 for name in names)
+    ranges = tuple(largest_error if name in ERRORS else 1.0 for name in names)
     return replace(scoring, ranges=ranges)
 
 
-def _rows_of(model, transformers, X, y, clients, scoring):
-    """Return the rows that are given."""
-    if y is None and {"rmse", "mae"} & set(scoring.metrics):
-        raise ValueError('"rmse" and "mae" compare ratings; pass y, or other metrics.')
-    X, y, _ = check_rows(X, y)
-    for transformer in transformers:
-        X = transformer.transform(X)
+def rows_of(model: Any, X: Any, y: Any, clients: Any) -> Rows:
+    """Return the test rows of some clients."""
     data = encode(X, y, clients=clients)
     users, items = data.user_ids.values, data.item_ids.values
     places, codes = model._users.codes(users), model._items.codes(items)
@@ -367,36 +374,62 @@ def _summed(scoring, federation, model, rows, found, key, secret):
         # Clients decrypt the sum.
         receivers = part.receives.nonzero()[0]
         ledger.more_down(receivers, np.full(len(receivers), channel.nbytes(aligned_size(specs))))
-    spread = scoring.spread(upload)
     privacy = uplink.privacy_report(server_sees(model, federation))
+    secure = channel or masks
+    encryption = secure and secure.report()
+    return report_of(scoring, upload, ledger, [model.privacy_, privacy], encryption)
+
+
+def report_of(
+    scoring: Scoring,
+    upload: Any,
+    ledger: Ledger,
+    privacy: list[PrivacyReport],
+    encryption: Any = None,
+) -> EvaluationReport:
+    """Return the report of an evaluation from the sums; `privacy` is of the fit and of this."""
+    spread = scoring.spread(upload)
     return EvaluationReport(
         values=scoring.values(upload),
         standard_errors={name: one.standard_error for name, one in spread.items()},
         histograms={name: one.counts for name, one in spread.items()},
         edges={name: one.edges for name, one in spread.items()},
         communication=ledger,
-        privacy=privacy,
-        total_privacy=PrivacyReport.joined([model.privacy_, privacy]),
-        encryption=None if scheme is None else (channel or masks).report(),
+        privacy=privacy[-1],
+        total_privacy=PrivacyReport.joined(privacy),
+        encryption=encryption,
     )
 
 
 def _updates(specs, fields, part, federation, key, terms):
     """Return what clients send, after clipping, rounding and noise."""
-    everyone = np.arange(len(part.active))
-    updates = ClientUpdates(
-        {n: SparseRows.stacked(one, spec=specs[n]) for n, one in fields.items()},
-        phase="validation",
-        round=0,
-        clients=everyone,
-        sends=part.active,
-        arrives=part.active & part.delivers,
-        accepted=part.active & part.delivers,
-        specs=specs,
-        sizes=measured(dict.fromkeys(specs), specs, np.zeros_like(everyone), federation.wire_dtype),
-    ).take(part.active)
+    updates = single_updates(specs, fields, np.arange(len(part.active)), 0, federation.wire_dtype)
+    updates.accepted = updates.arrives = part.active & part.delivers
+    updates = updates.take(part.active)
     if federation.uploads == "sum":
         return updates.added_up()
     each = federation.uploads == "held" or federation.draws_each
     done = stages(federation, key, terms, each=each)
     return protected(updates, done, federation.uploads)
+
+
+def single_updates(
+    specs: dict[str, Any],
+    fields: dict[str, np.ndarray],
+    clients: NDArray[np.int64],
+    round: int,
+    wire_dtype: str,
+) -> ClientUpdates:
+    """Return what these clients (codes) send in an evaluation, one by one."""
+    everyone = np.ones(len(clients), dtype=bool)
+    return ClientUpdates(
+        {name: SparseRows.stacked(one, spec=specs[name]) for name, one in fields.items()},
+        phase="evaluation",
+        round=round,
+        clients=clients,
+        sends=everyone,
+        arrives=everyone,
+        accepted=everyone,
+        specs=specs,
+        sizes=measured(dict.fromkeys(specs), specs, np.zeros_like(clients), wire_dtype),
+    )
