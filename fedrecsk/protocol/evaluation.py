@@ -132,6 +132,9 @@ class Scoring:
         (squared for RMSE), the mean's square, and in which of ten bins its metric is. None: not.
     bounded : bool
         Whether clients report nothing else, so that each counts once, however many rows it has.
+    divisor : float or None
+        By which clients divide sums, under encryption that holds small numbers only. None: they
+        send whole parts, which are exact in every other encoding, and the rest.
     """
 
     metrics: tuple[str, ...] = ("loss",)
@@ -139,6 +142,7 @@ class Scoring:
     threshold: float | None = None
     ranges: tuple[float, ...] | None = None
     bounded: bool = False
+    divisor: float | None = None
 
     @cached_property
     def _read(self) -> list[Metric]:
@@ -180,8 +184,9 @@ class Scoring:
         for one in self._read:
             if one.kind == "loss":
                 specs["validation_loss"] = FieldSpec((2,), learned=False)
+            elif not self.bounded and self.divisor is not None:
+                specs[one.name] = FieldSpec((2,))
             elif not self.bounded:
-                # Whole parts are exact in every encoding, and the rest is small.
                 specs[one.name] = FieldSpec((2,), dtype="uint32", learned=False)
                 specs[f"{one.name} rest"] = FieldSpec((2,))
             if self.ranges is not None:
@@ -194,6 +199,8 @@ class Scoring:
         for one, most in zip(self._read, ranges, strict=True):
             if one.kind == "loss":
                 fields["validation_loss"] = sums["loss"]
+            elif not self.bounded and self.divisor is not None:
+                fields[one.name] = sums[one.name] / self.divisor
             elif not self.bounded:
                 whole = np.floor(sums[one.name])
                 fields[one.name] = whole.astype(np.int64)
@@ -214,6 +221,8 @@ class Scoring:
         if self.bounded and self.ranges is not None:
             most, total = self.ranges[self._read.index(one)], totals[f"{one.name} by client"].sum
             return one.unit(most) * total[0], total[2:].sum()
+        if self.divisor is not None:
+            return totals[one.name].sum * self.divisor
         return totals[one.name].sum + totals[f"{one.name} rest"].sum
 
     def spread(self, totals: Mapping[str, Any]) -> dict[str, Spread]:

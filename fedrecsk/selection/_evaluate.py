@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+# With 6,040 clients, CKKS holds numbers up to 1.3.
+DIVISOR = 2.0**16
 KINDS = {
     "n_negatives": [Interval(Integral, 1, None, closed="left"), None],
     "threshold": [Interval(Real, None, None, closed="neither"), None],
@@ -146,7 +148,8 @@ def federated_evaluate(
     scale = getattr(recommender, "rating_scale_", None)
     scoring = scoring_of(recommender, metrics, recommender.n_items_, scale, largest_error)
     options = {"n_negatives": n_negatives, "threshold": threshold}
-    scoring = replace(scoring, **options, bounded=epsilon is not None)
+    divisor = DIVISOR if federation.encrypts else None
+    scoring = replace(scoring, **options, bounded=epsilon is not None, divisor=divisor)
     if X is None:
         rows, recommender = _rows_held_out(recommender)
     else:
