@@ -554,7 +554,7 @@ class Coordinator(Loop[Uploads, None]):
         return pack(head, arrays)
 
 
-def evaluation_of(estimator: Any, metrics: Sequence[str]) -> Scoring:
+def evaluation_of(estimator: FederatedRecommender, metrics: Sequence[str]) -> Scoring:
     """Return what clients report of the final model; raise if it does not suit the estimator."""
     federation = estimator._setting()
     for part in ("central_dp", "local_dp"):

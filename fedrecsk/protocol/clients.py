@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from fedrecsk.data._checks import ClientFailed, hint
-from fedrecsk.data.interactions import Ids
+from fedrecsk.data.ids import Ids
 from fedrecsk.privacy import SecAggPlus
 from fedrecsk.protocol.algorithm import MeetsPeers, SendsOnce, SharesHistory, extended
 from fedrecsk.protocol.blocks import by_user, codes_of_users

@@ -409,11 +409,11 @@ def _updates(specs, fields, part, federation, key, terms):
     updates = single_updates(specs, fields, np.arange(len(part.active)), 0, federation.wire_dtype)
     updates.accepted = updates.arrives = part.active & part.delivers
     updates = updates.take(part.active)
-    if federation.uploads == "sum":
+    uploads = federation.uploads()
+    if uploads == "sum":
         return updates.added_up()
-    each = federation.uploads == "held" or federation.draws_each
-    done = stages(federation, key, terms, each=each)
-    return protected(updates, done, federation.uploads)
+    each = uploads == "held" or federation.draws_each
+    return protected(updates, stages(federation, key, terms, each=each), uploads)
 
 
 def single_updates(
