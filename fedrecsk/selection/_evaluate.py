@@ -77,25 +77,25 @@ def federated_evaluate(
     model : estimator
         A fitted federated model, or a Pipeline or search that ends in one.
     X : array-like or DataFrame of shape (n_samples, n_features >= 2), default=None
-        Test rows of the clients, as in `fit`; repeated pairs are merged. None: the rows that
+        Test rows of the clients, as in `fit`; repeated pairs are merged. If None, the rows that
         clients held out in a fit with ``early_stopping=True`` and ``warm_start=True``.
     y : array-like of shape (n_samples,), default=None
         Ratings, which "rmse" and "mae" need. For rankings, rows that reach the `threshold` are
         relevant, or all rows without y.
     metrics : str or sequence of str, default=None
         "rmse", "mae", and rankings with a cutoff: "ndcg@10", "hr@10", "precision@10", "recall@10",
-        "map@10" and "mrr@10". None: "ndcg@10", and "rmse" for methods of ratings.
+        "map@10" and "mrr@10". If None, "ndcg@10", and "rmse" for methods of ratings.
     clients : array-like of shape (n_samples,), default=None
-        Client of each row, as in `fit`. None: each user is a client.
+        Client of each row, as in `fit`. If None, each user is a client.
     n_negatives : int, default=None
         Number of items, neither seen in fit nor in the user's test rows, among which these rows are
-        ranked. Each client draws them. None: the whole catalogue is ranked, without items seen in
-        fit.
+        ranked. Each client draws them. If None, the whole catalogue is ranked, without items seen
+        in fit.
     threshold : float, default=None
-        The least y of a relevant row. None: all y above 0 are relevant.
+        The least y of a relevant row. If None, all y above 0 are relevant.
     largest_error : float, default=None
-        Greatest RMSE or MAE of a client in histograms, and under central privacy. None: the width
-        of the model's rating scale.
+        Greatest RMSE or MAE of a client in histograms, and under central privacy. If None, the
+        width of the model's rating scale.
     epsilon : float, default=None
         Privacy loss of this evaluation, required with ``Federation(central_dp=...)``. All metrics
         share it. Each client then counts once, however many rows it has.
