@@ -97,7 +97,7 @@ early_stopping : bool, default={default}
 scoring : str, default={default}
     Metric of early stopping: "loss" (the method's own), or one of users' rankings of the
     catalogue, "ndcg@10", "hr@10", "precision@10", "recall@10", "map@10" or "mrr@10", with any
-    number of places. A method of ratings also knows "rmse" and "mae".
+    number of places. Methods of ratings also accept "rmse" and "mae".
 validation_fraction : float in (0, 1), default={default}
     Share of its rows that each client holds out for early stopping.
 n_iter_no_change : int, default={default}
