@@ -29,8 +29,8 @@ class Tracker:
     -----
     Metrics of a federated fit are those of `history_`: `loss`, `participants`, `bytes_down` and
     `bytes_up` of the round. Only a simulation knows the loss. Clients report a `validation_loss`
-    one round later, so it is not among them. Those of other models are their scores, and the last
-    `loss` where they have one. What is NaN is left out.
+    (or a `validation_score`) one round later, so it is not among them. Those of other models are
+    their scores, and the last `loss` where they have one. What is NaN is left out.
 
     Examples
     --------

@@ -34,6 +34,7 @@ MODULES = [
     "fedrecsk.preprocessing",
     "fedrecsk.privacy",
     "fedrecsk.protocol",
+    "fedrecsk.selection",
     "fedrecsk.testing",
     "fedrecsk.tracking",
 ]

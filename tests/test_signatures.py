@@ -27,6 +27,7 @@ SHARED = {
     "n_jobs",
     "random_state",
     "early_stopping",
+    "scoring",
     "validation_fraction",
     "n_iter_no_change",
     "tol",

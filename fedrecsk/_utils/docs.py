@@ -92,8 +92,12 @@ client_fraction : float in (0, 1], default={default}
     Share of the clients that take part in each round, at least one client. Clients that never take
     part fit their user vectors to the final model.
 early_stopping : bool, default={default}
-    Whether to stop once the loss on held-out rows stops improving, and to keep the model of
-    the best round. Each client holds out some of its own rows and reports its loss on them.
+    Whether to stop once the score on held-out rows stops improving, and to keep the model of
+    the best round. Each client holds out some of its own rows and reports two sums on them.
+scoring : str, default={default}
+    Metric of early stopping: "loss" (the method's own), or one of users' rankings of the
+    catalogue, "ndcg@10", "hr@10", "precision@10", "recall@10", "map@10" or "mrr@10", with any
+    number of places. Methods of ratings also accept "rmse" and "mae".
 validation_fraction : float in (0, 1), default={default}
     Share of its rows that each client holds out for early stopping.
 n_iter_no_change : int, default={default}
@@ -101,7 +105,7 @@ n_iter_no_change : int, default={default}
     share of the clients takes part in a round, it is the number of passes over all clients, and
     models are compared by the mean loss of a pass.
 tol : float, default={default}
-    Smallest decrease of the validation loss that counts as an improvement.
+    Smallest change of the validation loss or score that counts as an improvement.
 warm_start : bool, default={default}
     Whether `fit` continues the previous fit, including the clients' private state, up to
     `n_rounds` rounds in total. Otherwise it starts from scratch.
@@ -135,7 +139,7 @@ loss_curve_ : list of float
     clients. Available only in simulations, because clients never send it.
 history_ : list of dict
     One dict per round: `round`, `loss`, `participants`, `bytes_down`, `bytes_up` and, with
-    early stopping, `validation_loss`.
+    early stopping, `validation_loss`, or `validation_score` if `scoring` is not "loss".
 communication_ : Ledger
     All bytes that were sent, by phase, by round and by client.
 privacy_ : PrivacyReport

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import secrets
@@ -36,22 +37,34 @@ from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.loop import Loop
 from fedrecsk.protocol.messages import Dense, Message, PerClient, Rows
 from fedrecsk.protocol.secure_accounts import aligned_size, summed_updates, units_of
+from fedrecsk.selection._evaluate import report_of, scoring_of
 from fedrecsk.simulation.updating import SHARE
 from fedrecsk.updates import ClientUpdates
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from fedrecsk.deployment.exchanges import Carrier
     from fedrecsk.deployment.store import Store
     from fedrecsk.federated.base import FederatedRecommender
+    from fedrecsk.protocol.evaluation import Scoring
     from fedrecsk.protocol.keys import Key
     from fedrecsk.protocol.participation import Participation
 
 log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 CHECKPOINT = "checkpoint"
 # What the protocol calls each kind of request.
-PHASES = {"setup": "setup", "withdraw": "round", "round": "round", "validate": "validation"}
+PHASES = {
+    "setup": "setup",
+    "withdraw": "round",
+    "round": "round",
+    "validate": "validation",
+    "evaluate": "evaluation",
+}
+# What a person can read of an evaluation.
+REPORT = "evaluation.txt"
 
 
 @dataclass(eq=False)
@@ -91,8 +104,10 @@ class Coordinator(Loop[Uploads, None]):
         gathering: float = 600.0,
         update: bool = False,
         key: Key | None = None,
+        evaluate: Sequence[str] | None = None,
     ) -> None:
         check_deployable(estimator)
+        evaluation = None if evaluate is None else evaluation_of(estimator, evaluate)
         if update:
             check_updatable(estimator)
         compression = estimator._setting().compression
@@ -118,6 +133,7 @@ class Coordinator(Loop[Uploads, None]):
         self.progress: Progress = interrupted or self._new_fit(ours, key)
         # The server's half of the protocol, and the clients.
         self.server: DeviceServer = self.progress.server
+        self.server.evaluation = evaluation
         self.members: Members = self.progress.members
         greeting = {"kind": "register", "fit": self.progress.fit, "parameters": ours}
         if self._last is not None:
@@ -384,6 +400,7 @@ class Coordinator(Loop[Uploads, None]):
         server = self.server
         message = self.final_message()
         final = self._unannounced(message)
+        report = None if server.evaluation is None else self._evaluate(final)
         self._ask("finish", server.round, self.members.by_code, final, 0.0)
         self._turn_away(
             self.members.newcomers,
@@ -391,10 +408,30 @@ class Coordinator(Loop[Uploads, None]):
         )
         model = model_for_newcomers(self.estimator, server, message)
         model.traffic_, model.n_rounds = self.progress.traffic, self.estimator.n_rounds
+        if report is not None:
+            model.evaluation_ = report
+            self.store.save_text(REPORT, f"{report}\n")
+            log.info("Evaluation: %r", report)
         self.store.save_result(MODEL, model)
         if self.estimator.warm_start:
             self.store.save(STATE, self.progress)
         return model
+
+    def _evaluate(self, message):
+        """Let all clients evaluate the final model on their test rows; return the report."""
+        server, first = self.server, copy.deepcopy(self.server.ledger)
+        server.ledger.open("evaluation", server.round)
+        server.downlink.count(0)
+        self._measured = message
+        asked = self.members.by_code
+        uploads, n_malformed = self._ask("evaluate", server.round, asked, message, self.quorum)
+        upload = server.close_evaluation(uploads)
+        server.ledger.count(participants=len(asked), rejected=n_malformed)
+        if upload is None:
+            raise NotEnough("The sums of the evaluation are lost; run this app again.")
+        masks, scoring = server.uplink.masks, server.evaluation
+        masking, privacy = masks and masks.report(), [server.privacy_report()]
+        return report_of(scoring, upload, server.ledger.since(first), privacy, masking)
 
     def _unannounced(self, message):
         """Return a message without what clients know from the announcement."""
@@ -423,7 +460,7 @@ class Coordinator(Loop[Uploads, None]):
             expects = masks is None and kind != "finish"
             uploads, n_malformed = self._read(kind, number, answers, specs) if expects else ([], 0)
         for member in self.exchanges.answered:
-            if kind == "validate":
+            if kind in ("validate", "evaluate"):
                 member.measured = number
         return uploads, n_malformed
 
@@ -493,6 +530,8 @@ class Coordinator(Loop[Uploads, None]):
         known = server._held
         held = None if kind == "finish" else known.get(code)
         head = {"kind": kind, "fit": self.progress.fit, "number": number} | (more or {})
+        if kind == "evaluate" and server.evaluation is not None:
+            head["evaluation"] = {"metrics": list(server.evaluation.metrics)}
         parts = {"message": message}
         if not member.knows_place:
             head["place"] = place_head(member.place)
@@ -513,6 +552,19 @@ class Coordinator(Loop[Uploads, None]):
         if kept:
             head["message"]["kept"] = kept
         return pack(head, arrays)
+
+
+def evaluation_of(estimator: FederatedRecommender, metrics: Sequence[str]) -> Scoring:
+    """Return what clients report of the final model; raise if it does not suit the estimator."""
+    federation = estimator._setting()
+    for part in ("central_dp", "local_dp"):
+        if getattr(federation, part) is not None:
+            raise ValueError(
+                f"evaluate adds no noise to what clients report, as {part} asks for; leave it out, "
+                "or simulate it by federated_evaluate."
+            )
+    scale = getattr(estimator, "rating_scale", None)
+    return scoring_of(estimator, metrics, len(catalogue_ids(estimator.items)), scale)
 
 
 def _senders_of(uploads):

@@ -14,19 +14,22 @@ from fedrecsk.data._checks import check_fitted
 from fedrecsk.data.ids import catalogue_ids
 from fedrecsk.deployment.bare import bare
 from fedrecsk.deployment.client_message import ClientMessage, packed
+from fedrecsk.metrics import check_rows
 from fedrecsk.privacy.central_dp import steps_of
 from fedrecsk.protocol.blocks import of_clients
 from fedrecsk.protocol.clients import Clients
-from fedrecsk.protocol.early_stopping import VALIDATION, hold_out
+from fedrecsk.protocol.early_stopping import hold_out
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.protection import TERMS
 from fedrecsk.protocol.secure_accounts import integers_of, units_of
+from fedrecsk.selection._evaluate import rows_of, single_updates
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from fedrecsk.data.interactions import Interactions
     from fedrecsk.federated.base import FederatedRecommender
+    from fedrecsk.protocol.evaluation import Scoring
     from fedrecsk.protocol.messages import ClientCodes, Message, Registration
     from fedrecsk.protocol.states import Remembered
 
@@ -180,8 +183,50 @@ class Device(Clients):
         complete = self._complete(message, round)
         return self._once(
             *("validation", round),
-            lambda: self._packed(super(Device, self).validate(round, complete), VALIDATION),
+            lambda: self._packed(
+                super(Device, self).validate(round, complete), self.scoring.fields()
+            ),
         )
+
+    def evaluate(
+        self,
+        round: int,
+        message: Message,
+        scoring: Scoring,
+        X: ArrayLike | None = None,
+        y: ArrayLike | None = None,
+    ) -> list[ClientMessage]:
+        """Evaluate the final model on rows given for it; return a list of one ClientMessage.
+
+        Parameters
+        ----------
+        round : int
+            Number of rounds so far.
+        message : Message
+            As in `fitted`.
+        scoring : Scoring
+            The server's ``evaluation``.
+        X, y
+            Test rows of this client, as in `fit`. None: it has none, and sends zeros.
+        """
+        return self._once(
+            "evaluation", round, lambda: self._evaluated(round, message, scoring, X, y)
+        )
+
+    def _evaluated(self, round, message, scoring, X, y):
+        """Return the sums of a model's metrics as a message."""
+        found = {name: np.zeros((1, 2)) for name in scoring.metrics}
+        if X is not None:
+            scoring.check_y(y)
+            X, y, _ = check_rows(X, y)
+            model = self.fitted(message, round)
+            rows = rows_of(model, X, y, np.full(len(X), self.client_ids[0]))
+            key, places = self.keys.private, rows.places
+            found = scoring.measure(model, rows.held_out, rows.clients, rows.codes, key, places)
+        specs, clients = scoring.fields(), self.block.clients
+        dtype = self.federation.wire_dtype
+        updates = single_updates(specs, scoring.packed(found), clients, round, dtype)
+        return self._packed(updates.added_up(), specs)
 
     def _once(self, phase, number, answer):
         """Return the answer to a request, made once even if it is repeated after later steps."""
@@ -235,7 +280,7 @@ class Device(Clients):
         step, client = (updates.phase, updates.round), int(updates.clients[0])
         fields = updates.fields if updates.held is None else updates.held.single(0).whole(0)
         central, steps = self.federation.central_dp, {}
-        if central is not None and central.noise == "clients" and updates.phase != "validation":
+        if central is not None and central.noise == "clients" and updates.phase == "round":
             steps = steps_of(central, self._clip, specs)
         scheme = self.federation.secure_aggregation
         content = integers_of(scheme, fields, units_of(scheme, specs, steps), steps)

@@ -265,6 +265,17 @@ class DeviceServer(Server):
         total = self._total(uploads, ("validation", self.round), receives)
         return super().close_validation(total, receives)
 
+    def close_evaluation(self, uploads: Iterable[ClientMessage | ClientUpdates]) -> Upload | None:
+        """Return the sums of an evaluation of the final model; None if none has arrived.
+
+        Parameters
+        ----------
+        uploads : iterable of ClientMessage
+            As in `close_round`.
+        """
+        total = self._total(uploads, ("evaluation", self.round), self._everyone)
+        return self.uplink.close(total, self.key.at(self.round))
+
     def _total(self, uploads, step, asked):
         """Add up uploads, all of which are checked before anything is counted."""
         total = self.new_total(*step)

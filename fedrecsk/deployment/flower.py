@@ -24,7 +24,7 @@ from fedrecsk.deployment.store import Store  # noqa: E402
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Hashable, Iterable
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from pandas import DataFrame
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["client_app", "server_app"]
 
 # Flower's type of each request.
-TYPES = {"setup": "train", "round": "train", "validate": "evaluate"}
+TYPES = {"setup": "train", "round": "train", "validate": "evaluate", "evaluate": "evaluate"}
 RECORD, CONTENT = "fedrecsk", "content"
 
 
@@ -53,6 +53,7 @@ def server_app(
     update: bool = False,
     add_items: DataFrame | None = None,
     key: Key | None = None,
+    evaluate: Sequence[str] | None = None,
 ) -> ServerApp:
     """Make the ServerApp of a Flower project, which runs the server of a fit.
 
@@ -90,6 +91,11 @@ def server_app(
         alone. If None, a fit.
     key : Key or None, default=None
         Seed of the draws that server and clients share. If None, drawn by the operating system.
+    evaluate : sequence of str or None, default=None
+        Metrics of the final model on test rows of the clients, as in
+        :func:`fedrecsk.selection.federated_evaluate`. The report is saved as ``evaluation.txt``,
+        and is ``evaluation_`` of the saved model. If None, the model is
+        not evaluated.
 
     Returns
     -------
@@ -138,7 +144,7 @@ def server_app(
             del given["update"]
             send_new_items(method, add_items, carrier, store, **given)
             return
-        Coordinator(method, carrier, store, key=key, **given).run()
+        Coordinator(method, carrier, store, key=key, evaluate=evaluate, **given).run()
 
     return app
 
@@ -163,6 +169,7 @@ def client_app(
     load_data : callable
         Takes Flower's Context and returns a dict: ``client_id`` (different from all other
         clients'), ``X``, and as the method needs them ``y`` and ``sample_weight``, as in `fit`.
+        For ``server_app(evaluate=...)`` also ``X_test`` and, for ratings, ``y_test``.
     folder : callable or None, default=None
         Takes Flower's Context and returns this node's folder for its state and model. If None, the
         entry ``folder`` of the node's configuration, as in ``flower-supernode --node-config

@@ -30,9 +30,9 @@ from fedrecsk.deployment.store import MODEL as MODEL_FILE
 from fedrecsk.privacy import MaskingFailed
 from fedrecsk.privacy._secagg_protocol import MaskingClient
 from fedrecsk.privacy.secagg import MOST_BITS
-from fedrecsk.protocol.early_stopping import VALIDATION
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Message
+from fedrecsk.selection._evaluate import scoring_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +50,9 @@ SETUP = -1
 NOTHING = np.zeros(0, dtype=np.int32)
 # Requests about masks, beside the plain one, which the masked vectors answer.
 STAGES = frozenset({"keys", "shares", "confirm", "unmask"})
-KINDS = frozenset({"setup", "validate", "withdraw", "round", "finish"})
+KINDS = frozenset({"setup", "validate", "withdraw", "round", "evaluate", "finish"})
+# What `load_data` returns for an evaluation.
+TESTS = frozenset({"X_test", "y_test"})
 STATE = ".state"
 ANOTHER_PLACE = (
     "the server gives this node another place in the fit, which has one: its checkpoint is older "
@@ -95,6 +97,8 @@ class Memory:
     # Answers of the round that is under way, by kind and number.
     answers: dict[tuple[str, int], bytes] = field(default_factory=dict)
     round: int = SETUP
+    # The round after which it has evaluated the model on its test rows; None: it has not.
+    evaluated: int | None = None
     # Its part in the masked sums of the round that is under way, by kind and number.
     masks: dict[tuple[str, int], MaskingClient] = field(default_factory=dict)
 
@@ -201,7 +205,7 @@ class Node:
         differing = differences(digests(self.estimator), head["parameters"])
         if differing:
             raise Refused(differing)
-        data = self.load_data()
+        data = {name: one for name, one in self.load_data().items() if name not in TESTS}
         memory = self._loaded(fit)
         if memory is None:
             device = Device(self.estimator, **data)
@@ -286,7 +290,10 @@ class Node:
     def _sent(self, memory, kind, number, head, arrays):
         """Return what a client sends in a set-up exchange, a round or a validation."""
         message, federation = self._message(memory, head, arrays), memory.device.federation
-        uploads, specs = self._uploads(memory, kind, number, message)
+        if kind == "evaluate":
+            uploads, specs = self._evaluation(memory, number, message, head["evaluation"])
+        else:
+            uploads, specs = self._uploads(memory, kind, number, message)
         if not federation.masks:
             head, sent = None, {}
             if uploads:
@@ -299,6 +306,23 @@ class Node:
         masked = masks.answer("vectors", masking_of(arrays), self.identity, uploads[0].integers)
         return pack({}, masking_arrays(masked))
 
+    def _evaluation(self, memory, number, message, asked):
+        """Return a list of the client's sums of the final model's metrics, and their specs."""
+        if memory.evaluated is not None:
+            raise Refused("this node has evaluated the model of this fit already")
+        device, tests = memory.device, self.load_data()
+        method, scale = device.method, getattr(device.method, "rating_scale", None)
+        try:
+            scoring = scoring_of(method, asked["metrics"], device.block.n_items, scale)
+        except (ValueError, TypeError, KeyError) as error:
+            raise Refused(
+                f"the server asks for an evaluation that does not suit: {error}"
+            ) from error
+        memory.model, memory.measured = memory.announcement | message, number
+        memory.evaluated = number
+        rows = tests.get("X_test"), tests.get("y_test")
+        return device.evaluate(number, memory.model, scoring, *rows), scoring.fields()
+
     def _uploads(self, memory, kind, number, message):
         """Return a list of the client's upload, if it has any, and its specs."""
         device = memory.device
@@ -307,7 +331,7 @@ class Node:
             return device.setup(message), device.algorithm.setup_fields(n_items)
         if kind == "validate":
             memory.model, memory.measured = memory.announcement | message, number
-            return device.validate(number, memory.model), VALIDATION
+            return device.validate(number, memory.model), device.scoring.fields()
         if kind == "withdraw":
             if memory.past is None or device.federation.secure_aggregation is not None:
                 raise Refused("this node has sent nothing to an earlier fit that it could withdraw")

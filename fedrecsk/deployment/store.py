@@ -38,6 +38,10 @@ class Store:
         """Save something under a name, in place of what was there."""
         private_files.write(self.folder / name, lambda file: pickle.dump(thing, file))
 
+    def save_text(self, name: str, text: str) -> None:
+        """Save a text that a person can read."""
+        (self.folder / name).write_text(text, encoding="utf-8")
+
     def save_result(self, name: str, thing: object) -> None:
         """Save a fit's result; that of an earlier fit stays, as ``previous-NAME``."""
         if os.path.lexists(self.folder / name):

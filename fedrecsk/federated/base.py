@@ -19,6 +19,7 @@ from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol import private_fits, refusals
 from fedrecsk.protocol.central_noise import CentralNoise
 from fedrecsk.protocol.clients import personal_attributes
+from fedrecsk.protocol.evaluation import Scoring
 from fedrecsk.protocol.federation import Federation
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.participation import Sampling
@@ -49,6 +50,7 @@ class FederatedRecommender(Updating, Recommender):
     n_rounds: int = 100
     client_fraction: float = 1.0
     early_stopping: bool = False
+    scoring: str = "loss"
     validation_fraction: float = 0.1
     n_iter_no_change: int = 10
     tol: float = 1e-4
@@ -61,6 +63,7 @@ class FederatedRecommender(Updating, Recommender):
         "n_rounds": [Interval(Integral, 1, None, closed="left")],
         "client_fraction": [Interval(Real, 0, 1, closed="right")],
         "early_stopping": ["boolean"],
+        "scoring": [str],
         "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
         "n_iter_no_change": [Interval(Integral, 1, None, closed="left")],
         "tol": [Interval(Real, 0, None, closed="left")],
@@ -156,6 +159,10 @@ class FederatedRecommender(Updating, Recommender):
         """Return the federation that the method runs in."""
         return Federation() if self.federation is None else self.federation
 
+    def _scoring(self):
+        """Return what clients report of a model on held-out rows."""
+        return Scoring((self.scoring,))
+
     def _sampling(self):
         """Return how clients are drawn in each round."""
         rotates = self._algorithm().traits.rotates
@@ -198,6 +205,7 @@ class FederatedRecommender(Updating, Recommender):
     def _check_before_fit(self):
         federation = self._setting()
         federation._validate_params()
+        self._scoring().check(self)
         refusals.check(type(self).__name__, self._algorithm().traits, federation)
         if federation.secure_aggregation is not None:
             private_fits.check_secure(self)
@@ -208,6 +216,8 @@ class FederatedRecommender(Updating, Recommender):
 
     def _prepared(self, X, y=None, clients=None, sample_weight=None, catalogue=None):
         data = super()._prepared(X, y, clients, sample_weight, catalogue)
+        if self.early_stopping:
+            self._scoring().check(self, data.n_items)
         private_fits.warn_of_cost(self, data.n_clients)
         return data
 

@@ -7,8 +7,11 @@ as scorers ``"neg_mean_absolute_error"`` and ``"neg_root_mean_squared_error"``.
 
 from fedrecsk.metrics._evaluate import catalogue_ndcg as catalogue_ndcg
 from fedrecsk.metrics._evaluate import evaluate_ranking, exposure
+from fedrecsk.metrics._evaluate import values_by_user as values_by_user
 from fedrecsk.metrics._held_out import are_known as are_known
+from fedrecsk.metrics._held_out import check_rows as check_rows
 from fedrecsk.metrics._held_out import top_k as top_k
+from fedrecsk.metrics._held_out import unwrap as unwrap
 from fedrecsk.metrics._held_out import warn_if_unknown as warn_if_unknown
 from fedrecsk.metrics._ranking import (
     average_precision_at_k,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from fedrecsk._utils.parameters import suggest
 from fedrecsk._utils.sklearn_compat import (
@@ -28,6 +28,8 @@ from fedrecsk.metrics._held_out import (
     draw_negatives,
     group_negatives,
     hold_out,
+    negatives_by,
+    of_codes,
     rank,
     read_negatives,
     transform_negatives,
@@ -36,6 +38,7 @@ from fedrecsk.metrics._held_out import (
     warn_of_pairs,
 )
 from fedrecsk.metrics._ranking import (
+    AT_PLACES,
     OF_LISTS,
     Ranking,
     RankingSpec,
@@ -198,6 +201,32 @@ def catalogue_ndcg(
     held_out = hold_out(adapted, *check_rows(X, y, sample_weight))
     warn_of_pairs(adapted, held_out, on_purpose=True, hides_seen=True)
     return value("ndcg", rank(adapted, held_out, RankingSpec(10)), 10)
+
+
+def values_by_user(
+    model: Any,
+    rows: Any,
+    places: NDArray[np.int64],
+    metrics: Sequence[tuple[str, int]],
+    *,
+    threshold: float | None = None,
+    uniform: Callable[[NDArray[np.int64]], NDArray[np.float64]] | None = None,
+) -> tuple[NDArray[np.int64], list[NDArray[np.float64]]]:
+    """Return the users that have a relevant row, and their values of metrics with cutoffs.
+
+    `rows` are of users with numbers and of items with codes (see `of_codes`), and `places` the
+    users' codes in `model`, of this package. The catalogue is ranked, or the negatives by the draws
+    that `uniform` returns for these users.
+    """
+    adapted, (users, held_out) = adapt(model), of_codes(rows, places, threshold)
+    if not len(users):
+        return users, [np.empty(0) for _ in metrics]
+    negatives = None
+    if uniform is not None:
+        negatives = negatives_by(uniform(users), adapted, held_out)
+    spec = RankingSpec(max(k for _, k in metrics))
+    ranking = rank(adapted, held_out, spec, negatives=negatives)
+    return users, [AT_PLACES[name](ranking, k) for name, k in metrics]
 
 
 def exposure(

@@ -71,6 +71,33 @@ class HeldOut:
         return np.diff(self.indptr)
 
 
+def of_codes(
+    rows: Any, places: NDArray[np.int64], threshold: float | None = None
+) -> tuple[NDArray[np.int64], HeldOut]:
+    """Return the users who have a relevant row, and the rows of these users, user by user.
+
+    `rows` has `users` (numbers), `items` (codes, -1: unknown), `values`, `weights`, `n_users`,
+    `n_items` and `names` (ids of the users, or None); `places` are the users' codes in a model, -1
+    for unknown users.
+    """
+    relevant = rows.values > 0 if threshold is None else rows.values >= threshold
+    kept = np.bincount(rows.users[relevant], minlength=rows.n_users) > 0
+    counts, mask = np.bincount(rows.users, minlength=rows.n_users), kept[rows.users]
+    names = np.arange(rows.n_users) if rows.names is None else rows.names
+    held_out = HeldOut(
+        user_ids=Ids(names[kept], "user ids"),
+        item_ids=Ids(np.arange(rows.n_items), "item ids"),
+        users=places[kept],
+        indptr=np.concatenate([[0], np.cumsum(counts[kept])]),
+        own_items=rows.items[mask],
+        items=rows.items[mask],
+        relevant=relevant[mask],
+        weights=rows.weights[mask],
+        share_repeated=0.0,
+    )
+    return np.flatnonzero(kept), held_out
+
+
 @np.errstate(invalid="ignore", over="ignore")
 def check_rows(X, y=None, sample_weight=None):
     """Return X as a table, y and the weights as arrays or None; raise if they are invalid."""
@@ -303,9 +330,14 @@ def top_k(scores: np.ndarray, k: int) -> NDArray[np.int64]:
 
 def draw_negatives(model, held_out, n_negatives, random_state):
     """Draw items per user, neither seen nor under test; return indptr and item codes."""
-    generator, n_items = check_random_state(random_state), len(model.item_ids)
-    items = np.empty((held_out.n_users, n_negatives), dtype=np.int64)
-    uniform = generator.random_sample(items.shape)
+    shape = held_out.n_users, n_negatives
+    return negatives_by(check_random_state(random_state).random_sample(shape), model, held_out)
+
+
+def negatives_by(uniform, model, held_out):
+    """Return the negatives that draws in [0, 1) stand for, (n_users, n_negatives)."""
+    n_items, n_negatives = len(model.item_ids), uniform.shape[1]
+    items = np.empty(uniform.shape, dtype=np.int64)
     left, taken = np.empty(n_items, dtype=np.int64), np.empty(n_items, dtype=bool)
     n_each = max(1, ITEMS_PER_CALL // n_items)
     for start in range(0, held_out.n_users, n_each):

@@ -40,6 +40,7 @@ LABELS = HEADINGS | {
     "dropout": "Dropout rate",
     "loss": "Training loss",
     "validation_loss": "Validation loss",
+    "validation_score": "Validation score",
     "novelty": "Novelty (bits)",
 }
 # Scores that are worse when they are higher.

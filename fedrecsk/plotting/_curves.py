@@ -420,7 +420,8 @@ class ConvergenceDisplay(CurvesDisplay):
         estimator : estimator
             A fitted federated model, or a Pipeline or search that ends in one.
         score : str, default="loss"
-            Key of the rows of `history_`: "loss", or "validation_loss" after early stopping.
+            Key of the rows of `history_`: "loss", or after early stopping "validation_loss" or
+            "validation_score".
         name : str, default=None
             Label of the line. If None, the name of the class.
         {drawing}

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from fedrecsk.data._checks import ClientFailed, hint
+from fedrecsk.data.ids import Ids
 from fedrecsk.privacy import SecAggPlus
 from fedrecsk.protocol.algorithm import MeetsPeers, SendsOnce, SharesHistory, extended
 from fedrecsk.protocol.blocks import by_user, codes_of_users
-from fedrecsk.protocol.early_stopping import VALIDATION, HeldOut
+from fedrecsk.protocol.evaluation import HeldOut, Scoring
 from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Message, Registration
 from fedrecsk.protocol.participation import Participation, RoundMasks
@@ -95,6 +96,7 @@ class Clients:
         self._specs: dict[str, FieldSpec] = self.algorithm.fields(block.n_items)
         self.group: Group = Group() if group is None else group
         self.held_out = held_out
+        self.scoring: Scoring = method._scoring()
         self.forge = forge
         # Whether nothing is added up here, not even answers in the set-up.
         self._is_apart: bool = is_device or traits.treats_clients_apart
@@ -365,7 +367,7 @@ class Clients:
     def validate(
         self, round: int, message: Message, participation: Participation | None = None
     ) -> ClientUpdates:
-        """Evaluate a model on held-out rows; returns sums of losses and weights.
+        """Evaluate a model on held-out rows; returns the sums of the scoring's metrics.
 
         Parameters
         ----------
@@ -385,28 +387,30 @@ class Clients:
                 "These clients hold no rows out to evaluate a model on; set early_stopping=True."
             )
         block, part = self.block, self._part_in(participation)
-        asked = part.receives
+        asked, specs = part.receives, self.scoring.fields()
         users = self._personalized(asked, message, round)
-        sums = np.zeros((block.n_clients, 2))
-        sums[asked] = self._losses(asked, users, message, self.held_out.part(asked))
+        found = self._measure(asked, users, message, self.held_out.part(asked))
+        is_finite = asked.copy()
+        is_finite[asked] = np.isfinite(list(found.values())).all(axis=(0, 2))
+        arrives = part.receives & part.delivers
+        accepted = arrives & is_finite
+        own = self.scoring.packed({n: sums[accepted[asked]] for n, sums in found.items()})
         scheme = self.federation.secure_aggregation
         if isinstance(scheme, SecAggPlus):
-            unit = scheme.unit_of(VALIDATION["validation_loss"])
-            sums[asked] = unit * scheme.fixed(sums[asked], unit)
+            units = {name: scheme.unit_of(spec) for name, spec in specs.items()}
+            own = {name: units[name] * scheme.fixed(one, units[name]) for name, one in own.items()}
         self._measured = self._attributes(asked, users, self._codes), asked
-        arrives, is_finite = part.receives & part.delivers, np.isfinite(sums).all(axis=1)
-        accepted = arrives & is_finite
         return ClientUpdates(
-            {"validation_loss": sums[accepted].sum(axis=0)} if accepted.any() else {},
+            {name: one.sum(axis=0) for name, one in own.items()} if accepted.any() else {},
             phase="validation",
             round=round,
             clients=block.clients,
             sends=part.receives,
             arrives=arrives,
             accepted=accepted,
-            specs=VALIDATION,
+            specs=specs,
             sizes=measured(
-                {"validation_loss": None}, VALIDATION, block.row_counts, self.federation.wire_dtype
+                dict.fromkeys(specs), specs, block.row_counts, self.federation.wire_dtype
             ),
         )
 
@@ -443,8 +447,8 @@ class Clients:
             users.append(numbers[places[wanted]])
         return by_user(users, attributes)
 
-    def _losses(self, who, personalized, message, held_out):
-        """Return the sums of losses and weights on each client's held-out rows, (n_clients, 2)."""
+    def _measure(self, who, personalized, message, held_out):
+        """Return the sums of the clients of a mask over their held-out rows, by metric."""
         block = self.block.part(who)
         model = copy.copy(self.method)
         vars(model).update(
@@ -453,12 +457,13 @@ class Clients:
             **self._attributes(who, personalized, _numbers(self.block.users_of(who))),
             n_users_=block.n_users,
             n_items_=block.n_items,
+            _users=Ids(np.arange(block.n_users), "user ids"),
+            _items=Ids(np.arange(block.n_items), "item ids"),
             _seen=(block.indptr, block.items),
         )
-        losses = model._validation_losses(HeldOut.of(held_out))
-        clients = np.repeat(np.arange(block.n_clients), np.diff(held_out.rating_indptr))
-        sums = [np.bincount(clients, one, minlength=block.n_clients) for one in losses]
-        return np.stack(sums, axis=1)
+        clients = np.repeat(np.arange(block.n_clients), np.diff(block.client_indptr))
+        key = self.keys.private
+        return self.scoring.measure(model, HeldOut.of(held_out), clients, block.users, key)
 
     def keep_measured(self) -> None:
         """Keep the users' state under the model evaluated last, because it is the best so far."""

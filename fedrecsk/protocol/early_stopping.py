@@ -1,13 +1,11 @@
-"""Early stopping by losses that clients measure on their own held-out rows."""
+"""Early stopping by what clients measure on their own held-out rows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
-
-from fedrecsk.updates import FieldSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,13 +13,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedrecsk.data.interactions import Interactions
-    from fedrecsk.protocol.blocks import Block
     from fedrecsk.protocol.keys import Key
 
 
 M = TypeVar("M")
-# What clients send of a measured model: sums of losses and of weights.
-VALIDATION = {"validation_loss": FieldSpec((2,), learned=False)}
 
 
 def hold_out(
@@ -50,28 +45,6 @@ def hold_out(
             "raise validation_fraction or use early_stopping=False."
         )
     return data.take(~mask), data.take(mask)
-
-
-class HeldOut(NamedTuple):
-    """Held-out rows of a block's users; `ranks` are their positions among the user's rows."""
-
-    users: np.ndarray
-    items: np.ndarray
-    values: np.ndarray
-    weights: np.ndarray
-    n_users: int
-    n_items: int
-    ranks: np.ndarray
-
-    @classmethod
-    def of(cls, block: Block) -> HeldOut:
-        """Make them from a block of held-out rows."""
-        lengths = np.diff(block.indptr)
-        users = np.repeat(np.arange(block.n_users), lengths)
-        ranks = np.arange(len(users)) - np.repeat(block.indptr[:-1], lengths)
-        return cls(
-            users, block.items, block.values, block.weights, block.n_users, block.n_items, ranks
-        )
 
 
 @dataclass

@@ -27,6 +27,7 @@ PHASES = {
     "stop": "Stop",
     "final": "Final model",
     "best": "Best model",
+    "evaluation": "Evaluation",
 }
 # What an entry counts, and what is counted for each client.
 COUNTS = (
@@ -48,7 +49,8 @@ class Ledger:
         with encryption), "setup" (exchanges before the rounds), "taken back" (what clients sent to
         take their earlier uploads out of the sum), "round", "stop" (the broadcast
         whose losses ended the fit early), "final" (the last model, from which clients
-        recommend) or "best" (the best model, if early stopping keeps it instead). `round`: the
+        recommend), "best" (the best model, if early stopping keeps it instead) or "evaluation"
+        (sums of a federated evaluation). `round`: the
         round, or the step of the set-up. `participants`: clients that updated.
         `messages_down`, `messages_up` (arrived and accepted), `dropped` (clients without a
         connection, or whose uploads were lost), `rejected` (uploads with NaN or infinite
@@ -102,6 +104,14 @@ class Ledger:
     def open(self, phase: str, round: int = -1) -> None:
         """Begin an entry, to which all following counts belong."""
         self.entries.append({"phase": phase, "round": round} | dict.fromkeys(COUNTS, 0))
+
+    def since(self, first: Ledger) -> Self:
+        """Return what has been counted since a copy, with the clients of both."""
+        rest = copy.deepcopy(self)
+        rest.entries, rest._seconds = rest.entries[len(first.entries) :], 0.0
+        for name in PER_CLIENT:
+            getattr(rest, name)[:] -= getattr(first, name)
+        return rest
 
     def take_over(self, ledger: Ledger, first: Ledger) -> None:
         """Add what `ledger` has counted in its last entry, since its copy `first`, as taken back.

@@ -10,7 +10,7 @@ import numpy as np
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.protocol.algorithm import ChoosesCohorts, extended
 from fedrecsk.protocol.central_noise import CentralNoise
-from fedrecsk.protocol.early_stopping import VALIDATION, EarlyStopping
+from fedrecsk.protocol.early_stopping import EarlyStopping
 from fedrecsk.protocol.keys import SETUP, Key
 from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.protocol.links import Downlink, StepTotal, Uplink, matrix_to_compress
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.privacy.report import PrivacyReport
     from fedrecsk.protocol.algorithm import AnyAlgorithm
+    from fedrecsk.protocol.evaluation import Scoring
     from fedrecsk.protocol.federation import Federation
     from fedrecsk.protocol.messages import Registration, Upload
 
@@ -81,6 +82,9 @@ class Server:
         # Rounds in which all uploads were lost, and rounds with too few for the aggregator.
         self.n_empty_rounds: int = 0
         self.n_undecided_rounds: int = 0
+        self.scoring: Scoring = method._scoring()
+        # Of the final model, on rows that clients are given for it; None: it is not evaluated.
+        self.evaluation: Scoring | None = None
         self.stopping: EarlyStopping[Message] = EarlyStopping(method.tol, method.n_iter_no_change)
         # Whether clients always receive the full model, as deployed ones do.
         self.sends_whole: bool = False
@@ -216,7 +220,9 @@ class Server:
         phase, _ = step
         if phase == "setup":
             return self.algorithm.setup_fields(len(self.item_ids))
-        return VALIDATION if phase == "validation" else self._round_specs
+        if phase == "evaluation" and self.evaluation is not None:
+            return self.evaluation.fields()
+        return self.scoring.fields() if phase == "validation" else self._round_specs
 
     def setup_message(self) -> Message:
         """Return the message to every client in the set-up."""
@@ -386,7 +392,7 @@ class Server:
             "bytes_up": entry["bytes_up"],
         }
         if self.method.early_stopping:
-            row["validation_loss"] = float("nan")
+            row[self.scoring.curve] = float("nan")
         self.history.append(row)
         self.round += 1
 
@@ -411,7 +417,7 @@ class Server:
         return self._drawn(self.key.at(self.round))
 
     def close_validation(self, total: StepTotal, receives: NDArray[np.bool_]) -> bool:
-        """Use the clients' validation losses; returns whether the model is the best so far.
+        """Use what clients have measured; returns whether the model is the best so far.
 
         Parameters
         ----------
@@ -422,11 +428,10 @@ class Server:
         """
         key = self.key.at(self.round)
         upload = self.uplink.close(total, key)
-        losses, weight = (0, 0) if upload is None else upload["validation_loss"].sum
-        loss = float(losses / weight) if weight else float("nan")
-        self.history[-1]["validation_loss"] = loss
+        score = self.scoring.values(upload)[self.scoring.metrics[0]]
+        self.history[-1][self.scoring.curve] = score
         is_best = self.stopping.judge(
-            loss,
+            -score if self.scoring.greater_is_better else score,
             self.round - 1,
             self.current_message,
             by_everybody=bool(receives.all()),

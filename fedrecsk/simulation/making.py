@@ -150,6 +150,8 @@ def parameters_of_a_run(estimator: FederatedRecommender) -> dict[str, object]:
     parameters = estimator.get_params() | {
         f"federation__{name}": value for name, value in estimator._setting().get_params().items()
     }
+    if not estimator.early_stopping:
+        parameters.pop("scoring")
     for name in ("item_features", "user_features"):
         features = parameters.pop(name, None)
         if features is not None:

@@ -101,7 +101,7 @@ class ClientUpdates:
     ----------
     fields : dict of {str: ndarray or SparseRows}
         Sums over the accepted clients, or each client's own update.
-    phase : {"setup", "round", "validation"}
+    phase : {"setup", "round", "validation", "evaluation"}
     round : int
         The round, or the step of the set-up.
     clients : ndarray of shape (n_clients,)

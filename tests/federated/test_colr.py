@@ -12,7 +12,7 @@ from fedrecsk import CoLR, Federation, FedMF, PrivRec, SCoLR
 from fedrecsk.data.interactions import encode
 from fedrecsk.federated.fedmf import EPOCHS_OF_THE_NEW
 from fedrecsk.protocol import blocks
-from fedrecsk.protocol.early_stopping import HeldOut
+from fedrecsk.protocol.evaluation import HeldOut
 from fedrecsk.protocol.keys import Key
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
 from tests.federated.turns import (

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from sklearn.base import clone
@@ -21,6 +22,7 @@ from fedrecsk import portable
 from fedrecsk.cluster import gather
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.privacy import PrivacyBudget
+from fedrecsk.selection import federated_evaluate
 from tests.life import settings as S
 from tests.life import table
 from tests.life.known import known_as
@@ -539,3 +541,22 @@ class Life(RuleBasedStateMachine):
             found = self.take("evaluate", evaluate)
             close = 1e-3 if self.setting["federation"] == "plain" else 0.5
             assert np.allclose(found, expected, atol=close), f"{found} is not {expected}"
+            self.evaluate_where_data_are(new)
+
+    def evaluate_where_data_are(self, new):
+        """Clients find the same on their own rows, if none of them is lost and none adds noise."""
+        setting = self.setting
+        noisy = "noise" in setting["federation"] or setting["takes part"] == "dropout"
+        if setting["where"] != "here" or setting["method"] in S.CENTRAL or noisy:
+            return
+        X, others = self.side.arguments(new)
+        y, model = others.get("y"), self.side.model
+        if setting["federation"] == "SecAggPlus" and new["user"].nunique() < 3:
+            with pytest.raises(ValueError, match="at least 3 clients"):
+                federated_evaluate(model, X, y, metrics="ndcg@3")
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = federated_evaluate(model, X, y, metrics="ndcg@3").values["ndcg@3"]
+            expected = evaluate_ranking(model, X, y, k=3)["ndcg@3"]
+        assert np.isclose(found, expected, atol=1e-4), f"{found} is not {expected}"
