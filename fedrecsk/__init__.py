@@ -90,12 +90,17 @@ __all__ = [
     "__version__",
 ]
 
+_CENTRALIZED = {"DCF", "DDL", "EASE", "PMF", "BayesianSVDpp", "BiasOnly", "BiasedMF", "SVDpp"}
+_CENTRALIZED |= {"ImplicitALS", "ImplicitBPR", "ImplicitLMF", "ItemKNN", "UserKNN"}
+_CENTRALIZED |= {"Popularity", "RandomRecommender"}
+
 
 def __getattr__(name: str) -> Any:
     # Imported when first needed, because fedrecsk.portable works with NumPy alone.
     if name in __all__:
-        rooms = (import_module(f"fedrecsk.{r}") for r in ("centralized", "federated", "protocol"))
-        value = next(getattr(room, name) for room in rooms if name in room.__all__)
+        other = "protocol" if name == "Federation" else "federated"
+        room = "centralized" if name in _CENTRALIZED else other
+        value = getattr(import_module(f"fedrecsk.{room}"), name)
     elif not name.startswith("_") and find_spec(f"fedrecsk.{name}"):
         value = import_module(f"fedrecsk.{name}")
     else:

@@ -123,6 +123,16 @@ def test_list_and_version(capsys):
 
 
 @pytest.mark.full
+def test_compilation_is_noted_once(ratings, tmp_path):
+    where = {"env": os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}}
+    for expected in (1, 0):
+        with python("--data", ratings, "--rounds", "1", **where) as process:
+            out, errors = process.communicate()
+        assert out.count("Compiling numerical code.") == expected
+        assert errors == ""
+
+
+@pytest.mark.full
 def test_help_needs_no_compiler():
     code = (
         "import sys; from fedrecsk.__main__ import main\n"

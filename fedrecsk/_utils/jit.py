@@ -22,6 +22,9 @@ event.register("numba:compile", compiling)
 # forceinline: it would be compiled twice, with sums in different orders, and which of the two runs
 # would depend on whether they come from numba's cache.
 inline = njit(**_OPTIONS, forceinline=True, no_cpython_wrapper=True)
+# The same for a function with many arguments that is called at one or two places: numba itself
+# copies it there, which takes less time than to compile it on its own first.
+inline_early = njit(inline="always")
 
 
 def kernel(function):

@@ -9,13 +9,12 @@ mix = inline(integers.mix)
 
 
 @inline
-def all_finite(matrix):
-    """Return whether no entry is NaN or infinite."""
-    # A comparison, because `reassoc` folds x - x whether or not x is NaN.
-    flat, is_broken = matrix.reshape(-1), False
-    for k in range(len(flat)):
-        is_broken |= not abs(flat[k]) < np.inf
-    return not is_broken
+def all_finite(matrix, first, last):
+    """Return whether no entry of some rows is NaN or infinite."""
+    n_broken = 0
+    for k in range(first, last):
+        n_broken += not is_finite_row(matrix, k, matrix.shape[1])
+    return n_broken == 0
 
 
 # ------------------------------------------------------------------------- random numbers
@@ -41,6 +40,10 @@ def unseen_item(rank, items, first, last):
 
 
 # ------------------------------------------------------- the first n numbers of rows of matrices
+
+# The only row, and not 0: numba compiles functions once more for a literal. For the same reason,
+# indices of rows are int64 everywhere.
+ONLY = np.int64(0)
 
 # A loop adds up or stores, never both: LLVM checks at run time whether what is stored overlaps
 # with what is read, and would add up in one order or another, by where arrays lie in memory.
@@ -86,6 +89,7 @@ def fill_row(out, i, number, n):
 @inline
 def is_finite_row(x, k, n):
     """Return whether no number of ``x[k]`` is NaN or infinite."""
+    # A comparison, because `reassoc` folds x - x whether or not x is NaN.
     n_broken = 0
     for f in range(n):
         n_broken += not abs(x[k, f]) < np.inf
@@ -97,25 +101,31 @@ def is_finite_row(x, k, n):
 
 @inline
 def factor(matrix):
-    """Return U with U'U = matrix, of which the upper triangle is read; NaN if there is none."""
+    """Return L with LL' = matrix, of which the upper triangle is read; destroys it.
+
+    L is NaN if there is none.
+    """
     try:
-        return np.linalg.cholesky(matrix.T).T
+        return np.linalg.cholesky(matrix.T)
     except Exception:  # LinAlgError, which numba cannot name: not positive definite or finite
-        return np.full_like(matrix, np.nan)
+        for f in range(len(matrix)):
+            for g in range(len(matrix)):
+                matrix[f, g] = np.nan
+        return matrix
 
 
 @inline
-def solve(upper, d, right, x, i):
-    """``x[i] = (U'U)^-1 right[0]``; return right[0].x[i]. Destroys the right, which x may be."""
+def solve(lower, d, right, x, i):
+    """``x[i] = (LL')^-1 right[0]``; return right[0].x[i]. Destroys the right, which x may be."""
     for f in range(d):
-        right[0, f] /= upper[f, f]
+        right[0, f] /= lower[f, f]
         number = right[0, f]
         for g in range(f + 1, d):
-            right[0, g] -= number * upper[f, g]
-    square = dot_rows(right, 0, right, 0, d)
+            right[0, g] -= number * lower[g, f]
+    square = dot_rows(right, ONLY, right, ONLY, d)
     for f in range(d - 1, -1, -1):
-        known = upper.dtype.type(0)
+        known = lower.dtype.type(0)
         for g in range(f + 1, d):
-            known += upper[f, g] * x[i, g]
-        x[i, f] = (right[0, f] - known) / upper[f, f]
+            known += lower[g, f] * x[i, g]
+        x[i, f] = (right[0, f] - known) / lower[f, f]
     return square

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba.core import event
 from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 
 from fedrecsk import BiasOnly, FedEB, Federation, ImplicitALS, Popularity, RFRec, SVDpp, datasets
@@ -33,6 +34,21 @@ SEEN = {
     "encrypted sums": "encrypted sums of uploads",
     "single uploads": "each client's uploads",
 }
+
+
+class CompilationNotice(event.Listener):
+    """Prints once that numba compiles."""
+
+    is_printed = False
+
+    def on_start(self, event: Any) -> None:
+        """Print the notice when the first function is compiled."""
+        if not self.is_printed:
+            print("Compiling numerical code. Later runs load it from disk.")
+            self.is_printed = True
+
+    def on_end(self, event: Any) -> None:
+        """Do nothing: the seconds of fits leave compilation out."""
 
 
 class Rows(NamedTuple):
@@ -69,9 +85,9 @@ def run(options: argparse.Namespace) -> None:
         others.append(RFRec)
     models = [_with_seed(other, options) for other in others if other is not options.method]
     metrics = ("RMSE", "MAE") if ratings else (f"precision@{K}", f"NDCG@{K}", f"hit rate@{K}")
-    table = [("", "", *metrics, "kB up/client", "seconds")]
+    table, notice = [("", "", *metrics, "kB up/client", "seconds")], CompilationNotice()
     for one in [*models, model]:
-        with progress(one):
+        with progress(one), event.install_listener("numba:compile", notice):
             _, seconds = timed(one.fit, rows.X[train], y)
         kind = "federated" if is_federated(type(one)) else "centralised"
         ledger = getattr(one, "communication_", None)

@@ -261,7 +261,7 @@ def clear(matrix, n):
 def send(c, first, n_own, work, out):
     """Write down what client c sends, unless it is not finite."""
     scales_are_finite = abs(work.scales[0] + work.scales[2] + work.scales[3]) < np.inf
-    rows_are_finite = all_finite(work.items[:n_own]) and all_finite(work.implicit[:n_own])
+    rows_are_finite = all_finite(work.items, 0, n_own) and all_finite(work.implicit, 0, n_own)
     if not (rows_are_finite and scales_are_finite):
         out.is_finite[c] = False
         if not out.keeps_broken:

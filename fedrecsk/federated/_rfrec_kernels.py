@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedrecsk._utils.jit import inline, kernel
-from fedrecsk._utils.shared_kernels import add_row, all_finite, dot_rows, fill_row
+from fedrecsk._utils.jit import inline, inline_early, kernel
+from fedrecsk._utils.shared_kernels import ONLY, add_row, all_finite, dot_rows, fill_row
 
 
 class Vectors(NamedTuple):
@@ -40,12 +40,17 @@ class Objective(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """Adam's step; plain gradient descent, where vectors have no moments, uses `rate` alone."""
+    """Adam's step; plain gradient descent, where vectors have no moments, uses `rate` alone.
+
+    debias1, debias2 : (n_clients,), ``1 - beta ** number of steps``
+    """
 
     rate: float
     beta1: float
     beta2: float
     epsilon: float
+    debias1: np.ndarray
+    debias2: np.ndarray
 
 
 class Totals(NamedTuple):
@@ -104,7 +109,6 @@ def step(
     broadcast,
     objective,
     rule,
-    n_steps,
     work,
     clip,
     totals,
@@ -138,14 +142,14 @@ def step(
             if objective.biases:
                 bias_penalty = real(2) * objective.reg_user_bias[u]
                 work.gradient[0, 0] = slope + bias_penalty * users.now[u, 0]
-            descend(users.now, users.mean, users.square, u, 1, work.gradient, rule, n_steps[c])
-        descend(held.now, held.mean, held.square, first, n, work.items, rule, n_steps[c])
+            descend(users.now, users.mean, users.square, u, u + 1, work.gradient, rule, c)
+        descend(held.now, held.mean, held.square, first, first + n, work.items, rule, c)
         if totals is not None:
             add_own(c, layout, users.now, held.now, clip, totals)
     return loss, total_weight
 
 
-@inline
+@inline_early
 def find_slopes(u, layout, values, weights, users, held, objective, work):
     """Set user u's slopes and partner; return sums of losses, weights and slopes."""
     real, width = held.now.dtype.type, users.now.shape[1]
@@ -159,7 +163,7 @@ def find_slopes(u, layout, values, weights, users, held, objective, work):
         work.partner[0, 0] = 1
         level += users.now[u, 0]
     for k in range(len(rows)):
-        work.estimates[k] = level + dot_rows(work.partner, 0, held.now, rows[k], width)
+        work.estimates[k] = level + dot_rows(work.partner, ONLY, held.now, np.int64(rows[k]), width)
     if objective.sigmoid:
         for k in range(len(rows)):
             work.estimates[k] = real(1) / (real(1) + np.exp(-work.estimates[k]))
@@ -177,15 +181,15 @@ def find_slopes(u, layout, values, weights, users, held, objective, work):
     return loss, weight, total
 
 
-@inline
+@inline_early
 def add_gradients(u, first, layout, weights, users, held, broadcast, objective, work):
     """Set user u's gradient, and add its share to those of its client's items."""
     real, width, start = held.now.dtype.type, held.now.shape[1], layout.indptr[u]
-    fill_row(work.gradient, 0, real(0), width)
-    add_row(work.gradient, 0, real(2) * objective.reg_user[u], users.now, u, width)
+    fill_row(work.gradient, ONLY, real(0), width)
+    add_row(work.gradient, ONLY, real(2) * objective.reg_user[u], users.now, u, width)
     for k in range(start, layout.indptr[u + 1]):
-        row, slope = layout.rows[k], work.slopes[k - start]
-        add_row(work.gradient, 0, slope, held.now, row, width)
+        row, slope = np.int64(layout.rows[k]), work.slopes[k - start]
+        add_row(work.gradient, ONLY, slope, held.now, row, width)
         i, r = layout.row_items[row], row - first
         reg, prox = real(2) * weights[k] * objective.reg_item[i], work.prox[r]
         for f in range(width):
@@ -199,10 +203,10 @@ def add_gradients(u, first, layout, weights, users, held, broadcast, objective, 
 
 
 @inline
-def descend(now, mean, square, first, n, gradient, rule, n_steps):
-    """Step n rows of the vectors, from the first on, along the first n rows of the gradient."""
+def descend(now, mean, square, first, last, gradient, rule, c):
+    """Step some rows of client c's vectors along the first rows of the gradient."""
     # All rows as one: a loop over a single row is too short for vector instructions.
-    x, g = now[first : first + n].reshape(-1), gradient[:n].reshape(-1)
+    x, g = now[first:last].reshape(-1), gradient[: last - first].reshape(-1)
     # Constants of their own type: a float64 among float32 would halve the vector width.
     real = x.dtype.type
     if mean is None:
@@ -210,9 +214,8 @@ def descend(now, mean, square, first, n, gradient, rule, n_steps):
         for k in range(len(x)):
             x[k] -= rate * g[k]
         return
-    m, s = mean[first : first + n].reshape(-1), square[first : first + n].reshape(-1)
-    rate = real(rule.rate / (1 - rule.beta1**n_steps))
-    debias = real(1 / (1 - rule.beta2**n_steps))
+    m, s = mean[first:last].reshape(-1), square[first:last].reshape(-1)
+    rate, debias = real(rule.rate / rule.debias1[c]), real(1 / rule.debias2[c])
     beta1, beta2 = real(rule.beta1), real(rule.beta2)
     new1, new2 = real(1 - rule.beta1), real(1 - rule.beta2)
     epsilon = real(rule.epsilon)
@@ -231,16 +234,16 @@ def add_up(layout, active, users, held, clip, totals):
             add_own(c, layout, users, held, clip, totals)
 
 
-@inline
+@inline_early
 def add_own(c, layout, users, held, clip, totals):
     """Add client c's rated items, clipped, if it sends and its vectors are all finite."""
     first, last = layout.row_indptr[c], layout.row_indptr[c + 1]
-    own = users[layout.client_indptr[c] : layout.client_indptr[c + 1]]
-    totals.is_finite[c] = all_finite(held[first:last]) and all_finite(own)
+    user, end = layout.client_indptr[c], layout.client_indptr[c + 1]
+    totals.is_finite[c] = all_finite(held, first, last) and all_finite(users, user, end)
     if not (totals.senders[c] and totals.is_finite[c]):
         return
     for row in range(first, last):
-        i = layout.row_items[row]
+        i = np.int64(layout.row_items[row])
         totals.counts[i] += 1
         if clip is None:
             add_row(totals.sums, i, held.dtype.type(1), held, row, held.shape[1])

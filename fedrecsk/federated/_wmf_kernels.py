@@ -20,8 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedrecsk._utils.jit import inline, kernel
+from fedrecsk._utils.jit import inline_early, kernel
 from fedrecsk._utils.shared_kernels import (
+    ONLY,
     add_row,
     all_finite,
     copy_row,
@@ -133,7 +134,7 @@ def fit_users(client_indptr, indptr, active, ratings, vectors, grams, regs, n_st
             for k in range(start, stop):
                 total += ratings.pull[k]
                 weight += ratings.extra[k]
-            fill_row(work.target, 0, real(0), d)
+            fill_row(work.target, ONLY, real(0), d)
             if n_steps is None:
                 collect(vectors, ratings, start, stop, work)
                 fitted = solve(factor(work.matrix), d, work.target, users, u)
@@ -159,12 +160,12 @@ def fit_raters(indptr, who, ratings, items, penalties, work, users):
         # The rest of work.base stays 0.
         for f in range(d):
             work.base[f, f] = penalties[u, f]
-        fill_row(work.target, 0, real(0), d)
+        fill_row(work.target, ONLY, real(0), d)
         collect(items, ratings, start, stop, work)
         solve(factor(work.matrix), d, work.target, users, u)
 
 
-@inline
+@inline_early
 def collect(vectors, ratings, start, stop, work):
     """Make the equations (base + sum extra v v') x = target + sum pull v in `work`."""
     n, d = stop - start, vectors.shape[1]
@@ -174,7 +175,7 @@ def collect(vectors, ratings, start, stop, work):
         add_row(work.matrix, f, vectors.dtype.type(1), work.base, f, d)
 
 
-@inline
+@inline_early
 def weigh_rows(vectors, ratings, start, stop, work):
     """Write vectors to work.left and, times `extra`, to work.right; add those times `pull`."""
     n, d, left, sums = stop - start, vectors.shape[1], work.left, work.residuals
@@ -184,10 +185,10 @@ def weigh_rows(vectors, ratings, start, stop, work):
         for f in range(d):
             left[k, f], work.right[k, f] = vectors[v, f], number * vectors[v, f]
     np.dot(left[:n].T, ratings.pull[start:stop], sums[0])
-    add_row(work.target, 0, vectors.dtype.type(1), sums, 0, d)
+    add_row(work.target, ONLY, vectors.dtype.type(1), sums, ONLY, d)
 
 
-@inline
+@inline_early
 def descend_conjugate(extra, start, stop, work, n_steps, x, u):
     """Descend from ``x[u]`` by conjugate gradients; return (target + last residual).x."""
     real, d, rows = x.dtype.type, x.shape[1], work.residuals
@@ -196,7 +197,7 @@ def descend_conjugate(extra, start, stop, work, n_steps, x, u):
         if not abs(x[u, f]) < np.inf:
             x[u, f] = 0
     multiply(extra, start, stop, x, u, work, image)
-    copy_row(rows, residual, work.target, 0, d)
+    copy_row(rows, residual, work.target, ONLY, d)
     add_row(rows, residual, real(-1), rows, image, d)
     copy_row(rows, direction, rows, residual, d)
     size = dot_rows(rows, residual, rows, residual, d)
@@ -211,10 +212,10 @@ def descend_conjugate(extra, start, stop, work, n_steps, x, u):
         scale_row(rows, direction, new_size / size, rows, direction, d)
         add_row(rows, direction, real(1), rows, residual, d)
         size = new_size
-    return dot_rows(work.target, 0, x, u, d) + dot_rows(rows, residual, x, u, d)
+    return dot_rows(work.target, ONLY, x, u, d) + dot_rows(rows, residual, x, u, d)
 
 
-@inline
+@inline_early
 def multiply(extra, start, stop, x, u, work, image):
     """Write (base + sum extra v v') x over the rows v of work.left to row `image` of residuals."""
     rows, d = work.residuals, work.residuals.shape[1]
@@ -245,7 +246,7 @@ def solve_items(layout, ratings, raters, starts, active, items, problem, work, u
         send(c, layout, work.rows, work.follow, problem.full, out)
 
 
-@inline
+@inline_early
 def items_of_one(c, layout, ratings, items, problem, work, users):
     """Update items of a client with one user p: q_c = share q + s p, F q = share (q - lead p).
 
@@ -258,7 +259,7 @@ def items_of_one(c, layout, ratings, items, problem, work, users):
     shrink = one / (tie + length)
     start, first = layout.indptr[u], layout.row_indptr[c]
     for row in range(layout.row_indptr[c + 1] - first):
-        i, confidence = layout.row_items[first + row], one + ratings.extra[start + row]
+        i, confidence = np.int64(layout.row_items[first + row]), one + ratings.extra[start + row]
         score = share * dot_rows(users, u, items, i, d)
         s = (ratings.pull[start + row] - confidence * score) / (tie + confidence * length)
         if problem.full:
@@ -271,7 +272,7 @@ def items_of_one(c, layout, ratings, items, problem, work, users):
         work.follow[f, f] += share
 
 
-@inline
+@inline_early
 def items_of_many(c, layout, raters, starts, items, problem, work, users):
     """Solve (base + sum extra p p') q_c = prox q + sum pull p for items of a client."""
     real, d = users.dtype.type, users.shape[1]
@@ -280,21 +281,21 @@ def items_of_many(c, layout, raters, starts, items, problem, work, users):
     for u in range(layout.client_indptr[c], layout.client_indptr[c + 1]):
         add_square(real(1), users, u, work.base)
     with_diagonal(work.base, real(0), work.matrix)
-    upper = factor(work.matrix)
+    lower = factor(work.matrix)
     for f in range(d):
-        fill_row(work.target, 0, real(0), d)
+        fill_row(work.target, ONLY, real(0), d)
         work.target[0, f] = prox
-        solve(upper, d, work.target, work.follow, f)
+        solve(lower, d, work.target, work.follow, f)
     first = layout.row_indptr[c]
     for row in range(layout.row_indptr[c + 1] - first):
-        i = layout.row_items[first + row]
-        scale_row(work.target, 0, prox, items, i, d)
+        i = np.int64(layout.row_items[first + row])
+        scale_row(work.target, ONLY, prox, items, i, d)
         collect(users, raters, starts[first + row], starts[first + row + 1], work)
         solve(factor(work.matrix), d, work.target, work.rows, row)
         subtract(row, items, i, problem.full, work)
 
 
-@inline
+@inline_early
 def subtract(row, items, i, full, work):
     """Subtract F q from a row in the full form, and otherwise q."""
     for f in range(items.shape[1]):
@@ -320,7 +321,7 @@ def descend_items(
                     descend_follow(users, u, problem, work, follows[c], rate)
 
 
-@inline
+@inline_early
 def descend(c, u, layout, ratings, items, problem, work, users, versions, rate):
     """Step once with client c's items on each pair with user u."""
     real, d, dense, first = users.dtype.type, users.shape[1], work.dense, layout.row_indptr[c]
@@ -331,30 +332,30 @@ def descend(c, u, layout, ratings, items, problem, work, users, versions, rate):
         row = layout.rows[k] - first
         dense[0, row], dense[1, row] = ratings.extra[k], ratings.pull[k]
     for k in range(layout.row_indptr[c + 1] - first if problem.full else stop - start):
-        row = k if problem.full else layout.rows[start + k] - first
+        row = k if problem.full else np.int64(layout.rows[start + k]) - first
         confidence, pull = real(1) + dense[0, row], dense[1, row]
         dense[0, row], dense[1, row] = 0, 0
         size = min(real(rate), real(1) / (confidence * length + tie))
         row += first
         step = confidence * dot_rows(users, u, versions, row, d) - pull
         scale_row(versions, row, real(1) - size * tie, versions, row, d)
-        add_row(versions, row, size * prox, items, layout.row_items[row], d)
+        add_row(versions, row, size * prox, items, np.int64(layout.row_items[row]), d)
         add_row(versions, row, -size * step, users, u, d)
 
 
-@inline
+@inline_early
 def descend_follow(users, u, problem, work, follow, rate):
     """Step with all items that the client does not hold on one user, as a step of F."""
     real, d = users.dtype.type, users.shape[1]
     prox = real(problem.prox)
     tie = real(problem.reg_item) + prox
     size = min(real(rate), real(1) / (dot_rows(users, u, users, u, d) + tie))
-    fill_row(work.target, 0, real(0), d)
+    fill_row(work.target, ONLY, real(0), d)
     for f in range(d):
-        add_row(work.target, 0, users[u, f], follow, f, d)
+        add_row(work.target, ONLY, users[u, f], follow, f, d)
     for f in range(d):
         scale_row(follow, f, real(1) - size * tie, follow, f, d)
-        add_row(follow, f, -size * users[u, f], work.target, 0, d)
+        add_row(follow, f, -size * users[u, f], work.target, ONLY, d)
         follow[f, f] += size * prox
 
 
@@ -370,7 +371,7 @@ def send_versions(layout, active, items, full, work, versions, follows, out):
         for k in range(layout.row_indptr[c], layout.row_indptr[c + 1]):
             row = k - layout.row_indptr[c]
             copy_row(work.rows, row, versions, k, d)
-            subtract(row, items, layout.row_items[k], full, work)
+            subtract(row, items, np.int64(layout.row_items[k]), full, work)
         send(c, layout, work.rows, work.follow, full, out)
 
 
@@ -388,8 +389,8 @@ def item_gradients(layout, ratings, active, items, full, work, users, out):
         identity(real(0), work.follow)
         for u in range(layout.client_indptr[c], layout.client_indptr[c + 1]):
             for k in range(layout.indptr[u], layout.indptr[u + 1]):
-                row, confidence = layout.rows[k], ratings.extra[k] + unrated
-                score = dot_rows(users, u, items, layout.row_items[row], d)
+                row, confidence = np.int64(layout.rows[k]), ratings.extra[k] + unrated
+                score = dot_rows(users, u, items, np.int64(layout.row_items[row]), d)
                 step = confidence * score - ratings.pull[k]
                 add_row(gradient, row - first, step, users, u, d)
             add_square(real(1), users, u, work.follow)
@@ -399,16 +400,16 @@ def item_gradients(layout, ratings, active, items, full, work, users, out):
 # ------------------------------------------------------------------------------- uploads
 
 
-@inline
+@inline_early
 def send(c, layout, rows, matrix, full, out):
     """Write client c's upload."""
     d, first, one = rows.shape[1], layout.row_indptr[c], rows.dtype.type(1)
     n = layout.row_indptr[c + 1] - first
-    out.is_finite[c] = all_finite(rows[:n]) and (not full or all_finite(matrix))
+    out.is_finite[c] = all_finite(rows, 0, n) and (not full or all_finite(matrix, 0, d))
     if not (out.is_finite[c] or out.separate):
         return
     for k in range(n):
-        add_row(out.rows, out.slots[first + k], one, rows, k, d)
+        add_row(out.rows, np.int64(out.slots[first + k]), one, rows, k, d)
     if full:
         total = out.squares[c if out.separate else 0]
         for f in range(d):
@@ -418,14 +419,14 @@ def send(c, layout, rows, matrix, full, out):
 # ------------------------------------------------------------------------------ arithmetic
 
 
-@inline
+@inline_early
 def add_square(number, x, k, out):
     """``out += number x[k] x[k]'``."""
     for f in range(len(out)):
         add_row(out, f, number * x[k, f], x, k, len(out))
 
 
-@inline
+@inline_early
 def identity(number, out):
     """Write `number` times the identity."""
     for f in range(len(out)):
@@ -433,7 +434,7 @@ def identity(number, out):
         out[f, f] = number
 
 
-@inline
+@inline_early
 def with_diagonal(matrix, number, out):
     """Write the matrix with `number` added to its diagonal."""
     for f in range(len(out)):

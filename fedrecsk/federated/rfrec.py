@@ -253,6 +253,8 @@ class RFRecAlgorithm(Algorithm[Server, Clients], SharesHistory[Clients, Common])
     def _descend(self, block, clients, mean, active, prox, rate, totals=None):
         """Step the active clients' users and rated items along their gradients."""
         clients.n_steps[active] += 1
+        n_steps, betas = np.maximum(clients.n_steps, 1), (self.BETA_1, self.BETA_2)
+        debias = (1 - np.power(beta, n_steps) for beta in betas)
         layout, biases = block.layout, bool(self.columns.biases)
         weights = clients.scale.level, self.LINK == "sigmoid", biases, float(prox)
         loss = rfrec_kernels.step(
@@ -264,8 +266,7 @@ class RFRecAlgorithm(Algorithm[Server, Clients], SharesHistory[Clients, Common])
             clients.held,
             mean,
             rfrec_kernels.Objective(*weights, *clients.penalties),
-            rfrec_kernels.Rule(float(rate), self.BETA_1, self.BETA_2, self.EPSILON),
-            np.maximum(clients.n_steps, 1),
+            rfrec_kernels.Rule(float(rate), *betas, self.EPSILON, *debias),
             rfrec_kernels.scratch(layout, clients.held),
             self.clip,
             totals,
