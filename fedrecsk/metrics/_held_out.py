@@ -99,7 +99,9 @@ def of_codes(
 
 
 @np.errstate(invalid="ignore", over="ignore")
-def check_rows(X, y=None, sample_weight=None):
+def check_rows(
+    X: Any, y: Any = None, sample_weight: Any = None
+) -> tuple[Any, NDArray[np.float64] | None, Any]:
     """Return X as a table, y and the weights as arrays or None; raise if they are invalid."""
     table = as_table(X)
     options = {"dtype": None, "ensure_all_finite": False, "ensure_min_features": 2}
