@@ -228,7 +228,7 @@ def test_added_users_come_and_go(make_one):
     [
         (FEATURES.to_numpy(), TypeError, "should be a pandas DataFrame whose index"),
         (FEATURES.assign(age=30), ValueError, "column 'age' of user_features reaches beyond"),
-        (FEATURES.assign(job="baker"), ValueError, "column 'job' of user_features holds"),
+        (FEATURES.assign(job="baker"), ValueError, "column 'job' of user_features does not hold"),
         (FEATURES[[]], ValueError, "user_features has no columns"),
         (FEATURES.replace(1, np.nan), ValueError, "user_features contains NaN"),
         (pd.concat([FEATURES, FEATURES.iloc[:1]]), ValueError, "user 0 more than once"),
@@ -253,7 +253,7 @@ def test_wrong_uses_are_named(model):
     private = Federation(central_dp=CentralDP(epsilon=10))
     with pytest.raises(ValueError, match="too small for the noise of central_dp"):
         make_wmf(user_features=FEATURES, federation=private).fit(LIKED)
-    with pytest.raises(ValueError, match="no sum over the user's rows"):
+    with pytest.raises(ValueError, match="not a sum over the user's rows"):
         model.explain(0, 1, interactions=(X[:9], Y[:9]))
 
 

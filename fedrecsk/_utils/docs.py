@@ -32,28 +32,29 @@ items : array-like of shape (n_items,), default={default}
 [federated items]
 items : array-like of shape (n_items,), default={default}
     The public catalogue: the ids of all items on offer, in any order, including items without
-    ratings. If None, the items of X; under differential privacy this raises an error, because it
-    reveals whose data are in X.
+    ratings. If None, the items of X; under differential privacy this raises an error, because
+    it reveals whose data are in X.
 [item_features]
 item_features : DataFrame, array or sparse matrix of shape (n_items, n_features), default={default}
-    Public features of the items, from which the prior means of item vectors are predicted, with a
-    learned strength. Items without ratings, and new ones added by `add_items`, are given the
+    Public features of the items, from which the prior means of item vectors are predicted, with
+    a learned strength. Items without ratings, and new ones added by `add_items`, are given the
     predicted vectors. The index of a pandas DataFrame of numbers holds the item ids, and is the
-    catalogue unless `items` is given; the rows of an array or a sparse matrix are in the order of
-    `items`. Columns that reach beyond [-1, 1] are divided by two standard deviations. Only the
-    server uses features, and nothing more is sent.
+    catalogue unless `items` is given; the rows of an array or a sparse matrix are in the order
+    of `items`. Columns that reach beyond [-1, 1] are divided by two standard deviations. Only
+    the server uses features, and nothing more is sent.
 [user_features]
 user_features : DataFrame of shape (n_users, n_features), default={default}
-    Private features of the users, numbers in [-1, 1], with user ids as the index. They predict the
-    prior mean of user vectors. Each client reads the rows of its own users and uploads only sums.
-    Users without a row have a prior mean of zero; rows of users who are not in X serve `fold_in`
-    and `partial_fit`. The estimator, its pickle and its repr contain the frame. Not supported with
-    an adversary, on a Dask cluster or on devices.
+    Private features of the users, numbers in [-1, 1], with user ids as the index. They predict
+    the prior mean of user vectors. Each client reads the rows of its own users and uploads only
+    sums. Users without a row have a prior mean of zero; rows of users who are not in X serve
+    `fold_in` and `partial_fit`. The estimator, its pickle and its repr contain the frame. Not
+    supported with an adversary, on a Dask cluster or on devices.
 [timestamps]
 timestamps : int, str or None, default={default}
     Column of X with the time of each row, read only if a half-life is set: its position (2 or
     more) or, for a DataFrame, its name. Numbers, dates, or ISO dates as strings. "row_order":
-    the rows of X are in the order of time, at least within each user. If None, time is not used.
+    the rows of X are in the order of time, at least within each user. If None, time is not
+    used.
 [pair_half_life]
 pair_half_life : float, "auto" or None, default={default}
     Distance in a user's history, in items, after which the weight of a pair of items halves.
@@ -62,7 +63,8 @@ pair_half_life : float, "auto" or None, default={default}
 [history_half_life]
 history_half_life : float, "auto" or None, default={default}
     Number of later items after which an item's weight in the user's scores halves. "auto": 0.7
-    times the square root of the user's number of items. If None, all items have the same weight.
+    times the square root of the user's number of items. If None, all items have the same
+    weight.
 [power]
 power : float, default={default}
     Exponent of the popularity normalisation: 0 for none, 0.5 for cosine similarity.
@@ -73,12 +75,12 @@ shrinkage : float, default={default}
 n_neighbors : int, default={default}
     Number of nearest items stored for each item.
 [time]
-*Time.* With half-lives, the weight of a pair of items, a and b positions from the end of the user's
-history, is ``2^(-|a-b|/pair_half_life)``. In the user's own scores, the weight of an item of age a
-is ``2^(-a/history_half_life)``; the user's latest item has full weight. Positions are among the
-user's items with y > 0. Items with the same time share the mean of their positions; items without a
-time (NaN, NaT) are the oldest, all at once; a repeated pair has its latest time. The order of the
-rows of X does not matter, except with "row_order".
+*Time.* With half-lives, the weight of a pair of items, a and b positions from the end of the
+user's history, is ``2^(-|a-b|/pair_half_life)``. In the user's own scores, the weight of an
+item of age a is ``2^(-a/history_half_life)``; the user's latest item has full weight. Positions
+are among the user's items with y > 0. Items with the same time share the mean of their
+positions; items without a time (NaN, NaT) are the oldest, all at once; a repeated pair has its
+latest time. The order of the rows of X does not matter, except with "row_order".
 [n_jobs]
 n_jobs : int or None, default={default}
     Number of threads, at most one per core. None means 1, and -1 means all cores. The fitted
@@ -89,8 +91,8 @@ random_state : int, RandomState instance or None, default={default}
     clients are chosen or drop out. Pass an int to get the same model in every fit.
 [shared parameters]
 client_fraction : float in (0, 1], default={default}
-    Share of the clients that take part in each round, at least one client. Clients that never take
-    part fit their user vectors to the final model.
+    Share of the clients that take part in each round, at least one client. Clients that never
+    take part fit their user vectors to the final model.
 early_stopping : bool, default={default}
     Whether to stop once the score on held-out rows stops improving, and to keep the model of
     the best round. Each client holds out some of its own rows and reports two sums on them.
@@ -112,8 +114,8 @@ warm_start : bool, default={default}
 {n_jobs}
 {random_state}
 federation : Federation or None, default={default}
-    Which clients drop out, and how uploads are protected, compressed, aggregated or attacked. If
-    None, ``Federation()``: no dropout, attacks or protection.
+    Which clients drop out, and how uploads are protected, compressed, aggregated or attacked.
+    If None, ``Federation()``: no dropout, attacks or protection.
 {federated items}
 
 # attributes
@@ -213,10 +215,10 @@ their items too. Unknown users and items score 0, and so do items without positi
 ValueError
     By fit: if no y is positive; if the factors become infinite or NaN.
 [likes of biased models]
-*Implicit feedback.* Rows with y <= 0 count as if they were absent, except that `recommend` leaves
-out their items too. An item without y > 0, in X or only in `items`, has the zero vector and the
-smallest bias of the other items (the library's 0 would put it ahead of many of them). A user
-without y > 0, known or not, has the mean of the other users' vectors and biases.
+*Implicit feedback.* Rows with y <= 0 count as if they were absent, except that `recommend`
+leaves out their items too. An item without y > 0, in X or only in `items`, has the zero vector
+and the smallest bias of the other items (the library's 0 would put it ahead of many of them). A
+user without y > 0, known or not, has the mean of the other users' vectors and biases.
 [implicit n_factors]
 n_factors : int, default={default}
     Length of p_u and q_i, without biases (`factors` in implicit).
