@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import ClassVar
 
 # Help of options that several benchmarks have.
 HELP = {
@@ -32,7 +33,15 @@ HELP = {
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that knows the help of common options."""
+    """An ArgumentParser that knows the help of common options, and keeps what it has parsed."""
+
+    options: ClassVar[dict] = {}
+
+    def parse_args(self, *arguments, **known):
+        """Parse the options, and keep them for the record."""
+        options = super().parse_args(*arguments, **known)
+        Parser.options = vars(options).copy()
+        return options
 
     def add_argument(self, *names, **arguments):
         """Add an argument with its help."""

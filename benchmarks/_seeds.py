@@ -10,6 +10,8 @@ import numpy as np
 
 REPORTED = range(2000)
 CHOOSING = range(2000, 3000)
+# Those that this process has used.
+used: set[int] = set()
 
 
 def reported(n, first=0):
@@ -61,6 +63,7 @@ def _within(seeds, n, first, purpose):
             f"Seeds {wanted[0]} to {wanted[-1]}: for {purpose} there are {seeds[0]} to {seeds[-1]} "
             "(benchmarks/_seeds.py); ask for fewer."
         )
+    used.update(wanted)
     return wanted
 
 

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import time
 
-from fedrecsk._utils.kernels import seconds_compiling
+from numba.core import event
 
 
-class Stopwatch:
-    """Seconds since it was created, without the seconds of compilation."""
+class Stopwatch(event.Listener):
+    """Seconds of a clock since it was created, without those of compilation."""
 
-    def __init__(self):
-        self._start = self._now()
+    def __init__(self, clock=time.perf_counter):
+        self._clock, self._depth, self._start = clock, 0, clock()
+        event.register("numba:compile", self)
+
+    def on_start(self, _):
+        """Stop the clock; compilations are nested."""
+        if self._depth == 0:
+            self._stopped = self._clock()
+        self._depth += 1
+
+    def on_end(self, _):
+        """Go on."""
+        self._depth -= 1
+        if self._depth == 0:
+            self._start += self._clock() - self._stopped
 
     def seconds(self):
-        """Seconds until now."""
-        return self._now() - self._start
-
-    @staticmethod
-    def _now():
-        return time.perf_counter() - seconds_compiling()
+        """Return the seconds until now."""
+        return self._clock() - self._start

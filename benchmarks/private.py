@@ -14,6 +14,7 @@ Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DAT
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from unittest import mock
 
@@ -53,7 +54,7 @@ GRID = {
 
 def ratings(options):
     """Test RMSE by epsilon; noise by the server and by the clients (--only server, clients)."""
-    print("| data | model | noise by | epsilon | rounds | factors | RMSE | +- | seconds |")
+    print("| data | model | noise by | epsilon | rounds | factors | RMSE | +- | CPU s |")
     print("|---|---|---|---|---|---|---|---|---|")
     for name in options.data:
         items, part = _parts(name, options)[:2]
@@ -217,7 +218,7 @@ def _run(model, part, seed, options):
     model = clone(model)
     if "random_state" in model.get_params():
         model.set_params(random_state=seed, n_jobs=options.n_jobs)
-    watch = Stopwatch()
+    watch = Stopwatch(time.process_time)
     model.fit(X, y)
     seconds = watch.seconds()
     return model, root_mean_squared_error(y_test, model.predict(X_test)), seconds

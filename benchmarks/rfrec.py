@@ -27,8 +27,8 @@ PAPER = {
     ("100k", "RFRecF"): (0.7317, 0.9385),
     ("1m", "RFRec"): (0.6937, 0.8831),
     ("1m", "RFRecF"): (0.6906, 0.8840),
-    ("1m", "RFRec, 90 % of uploads lost"): (0.7117, 0.9001),
-    ("1m", "RFRecF, 90 % of uploads lost"): (0.7064, 0.9057),
+    ("1m", "RFRec, 90% of uploads lost"): (0.7117, 0.9001),
+    ("1m", "RFRecF, 90% of uploads lost"): (0.7064, 0.9057),
 }
 LOST = Federation(dropout=0.9)
 
@@ -60,8 +60,8 @@ def quality(options):
         "bias-only": BiasOnly(),
         "RFRec": RFRec(),
         "RFRecF": RFRecF(),
-        "RFRec, 90 % of uploads lost": RFRec(federation=LOST),
-        "RFRecF, 90 % of uploads lost": RFRecF(federation=LOST),
+        "RFRec, 90% of uploads lost": RFRec(federation=LOST),
+        "RFRecF, 90% of uploads lost": RFRecF(federation=LOST),
     }
     print("| data | model | MAE | RMSE | +- | paper MAE / RMSE |\n|---|---|---|---|---|---|")
     for name in options.data:
@@ -241,7 +241,7 @@ CUTS = {
     "at most 5 ratings per user": lambda X, rng: _first_of_each(X[:, 0], rng, 5),
     "at most 10 ratings per user": lambda X, rng: _first_of_each(X[:, 0], rng, 10),
     "at most 20 ratings per user": lambda X, rng: _first_of_each(X[:, 0], rng, 20),
-    "20 % of the rows": lambda X, rng: rng.random(len(X)) < 0.2,
+    "20% of the rows": lambda X, rng: rng.random(len(X)) < 0.2,
 }
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 import fedrecsk
+from benchmarks import _records as records
 from benchmarks._command_line import command_line
 from benchmarks._seeds import reported
 from fedrecsk.datasets import fetch_movielens, make_interactions, make_ratings
@@ -44,6 +45,7 @@ def ranks(X, seed):
 def new(name, seed):
     """An estimator with its defaults."""
     model = getattr(fedrecsk, name)()
+    records.add_method(model)
     seeded = "random_state" in model.get_params(deep=False)
     return model.set_params(random_state=seed) if seeded else model
 

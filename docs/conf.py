@@ -18,9 +18,11 @@ from fedrecsk.base import Recommender
 from fedrecsk.federated.base import FederatedRecommender
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 import _matrix  # noqa: E402
 from _links import TYPES, write_inventories  # noqa: E402
+
+from benchmarks._records import measured  # noqa: E402
 
 project = "fedrecsk"
 author = "The fedrecsk developers"
@@ -47,7 +49,8 @@ extensions = [
 exclude_patterns = ["_build", "sg_execution_times.rst", "auto_examples/sg_execution_times.rst"]
 templates_path = ["_templates"]
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath", "substitution"]
-myst_substitutions = {"version": version}
+# Tables and numbers of pages come from records, as {{ measured.table("fedeb quality") }}.
+myst_substitutions = {"version": version, "measured": measured}
 nb_execution_mode = "force"
 nb_execution_in_temp = True
 nb_execution_show_tb = True

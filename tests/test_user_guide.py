@@ -4,13 +4,10 @@ The code of the other pages runs when the site is built, which fails on errors a
 code shows nothing (docs/_pages.py).
 """
 
-import csv
 import re
 from pathlib import Path
 
 import pytest
-
-from benchmarks import methods, picture
 
 pytestmark = pytest.mark.full
 
@@ -84,16 +81,3 @@ def test_every_page_of_the_guide_is_listed_in_it():
     for page in DOCS.glob("user_guide/*.md"):
         assert f"](user_guide/{page.name})" in guide
         assert f"\nuser_guide/{page.stem}\n" in guide
-
-
-def test_the_pictures_show_the_numbers_of_the_appendix(tmp_path):
-    tables = re.findall(r"^\|  \| .*?(?=\n\n)", (DOCS / "numbers.md").read_text(), re.M | re.S)
-    rows = [*picture.rows_of("ratings", tables[0]), *picture.rows_of("rankings", tables[1])]
-    with (DOCS / "_static" / "accuracy.csv").open(newline="") as file:
-        assert list(csv.DictReader(file)) == rows
-    known = {entry.label for entry in (*methods.RATINGS, *methods.RANKINGS)}
-    assert {label for points in picture.POINTS.values() for label in points} <= known
-    for task, label in (("ratings", "mean of 4 FedEB"), ("rankings", "LightFR")):
-        picture.draw(task, rows, tmp_path / f"{task}.svg")
-        for folder in (tmp_path, DOCS / "_static"):
-            assert f"<!-- {label} -->" in (folder / f"{task}.svg").read_text()

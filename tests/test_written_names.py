@@ -18,7 +18,7 @@ PROGRAMS = [*ROOT.glob("examples/**/*.py"), *ROOT.glob("benchmarks/**/*.py")]
 OLD_NAMES = {ROOT / "CHANGELOG.md"}
 NAME = re.compile(r"(?<![\w/.-])fedrecsk(?:\.[A-Za-z_]\w*)+")
 FILE = re.compile(r"(?<![\w/.-])(?:fedrecsk|benchmarks|tests|docs|examples)/[\w./-]*\w")
-COMMAND = re.compile(r"python\s+-m\s+(benchmarks\.\w+)")
+COMMAND = re.compile(r"python\s+-m\s+benchmarks[.\s](?!(?:all|list|pages|NAME)\b)(\w+)")
 CODE = re.compile(r"^ *```python[^\n]*\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 # Made when the site is built, and the address of the repository.
 NOT_FILES = ("docs/_build", "fedrecsk/fedrecsk")
@@ -36,7 +36,8 @@ def resolved(name):
 
 def missing(text):
     """Yield the names and files that do not exist."""
-    for name in [*NAME.findall(text), *COMMAND.findall(text)]:
+    commands = [f"benchmarks.{name}" for name in COMMAND.findall(text)]
+    for name in [*NAME.findall(text), *commands]:
         try:
             resolved(name)
         except (ImportError, AttributeError):
@@ -85,7 +86,7 @@ def test_a_program_names_what_exists(program):
 
 
 def test_wrong_names_are_found():
-    text = "fedrecsk.FedEB fedrecsk.nothing python -m benchmarks.none docs/none.md tests/listed.py"
+    text = "fedrecsk.FedEB fedrecsk.nothing python -m benchmarks none docs/none.md tests/listed.py"
     assert list(missing(text)) == ["fedrecsk.nothing", "benchmarks.none", "docs/none.md"]
     code = "from fedrecsk import FedEB\nFedEB(4, n_rounds=3, none=1)"
     assert list(wrong_keywords(code)) == ["FedEB(none=...)"]

@@ -1,31 +1,30 @@
-"""Draw accuracy against megabytes for README: ``python -m benchmarks.picture``.
+"""What README shows of the records: its tables and numbers, and the pictures in docs/_static.
 
-Writes ratings.svg and rankings.svg from the numbers in accuracy.csv, all in docs/_static. To
-measure again, pass two files with what the benchmark of all methods prints; the CSV is written
-first::
-
-    python -m benchmarks.methods ratings > ratings.md
-    python -m benchmarks.methods rankings > rankings.md
-    python -m benchmarks.picture ratings.md rankings.md
-
-Data: none. The two benchmarks need MovieLens-1M.
+``python -m benchmarks pages`` writes them. In README, a comment like ``<!-- measured.number(...)
+-->`` stands before each, and ``<!-- end -->`` behind. On the site, the same expressions stand in
+double braces, and are evaluated when it is built.
 """
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
+import json
+import re
 
 import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
-from benchmarks._command_line import command_line
+from benchmarks import _records as records
 from benchmarks.methods import PUBLISHED
 
-FOLDER = Path(__file__).resolve().parents[1] / "docs" / "_static"
-COLUMNS = ("task", "label", "score", "mb")
+README = records.ROOT / "README.md"
+FOLDER = records.ROOT / "docs" / "_static"
+MADE = re.compile(r"(<!-- (measured\..*?) -->\s*).*?(\s*<!-- end -->)", re.DOTALL)
+COMMANDS = {
+    "ratings": ("methods ratings --train 80", "test RMSE"),
+    "rankings": ("methods rankings", "HR@10 / NDCG@10"),
+}
 GREY = "#7d8590"
 FEDERATED = "#1b95aa"
 CENTRALISED = "#d9742b"
@@ -35,11 +34,11 @@ POINTS = {
         "FedRec": (8, -3),
         "FCF for ratings": (8, -3),
         "RFRec": (-8, -3),
-        "RFRec, local DP (clip .2, scale .04)": (-8, -3),
+        "RFRec, local DP (clip 0.2, scale 0.04)": (-8, -3),
         "RFRecF": (-8, -3),
-        "FedEB, cohorts of 10 %": (8, -14),
-        "FedEB, cohorts of 1 %, d = 40, int8 uploads": (-7, -14),
-        "FedEB, cohorts of 10 %, mean of 4 runs": (9, -4),
+        "FedEB, cohorts of 10%": (8, -14),
+        "FedEB, cohorts of 1%, d = 40, int8 uploads": (-7, -14),
+        "FedEB, cohorts of 10%, mean of 4 runs": (9, -4),
     },
     "rankings": {
         "LocSGD": (8, -3),
@@ -56,10 +55,10 @@ POINTS = {
     },
 }
 NAMES = {
-    "RFRec, local DP (clip .2, scale .04)": "RFRec, local DP",
-    "FedEB, cohorts of 10 %": "FedEB",
-    "FedEB, cohorts of 1 %, d = 40, int8 uploads": "FedEB, int8",
-    "FedEB, cohorts of 10 %, mean of 4 runs": "mean of 4 FedEB",
+    "RFRec, local DP (clip 0.2, scale 0.04)": "RFRec, local DP",
+    "FedEB, cohorts of 10%": "FedEB",
+    "FedEB, cohorts of 1%, d = 40, int8 uploads": "FedEB, int8",
+    "FedEB, cohorts of 10%, mean of 4 runs": "mean of 4 FedEB",
     "FedEASE + FedSpectral + LocALS, d = 192": "FedEASE + FedSpectral + LocALS",
     "FCF for ratings": "ExplicitFCF",
     "CoLR, rank 4": "CoLR",
@@ -75,13 +74,13 @@ LINES = {
 # Of `benchmarks.methods.PUBLISHED`: text of the line, and points by which it is moved up.
 PUBLISHED_LINES = {
     "ratings": {
-        "GLocal-K": ("GLocal-K, 90 % for training", -12),
-        "same, ordered probit": ("myFM, 90 % for training, with timestamps", 4),
+        "GLocal-K": ("GLocal-K, 90% for training", -12),
+        "same, ordered probit": ("myFM, 90% for training, with timestamps", 4),
     },
-    "rankings": {"MF": ("published: MF .4523, iALS .4521", 4)},
+    "rankings": {"MF": ("published: MF 0.4523, iALS 0.4521", 4)},
 }
 TITLES = {
-    "ratings": "Ratings: test RMSE, 80 % for training (better is higher up)",
+    "ratings": "Ratings: test RMSE, 80% for training (better is higher up)",
     "rankings": "Rankings: NDCG@10 among 99 negatives",
 }
 # The axis of errors points down, so that better is higher up in both pictures.
@@ -98,23 +97,24 @@ STYLE = {
 }
 
 
-def rows_of(task, table):
-    """The rows of the first Markdown table that `benchmarks.methods` prints."""
-    for line in table.split("\n\n")[0].splitlines():
-        label, score, _, _, up, down, *_ = (cell.strip() for cell in line.split("|")[1:-1])
-        if not label or label.startswith("--"):
-            continue
-        megabytes = "" if up == "-" else f"{float(up) + float(down):.2f}"
-        yield {"task": task, "label": label, "score": score.split("/")[-1].strip(), "mb": megabytes}
+def points(task):
+    """Return score and megabytes (None for centralised models) of each row: a dict from label."""
+    name, column = COMMANDS[task]
+    found = {}
+    for row, _ in records.rows_of(name):
+        federated = row["rounds"] != "-"
+        mb = round(float(row["MB up"]) + float(row["MB down"]), 2) if federated else None
+        found[row[""]] = (float(row[column].split("/")[-1]), mb)
+    return found
 
 
-def draw(task, rows, path):
+def draw(task, path):
     """Draw federated models as points and centralised ones as lines, for light and dark pages."""
-    rows = {row["label"]: row for row in rows if row["task"] == task}
+    rows = points(task)
     with plt.rc_context(STYLE):
         figure, ax = plt.subplots(figsize=(6.2, 4.7), layout="constrained")
     for label, offset in POINTS[task].items():
-        x, y = float(rows[label]["mb"]), float(rows[label]["score"])
+        y, x = rows[label]
         ax.plot(x, y, "o", color=FEDERATED, markersize=8)
         side = "left" if offset[0] > 0 else "right" if offset[0] < -6 else "center"
         ax.annotate(
@@ -126,9 +126,7 @@ def draw(task, rows, path):
             color=FEDERATED,
             fontsize=10.5,
         )
-    lines = [
-        (text, rows[label]["score"], 4, GREY, (0, (4, 3))) for label, text in LINES[task].items()
-    ]
+    lines = [(text, rows[label][0], 4, GREY, (0, (4, 3))) for label, text in LINES[task].items()]
     for one in PUBLISHED[task]:
         if one.model in PUBLISHED_LINES[task]:
             text, above = PUBLISHED_LINES[task][one.model]
@@ -149,28 +147,23 @@ def draw(task, rows, path):
     ax.xaxis.set_major_formatter("{x:g}")
     ax.set_xlabel("MB sent and received per client, whole training")
     ax.set_title(TITLES[task], loc="left", fontsize=12)
-    figure.savefig(path, transparent=True, metadata={"Date": None})
+    # The numbers too, so that a test can compare them.
+    about = {"Date": None, "Description": json.dumps(rows)}
+    figure.savefig(path, transparent=True, metadata=about)
     plt.close(figure)
 
 
-def main(argv=None):
-    """Draw both pictures, from new tables where they are given."""
-    parser = command_line("picture", __doc__)
-    parser.add_argument("tables", nargs="*", help="output of benchmarks.methods: two files")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the files are")
-    options = parser.parse_args(argv)
-    numbers = options.folder / "accuracy.csv"
-    if options.tables:
-        rated, ranked = (Path(name).read_text() for name in options.tables)
-        with numbers.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows([*rows_of("ratings", rated), *rows_of("rankings", ranked)])
-    with numbers.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+def filled(text):
+    """Return a page with the tables and the numbers between its comments as they are now."""
+    return MADE.sub(lambda found: f"{found[1]}{_value(found[2])}{found[3]}", text)
+
+
+def _value(expression):
+    return eval(expression, {"measured": records.measured})
+
+
+def write():
+    """Write the tables of README, and the pictures."""
+    README.write_text(filled(README.read_text()))
     for task in TITLES:
-        draw(task, rows, options.folder / f"{task}.svg")
-
-
-if __name__ == "__main__":
-    main()
+        draw(task, FOLDER / f"{task}.svg")

@@ -1,0 +1,76 @@
+"""Measure, and keep what was measured: ``python -m benchmarks NAME COMMAND [OPTIONS]``.
+
+`NAME COMMAND [OPTIONS]` runs one benchmark, such as `fedeb quality --data 100k`, and writes its
+record. `all` runs those of benchmarks/_plan.py whose record is missing, old or of other files, and
+can be stopped and started again; words behind it choose commands. `list` says which these are.
+`pages` writes the tables of README and the pictures anew.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+from benchmarks import _records as records
+from benchmarks._plan import COMMANDS
+
+
+def waiting(words):
+    """Return the commands that have to be run, and why."""
+    known, found = records.read_records(), {}
+    for command in COMMANDS:
+        if all(word in command for word in words):
+            record = known.get(command, {})
+            changed = records.changed_files(record)
+            if "files" not in record:
+                found[command] = "no record"
+            elif changed:
+                found[command] = f"{changed[0]} has changed"
+    return found
+
+
+def estimate(commands):
+    """Return the CPU minutes that the last runs of these commands took, in words."""
+    known = records.read_records()
+    seconds = [known.get(command, {}).get("cpu_seconds") for command in commands]
+    text = f"{sum(filter(None, seconds)) / 60:.0f} CPU minutes"
+    return text + f" and {seconds.count(None)} unknown" * (None in seconds)
+
+
+def run_all(words):
+    """Run what has to be run, each in a process of its own; return what failed."""
+    commands, failed = list(waiting(words)), []
+    for place, command in enumerate(commands):
+        left = estimate(commands[place:])
+        print(f"\n[{place + 1}/{len(commands)}] {command} (left: {left})", flush=True)
+        start = time.monotonic()
+        arguments = [sys.executable, "-m", "benchmarks", *records.shlex.split(command)]
+        if subprocess.run(arguments, check=False).returncode:
+            failed.append(command)
+        print(f"{time.monotonic() - start:.0f} s", flush=True)
+    return failed
+
+
+def main(arguments):
+    """Run a command."""
+    match arguments:
+        case ["all", *words]:
+            if failed := run_all(words):
+                raise SystemExit("Failed: " + "; ".join(failed))
+        case ["list", *words]:
+            for command, reason in waiting(words).items():
+                print(f"{command}: {reason} ({estimate([command])})")
+        case ["pages"]:
+            # Imports matplotlib.
+            from benchmarks import _pages
+
+            _pages.write()
+        case [_, *_]:
+            records.run(records.shlex.join(arguments))
+        case _:
+            raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,316 @@
+"""Records of what the benchmarks measured; the tables of README and of the site are made of them.
+
+``python -m benchmarks NAME COMMAND [OPTIONS]`` runs a benchmark and writes a record, a JSON file in
+benchmarks/measured: the tables it printed, its options, and digests of the data it read and of the
+files of the package that the measured methods import. Where one of these files has changed since,
+:func:`table` marks the rows. Tables from before there were records are in old.md, in the same
+folder, and marked too. A record replaces the table of its command there: delete it.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import inspect
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from datetime import date
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+import fedrecsk
+from benchmarks import _seeds
+from benchmarks._command_line import Parser
+from fedrecsk.datasets import get_data_home
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = Path(__file__).parent / "measured"
+PACKAGES = ("numpy", "scipy", "sklearn", "numba", "implicit", "torch")
+METHODS = [one for one in fedrecsk.__all__ if one != "__version__"]
+CHANGED, OLD = "†", "‡"
+# Modules of the methods that this process measures.
+_measured: set[str] = set()
+
+
+def add_method(model):
+    """Note that an estimator, with all that is inside it, is measured."""
+    parts = {type(part).__module__ for part in (model, *model.get_params().values())}
+    _measured.update(name for name in parts if name.startswith("fedrecsk."))
+
+
+# --------------------------------------------------------------------------------- files
+
+
+def digest(path):
+    """Return a digest of a file; of a module, of the code that makes its results.
+
+    Imports, annotations, docstrings, comments and messages do not count. So a module that has moved
+    has not changed, nor have those that import it.
+    """
+    content = path.read_bytes()
+    if path.suffix == ".py":
+        content = "\n".join(_code(ast.parse(content))).encode()
+    return hashlib.sha256(content).hexdigest()[:8]
+
+
+def _code(node):
+    """Yield the names and constants of a syntax tree, without text."""
+    is_text = isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", 0), str)
+    is_text |= isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
+    if is_text or isinstance(node, ast.Import | ast.ImportFrom | ast.JoinedStr):
+        return
+    yield type(node).__name__
+    for name, value in ast.iter_fields(node):
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, ast.AST) and name not in ("annotation", "returns"):
+                yield from _code(one)
+            elif isinstance(one, str | int | float):
+                yield repr(one)
+
+
+@cache
+def current_digests():
+    """Return the digests of all files of the package and of the benchmarks."""
+    folders = (ROOT / "fedrecsk", ROOT / "benchmarks")
+    return {digest(path) for folder in folders for path in folder.rglob("*.py")}
+
+
+def changed_files(record):
+    """Return the files of a record that are no longer anywhere as they were."""
+    return [name for name, was in record.get("files", {}).items() if was not in current_digests()]
+
+
+def imported_modules(names):
+    """Return the names of all modules of the package that these import, directly or not.
+
+    Benchmarks count if they are imported whole, as those of papers are.
+    """
+    found, waiting = set(), list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in found and name != "fedrecsk":
+            found.add(name)
+            waiting += _direct_imports(name)
+    return found
+
+
+def _direct_imports(name):
+    for node in ast.walk(ast.parse(inspect.getsource(import_module(name)))):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith(("fedrecsk", "benchmarks")):
+            parent = import_module(node.module)
+            for one in (getattr(parent, alias.name) for alias in node.names):
+                home = getattr(one, "__module__", None)
+                if inspect.ismodule(one):
+                    yield one.__name__
+                elif node.module.startswith("fedrecsk"):
+                    yield home if str(home).startswith("fedrecsk") else node.module
+        # A benchmark that takes methods by name may measure any.
+        elif isinstance(node, ast.Import) and node.names[0].name == "fedrecsk":
+            yield from (getattr(fedrecsk, one).__module__ for one in METHODS)
+        # Kernels are imported when first used, by name.
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "LazyModule":
+            yield node.args[0].value
+
+
+# ------------------------------------------------------------------------------ measuring
+
+
+def run(command):
+    """Run a benchmark, such as "fedeb quality --data 100k", and write its record."""
+    name, *arguments = shlex.split(command)
+    module, printed, opened = import_module(f"benchmarks.{name}"), _Tee(), set()
+    _seeds.used.clear()
+    sys.addaudithook(lambda event, values: event == "open" and opened.add(str(values[0])))
+    start = time.process_time()
+    with contextlib.redirect_stdout(printed):
+        module.main(arguments)
+    home = Path(get_data_home(Parser.options.get("data_home")))
+    data = sorted(path for path in map(Path, opened) if path.is_relative_to(home))
+    modules = imported_modules(_measured or {module.__name__}) | {module.__name__}
+    files = sorted(Path(import_module(one).__file__) for one in modules)
+    record = {
+        "command": command,
+        "options": Parser.options,
+        "seeds": sorted(_seeds.used),
+        "commit": _shell("git log -1 --format=%h -- fedrecsk")
+        + ("+" if _shell("git status --porcelain fedrecsk") else ""),
+        "date": date.today().isoformat(),
+        "processor": f"{_shell('lscpu | sed -n s/^Model.name:.//p')}, {os.cpu_count()} cores",
+        "load": round(os.getloadavg()[0], 1),
+        "cpu_seconds": round(time.process_time() - start, 1),
+        "versions": {one: sys.modules[one].__version__ for one in PACKAGES if one in sys.modules},
+        "data": {str(path.relative_to(home)): digest(path) for path in data},
+        "files": {str(path.relative_to(ROOT)): digest(path) for path in files},
+    }
+    tables = parse_tables(printed.getvalue())
+    record |= {f"table {number}": rows for number, rows in enumerate(tables, 1)}
+    text = ",\n".join(f" {json.dumps(key)}: {_lines(key, value)}" for key, value in record.items())
+    FOLDER.joinpath(re.sub(r"\W+", "-", command) + ".json").write_text(f"{{\n{text}\n}}\n")
+
+
+class _Tee(io.StringIO):
+    """Keep what is printed, and print it."""
+
+    def write(self, text):
+        sys.__stdout__.write(text)
+        return super().write(text)
+
+    def flush(self):
+        sys.__stdout__.flush()
+
+
+def _lines(key, value):
+    """Return JSON with a line for each row of a table."""
+    if not key.startswith("table"):
+        return json.dumps(value)
+    return "[\n  " + ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in value) + "\n ]"
+
+
+def _shell(line):
+    return subprocess.run(line, shell=True, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+
+def parse_tables(text):
+    """Return the Markdown tables in a text: lists of rows, which are lists of cells."""
+    blocks = re.findall(r"(?:^\|.*\|$\n?)+", text, re.MULTILINE)
+    tables = [[_cells(line) for line in block.splitlines()] for block in blocks]
+    return [[head, *rows] for head, _, *rows in tables]
+
+
+def _cells(line):
+    return [cell.strip() for cell in line[1:-1].split("|")]
+
+
+# -------------------------------------------------------------------------------- reading
+
+
+@cache
+def read_records():
+    """Return all records and old tables: a dict from command, in the order of the plan."""
+    from benchmarks._plan import COMMANDS
+
+    found = {}
+    for path in FOLDER.glob("*.json"):
+        record = json.loads(path.read_text())
+        found[record["command"]] = record
+    sections = re.split(r"^## ", FOLDER.joinpath("old.md").read_text(), flags=re.MULTILINE)
+    for section in sections[1:]:
+        title, text = section.split("\n", 1)
+        command, commit = title.split(" · ")
+        tables = enumerate(parse_tables(text), 1)
+        old = {"command": command, "commit": commit} | {f"table {n}": rows for n, rows in tables}
+        if found.setdefault(command, old) is not old:
+            raise ValueError(f"old.md has {command!r}, which has been measured again.")
+    places = {command: place for place, command in enumerate(COMMANDS)}
+    return {one: found[one] for one in sorted(found, key=lambda one: places.get(one, -1))}
+
+
+class Measured:
+    """Shows records on pages: an object, because Sphinx stores no functions."""
+
+    def table(self, name, columns=None, rows=None, across=None, number=1):
+        """Return a Markdown table of the records whose commands begin with a name.
+
+        Parameters
+        ----------
+        name : str
+            A command, or its beginning.
+        columns : list of str, default=None
+            Columns that are shown. If None, all.
+        rows : list of str, default=None
+            First cells of the rows that are shown. If None, all.
+        across : (str, str), default=None
+            A column whose values become columns, and the column whose cells these show.
+        number : int, default=1
+            Which table, of a command that prints several.
+        """
+        body = list(rows_of(name, number))
+        head = body[0][1][f"table {number}"][0]
+        titles = dict(zip(_keys(head), head, strict=True))
+        columns = columns or [key for key in titles if key not in (across or ())]
+        first = columns[0]
+        if rows is not None:
+            body = [pair for label in rows for pair in body if pair[0][first] == label]
+            if {row[first] for row, _ in body} != set(rows):
+                raise ValueError(f"{name!r} does not have all of the rows {rows}.")
+        records = [record for _, record in body]
+        differ = len(set(map(mark_of, records))) > 1
+        if across:
+            body, columns = _side_by_side(body, columns, *across)
+        lines = [[titles.get(key, key) for key in columns], ["---"] * len(columns)]
+        for row, record in body:
+            cells = [row.get(key, "") for key in columns]
+            lines.append([f"{cells[0]} {mark_of(record) * differ}".strip(), *cells[1:]])
+        text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+        return f"{text}\n\n*{caption(name, records)}*"
+
+    def number(self, name, row, column, digits=None):
+        """Return one cell, of the row that begins with these cells (a str or a tuple of str)."""
+        row = (row,) if isinstance(row, str) else row
+        found = [one for one, _ in rows_of(name) if tuple(one.values())[: len(row)] == row]
+        if len(found) != 1:
+            raise ValueError(f"{len(found)} rows of {name!r} have {row!r}, not 1.")
+        cell = found[0][column]
+        return cell if digits is None else f"{float(cell):.{digits}f}"
+
+
+measured = Measured()
+
+
+def records_of(name):
+    """Return the record of a command, or those of all commands that begin with it."""
+    known = read_records()
+    found = [known[one] for one in known if one == name or one.startswith(f"{name} ")]
+    found = [known[name]] if name in known else found
+    if not found:
+        raise ValueError(f"No record of {name!r}; python -m benchmarks {name} would write it.")
+    return found
+
+
+def rows_of(name, number=1):
+    """Yield each row of the records, a dict from column, and its record."""
+    for record in records_of(name):
+        head, *body = record[f"table {number}"]
+        for cells in body:
+            yield dict(zip(_keys(head), cells, strict=True)), record
+
+
+def _side_by_side(body, columns, by, value):
+    """Return rows with a cell of each value of a column, and the columns."""
+    merged = {}
+    for row, record in body:
+        key = tuple(row[one] for one in columns)
+        known = merged.get(key, ({}, record))
+        merged[key] = (row | known[0] | {row[by]: row[value]}, known[1])
+    return list(merged.values()), [*columns, *dict.fromkeys(row[by] for row, _ in body)]
+
+
+def mark_of(record):
+    """Return the mark of a record that is old or of other files."""
+    return OLD if "files" not in record else CHANGED if changed_files(record) else ""
+
+
+def _keys(head):
+    """Return the titles of columns, with a number behind those that there were already."""
+    return [one if one not in head[:n] else f"{one} {n}" for n, one in enumerate(head)]
+
+
+def caption(name, records):
+    """Return command, commits and dates, and what the marks mean."""
+    fresh = [one for one in records if "files" in one]
+    parts = [f"`python -m benchmarks {name}`"]
+    parts += sorted({f"{one['date']}, commit {one['commit']}, {one['processor']}" for one in fresh})
+    if changed := sorted({file for one in fresh for file in changed_files(one)}):
+        others = f" and {len(changed) - 1} others" if len(changed) > 1 else ""
+        parts.append(f"{CHANGED} measured before a change of `{changed[0]}`{others}")
+    if commits := sorted({one["commit"] for one in records if "files" not in one}):
+        parts.append(f"{OLD} not measured again since commit {', '.join(commits)}")
+    return " · ".join(parts)

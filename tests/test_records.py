@@ -1,0 +1,189 @@
+"""Records: what a run writes, and that pages show no measured number without one."""
+
+import html
+import json
+import re
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks import __main__ as command
+from benchmarks import _pages as pages
+from benchmarks import _records as records
+from benchmarks import methods
+from benchmarks._records import measured
+
+pytestmark = pytest.mark.full
+
+DOCS = records.ROOT / "docs"
+SHOWN = [
+    *(DOCS / f"{name}.md" for name in ("index", "choose", "choices", "numbers")),
+    *sorted(DOCS.glob("numbers/*.md")),
+    *sorted(DOCS.glob("methods/*.md")),
+]
+EXPRESSION = re.compile(r"\{\{ (measured\..*?) \}\}", re.DOTALL)
+HIDDEN = re.compile(r"```.*?```|`[^`]*`|\$\$.*?\$\$|\$[^$]*\$", re.DOTALL)
+MARK = re.compile(r"( ·)? †( measured [^·*]*?(?= ·|\*))?")
+NUMBER = re.compile(r"(?<![\w.])\d\.(\d{3,})(?!\w)")
+# Tables of published numbers, and a table of words.
+GIVEN = ("| published", "| default | chosen on")
+# Numbers with three decimals or more in the text of a page that are in none of its tables: from
+# before there were records. Each count may only fall; published numbers count too.
+OLD_NUMBERS = {
+    "choices.md": 19,
+    "numbers/attacks.md": 1,
+    "numbers/papers.md": 12,
+    "numbers/rankings.md": 1,
+    "methods/colr.md": 2,
+    "methods/ddl.md": 6,
+    "methods/ease.md": 7,
+    "methods/fcf.md": 6,
+    "methods/fedals.md": 8,
+    "methods/fedeb.md": 4,
+    "methods/fedfast.md": 4,
+    "methods/fedrec.md": 3,
+    "methods/lightfr.md": 10,
+    "methods/mf.md": 2,
+    "methods/ncf.md": 11,
+    "methods/neural.md": 12,
+    "methods/privfedeb.md": 12,
+    "methods/privrec.md": 2,
+    "methods/rfrec.md": 11,
+    "methods/semidfegl.md": 6,
+}
+
+
+def unrecorded(text):
+    """Return the numbers in a page's text that are in no record it shows, and its own tables."""
+    cells = " ".join(str(eval(one, {"measured": measured})) for one in EXPRESSION.findall(text))
+    known = [float(found[0]) for found in NUMBER.finditer(cells)]
+    text = HIDDEN.sub("", EXPRESSION.sub("", text))
+    tables = re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
+    own = [one for one in tables if NUMBER.search(one) and not one.startswith(GIVEN)]
+    prose = re.sub(r"^\|.*", "", text, flags=re.MULTILINE)
+    numbers = [
+        found[0]
+        for found in NUMBER.finditer(prose)
+        if not any(f"{one:.{len(found[1])}f}" == found[0] for one in known)
+    ]
+    return numbers, own
+
+
+@pytest.mark.parametrize("page", SHOWN, ids=lambda page: str(page.relative_to(DOCS)))
+def test_a_page_has_no_measured_number_that_no_record_has(page):
+    numbers, own = unrecorded(page.read_text())
+    assert own == []
+    assert len(numbers) == OLD_NUMBERS.get(str(page.relative_to(DOCS)), 0), numbers
+
+
+def test_a_number_without_a_record_is_found():
+    name, table = "methods ratings --train 80", "| |\n|---|\n| 0.555 |\n"
+    known = measured.number(name, "RFRec", "test RMSE", 3)
+    text = f"{{{{ measured.table('{name}') }}}} {known}, 0.987, `0.123`\n{table}"
+    assert unrecorded(text) == (["0.987"], [table])
+
+
+def test_readme_shows_the_records():
+    text = pages.README.read_text()
+    assert "measured.table" in text
+    # Marks of changed files come and go with the code.
+    now, then = (MARK.sub("", one) for one in (pages.filled(text), text))
+    assert now == then, "run python -m benchmarks pages"
+
+
+@pytest.mark.parametrize("task", pages.TITLES)
+def test_pictures_show_the_records(task, tmp_path):
+    labels = {entry.label for entry in (*methods.RATINGS, *methods.RANKINGS)}
+    assert pages.POINTS[task].keys() <= labels
+    shown = re.search(r"<dc:description>(.*?)<", (pages.FOLDER / f"{task}.svg").read_text())[1]
+    now = json.loads(json.dumps(pages.points(task)))
+    assert json.loads(html.unescape(shown)) == now, "run python -m benchmarks pages"
+    pages.draw(task, tmp_path / "picture.svg")
+    assert shown in (tmp_path / "picture.svg").read_text()
+
+
+def test_old_tables_only_become_fewer():
+    old = [one for one in records.read_records().values() if "files" not in one]
+    assert len(old) <= 101, "measure instead of adding to old.md"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with an old table, for records."""
+    old = "# Old\n\n## data load # old · abc\n| a | a |\n|---|---|\n| 1 | 2 |\n"
+    (tmp_path / "old.md").write_text(old)
+    monkeypatch.setattr(records, "FOLDER", tmp_path)
+    monkeypatch.setattr(records, "_measured", set())
+    records.read_records.cache_clear()
+    yield tmp_path
+    records.read_records.cache_clear()
+
+
+def test_a_record_has_what_was_measured_and_is_marked_after_a_change(folder, monkeypatch):
+    records.run("data generate --rows 2000")
+    record = records.read_records()["data generate --rows 2000"]
+    assert record["table 1"][0] == ["", "CPU s"]
+    assert [row[0] for row in record["table 1"][1:]] == ["make_ratings", "make_interactions"]
+    assert record["options"] == {"command": "generate", "rows": 2000}
+    assert {"benchmarks/data.py", "fedrecsk/datasets/generate.py"} <= record["files"].keys()
+    assert {"commit", "date", "processor", "seeds", "versions", "data"} <= record.keys()
+    assert records.changed_files(record) == []
+    assert records.CHANGED not in measured.table("data generate")
+    file = "fedrecsk/datasets/generate.py"
+    others = records.current_digests() - {record["files"][file]}
+    monkeypatch.setattr(records, "current_digests", lambda: others)
+    assert f"† measured before a change of `{file}`" in measured.table("data generate")
+
+
+def test_columns_with_the_same_title_are_kept_and_old_tables_marked(folder):
+    assert measured.table("data load # old") == (
+        "| a | a |\n| --- | --- |\n| 1 | 2 |\n\n"
+        "*`python -m benchmarks data load # old` · ‡ not measured again since commit abc*"
+    )
+    (folder / "new.json").write_text('{"command": "data load # old", "files": {}}')
+    records.read_records.cache_clear()
+    with pytest.raises(ValueError, match="has been measured again"):
+        records.read_records()
+
+
+def test_rows_stand_side_by_side(folder):
+    rows = [["data", "model", "RMSE"], ["1", "a", "0.1"], ["2", "a", "0.2"], ["2", "b", "0.3"]]
+    (folder / "x.json").write_text(json.dumps({"command": "x y", "commit": "abc", "table 1": rows}))
+    assert measured.table("x", ["model"], across=("data", "RMSE")).startswith(
+        "| model | 1 | 2 |\n| --- | --- | --- |\n| a | 0.1 | 0.2 |\n| b |  | 0.3 |\n"
+    )
+    assert measured.number("x y", ("2", "b"), "RMSE", 2) == "0.30"
+    with pytest.raises(ValueError, match="2 rows of 'x y'"):
+        measured.number("x y", "2", "RMSE")
+
+
+def test_code_counts_and_text_and_imports_do_not(tmp_path):
+    def digest(text):
+        (tmp_path / "one.py").write_text(text)
+        return records.digest(tmp_path / "one.py")
+
+    first = digest(
+        "import a\n\n# b\ndef f(x: int):\n    'Return 1.'\n    return g(1, 'no g', f'{x}')"
+    )
+    assert digest("def f(x):\n\n    return g(1, 'no g.', f'{x}!')\n") == first
+    assert digest("def f(x):\n    return g(2, 'no g')\n") != first
+    assert digest("def f(x):\n    return g(1, 'g')\n") != first
+
+
+def test_all_runs_what_is_missing_and_says_what_failed(folder, monkeypatch, capsys):
+    commands = ["data generate --rows 2000", "data nothing"]
+    monkeypatch.setattr(command, "COMMANDS", commands)
+    records.run(commands[0])
+    (folder / "data-generate-rows-2000.json").rename(folder / "a.json")
+    runs = []
+
+    def call(arguments, **_):
+        runs.append(arguments[3:])
+        return SimpleNamespace(returncode="nothing" in arguments)
+
+    monkeypatch.setattr(command.subprocess, "run", call)
+    with pytest.raises(SystemExit, match="Failed: data nothing"):
+        command.main(["all"])
+    assert runs == [["data", "nothing"]]
+    command.main(["list"])
+    assert "data nothing: no record (0 CPU minutes and 1 unknown)" in capsys.readouterr().out
