@@ -106,7 +106,8 @@ def _direct_imports(name):
     for node in ast.walk(ast.parse(inspect.getsource(import_module(name)))):
         if isinstance(node, ast.ImportFrom) and node.module.startswith(("fedrecsk", "benchmarks")):
             parent = import_module(node.module)
-            for one in (getattr(parent, alias.name) for alias in node.names):
+            # Names for type checkers only are not there.
+            for one in (getattr(parent, alias.name, None) for alias in node.names):
                 home = getattr(one, "__module__", None)
                 if inspect.ismodule(one):
                     yield one.__name__
