@@ -149,7 +149,8 @@ def draw(task, path):
     ax.set_title(TITLES[task], loc="left", fontsize=12)
     # The numbers too, so that a test can compare them.
     about = {"Date": None, "Description": json.dumps(rows)}
-    figure.savefig(path, transparent=True, metadata=about)
+    with plt.rc_context(STYLE):
+        figure.savefig(path, transparent=True, metadata=about)
     plt.close(figure)
 
 
