@@ -42,6 +42,7 @@ COMMANDS = [
     "private factors --seeds 2",
     "private cohorts --seeds 2",
     "private_rankings lists",
+    "private_rankings audit",
     "private_rankings privrec --seeds 1",
     "bayesian_svdpp sparse",
     "bayesian_svdpp choices",
