@@ -46,9 +46,10 @@ if TYPE_CHECKING:
     from sklearn.utils import Tags
 
 
-# The first cut comes after a tenth of a fit's rounds at the earliest, and the last one leaves a
-# tenth for the winner, which then learns from all rows.
-TENTH = 10
+# The first cut comes after a tenth of a fit's rounds at the earliest: after fewer, step sizes lead
+# that lose later. The last one leaves a quarter for the winner, which then learns from all rows.
+# Chosen on validation rows of MovieLens-100k, see docs/choices.md.
+EARLIEST, LATEST = 10, 0.75
 # Parameters that say how to fit and not what; candidates have the same.
 FIXED = {
     "n_rounds": "rounds are the resource of the search",
@@ -188,7 +189,7 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
     >>> grid = {"reg_user": [0.01, 0.04, 0.16], "learning_rate": [0.05, 0.1, 0.2]}
     >>> search = FederatedSearch(RFRec(4, n_rounds=40), grid, random_state=0).fit(X, y)
     >>> search.n_candidates_, search.n_resources_
-    ([9, 3], [12, 36])
+    ([9, 3], [10, 30])
     >>> sorted(search.best_params_)
     ['learning_rate', 'reg_user']
     >>> items, scores = search.recommend([0, 1], 3)
@@ -708,24 +709,21 @@ def _check_searchable(name, prefix):
 
 def _rungs(n_rounds, n_candidates, factor, min_rounds):
     """Return after how many rounds to cut."""
-    least, left, n_cuts = -(-n_rounds // TENTH), n_candidates, 0
+    least, left, n_cuts = -(-n_rounds // EARLIEST), n_candidates, 0
     while left > 1:
         left, n_cuts = -(-left // factor), n_cuts + 1
-    last = n_rounds - least
-    if min_rounds == "auto":
-        n_possible = 1
-        while n_possible < n_cuts and least * factor**n_possible <= last:
-            n_possible += 1
-        first = max(least, last // factor ** (n_possible - 1))
-    elif least <= min_rounds <= n_rounds:
-        first = min_rounds
-    else:
+    if min_rounds != "auto" and not least <= min_rounds <= n_rounds:
         raise ValueError(
             f"min_rounds={min_rounds}, but the first cut must come after {least} to {n_rounds} "
             f"rounds of a fit of n_rounds={n_rounds}; earlier, step sizes lead that lose later."
         )
-    rungs = [first * factor**number for number in range(n_cuts)]
-    return [rung for rung in rungs if rung == first or rung <= last]
+    first = least if min_rounds == "auto" else min_rounds
+    last, rungs = max(first, int(LATEST * n_rounds)), set()
+    for number in range(n_cuts):
+        # With few candidates there is room for a later start.
+        rung = last // factor ** (n_cuts - 1 - number) if min_rounds == "auto" else 0
+        rungs.add(min(last, max(rung, first * factor**number)))
+    return sorted(rungs)
 
 
 def _masked(params):

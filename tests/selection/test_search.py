@@ -19,6 +19,7 @@ from fedrecsk.model_selection import UserKFold, compare
 from fedrecsk.preprocessing import IdEncoder
 from fedrecsk.privacy import CentralDP, PrivacyBudget, SecAggPlus
 from fedrecsk.selection import FederatedSearch
+from fedrecsk.selection._search import _rungs
 from tests.listed import needs_callbacks
 from tests.reference.search import halving
 
@@ -79,21 +80,21 @@ def test_bytes_are_those_of_all_candidates(found):
         one.loc[phase].to_numpy() for phase in ("catalogue", "setup", "round", "final")
     )
     assert found.n_candidates_ == [9, 3]
-    assert found.n_resources_ == [6, 18]
+    assert found.n_resources_ == [5, 15]
     n_clients, n_evaluations = 50, 9 + 3
-    candidates = catalogue + 9 * setup + (9 * 6 + 3 * 12) * round
+    candidates = catalogue + 9 * setup + (9 * 5 + 3 * 10) * round
     # Those that end have received one more model; two numbers of eight bytes answer it.
     candidates += np.array([9 * round[0], n_evaluations * 16 * n_clients])
-    last = catalogue + setup + 2 * round + final
+    last = catalogue + setup + 5 * round + final
     # The set-up of the warm fit knows all rows.
     assert found.communication_.bytes_down == candidates[0] + last[0]
     assert found.communication_.bytes_up == candidates[1] + last[1]
     refit = found.best_estimator_.communication_
     assert (refit.bytes_down, refit.bytes_up) == tuple(last)
     rounds = pd.DataFrame(found.history_)
-    assert rounds["candidates"].tolist() == [9] * 7 + [3] * 12
+    assert rounds["candidates"].tolist() == [9] * 6 + [3] * 10
     assert rounds["bytes_up"].sum() == candidates[1] - setup[1] * 9
-    assert rounds["score"].dropna().index.tolist() == [6, 18]
+    assert rounds["score"].dropna().index.tolist() == [5, 15]
     # Messages that travel together are one.
     assert found.communication_.entries[2]["messages_down"] == n_clients
 
@@ -114,7 +115,7 @@ def test_any_number_of_threads_finds_the_same(found, n_jobs):
 def test_the_winner_goes_on_with_all_rows(found):
     model = found.best_estimator_
     assert found.refit_ == "warm"
-    assert (model.n_rounds, model.n_rounds_) == (20, 2)
+    assert (model.n_rounds, model.n_rounds_) == (20, 5)
     assert model.get_params()["reg_user"] == found.best_params_["reg_user"]
     anew = search(refit="anew").fit(X, Y)
     assert anew.refit_ == "anew"
@@ -187,6 +188,17 @@ def test_the_estimator_as_it_is_stays_until_the_last_cut():
     defaults = table[table["param_learning_rate"] == 1e-6]
     assert defaults["iter"].tolist() == list(range(ours.n_iterations_))
     assert ours.best_params_["learning_rate"] > 1e-6
+
+
+def test_cuts_come_between_a_tenth_and_three_quarters_of_the_rounds():
+    assert _rungs(100, 27, 3, "auto") == [10, 30, 75]
+    assert _rungs(100, 9, 3, "auto") == [25, 75]
+    assert _rungs(100, 2, 3, "auto") == [75]
+    assert _rungs(100, 27, 3, 20) == [20, 60, 75]
+    assert _rungs(100, 27, 3, 90) == [90]
+    assert _rungs(10, 27, 3, "auto") == [1, 3, 7]
+    assert _rungs(100, 1000, 3, "auto") == [10, 30, 75]
+    assert [_rungs(n, 27, 3, "auto") for n in (1, 2, 4)] == [[1], [1], [1, 3]]
 
 
 def test_candidates_are_drawn():
@@ -347,8 +359,8 @@ def test_callbacks_watch_and_stop_it(found):
     watcher, stopper = Watcher(), Watcher(10)
     ours = search().set_callbacks(watcher).fit(X, Y)
     np.testing.assert_array_equal(ours.predict(X), found.predict(X))
-    assert watcher.names == ["round"] * 19 + ["fit"]
+    assert watcher.names == ["round"] * 16 + ["fit"]
     stopped = search().set_callbacks(stopper).fit(X, Y)
     # Evaluated once more, and the winner goes on.
-    assert stopped.n_resources_ == [6, 10]
+    assert stopped.n_resources_ == [5, 10]
     assert stopped.n_rounds_ == 20
