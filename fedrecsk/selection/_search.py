@@ -34,6 +34,7 @@ from fedrecsk.data._checks import Diverged
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.protocol.ledger import Ledger
+from fedrecsk.selection._noise import check_private, noise_of_a_search
 from fedrecsk.simulation import continuing
 from fedrecsk.simulation.making import parameters_of_a_run
 from fedrecsk.simulation.run import Run
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 EARLIEST, LATEST = 10, 0.75
 # Parameters that say how to fit and not what; candidates have the same.
 FIXED = {
+    "federation__central_dp": "the noise of all candidates is calibrated together",
     "n_rounds": "rounds are the resource of the search",
     "random_state": "all candidates hold out the same rows",
     "early_stopping": "the search ends the rounds of candidates",
@@ -105,6 +107,9 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
         What clients measure on the rows that they hold out: "loss" (the method's own), "rmse",
         "mae", or a ranking metric with a cutoff, such as "ndcg@10" or "hr@10". None: "rmse" for
         models of ratings, and "ndcg@10" for others.
+    epsilon_scores : float or None, default=None
+        With ``Federation(central_dp=...)``, which requires it: the part of the privacy budget that
+        the scores of all candidates spend together.
     validation_fraction : float in (0, 1), default=0.1
         Share of its rows that each client holds out.
     refit : bool or "anew", default=True
@@ -156,7 +161,8 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
     ValueError
         By fit, before any work: if there is only one candidate; if a parameter is unknown, or
         cannot be searched; if `min_rounds` is too small, or larger than `n_rounds`; if no row can
-        be held out; with differential privacy. Later: if all candidates diverge.
+        be held out; with local differential privacy; or if a privacy budget is too small, or cannot
+        be calibrated. Later: if all candidates diverge.
     TypeError
         By fit: if `estimator` is not a federated method, or X is a Dask DataFrame.
 
@@ -177,6 +183,11 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
 
     **Cohorts.** With ``client_fraction < 1``, the cohort of the next round evaluates a model, and a
     cut uses the mean over the rounds of one pass over the clients.
+
+    **Central privacy.** The rounds of all candidates, their scores, and the winner's last rounds
+    are releases, and the noise is calibrated so that all of them together spend the `epsilon` of
+    ``CentralDP``. Every client then counts once in a score, however many rows it has. Cohorts,
+    secure sums, adaptive clips and noise by the clients are refused.
 
     **Scores.** `best_score_` was used to choose, so it is too good. Report a score on other rows.
 
@@ -202,6 +213,7 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
         "factor": [Interval(Integral, 2, None, closed="left")],
         "min_rounds": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
         "scoring": [str, None],
+        "epsilon_scores": [Interval(Real, 0, 1e6, closed="right"), None],
         "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
         "refit": ["boolean", StrOptions({"anew"})],
         "n_jobs": N_JOBS,
@@ -219,6 +231,7 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
         factor: int = 3,
         min_rounds: int | str = "auto",
         scoring: str | None = None,
+        epsilon_scores: float | None = None,
         validation_fraction: float = 0.1,
         refit: bool | str = True,
         n_jobs: int | None = None,
@@ -230,6 +243,7 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
         self.factor = factor
         self.min_rounds = min_rounds
         self.scoring = scoring
+        self.epsilon_scores = epsilon_scores
         self.validation_fraction = validation_fraction
         self.refit = refit
         self.n_jobs = n_jobs
@@ -282,8 +296,10 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
         attributes = halving.attributes() | {"scoring_": scoring, "refit_": None}
         ledgers = [Ledger.side_by_side([one.ledger for one in candidates])]
         reports = [one.privacy for one in candidates]
+        if candidates[0].noise is not None:
+            reports.append(candidates[0].noise.report(sum(attributes["n_candidates_"])))
         if self.refit:
-            how, model = halving.leader.refit(given, anew=self.refit == "anew")
+            how, model = halving.leader.refit(given, self.refit)
             ledgers.append(model.communication_)
             reports.append(model.privacy_)
             attributes |= {"best_estimator_": self._joined(steps, model), "refit_": how}
@@ -308,6 +324,13 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
                 f"{method!r}; search other models with GridSearchCV."
             )
         _check_method(method)
+        if method._setting().central_dp is not None:
+            check_private(method, self.scoring, self.epsilon_scores)
+        elif self.epsilon_scores is not None:
+            raise ValueError(
+                f"epsilon_scores={self.epsilon_scores:g} needs Federation(central_dp=...), without "
+                "which nothing keeps it; leave it out."
+            )
         rng = check_random_state(self.random_state)
         seed = method.random_state
         seed = seed if isinstance(seed, Integral) else int(rng.randint(2**31 - 1))
@@ -322,6 +345,10 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
                 "param_distributions."
             )
         return steps, candidates
+
+    def _is_seeded(self, method):
+        """Return whether a seed is given, by which a search can be repeated."""
+        return self.random_state is not None or method.random_state is not None
 
     def _params(self, rng, method, prefix):
         """Return the parameters of the candidates, first those that the estimator has."""
@@ -357,18 +384,19 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
         scoring = self.scoring
         if scoring is None:
             scoring = "rmse" if method._sees_ratings else "ndcg@10"
-        settings = {
-            "early_stopping": True,
-            "scoring": scoring,
-            "validation_fraction": self.validation_fraction,
-            "warm_start": bool(self.refit),
-        }
+        # As it was given: candidates set their noise.
+        mechanism, noise = copy.deepcopy(method._setting().central_dp), None
         for one in candidates:
-            one.read(given, settings, candidates[0])
+            one.read(given, scoring, candidates[0], keeps_rows=bool(self.refit))
         n_rounds = [one.n_rounds for one in candidates]
         rungs = _rungs(min(n_rounds), len(candidates), self.factor, self.min_rounds)
+        if mechanism is not None:
+            plan = {"rungs": rungs, "factor": self.factor, "refit": self.refit}
+            noise = noise_of_a_search(candidates, mechanism, self.epsilon_scores, **plan)
+        # The noise of fits with the same seed must not be known to clients, who know the seed.
+        is_secret = noise is not None and not self._is_seeded(method)
         for one in candidates:
-            one.begin()
+            one.begin(self.validation_fraction, noise, is_secret=is_secret)
         return rungs, scoring
 
     def _joined(self, steps, model):
@@ -455,15 +483,21 @@ class _Candidate:
     # What clients have measured since the last cut.
     values: list[float] = field(default_factory=list)
     failure: str = ""
+    noise: Any = None
     ledger: Any = None
     privacy: Any = None
 
-    def read(self, given, settings, first):
+    def read(self, given, scoring, first, *, keeps_rows):
         """Check the parameters, and read the data; all candidates of the same data share them."""
-        model, rows = self.model, dict(given)
+        model = self.model
         model._validate_params()
-        self.method = clone(model).set_params(**settings)
-        *_, self.data = self.method._read_fit(**rows)
+        model._check_before_fit()
+        self.method = clone(model).set_params(scoring=scoring, warm_start=keeps_rows)
+        if model._setting().central_dp is not None:
+            # Found later; an epsilon would be that of this fit alone.
+            self.set_noise(1.0)
+        *_, self.data = self.method._read_fit(**given)
+        self.method._scoring().check(self.method, self.data.n_items)
         if self.data.features is None and self.data.fingerprint() == first.data.fingerprint():
             self.data = first.data
         self.n_rounds = model._rounds(self.data.n_clients)
@@ -471,9 +505,28 @@ class _Candidate:
         for name in {"n_features_in_", "feature_names_in_"} & vars(self.method).keys():
             setattr(model, name, getattr(self.method, name))
 
-    def begin(self):
-        """Make the server and the clients."""
-        self.run = Run.new(self.method, self.data)
+    def set_noise(self, noise_multiplier):
+        """Set the noise of the rounds, in the fit and in the last rounds."""
+        for one in (self.model, self.method):
+            one.set_params(
+                federation__central_dp__epsilon=None,
+                federation__central_dp__noise_multiplier=noise_multiplier,
+            )
+
+    def begin(self, holds_out, noise, *, is_secret):
+        """Make the server and the clients, with the noise of a search (Noise), or None."""
+        if noise is not None:
+            self.set_noise(noise.of_rounds)
+            for one in (self.model, self.method):
+                one.set_params(n_rounds=self.n_rounds)
+        self.run = Run.new(self.method, self.data, holds_out=holds_out)
+        if is_secret:
+            self.run.server.secret = None
+        if noise is not None:
+            scoring = noise.scoring_of(self.method)
+            self.noise, self.run.server.scoring = noise, scoring
+            for one in self.run.clients:
+                one.scoring = scoring
 
     def guarded(self, step, *args):
         """Take a step of the fit; a candidate that diverges has failed."""
@@ -495,7 +548,11 @@ class _Candidate:
             # This round sends nothing.
             server.downlink.announce(server.algorithm.final(server.state), who)
             model = server.current_message()
-        server.close_validation(run.ask_validation(participation, model), who)
+        total = run.ask_validation(participation, model)
+        if self.noise is not None:
+            self.values.append(self.noise.score(total, server))
+            return
+        server.close_validation(total, who)
         self.values.append(server.history[-1][server.scoring.curve])
 
     def close(self):
@@ -525,12 +582,18 @@ class _Candidate:
         vars(model).update(attributes_of(self.data) | self.run.attributes_now())
         return model
 
-    def refit(self, given, *, anew):
+    def goes_on(self, n_rounds, refit):
+        """Return whether the model goes on after these rounds, instead of being fitted anew."""
+        traits = self.method._algorithm().traits
+        can = traits.goes_on and not traits.sends_once
+        return refit != "anew" and can and n_rounds < self.n_rounds
+
+    def refit(self, given, refit):
         """Fit the model to all rows; return how, and the model."""
         model, run, data = self.model, self.run, self.data
-        traits, n_left = run.server.algorithm.traits, self.n_rounds - run.server.round
-        if anew or n_left < 1 or not traits.goes_on or traits.sends_once:
+        if not self.goes_on(run.server.round, refit):
             return "anew", model.fit(**given)
+        n_left = self.n_rounds - run.server.round
 
         def fit(data, report):
             model._run = run
@@ -687,12 +750,11 @@ def _check_method(method):
             f"FederatedSearch ends the rounds of candidates itself; set early_stopping=False in "
             f"{name}."
         )
-    for part in ("central_dp", "local_dp"):
-        if getattr(federation, part) is not None:
-            raise ValueError(
-                f"FederatedSearch adds no noise to what clients measure, and the rounds of all "
-                f"candidates would count; set {part}=None, and choose parameters on public data."
-            )
+    if federation.local_dp is not None:
+        raise ValueError(
+            "local_dp does not protect what clients measure; set local_dp=None, or search with "
+            "central_dp, which does."
+        )
 
 
 def _check_searchable(name, prefix):
@@ -703,8 +765,9 @@ def _check_searchable(name, prefix):
             f"{name!r} is not a parameter of the Pipeline's method, which begins with {prefix!r}; "
             "the steps before it are the same for all candidates."
         )
-    if own in FIXED:
-        raise ValueError(f"{name!r} cannot be searched: {FIXED[own]}.")
+    for fixed, why in FIXED.items():
+        if own == fixed or own.startswith(f"{fixed}__"):
+            raise ValueError(f"{name!r} cannot be searched: {why}.")
 
 
 def _rungs(n_rounds, n_candidates, factor, min_rounds):

@@ -11,17 +11,20 @@ from sklearn.base import clone
 from sklearn.exceptions import FitFailedWarning
 from sklearn.model_selection import ParameterGrid
 from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.utils import check_random_state
 
 from fedrecsk import FedEASE, Federation, FedMF, LocALS, Popularity, RFRec, RFRecF
 from fedrecsk.datasets import make_ratings
 from fedrecsk.metrics import bytes_up_scorer, evaluate_ranking
 from fedrecsk.model_selection import UserKFold, compare
 from fedrecsk.preprocessing import IdEncoder
-from fedrecsk.privacy import CentralDP, PrivacyBudget, SecAggPlus
+from fedrecsk.privacy import CentralDP, LaplaceMechanism, PrivacyBudget, SecAggPlus
+from fedrecsk.privacy.accounting import Event, epsilon_of, noise_for
+from fedrecsk.protocol.keys import Key
 from fedrecsk.selection import FederatedSearch
 from fedrecsk.selection._search import _rungs
 from tests.listed import needs_callbacks
-from tests.reference.search import halving
+from tests.reference.search import halving, split
 
 X, Y = make_ratings(n_users=50, n_items=30, n_ratings=1000, random_state=0)
 X = X[:, :2].astype(int)
@@ -60,16 +63,17 @@ def test_it_finds_what_a_plain_loop_finds(method, grid, y):
     default = {name: now[name] for name in grid}
     params = [default, *(one for one in ParameterGrid(grid) if one != default)]
     methods = [clone(method).set_params(**one) for one in params]
-    cuts, _ = halving(methods, (X, y), ours.n_resources_, 3, ours.scoring_)
+    cuts = halving(methods, X, y, ours.n_resources_, 3)
     table = pd.DataFrame(ours.cv_results_)
     assert len(cuts) == ours.n_iterations_
     for number, (ranked, scores) in enumerate(cuts):
         rows = table[table["iter"] == number]
         assert rows["params"].tolist() == [params[one] for one in sorted(ranked)]
-        assert rows["mean_test_score"].tolist() == [scores[one] for one in sorted(ranked)]
+        wanted = [scores[one] for one in sorted(ranked)]
+        np.testing.assert_allclose(rows["mean_test_score"], wanted, rtol=1e-6)
         assert (rows["n_resources"] == ours.n_resources_[number]).all()
     assert ours.best_params_ == params[cuts[-1][0][0]]
-    assert ours.best_score_ == max(cuts[-1][1].values())
+    assert ours.best_score_ == pytest.approx(max(cuts[-1][1].values()), rel=1e-6)
 
 
 def test_bytes_are_those_of_all_candidates(found):
@@ -262,10 +266,6 @@ def test_clients_with_several_users():
         ({"scoring": "ndcg@31"}, "the catalogue has 30 items"),
         ({"estimator": RFRec(early_stopping=True)}, "set early_stopping=False"),
         (
-            {"estimator": RFRec(federation=Federation(central_dp=CentralDP(epsilon=1.0)))},
-            "central_dp=None",
-        ),
-        (
             {
                 "estimator": make_pipeline(IdEncoder(), RFRec()),
                 "grid": {"idencoder__x": [1, 2]},
@@ -319,8 +319,10 @@ def test_masked_sums_find_the_same(found):
     masked = RFRec(3, n_rounds=20, random_state=1, federation=federation)
     ours = search(masked, {"reg_user": [0.04, 0.16]}).fit(X, Y)
     methods = [clone(masked).set_params(reg_user=reg) for reg in (0.04, 0.16)]
-    [(_, scores)], _ = halving(methods, (X, Y), ours.n_resources_, 3, "rmse")
-    assert ours.cv_results_["mean_test_score"].tolist() == [scores[0], scores[1]]
+    [(_, scores)] = halving(methods, X, Y, ours.n_resources_, 3)
+    # Masked numbers are rounded.
+    wanted = [scores[0], scores[1]]
+    np.testing.assert_allclose(ours.cv_results_["mean_test_score"], wanted, rtol=1e-5)
     assert "neighbours" in ours.privacy_.trust
 
 
@@ -328,6 +330,98 @@ def test_a_round_that_sends_nothing_is_evaluated_too():
     method = RFRecF(3, n_rounds=30, random_state=1)
     ours = search(method, {"learning_rate": [0.02, 0.04, 0.08]}).fit(X, Y)
     assert np.isfinite(ours.cv_results_["mean_test_score"]).all()
+
+
+# -------------------------------------------------------------------------- central privacy
+
+
+PUBLIC = {"items": np.unique(X[:, 1]), "rating_scale": (1, 5), "aggregation": "clients"}
+
+
+def private(method=None, **mechanism):
+    method = RFRec(3, n_rounds=20, random_state=1, **PUBLIC) if method is None else method
+    mechanism = {"clip": 0.5, "epsilon": 20.0, "delta": 1e-3} | mechanism
+    return method.set_params(federation=Federation(central_dp=CentralDP(**mechanism)))
+
+
+@pytest.mark.parametrize("refit", [True, "anew"])
+def test_the_whole_search_spends_the_budget(refit):
+    pytest.importorskip("dp_accounting")
+    ours = search(private(), epsilon_scores=5.0, refit=refit).fit(X, Y)
+    assert (ours.n_candidates_, ours.n_resources_) == ([9, 3], [5, 15])
+    z = ours.best_estimator_.federation.central_dp.noise_multiplier
+    n_left = 5 if refit is True else 20
+    # All candidates, the three that go on, and the winner with all rows; there is no set-up.
+    n_releases = 9 * 5 + 3 * 10 + n_left
+    # Of all scores together.
+    scores = noise_for([Event("gaussian", 1.0, 9 + 3)], 5.0, 1e-3)
+    by_hand = [Event("gaussian", z, n_releases), Event("gaussian", scores, 9 + 3)]
+    assert epsilon_of(by_hand, 1e-3) == pytest.approx(20.0, rel=1e-6)
+    assert ours.privacy_.epsilon == pytest.approx(20.0, rel=1e-6)
+    assert ours.privacy_.trust == "the server"
+    entries = [entry for entry in ours.communication_.entries if entry["phase"] == "round"]
+    assert len(entries) == 15 + n_left
+
+
+def test_set_ups_are_releases_too():
+    pytest.importorskip("dp_accounting")
+    method = private(LocALS(3, items=PUBLIC["items"], upload="all"), setup_share=0.3)
+    ours = search(method, {"alpha": [0.5, 1.0, 2.0, 4.0]}, epsilon_scores=5.0).fit(X)
+    assert ours.privacy_.epsilon == pytest.approx(20.0, rel=1e-6)
+    counts = sum(e.count for e in ours.privacy_.events)
+    n_rounds = 4 * ours.n_resources_[0] + 2 * (ours.n_resources_[1] - ours.n_resources_[0]) + 3
+    assert counts == n_rounds + 5 + sum(ours.n_candidates_)
+
+
+def test_scores_have_the_noise_they_are_charged_for():
+    pytest.importorskip("dp_accounting")
+    exact, grid = private(clip=20.0, noise_multiplier=1e-6, epsilon=None), {"reg_user": [0.01, 0.2]}
+    ours = search(exact, grid, epsilon_scores=5e5).fit(X, Y)
+    noisy = search(exact, grid, epsilon_scores=0.1).fit(X, Y)
+    scores = [one.cv_results_["mean_test_score"] for one in (ours, noisy)]
+    assert np.abs(scores[0] - scores[1]).max() > 0.1
+    key = Key(int(check_random_state(1).randint(2**31 - 1)))
+    train, (rows, y) = split(exact, X, Y, key)
+    model = clone(exact).set_params(n_rounds=ours.n_resources_[0]).fit(*train)
+    errors = (model.predict(rows) - y) ** 2
+    each = [errors[rows[:, 0] == user].mean() for user in np.unique(rows[:, 0])]
+    # Clients without a held-out row count too.
+    assert scores[0][0] == pytest.approx(-np.sqrt(sum(each) / 50), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters", "message"),
+    [
+        (private(), {}, "set epsilon_scores"),
+        (private(), {"epsilon_scores": 20.0}, "leaves nothing"),
+        (private(noise="clients"), {"epsilon_scores": 1.0}, "noise by the clients"),
+        (private(quantile=0.5), {"epsilon_scores": 1.0}, "adaptive clip"),
+        (private(), {"epsilon_scores": 1.0, "scoring": "loss"}, "no bound"),
+        (
+            private(RFRec(3, client_fraction=0.5, **PUBLIC)),
+            {"epsilon_scores": 1.0},
+            "client_fraction below 1",
+        ),
+        (private(noise_multiplier=0.1), {"epsilon_scores": 1.0}, "whole search would spend"),
+        (private(RFRec(3)), {"epsilon_scores": 1.0}, "catalogue must be public"),
+        (RFRec(3), {"epsilon_scores": 1.0}, "nothing keeps it"),
+        (
+            RFRec(3, federation=Federation(local_dp=LaplaceMechanism(0.2, 0.04)), **PUBLIC),
+            {},
+            "local_dp does not protect",
+        ),
+        (
+            private(),
+            {"grid": {"federation__central_dp__epsilon": [1, 2]}, "epsilon_scores": 1.0},
+            "calibrated together",
+        ),
+    ],
+)
+def test_a_budget_that_cannot_be_kept_is_refused(method, parameters, message, monkeypatch):
+    pytest.importorskip("dp_accounting")
+    monkeypatch.setattr("fedrecsk.simulation.run.Run.set_up", None)
+    with pytest.raises(ValueError, match=message):
+        search(method, **parameters).fit(X, Y)
 
 
 # ------------------------------------------------------------------------------- callbacks
