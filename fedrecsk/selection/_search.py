@@ -387,7 +387,7 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
         # As it was given: candidates set their noise.
         mechanism, noise = copy.deepcopy(method._setting().central_dp), None
         for one in candidates:
-            one.read(given, scoring, candidates[0], keeps_rows=bool(self.refit))
+            one.read(given, scoring, candidates[0])
         n_rounds = [one.n_rounds for one in candidates]
         rungs = _rungs(min(n_rounds), len(candidates), self.factor, self.min_rounds)
         if mechanism is not None:
@@ -487,12 +487,12 @@ class _Candidate:
     ledger: Any = None
     privacy: Any = None
 
-    def read(self, given, scoring, first, *, keeps_rows):
+    def read(self, given, scoring, first):
         """Check the parameters, and read the data; all candidates of the same data share them."""
         model = self.model
         model._validate_params()
         model._check_before_fit()
-        self.method = clone(model).set_params(scoring=scoring, warm_start=keeps_rows)
+        self.method = clone(model).set_params(scoring=scoring, warm_start=False)
         if model._setting().central_dp is not None:
             # Found later; an epsilon would be that of this fit alone.
             self.set_noise(1.0)
@@ -596,12 +596,9 @@ class _Candidate:
         n_left = self.n_rounds - run.server.round
 
         def fit(data, report):
-            model._run = run
-            try:
-                return continuing.update(model, data, report, n_left, changed=None)
-            finally:
-                if not model.warm_start:
-                    model._run = None
+            attributes = continuing.update(model, run, data, report, n_left, run.client_ids)
+            model._run = model._run if model.warm_start else None
+            return attributes
 
         # What may not change if the model is updated later.
         run.parameters = parameters_of_a_run(model)
