@@ -1,4 +1,4 @@
-"""Choose parameters without collecting data.
+"""How do I choose hyperparameters without collecting data?
 
 Clients evaluate all candidates on rows they hold out and upload sums. The server keeps the best
 third after 10% and 30% of the rounds, and one candidate after 75%, which then learns from all rows.

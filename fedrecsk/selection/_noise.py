@@ -45,6 +45,7 @@ class Noise:
         )
         (name,), (most,) = server.scoring.metrics, server.scoring.ranges
         metric, releases = Metric.of(name), server.releases
+        assert releases is not None
         # A client's mean is in [0, 1].
         sums = total.sums.get(f"{name} by client", np.zeros(1))[:1]
         generator = releases.secret_of(server.key.at(server.round)).generator("noise on the score")
