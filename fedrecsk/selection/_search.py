@@ -278,8 +278,8 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
             X = steps.fit_transform(X, y)
         given = {"X": X, "y": y, "clients": clients, "sample_weight": sample_weight}
         rungs, scoring = self._prepare(candidates, given)
-        data = candidates[0].data
-        report = FitReport(self, X, y, sample_weight, data, rungs[-1] + 1)
+        first = candidates[0]
+        report = FitReport(self, *first.rows, first.data, rungs[-1] + 1)
         report.begin()
         with (
             get_threadpool_controller().limit(limits=1, user_api="blas"),
@@ -296,8 +296,8 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
         attributes = halving.attributes() | {"scoring_": scoring, "refit_": None}
         ledgers = [Ledger.side_by_side([one.ledger for one in candidates])]
         reports = [one.privacy for one in candidates]
-        if candidates[0].noise is not None:
-            reports.append(candidates[0].noise.report(sum(attributes["n_candidates_"])))
+        if first.noise is not None:
+            reports.append(first.noise.report(sum(attributes["n_candidates_"])))
         if self.refit:
             how, model = halving.leader.refit(given, self.refit)
             ledgers.append(model.communication_)
@@ -346,8 +346,9 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
             )
         return steps, candidates
 
-    def _is_seeded(self, method):
+    def _is_seeded(self):
         """Return whether a seed is given, by which a search can be repeated."""
+        method = self.estimator[-1] if isinstance(self.estimator, Pipeline) else self.estimator
         return self.random_state is not None or method.random_state is not None
 
     def _params(self, rng, method, prefix):
@@ -394,7 +395,7 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
             plan = {"rungs": rungs, "factor": self.factor, "refit": self.refit}
             noise = noise_of_a_search(candidates, mechanism, self.epsilon_scores, **plan)
         # The noise of fits with the same seed must not be known to clients, who know the seed.
-        is_secret = noise is not None and not self._is_seeded(method)
+        is_secret = noise is not None and not self._is_seeded()
         for one in candidates:
             one.begin(self.validation_fraction, noise, is_secret=is_secret)
         return rungs, scoring
@@ -474,6 +475,8 @@ class _Candidate:
 
     params: dict[str, Any]
     model: Any
+    # X, y and weights as tables, and encoded.
+    rows: list[Any] = field(default_factory=list)
     data: Any = None
     n_rounds: int = 0
     method: Any = None
@@ -495,8 +498,8 @@ class _Candidate:
         self.method = clone(model).set_params(scoring=scoring, warm_start=False)
         if model._setting().central_dp is not None:
             # Found later; an epsilon would be that of this fit alone.
-            self.set_noise(1.0)
-        *_, self.data = self.method._read_fit(**given)
+            _set_noise(self.method, 1.0)
+        *self.rows, self.data = self.method._read_fit(**given)
         self.method._scoring().check(self.method, self.data.n_items)
         if self.data.features is None and self.data.fingerprint() == first.data.fingerprint():
             self.data = first.data
@@ -505,23 +508,15 @@ class _Candidate:
         for name in {"n_features_in_", "feature_names_in_"} & vars(self.method).keys():
             setattr(model, name, getattr(self.method, name))
 
-    def set_noise(self, noise_multiplier):
-        """Set the noise of the rounds, in the fit and in the last rounds."""
-        for one in (self.model, self.method):
-            one.set_params(
-                federation__central_dp__epsilon=None,
-                federation__central_dp__noise_multiplier=noise_multiplier,
-            )
-
     def begin(self, holds_out, noise, *, is_secret):
         """Make the server and the clients, with the noise of a search (Noise), or None."""
         if noise is not None:
-            self.set_noise(noise.of_rounds)
             for one in (self.model, self.method):
-                one.set_params(n_rounds=self.n_rounds)
+                _set_noise(one.set_params(n_rounds=self.n_rounds), noise.of_rounds)
         self.run = Run.new(self.method, self.data, holds_out=holds_out)
         if is_secret:
             self.run.server.secret = None
+            self.model.set_params(random_state=None)
         if noise is not None:
             scoring = noise.scoring_of(self.method)
             self.noise, self.run.server.scoring = noise, scoring
@@ -602,8 +597,15 @@ class _Candidate:
 
         # What may not change if the model is updated later.
         run.parameters = parameters_of_a_run(model)
-        rows = given["X"], given["y"], given["sample_weight"]
-        return "warm", model._learn(data, FitReport(model, *rows, data, n_left), fit)
+        return "warm", model._learn(data, FitReport(model, *self.rows, data, n_left), fit)
+
+
+def _set_noise(method, noise_multiplier):
+    """Set the noise of the rounds, whatever epsilon they spend."""
+    method.set_params(
+        federation__central_dp__epsilon=None,
+        federation__central_dp__noise_multiplier=noise_multiplier,
+    )
 
 
 class _Halving:

@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import sparse
 from scipy.stats import loguniform, randint
 from sklearn.base import clone
 from sklearn.exceptions import FitFailedWarning
@@ -248,6 +249,13 @@ def test_clients_with_several_users():
     np.testing.assert_array_equal(weighted.predict(X), search().fit(X, Y).predict(X))
 
 
+def test_a_matrix_is_searched():
+    likes = sparse.csr_array((np.ones(len(X)), (X[:, 0], X[:, 1])))
+    ours = search(LocALS(3), {"alpha": [1.0, 2.0, 4.0]}).fit(likes)
+    rows = search(LocALS(3, items=np.arange(likes.shape[1])), {"alpha": [1.0, 2.0, 4.0]}).fit(X)
+    np.testing.assert_array_equal(ours.predict(X), rows.predict(X))
+
+
 # ----------------------------------------------------------------------- what may go wrong
 
 
@@ -361,6 +369,14 @@ def test_the_whole_search_spends_the_budget(refit):
     assert ours.privacy_.trust == "the server"
     entries = [entry for entry in ours.communication_.entries if entry["phase"] == "round"]
     assert len(entries) == 15 + n_left
+
+
+def test_without_a_seed_the_noise_is_secret():
+    pytest.importorskip("dp_accounting")
+    method = private(RFRec(3, n_rounds=20, **PUBLIC))
+    ours = search(method, {"reg_user": [0.04, 0.1]}, epsilon_scores=5.0, random_state=None)
+    assert ours.fit(X, Y).best_estimator_.random_state is None
+    assert ours.privacy_.epsilon == pytest.approx(20.0, rel=1e-6)
 
 
 def test_set_ups_are_releases_too():
