@@ -9,7 +9,12 @@ SECTIONS = {
         "what_came_last",
         "new_movies",
     ),
-    "Search and cost": ("grid_search", "accuracy_within_a_budget", "plot_accuracy_per_megabyte"),
+    "Search and cost": (
+        "grid_search",
+        "search_where_data_are",
+        "accuracy_within_a_budget",
+        "plot_accuracy_per_megabyte",
+    ),
     "Privacy": ("what_an_upload_reveals", "encrypted_sums", "plot_privacy"),
     "Lost and dishonest clients": ("plot_robustness", "poisoned_clients"),
     "Deploy": ("codes_on_a_device", "both_sides"),

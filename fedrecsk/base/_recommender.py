@@ -244,15 +244,19 @@ class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, Plai
             If an id is neither a string nor a number, or if X is sparse and the model is a rating
             model, or y or sample_weight are given as well.
         """
-        catalogue = None
         if _frames.is_frame(X):
             return self._fit_on_cluster(X, y, clients, sample_weight)
+        X, y, sample_weight, data = self._read_fit(X, y, clients, sample_weight)
+        return self._learn(data, FitReport(self, X, y, sample_weight, data), self._fit)
+
+    def _read_fit(self, X, y, clients, sample_weight):
+        """Check everything before a fit; return X, y and weights as rows, and encoded."""
+        catalogue = None
         if sparse.issparse(X):
             if y is not None or self.__sklearn_tags__().target_tags.required:
                 as_table(X)  # raises
             X, y, clients, sample_weight, catalogue = matrix_rows(X, clients, sample_weight)
-        data = self._prepared(X, y, clients, sample_weight, catalogue)
-        return self._learn(data, FitReport(self, X, y, sample_weight, data), self._fit)
+        return X, y, sample_weight, self._prepared(X, y, clients, sample_weight, catalogue)
 
     def _fit_on_cluster(self, X, y, clients, sample_weight):
         """Fit to a Dask DataFrame, with users on its workers."""

@@ -326,7 +326,8 @@ class CostScorer(RecommenderScorer):
         self._name = name
 
     def _score(self, method_caller, estimator, X, y_true=None, *, sample_weight=None):
-        _, model = unwrap(estimator)
+        # A federated search counts what it has cost itself.
+        model = estimator if hasattr(estimator, "communication_") else unwrap(estimator)[1]
         return -float(self._score_func(model))
 
     def _accept_sample_weight(self):

@@ -604,7 +604,7 @@ def _costs(estimator):
         return {}
     if not hasattr(model, "communication_"):
         return {}
-    return {name: -scorer(model, None) / unit for name, (scorer, unit) in COSTS.items()}
+    return {name: -scorer(estimator, None) / unit for name, (scorer, unit) in COSTS.items()}
 
 
 # ------------------------------------------------------------------------------- results

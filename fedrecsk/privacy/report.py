@@ -310,7 +310,7 @@ def _reports(fitted):
     """Return the reports of all fits behind an object."""
     if isinstance(fitted, PrivacyReport):
         return [fitted]
-    if not hasattr(fitted, "cv_results_"):
+    if hasattr(fitted, "privacy_") or not hasattr(fitted, "cv_results_"):
         check_is_fitted(fitted)
         return [fitted.privacy_]
     if not hasattr(fitted, "best_estimator_"):

@@ -41,8 +41,8 @@ def hold_out(
     mask = rank < np.repeat(n_held_out, lengths)
     if not mask.any():
         raise ValueError(
-            "early_stopping has no row to hold out, because hardly any user has more than one row; "
-            "raise validation_fraction or use early_stopping=False."
+            "There is no row to hold out, because hardly any user has more than one row; raise "
+            "validation_fraction, or do without early stopping or search."
         )
     return data.take(~mask), data.take(mask)
 

@@ -36,6 +36,8 @@ COUNTS = (
     *("payload_down", "payload_up", "encrypted"),
     *("messages_device_to_device", "bytes_device_to_device", "largest_down", "largest_up"),
 )
+# What counts once if messages of several fits travel together.
+TOGETHER = "participants", "messages_down", "messages_up", "dropped", "messages_device_to_device"
 PER_CLIENT = ("client_bytes_down", "client_bytes_up", "client_bytes_device_to_device")
 
 
@@ -93,6 +95,36 @@ class Ledger:
             whole._seconds += ledger._seconds
             for name in PER_CLIENT:
                 getattr(whole, name)[:] += getattr(ledger, name)
+        return whole
+
+    @classmethod
+    def side_by_side(cls, ledgers: Sequence[Ledger]) -> Self:
+        """Add up the ledgers of fits with the same clients whose messages travel together.
+
+        Round by round; the catalogue is sent once. `largest_down` and `largest_up` are sums too.
+        """
+        whole, merged = cls(ledgers[0].client_ids), {}
+        for place, ledger in enumerate(ledgers):
+            whole._seconds += ledger._seconds
+            for name in PER_CLIENT:
+                getattr(whole, name)[:] += getattr(ledger, name)
+            for entry in ledger.entries:
+                phase = entry["phase"]
+                if phase == "catalogue" and place:
+                    whole.client_bytes_down -= entry["bytes_down"] // len(whole.client_ids)
+                    continue
+                # A fit may stop in a round that others end.
+                kind = "round" if phase == "stop" else phase
+                one = merged.setdefault((kind, entry["round"]), dict.fromkeys(entry, 0))
+                one["phase"] = phase if one["phase"] in (0, "stop") else one["phase"]
+                one["round"] = entry["round"]
+                for name in COUNTS:
+                    add = max if name in TOGETHER else int.__add__
+                    one[name] = add(one[name], entry[name])
+        # A fit may have a set-up that the first one does not have.
+        phases = list(PHASES)
+        order = sorted(merged, key=lambda one: phases.index(one[0]))
+        whole.entries = [merged[one] for one in order]
         return whole
 
     def admit(self, client_ids: np.ndarray) -> None:

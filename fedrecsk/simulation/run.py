@@ -120,9 +120,14 @@ class Run(Loop[StepTotal, "Seen"]):
 
     @classmethod
     def new(
-        cls, estimator: FederatedRecommender, data: Interactions, *, is_watched: bool = False
+        cls,
+        estimator: FederatedRecommender,
+        data: Interactions,
+        *,
+        is_watched: bool = False,
+        holds_out: float | None = None,
     ) -> Self:
-        """Before the set-up."""
+        """Before the set-up; `holds_out` is a share of rows that clients keep for evaluation."""
         seed, key, method = fresh(estimator, is_watched=is_watched)
         federation = method._setting()
         attack, training, held_out = None, data, None
@@ -130,8 +135,9 @@ class Run(Loop[StepTotal, "Seen"]):
             federation.adversary._check_method(method)
             attack = federation.adversary.enter(data, estimator._sees_ratings, key)
             training = attack.data
-        if method.early_stopping:
-            training, held_out = hold_out(training, method.validation_fraction, key)
+        share = method.validation_fraction if method.early_stopping else holds_out
+        if share is not None:
+            training, held_out = hold_out(training, share, key)
         check_aggregator(federation.aggregator, method, training)
         if federation.aggregator is not None and attack is not None:
             federation.aggregator._check_adversary(data.client_ids[attack.controlled])

@@ -1,0 +1,800 @@
+"""Choose hyperparameters where the data are: successive halving over the rounds of a fit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from scipy.stats import rankdata
+from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
+from sklearn.exceptions import FitFailedWarning
+from sklearn.model_selection import ParameterGrid, ParameterSampler
+from sklearn.pipeline import Pipeline
+from sklearn.utils import check_random_state, get_tags
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import check_is_fitted
+
+from fedrecsk._utils.parameters import PlainParameters, suggest
+from fedrecsk._utils.sklearn_compat import (
+    CallbackSupportMixin,
+    Interval,
+    StrOptions,
+    fit_context,
+    get_threadpool_controller,
+)
+from fedrecsk._utils.threads import N_JOBS, Threads
+from fedrecsk._utils.user_warnings import warn
+from fedrecsk.base import FitReport
+from fedrecsk.base._recommender import attributes_of
+from fedrecsk.data._checks import Diverged
+from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.privacy.report import PrivacyReport
+from fedrecsk.protocol.ledger import Ledger
+from fedrecsk.selection._noise import check_private, noise_of_a_search
+from fedrecsk.simulation import continuing
+from fedrecsk.simulation.making import parameters_of_a_run
+from fedrecsk.simulation.run import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Self
+
+    from numpy.typing import ArrayLike, NDArray
+    from sklearn.utils import Tags
+
+
+# The first cut comes after a tenth of a fit's rounds at the earliest: after fewer, step sizes lead
+# that lose later. The last one leaves a quarter for the winner, which then learns from all rows.
+# Chosen on validation rows of MovieLens-100k, see docs/choices.md.
+EARLIEST, LATEST = 10, 0.75
+# Parameters that say how to fit and not what; candidates have the same.
+FIXED = {
+    "federation__central_dp": "the noise of all candidates is calibrated together",
+    "n_rounds": "rounds are the resource of the search",
+    "random_state": "all candidates hold out the same rows",
+    "early_stopping": "the search ends the rounds of candidates",
+    "scoring": "scores must be comparable; set scoring of the search",
+    "validation_fraction": "all candidates hold out the same rows; set it of the search",
+    "n_iter_no_change": "the search ends the rounds of candidates",
+    "tol": "the search ends the rounds of candidates",
+    "warm_start": "it does not change the model",
+    "n_jobs": "it does not change the model",
+}
+
+
+def _has(name: str) -> Callable[[Any], bool]:
+    """Return a check of whether the best estimator, or before the fit any, has a method."""
+
+    def check(search):
+        getattr(getattr(search, "best_estimator_", search.estimator), name)
+        if not search.refit:
+            raise AttributeError(f"refit=False fits no best_estimator_, which {name} needs.")
+        return True
+
+    return check
+
+
+class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters):
+    """Search hyperparameters where the data are, by successive halving over rounds.
+
+    All candidates are trained side by side: one round of the search is one round of each candidate
+    that is left, and their messages travel together. After 10% of the rounds, clients evaluate all
+    candidates on rows that they hold out, and send sums alone; the best third goes on from where
+    it is. So it does again after 30% and 90%. The winner's last rounds are on all rows. In
+    contrast to scikit-learn's searches, no data leaves the clients, and every byte is counted.
+
+    Parameters
+    ----------
+    estimator : FederatedRecommender or Pipeline
+        A federated method, or a Pipeline that ends in one.
+    param_distributions : dict or list of dict
+        Names of parameters, with lists to choose from or distributions with ``rvs``, as in
+        :class:`~sklearn.model_selection.RandomizedSearchCV`. Parameters of the federation are
+        ``federation__...``, and those of a Pipeline's method ``<step>__...``.
+    n_candidates : int, default=27
+        Number of candidates. The estimator as it is, with its own parameters, is always the first
+        one. If there are only lists, and no more combinations than that, all of them are tried.
+    factor : int, default=3
+        One in `factor` candidates is kept at each cut.
+    min_rounds : int or "auto", default="auto"
+        Rounds before the first cut, at least 10% of `n_rounds`: after few rounds, step sizes lead
+        that lose later. "auto": as many as leave room for all cuts, at least 10%.
+    scoring : str or None, default=None
+        What clients measure on the rows that they hold out: "loss" (the method's own), "rmse",
+        "mae", or a ranking metric with a cutoff, such as "ndcg@10" or "hr@10". None: "rmse" for
+        models of ratings, and "ndcg@10" for others.
+    epsilon_scores : float or None, default=None
+        With ``Federation(central_dp=...)``, which requires it: the part of the privacy budget that
+        the scores of all candidates spend together.
+    validation_fraction : float in (0, 1), default=0.1
+        Share of its rows that each client holds out.
+    refit : bool or "anew", default=True
+        Whether the winner goes on to `n_rounds` with all rows, including those held out. A method
+        that cannot go on from its last model is fitted anew, and "anew" does so for all methods.
+    n_jobs : int or None, default=None
+        Number of threads. The result does not depend on it.
+    random_state : int, RandomState instance or None, default=None
+        Seed of the candidates, and of the method if its `random_state` is not an int.
+
+    Attributes
+    ----------
+    best_estimator_ : estimator
+        The winner, fitted to all rows. Only with `refit`, like all methods below.
+    best_params_ : dict
+        Its parameters.
+    best_score_ : float
+        Its score at the last cut.
+    best_index_ : int
+        Its row of `cv_results_` at the last cut.
+    cv_results_ : dict of ndarray
+        A row for each candidate at each cut: `iter`, `n_resources` (rounds), `params`,
+        ``param_<name>``, `mean_test_score` (greater is better: errors are negative) and
+        `rank_test_score`. A candidate that diverged scores NaN.
+    n_candidates_ : list of int
+        Number of candidates that were evaluated at each cut.
+    n_resources_ : list of int
+        Rounds that they had run.
+    n_iterations_ : int
+        Number of cuts.
+    n_rounds_ : int
+        Rounds in all: those of the search, in which all candidates share, and the last ones.
+    refit_ : {"warm", "anew"} or None
+        How the winner came to know all rows; ``best_estimator_.communication_`` counts its bytes.
+    history_ : list of dict
+        For each round of the search `round`, `candidates` (how many), `bytes_down`, `bytes_up` and
+        `score`, the best one at a cut, NaN in other rounds.
+    communication_ : Ledger
+        All bytes of the search: of all candidates, of their evaluation, and of the last rounds.
+    privacy_ : PrivacyReport
+        Of all that clients have sent.
+    n_features_in_ : int
+        Number of columns of X.
+    scoring_ : str
+        What clients measured.
+
+    Raises
+    ------
+    ValueError
+        By fit, before any work: if there is only one candidate; if a parameter is unknown, or
+        cannot be searched; if `min_rounds` is too small, or larger than `n_rounds`; if no row can
+        be held out; with local differential privacy; or if a privacy budget is too small, or cannot
+        be calibrated. Later: if all candidates diverge.
+    TypeError
+        By fit: if `estimator` is not a federated method, or X is a Dask DataFrame.
+
+    Warns
+    -----
+    FitFailedWarning
+        If some candidates diverged.
+
+    See Also
+    --------
+    sklearn.model_selection.HalvingRandomSearchCV : The search of those who hold all rows.
+
+    Notes
+    -----
+    **Bytes.** The catalogue is sent once, and a client that is asked to evaluate a model does not
+    receive it again to train it. Everything else is counted for each candidate. In
+    `communication_`, `messages_up` and `messages_down` count messages that travel together once.
+
+    **Cohorts.** With ``client_fraction < 1``, the cohort of the next round evaluates a model, and a
+    cut uses the mean over the rounds of one pass over the clients.
+
+    **Central privacy.** The rounds of all candidates, their scores, and the winner's last rounds
+    are releases, and the noise is calibrated so that all of them together spend the `epsilon` of
+    ``CentralDP``. Every client then counts once in a score, however many rows it has. Cohorts,
+    secure sums, adaptive clips and noise by the clients are refused.
+
+    **Scores.** `best_score_` was used to choose, so it is too good. Report a score on other rows.
+
+    Examples
+    --------
+    >>> from fedrecsk import RFRec
+    >>> from fedrecsk.datasets import make_ratings
+    >>> from fedrecsk.selection import FederatedSearch
+    >>> X, y = make_ratings(n_users=60, n_items=40, n_ratings=1500, random_state=0)
+    >>> grid = {"reg_user": [0.01, 0.04, 0.16], "learning_rate": [0.05, 0.1, 0.2]}
+    >>> search = FederatedSearch(RFRec(4, n_rounds=40), grid, random_state=0).fit(X, y)
+    >>> search.n_candidates_, search.n_resources_
+    ([9, 3], [10, 30])
+    >>> sorted(search.best_params_)
+    ['learning_rate', 'reg_user']
+    >>> items, scores = search.recommend([0, 1], 3)
+    """
+
+    _parameter_constraints: ClassVar[dict] = {
+        "estimator": [BaseEstimator],
+        "param_distributions": [dict, list],
+        "n_candidates": [Interval(Integral, 2, None, closed="left")],
+        "factor": [Interval(Integral, 2, None, closed="left")],
+        "min_rounds": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
+        "scoring": [str, None],
+        "epsilon_scores": [Interval(Real, 0, 1e6, closed="right"), None],
+        "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
+        "refit": ["boolean", StrOptions({"anew"})],
+        "n_jobs": N_JOBS,
+        "random_state": ["random_state"],
+    }
+    __metadata_request__fit: ClassVar[dict] = {"clients": True, "sample_weight": True}
+    __metadata_request__score: ClassVar[dict] = {"sample_weight": True}
+
+    def __init__(
+        self,
+        estimator: Any,
+        param_distributions: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        *,
+        n_candidates: int = 27,
+        factor: int = 3,
+        min_rounds: int | str = "auto",
+        scoring: str | None = None,
+        epsilon_scores: float | None = None,
+        validation_fraction: float = 0.1,
+        refit: bool | str = True,
+        n_jobs: int | None = None,
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.estimator = estimator
+        self.param_distributions = param_distributions
+        self.n_candidates = n_candidates
+        self.factor = factor
+        self.min_rounds = min_rounds
+        self.scoring = scoring
+        self.epsilon_scores = epsilon_scores
+        self.validation_fraction = validation_fraction
+        self.refit = refit
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+
+    # ------------------------------------------------------------------------------- fit
+
+    @suggest
+    @fit_context(prefer_skip_nested_validation=False)
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike | None = None,
+        *,
+        clients: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+    ) -> Self:
+        """Search, and fit the winner to all rows.
+
+        Parameters
+        ----------
+        X, y, clients, sample_weight
+            As in the `fit` of the method.
+
+        Returns
+        -------
+        self : object
+            The fitted search. An error, or Ctrl-C, leaves it as it was.
+        """
+        steps, candidates = self._begin()
+        if steps:
+            X = steps.fit_transform(X, y)
+        given = {"X": X, "y": y, "clients": clients, "sample_weight": sample_weight}
+        rungs, scoring = self._prepare(candidates, given)
+        first = candidates[0]
+        report = FitReport(self, *first.rows, first.data, rungs[-1] + 1)
+        report.begin()
+        with (
+            get_threadpool_controller().limit(limits=1, user_api="blas"),
+            Threads(self.n_jobs) as parallel,
+        ):
+            halving = _Halving(candidates, rungs, self.factor, parallel)
+            while not halving.is_over:
+                close = report.step("round")
+                halving.round()
+                if close(
+                    lambda: {"best_estimator_": self._joined(steps, halving.leader.model_now())}
+                ):
+                    halving.stop()
+        attributes = halving.attributes() | {"scoring_": scoring, "refit_": None}
+        ledgers = [Ledger.side_by_side([one.ledger for one in candidates])]
+        reports = [one.privacy for one in candidates]
+        if first.noise is not None:
+            reports.append(first.noise.report(sum(attributes["n_candidates_"])))
+        if self.refit:
+            how, model = halving.leader.refit(given, self.refit)
+            ledgers.append(model.communication_)
+            reports.append(model.privacy_)
+            attributes |= {"best_estimator_": self._joined(steps, model), "refit_": how}
+            attributes["n_rounds_"] += model.n_rounds_
+        attributes["history_"] = halving.history(ledgers[0])
+        attributes["communication_"] = Ledger.joined(ledgers)
+        attributes["privacy_"] = PrivacyReport.joined(reports)
+        vars(self).pop("best_estimator_", None)
+        vars(self).update(attributes)
+        report.end()
+        return self
+
+    def _begin(self):
+        """Return the steps before the method, None if there are none, and the candidates."""
+        steps, method, prefix = None, self.estimator, ""
+        if isinstance(method, Pipeline):
+            name, method = method.steps[-1]
+            steps, prefix = clone(self.estimator[:-1]), f"{name}__"
+        if not isinstance(method, FederatedRecommender):
+            raise TypeError(
+                "FederatedSearch needs a federated method, or a Pipeline that ends in one, got "
+                f"{method!r}; search other models with GridSearchCV."
+            )
+        _check_method(method)
+        if method._setting().central_dp is not None:
+            check_private(method, self.scoring, self.epsilon_scores)
+        elif self.epsilon_scores is not None:
+            raise ValueError(
+                f"epsilon_scores={self.epsilon_scores:g} needs Federation(central_dp=...), without "
+                "which nothing keeps it; leave it out."
+            )
+        rng = check_random_state(self.random_state)
+        seed = method.random_state
+        seed = seed if isinstance(seed, Integral) else int(rng.randint(2**31 - 1))
+        candidates = []
+        for params in self._params(rng, method, prefix):
+            model = clone(self.estimator).set_params(**params)
+            model = model[-1] if prefix else model
+            candidates.append(_Candidate(params, model.set_params(random_state=seed)))
+        if len(candidates) < 2:
+            raise ValueError(
+                "There is only one candidate, so there is nothing to choose; give more values in "
+                "param_distributions."
+            )
+        return steps, candidates
+
+    def _is_seeded(self):
+        """Return whether a seed is given, by which a search can be repeated."""
+        method = self.estimator[-1] if isinstance(self.estimator, Pipeline) else self.estimator
+        return self.random_state is not None or method.random_state is not None
+
+    def _params(self, rng, method, prefix):
+        """Return the parameters of the candidates, first those that the estimator has."""
+        spaces, n_others = self.param_distributions, self.n_candidates - 1
+        spaces = [spaces] if isinstance(spaces, Mapping) else spaces
+        drawn = None
+        if not any(hasattr(values, "rvs") for one in spaces for values in one.values()):
+            drawn = list(ParameterGrid(spaces))
+        if drawn is None or len(drawn) > self.n_candidates:
+            drawn = list(ParameterSampler(spaces, self.n_candidates, random_state=rng))
+        else:
+            n_others = len(drawn)
+        for params in drawn:
+            for name in params:
+                _check_searchable(name, prefix)
+            clone(self.estimator).set_params(**params)
+        # Those of the federation that it stands for if it has none.
+        setting = method._setting().get_params().items()
+        now = {f"{prefix}federation__{name}": value for name, value in setting}
+        now |= self.estimator.get_params()
+        names = sorted({name for params in drawn for name in params} & now.keys())
+        default = {name: now[name] for name in names}
+        others = [
+            params
+            for params in drawn
+            if any(not np.array_equal(now.get(name), value) for name, value in params.items())
+        ]
+        return [default, *others[:n_others]]
+
+    def _prepare(self, candidates, given):
+        """Check everything, read the data, and make the runs; return the rounds of the cuts."""
+        method = candidates[0].model
+        scoring = self.scoring
+        if scoring is None:
+            scoring = "rmse" if method._sees_ratings else "ndcg@10"
+        # As it was given: candidates set their noise.
+        mechanism, noise = copy.deepcopy(method._setting().central_dp), None
+        for one in candidates:
+            one.read(given, scoring, candidates[0])
+        n_rounds = [one.n_rounds for one in candidates]
+        rungs = _rungs(min(n_rounds), len(candidates), self.factor, self.min_rounds)
+        if mechanism is not None:
+            plan = {"rungs": rungs, "factor": self.factor, "refit": self.refit}
+            noise = noise_of_a_search(candidates, mechanism, self.epsilon_scores, **plan)
+        # The noise of fits with the same seed must not be known to clients, who know the seed.
+        is_secret = noise is not None and not self._is_seeded()
+        for one in candidates:
+            one.begin(self.validation_fraction, noise, is_secret=is_secret)
+        return rungs, scoring
+
+    def _joined(self, steps, model):
+        """Return a model, behind the fitted steps of a Pipeline if it has some."""
+        if steps is None:
+            return model
+        whole = clone(self.estimator)
+        whole.steps = [*steps.steps, (whole.steps[-1][0], model)]
+        return whole
+
+    # ----------------------------------------------------------------- what is found
+
+    @available_if(_has("predict"))
+    def predict(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Call `predict` of `best_estimator_`.
+
+        Parameters
+        ----------
+        X : array-like or DataFrame of shape (n_samples, n_features)
+
+        Returns
+        -------
+        y_pred : ndarray of shape (n_samples,), dtype float64
+        """
+        check_is_fitted(self)
+        return self.best_estimator_.predict(X)
+
+    @available_if(_has("recommend"))
+    def recommend(self, *args: Any, **options: Any) -> Any:
+        """Call `recommend` of `best_estimator_`, with the same arguments.
+
+        Returns
+        -------
+        items, scores : ndarrays
+            As the method returns them.
+        """
+        check_is_fitted(self)
+        return self.best_estimator_.recommend(*args, **options)
+
+    @available_if(_has("score"))
+    def score(
+        self, X: ArrayLike, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> float:
+        """Call `score` of `best_estimator_`.
+
+        Parameters
+        ----------
+        X : array-like or DataFrame of shape (n_samples, n_features)
+        y : array-like of shape (n_samples,), default=None
+        sample_weight : array-like of shape (n_samples,), default=None
+
+        Returns
+        -------
+        score : float
+            R^2 of ratings, or NDCG@10.
+        """
+        check_is_fitted(self)
+        weights = {} if sample_weight is None else {"sample_weight": sample_weight}
+        return self.best_estimator_.score(X, y, **weights)
+
+    def __sklearn_tags__(self) -> Tags:
+        tags, inner = super().__sklearn_tags__(), get_tags(self.estimator)
+        for name in ("estimator_type", "classifier_tags", "regressor_tags", "input_tags"):
+            setattr(tags, name, copy.deepcopy(getattr(inner, name)))
+        tags.target_tags.required = inner.target_tags.required
+        return tags
+
+
+# ---------------------------------------------------------------------------- candidates
+
+
+@dataclass(eq=False)
+class _Candidate:
+    """A candidate: its parameters, the model to fit at the end, and a fit without held-out rows."""
+
+    params: dict[str, Any]
+    model: Any
+    # X, y and weights as tables, and encoded.
+    rows: list[Any] = field(default_factory=list)
+    data: Any = None
+    n_rounds: int = 0
+    method: Any = None
+    run: Any = None
+    # The message of the open round, and who gets it.
+    opened: Any = None
+    # What clients have measured since the last cut.
+    values: list[float] = field(default_factory=list)
+    failure: str = ""
+    noise: Any = None
+    ledger: Any = None
+    privacy: Any = None
+
+    def read(self, given, scoring, first):
+        """Check the parameters, and read the data; all candidates of the same data share them."""
+        model = self.model
+        model._validate_params()
+        model._check_before_fit()
+        self.method = clone(model).set_params(scoring=scoring, warm_start=False)
+        if model._setting().central_dp is not None:
+            # Found later; an epsilon would be that of this fit alone.
+            _set_noise(self.method, 1.0)
+        *self.rows, self.data = self.method._read_fit(**given)
+        self.method._scoring().check(self.method, self.data.n_items)
+        if self.data.features is None and self.data.fingerprint() == first.data.fingerprint():
+            self.data = first.data
+        self.n_rounds = model._rounds(self.data.n_clients)
+        self.method.set_params(n_iter_no_change=self.n_rounds + 1)
+        for name in {"n_features_in_", "feature_names_in_"} & vars(self.method).keys():
+            setattr(model, name, getattr(self.method, name))
+
+    def begin(self, holds_out, noise, *, is_secret):
+        """Make the server and the clients, with the noise of a search (Noise), or None."""
+        if noise is not None:
+            for one in (self.model, self.method):
+                _set_noise(one.set_params(n_rounds=self.n_rounds), noise.of_rounds)
+        self.run = Run.new(self.method, self.data, holds_out=holds_out)
+        if is_secret:
+            self.run.server.secret = None
+            self.model.set_params(random_state=None)
+        if noise is not None:
+            scoring = noise.scoring_of(self.method)
+            self.noise, self.run.server.scoring = noise, scoring
+            for one in self.run.clients:
+                one.scoring = scoring
+
+    def guarded(self, step, *args):
+        """Take a step of the fit; a candidate that diverges has failed."""
+        try:
+            step(*args)
+        except Diverged as error:
+            self.failure = str(error)
+
+    def open(self, rung):
+        """Open a round; let its cohort evaluate the model if a pass over clients ends at a cut."""
+        run, server = self.run, self.run.server
+        self.opened = participation, message = server.open_round()
+        if not max(0, rung - server.stopping.n_cohorts) < server.round <= rung:
+            return
+        who = participation.receives
+        if message:
+            model = server.send_for_validation(who)
+        else:
+            # This round sends nothing.
+            server.downlink.announce(server.algorithm.final(server.state), who)
+            model = server.current_message()
+        total = run.ask_validation(participation, model)
+        if self.noise is not None:
+            self.values.append(self.noise.score(total, server))
+            return
+        server.close_validation(total, who)
+        self.values.append(server.history[-1][server.scoring.curve])
+
+    def close(self):
+        """Run the rest of the round."""
+        self.run.ask_round(*self.opened)
+
+    @property
+    def score(self):
+        """The mean of what clients have measured before a cut; greater is better."""
+        if self.failure or not self.values:
+            return float("nan")
+        sign = 1 if self.run.server.scoring.greater_is_better else -1
+        return sign * float(np.mean(self.values))
+
+    def end(self, *, wins):
+        """Stop in the round that was opened; what clients have is kept of the winner only."""
+        server = self.run.server
+        if not self.failure:
+            server.ledger.entries[-1]["phase"] = "stop"
+        self.ledger, self.privacy = server.ledger, server.privacy_report()
+        if not wins:
+            self.run = None
+
+    def model_now(self):
+        """Return the model as if the rounds ended here."""
+        model = copy.copy(self.model)
+        vars(model).update(attributes_of(self.data) | self.run.attributes_now())
+        return model
+
+    def goes_on(self, n_rounds, refit):
+        """Return whether the model goes on after these rounds, instead of being fitted anew."""
+        traits = self.method._algorithm().traits
+        can = traits.goes_on and not traits.sends_once
+        return refit != "anew" and can and n_rounds < self.n_rounds
+
+    def refit(self, given, refit):
+        """Fit the model to all rows; return how, and the model."""
+        model, run, data = self.model, self.run, self.data
+        if not self.goes_on(run.server.round, refit):
+            return "anew", model.fit(**given)
+        n_left = self.n_rounds - run.server.round
+
+        def fit(data, report):
+            attributes = continuing.update(model, run, data, report, n_left, run.client_ids)
+            model._run = model._run if model.warm_start else None
+            return attributes
+
+        # What may not change if the model is updated later.
+        run.parameters = parameters_of_a_run(model)
+        return "warm", model._learn(data, FitReport(model, *self.rows, data, n_left), fit)
+
+
+def _set_noise(method, noise_multiplier):
+    """Set the noise of the rounds, whatever epsilon they spend."""
+    method.set_params(
+        federation__central_dp__epsilon=None,
+        federation__central_dp__noise_multiplier=noise_multiplier,
+    )
+
+
+class _Halving:
+    """Successive halving: candidates side by side, and cuts after `rungs` rounds."""
+
+    def __init__(self, candidates, rungs, factor, parallel):
+        self.candidates, self.rungs, self.factor = candidates, list(rungs), factor
+        self.started = self.alive = list(candidates)
+        self.is_over, self._n_rounds = False, 0
+        # For each cut, the candidates with their scores; for each round, how many there were.
+        self.cuts, self.n_alive = [], []
+        for one in candidates:
+            one.run.parallel = parallel
+            one.guarded(one.run.set_up)
+        self._leave_out_failures()
+
+    @property
+    def leader(self):
+        """The best candidate of the last cut, the first one before."""
+        return self.alive[0]
+
+    def round(self):
+        """Run a round of each candidate, unless it ends at the last cut."""
+        rung = self.rungs[0]
+        for one in self.alive:
+            one.guarded(one.open, rung)
+        self._leave_out_failures()
+        self.n_alive.append(len(self.alive))
+        if self._n_rounds == rung:
+            self._cut()
+        self._n_rounds += 1
+        if self.is_over:
+            return
+        for one in self.alive:
+            one.guarded(one.close)
+        self._leave_out_failures()
+
+    def _leave_out_failures(self):
+        """Leave out candidates that have diverged; raise if none is left."""
+        self.alive = [one for one in self.alive if not one.failure]
+        if not self.alive:
+            failed = self.started[0]
+            raise ValueError(
+                f"All candidates have diverged, the first one with {failed.params}: "
+                f"{failed.failure}"
+            )
+
+    def _cut(self):
+        """Keep the best candidates, after the last round that all of them have run."""
+        scores = [one.score for one in self.started]
+        if np.isnan(scores).all():
+            raise ValueError(
+                "No client has evaluated a candidate; raise validation_fraction, or lower dropout."
+            )
+        self.cuts.append((self._n_rounds, self.started, scores))
+        is_last = len(self.rungs) == 1
+        n_kept = 1 if is_last else -(-len(self.started) // self.factor)
+        # NaN comes last, and of equals the first candidate first.
+        order = np.argsort(-np.array(scores), kind="stable")
+        ranked = [self.started[place] for place in order]
+        default, kept = self.candidates[0], ranked[:n_kept]
+        if not is_last and default in self.alive and default not in kept:
+            kept[-1] = default
+        kept = [one for one in kept if not one.failure]
+        for one in self.started:
+            one.values = []
+            if is_last or one not in kept:
+                one.end(wins=one is kept[0])
+        self.rungs, self.is_over = self.rungs[1:], is_last
+        self.started = self.alive = kept
+
+    def stop(self):
+        """Let the next round be the last cut, if there is another one."""
+        if not self.is_over:
+            self.rungs = [self._n_rounds]
+
+    def attributes(self):
+        """Return what a search has found, apart from the model and its costs."""
+        failed = [one for one in self.candidates if one.failure]
+        if failed:
+            warn(
+                f"{len(failed)} of {len(self.candidates)} candidates have diverged and score NaN, "
+                f"the first one with {failed[0].params}: {failed[0].failure}",
+                FitFailedWarning,
+            )
+        rows = [
+            (number, n_rounds, one.params, score)
+            for number, (n_rounds, started, scores) in enumerate(self.cuts)
+            for one, score in sorted(
+                zip(started, scores, strict=True), key=lambda two: self.candidates.index(two[0])
+            )
+        ]
+        numbers, resources, params, scores = map(list, zip(*rows, strict=True))
+        ranks = rankdata(-np.nan_to_num(scores, nan=-np.inf), method="min").astype(np.int32)
+        results = {
+            "iter": np.array(numbers),
+            "n_resources": np.array(resources),
+            **_masked(params),
+            "params": params,
+            "mean_test_score": np.array(scores),
+            "rank_test_score": ranks,
+        }
+        best = next(
+            place
+            for place, row in enumerate(rows)
+            if row[0] == numbers[-1] and row[2] is self.leader.params
+        )
+        return {
+            "cv_results_": results,
+            "best_index_": best,
+            "best_params_": self.leader.params,
+            "best_score_": scores[best],
+            "n_candidates_": [len(started) for _, started, _ in self.cuts],
+            "n_resources_": [n_rounds for n_rounds, _, _ in self.cuts],
+            "n_iterations_": len(self.cuts),
+            "n_rounds_": self.cuts[-1][0],
+            "n_features_in_": self.leader.model.n_features_in_,
+        }
+
+    def history(self, ledger):
+        """Return a dict for each round, from the ledger of all candidates."""
+        best = {n_rounds: np.nanmax(scores) for n_rounds, _, scores in self.cuts}
+        rows = []
+        for entry in ledger.entries:
+            number = entry["round"]
+            if entry["phase"] in ("round", "stop"):
+                row = {"round": number, "candidates": self.n_alive[number]}
+                row |= {name: entry[name] for name in ("bytes_down", "bytes_up")}
+                rows.append(row | {"score": float(best.get(number, np.nan))})
+        return rows
+
+
+# ------------------------------------------------------------------------------- checks
+
+
+def _check_method(method):
+    """Raise ValueError if the estimator, as it is given, cannot be searched."""
+    name, federation = type(method).__name__, method._setting()
+    if method.early_stopping:
+        raise ValueError(
+            f"FederatedSearch ends the rounds of candidates itself; set early_stopping=False in "
+            f"{name}."
+        )
+    if federation.local_dp is not None:
+        raise ValueError(
+            "local_dp does not protect what clients measure; set local_dp=None, or search with "
+            "central_dp, which does."
+        )
+
+
+def _check_searchable(name, prefix):
+    """Raise ValueError if a parameter cannot be searched."""
+    own = name.removeprefix(prefix)
+    if prefix and own == name:
+        raise ValueError(
+            f"{name!r} is not a parameter of the Pipeline's method, which begins with {prefix!r}; "
+            "the steps before it are the same for all candidates."
+        )
+    for fixed, why in FIXED.items():
+        if own == fixed or own.startswith(f"{fixed}__"):
+            raise ValueError(f"{name!r} cannot be searched: {why}.")
+
+
+def _rungs(n_rounds, n_candidates, factor, min_rounds):
+    """Return after how many rounds to cut."""
+    least, left, n_cuts = -(-n_rounds // EARLIEST), n_candidates, 0
+    while left > 1:
+        left, n_cuts = -(-left // factor), n_cuts + 1
+    if min_rounds != "auto" and not least <= min_rounds <= n_rounds:
+        raise ValueError(
+            f"min_rounds={min_rounds}, but the first cut must come after {least} to {n_rounds} "
+            f"rounds of a fit of n_rounds={n_rounds}; earlier, step sizes lead that lose later."
+        )
+    first = least if min_rounds == "auto" else min_rounds
+    last, rungs = max(first, int(LATEST * n_rounds)), set()
+    for number in range(n_cuts):
+        # With few candidates there is room for a later start.
+        rung = last // factor ** (n_cuts - 1 - number) if min_rounds == "auto" else 0
+        rungs.add(min(last, max(rung, first * factor**number)))
+    return sorted(rungs)
+
+
+def _masked(params):
+    """Return the columns of parameters, masked where a candidate does not have one."""
+    columns = {}
+    for name in sorted({name for one in params for name in one}):
+        column = np.ma.masked_all(len(params), dtype=object)
+        for row, one in enumerate(params):
+            if name in one:
+                column[row] = one[name]
+        columns[f"param_{name}"] = column
+    return columns
