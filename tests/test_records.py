@@ -36,7 +36,7 @@ OLD_NUMBERS = {
     "numbers/rankings.md": 1,
     "methods/colr.md": 2,
     "methods/ddl.md": 6,
-    "methods/ease.md": 7,
+    "methods/ease.md": 6,
     "methods/fcf.md": 6,
     "methods/fedals.md": 8,
     "methods/fedeb.md": 4,

@@ -84,7 +84,7 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
     All candidates are trained side by side: one round of the search is one round of each candidate
     that is left, and their messages travel together. After 10% of the rounds, clients evaluate all
     candidates on rows that they hold out, and send sums alone; the best third goes on from where
-    it is. So it does again after 30% and 90%. The winner's last rounds are on all rows. In
+    it is. So it does again after 30% and 75%. The winner's last rounds are on all rows. In
     contrast to scikit-learn's searches, no data leaves the clients, and every byte is counted.
 
     Parameters
