@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class DeviceServer(Server):
     """The server of one fit outside the simulator, made by `of`.
 
-    Its methods are those of :class:`~fedrecsk.protocol.Server`, with the messages of :class:`Device` objects in place
-    of totals. It checks each upload before it counts.
+    Its methods are those of :class:`~fedrecsk.protocol.Server`, with the messages of
+    :class:`Device` objects in place of totals. It checks each upload before it counts.
 
     Clients may join late, between rounds: call `admit`, then, with ``late=True``, `setup_message`
     and `close_setup`, and `send_announcement`. They take part from their first message on. The
@@ -233,8 +233,8 @@ class DeviceServer(Server):
         ----------
         uploads : iterable of ClientMessage
             Pass them in the order of the clients' codes to get the same sums bit for bit. Of
-            :class:`~fedrecsk.protocol.ClientUpdates`, such as those of an unmasked sum, only the sender is checked:
-            never accept them over a network.
+            :class:`~fedrecsk.protocol.ClientUpdates`, such as those of an unmasked sum, only the
+            sender is checked: never accept them over a network.
 
         Returns
         -------
