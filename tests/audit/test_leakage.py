@@ -116,7 +116,7 @@ register_inversion(Unknown, None)
     ("model", "message"),
     [
         (Popularity(), "Popularity is not federated: its data are in one place"),
-        (Unknown(3), r"no attack on uploads of Unknown, which says .* register_inversion"),
+        (Unknown(3), r"no attack on uploads of Unknown, which does not mean .* register_inversion"),
         (Mine(0), "The 'n_factors' parameter of Mine must be"),
         (RFRec(3), "This RFRec estimator requires y"),
     ],

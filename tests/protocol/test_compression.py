@@ -15,6 +15,7 @@ from fedrecsk.protocol import FieldSpec, Message, SparseRows, Summed, Updates
 from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.blocks import of_clients
 from fedrecsk.protocol.clients import Clients
+from fedrecsk.protocol.evaluation import Scoring
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.protocol.links import Downlink, StepTotal, Uplink
@@ -49,6 +50,9 @@ class Sender(Algorithm):
 
     def _algorithm(self):
         return self
+
+    def _scoring(self):
+        return Scoring()
 
     @property
     def traits(self):
