@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+    from fedrecsk.protocol.blocks import Block
+
 # How many ratings the prior of an effect is worth.
 PRIOR = 10.0
 
@@ -57,13 +59,13 @@ class DayEffects:
         predicted = np.clip(predicted, *self.rating_scale_)
         return (predicted, found[1]) if return_std else predicted
 
-    def _times_of(self: Any, X: Any, *, all_users: bool = False) -> Any:
+    def _times_of(self: Any, X: ArrayLike, *, all_users: bool = False) -> np.ndarray | None:
         if self.timestamps is None:
             return None
         return _times.days_of(X, self.timestamps, all_users=all_users)
 
 
-def effects_of_days(block: Any, expected: Any, dtype: Any) -> Any:
+def effects_of_days(block: Block, expected: np.ndarray, dtype: type[np.floating]) -> Any:
     """Return the effects of users' days, given the expected ratings of the block's rows."""
     shape = block.n_users, _times.N_DAYS
     if block.times is None:

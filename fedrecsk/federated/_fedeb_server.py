@@ -9,7 +9,7 @@ precisions of all that is uncertain follow from what clients send in each round.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -19,6 +19,10 @@ from fedrecsk.federated._empirical_bayes import Scale
 from fedrecsk.federated._features import UserSums
 from fedrecsk.protocol.messages import Dense
 from fedrecsk.protocol.states import Kept, PerItem
+
+if TYPE_CHECKING:
+    from fedrecsk.protocol.blocks import Block
+    from fedrecsk.protocol.keys import Key
 
 # Eigenvalues of K below this are rounding, and so are those below this share of the largest.
 SMALLEST, ROUNDING = 1e-8, 1e-12
@@ -42,7 +46,9 @@ class SimilarItems(NamedTuple):
     vectors: np.ndarray
     values: np.ndarray
 
-    def center(self, items: Any, psi: Any, reg: Any) -> Any:
+    def center(
+        self, items: np.ndarray, psi: np.ndarray, reg: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the items' expected prior mean F, psi re-estimated, and F's variance.
 
         `psi` and `reg`, of shape (width,), are the precisions of f, and of items given f (R). The
@@ -55,19 +61,19 @@ class SimilarItems(NamedTuple):
         return center, len(self.values) / spread, (1 / precision).sum(axis=0)
 
 
-def directions(n_items: Any, size: Any, key: Any) -> Any:
+def directions(n_items: int, size: int, key: Key) -> np.ndarray:
     """Return the public random matrix O, (n_items, size), which both sides draw alike."""
     return key.generator("sketch").standard_normal((n_items, min(size, n_items)))
 
 
-def sketch(block: Any, directions: Any) -> Any:
+def sketch(block: Block, directions: np.ndarray) -> np.ndarray:
     """Return the sum over a block's users of r_u (r_u' O)."""
     matrix = np.ones(len(block.items)), block.items, block.indptr
     rated = csr_array(matrix, shape=(block.n_users, block.n_items))
     return rated.T @ (rated @ directions)
 
 
-def eigenpairs(sketch: Any, directions: Any, n_users: Any) -> Any:
+def eigenpairs(sketch: np.ndarray, directions: np.ndarray, n_users: np.ndarray) -> SimilarItems:
     """Return K's from a sketch of all clients and items' numbers of users (Nystroem)."""
     scale = np.sqrt(np.maximum(np.rint(n_users), 0))[:, None]
     inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)
@@ -108,7 +114,7 @@ class Scales(NamedTuple):
     # (4,) or None, moving averages of what clients send for the first two
     sums: np.ndarray | None = None
 
-    def sent(self) -> Any:
+    def sent(self) -> Dense:
         """Return what clients receive."""
         return Dense(np.r_[self.alpha, self.lambda_0, self.reg])
 
@@ -123,7 +129,7 @@ class Learned:
     average: Kept[PerItem]
 
     @classmethod
-    def first(cls, rows: Any) -> Learned:
+    def first(cls, rows: np.ndarray) -> Learned:
         """Return rows before the first step."""
         return cls(rows, np.zeros_like(rows), np.zeros_like(rows), rows)
 
@@ -152,7 +158,7 @@ class Server:
     content_means: Kept[PerItem]
 
 
-def learned(server: Server, sums: Any) -> Server:
+def learned(server: Server, sums: np.ndarray) -> Server:
     """Return the server with new precisions and prior means, from what all clients send."""
     scales, center, content = server.scales, server.center, server.content_means
     if scales.sums is not None:
@@ -181,12 +187,14 @@ def learned(server: Server, sums: Any) -> Server:
     return replace(server, center=center, content_means=content, scales=scales)
 
 
-def spread(values: Any, reg: Any, total_weight: Any) -> Any:
+def spread(
+    values: np.ndarray, reg: np.ndarray, total_weight: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the sums of squares, and of the posterior variances, of each column."""
     return (values.astype(float) ** 2).sum(axis=0), (1 / (reg + total_weight[:, None])).sum(axis=0)
 
 
-def precision_of(n: Any, reg: Any, squares: Any, variances: Any) -> Any:
+def precision_of(n: int, reg: np.ndarray, squares: np.ndarray, variances: np.ndarray) -> np.ndarray:
     """Return the precision of n numbers again, from the sums of their squares and variances."""
     # At a precision that explains them, the EM algorithm's estimate and MacKay's (1992) agree. The
     # latter converges in far fewer rounds where ratings determine few of the numbers; if hardly

@@ -371,7 +371,7 @@ class FedEBAlgorithm(Algorithm[Server, Clients]):
         return with_tastes(message["items"].values, known), Scale.received(message)
 
 
-def weights_of_users(block: Any) -> np.ndarray:
+def weights_of_users(block: Block) -> np.ndarray:
     """Return the total weight of each user's ratings."""
     return np.add.reduceat(block.weights, block.indptr[:-1])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -13,15 +13,17 @@ from fedrecsk.metrics import values_by_user
 from fedrecsk.updates import FieldSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Self
 
     from numpy.typing import NDArray
 
+    from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.protocol.blocks import Block
     from fedrecsk.protocol.keys import Key
+    from fedrecsk.protocol.messages import Upload
 
-ERRORS: dict[str, Any] = {"rmse": np.square, "mae": np.abs}
+ERRORS: dict[str, Callable[[NDArray], NDArray]] = {"rmse": np.square, "mae": np.abs}
 N_BINS = 10
 # By their short names; metrics of rankings have a cutoff.
 RANKINGS = {
@@ -50,7 +52,7 @@ class HeldOut(NamedTuple):
     n_items: int
     ranks: np.ndarray
     # Ids of the users, for errors; None: their numbers.
-    names: Any = None
+    names: np.ndarray | None = None
 
     @classmethod
     def of(cls, block: Block) -> HeldOut:
@@ -158,7 +160,7 @@ class Scoring:
         """Whether a larger value of the first metric is a better one."""
         return self._read[0].greater_is_better
 
-    def check(self, method: Any, n_items: int | None = None) -> None:
+    def check(self, method: FederatedRecommender, n_items: int | None = None) -> None:
         """Raise ValueError if a metric is unknown, or does not suit a method or its catalogue."""
         name = type(method).__name__
         for one in self._read:
@@ -209,7 +211,7 @@ class Scoring:
                 fields[f"{one.name} by client"] = _by_client(one, *sums[one.name].T, most)
         return fields
 
-    def values(self, totals: Mapping[str, Any] | None) -> dict[str, float]:
+    def values(self, totals: Upload | None) -> dict[str, float]:
         """Return each metric from the sums of the fields (an Upload); NaN if nothing was sent."""
         if totals is None:
             return dict.fromkeys(self.metrics, float("nan"))
@@ -225,7 +227,7 @@ class Scoring:
             return totals[one.name].sum * self.divisor
         return totals[one.name].sum + totals[f"{one.name} rest"].sum
 
-    def spread(self, totals: Mapping[str, Any]) -> dict[str, Spread]:
+    def spread(self, totals: Upload) -> dict[str, Spread]:
         """Return how unequal clients are, by metric."""
         means, found = self.values(totals), {}
         for one, most in zip(self._read, self.ranges or (), strict=True):
@@ -245,7 +247,7 @@ class Scoring:
 
     def measure(
         self,
-        model: Any,
+        model: FederatedRecommender,
         held_out: HeldOut,
         clients: NDArray[np.int64],
         codes: NDArray[np.int64],

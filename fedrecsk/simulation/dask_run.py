@@ -50,7 +50,7 @@ from fedrecsk.simulation.run import Run, _timed, complete, fitted_attributes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from typing import Any, Self
+    from typing import Any, Self, TypeVar
 
     from dask.dataframe import DataFrame, Series
     from dask.delayed import Delayed
@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from fedrecsk.simulation.run import Seen
     from fedrecsk.updates import ClientUpdates, FieldSpec
     from fedrecsk.updates._client_updates import Stage
+
+    T = TypeVar("T")
 
 # How often the clients of a partition may be lost in one fit.
 MOST_LOSSES = 3
@@ -259,7 +261,7 @@ class HeldElsewhere:
         self.clients: NDArray[np.int64] = updates.clients[updates.accepted]
         self.specs: Mapping[str, FieldSpec] = updates.specs
 
-    def each(self, function: Callable[[ClientUpdates], Any]) -> Iterator[Any]:
+    def each(self, function: Callable[[ClientUpdates], T]) -> Iterator[T]:
         """Yield a function of each tile."""
         return self.cluster.each(function, self.stages)
 
@@ -372,7 +374,9 @@ class Cluster:
         for one in self._holding(blocks):
             one.told.append((one.of(blocks), function, *map(one.packed, args)))
 
-    def call(self, blocks: list[BlockNumber], function: Callable[..., Any], *args: object) -> Sum:
+    def call(
+        self, blocks: list[BlockNumber], function: Callable[..., object], *args: object
+    ) -> Sum:
         """Call a function of Clients for some clients; return a Sum."""
         args = self._noted(blocks, function, args)
 
@@ -397,8 +401,8 @@ class Cluster:
         return totals.popitem()[1]
 
     def each(
-        self, function: Callable[[ClientUpdates], Any], stages: tuple[Stage, ...]
-    ) -> Iterator[Any]:
+        self, function: Callable[[ClientUpdates], T], stages: tuple[Stage, ...]
+    ) -> Iterator[T]:
         """Yield a function of each tile of the single updates that the workers hold."""
         for _, answers in self._asked(self.holders, "each", lambda _: (function, stages)):
             yield from answers
@@ -609,7 +613,7 @@ class ClusterRun(Run):
         return run
 
     def each(
-        self, clients: list[Elsewhere], function: Callable[..., Any], *args: object
+        self, clients: list[Elsewhere], function: Callable[..., object], *args: object
     ) -> Iterator[Any]:
         """Yield the sum of the clients' results."""
         total = self.cluster.call([one.number for one in clients], function, *args)

@@ -227,7 +227,7 @@ class Holder:
         self,
         told: list[tuple],
         blocks: Iterable[BlockNumber] = (),
-        function: Callable[..., Any] | None = None,
+        function: Callable[..., object] | None = None,
         *args: object,
     ) -> dict[Node, Sum]:
         """Tell clients what they lack, and return sums of a function's results, by tree node.
@@ -273,9 +273,7 @@ class Holder:
                 updates.append(replace(one, fields={}))
         return Sum(replace(joined(updates), fields=sums) if updates else None, loss, seconds)
 
-    def each(
-        self, function: Callable[[ClientUpdates], Any], stages: tuple[Stage, ...]
-    ) -> list[Any]:
+    def each(self, function: Callable[[ClientUpdates], T], stages: tuple[Stage, ...]) -> list[T]:
         """List a function of each tile of the single updates, after more stages."""
         return [answer for one in self._held(stages) for answer in one.each(function)]
 

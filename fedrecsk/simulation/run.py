@@ -167,7 +167,7 @@ class Run(Loop[StepTotal, "Seen"]):
     # ------------------------------------------------------------ the protocol's steps
 
     def each(
-        self, clients: list[Clients], function: Callable[..., Any], *args: object
+        self, clients: list[Clients], function: Callable[..., object], *args: object
     ) -> Iterator[Any]:
         """Yield the results of a function of Clients for these, or their sums, in their order."""
         return self.parallel(function, clients, *args)
