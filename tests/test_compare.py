@@ -282,7 +282,7 @@ BAD = [
     ({"scoring": "ndcg@0"}, ValueError, "k must be an integer of at least 1"),
     ({"scoring": {"mine": None}}, ValueError, "scoring holds None"),
     ({"scoring": "auc@10"}, ValueError, "AUC has none; write 'auc'"),
-    ({"scoring": ["diversity@1"]}, ValueError, "take k of at least 2"),
+    ({"scoring": ["diversity@1"]}, ValueError, "needs k of at least 2"),
     ({"X": "ab" * 66}, ValueError, "'X' parameter of compare must be an array-like"),
     ({"n_jobs": 0}, ValueError, r"'n_jobs' parameter of compare must be an int in the range \[1"),
     ({"sample_weight": [1]}, ValueError, "inconsistent numbers of samples"),

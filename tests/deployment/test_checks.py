@@ -153,7 +153,7 @@ def test_a_store_that_others_may_write_into_is_refused(tmp_path):
     folder.chmod(0o777)
     with pytest.raises(PermissionError, match="chmod go-w"):
         Store(folder)
-    with pytest.raises(PermissionError, match=r"can replace .*; chmod o-w"):
+    with pytest.raises(PermissionError, match=r"could replace .*; run chmod o-w"):
         Store(folder / "server")
     # As /tmp is.
     folder.chmod(0o1777)

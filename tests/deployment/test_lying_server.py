@@ -41,9 +41,9 @@ def attacked(method, n_real, n_claimed, folder):
     one, nodes = fit_of(method, n_real, folder, identities)
     refusals, found = [], []
 
-    def attack(kind, number, asked, message, specs, quorum):
+    def attack(masks, kind, number, asked, message, specs, quorum):
         if kind == "setup":
-            return honest(kind, number, asked, message, specs, quorum)
+            return honest(masks, kind, number, asked, message, specs, quorum)
         plan = SecAggPlus().plan(n_claimed)
 
         def ask(stage, messages):

@@ -417,5 +417,5 @@ def test_identities_are_read_by_their_owner_only(tmp_path):
     wrong = tmp_path / "wrong.key"
     wrong.write_text("{}")
     wrong.chmod(0o600)
-    with pytest.raises(ValueError, match="has no identity"):
+    with pytest.raises(ValueError, match="does not hold the identity"):
         read_identity(wrong)
