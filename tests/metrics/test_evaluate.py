@@ -450,6 +450,8 @@ def reported(judge, X, train, test, **options):
     }
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        # What other tests have left to the garbage collector.
+        warnings.simplefilter("ignore", ResourceWarning)
         judges[judge]()
     return [str(one.message) for one in caught]
 
