@@ -2,8 +2,8 @@
 
 Clients evaluate all candidates on rows they hold out and upload sums. The server keeps the best
 third after 10% and 30% of the rounds, and one candidate after 75%, which then learns from all rows.
-Compare the result with the default parameters, on rows that nobody used, and with the bytes
-of fitting every candidate.
+Compare the result with the default parameters on rows that were not used, and with the bytes of
+fitting every candidate.
 """
 
 from sklearn.base import clone

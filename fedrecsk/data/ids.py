@@ -134,7 +134,7 @@ class Ids:
     def codes(self, ids: NDArray[Any]) -> NDArray[np.int64]:
         """Return the code of each id, -1 if it is not known."""
         if not len(self.values):
-            # A model without users knows nobody, and will take any type of ids.
+            # A model without users takes any type of ids.
             return np.full(len(ids), -1, dtype=np.int64)
         codes, values = factorized(ids)
         return self._found(values)[codes]
