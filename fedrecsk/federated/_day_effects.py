@@ -65,7 +65,7 @@ class DayEffects:
         return _times.days_of(X, self.timestamps, all_users=all_users)
 
 
-def effects_of_days(block: Block, expected: np.ndarray, dtype: type[np.floating]) -> Any:
+def effects_of_days(block: Block, expected: np.ndarray, dtype: type[np.floating]) -> object:
     """Return the effects of users' days, given the expected ratings of the block's rows."""
     shape = block.n_users, _times.N_DAYS
     if block.times is None:

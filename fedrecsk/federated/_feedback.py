@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from scipy.special import expit
@@ -37,7 +37,7 @@ class LearnsFromFeedback(RankingMixin, FederatedRecommender):
 
     _: KW_ONLY
     # "bce", "squared", or what a subclass accepts beside them.
-    loss: Any = "bce"
+    loss: str = "bce"
     n_negatives: int = 4
 
     _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -29,7 +28,7 @@ class Targets:
     add theirs up in the set-up; any other, y.
     """
 
-    loss: Any
+    loss: str
     dtype: type[np.floating] = np.float32
 
     def setup_fields(self):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -39,14 +39,14 @@ class Server:
     mean_user: np.ndarray
     prior: ItemPrior | None = None
     # (n_items, n_bits), what has arrived so far, for codes that are its signs.
-    total: Any = 0
+    total: np.ndarray | int = 0
 
 
 @dataclass
 class Clients:
     """Users of a block: their rows in fixed point, and their packed vectors."""
 
-    rows: Any
+    rows: tuple[np.ndarray, ...]
     codes: PerUser
 
 

@@ -41,8 +41,8 @@ class Clients:
     # Each client's penalty on its own items.
     reg_item: float = 0.0
     # The ratings by item, and where each row's begin, for clients of several users.
-    raters: Any = None
-    starts: Any = None
+    raters: np.ndarray | None = None
+    starts: np.ndarray | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -130,7 +130,7 @@ class Server:
     items: Kept[PerItem]
     n_clients: int
     # (n_items, 1), from the set-up; None without one.
-    held_share: Any
+    held_share: np.ndarray | None
     prior: ItemPrior | None
 
     def with_items(self, items) -> Self:

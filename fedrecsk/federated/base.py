@@ -28,7 +28,7 @@ from fedrecsk.simulation import dask_run, run, weak_fits
 from fedrecsk.simulation.updating import Updating
 
 if TYPE_CHECKING:
-    from typing import Any, Self
+    from typing import Self
 
     from fedrecsk.privacy import PrivacyReport
     from fedrecsk.protocol.algorithm import AnyAlgorithm
@@ -179,7 +179,7 @@ class FederatedRecommender(Updating, Recommender):
     def _n_tasks(self, data):
         return self._rounds(data.n_clients)
 
-    def set_params(self, **params: Any) -> Self:
+    def set_params(self, **params: object) -> Self:
         """Set parameters; ``federation__...`` of a federation that is None makes one.
 
         Returns
@@ -276,7 +276,7 @@ class FederatedRecommender(Updating, Recommender):
 
     if not TYPE_CHECKING:  # see Recommender
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> object:
             if vars(self).get("_parts") is not None and name.startswith("user_"):
                 raise AttributeError(
                     f"The users of this {type(self).__name__} are on the workers of a Dask "

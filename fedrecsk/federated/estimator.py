@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import MISSING, field, fields, is_dataclass, make_dataclass
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Literal, get_args, get_origin, get_type_hints
 
 from fedrecsk._utils.sklearn_compat import StrOptions
 from fedrecsk.base import RankingMixin, RatingMixin
@@ -23,8 +23,8 @@ def estimator_of(
     algorithm: type[Algorithm],
     *,
     learns: Literal["ratings", "likes"] = "ratings",
-    constraints: Mapping[str, Any] | None = None,
-    **defaults: Any,
+    constraints: Mapping[str, object] | None = None,
+    **defaults: object,
 ) -> type[FederatedRecommender]:
     """Return the class of an estimator whose `fit` simulates an algorithm.
 
@@ -75,7 +75,9 @@ def estimator_of(
             f"{unknown[0]!r} is not a parameter of every federated method; make it a field of "
             f"{algorithm.__name__}."
         )
-    given += [(name, Any, field(default=value, kw_only=True)) for name, value in defaults.items()]
+    given += [
+        (name, object, field(default=value, kw_only=True)) for name, value in defaults.items()
+    ]
     found = {one.name: _constraint(hints[one.name]) for one in own}
     found = {name: one for name, one in found.items() if one is not None}
     names = [one.name for one in own]

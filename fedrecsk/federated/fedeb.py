@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -72,7 +72,7 @@ class Clients:
     """Users of a block: their ratings, in units, and their posteriors."""
 
     # fedeb_kernels.Ratings
-    ratings: Any
+    ratings: tuple[np.ndarray, ...]
     unit: float
     # Of the items: numbers of ratings, and the logarithms of these, centered.
     n_ratings: np.ndarray
@@ -82,7 +82,7 @@ class Clients:
     # Given the final model: covariances, standard deviations of ratings, and effects of days.
     covariances: PerUser | None = None
     noise: PerUser | None = None
-    days: Any = None
+    days: object = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -153,7 +153,7 @@ class FedEBAlgorithm(Algorithm[Server, Clients]):
             fields["held_items"] = _ratings.numbers_of_holders(block)
         return Updates(fields | self.regression.answer(block, weights_of_users(block)))
 
-    def begin(self, catalogue: Catalogue, sums: Any, key: Key) -> Server:
+    def begin(self, catalogue: Catalogue, sums: Upload, key: Key) -> Server:
         m, d = catalogue.n_items, self.n_factors
         items = np.zeros((m, d + 1), self.dtype)
         items[:, 1:] = self.INIT_STD * key.generator("item factors").standard_normal((m, d))
@@ -612,7 +612,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
     # What `fit` sets.
     user_covariance_: ClassVar[np.ndarray]
     user_noise_: ClassVar[np.ndarray]
-    user_days_: ClassVar[Any]
+    user_days_: ClassVar[csr_array]
     item_variance_: ClassVar[np.ndarray]
     implicit_factors_: ClassVar[np.ndarray]
     noise_std_: ClassVar[float]
@@ -685,7 +685,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         n_audiences = 1 + self.item_factors_.shape[1] - self._width
         days = {}
         if self.timestamps is not None:
-            days["user_days_"] = csr_array((n, self.user_days_.shape[1]), dtype=self._dtype)
+            days["user_days_"] = csr_array((n, _times.N_DAYS), dtype=self._dtype)
         attributes = {
             "user_factors_": np.pad(means[:, 1:], ((0, 0), (0, n_audiences))),
             "user_bias_": unit * means[:, 0],

@@ -40,7 +40,7 @@ LONGEST = 20.0
 class Clients:
     """Users of a block: targets and weights of their ratings, and their vectors."""
 
-    feedback: Any
+    feedback: tuple[np.ndarray, ...]
     users: Kept[PerUser]
 
 

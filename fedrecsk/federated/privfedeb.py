@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -215,7 +215,7 @@ class Clients:
     """Users of a block: their ratings, in units, and their vectors."""
 
     # fedeb_kernels.Ratings
-    ratings: Any
+    ratings: tuple[np.ndarray, ...]
     unit: float
     # Of the items: a_i, and their features in z_i.
     row_weights: np.ndarray
@@ -266,7 +266,7 @@ class PrivFedEBAlgorithm(Algorithm[Server, Clients]):
         fields = _empirical_bayes.written(block, turn, out)
         return Updates({"first": fields["items"], "squares": fields["scales"]})
 
-    def begin(self, catalogue: Catalogue, sums: Any, key: Key) -> Server:
+    def begin(self, catalogue: Catalogue, sums: Upload, key: Key) -> Server:
         share = np.sqrt(1 - SQUARES**2)
         first = sums["first"]
         squares = sums["squares"].sum[0] / SQUARES

@@ -50,8 +50,9 @@ class Server:
     items: Kept[PerItem]
     scale: Scale
     n_clients: int
-    # Of each item, None if unknown: its ratings, and the clients that have rated it.
-    n_ratings: Any
+    # Of each item: its ratings, None if unknown, and the clients that have rated it, which only
+    # averages of clients do without.
+    n_ratings: np.ndarray | None
     n_holders: Any
     prior: ItemPrior | None
 
@@ -76,7 +77,7 @@ class Clients:
     values: np.ndarray
     weights: np.ndarray
     # On items, their biases, users and their biases.
-    penalties: tuple[Any, ...]
+    penalties: tuple[np.ndarray, ...]
     # Vectors, as in the kernels.
     users: Kept[Annotated[Any, Axis("users")]]
     held: Kept[Annotated[Any, Axis("rows")]]

@@ -13,7 +13,7 @@ from fedrecsk.compression import Compressor
 from fedrecsk.privacy import CentralDP, LocalMechanism, SecureAggregation
 
 if TYPE_CHECKING:
-    from typing import Any, Self
+    from typing import Self
 
 # What becomes of uploads on their way to the server. "sum": those of a block are added up as soon
 # as they are computed; "single": each is looked at before; "held": the server combines single ones.
@@ -126,7 +126,7 @@ class Federation(PlainParameters):
         self.adversary = adversary
         self.wire_dtype = wire_dtype
 
-    def set_params(self, **params: Any) -> Self:
+    def set_params(self, **params: object) -> Self:
         """Set parameters. Parameters of a part that is None raise an error.
 
         Returns

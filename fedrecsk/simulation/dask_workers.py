@@ -33,7 +33,7 @@ from fedrecsk.updates import add_sums, joined
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from typing import Any, Self, TypeVar
+    from typing import Self, TypeVar
 
     from numpy.typing import NDArray
     from pandas import DataFrame
@@ -172,7 +172,7 @@ class Holder:
         # Single updates of the last step, by partition, if the server needs more than their sum.
         self.held: dict[int, list[HeldUpdates]] = {}
 
-    def do(self, name: str, *args: object) -> tuple[bool, Any]:
+    def do(self, name: str, *args: object) -> tuple[bool, object]:
         """Call a method; return its result or its error, so that no other error is the method's."""
         try:
             with get_threadpool_controller().limit(limits=1, user_api="blas"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral, Real
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
 import numpy as np
 
@@ -29,8 +29,8 @@ class Server(fedmf.Server):
     """What the server knows: the items, and each client's vector and cluster."""
 
     # (n_clients, d), and (n_clients,) or None if nothing depends on clusters.
-    vectors: Any = None
-    clusters: Any = None
+    vectors: np.ndarray | None = None
+    clusters: np.ndarray | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -49,7 +49,7 @@ class Clients:
     """Users of a block: their vectors, their ratings, and the items that they pretend to rate."""
 
     users: PerUser
-    ratings: Any
+    ratings: tuple[np.ndarray, ...]
     scale: Scale
     share: float
     # Rated and virtual items of the users that have drawn them, if they are fixed.
