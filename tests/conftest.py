@@ -74,7 +74,7 @@ def fits_in_blocks(model, X, y=None, *, block_sizes=BLOCK_SIZES, **fit_params):
         # pytest shows this if a test fails.
         print(f"{size} ratings in a block")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(blocks, "block_size", lambda data, size=size: size)
+            patch.setattr(blocks, "block_size", lambda *_, size=size: size)
             yield model.fit(X, y, **fit_params)
 
 

@@ -372,7 +372,7 @@ def test_every_step_is_a_task_and_a_callback_can_stop_the_fit(name, step, number
 
 @every_federated
 def test_any_n_jobs_gives_the_same_bits(Estimator, monkeypatch):
-    monkeypatch.setattr(blocks, "block_size", lambda data: 20)
+    monkeypatch.setattr(blocks, "block_size", lambda *_: 20)
     X, y = make_toy(40, 15)
     one, three = (
         make(Estimator, n_rounds=3, n_jobs=n).fit(X, y, clients=X[:, 0] % 9) for n in (None, 3)

@@ -71,7 +71,7 @@ def assert_equal_fits(Estimator, setting, monkeypatch, n_clients=None):
         plain["upload"] = "all"
     case = Estimator.__name__, plain, setting, n_clients
     found = golden.entry(*case)
-    monkeypatch.setattr(blocks, "block_size", lambda data: 1)
+    monkeypatch.setattr(blocks, "block_size", lambda *_: 1)
     reference = golden.entry(*case)
     if "refused" in found:
         assert any(reason in found["refused"] for reason in REFUSALS), found

@@ -33,7 +33,14 @@ from fedrecsk.cluster import _frames
 from fedrecsk.data import _checks
 from fedrecsk.data._mistakes import warn_about_target, warn_about_unknown_pairs
 from fedrecsk.data.ids import catalogue_ids
-from fedrecsk.data.interactions import as_table, encode, id_columns, matrix_rows, shape_of_ids
+from fedrecsk.data.interactions import (
+    Interactions,
+    as_table,
+    encode,
+    id_columns,
+    matrix_rows,
+    shape_of_ids,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +49,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
     from sklearn.utils import Tags
 
-    from fedrecsk.data.interactions import Interactions
+    from fedrecsk.data.interactions import Population
 
 score_kernels: LazyModule = LazyModule("fedrecsk.base._score_kernels")
 
@@ -50,7 +57,7 @@ score_kernels: LazyModule = LazyModule("fedrecsk.base._score_kernels")
 ROWS_LOOKED_AT = 1000
 
 
-def attributes_of(data: Interactions) -> dict[str, Any]:
+def attributes_of(data: Population) -> dict[str, Any]:
     """Return the fitted attributes about users and items that every model has."""
     return {
         "user_ids_": data.user_ids.values.copy(),
@@ -59,7 +66,7 @@ def attributes_of(data: Interactions) -> dict[str, Any]:
         "n_items_": data.n_items,
         "_users": data.user_ids,
         "_items": data.item_ids,
-        "_seen": (data.indptr, data.items),
+        "_seen": data.seen(),
     }
 
 
@@ -72,7 +79,7 @@ class FitReport:
         X: Any,
         y: Any,
         sample_weight: Any,
-        data: Interactions,
+        data: Population,
         n_tasks: int | None = None,
     ) -> None:
         self.static: dict[str, Any] = attributes_of(data)
@@ -267,7 +274,7 @@ class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, Plai
 
     def _learn(self, data, report, fit):
         """Call `fit`, and take over the fitted attributes that it returns."""
-        if len(data.items):
+        if isinstance(data, Interactions):
             self._require_memory(data)
         report.begin()
         attributes = fit(data, report)

@@ -145,7 +145,7 @@ def hint(estimator: Any, data: Any = None) -> str:
 
 def _large_numbers(estimator, data):
     """Yield sentences about weights and ratings that are far larger than usual."""
-    weight, size = float(data.weights.max()), largest(data.values)
+    weight, size = data.heaviest(), max(map(abs, data.value_range()))
     if weight > HEAVY:
         yield f"sample_weight reaches {weight:.3g}; divide it by its mean."
     if size > LARGE and estimates_y(estimator):
@@ -196,7 +196,7 @@ def _scale(estimator, data):
     """Return the size of what scores estimate: that of the ratings, or 1 for preferences."""
     if not estimates_y(estimator):
         return 1.0
-    return max(1.0, largest(data.values))
+    return max(1.0, *map(abs, data.value_range()))
 
 
 def estimates_y(estimator):

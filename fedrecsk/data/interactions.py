@@ -6,6 +6,7 @@ Nothing else in the package parses X.
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -101,19 +102,13 @@ def coded_ids(ids: Any, name: str) -> tuple[NDArray[Any], NDArray[np.int32]]:
 
 
 @dataclass(frozen=True)
-class Interactions:
-    """Ratings sorted by user and users sorted by client: a CSR matrix of users by items."""
+class Population(ABC):
+    """Whose ratings a fit learns from, and of which items; the ratings may be elsewhere."""
 
     user_ids: Ids  # client by client, sorted within each client
     item_ids: Ids
     client_ids: np.ndarray
     client_indptr: np.ndarray  # int64: users client_indptr[c]:client_indptr[c + 1] are client c's
-    indptr: np.ndarray  # int64: ratings indptr[u]:indptr[u + 1] are user u's
-    items: np.ndarray  # int32 codes, ascending within a user
-    values: np.ndarray  # float64 ratings or preferences
-    weights: np.ndarray  # float64 sample weights, positive
-    times: np.ndarray | None = None  # float64, NaN where missing; None: the model does not use it
-    features: np.ndarray | None = None  # of users, NaN where missing; None: the model uses none
 
     @property
     def n_users(self) -> int:
@@ -126,6 +121,34 @@ class Interactions:
     @property
     def n_clients(self) -> int:
         return len(self.client_ids)
+
+    @abstractmethod
+    def fingerprint(self) -> bytes:
+        """Return a digest of all data, by which the same data can be recognised."""
+
+    @abstractmethod
+    def value_range(self) -> tuple[float, float]:
+        """Return the lowest and the highest rating."""
+
+    @abstractmethod
+    def heaviest(self) -> float:
+        """Return the largest weight."""
+
+    @abstractmethod
+    def seen(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Return indptr and indices of the users' rated items, as far as they are here."""
+
+
+@dataclass(frozen=True)
+class Interactions(Population):
+    """Ratings sorted by user and users sorted by client: a CSR matrix of users by items."""
+
+    indptr: np.ndarray  # int64: ratings indptr[u]:indptr[u + 1] are user u's
+    items: np.ndarray  # int32 codes, ascending within a user
+    values: np.ndarray  # float64 ratings or preferences
+    weights: np.ndarray  # float64 sample weights, positive
+    times: np.ndarray | None = None  # float64, NaN where missing; None: the model does not use it
+    features: np.ndarray | None = None  # of users, NaN where missing; None: the model uses none
 
     @property
     def users(self) -> NDArray[np.int64]:
@@ -159,7 +182,6 @@ class Interactions:
         )
 
     def fingerprint(self) -> bytes:
-        """Return a digest of all data, by which the same data can be recognised."""
         digest = hashlib.blake2b(digest_size=16)
         ids = self.user_ids.values, self.item_ids.values, self.client_ids, self.client_indptr
         rows = self.indptr, self.items, self.values, self.weights
@@ -169,6 +191,15 @@ class Interactions:
             digest.update(f"{array.dtype}{array.shape}".encode())
             digest.update(np.ascontiguousarray(array).view(np.uint8).data)
         return digest.digest()
+
+    def value_range(self) -> tuple[float, float]:
+        return float(self.values.min()), float(self.values.max())
+
+    def heaviest(self) -> float:
+        return float(self.weights.max())
+
+    def seen(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        return self.indptr, self.items
 
 
 def encode(

@@ -15,6 +15,7 @@ from fedrecsk._utils.sklearn_compat import Interval, clone, get_threadpool_contr
 from fedrecsk._utils.threads import N_JOBS
 from fedrecsk.base import Recommender
 from fedrecsk.base._item_weights import history_of
+from fedrecsk.data.interactions import Interactions
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol import private_fits, refusals
 from fedrecsk.protocol.central_noise import CentralNoise
@@ -267,7 +268,8 @@ class FederatedRecommender(Updating, Recommender):
     def _check_after_fit(self, data):
         # A history that fades is not there to rank the user's old rows.
         fades = getattr(self, "history_half_life", None) is not None
-        if self._setting().adversary is None and not fades:
+        is_here = isinstance(data, Interactions)
+        if is_here and self._setting().adversary is None and not fades:
             weak_fits.warn_if_weak(self, data)
 
     def _watch(self, data, n_rounds):

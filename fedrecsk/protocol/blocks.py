@@ -170,13 +170,13 @@ class Block:
         return np.repeat(who, np.diff(self.client_indptr))
 
 
-def block_size(data: Interactions) -> int:
+def block_size(n_ratings: int, n_items: int) -> int:
     """Return the number of ratings per block: 65,536, or more for large data and large catalogues.
 
     There are at most 64 blocks, each with about as many ratings as there are items or more, so
     that an array of the catalogue's size per block is never larger than the data.
     """
-    return max(RATINGS_PER_BLOCK, -(-len(data.items) // MAX_BLOCKS), data.n_items)
+    return max(RATINGS_PER_BLOCK, -(-n_ratings // MAX_BLOCKS), n_items)
 
 
 def cut(
@@ -190,7 +190,9 @@ def cut(
     By default this is :func:`block_size`. It is up to eight times as many if only a share of the
     clients takes part in a round. Clients of different `groups` are in different blocks.
     """
-    most = (block_size(data) if max_ratings is None else max_ratings) / max(share, 1 / 8)
+    if max_ratings is None:
+        max_ratings = block_size(len(data.items), data.n_items)
+    most = max_ratings / max(share, 1 / 8)
     groups = np.zeros(data.n_clients, dtype=np.int64) if groups is None else groups
     order = np.argsort(groups, kind="stable")
     sizes = np.diff(data.rating_indptr)[order]

@@ -15,7 +15,7 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from fedrecsk.cluster._checkpoints import Log
 from fedrecsk.cluster._frames import Parts, client_of, together
 from fedrecsk.data import _checks
 from fedrecsk.data.ids import Ids
-from fedrecsk.data.interactions import Interactions
+from fedrecsk.data.interactions import Population
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol.participation import Participation
 from fedrecsk.simulation import making
@@ -95,14 +95,14 @@ def fit(
         summaries = cluster.read()
         whole = Whole.of(summaries, estimator._catalogue(), cluster.n_partitions)
         vars(estimator).update(next(iter(summaries.values())).columns)
-        report = FitReport(estimator, X, y, sample_weight, whole.data)
+        report = FitReport(estimator, X, y, sample_weight, whole)
 
         def rounds(data, report):
-            run = ClusterRun.on(cluster, estimator, whole)
+            run = ClusterRun.on(cluster, estimator, data)
             run.settle(estimator)
             return complete(estimator, run, data, report)
 
-        return estimator._learn(whole.data, report, rounds)
+        return estimator._learn(whole, report, rounds)
 
 
 def check_setting(estimator: FederatedRecommender) -> None:
@@ -132,26 +132,12 @@ def check_setting(estimator: FederatedRecommender) -> None:
 
 
 @dataclass(frozen=True)
-class RowsElsewhere(Interactions):
-    """Interactions of which only ids are here; `digest` is of all rows, and there are `n_rows`."""
+class Whole(Population):
+    """What the driver knows of all rows: ids, Summaries by partition, each user's partition."""
 
-    digest: bytes = b""
-    n_rows: int = 0
-
-    def fingerprint(self) -> bytes:
-        """Return a digest of all rows."""
-        return self.digest
-
-
-class Whole(NamedTuple):
-    """What the driver knows of all rows: their ids, Summaries by partition, each user's partition.
-
-    The `values` of `data` are the lowest and the highest one, its `weights` the heaviest.
-    """
-
-    data: RowsElsewhere
     summaries: dict[int, Summary]
     part_of_user: np.ndarray
+    n_partitions: int
 
     @classmethod
     def of(cls, summaries: dict[int, Summary], catalogue: Ids | None, n_partitions: int) -> Whole:
@@ -170,23 +156,31 @@ class Whole(NamedTuple):
             catalogue = Ids(
                 np.unique(_joined_ids([one.item_ids for one in summaries.values()])), "item ids"
             )
-        digest = hashlib.blake2b(digest_size=16)
-        for number, one in summaries.items():
-            digest.update(f"{number} of {n_partitions}".encode() + one.digest)
-        lowest, highest = zip(*(one.values for one in summaries.values()), strict=True)
-        data = RowsElsewhere(
+        return cls(
             user_ids=Ids(user_ids[order], "user ids"),
             item_ids=catalogue,
             client_ids=clients,
             client_indptr=np.concatenate([[0], np.cumsum(n_users[np.argsort(ids)])]),
-            indptr=np.zeros(len(user_ids) + 1, dtype=np.int64),
-            items=np.empty(0, dtype=np.int32),
-            values=np.array([min(lowest), max(highest)]),
-            weights=np.array([max(one.heaviest for one in summaries.values())]),
-            digest=digest.digest(),
-            n_rows=sum(one.n_rows for one in summaries.values()),
+            summaries=summaries,
+            part_of_user=parts[order].astype(np.int32),
+            n_partitions=n_partitions,
         )
-        return cls(data, summaries, parts[order].astype(np.int32))
+
+    def fingerprint(self) -> bytes:
+        digest = hashlib.blake2b(digest_size=16)
+        for number, one in self.summaries.items():
+            digest.update(f"{number} of {self.n_partitions}".encode() + one.digest)
+        return digest.digest()
+
+    def value_range(self) -> tuple[float, float]:
+        lowest, highest = zip(*(one.values for one in self.summaries.values()), strict=True)
+        return min(lowest), max(highest)
+
+    def heaviest(self) -> float:
+        return max(one.heaviest for one in self.summaries.values())
+
+    def seen(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        return np.zeros(self.n_users + 1, dtype=np.int64), np.empty(0, dtype=np.int32)
 
 
 def _joined_ids(arrays):
@@ -468,7 +462,7 @@ class Cluster:
         some = next(iter(models.values()))
         models = [models.get(n, some) for n in range(self.n_partitions)]
         require("distributed", "fit of a Dask DataFrame").wait(models)
-        return Parts(self.client, models, whole.data.user_ids, whole.part_of_user)
+        return Parts(self.client, models, whole.user_ids, whole.part_of_user)
 
     # ---------------------------------------------------------------------- lost workers
 
@@ -574,15 +568,15 @@ def _begun(holder, name, args):
 class ClusterRun(Run):
     """A fit in progress whose clients are on the workers of a cluster."""
 
+    data: Whole
     cluster: Cluster
-    whole: Whole
     identity: str
 
     @classmethod
-    def on(cls, cluster: Cluster, estimator: FederatedRecommender, whole: Whole) -> Self:
+    def on(cls, cluster: Cluster, estimator: FederatedRecommender, data: Whole) -> Self:
         """Before the set-up, or as of the last checkpoint."""
         seed, key, method = making.fresh(estimator)
-        data, federation = whole.data, method._setting()
+        federation = method._setting()
         server = making.server_of(estimator, method, data, seed, key)
         ids, parameters = data.client_ids, making.parameters_of_a_run(estimator)
         making.check_aggregator(federation.aggregator, method, data)
@@ -604,7 +598,6 @@ class ClusterRun(Run):
             block_of_client=blocks,
             data=data,
             cluster=cluster,
-            whole=whole,
             identity=identity,
         )
         if saved is not None:
@@ -639,13 +632,13 @@ class ClusterRun(Run):
 
     def make_clients(self) -> dict[BlockNumber, Registration]:
         """Make all clients on the workers; return their Registrations by block."""
-        server, data = self.server, self.whole.data
+        server, data = self.server, self.data
         keys, codes = making.keys_of(server), {}
-        for number, summary in self.whole.summaries.items():
+        for number, summary in data.summaries.items():
             own = np.searchsorted(data.client_ids, summary.client_ids)
             codes[number] = own, data.client_indptr[own]
-        rows = SimpleNamespace(items=range(data.n_rows), n_items=data.n_items)
-        size = _blocks.block_size(rows)
+        n_rows = sum(one.n_rows for one in data.summaries.values())
+        size = _blocks.block_size(n_rows, data.n_items)
         placing = Placing(server.method, keys, data.n_clients, data.item_ids, size, codes)
         registrations = self.cluster.place(placing)
         for number, one in registrations.items():
@@ -661,7 +654,7 @@ class ClusterRun(Run):
         def users(received, ours):
             if not kept:
                 return {}
-            args = self.whole, server.method, ours, received, server.round
+            args = self.data, server.method, ours, received, server.round
             return {"_parts": self.cluster.end(*args)}
 
         return fitted_attributes(server, message, users)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from fedrecsk.aggregation import Aggregator
     from fedrecsk.attacks._base import ActiveAttack
-    from fedrecsk.data.interactions import Interactions
+    from fedrecsk.data.interactions import Interactions, Population
     from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.protocol.blocks import Block
     from fedrecsk.protocol.federation import Federation
@@ -39,7 +39,7 @@ def fresh(
 
 
 def check_aggregator(
-    aggregator: Aggregator | None, method: FederatedRecommender, data: Interactions
+    aggregator: Aggregator | None, method: FederatedRecommender, data: Population
 ) -> None:
     """Raise, before any work, if an aggregator does not suit its clients or their uploads."""
     if aggregator is None:
@@ -48,7 +48,7 @@ def check_aggregator(
     aggregator._check_specs(method._algorithm().fields(data.n_items))
 
 
-def secret_of(estimator: FederatedRecommender, data: Interactions, seed: int) -> Key:
+def secret_of(estimator: FederatedRecommender, data: Population, seed: int) -> Key:
     """Return the key of a fit's noise, which no fit of other data or parameters shares."""
     # Otherwise the noise of two fits with the same random_state could be subtracted.
     if estimator.random_state is None:
@@ -124,15 +124,14 @@ def clients_of(
 def server_of(
     estimator: FederatedRecommender,
     method: FederatedRecommender,
-    data: Interactions,
+    data: Population,
     seed: int,
     key: Key,
 ) -> Server:
     """Return the server of a new fit."""
     federation = method._setting()
-    rating_range = float(data.values.min()), float(data.values.max())
     secret = key if federation.central_dp is None else secret_of(estimator, data, seed)
-    return Server(method, federation, key, data.item_ids.values, rating_range, secret)
+    return Server(method, federation, key, data.item_ids.values, data.value_range(), secret)
 
 
 def keys_of(server: Server) -> Keys:

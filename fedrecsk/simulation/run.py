@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from fedrecsk.attacks._base import ActiveAttack
     from fedrecsk.base import FitReport
-    from fedrecsk.data.interactions import Interactions
+    from fedrecsk.data.interactions import Interactions, Population
     from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.protocol.blocks import Attributes
     from fedrecsk.protocol.messages import Message, Registration, Upload
@@ -66,7 +66,7 @@ def fit(estimator: FederatedRecommender, data: Interactions, report: FitReport) 
 def complete(
     estimator: FederatedRecommender,
     run: Run,
-    data: Interactions,
+    data: Population,
     report: FitReport,
     begin: Callable[[], None] | None = None,
 ) -> Attributes:
@@ -114,7 +114,7 @@ class Run(Loop[StepTotal, "Seen"]):
     # Position in `clients` of the object that simulates each client.
     block_of_client: np.ndarray
     # All rows.
-    data: Interactions
+    data: Population
     # Runs the clients' tasks, in threads while rounds are run.
     parallel: Threads = field(default=Threads(1), init=False)
 

@@ -166,7 +166,7 @@ def look_at_uploads(monkeypatch):
 @pytest.fixture
 def exact(monkeypatch):
     """Let the simulator add up single updates, as the server does: sums are rounded otherwise."""
-    monkeypatch.setattr(blocks, "block_size", lambda data: 1)
+    monkeypatch.setattr(blocks, "block_size", lambda *_: 1)
     look_at_uploads(monkeypatch)
 
 
@@ -278,7 +278,7 @@ def test_so_are_cohorts_quiet_rounds_aggregators_compression_and_noise(
     estimator, setting, tmp_path, as_simulated, monkeypatch
 ):
     monkeypatch.setattr(type(estimator), "_dtype", np.float64, raising=False)
-    monkeypatch.setattr(blocks, "block_size", lambda data: 1)
+    monkeypatch.setattr(blocks, "block_size", lambda *_: 1)
     # Each client's own noise, as its device draws it.
     monkeypatch.setattr(Federation, "draws_each", True)
     X, y = make_toy(8)
@@ -389,7 +389,7 @@ STOPPED = [RFRec, NeverBetter, FedEB, LocALS, FedMF, LightFR, RFRecF, ExplicitFC
 def test_early_stopping_keeps_the_simulated_models(
     Estimator, patience, tmp_path, as_simulated, monkeypatch
 ):
-    monkeypatch.setattr(blocks, "block_size", lambda data: 1)
+    monkeypatch.setattr(blocks, "block_size", lambda *_: 1)
     X, y = make_toy(8, density=0.8)
     stops = {"early_stopping": True, "validation_fraction": 0.3, "tol": 0.0}
     estimator = make(Estimator, n_rounds=6, n_iter_no_change=patience, **stops)

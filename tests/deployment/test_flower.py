@@ -27,7 +27,7 @@ X, Y = make_toy()
 @pytest.fixture(autouse=True)
 def one_client_per_block(monkeypatch):
     """Then simulated fits add up single updates, as the server does."""
-    monkeypatch.setattr(blocks, "block_size", lambda data: 1)
+    monkeypatch.setattr(blocks, "block_size", lambda *_: 1)
     look_at_uploads(monkeypatch)
 
 

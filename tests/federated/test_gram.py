@@ -70,7 +70,7 @@ COHORTS = [
 @every_method
 @pytest.mark.parametrize("setting", COHORTS, ids=str)
 def test_equals_the_sum_over_clients(Estimator, setting, monkeypatch):
-    monkeypatch.setattr(blocks, "block_size", lambda data: 40)
+    monkeypatch.setattr(blocks, "block_size", lambda *_: 40)
     X, y = make_toy(30, 9, seed=2)
     y -= 2
     weight = np.random.default_rng(1).uniform(0.2, 2, len(y))
@@ -183,7 +183,7 @@ PRIVATE = [
 @pytest.mark.parametrize("setting", PRIVATE, ids=str)
 @pytest.mark.parametrize("n_silos", [None, 8])
 def test_noisy_sums_are_solved_for_what_is_visible(Estimator, setting, n_silos, monkeypatch):
-    monkeypatch.setattr(blocks, "block_size", lambda data: 40)
+    monkeypatch.setattr(blocks, "block_size", lambda *_: 40)
     X, y = make_toy(30, 9, seed=2)
     silos = None if n_silos is None else X[:, 0] // 7 % n_silos
     dp = {"clip": 1.5, "noise_multiplier": 0.1, "setup_share": 0.01}

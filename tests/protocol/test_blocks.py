@@ -11,6 +11,6 @@ def test_blocks_are_few_and_catalogues_never_outweigh_ratings(n_items):
     X = np.stack([rng.integers(0, 5000, 200_000), rng.integers(0, n_items, 200_000)], axis=1)
     data = encode(X)
     blocks = cut(data)
-    assert block_size(data) >= 2**16
+    assert block_size(len(data.items), data.n_items) >= 2**16
     assert len(blocks) <= 64
     assert (len(blocks) - 1) * data.n_items <= len(data.items)

@@ -25,7 +25,7 @@ from tests.protocol.test_device import devices_of, entered, first_round, updated
 
 @pytest.fixture(autouse=True)
 def one_client_in_each_block(monkeypatch):
-    monkeypatch.setattr(blocks, "block_size", lambda data: 1)
+    monkeypatch.setattr(blocks, "block_size", lambda *_: 1)
 
 
 def opened(estimator):
@@ -196,7 +196,7 @@ BROKEN_NUMBERS = {
 def pickled():
     """A server with an open round, and the uploads, of each kind."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "block_size", lambda data: 1)
+        patch.setattr(blocks, "block_size", lambda *_: 1)
         return {k: pickle.dumps(deployed(clone(one))) for k, (one, _) in DEPLOYED.items()}
 
 

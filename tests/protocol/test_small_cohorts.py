@@ -65,7 +65,7 @@ class Numbered(LocALS):
 
 
 def test_each_client_receives_its_own_entry_and_newcomers_those_of_all(monkeypatch):
-    monkeypatch.setattr(blocks, "block_size", lambda data: 7)
+    monkeypatch.setattr(blocks, "block_size", lambda *_: 7)
     model = Numbered(2, n_rounds=2, client_fraction=0.2, random_state=0).fit(X)
     model.fold_in([[-7, X[0, 1]]])
     assert model.user_number_.tolist() == [*range(40), 19.5]
@@ -73,7 +73,7 @@ def test_each_client_receives_its_own_entry_and_newcomers_those_of_all(monkeypat
 
 def test_who_measured_the_best_model_keeps_what_it_had(monkeypatch):
     """Among them are users who have measured it and never trained."""
-    monkeypatch.setattr(blocks, "block_size", lambda data: 1)
+    monkeypatch.setattr(blocks, "block_size", lambda *_: 1)
     ended, fork = [], Run.fork
     monkeypatch.setattr(Run, "fork", lambda run: ended.append(fork(run)) or ended[-1])
     model = make(RFRec, n_rounds=7, client_fraction=0.2, aggregation="holders")

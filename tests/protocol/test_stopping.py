@@ -110,7 +110,7 @@ def test_models_are_measured_alike_however_the_clients_are_cut(predict_with, mon
     X, y = make_toy(30, 20)
     losses = []
     for size in (10**6, 40, 1):
-        monkeypatch.setattr(blocks, "block_size", lambda data, size=size: size)
+        monkeypatch.setattr(blocks, "block_size", lambda *_, size=size: size)
         model = stopped_early(predict_with=predict_with, optimizer="gd").fit(X, y)
         losses.append([row["validation_loss"] for row in model.history_])
     np.testing.assert_allclose(losses[1:], [losses[0]] * 2, rtol=1e-9)
