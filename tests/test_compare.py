@@ -15,6 +15,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
 
 from fedrecsk import BiasOnly, Federation, LocALS, Popularity, RFRec
+from fedrecsk.datasets import make_ratings
 from fedrecsk.metrics import (
     bytes_up_scorer,
     evaluate_ranking,
@@ -172,6 +173,15 @@ def test_without_y_only_ranking_is_scored(ratings):
     with pytest.warns(FitFailedWarning, match="RFRec estimator requires y"):
         result = compare([rfrec(), Popularity()], X, cv=2)
     assert result.summary["n_failed"].tolist() == [2, 0]
+
+
+@pytest.mark.parametrize("n_jobs", [None, 2])
+def test_a_model_warns_once_for_all_folds(n_jobs):
+    X, y = make_ratings(n_users=40, n_items=30, n_ratings=600, random_state=0)
+    with pytest.warns(UserWarning, match="y looks like ratings") as warned:
+        compare({"A": locals_(), "B": locals_(), "C": rfrec()}, X, y, cv=3, n_jobs=n_jobs)
+    assert [str(one.message)[:2] for one in warned] == ["A:", "B:"]
+    assert {one.filename for one in warned} == {__file__}
 
 
 # --------------------------------------------------------------------------- what may fail

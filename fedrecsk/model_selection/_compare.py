@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -205,13 +207,15 @@ def compare(
 
     data, how = _Data(X, y, metadata, users), {"raises": error_score == "raise"}
     found = Parallel(n_jobs=n_jobs)(
-        delayed(_fit_and_keep_up)(
+        delayed(_with_warnings)(
             name, chain, estimator, data, scorers, update, **how, keep=return_estimator
         )
         for name, estimator in estimators.items()
         for chain in chains
     )
-    outcomes = [one for chain in cast("list[list[Outcome]]", found) for one in chain]
+    found = cast("list[tuple[list[Outcome], list[Said]]]", found)
+    outcomes = [one for chain, _ in found for one in chain]
+    _repeat(one for _, said in found for one in said)
     _warn_or_raise(outcomes, asked=() if scoring is None else scorers)
     columns = [*scorers, *TIMES, *COSTS]
     blank = dict.fromkeys(columns, float("nan"))
@@ -456,6 +460,26 @@ class _RowErrors:
         self.errors = np.abs(np.subtract(y_true, y_pred, dtype=float))
         self.weights = np.ones(len(self.errors)) if sample_weight is None else sample_weight
         return ERRORS[self.name](y_true, y_pred, sample_weight=sample_weight)
+
+
+# A warning of an estimator: its name, the category, and the text.
+Said = tuple[str, type[Warning], str]
+
+
+def _with_warnings(name, *args, **kwargs):
+    """Return the outcomes of a chain of folds, and the warnings on the way."""
+    with warnings.catch_warnings(record=True) as said:
+        outcomes = _fit_and_keep_up(name, *args, **kwargs)
+    return outcomes, [(name, one.category, str(one.message)) for one in said]
+
+
+def _repeat(said):
+    """Give each estimator's warnings once, whatever the numbers in them."""
+    texts = {}
+    for name, category, text in said:
+        texts.setdefault((name, category, re.sub(r"\d+", "", text)), text)
+    for (name, category, _), text in texts.items():
+        warn(f"{name}: {text}", category)
 
 
 def _fit_and_keep_up(name, chain, estimator, data, scorers, update, *, raises, keep):
