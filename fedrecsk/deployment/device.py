@@ -13,13 +13,15 @@ from fedrecsk.base import attributes_of
 from fedrecsk.data._checks import check_fitted
 from fedrecsk.data.ids import catalogue_ids
 from fedrecsk.deployment.bare import bare
+from fedrecsk.deployment.checks import Refused
 from fedrecsk.deployment.client_message import ClientMessage, packed
 from fedrecsk.metrics import check_rows
 from fedrecsk.privacy.central_dp import steps_of
 from fedrecsk.protocol.blocks import of_clients
+from fedrecsk.protocol.central_noise import CentralNoise
 from fedrecsk.protocol.clients import Clients
 from fedrecsk.protocol.early_stopping import hold_out
-from fedrecsk.protocol.keys import Key, Keys
+from fedrecsk.protocol.keys import SETUP, Key, Keys
 from fedrecsk.protocol.protection import TERMS
 from fedrecsk.protocol.secure_accounts import integers_of, units_of
 from fedrecsk.selection._evaluate import rows_of, single_updates
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from fedrecsk.protocol.states import Remembered
 
 NOBODY = np.zeros(1, dtype=np.int64)
+# Of the variance that a share of the noise must have: `wire_dtype` rounds what the server names.
+LEAST_SHARE = 0.99
 
 
 class Device(Clients):
@@ -92,6 +96,8 @@ class Device(Clients):
     ) -> None:
         method = bare(estimator)
         self._clip = 0.0
+        # What central privacy requires of the clients, if they add the noise.
+        self._noise: CentralNoise | None = None
         private = Key(secrets.randbits(63)) if private is None else private
         whose = np.full(len(X), client_id)
         catalogue = catalogue_ids(method.items)
@@ -131,11 +137,15 @@ class Device(Clients):
         """Store the code that the server has assigned to this client."""
         super().place(place.clients, place.first_users)
         self.keys: Keys = self.keys._replace(shared=place.shared)
+        mechanism = self.federation.central_dp
+        if mechanism is not None and mechanism.noise == "clients":
+            n_clients, shared = place.n_clients, place.shared
+            self._noise = CentralNoise(self.method, self.federation, n_clients, shared, None)
 
     def setup(self, message: Message | None) -> list[ClientMessage]:
         """Answer the set-up message; return a list of ClientMessage, which may be empty."""
         specs = self.algorithm.setup_fields(self.block.n_items)
-        self._note_clip(message)
+        self._check_terms(message, SETUP)
         return self._once(
             *("setup", 0),
             lambda: self._packed(super(Device, self).setup(message), specs),
@@ -146,13 +156,22 @@ class Device(Clients):
 
         It also takes the step that clients of equal history share.
         """
-        self._note_clip(message)
+        self._check_terms(message, round)
         super().receive(round, self._complete(message, round))
 
-    def _note_clip(self, message):
-        """Note the clip of central privacy, on whose grid this client's noise is."""
-        if message and TERMS in message:
-            self._clip = float(message[TERMS].values[0])
+    def _check_terms(self, message, round):
+        """Note the clip of central privacy; raise if this client is to add too little noise."""
+        if not message or TERMS not in message:
+            return
+        self._clip, variance = map(float, message[TERMS].values)
+        if self._noise is None:
+            return
+        needed = self._noise.variance_of_share(self.keys.shared.at(round))
+        if not (variance >= LEAST_SHARE * needed and 0 < self._clip < np.inf):
+            raise Refused(
+                f"the server asks for a share of noise of variance {variance:g} under a clip of "
+                f"{self._clip:g}, but this client's CentralDP requires {needed:g}"
+            )
 
     def update(self, round: int) -> tuple[list[ClientMessage], NDArray[np.float64]]:
         """Run one local update. Repeated calls for the same round return the same answer.

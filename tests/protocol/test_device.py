@@ -22,10 +22,12 @@ from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import Compressed, LowRank, Quantization, TopK
 from fedrecsk.deployment import ClientMessage, Device, DeviceServer, Numbers
+from fedrecsk.deployment.checks import Refused
 from fedrecsk.federated.locals import LocALSAlgorithm
 from fedrecsk.privacy import CentralDP, LaplaceMechanism
 from fedrecsk.protocol import FieldSpec
 from fedrecsk.protocol.keys import Key
+from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.simulation import making
 from tests.conftest import make_toy
 
@@ -122,6 +124,26 @@ def test_a_deployed_server_draws_each_noise_afresh():
     server.register([Device(method, *make_toy(), client_id=0).register()])
     # Also after it was restored from a checkpoint.
     assert len({server.releases.secret_of(Key(1)) for _ in range(3)}) == 3
+
+
+@pytest.mark.filterwarnings("ignore:CentralDP.delta=")
+@pytest.mark.parametrize("Estimator", [RFRec, FedMF])
+@pytest.mark.parametrize("terms", [(0.5, 0.0), (0.5, np.nan), (np.inf, 1e9), (0.0, 1e9)])
+def test_a_device_adds_no_less_noise_than_its_federation_requires(Estimator, terms):
+    central = CentralDP(clip=0.5, noise_multiplier=0.1, noise="clients")
+    method = make(Estimator, federation=Federation(central_dp=central))
+    server = DeviceServer.of(method, Key(0))
+    devices = devices_of(method, *make_toy(), Key(0))
+    entered(server, devices)
+    uploads = updated(server, devices)
+    server.close_round(uploads)
+    _, message = server.open_round()
+    lie = message | Message(privacy_terms=Dense(np.array(terms)))
+    for device in devices:
+        with pytest.raises(Refused, match="the server asks for a share of noise of variance"):
+            device.receive(server.round, lie)
+        device.receive(server.round, message)
+    assert all(device.update(server.round)[0] for device in devices)
 
 
 @pytest.mark.filterwarnings("ignore:CentralDP.delta=")
