@@ -78,7 +78,7 @@ def complete(
     except Diverged as error:
         raise ValueError(f"{error.what} {hint(estimator, data)}") from error
     _warn_of_empty_rounds(run.server, is_fit=begin is None)
-    _warn_of_lost_shares(run.server, attributes["privacy_"].epsilon)
+    _warn_of_lost_shares(run.server, attributes["privacy_"])
     return attributes
 
 
@@ -390,12 +390,16 @@ def _resumed(estimator, data):
     return run
 
 
-def _warn_of_lost_shares(server, spent):
+def _warn_of_lost_shares(server, report):
     mechanism = server.federation.central_dp
-    limit = np.inf if mechanism is None or mechanism.epsilon is None else mechanism.epsilon
-    if spent > limit * (1 + 1e-6):
+    if mechanism is None or mechanism.noise == "server":
+        return
+    limit, kept = mechanism.epsilon, "CentralDP(epsilon={:g})"
+    if limit is None:
+        limit, kept = server.releases.planned(report.server_sees).epsilon, "the planned {:.4g}"
+    if report.epsilon > limit * (1 + 1e-6):
         warn(
-            f"This fit has spent epsilon {spent:.4g}, more than CentralDP(epsilon={limit:g}), "
+            f"This fit has spent epsilon {report.epsilon:.4g}, more than {kept.format(limit)}, "
             "because fewer clients than planned sent their share of the noise. Do not publish the "
             "model as if it had kept the limit; let all clients take part, lower dropout, or use "
             'noise="server".',

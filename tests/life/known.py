@@ -23,12 +23,6 @@ KNOWN = (
         "partial_fit",
         "a node's scores differ",
     ),
-    Known(
-        "epsilon is infinite without a warning",
-        {"method": ("RFRecF",), "federation": ("noise by clients",), "takes part": ("cohorts",)},
-        "fit|partial_fit|forget",
-        "epsilon is inf",
-    ),
 )
 
 
