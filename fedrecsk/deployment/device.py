@@ -272,8 +272,7 @@ class Device(Clients):
         """Return what a fit to other rows goes on from: ids and arrays, by whose they are."""
         if self.algorithm.traits.sends_once:
             return {}
-        memory = self.algorithm.memory(self.state)
-        return {name: (self._ids(name), arrays) for name, arrays in memory.items()}
+        return {by: (self._ids(by)[mask], arrays) for by, (mask, arrays) in self.learned().items()}
 
     def remember(self, memory: dict[str, tuple]) -> None:
         """Go on from the `memory` of an earlier fit."""

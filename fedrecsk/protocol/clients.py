@@ -344,10 +344,28 @@ class Clients:
         """Make the clients' private state before their first step."""
         if self.state is not None:
             return
-        first, remembered = Message(**self._announcement, **message), self.remembered
-        self.state, self.remembered = self.algorithm.enter(self.block, first, key), None
-        if remembered is not None:
-            self.state = self.algorithm.recall(self.state, remembered)
+        first = Message(**self._announcement, **message)
+        self.state = self.algorithm.enter(self.block, first, key)
+        if self.remembered is not None:
+            self.state = self.algorithm.recall(self.state, self.remembered)
+
+    def learned(self) -> Remembered:
+        """Return what each client has learned in the last fit in which it has trained, by whose."""
+        before = self.remembered if isinstance(self.remembered, dict) else {}
+        if self.state is None:
+            return before
+        block, who, learned = self.block, self._has_updated, {}
+        masks = {"clients": who, "users": block.users_of(who)}
+        masks["rows"] = np.repeat(who, block.row_counts)
+        for by, arrays in self.algorithm.memory(self.state).items():
+            mask, arrays = masks[by], [np.array(values) for values in arrays]
+            if by in before:
+                known, old = before[by]
+                for now, values in zip(arrays, old, strict=True):
+                    now[known & ~mask] = values[~mask[known]]
+                mask = mask | known
+            learned[by] = mask, [values[mask] for values in arrays]
+        return learned
 
     def has_sent(self) -> NDArray[np.bool_]:
         """Return a mask of the clients whose upload the server's sum has, of a method of sums."""

@@ -94,15 +94,10 @@ def _remember_senders(run, before, changed):
 
 
 def _remember(run, before):
-    """Give clients what they, their users and their rows had in the run before."""
+    """Give clients what they, their users and their rows had learned in the run before."""
     memories = {}
     for one in before.clients:
-        if one.state is not None:
-            memory = run.server.algorithm.memory(one.state)
-            known = {name: (slice(None), arrays) for name, arrays in memory.items()}
-        else:
-            known = one.remembered or {}
-        for name, (mask, arrays) in known.items():
+        for name, (mask, arrays) in one.learned().items():
             codes = _codes(run, before, one, name)[mask]
             arrays = [values[codes >= 0] for values in arrays]
             memories.setdefault(name, []).append((codes[codes >= 0], *arrays))

@@ -21,6 +21,7 @@ from fedrecsk import (
     LightFR,
     LocALS,
     RFRec,
+    RFRecF,
 )
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip
@@ -28,6 +29,7 @@ from fedrecsk.base import _item_weights
 from fedrecsk.datasets import make_ratings
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.privacy import CKKS, CentralDP, PrivacyBudget, SecAggPlus
+from fedrecsk.protocol import blocks
 from fedrecsk.simulation.run import Run
 from tests.listed import THINGS
 
@@ -69,6 +71,20 @@ def test_an_updated_sum_is_that_of_a_fit_to_all_rows(model):
     np.testing.assert_allclose(model.predict(X), expected.predict(X), rtol=1e-4, atol=1e-5)
     assert not np.allclose(model.predict(X), before, atol=1e-2)
     assert model.user_ids_.tolist() == expected.user_ids_.tolist()
+
+
+@pytest.mark.parametrize("Method", [FedMF, RFRecF, CoLR])
+def test_who_has_trained_in_no_round_has_nothing_to_go_on_from(Method, monkeypatch):
+    """Even if others of the same block have."""
+    model = small(Method, client_fraction=0.2).set_params(n_rounds=2)
+    scores = []
+    for size in (blocks.RATINGS_PER_BLOCK, 1):
+        monkeypatch.setattr(blocks, "block_size", lambda *_, size=size: size)
+        fitted = clone(model).fit(X[~IS_NEW], y[~IS_NEW])
+        for new in (IS_NEW & (X[:, 0] < 35), IS_NEW & (X[:, 0] >= 35)):
+            fitted.partial_fit(X[new], y[new], n_rounds=2)
+        scores.append(fitted.predict(X))
+    np.testing.assert_allclose(*scores, rtol=1e-5, atol=1e-6)
 
 
 @by_name

@@ -15,15 +15,7 @@ class Known(NamedTuple):
     says: str
 
 
-KNOWN = (
-    # New, in the files of others, or not yet mended.
-    Known(
-        "a deployed update of cohorts differs",
-        {"method": ("RFRecF", "FedMF"), "where": ("deployed",), "takes part": ("cohorts",)},
-        "partial_fit",
-        "a node's scores differ",
-    ),
-)
+KNOWN: tuple[Known, ...] = ()
 
 
 def known_as(setting, step, message):
