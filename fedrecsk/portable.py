@@ -20,13 +20,16 @@ import numpy as np
 __all__ = ["PortableModel", "load"]
 
 # Of the file. Older ones can be read, and newer ones cannot.
-FORMAT = 2
+FORMAT = 3
 # What numbers of a rule, by their types, may be.
 IS_SETTING = {
     "bool": lambda value: isinstance(value, bool),
     "int": lambda value: type(value) is int and value > 0,
     "float": lambda value: type(value) in (int, float) and math.isfinite(value),
 }
+# The penalty of a user with one like, in terms of |Q'Q|. From validation rows
+# (benchmarks.few_rows choices).
+CAUTION = 30.0
 # Bytes of what a file says about itself.
 MOST_HEADER = 2**16
 
@@ -79,7 +82,7 @@ class Ridge:
     with e = confidence w and t = e (y - offset) for ratings. For likes only rows with y > 0 count,
     with e = f c - shift, c = confidence w or confidence w y, and t = f (1 + c - shift), where f is
     what time has left of the row. p is linear in t and z, so each row has its own part of the
-    score.
+    score. With `is_cautious`, penalty and p change as `short_histories` says.
 
     Products are by einsum and not by @, whose threads wait for each other where other processes
     need the cores too.
@@ -99,6 +102,8 @@ class Ridge:
     reg: float = 0.0
     reg_exponent: float = 0.0
     n_items: int = 1
+    # Whether histories with few likes lean on popular items; the penalty is then Q'Q.
+    is_cautious: bool = False
 
     @classmethod
     def of(cls, vectors: np.ndarray, penalty: np.ndarray, **others: Any) -> Ridge:
@@ -113,8 +118,8 @@ class Ridge:
         equations = self._equations(history)
         if equations is None:
             return None
-        _, rows, matrix = equations
-        user = np.linalg.solve(matrix, rows.sum(axis=0))
+        _, rows, matrix, lean = equations
+        user = lean @ np.linalg.solve(matrix, rows.sum(axis=0))
         scores = np.einsum("ij,j->i", self.vectors, user.astype(self.vectors.dtype))
         return scores + self.offset
 
@@ -122,12 +127,15 @@ class Ridge:
         """Return the part of a score that all users share, and each row's addition, (n,)."""
         parts, equations = np.zeros(len(history.items)), self._equations(history)
         if equations is not None:
-            counting, rows, matrix = equations
-            parts[counting] = rows @ np.linalg.solve(matrix, self.vectors[item].astype(float))
+            counting, rows, matrix, lean = equations
+            parts[counting] = rows @ np.linalg.solve(matrix, lean @ self.vectors[item])
         return float(self.offset[item]), parts
 
     def _equations(self, history):
-        """Return which rows count, their right sides (n, k), and the matrix; None without any."""
+        """Return which rows count, their right sides (n, k), the matrix, and what p is turned by.
+
+        None if no row counts.
+        """
         counting = np.ones(len(history.items), bool) if self.rates else history.values > 0
         if not counting.any():
             return None
@@ -151,7 +159,22 @@ class Ridge:
             matrix[np.diag_indices_from(matrix)] += extra @ self.variance[items]
         if len(self.prior):
             rows += self.prior[items] / np.sqrt(len(items))
-        return counting, rows, matrix
+        lean = np.eye(len(matrix))
+        if self.is_cautious:
+            penalty, share = short_histories(self.penalty, weights.sum())
+            matrix[np.diag_indices_from(matrix)] += penalty
+            lean += share * self.penalty
+        return counting, rows, matrix, lean
+
+
+def short_histories(gram: np.ndarray, n_likes: Any) -> tuple[Any, Any]:
+    """Return what is added to penalties, and how many times Q'Q p is added to p.
+
+    Without it the items that a user does not have, all with r = 0, outweigh a few likes.
+    """
+    rarity = np.maximum(n_likes, 1.0) ** -3
+    size = max(float(np.linalg.norm(gram)), float(np.finfo(np.float32).tiny))
+    return CAUTION * size * rarity, rarity / size
 
 
 RULES = {rule.__name__: rule for rule in (ItemWeights, Ridge)}

@@ -13,6 +13,7 @@ from fedrecsk import EASE, FedEB, ItemKNN, LocALS, base
 from fedrecsk.base import _item_weights
 from fedrecsk.base._public_half import LINEAR
 from tests.conftest import make_toy
+from tests.reference.wmf import final_user
 from tests.test_contract import make
 
 NAMES = re.findall(r"\b[A-Z]\w+", LINEAR)
@@ -60,6 +61,8 @@ def ridge_by_hand(model, items, values, weights):
                 t[i] = 1
         reg = model.reg if name == "ImplicitALS" else model.reg_user
         reg *= np.mean(c) ** getattr(model, "reg_exponent", 0)
+        if name != "ImplicitALS":
+            return Q @ final_user(c, t, reg, weights[values > 0].sum(), Q)
         p = np.linalg.inv(Q.T @ np.diag(c) @ Q + reg * np.eye(d)) @ Q.T @ (c * t)
         return Q @ p + getattr(model, "item_bias_", 0)
     X = np.column_stack([np.ones(m), Q])

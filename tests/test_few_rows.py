@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from benchmarks._variants import variant
-from fedrecsk import PMF, LocSGD, RFRec, RFRecF
+from benchmarks.sparse_defaults import new
+from fedrecsk import FCF, PMF, FedSpectral, GlobSGD, LocALS, LocSGD, Popularity, RFRec, RFRecF
 from fedrecsk.datasets import make_interactions, make_ratings
+from fedrecsk.metrics import evaluate_ranking
 
 pytestmark = pytest.mark.full
 
@@ -36,3 +38,16 @@ def test_short_histories_are_shrunk_more(Estimator, name):
         variant(Estimator, **{name: few}, random_state=0).fit(X, y).user_factors_ for few in (15, 0)
     )
     assert np.std(cautious, axis=0).sum() < 0.9 * np.std(bold, axis=0).sum()
+
+
+@pytest.mark.parametrize("Estimator", [FCF, FedSpectral, GlobSGD, LocALS, LocSGD])
+def test_users_with_one_row_are_ranked_better_than_by_popularity(Estimator):
+    X = make_interactions(400, 300, 16_000, random_state=0)[:, :2]
+    old, newcomers = X[X[:, 0] < 300], X[X[:, 0] >= 300]
+    first = np.unique(newcomers[:, 0], return_index=True)[1]
+    rest = np.delete(newcomers, first, axis=0)
+    popular, found = (
+        evaluate_ranking(one.fit(old).fold_in(newcomers[first]), rest)["ndcg@10"]
+        for one in (Popularity(), new(Estimator.__name__, 0).set_params(n_factors=8))
+    )
+    assert found > popular

@@ -235,8 +235,8 @@ def rewritten(path, target, **changes):
 def test_parts_that_do_not_agree_are_refused(written, tmp_path, changes):
     with pytest.raises(ValueError, match="is damaged, or was not written"):
         portable.load(rewritten(written[1], tmp_path / "wrong", **changes))
-    path = rewritten(written[1], tmp_path / "new", format=3, versions={"fedrecsk": "9.9"})
-    with pytest.raises(ValueError, match=r"format 3, written by fedrecsk 9\.9.*later version"):
+    path = rewritten(written[1], tmp_path / "new", format=4, versions={"fedrecsk": "9.9"})
+    with pytest.raises(ValueError, match=r"format 4, written by fedrecsk 9\.9.*later version"):
         portable.load(path)
 
 

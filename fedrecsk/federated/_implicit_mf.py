@@ -54,6 +54,7 @@ class WMFModel(FadingHistory, Mixin):
             n_items=len(items),
             rates=False,
             confidence=float(self.alpha),
+            is_cautious=True,
         )
 
     def _scores_of_unknown_users(self):

@@ -10,6 +10,7 @@ import numpy as np
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.base._item_prior import ItemFeatures, ItemPrior
 from fedrecsk.base._item_weights import fades_of
+from fedrecsk.portable import short_histories
 from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.messages import Dense, Derived, Message, Rows
 from fedrecsk.protocol.states import Kept, PerItem, PerUser
@@ -85,8 +86,11 @@ class UserProblem:
         n_users = np.diff(block.client_indptr)[active].sum()
         return loss, weight + n_users * block.n_items
 
-    def personalized(self, block, active, items, gram) -> Clients:
-        """Fit the active clients' users afresh, with histories that have faded."""
+    def personalized(self, block, active, items, gram, known=None) -> Clients:
+        """Fit the active clients' users afresh, with histories that have faded.
+
+        Users with few likes lean on popular items, except those in the mask `known`.
+        """
         # Only their own data count.
         part = block.part(active)
         clients = self.enter(part)
@@ -97,8 +101,15 @@ class UserProblem:
                 (one * fades).astype(self.dtype) for one in (clients.extra, clients.pull)
             )
             clients = Clients(extra, pull, self.penalties(part, extra), clients.users)
-        everyone = np.ones(part.n_clients, dtype=bool)
-        self.solve(part, clients, everyone, items, gram)
+        everyone, n = np.ones(part.n_clients, dtype=bool), n_likes(part)
+        if known is not None:
+            n = np.where(known[block.users_of(active)], np.inf, n)
+        # Attackers may have sent anything.
+        with np.errstate(over="ignore", invalid="ignore"):
+            penalties, shares = short_histories(gram.astype(np.float64), n)
+            clients.penalties += penalties.astype(self.dtype)
+            self.solve(part, clients, everyone, items, gram)
+            clients.users += (shares[:, None] * (clients.users @ gram)).astype(self.dtype)
         return replace(clients, users=block.spread(clients.users, active))
 
     def received(self, message):
@@ -118,6 +129,12 @@ class UserProblem:
         # If clients diverge, the server raises an error in the next round.
         with np.errstate(over="ignore", invalid="ignore"):
             return (items.T @ items).astype(self.dtype)
+
+
+def n_likes(block):
+    """Return the total weight of each user's positives, however old."""
+    users = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
+    return np.bincount(users, np.where(block.values > 0, block.weights, 0), block.n_users)
 
 
 # ------------------------------------------------------------------------------ the algorithm

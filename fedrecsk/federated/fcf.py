@@ -172,6 +172,8 @@ class FCF(ServerStep, ImplicitMF):
     stands for that of all clients: it is divided by the number of uploads accepted, and so is
     ``reg_item`` by the number of all clients.
 
+    *Short histories* count as in :class:`LocALS`.
+
     References
     ----------
     .. [1] M. Ammad-ud-din, E. Ivannikova, S. A. Khan, W. Oyomno, Q. Fu, K. E. Tan and

@@ -13,7 +13,7 @@ from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.federated import _wmf
 from fedrecsk.federated._features import UserFeatures, UserRegression, UserSums
 from fedrecsk.federated._implicit_mf import ClientItemsWMF
-from fedrecsk.federated._wmf import ClientItemsAlgorithm, wmf_kernels
+from fedrecsk.federated._wmf import ClientItemsAlgorithm, n_likes, wmf_kernels
 from fedrecsk.protocol.messages import Message
 from fedrecsk.protocol.participation import RoundMasks
 
@@ -49,7 +49,7 @@ class LocALSAlgorithm(ClientItemsAlgorithm):
 
     def answer(self, block, message, key):
         updates = super().answer(block, message, key)
-        return updates.with_fields(**self.regression.answer(block, n_positives(block)))
+        return updates.with_fields(**self.regression.answer(block, n_likes(block)))
 
     def begin(self, catalogue, sums, key):
         server = super().begin(catalogue, sums, key)
@@ -81,7 +81,7 @@ class LocALSAlgorithm(ClientItemsAlgorithm):
         out = self._solve_items(block, clients, items, turn)
         updates = self.sent(block, turn, out)
         if self.regression.n_features:
-            sends, n_rows = out.senders & out.is_finite, n_positives(block)
+            sends, n_rows = out.senders & out.is_finite, n_likes(block)
             of_users = self.regression.sums(block, n_rows, clients.users, turn, sends)
             updates = updates.with_fields(**of_users)
         return clients, updates, loss
@@ -121,17 +121,16 @@ class LocALSAlgorithm(ClientItemsAlgorithm):
         return Message(**super().final(server), **self.regression.final(server.users))
 
     def personalize(self, block, clients, message, turn, key):
-        fitted = super().personalize(block, clients, message, turn, key)
         expected = self.regression.expected(block, message)
-        if expected is not None:
-            pull = PULL_OF_FEATURES / (n_positives(block) + PULL_OF_FEATURES)
-            fitted.users += (pull[:, None] * expected).astype(self.dtype)
+        if expected is None:
+            return super().personalize(block, clients, message, turn, key)
+        # What features predict is better than what is popular.
+        known = ~np.isnan(block.features).any(axis=1)
+        received = self.problem.received(message)
+        fitted = self.problem.personalized(block, turn.active, *received, known)
+        pull = PULL_OF_FEATURES / (n_likes(block) + PULL_OF_FEATURES)
+        fitted.users += (pull[:, None] * expected).astype(self.dtype)
         return fitted
-
-
-def n_positives(block):
-    """Return the total weight of each user's positives."""
-    return np.add.reduceat(np.where(block.values > 0, block.weights, 0), block.indptr[:-1])
 
 
 @documented
@@ -263,10 +262,16 @@ class LocALS(UserFeatures, ClientItemsWMF):
     ``reg_exponent=0``) to the mean of the uploads of an item that n_i clients hold: the penalty
     pulls items of few clients to m_i instead of 0. Nothing more is sent.
 
+    *Short histories.* At the end, the penalty of a user with positives of total weight n_u (at
+    least 1) grows by ``30 |Q| / n_u^3``, where ``Q = sum q_i q_i'`` over all items and |Q| is the
+    root of the sum of its squared entries; then ``Q p_u / (|Q| n_u^3)`` is added to p_u. Otherwise
+    the items that the user does not have outweigh a few positives, and rank popular items low.
+    Nothing more is sent.
+
     *User features.* As in :class:`FedEB`, also in what is sent and revealed, with p_u in place of
     phi and weights ``w_u = n_u / (n_u + 20)``, n_u the total weight of the user's positives,
-    however old. At the end a client adds ``1 / (n_u + 1)`` of what features predict to p_u, and
-    users of `add_users` have all of it.
+    however old. At the end a client adds ``1 / (n_u + 1)`` of what features predict to p_u,
+    which is then not changed for its short history, and users of `add_users` have all of it.
 
     *Penalties scaled by frequency* are those of [2]_, ``lambda (T + alpha0 m)^nu`` with
     ``alpha0 = 1 / alpha`` and ``reg_user = lambda alpha0^(nu - 1) m^nu``, and likewise for items.

@@ -19,7 +19,7 @@ from tests.federated.turns import (
     two_fits,
 )
 from tests.reference import fcf as reference
-from tests.reference.wmf import item_penalties, user_penalty, user_solve
+from tests.reference.wmf import final_users, item_penalties
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -47,7 +47,7 @@ def assert_equals_reference(model, X, y=None, block_sizes=BLOCK_SIZES[:1], **fit
     holds = [rated[s].any(axis=0) for s in spans]
     penalties = item_penalties(model, holds)[:, None]
     items = reference.run(model, clients, start, penalties, turns)
-    users = [user_solve(c[u], r[u], items, user_penalty(model, c[u])) for u in range(len(c))]
+    users = final_users(model, data, c, r, items)
     for fitted in fits_in_blocks(model, X, y, block_sizes=block_sizes, **fit_params):
         np.testing.assert_allclose(fitted.item_factors_, items, atol=1e-9)
         np.testing.assert_allclose(fitted.user_factors_, users, atol=1e-9)

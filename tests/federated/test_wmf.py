@@ -64,8 +64,7 @@ def assert_equals_reference(model, X, y=None, block_sizes=BLOCK_SIZES[:1], **fit
     ]
     start, turns = first_items(model, data.n_items), turns_of(model, data.n_clients)
     items = reference.run(model, clients, [rated[s] for s in spans], start, turns)
-    penalties = [reference.user_penalty(model, one) for one in c]
-    users = [reference.user_solve(c[u], r[u], items, penalties[u]) for u in range(len(c))]
+    users = reference.final_users(model, data, c, r, items)
     for fitted in fits_in_blocks(model, X, y, block_sizes=block_sizes, **fit_params):
         np.testing.assert_allclose(fitted.item_factors_, items, atol=1e-9)
         np.testing.assert_allclose(fitted.user_factors_, users, atol=1e-9)
@@ -279,7 +278,7 @@ def test_new_users_get_the_exact_vector():
     c, r = np.ones(model.n_items_), np.zeros(model.n_items_)
     items = np.searchsorted(model.item_ids_, X[mine, 1])
     c[items], r[items] = 1 + model.alpha * weight, 1
-    expected = reference.user_solve(c, r, model.item_factors_, model.reg_user)
+    expected = reference.final_user(c, r, model.reg_user, weight.sum(), model.item_factors_)
     np.testing.assert_allclose(model.user_factors_[-1], expected, atol=1e-12)
 
 

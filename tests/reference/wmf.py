@@ -17,6 +17,21 @@ def user_solve(c, r, items, reg):
     return np.linalg.solve(matrix, right)
 
 
+def final_user(c, r, reg, n_likes, items):
+    """The vector of one user at the end, who leans on popular items if the likes are few."""
+    gram, rarity = items.T @ items, 1 / max(n_likes, 1) ** 3
+    size = np.sqrt((gram**2).sum())
+    vector = user_solve(c, r, items, reg + 30 * size * rarity)
+    return vector + rarity * gram @ vector / size
+
+
+def final_users(model, data, c, r, items):
+    """The vectors of all users at the end."""
+    likes = np.bincount(data.users, data.weights * (data.values > 0), data.n_users)
+    penalties = [user_penalty(model, one) for one in c]
+    return [final_user(*own, items) for own in zip(c, r, penalties, likes, strict=True)]
+
+
 def user_steps(c, r, items, reg, start, n_steps=3):
     """Steps of conjugate gradients towards it, each the best in the span of the gradients."""
     matrix = reg * np.eye(items.shape[1]) + (items.T * c) @ items

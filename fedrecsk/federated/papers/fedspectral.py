@@ -145,6 +145,8 @@ class FedSpectral(WMFModel, FederatedGram):
     differs: clients send nothing before the round, and receive all item vectors in the end,
     ``4 n_items n_factors`` bytes.
 
+    *Short histories* count as in :class:`LocALS`.
+
     References
     ----------
     .. [1] Y. Hu, Y. Koren, C. Volinsky, "Collaborative filtering for implicit feedback

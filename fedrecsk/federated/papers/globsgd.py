@@ -116,6 +116,8 @@ class GlobSGD(FederatedWMF):
     "full" the d x d matrix P_c' P_c. That of a one-user client reveals p_u up to its sign, which a
     row gives. *Gradients* are half of the derivatives of the objective.
 
+    *Short histories* count as in :class:`LocALS`.
+
     References
     ----------
     .. [1] N. Hurley, E. Duriakova, J. Geraci, D. O'Reilly-Morgan, E. Tragos, B. Smyth and

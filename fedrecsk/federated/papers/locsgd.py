@@ -107,6 +107,8 @@ class LocSGD(ClientItemsWMF):
     *What is sent*, and what it reveals, is as in :class:`LocALS`. With "full", users of one client
     take their steps one after the other in the order of their ids, each on all items.
 
+    *Short histories* count as in :class:`LocALS`.
+
     References
     ----------
     .. [1] N. Hurley, E. Duriakova, J. Geraci, D. O'Reilly-Morgan, E. Tragos, B. Smyth and
