@@ -49,6 +49,7 @@ COMMANDS = [
     "centralized sparse",
     "ddl rankings",
     "fedfast quality",
+    "few_rows quality",
     "fedrec intersection",
     "fedrec leak",
     "metamf quality",
