@@ -1,4 +1,4 @@
-"""Choose hyperparameters where the data are: successive halving over the rounds of a fit."""
+"""Choose hyperparameters where the data are: a search like those of scikit-learn."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from scipy.stats import rankdata
 from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
-from sklearn.exceptions import FitFailedWarning
 from sklearn.model_selection import ParameterGrid, ParameterSampler
 from sklearn.pipeline import Pipeline
 from sklearn.utils import check_random_state, get_tags
@@ -27,13 +25,12 @@ from fedrecsk._utils.sklearn_compat import (
     get_threadpool_controller,
 )
 from fedrecsk._utils.threads import N_JOBS, Threads
-from fedrecsk._utils.user_warnings import warn
 from fedrecsk.base import FitReport
 from fedrecsk.base._recommender import attributes_of
-from fedrecsk.data._checks import Diverged
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.protocol.ledger import Ledger
+from fedrecsk.selection._halving import NEVER, Candidate, Halving, rungs_of
 from fedrecsk.selection._noise import check_private, noise_of_a_search
 from fedrecsk.simulation import continuing
 from fedrecsk.simulation.making import parameters_of_a_run
@@ -47,10 +44,6 @@ if TYPE_CHECKING:
     from sklearn.utils import Tags
 
 
-# The first cut comes after a tenth of a fit's rounds at the earliest: after fewer, step sizes lead
-# that lose later. The last one leaves a quarter for the winner, which then learns from all rows.
-# Chosen on validation rows of MovieLens-100k, see docs/choices.md.
-EARLIEST, LATEST = 10, 0.75
 # Parameters that say how to fit and not what; candidates have the same.
 FIXED = {
     "federation__central_dp": "the noise of all candidates is calibrated together",
@@ -273,7 +266,8 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
         self : object
             The fitted search. An error, or Ctrl-C, leaves it as it was.
         """
-        steps, candidates = self._begin()
+        steps, drawn = self._draw()
+        candidates = [_Simulated(params, model) for params, model in drawn]
         if steps:
             X = steps.fit_transform(X, y)
         given = {"X": X, "y": y, "clients": clients, "sample_weight": sample_weight}
@@ -285,7 +279,10 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
             get_threadpool_controller().limit(limits=1, user_api="blas"),
             Threads(self.n_jobs) as parallel,
         ):
-            halving = _Halving(candidates, rungs, self.factor, parallel)
+            for one in candidates:
+                one.loop.parallel = parallel
+            halving = Halving(candidates, rungs, self.factor)
+            halving.set_up()
             while not halving.is_over:
                 close = report.step("round")
                 halving.round()
@@ -294,6 +291,7 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
                 ):
                     halving.stop()
         attributes = halving.attributes() | {"scoring_": scoring, "refit_": None}
+        attributes["n_features_in_"] = first.model.n_features_in_
         ledgers = [Ledger.side_by_side([one.ledger for one in candidates])]
         reports = [one.privacy for one in candidates]
         if first.noise is not None:
@@ -312,8 +310,8 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
         report.end()
         return self
 
-    def _begin(self):
-        """Return the steps before the method, None if there are none, and the candidates."""
+    def _draw(self):
+        """Return the steps before the method, or None, and candidates as (params, model)."""
         steps, method, prefix = None, self.estimator, ""
         if isinstance(method, Pipeline):
             name, method = method.steps[-1]
@@ -338,13 +336,17 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
         for params in self._params(rng, method, prefix):
             model = clone(self.estimator).set_params(**params)
             model = model[-1] if prefix else model
-            candidates.append(_Candidate(params, model.set_params(random_state=seed)))
+            candidates.append((params, model.set_params(random_state=seed)))
         if len(candidates) < 2:
             raise ValueError(
                 "There is only one candidate, so there is nothing to choose; give more values in "
                 "param_distributions."
             )
         return steps, candidates
+
+    def _metric(self, method):
+        """Return what clients measure."""
+        return self.scoring or ("rmse" if method._sees_ratings else "ndcg@10")
 
     def _is_seeded(self):
         """Return whether a seed is given, by which a search can be repeated."""
@@ -382,22 +384,20 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
     def _prepare(self, candidates, given):
         """Check everything, read the data, and make the runs; return the rounds of the cuts."""
         method = candidates[0].model
-        scoring = self.scoring
-        if scoring is None:
-            scoring = "rmse" if method._sees_ratings else "ndcg@10"
+        scoring = self._metric(method)
         # As it was given: candidates set their noise.
         mechanism, noise = copy.deepcopy(method._setting().central_dp), None
         for one in candidates:
-            one.read(given, scoring, candidates[0])
+            one.read(given, scoring, self.validation_fraction, candidates[0])
         n_rounds = [one.n_rounds for one in candidates]
-        rungs = _rungs(min(n_rounds), len(candidates), self.factor, self.min_rounds)
+        rungs = rungs_of(min(n_rounds), len(candidates), self.factor, self.min_rounds)
         if mechanism is not None:
             plan = {"rungs": rungs, "factor": self.factor, "refit": self.refit}
             noise = noise_of_a_search(candidates, mechanism, self.epsilon_scores, **plan)
         # The noise of fits with the same seed must not be known to clients, who know the seed.
         is_secret = noise is not None and not self._is_seeded()
         for one in candidates:
-            one.begin(self.validation_fraction, noise, is_secret=is_secret)
+            one.begin(noise, is_secret=is_secret)
         return rungs, scoring
 
     def _joined(self, steps, model):
@@ -470,32 +470,20 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
 
 
 @dataclass(eq=False)
-class _Candidate:
-    """A candidate: its parameters, the model to fit at the end, and a fit without held-out rows."""
+class _Simulated(Candidate):
+    """A candidate whose clients are in this process."""
 
-    params: dict[str, Any]
-    model: Any
     # X, y and weights as tables, and encoded.
     rows: list[Any] = field(default_factory=list)
     data: Any = None
-    n_rounds: int = 0
     method: Any = None
-    run: Any = None
-    # The message of the open round, and who gets it.
-    opened: Any = None
-    # What clients have measured since the last cut.
-    values: list[float] = field(default_factory=list)
-    failure: str = ""
-    noise: Any = None
-    ledger: Any = None
-    privacy: Any = None
 
-    def read(self, given, scoring, first):
+    def read(self, given, scoring, share, first):
         """Check the parameters, and read the data; all candidates of the same data share them."""
         model = self.model
         model._validate_params()
         model._check_before_fit()
-        self.method = clone(model).set_params(scoring=scoring, warm_start=False)
+        self.method = method_of(model, scoring, share)
         if model._setting().central_dp is not None:
             # Found later; an epsilon would be that of this fit alone.
             _set_noise(self.method, 1.0)
@@ -504,88 +492,33 @@ class _Candidate:
         if self.data.features is None and self.data.fingerprint() == first.data.fingerprint():
             self.data = first.data
         self.n_rounds = model._rounds(self.data.n_clients)
-        self.method.set_params(n_iter_no_change=self.n_rounds + 1)
         for name in {"n_features_in_", "feature_names_in_"} & vars(self.method).keys():
             setattr(model, name, getattr(self.method, name))
 
-    def begin(self, holds_out, noise, *, is_secret):
+    def begin(self, noise, *, is_secret):
         """Make the server and the clients, with the noise of a search (Noise), or None."""
         if noise is not None:
             for one in (self.model, self.method):
                 _set_noise(one.set_params(n_rounds=self.n_rounds), noise.of_rounds)
-        self.run = Run.new(self.method, self.data, holds_out=holds_out)
+        self.loop = Run.new(self.method, self.data, holds_out=self.method.validation_fraction)
         if is_secret:
-            self.run.server.secret = None
+            self.loop.server.secret = None
             self.model.set_params(random_state=None)
         if noise is not None:
             scoring = noise.scoring_of(self.method)
-            self.noise, self.run.server.scoring = noise, scoring
-            for one in self.run.clients:
+            self.noise, self.loop.server.scoring = noise, scoring
+            for one in self.loop.clients:
                 one.scoring = scoring
-
-    def guarded(self, step, *args):
-        """Take a step of the fit; a candidate that diverges has failed."""
-        try:
-            step(*args)
-        except Diverged as error:
-            self.failure = str(error)
-
-    def open(self, rung):
-        """Open a round; let its cohort evaluate the model if a pass over clients ends at a cut."""
-        run, server = self.run, self.run.server
-        self.opened = participation, message = server.open_round()
-        if not max(0, rung - server.stopping.n_cohorts) < server.round <= rung:
-            return
-        who = participation.receives
-        if message:
-            model = server.send_for_validation(who)
-        else:
-            # This round sends nothing.
-            server.downlink.announce(server.algorithm.final(server.state), who)
-            model = server.current_message()
-        total = run.ask_validation(participation, model)
-        if self.noise is not None:
-            self.values.append(self.noise.score(total, server))
-            return
-        server.close_validation(total, who)
-        self.values.append(server.history[-1][server.scoring.curve])
-
-    def close(self):
-        """Run the rest of the round."""
-        self.run.ask_round(*self.opened)
-
-    @property
-    def score(self):
-        """The mean of what clients have measured before a cut; greater is better."""
-        if self.failure or not self.values:
-            return float("nan")
-        sign = 1 if self.run.server.scoring.greater_is_better else -1
-        return sign * float(np.mean(self.values))
-
-    def end(self, *, wins):
-        """Stop in the round that was opened; what clients have is kept of the winner only."""
-        server = self.run.server
-        if not self.failure:
-            server.ledger.entries[-1]["phase"] = "stop"
-        self.ledger, self.privacy = server.ledger, server.privacy_report()
-        if not wins:
-            self.run = None
 
     def model_now(self):
         """Return the model as if the rounds ended here."""
         model = copy.copy(self.model)
-        vars(model).update(attributes_of(self.data) | self.run.attributes_now())
+        vars(model).update(attributes_of(self.data) | self.loop.attributes_now())
         return model
-
-    def goes_on(self, n_rounds, refit):
-        """Return whether the model goes on after these rounds, instead of being fitted anew."""
-        traits = self.method._algorithm().traits
-        can = traits.goes_on and not traits.sends_once
-        return refit != "anew" and can and n_rounds < self.n_rounds
 
     def refit(self, given, refit):
         """Fit the model to all rows; return how, and the model."""
-        model, run, data = self.model, self.run, self.data
+        model, run, data = self.model, self.loop, self.data
         if not self.goes_on(run.server.round, refit):
             return "anew", model.fit(**given)
         n_left = self.n_rounds - run.server.round
@@ -600,142 +533,18 @@ class _Candidate:
         return "warm", model._learn(data, FitReport(model, *self.rows, data, n_left), fit)
 
 
+def method_of(model: Any, scoring: str, share: float) -> Any:
+    """Return the method that a candidate is trained by, with a share of rows held out."""
+    once = {"scoring": scoring, "validation_fraction": share, "n_iter_no_change": NEVER}
+    return clone(model).set_params(**once, warm_start=False)
+
+
 def _set_noise(method, noise_multiplier):
     """Set the noise of the rounds, whatever epsilon they spend."""
     method.set_params(
         federation__central_dp__epsilon=None,
         federation__central_dp__noise_multiplier=noise_multiplier,
     )
-
-
-class _Halving:
-    """Successive halving: candidates side by side, and cuts after `rungs` rounds."""
-
-    def __init__(self, candidates, rungs, factor, parallel):
-        self.candidates, self.rungs, self.factor = candidates, list(rungs), factor
-        self.started = self.alive = list(candidates)
-        self.is_over, self._n_rounds = False, 0
-        # For each cut, the candidates with their scores; for each round, how many there were.
-        self.cuts, self.n_alive = [], []
-        for one in candidates:
-            one.run.parallel = parallel
-            one.guarded(one.run.set_up)
-        self._leave_out_failures()
-
-    @property
-    def leader(self):
-        """The best candidate of the last cut, the first one before."""
-        return self.alive[0]
-
-    def round(self):
-        """Run a round of each candidate, unless it ends at the last cut."""
-        rung = self.rungs[0]
-        for one in self.alive:
-            one.guarded(one.open, rung)
-        self._leave_out_failures()
-        self.n_alive.append(len(self.alive))
-        if self._n_rounds == rung:
-            self._cut()
-        self._n_rounds += 1
-        if self.is_over:
-            return
-        for one in self.alive:
-            one.guarded(one.close)
-        self._leave_out_failures()
-
-    def _leave_out_failures(self):
-        """Leave out candidates that have diverged; raise if none is left."""
-        self.alive = [one for one in self.alive if not one.failure]
-        if not self.alive:
-            failed = self.started[0]
-            raise ValueError(
-                f"All candidates have diverged, the first one with {failed.params}: "
-                f"{failed.failure}"
-            )
-
-    def _cut(self):
-        """Keep the best candidates, after the last round that all of them have run."""
-        scores = [one.score for one in self.started]
-        if np.isnan(scores).all():
-            raise ValueError(
-                "No client has evaluated a candidate; raise validation_fraction, or lower dropout."
-            )
-        self.cuts.append((self._n_rounds, self.started, scores))
-        is_last = len(self.rungs) == 1
-        n_kept = 1 if is_last else -(-len(self.started) // self.factor)
-        # NaN comes last, and of equals the first candidate first.
-        order = np.argsort(-np.array(scores), kind="stable")
-        ranked = [self.started[place] for place in order]
-        default, kept = self.candidates[0], ranked[:n_kept]
-        if not is_last and default in self.alive and default not in kept:
-            kept[-1] = default
-        kept = [one for one in kept if not one.failure]
-        for one in self.started:
-            one.values = []
-            if is_last or one not in kept:
-                one.end(wins=one is kept[0])
-        self.rungs, self.is_over = self.rungs[1:], is_last
-        self.started = self.alive = kept
-
-    def stop(self):
-        """Let the next round be the last cut, if there is another one."""
-        if not self.is_over:
-            self.rungs = [self._n_rounds]
-
-    def attributes(self):
-        """Return what a search has found, apart from the model and its costs."""
-        failed = [one for one in self.candidates if one.failure]
-        if failed:
-            warn(
-                f"{len(failed)} of {len(self.candidates)} candidates have diverged and score NaN, "
-                f"the first one with {failed[0].params}: {failed[0].failure}",
-                FitFailedWarning,
-            )
-        rows = [
-            (number, n_rounds, one.params, score)
-            for number, (n_rounds, started, scores) in enumerate(self.cuts)
-            for one, score in sorted(
-                zip(started, scores, strict=True), key=lambda two: self.candidates.index(two[0])
-            )
-        ]
-        numbers, resources, params, scores = map(list, zip(*rows, strict=True))
-        ranks = rankdata(-np.nan_to_num(scores, nan=-np.inf), method="min").astype(np.int32)
-        results = {
-            "iter": np.array(numbers),
-            "n_resources": np.array(resources),
-            **_masked(params),
-            "params": params,
-            "mean_test_score": np.array(scores),
-            "rank_test_score": ranks,
-        }
-        best = next(
-            place
-            for place, row in enumerate(rows)
-            if row[0] == numbers[-1] and row[2] is self.leader.params
-        )
-        return {
-            "cv_results_": results,
-            "best_index_": best,
-            "best_params_": self.leader.params,
-            "best_score_": scores[best],
-            "n_candidates_": [len(started) for _, started, _ in self.cuts],
-            "n_resources_": [n_rounds for n_rounds, _, _ in self.cuts],
-            "n_iterations_": len(self.cuts),
-            "n_rounds_": self.cuts[-1][0],
-            "n_features_in_": self.leader.model.n_features_in_,
-        }
-
-    def history(self, ledger):
-        """Return a dict for each round, from the ledger of all candidates."""
-        best = {n_rounds: np.nanmax(scores) for n_rounds, _, scores in self.cuts}
-        rows = []
-        for entry in ledger.entries:
-            number = entry["round"]
-            if entry["phase"] in ("round", "stop"):
-                row = {"round": number, "candidates": self.n_alive[number]}
-                row |= {name: entry[name] for name in ("bytes_down", "bytes_up")}
-                rows.append(row | {"score": float(best.get(number, np.nan))})
-        return rows
 
 
 # ------------------------------------------------------------------------------- checks
@@ -767,34 +576,3 @@ def _check_searchable(name, prefix):
     for fixed, why in FIXED.items():
         if own == fixed or own.startswith(f"{fixed}__"):
             raise ValueError(f"{name!r} cannot be searched: {why}.")
-
-
-def _rungs(n_rounds, n_candidates, factor, min_rounds):
-    """Return after how many rounds to cut."""
-    least, left, n_cuts = -(-n_rounds // EARLIEST), n_candidates, 0
-    while left > 1:
-        left, n_cuts = -(-left // factor), n_cuts + 1
-    if min_rounds != "auto" and not least <= min_rounds <= n_rounds:
-        raise ValueError(
-            f"min_rounds={min_rounds}, but the first cut must come after {least} to {n_rounds} "
-            f"rounds of a fit of n_rounds={n_rounds}; earlier, step sizes lead that lose later."
-        )
-    first = least if min_rounds == "auto" else min_rounds
-    last, rungs = max(first, int(LATEST * n_rounds)), set()
-    for number in range(n_cuts):
-        # With few candidates there is room for a later start.
-        rung = last // factor ** (n_cuts - 1 - number) if min_rounds == "auto" else 0
-        rungs.add(min(last, max(rung, first * factor**number)))
-    return sorted(rungs)
-
-
-def _masked(params):
-    """Return the columns of parameters, masked where a candidate does not have one."""
-    columns = {}
-    for name in sorted({name for one in params for name in one}):
-        column = np.ma.masked_all(len(params), dtype=object)
-        for row, one in enumerate(params):
-            if name in one:
-                column[row] = one[name]
-        columns[f"param_{name}"] = column
-    return columns

@@ -23,7 +23,7 @@ from fedrecsk.privacy import CentralDP, LaplaceMechanism, PrivacyBudget, SecAggP
 from fedrecsk.privacy.accounting import Event, epsilon_of, noise_for
 from fedrecsk.protocol.keys import Key
 from fedrecsk.selection import FederatedSearch
-from fedrecsk.selection._search import _rungs
+from fedrecsk.selection._halving import rungs_of
 from tests.listed import needs_callbacks
 from tests.reference.search import halving, split
 
@@ -196,14 +196,14 @@ def test_the_estimator_as_it_is_stays_until_the_last_cut():
 
 
 def test_cuts_come_between_a_tenth_and_three_quarters_of_the_rounds():
-    assert _rungs(100, 27, 3, "auto") == [10, 30, 75]
-    assert _rungs(100, 9, 3, "auto") == [25, 75]
-    assert _rungs(100, 2, 3, "auto") == [75]
-    assert _rungs(100, 27, 3, 20) == [20, 60, 75]
-    assert _rungs(100, 27, 3, 90) == [90]
-    assert _rungs(10, 27, 3, "auto") == [1, 3, 7]
-    assert _rungs(100, 1000, 3, "auto") == [10, 30, 75]
-    assert [_rungs(n, 27, 3, "auto") for n in (1, 2, 4)] == [[1], [1], [1, 3]]
+    assert rungs_of(100, 27, 3, "auto") == [10, 30, 75]
+    assert rungs_of(100, 9, 3, "auto") == [25, 75]
+    assert rungs_of(100, 2, 3, "auto") == [75]
+    assert rungs_of(100, 27, 3, 20) == [20, 60, 75]
+    assert rungs_of(100, 27, 3, 90) == [90]
+    assert rungs_of(10, 27, 3, "auto") == [1, 3, 7]
+    assert rungs_of(100, 1000, 3, "auto") == [10, 30, 75]
+    assert [rungs_of(n, 27, 3, "auto") for n in (1, 2, 4)] == [[1], [1], [1, 3]]
 
 
 def test_candidates_are_drawn():

@@ -1,0 +1,272 @@
+"""Successive halving over the rounds of fits: candidates side by side, and cuts between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.stats import rankdata
+from sklearn.exceptions import FitFailedWarning
+
+from fedrecsk._utils.user_warnings import warn
+from fedrecsk.data._checks import Diverged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fedrecsk.privacy.report import PrivacyReport
+    from fedrecsk.protocol.ledger import Ledger
+    from fedrecsk.protocol.messages import Message
+    from fedrecsk.protocol.participation import Participation
+    from fedrecsk.selection._noise import Noise
+
+    Each = Callable[[Callable[["Candidate"], None], Sequence["Candidate"]], None]
+
+# The first cut comes after a tenth of a fit's rounds at the earliest: after fewer, step sizes lead
+# that lose later. The last one leaves a quarter for the winner, which then learns from all rows.
+# Chosen on validation rows of MovieLens-100k, see docs/choices.md.
+EARLIEST, LATEST = 10, 0.75
+# Passes without progress after which a candidate's fit would end, which the search does.
+NEVER = 2**31 - 1
+
+
+@dataclass(eq=False)
+class Candidate:
+    """A candidate: its parameters, the model to fit at the end, and a fit without held-out rows."""
+
+    params: dict[str, Any]
+    model: Any
+    n_rounds: int = 0
+    # A Loop, which fits it wherever its clients are.
+    loop: Any = None
+    # The message of the open round, and who gets it.
+    opened: tuple[Participation, Message | None] | None = None
+    # What clients have measured since the last cut.
+    values: list[float] = field(default_factory=list)
+    failure: str = ""
+    noise: Noise | None = None
+    ledger: Ledger | None = None
+    privacy: PrivacyReport | None = None
+
+    def open(self, rung: int) -> None:
+        """Open a round; let its cohort evaluate the model if a pass over clients ends at a cut."""
+        server = self.loop.server
+        self.opened = participation, message = server.open_round()
+        if not max(0, rung - server.stopping.n_cohorts) < server.round <= rung:
+            return
+        who = participation.receives
+        if message:
+            model = server.send_for_validation(who)
+        else:
+            # This round sends nothing.
+            server.downlink.announce(server.algorithm.final(server.state), who)
+            model = server.current_message()
+        answers = self.loop.ask_validation(participation, model)
+        if self.noise is not None:
+            self.values.append(self.noise.score(answers, server))
+            return
+        server.close_validation(answers, who)
+        self.values.append(server.history[-1][server.scoring.curve])
+
+    def close(self) -> None:
+        """Run the rest of the round."""
+        self.loop.ask_round(*self.opened)
+        self.opened = None
+
+    @property
+    def score(self) -> float:
+        """The mean of what clients have measured before a cut; greater is better."""
+        if self.failure or not self.values:
+            return float("nan")
+        sign = 1 if self.loop.server.scoring.greater_is_better else -1
+        return sign * float(np.mean(self.values))
+
+    def end(self, *, wins: bool) -> None:
+        """Stop in the round that was opened; what clients have is kept of the winner only."""
+        server = self.loop.server
+        if not self.failure:
+            server.ledger.entries[-1]["phase"] = "stop"
+        self.ledger, self.privacy = server.ledger, server.privacy_report()
+        if not wins:
+            self.loop = None
+
+    def goes_on(self, n_rounds: int, refit: bool | str) -> bool:
+        """Return whether the model goes on after these rounds, instead of being fitted anew."""
+        traits = self.model._algorithm().traits
+        can = traits.goes_on and not traits.sends_once
+        return refit != "anew" and can and n_rounds < self.n_rounds
+
+
+def one_by_one(step: Callable[[Candidate], None], candidates: Sequence[Candidate]) -> None:
+    """Take a step of each candidate."""
+    for one in candidates:
+        step(one)
+
+
+class Halving:
+    """Successive halving: candidates side by side, and cuts after `rungs` rounds.
+
+    `each` takes a step of all candidates: one by one, or at the same time.
+    """
+
+    def __init__(self, candidates: Sequence[Candidate], rungs: Sequence[int], factor: int) -> None:
+        self.candidates, self.rungs, self.factor = candidates, list(rungs), factor
+        self.started: list[Candidate] = list(candidates)
+        self.alive: list[Candidate] = list(candidates)
+        self.is_over, self.n_rounds = False, 0
+        # For each cut, the candidates with their scores; for each round, how many there were.
+        self.cuts: list[tuple[int, list[Candidate], list[float]]] = []
+        self.n_alive: list[int] = []
+
+    @property
+    def leader(self) -> Candidate:
+        """The best candidate of the last cut, the first one before."""
+        return self.alive[0]
+
+    def set_up(self, each: Each = one_by_one) -> None:
+        """Do everything that comes before the first round of each candidate."""
+        self._take(lambda one: one.loop.set_up(), each)
+
+    def round(self, each: Each = one_by_one) -> None:
+        """Run a round of each candidate, unless it ends at the last cut."""
+        rung = self.rungs[0]
+        self._take(lambda one: one.open(rung), each)
+        self.n_alive.append(len(self.alive))
+        if self.n_rounds == rung:
+            self._cut()
+        self.n_rounds += 1
+        if not self.is_over:
+            self._take(lambda one: one.close(), each)
+
+    def _take(self, step, each):
+        """Take a step of each candidate; leave out those that diverge, raise if none is left."""
+
+        def guarded(one):
+            try:
+                step(one)
+            except Diverged as error:
+                one.failure = str(error)
+
+        each(guarded, self.alive)
+        self.alive = [one for one in self.alive if not one.failure]
+        if not self.alive:
+            failed = self.started[0]
+            raise ValueError(
+                f"All candidates have diverged, the first one with {failed.params}: "
+                f"{failed.failure}"
+            )
+
+    def _cut(self):
+        """Keep the best candidates, after the last round that all of them have run."""
+        scores = [one.score for one in self.started]
+        if np.isnan(scores).all():
+            raise ValueError(
+                "No client has evaluated a candidate; raise validation_fraction, or lower dropout."
+            )
+        self.cuts.append((self.n_rounds, self.started, scores))
+        is_last = len(self.rungs) == 1
+        n_kept = 1 if is_last else -(-len(self.started) // self.factor)
+        # NaN comes last, and of equals the first candidate first.
+        order = np.argsort(-np.array(scores), kind="stable")
+        ranked = [self.started[place] for place in order]
+        default, kept = self.candidates[0], ranked[:n_kept]
+        if not is_last and default in self.alive and default not in kept:
+            kept[-1] = default
+        kept = [one for one in kept if not one.failure]
+        for one in self.started:
+            one.values = []
+            if is_last or one not in kept:
+                one.end(wins=one is kept[0])
+        self.rungs, self.is_over = self.rungs[1:], is_last
+        self.started = self.alive = kept
+
+    def stop(self) -> None:
+        """Let the next round be the last cut, if there is another one."""
+        if not self.is_over:
+            self.rungs = [self.n_rounds]
+
+    def attributes(self) -> dict[str, Any]:
+        """Return what a search has found, apart from the model and its costs."""
+        failed = [one for one in self.candidates if one.failure]
+        if failed:
+            warn(
+                f"{len(failed)} of {len(self.candidates)} candidates have diverged and score NaN, "
+                f"the first one with {failed[0].params}: {failed[0].failure}",
+                FitFailedWarning,
+            )
+        rows = [
+            (number, n_rounds, one.params, score)
+            for number, (n_rounds, started, scores) in enumerate(self.cuts)
+            for one, score in sorted(
+                zip(started, scores, strict=True), key=lambda two: self.candidates.index(two[0])
+            )
+        ]
+        numbers, resources, params, scores = map(list, zip(*rows, strict=True))
+        ranks = rankdata(-np.nan_to_num(scores, nan=-np.inf), method="min").astype(np.int32)
+        results = {
+            "iter": np.array(numbers),
+            "n_resources": np.array(resources),
+            **_masked(params),
+            "params": params,
+            "mean_test_score": np.array(scores),
+            "rank_test_score": ranks,
+        }
+        best = next(
+            place
+            for place, row in enumerate(rows)
+            if row[0] == numbers[-1] and row[2] is self.leader.params
+        )
+        return {
+            "cv_results_": results,
+            "best_index_": best,
+            "best_params_": self.leader.params,
+            "best_score_": scores[best],
+            "n_candidates_": [len(started) for _, started, _ in self.cuts],
+            "n_resources_": [n_rounds for n_rounds, _, _ in self.cuts],
+            "n_iterations_": len(self.cuts),
+            "n_rounds_": self.cuts[-1][0],
+        }
+
+    def history(self, ledger: Ledger) -> list[dict[str, Any]]:
+        """Return a dict for each round, from the ledger of all candidates."""
+        best = {n_rounds: np.nanmax(scores) for n_rounds, _, scores in self.cuts}
+        rows = []
+        for entry in ledger.entries:
+            number = entry["round"]
+            if entry["phase"] in ("round", "stop"):
+                row = {"round": number, "candidates": self.n_alive[number]}
+                row |= {name: entry[name] for name in ("bytes_down", "bytes_up")}
+                rows.append(row | {"score": float(best.get(number, np.nan))})
+        return rows
+
+
+def rungs_of(n_rounds: int, n_candidates: int, factor: int, min_rounds: int | str) -> list[int]:
+    """Return after how many rounds to cut."""
+    least, left, n_cuts = -(-n_rounds // EARLIEST), n_candidates, 0
+    while left > 1:
+        left, n_cuts = -(-left // factor), n_cuts + 1
+    if min_rounds != "auto" and not least <= min_rounds <= n_rounds:
+        raise ValueError(
+            f"min_rounds={min_rounds}, but the first cut must come after {least} to {n_rounds} "
+            f"rounds of a fit of n_rounds={n_rounds}; earlier, step sizes lead that lose later."
+        )
+    first = least if min_rounds == "auto" else min_rounds
+    last, rungs = max(first, int(LATEST * n_rounds)), set()
+    for number in range(n_cuts):
+        # With few candidates there is room for a later start.
+        rung = last // factor ** (n_cuts - 1 - number) if min_rounds == "auto" else 0
+        rungs.add(min(last, max(rung, first * factor**number)))
+    return sorted(rungs)
+
+
+def _masked(params):
+    """Return the columns of parameters, masked where a candidate does not have one."""
+    columns = {}
+    for name in sorted({name for one in params for name in one}):
+        column = np.ma.masked_all(len(params), dtype=object)
+        for row, one in enumerate(params):
+            if name in one:
+                column[row] = one[name]
+        columns[f"param_{name}"] = column
+    return columns
