@@ -36,7 +36,7 @@ FAST_METHODS = (
 REAL_DATA = {"ml100k", "ml1m"}
 # Other processes, compiling everything once more, and the examples in docstrings.
 SLOW = ("tests/deployment/", "tests/test_kernels.py", "fedrecsk/")
-FAST_DEPLOYMENT = "tests/deployment/test_fit.py"
+FAST_DEPLOYMENT = "tests/deployment/test_fit.py", "tests/deployment/test_search.py"
 STEP = 7
 # Of a function with more cases than MANY, the fast lane has one in three.
 MANY, ONE_IN = 12, 3

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from numbers import Integral
+from typing import TYPE_CHECKING, NamedTuple
 
 import joblib
 import numpy as np
 
+from fedrecsk._utils.parameters import checked
 from fedrecsk._version import __version__
 from fedrecsk.data.ids import catalogue_ids
 from fedrecsk.deployment.device_server import DeviceServer
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.privacy._secagg_protocol import FEWEST_CLIENTS
 from fedrecsk.protocol.messages import Registration
+from fedrecsk.selection import FederatedSearch
+from fedrecsk.selection._evaluate import KINDS, scoring_of
+from fedrecsk.selection._search import method_of
 from fedrecsk.simulation.updating import check_exact, goes_on
 
 if TYPE_CHECKING:
-    pass
+    from collections.abc import Sequence
+    from typing import Any
+
+    from fedrecsk.protocol.evaluation import Scoring
 
 # Parameters of a machine or of the simulator, which need not agree.
 OWN = frozenset({"random_state", "n_jobs", "callbacks", "federation", "items"})
@@ -52,6 +60,95 @@ def check_deployable(estimator: FederatedRecommender) -> None:
     names[0] = getattr(federation.aggregator, "reference", names[0])
     one = np.ones(1, dtype=np.int64)
     DeviceServer.of(estimator).register([Registration(np.array([n]), one, one) for n in names])
+
+
+class Fit(NamedTuple):
+    """A fit in which a node may take part: a method, and the share of rows that it holds out."""
+
+    method: FederatedRecommender
+    holds_out: float | None = None
+
+    def digests(self) -> dict[str, str]:
+        """Return a digest of all that server and nodes must agree on, by its name."""
+        found = digests(self.method)
+        return found if self.holds_out is None else found | {"holds_out": str(self.holds_out)}
+
+
+class Drawn(NamedTuple):
+    """A candidate of a search: parameters, the model to fit at the end, and the fit before."""
+
+    params: dict[str, Any]
+    model: FederatedRecommender
+    fit: Fit
+
+
+def candidates_of(search: FederatedSearch) -> list[Drawn]:
+    """Return the candidates of a search, which all machines find alike; raise if they would not."""
+    search._validate_params()
+    if not isinstance(search.random_state, Integral):
+        raise ValueError(
+            "All machines must draw the same candidates; set random_state=0 in FederatedSearch, or "
+            "another int."
+        )
+    if not search.refit:
+        raise ValueError(
+            "A deployed search ends with a model on all machines; set refit=True in "
+            "FederatedSearch, or search by fit."
+        )
+    steps, drawn = search._draw()
+    if steps is not None:
+        raise ValueError(
+            "The steps of a Pipeline learn from the rows of all clients, which no machine has; "
+            "search the method alone."
+        )
+    found, share = [], search.validation_fraction
+    for params, model in drawn:
+        if model._setting().central_dp is not None:
+            raise ValueError(
+                "On devices there is no noise that is calibrated to all fits of a search, as "
+                "central_dp asks for; leave it out, or search by fit."
+            )
+        method = method_of(model, search._metric(model), share)
+        found.append(Drawn(params, model, Fit(method, share)))
+    return found
+
+
+def fits_of(estimator: FederatedRecommender | FederatedSearch) -> list[Fit]:
+    """Return the fits in which a node with an estimator may take part."""
+    if not isinstance(estimator, FederatedSearch):
+        return [Fit(estimator)]
+    drawn = candidates_of(estimator)
+    return [*(one.fit for one in drawn), *(Fit(one.model) for one in drawn)]
+
+
+def check(estimator: FederatedRecommender | FederatedSearch) -> None:
+    """Raise if an estimator, or a candidate of a search, cannot be deployed."""
+    for one in fits_of(estimator):
+        check_deployable(one.method)
+        if one.holds_out is not None:
+            one.method._scoring().check(one.method, len(catalogue_ids(one.method.items)))
+
+
+def evaluation_of(
+    estimator: FederatedRecommender, metrics: Sequence[str] | None, n_negatives: int | None = None
+) -> Scoring | None:
+    """Return what clients report of the final model; raise if it does not suit the estimator."""
+    if metrics is None:
+        if n_negatives is not None:
+            raise ValueError("n_negatives are of an evaluation; name its metrics in evaluate=.")
+        return None
+    checked("server_app", {"n_negatives": KINDS["n_negatives"]}, n_negatives=n_negatives)
+    federation = estimator._setting()
+    for part in ("central_dp", "local_dp"):
+        if getattr(federation, part) is not None:
+            raise ValueError(
+                f"evaluate adds no noise to what clients report, as {part} asks for; leave it out, "
+                "or simulate it by federated_evaluate."
+            )
+    scale = getattr(estimator, "rating_scale", None)
+    return scoring_of(
+        estimator, metrics, len(catalogue_ids(estimator.items)), scale, n_negatives=n_negatives
+    )
 
 
 def check_updatable(estimator: FederatedRecommender) -> None:

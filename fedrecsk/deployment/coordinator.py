@@ -5,20 +5,17 @@ from __future__ import annotations
 import copy
 import logging
 import math
-import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedrecsk._utils.sklearn_compat import clone
 from fedrecsk.data._checks import LARGEST, hint
-from fedrecsk.data.ids import catalogue_ids, named
-from fedrecsk.deployment.checks import check_deployable, check_updatable, differences, digests
+from fedrecsk.deployment.checks import check_deployable, check_updatable, digests, evaluation_of
 from fedrecsk.deployment.client_message import ClientMessage
-from fedrecsk.deployment.device_server import DeviceServer
-from fedrecsk.deployment.exchanges import Exchanges, Members, NotEnough
+from fedrecsk.deployment.exchanges import Exchanges, NotEnough
+from fedrecsk.deployment.progress import CHECKPOINT, Progress, interrupted, last_fit
 from fedrecsk.deployment.records import (
     MalformedMessage,
     masking_arrays,
@@ -37,16 +34,17 @@ from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.loop import Loop
 from fedrecsk.protocol.messages import Dense, Message, PerClient, Rows
 from fedrecsk.protocol.secure_accounts import aligned_size, summed_updates, units_of
-from fedrecsk.selection._evaluate import report_of, scoring_of
+from fedrecsk.selection._evaluate import report_of
 from fedrecsk.simulation.updating import SHARE
 from fedrecsk.updates import ClientUpdates
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from typing import Self
 
     from numpy.typing import NDArray
 
-    from fedrecsk.deployment.exchanges import Carrier
+    from fedrecsk.deployment.device_server import DeviceServer
+    from fedrecsk.deployment.exchanges import Carrier, Members
     from fedrecsk.deployment.store import Store
     from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.protocol.evaluation import Scoring
@@ -54,7 +52,6 @@ if TYPE_CHECKING:
     from fedrecsk.protocol.participation import Participation
 
 log: logging.Logger = logging.getLogger("fedrecsk.deployment")
-CHECKPOINT = "checkpoint"
 # What the protocol calls each kind of request.
 PHASES = {
     "setup": "setup",
@@ -67,49 +64,34 @@ PHASES = {
 REPORT = "evaluation.txt"
 
 
-@dataclass(eq=False)
-class Progress:
-    """All that a restarted server needs."""
-
-    # Name of the fit, by which nodes know their state.
-    fit: str
-    # Of the estimator's parameters.
-    digests: dict[str, str]
-    server: DeviceServer
-    members: Members
-    # Number of the validation whose model is the best so far.
-    best: int | None = None
-    # One per exchange: what was sent, and how long it took.
-    traffic: list[dict[str, float | str]] = field(default_factory=list)
-    # Codes of the clients in the masked sum that is being unmasked, by its kind and number.
-    survivors: dict[tuple[str, int], list[int]] = field(default_factory=dict)
-
-
 # Messages of clients, or a masked sum of them.
 Uploads = Sequence[ClientMessage | ClientUpdates]
 
 
 class Coordinator(Loop[Uploads, None]):
-    """Runs a fit over a carrier; its parameters are those of :func:`server_app`."""
+    """Runs a fit over a carrier.
+
+    `last` is the fit that it goes on from, `evaluation` what clients report of the final model.
+    If fewer than `n_clients` come in time, it begins with `n_enough`; None: it waits for all.
+    Unless it `is_alone`, a search saves and logs in its place. All else is as in `server_app`.
+    """
 
     def __init__(
         self,
         estimator: FederatedRecommender,
         carrier: Carrier,
         store: Store,
+        progress: Progress,
         *,
+        last: Progress | None = None,
         n_clients: int,
         quorum: float = 0.5,
         patience: float = 60.0,
         gathering: float = 600.0,
-        update: bool = False,
-        key: Key | None = None,
-        evaluate: Sequence[str] | None = None,
+        evaluation: Scoring | None = None,
+        n_enough: int | None = None,
+        is_alone: bool = True,
     ) -> None:
-        check_deployable(estimator)
-        evaluation = None if evaluate is None else evaluation_of(estimator, evaluate)
-        if update:
-            check_updatable(estimator)
         compression = estimator._setting().compression
         if compression is not None and compression.down:
             log.warning(
@@ -120,117 +102,136 @@ class Coordinator(Loop[Uploads, None]):
         self.estimator = estimator
         self.store = store
         self.n_clients = n_clients
+        self._n_enough = n_enough
         self.quorum = quorum
         self.gathering = gathering
+        self._is_alone = is_alone
         # What clients have received last to measure it.
         self._measured = Message()
-        ours = digests(estimator)
-        # The fit that this one goes on from, at its end.
-        self._last: Progress | None = self._last_fit(ours) if update else None
-        store.remove_drafts(CHECKPOINT)
-        interrupted = self._interrupted(ours)
-        self.is_resumed: bool = interrupted is not None
-        self.progress: Progress = interrupted or self._new_fit(ours, key)
+        self._last = last
+        self.progress = progress
         # The server's half of the protocol, and the clients.
-        self.server: DeviceServer = self.progress.server
+        self.server: DeviceServer = progress.server
         self.server.evaluation = evaluation
-        self.members: Members = self.progress.members
-        greeting = {"kind": "register", "fit": self.progress.fit, "parameters": ours}
-        if self._last is not None:
-            greeting["after"] = self._last.fit
+        self.members: Members = progress.members
+        self.is_resumed: bool = len(self.members) > 0
+        # Codes of the clients in the masked sum that is being unmasked, by its kind and number.
+        self.survivors: dict[tuple[str, int], list[int]] = store.load(self._sums) or {}
         self.exchanges: Exchanges = Exchanges(
             carrier,
             self.members,
-            pack(greeting, {}),
+            progress.greeting(),
             patience,
             len(self.server.item_ids),
-            self.progress.traffic,
+            progress.traffic,
         )
 
-    def _last_fit(self, ours):
-        """Return the last fit, of which only the items may differ."""
-        path, last = self.store.folder / STATE, self.store.load(STATE)
-        if last is None:
-            raise ValueError(
-                f"{self.store.folder} has no state of a fit that has ended, so there is nothing to "
-                "update; run without update first."
-            )
-        of_items = {name: ours[name] for name in ("items", "item_features") if name in ours}
-        differing = differences(ours, last.digests | of_items)
-        if differing:
-            raise ValueError(f"{path} is of another fit: {differing}")
-        lacking = np.setdiff1d(last.server.item_ids, catalogue_ids(self.estimator.items).values)
-        if len(lacking):
-            raise ValueError(
-                f"items lacks {named('item', lacking)}, which the last fit had; add new items to "
-                "the old ones."
-            )
-        return last
-
-    def _interrupted(self, ours):
-        """Return the progress of a fit that was interrupted; None if there is none."""
-        path, progress = self.store.folder / CHECKPOINT, self.store.load(CHECKPOINT)
+    @classmethod
+    def of(
+        cls,
+        estimator: FederatedRecommender,
+        carrier: Carrier,
+        store: Store,
+        *,
+        update: bool = False,
+        key: Key | None = None,
+        evaluate: Sequence[str] | None = None,
+        n_negatives: int | None = None,
+        **settings: Any,
+    ) -> Self:
+        """Return that of a fit, which may be interrupted or go on from the last one."""
+        check_deployable(estimator)
+        evaluation = evaluation_of(estimator, evaluate, n_negatives)
+        if update:
+            check_updatable(estimator)
+        ours, method = digests(estimator), estimator
+        last = last_fit(estimator, ours, store) if update else None
+        store.remove_drafts(CHECKPOINT)
+        progress = interrupted(ours, store)
         if progress is None:
-            return None
-        differing = differences(ours, progress.digests)
-        if differing:
-            raise ValueError(
-                f"{path} is of a fit that has not ended, but {differing} Or remove the file to "
-                "begin anew."
-            )
-        for one in progress.members:
-            # All clients say again where they are.
-            one.node, one.is_late = None, False
-        log.info("Resumed after %d rounds", progress.server.round)
-        return progress
+            if last is not None:
+                n_rounds = max(1, round(SHARE * method._rounds(settings["n_clients"])))
+                method = clone(method).set_params(n_rounds=n_rounds)
+            progress = Progress.new(method, ours, key, last)
+        elif len(progress.members):
+            log.info("Resumed after %d rounds", progress.server.round)
+        settings |= {"last": last, "evaluation": evaluation}
+        return cls(estimator, carrier, store, progress, **settings)
 
-    def _new_fit(self, ours, key):
-        method, last = self.estimator, None
-        if self._last is not None:
-            n_rounds = max(1, round(SHARE * method._rounds(self.n_clients)))
-            method, last = clone(method).set_params(n_rounds=n_rounds), self._last.members
-        server = DeviceServer.of(method, key)
-        return Progress(secrets.token_hex(8), ours, server, Members(last))
+    @property
+    def _sums(self):
+        """Name of the file of survivors."""
+        return f"{self.progress.fit}.sums"
+
+    def _save(self):
+        """Write a checkpoint."""
+        if self._is_alone:
+            self.store.save(CHECKPOINT, self.progress)
 
     # ------------------------------------------------------------------------ the loop
 
     def run(self) -> FederatedRecommender:
         """Run the fit; save and return the server's fitted estimator."""
+        result = self.fit()
+        self.forget()
+        return result
+
+    def fit(self) -> FederatedRecommender:
+        """Run the fit, from a checkpoint if there is one, which stays."""
         if self.is_resumed:
-            self._gather_again()
+            self.gather_again()
         else:
             self._begin()
         server = self.server
         while not self.is_over:
-            self._admit_newcomers()
+            if self.give_places():
+                # If the server is killed now, they keep their places.
+                self._save()
+            self.set_up_late()
             self.round()
             if not server.stopping.stopped:
-                self.store.save(CHECKPOINT, self.progress)
+                self._save()
         result = self._end()
-        self.store.remove(CHECKPOINT)
         log.info("The fit has ended after %d rounds: %s", server.round, self.store.folder)
         return result
 
-    def _gather_again(self):
+    def forget(self) -> None:
+        """Remove what only a restarted server needs."""
+        self.store.remove(self._sums)
+        if self._is_alone:
+            self.store.remove(CHECKPOINT)
+
+    def gather_again(self) -> None:
         """Wait for the clients of a resumed fit: for all of them, or for enough."""
+        self._gather(len(self.members), math.ceil(self.quorum * len(self.members)))
+
+    def _gather(self, n_clients, n_enough):
+        """Wait for clients as long as for answers, and then for the least number of them."""
         try:
-            self.exchanges.gather(len(self.members), self.exchanges.patience)
+            self.exchanges.gather(n_clients, self.exchanges.patience)
         except NotEnough as error:
             log.warning("%s", error)
-            self.exchanges.gather(math.ceil(self.quorum * len(self.members)), self.gathering)
+            self.exchanges.gather(n_enough, self.gathering)
 
     def _begin(self):
+        """Take the set-up, and go on from the last fit."""
+        self.set_up()
+        if self._last is not None:
+            self._go_on(self._last.server)
+        self._save()
+
+    def set_up(self) -> None:
         """Register clients, and take the set-up with all of them."""
-        self.exchanges.gather(self.n_clients, self.gathering)
+        if self._n_enough is None:
+            self.exchanges.gather(self.n_clients, self.gathering)
+        else:
+            self._gather(self.n_clients, self._n_enough)
         registered, server = list(self.members), self.server
         server.sends_whole = True
         places = server.register([one.registration for one in registered])
         for one, place in zip(registered, places, strict=True):
             one.place = place
-        self.set_up()
-        if self._last is not None:
-            self._go_on(self._last.server)
-        self.store.save(CHECKPOINT, self.progress)
+        super().set_up()
 
     def ask_setup(self, message: Message) -> Uploads:
         """Return the answers of all clients to the message of the set-up."""
@@ -252,7 +253,7 @@ class Coordinator(Loop[Uploads, None]):
             if not self.server.has_setup or code in self._answered:
                 one.is_set_up, one.knows_place = True, False
 
-    def _set_up_late(self, members):
+    def _ask_late(self, members):
         """Take the set-up with clients that join after it."""
         server, asked = self.server, {one.code: one for one in members}
         if server.has_setup:
@@ -303,36 +304,35 @@ class Coordinator(Loop[Uploads, None]):
         entry |= {"phase": "taken back", "round": -1}
         server.round, server.history = 0, []
 
-    def _admit_newcomers(self):
-        """Let clients join that have come since the fit began."""
+    def give_places(self) -> bool:
+        """Admit clients that have come since the fit began; return whether there are any."""
         server, newcomers = self.server, self.members.newcomers
-        if newcomers:
-            self._give_places(newcomers)
-        waiting = [one for one in self.members if one.place is not None and not one.is_set_up]
-        if not waiting:
-            return
-        # Some may have been asked before, and their answers were lost.
-        server.repeat_setup([one.code for one in waiting])
-        self._set_up_late(sorted(waiting, key=lambda one: one.code))
-        for one in waiting:
-            if one.is_set_up:
-                log.info("Client %s joins in round %d", one.name, server.round + 1)
-
-    def _give_places(self, newcomers):
-        """Admit clients, if the server can."""
-        server = self.server
+        if not newcomers:
+            return False
         try:
             places = server.admit([one.registration for one in newcomers])
         except ValueError as error:
             self._turn_away(newcomers, str(error))
-            return
+            return False
         for one, place in zip(newcomers, places, strict=True):
             one.place = place
             if server.only is not None:
                 # What it has sent before stays until the next update.
                 server.only[one.code] = one.name not in self.members.counted
-        # If the server is killed now, they keep their places.
-        self.store.save(CHECKPOINT, self.progress)
+        return True
+
+    def set_up_late(self) -> None:
+        """Let clients join that have a place, but have not taken part in the set-up."""
+        server = self.server
+        waiting = [one for one in self.members if one.place is not None and not one.is_set_up]
+        if not waiting:
+            return
+        # Some may have been asked before, and their answers were lost.
+        server.repeat_setup([one.code for one in waiting])
+        self._ask_late(sorted(waiting, key=lambda one: one.code))
+        for one in waiting:
+            if one.is_set_up:
+                log.info("Client %s joins in round %d", one.name, server.round + 1)
 
     def _turn_away(self, newcomers, why):
         """Tell clients that they cannot join."""
@@ -356,6 +356,8 @@ class Coordinator(Loop[Uploads, None]):
         traffic = self.progress.traffic[-1]
         server.ledger.count(dropped=len(asked) - traffic["answers"], rejected=n_malformed)
         self._warn_of_lost_round(number, n_undecided)
+        if not self._is_alone:
+            return
         log.info(
             "Round %d of %d: %d uploads of %d clients, %.2f s",
             *(number + 1, server.method._rounds(server.n_clients)),
@@ -466,9 +468,9 @@ class Coordinator(Loop[Uploads, None]):
 
     def _masked(self, masks, kind, number, asked, message, specs, quorum):
         """Ask clients for a masked sum; return a list of their updates, empty if it is lost."""
-        server, progress, step = self.server, self.progress, (PHASES[kind], number)
+        server, step = self.server, (PHASES[kind], number)
         key = server.key.at(SETUP if kind == "setup" else number)
-        session = session_of(progress.fit, kind, number)
+        session = session_of(self.progress.fit, kind, number)
 
         def send(stage, messages, n_enough):
             """Send clients messages of a stage of the sum; return their answers."""
@@ -486,9 +488,9 @@ class Coordinator(Loop[Uploads, None]):
 
         def save(survivors):
             """Let a server that is killed now go on with the same survivors."""
-            progress.survivors = {(kind, number): survivors}
+            self.survivors = {(kind, number): survivors}
             if kind != "setup":
-                self.store.save(CHECKPOINT, progress)
+                self.store.save(self._sums, self.survivors)
 
         try:
             if len(asked) < FEWEST_CLIENTS:
@@ -500,7 +502,7 @@ class Coordinator(Loop[Uploads, None]):
                 MaskingServer(plan, session, ring, aligned_size(specs)),
                 send=send,
                 quorum=math.ceil(quorum * len(asked)),
-                survivors=progress.survivors.get((kind, number)),
+                survivors=self.survivors.get((kind, number)),
                 save=save,
             ).run()
         except MaskingFailed as error:
@@ -531,7 +533,8 @@ class Coordinator(Loop[Uploads, None]):
         held = None if kind == "finish" else known.get(code)
         head = {"kind": kind, "fit": self.progress.fit, "number": number} | (more or {})
         if kind == "evaluate" and server.evaluation is not None:
-            head["evaluation"] = {"metrics": list(server.evaluation.metrics)}
+            scoring = server.evaluation
+            head["evaluation"] = {"metrics": scoring.metrics, "n_negatives": scoring.n_negatives}
         parts = {"message": message}
         if not member.knows_place:
             head["place"] = place_head(member.place)
@@ -552,19 +555,6 @@ class Coordinator(Loop[Uploads, None]):
         if kept:
             head["message"]["kept"] = kept
         return pack(head, arrays)
-
-
-def evaluation_of(estimator: FederatedRecommender, metrics: Sequence[str]) -> Scoring:
-    """Return what clients report of the final model; raise if it does not suit the estimator."""
-    federation = estimator._setting()
-    for part in ("central_dp", "local_dp"):
-        if getattr(federation, part) is not None:
-            raise ValueError(
-                f"evaluate adds no noise to what clients report, as {part} asks for; leave it out, "
-                "or simulate it by federated_evaluate."
-            )
-    scale = getattr(estimator, "rating_scale", None)
-    return scoring_of(estimator, metrics, len(catalogue_ids(estimator.items)), scale)
 
 
 def _senders_of(uploads):

@@ -62,6 +62,8 @@ class Device(Clients):
     private : Key or None, default=None
         Seed of all private draws: user vectors, negatives, noise, held-out rows. If None, drawn by
         the operating system.
+    holds_out : float or None, default=None
+        Share of its rows that it holds out for a search; None: none, or those of early stopping.
 
     Raises
     ------
@@ -93,6 +95,7 @@ class Device(Clients):
         client_id: float | str,
         sample_weight: ArrayLike | None = None,
         private: Key | None = None,
+        holds_out: float | None = None,
     ) -> None:
         method = bare(estimator)
         self._clip = 0.0
@@ -105,8 +108,9 @@ class Device(Clients):
         self._answers = {}
         self.data: Interactions = method._read(X, y, whose, sample_weight, item_ids=catalogue)
         training, held_out = self.data, None
-        if method.early_stopping:
-            training, held_out = hold_out(self.data, method.validation_fraction, private)
+        share = method.validation_fraction if method.early_stopping else holds_out
+        if share is not None:
+            training, held_out = hold_out(self.data, share, private, is_device=True)
             held_out = of_clients(held_out, NOBODY)
         block = of_clients(training, NOBODY)
         method._check_setting(method._setting(), training, [block])

@@ -14,13 +14,16 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict  # noqa: E402
 from flwr.clientapp import ClientApp  # noqa: E402
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 
-from fedrecsk.deployment.checks import check_deployable  # noqa: E402
+from fedrecsk.deployment.checks import check, fits_of  # noqa: E402
 from fedrecsk.deployment.coordinator import Coordinator  # noqa: E402
 from fedrecsk.deployment.exchanges import Carrier, Reply, Request  # noqa: E402
 from fedrecsk.deployment.keys import read_identity  # noqa: E402
 from fedrecsk.deployment.node import Node  # noqa: E402
+from fedrecsk.deployment.records import TOGETHER  # noqa: E402
+from fedrecsk.deployment.search import SearchCoordinator  # noqa: E402
 from fedrecsk.deployment.server_model import send_new_items  # noqa: E402
 from fedrecsk.deployment.store import Store  # noqa: E402
+from fedrecsk.selection import FederatedSearch  # noqa: E402
 
 if TYPE_CHECKING:
     import os
@@ -32,12 +35,17 @@ if TYPE_CHECKING:
     from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.protocol.keys import Key
 
-    Estimator = FederatedRecommender | Callable[[Context], FederatedRecommender]
+    Estimator = (
+        FederatedRecommender
+        | FederatedSearch
+        | Callable[[Context], FederatedRecommender | FederatedSearch]
+    )
 
 __all__ = ["client_app", "server_app"]
 
 # Flower's type of each request.
 TYPES = {"setup": "train", "round": "train", "validate": "evaluate", "evaluate": "evaluate"}
+TYPES |= {TOGETHER: "train"}
 RECORD, CONTENT = "fedrecsk", "content"
 
 
@@ -54,6 +62,7 @@ def server_app(
     add_items: DataFrame | None = None,
     key: Key | None = None,
     evaluate: Sequence[str] | None = None,
+    n_negatives: int | None = None,
 ) -> ServerApp:
     """Make the ServerApp of a Flower project, which runs the server of a fit.
 
@@ -144,7 +153,9 @@ def server_app(
             del given["update"]
             send_new_items(method, add_items, carrier, store, **given)
             return
-        Coordinator(method, carrier, store, key=key, evaluate=evaluate, **given).run()
+        given |= {"key": key, "evaluate": evaluate, "n_negatives": n_negatives}
+        make = SearchCoordinator if isinstance(method, FederatedSearch) else Coordinator.of
+        make(method, carrier, store, **given).run()
 
     return app
 
@@ -207,7 +218,8 @@ def client_app(
         _log_as_flower_does()
         method = _chosen(estimator, context)
         path = context.node_config.get("keys") if keys is None else keys(context)
-        identity = read_identity(path) if method._setting().masks else None
+        is_masked = any(one.method._setting().masks for one in fits_of(method))
+        identity = read_identity(path) if is_masked else None
         store = Store(_folder(folder, context))
         node = Node(method, lambda: load_data(context), store, identity)
         content = node.answer(_content(message))
@@ -218,10 +230,10 @@ def client_app(
 
 def _check(estimator):
     if not callable(estimator):
-        check_deployable(estimator)
+        check(estimator)
 
 
-def _chosen(estimator: Estimator, context: Context) -> FederatedRecommender:
+def _chosen(estimator: Estimator, context: Context) -> FederatedRecommender | FederatedSearch:
     return estimator(context) if callable(estimator) else estimator
 
 

@@ -6,16 +6,25 @@ import logging
 import re
 import secrets
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedrecsk.data.ids import catalogue_ids
-from fedrecsk.deployment.checks import Refused, check_deployable, differences, digests
+from fedrecsk.deployment.checks import (
+    Refused,
+    check_deployable,
+    differences,
+    evaluation_of,
+    fits_of,
+)
 from fedrecsk.deployment.device import Device
 from fedrecsk.deployment.exchanges import MODEL, PLACE
 from fedrecsk.deployment.records import (
     MalformedMessage,
+    bundle,
+    bundled,
     masking_arrays,
     masking_of,
     message_of,
@@ -32,16 +41,18 @@ from fedrecsk.privacy._secagg_protocol import MaskingClient
 from fedrecsk.privacy.secagg import MOST_BITS
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Message
-from fedrecsk.selection._evaluate import scoring_of
+from fedrecsk.simulation.continuing import next_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fedrecsk.deployment.checks import Fit
     from fedrecsk.deployment.exchanges import Id
     from fedrecsk.deployment.records import Head
     from fedrecsk.deployment.store import Store
     from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.privacy import Identity
+    from fedrecsk.selection import FederatedSearch
 
 # What `load_data` returns: the client's id, and X, y and sample_weight.
 Loaded = dict[str, object]
@@ -54,6 +65,8 @@ KINDS = frozenset({"setup", "validate", "withdraw", "round", "evaluate", "finish
 # What `load_data` returns for an evaluation.
 TESTS = frozenset({"X_test", "y_test"})
 STATE = ".state"
+# So many characters the names of all fits of a search have in common.
+SEARCH = 12
 ANOTHER_PLACE = (
     "the server gives this node another place in the fit, which has one: its checkpoint is older "
     "than this node's state, or it wants a second answer to the same request. Begin a new fit, "
@@ -75,6 +88,8 @@ class Past:
 class Memory:
     """A node's state of one fit."""
 
+    # Which of the node's fits it is.
+    number: int
     # None: the fit has ended, and the folder has the model.
     device: Device | None
     # The client's id.
@@ -85,6 +100,8 @@ class Memory:
     past: Past | None
     # By which the server knows this node again, whatever its address is then.
     token: str
+    # Whether it is a fit of a search.
+    is_searched: bool
     # Its place as the server has sent it, and whether the announcement has come, too.
     place: Head | None = None
     has_begun: bool = False
@@ -124,7 +141,7 @@ class Node:
 
     def __init__(
         self,
-        estimator: FederatedRecommender,
+        estimator: FederatedRecommender | FederatedSearch,
         load_data: Callable[[], Loaded],
         store: Store,
         identity: Identity | None = None,
@@ -135,8 +152,32 @@ class Node:
         # By which it signs its keys, if uploads are masked.
         self.identity = identity
 
+    @cached_property
+    def _fits(self) -> list[Fit]:
+        """The fits in which this node may take part."""
+        return fits_of(self.estimator)
+
+    @cached_property
+    def _digests(self) -> list[dict[str, str]]:
+        """What the server must agree on in each of them."""
+        check_deployable(self._fits[0].method)
+        return [one.digests() for one in self._fits]
+
     def answer(self, content: bytes) -> bytes:
-        """Answer a request. If this fails, the server learns so, and this node's log why."""
+        """Answer a request, or several that come together.
+
+        If this fails, the server learns so, and this node's log why.
+        """
+        try:
+            together = bundled(content)
+            if together:
+                return bundle([self._answer_one(one) for one in together])
+        except MalformedMessage:
+            # Said below.
+            pass
+        return self._answer_one(content)
+
+    def _answer_one(self, content):
         try:
             return self._answer(*unpack(content))
         except Lacking as error:
@@ -164,7 +205,7 @@ class Node:
         if memory is None:
             raise Refused("this node has no state of this fit; it must register first")
         if kind == "items":
-            return self._add_items(head, arrays)
+            return self._add_items(memory, head, arrays)
         kind, _, stage = kind.partition(" ")
         if kind not in KINDS or (stage and stage not in STAGES):
             raise MalformedMessage(f"No request is of the kind {str(head['kind'])[:20]!r}.")
@@ -188,8 +229,11 @@ class Node:
             answer = self._masking(memory, fit, kind, stage, head, arrays)
         elif kind == "finish":
             answer = self._finish(memory, head, arrays)
+            if memory.is_searched:
+                for other in self._others(fit):
+                    self.store.remove(other)
             # The users' data and vectors are in the model; only an update needs them again.
-            past = _past(memory) if self.estimator.warm_start else None
+            past = _past(memory) if self._fits[memory.number].method.warm_start else None
             nothing = {"device": None, "rows": None, "model": None, "announcement": Message()}
             memory = replace(memory, past=past, **nothing)
         else:
@@ -201,22 +245,27 @@ class Node:
     # --------------------------------------------------------------- before the rounds
 
     def _register(self, fit, head):
-        check_deployable(self.estimator)
-        differing = differences(digests(self.estimator), head["parameters"])
-        if differing:
-            raise Refused(differing)
+        number = self._number(head["parameters"])
+        part = self._fits[number]
         data = {name: one for name, one in self.load_data().items() if name not in TESTS}
         memory = self._loaded(fit)
         if memory is None:
-            device = Device(self.estimator, **data)
-            registration = registration_head(device.register())
             past = _past(self._loaded(head["after"])) if head.get("after") else None
+            is_searched = bool(head.get("search"))
+            others = self._others(fit) if is_searched else []
+            if is_searched:
+                data["private"] = self._private(others, head.get("after"), data.get("private"))
+            device = Device(part.method, **data, holds_out=part.holds_out)
+            registration = registration_head(device.register())
             if past is not None:
                 device.remember(past.memory)
-            rows = data if self.estimator.warm_start else None
+            rows = data if part.method.warm_start else None
             token = secrets.token_hex(8)
-            memory = Memory(device, data["client_id"], registration, rows, past, token)
-            self._forget_ended_fits(but=head.get("after"))
+            memory = Memory(
+                *(number, device, data["client_id"], registration, rows, past, token, is_searched)
+            )
+            if not others:
+                self._forget_ended_fits(but=head.get("after"))
             self.store.save(fit + STATE, memory)
             log.info("Client %s registers", data["client_id"])
         if str(memory.client) != str(data["client_id"]):
@@ -225,11 +274,30 @@ class Node:
                 f"load_data returns client {data['client_id']!s}; give each node its own folder"
             )
         answer = {"registration": memory.registration, "token": memory.token}
-        sends_once = self.estimator._algorithm().traits.sends_once
+        sends_once = part.method._algorithm().traits.sends_once
         if sends_once and memory.past is not None and memory.device is not None:
-            before = Device(self.estimator, **memory.past.rows).data
+            before = Device(part.method, **memory.past.rows).data
             answer["has_changed"] = before.fingerprint() != memory.device.data.fingerprint()
         return pack(answer, {})
+
+    def _number(self, theirs):
+        """Return which fit the server's digests are of; raise Refused if it is none."""
+        found = [differences(ours, theirs) for ours in self._digests]
+        if None not in found:
+            raise Refused(min(found, key=len))
+        return found.index(None)
+
+    def _others(self, fit):
+        """Return the names of the states of a search's other fits."""
+        names = self.store.names(f"{fit[:SEARCH]}*{STATE}")
+        return [name for name in names if name != fit + STATE]
+
+    def _private(self, others, after, given):
+        """Return the key of a client's draws, by which it holds out the same rows for all fits."""
+        if not others:
+            return Key(secrets.randbits(63)) if given is None else given
+        private = self.store.load(others[0]).device.keys.private
+        return next_key(private) if after else private
 
     def _forget_ended_fits(self, but):
         """Delete what is kept of all but one of the fits that have ended, and unfinished files."""
@@ -311,9 +379,9 @@ class Node:
         if memory.evaluated is not None:
             raise Refused("this node has evaluated the model of this fit already")
         device, tests = memory.device, self.load_data()
-        method, scale = device.method, getattr(device.method, "rating_scale", None)
         try:
-            scoring = scoring_of(method, asked["metrics"], device.block.n_items, scale)
+            scoring = evaluation_of(device.method, asked["metrics"] or (), asked["n_negatives"])
+            assert scoring is not None
         except (ValueError, TypeError, KeyError) as error:
             raise Refused(
                 f"the server asks for an evaluation that does not suit: {error}"
@@ -335,7 +403,7 @@ class Node:
         if kind == "withdraw":
             if memory.past is None or device.federation.secure_aggregation is not None:
                 raise Refused("this node has sent nothing to an earlier fit that it could withdraw")
-            device = Device(self.estimator, **memory.past.rows)
+            device = Device(self._fits[memory.number].method, **memory.past.rows)
             device.place(place_of(memory.place))
             device.remembered = np.ones(1, dtype=bool)
             device.take_back(number)
@@ -356,10 +424,10 @@ class Node:
         log.info("Client %s has its model: %s", *memory.device.client_ids, self.store.folder)
         return pack({"n_users": int(np.size(model.user_ids_))}, {})
 
-    def _add_items(self, head, arrays):
+    def _add_items(self, memory, head, arrays):
         """Add the rows of items that are new since the fit to this node's model."""
         model = self.store.load(MODEL_FILE)
-        items = catalogue_ids(self.estimator.items)
+        items = catalogue_ids(self._fits[memory.number].method.items)
         message = Message(**model._final_message)
         for name, rows in (message_of(head["rows"], arrays, NOTHING, 0) or {}).items():
             known = message[name].values[: len(items)]

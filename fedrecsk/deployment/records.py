@@ -76,6 +76,26 @@ def unpack(content: bytes) -> tuple[Head, Arrays]:
     return head, arrays
 
 
+# Kind of a message that holds others.
+TOGETHER = "together"
+
+
+def bundle(contents: list[bytes]) -> bytes:
+    """Return one message that holds others."""
+    parts = {str(number): np.frombuffer(one, np.uint8) for number, one in enumerate(contents)}
+    return pack({"kind": TOGETHER}, parts)
+
+
+def bundled(content: bytes) -> list[bytes]:
+    """Return the messages that one holds, none if it is of another kind."""
+    head, arrays = unpack(content)
+    if head.get("kind") != TOGETHER:
+        return []
+    if any(one.dtype != np.uint8 for one in arrays.values()):
+        raise MalformedMessage("A message in another is not made of bytes.")
+    return [one.tobytes() for one in arrays.values()]
+
+
 # ---------------------------------------------------------------------- from the server
 
 

@@ -20,12 +20,17 @@ M = TypeVar("M")
 
 
 def hold_out(
-    data: Interactions, fraction: float, key: Key, codes: NDArray[np.int64] | None = None
+    data: Interactions,
+    fraction: float,
+    key: Key,
+    codes: NDArray[np.int64] | None = None,
+    *,
+    is_device: bool = False,
 ) -> tuple[Interactions, Interactions]:
     """Hold out a share of each user's rows, but never all; return training and held-out rows.
 
     Which ones depends only on the user's rows, its code (of `codes`, if `data` has some of the
-    users only) and the key.
+    users only) and the key. A device may have none to hold out, as others have some.
     """
     lengths = np.diff(data.indptr)
     users = data.users
@@ -39,7 +44,7 @@ def hold_out(
     rank = np.empty(len(order), dtype=np.int64)
     rank[order] = place
     mask = rank < np.repeat(n_held_out, lengths)
-    if not mask.any():
+    if not mask.any() and not is_device:
         raise ValueError(
             "There is no row to hold out, because hardly any user has more than one row; raise "
             "validation_fraction, or do without early stopping or search."

@@ -88,30 +88,46 @@ class Ledger:
 
     @classmethod
     def joined(cls, ledgers: Sequence[Ledger]) -> Self:
-        """Join the ledgers of several fits with the same clients, one after the other."""
-        whole = cls(ledgers[0].client_ids)
+        """Join the ledgers of several fits, one after the other; clients may differ."""
+        whole = cls._of_clients(ledgers)
         for ledger in ledgers:
             whole.entries += copy.deepcopy(ledger.entries)
-            whole._seconds += ledger._seconds
-            for name in PER_CLIENT:
-                getattr(whole, name)[:] += getattr(ledger, name)
+            whole._add_clients(ledger)
         return whole
 
     @classmethod
+    def _of_clients(cls, ledgers):
+        """Return an empty ledger of all clients of some."""
+        ids = ledgers[0].client_ids
+        for ledger in ledgers[1:]:
+            ids = np.concatenate([ids, ledger.client_ids[~np.isin(ledger.client_ids, ids)]])
+        return cls(ids)
+
+    def _add_clients(self, ledger):
+        """Add the bytes of a ledger's clients, and its seconds; return the clients' places here."""
+        order = np.argsort(self.client_ids, kind="stable")
+        places = order[np.searchsorted(self.client_ids, ledger.client_ids, sorter=order)]
+        self._seconds += ledger._seconds
+        for name in PER_CLIENT:
+            getattr(self, name)[places] += getattr(ledger, name)
+        return places
+
+    @classmethod
     def side_by_side(cls, ledgers: Sequence[Ledger]) -> Self:
-        """Add up the ledgers of fits with the same clients whose messages travel together.
+        """Add up the ledgers of fits whose messages travel together; clients may join late.
 
         Round by round; the catalogue is sent once. `largest_down` and `largest_up` are sums too.
         """
-        whole, merged = cls(ledgers[0].client_ids), {}
-        for place, ledger in enumerate(ledgers):
-            whole._seconds += ledger._seconds
-            for name in PER_CLIENT:
-                getattr(whole, name)[:] += getattr(ledger, name)
+        # The first one has all clients, unless none of them has.
+        ledgers = sorted(ledgers, key=lambda one: -len(one.client_ids))
+        whole, merged = cls._of_clients(ledgers), {}
+        for number, ledger in enumerate(ledgers):
+            places = whole._add_clients(ledger)
+            if number:
+                whole.client_bytes_down[places] -= ledger.entries[0]["largest_down"]
             for entry in ledger.entries:
                 phase = entry["phase"]
-                if phase == "catalogue" and place:
-                    whole.client_bytes_down -= entry["bytes_down"] // len(whole.client_ids)
+                if phase == "catalogue" and number:
                     continue
                 # A fit may stop in a round that others end.
                 kind = "round" if phase == "stop" else phase

@@ -146,10 +146,10 @@ def federated_evaluate(
     _frames.check_users_are_here(recommender)
     federation = _federation(recommender, epsilon)
     scale = getattr(recommender, "rating_scale_", None)
-    scoring = scoring_of(recommender, metrics, recommender.n_items_, scale, largest_error)
-    options = {"n_negatives": n_negatives, "threshold": threshold}
+    options = largest_error, n_negatives, threshold
+    scoring = scoring_of(recommender, metrics, recommender.n_items_, scale, *options)
     divisor = DIVISOR if federation.encrypts else None
-    scoring = replace(scoring, **options, bounded=epsilon is not None, divisor=divisor)
+    scoring = replace(scoring, bounded=epsilon is not None, divisor=divisor)
     if X is None:
         rows, recommender = _rows_held_out(recommender)
     else:
@@ -224,6 +224,8 @@ def scoring_of(
     n_items: int,
     scale: tuple[float, float] | None,
     largest_error: float | None = None,
+    n_negatives: int | None = None,
+    threshold: float | None = None,
 ) -> Scoring:
     """Return what clients report; raise if a metric does not suit the method."""
     if metrics is None:
@@ -241,7 +243,7 @@ def scoring_of(
             "pass largest_error=, for example 4 for ratings from 1 to 5."
         )
     ranges = tuple(largest_error if name in ERRORS else 1.0 for name in names)
-    return replace(scoring, ranges=ranges)
+    return replace(scoring, ranges=ranges, n_negatives=n_negatives, threshold=threshold)
 
 
 def rows_of(model: Any, X: Any, y: Any, clients: Any) -> Rows:

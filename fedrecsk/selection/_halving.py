@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from scipy.stats import rankdata
@@ -11,17 +11,14 @@ from sklearn.exceptions import FitFailedWarning
 
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data._checks import Diverged
+from fedrecsk.privacy.report import PrivacyReport
+from fedrecsk.protocol.ledger import Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fedrecsk.privacy.report import PrivacyReport
-    from fedrecsk.protocol.ledger import Ledger
-    from fedrecsk.protocol.messages import Message
-    from fedrecsk.protocol.participation import Participation
     from fedrecsk.selection._noise import Noise
 
-    Each = Callable[[Callable[["Candidate"], None], Sequence["Candidate"]], None]
 
 # The first cut comes after a tenth of a fit's rounds at the earliest: after fewer, step sizes lead
 # that lose later. The last one leaves a quarter for the winner, which then learns from all rows.
@@ -41,7 +38,7 @@ class Candidate:
     # A Loop, which fits it wherever its clients are.
     loop: Any = None
     # The message of the open round, and who gets it.
-    opened: tuple[Participation, Message | None] | None = None
+    opened: Any = None
     # What clients have measured since the last cut.
     values: list[float] = field(default_factory=list)
     failure: str = ""
@@ -98,37 +95,40 @@ class Candidate:
         return refit != "anew" and can and n_rounds < self.n_rounds
 
 
-def one_by_one(step: Callable[[Candidate], None], candidates: Sequence[Candidate]) -> None:
+C = TypeVar("C", bound=Candidate)
+
+
+def one_by_one(step: Callable[[C], object], candidates: Sequence[C]) -> None:
     """Take a step of each candidate."""
     for one in candidates:
         step(one)
 
 
-class Halving:
+class Halving(Generic[C]):
     """Successive halving: candidates side by side, and cuts after `rungs` rounds.
 
     `each` takes a step of all candidates: one by one, or at the same time.
     """
 
-    def __init__(self, candidates: Sequence[Candidate], rungs: Sequence[int], factor: int) -> None:
+    def __init__(self, candidates: Sequence[C], rungs: Sequence[int], factor: int) -> None:
         self.candidates, self.rungs, self.factor = candidates, list(rungs), factor
-        self.started: list[Candidate] = list(candidates)
-        self.alive: list[Candidate] = list(candidates)
+        self.started: list[C] = list(candidates)
+        self.alive: list[C] = list(candidates)
         self.is_over, self.n_rounds = False, 0
         # For each cut, the candidates with their scores; for each round, how many there were.
-        self.cuts: list[tuple[int, list[Candidate], list[float]]] = []
+        self.cuts: list[tuple[int, list[C], list[float]]] = []
         self.n_alive: list[int] = []
 
     @property
-    def leader(self) -> Candidate:
+    def leader(self) -> C:
         """The best candidate of the last cut, the first one before."""
         return self.alive[0]
 
-    def set_up(self, each: Each = one_by_one) -> None:
+    def set_up(self, each: Callable[..., None] = one_by_one) -> None:
         """Do everything that comes before the first round of each candidate."""
         self._take(lambda one: one.loop.set_up(), each)
 
-    def round(self, each: Each = one_by_one) -> None:
+    def round(self, each: Callable[..., None] = one_by_one) -> None:
         """Run a round of each candidate, unless it ends at the last cut."""
         rung = self.rungs[0]
         self._take(lambda one: one.open(rung), each)
@@ -186,8 +186,8 @@ class Halving:
         if not self.is_over:
             self.rungs = [self.n_rounds]
 
-    def attributes(self) -> dict[str, Any]:
-        """Return what a search has found, apart from the model and its costs."""
+    def attributes(self, how: str | None, model: Any) -> dict[str, Any]:
+        """Return what a search has found, given how its winner was fitted at the end, and this."""
         failed = [one for one in self.candidates if one.failure]
         if failed:
             warn(
@@ -217,18 +217,32 @@ class Halving:
             for place, row in enumerate(rows)
             if row[0] == numbers[-1] and row[2] is self.leader.params
         )
+        noise, n_candidates = self.leader.noise, [len(started) for _, started, _ in self.cuts]
+        ledgers = [Ledger.side_by_side([one.ledger for one in self.candidates])]
+        reports = [one.privacy for one in self.candidates]
+        if noise is not None:
+            reports.append(noise.report(sum(n_candidates)))
+        n_rounds, history = self.cuts[-1][0], self._history(ledgers[0])
+        if model is not None:
+            n_rounds += model.n_rounds_
+            ledgers.append(model.communication_)
+            reports.append(model.privacy_)
         return {
             "cv_results_": results,
             "best_index_": best,
             "best_params_": self.leader.params,
             "best_score_": scores[best],
-            "n_candidates_": [len(started) for _, started, _ in self.cuts],
+            "n_candidates_": n_candidates,
             "n_resources_": [n_rounds for n_rounds, _, _ in self.cuts],
             "n_iterations_": len(self.cuts),
-            "n_rounds_": self.cuts[-1][0],
+            "n_rounds_": n_rounds,
+            "refit_": how,
+            "history_": history,
+            "communication_": Ledger.joined(ledgers),
+            "privacy_": PrivacyReport.joined(reports),
         }
 
-    def history(self, ledger: Ledger) -> list[dict[str, Any]]:
+    def _history(self, ledger):
         """Return a dict for each round, from the ledger of all candidates."""
         best = {n_rounds: np.nanmax(scores) for n_rounds, _, scores in self.cuts}
         rows = []

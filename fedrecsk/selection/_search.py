@@ -28,8 +28,6 @@ from fedrecsk._utils.threads import N_JOBS, Threads
 from fedrecsk.base import FitReport
 from fedrecsk.base._recommender import attributes_of
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.privacy.report import PrivacyReport
-from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.selection._halving import NEVER, Candidate, Halving, rungs_of
 from fedrecsk.selection._noise import check_private, noise_of_a_search
 from fedrecsk.simulation import continuing
@@ -290,21 +288,11 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
                     lambda: {"best_estimator_": self._joined(steps, halving.leader.model_now())}
                 ):
                     halving.stop()
-        attributes = halving.attributes() | {"scoring_": scoring, "refit_": None}
+        how, model = halving.leader.refit(given, self.refit) if self.refit else (None, None)
+        attributes = halving.attributes(how, model) | {"scoring_": scoring}
         attributes["n_features_in_"] = first.model.n_features_in_
-        ledgers = [Ledger.side_by_side([one.ledger for one in candidates])]
-        reports = [one.privacy for one in candidates]
-        if first.noise is not None:
-            reports.append(first.noise.report(sum(attributes["n_candidates_"])))
         if self.refit:
-            how, model = halving.leader.refit(given, self.refit)
-            ledgers.append(model.communication_)
-            reports.append(model.privacy_)
-            attributes |= {"best_estimator_": self._joined(steps, model), "refit_": how}
-            attributes["n_rounds_"] += model.n_rounds_
-        attributes["history_"] = halving.history(ledgers[0])
-        attributes["communication_"] = Ledger.joined(ledgers)
-        attributes["privacy_"] = PrivacyReport.joined(reports)
+            attributes["best_estimator_"] = self._joined(steps, model)
         vars(self).pop("best_estimator_", None)
         vars(self).update(attributes)
         report.end()

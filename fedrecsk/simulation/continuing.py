@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from sklearn.utils import check_random_state
 
 from fedrecsk._utils.sklearn_compat import clone
+from fedrecsk.protocol.keys import Key
 from fedrecsk.simulation.run import Run, complete
 
 if TYPE_CHECKING:
@@ -50,14 +52,23 @@ def _following(last, estimator, data, n_rounds):
     """Return a run on other data that will go on from the last one."""
     seed = estimator.random_state
     if seed is not None:
-        # Other draws than those of the rounds that were.
-        seed = int(last.server.key.at(-1).hashed("update") >> np.uint64(33))
+        seed = next_seed(last.server.key)
     method = clone(estimator).set_params(
         n_rounds=n_rounds, random_state=seed, early_stopping=False, warm_start=True
     )
     run = Run.new(method, data)
     run.parameters = last.parameters
     return run
+
+
+def next_seed(key: Key) -> int:
+    """Return the seed of a fit that goes on from one with a key, for other draws than its own."""
+    return int(key.at(-1).hashed("update") >> np.uint64(33))
+
+
+def next_key(key: Key) -> Key:
+    """Return the key of a fit that goes on from one with a key."""
+    return Key(int(check_random_state(next_seed(key)).randint(2**31 - 1)))
 
 
 def _take_back(run, clients):

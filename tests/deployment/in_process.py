@@ -15,8 +15,10 @@ from fedrecsk.deployment.exchanges import Carrier, Reply
 from fedrecsk.deployment.keys import read_identity
 from fedrecsk.deployment.node import Node
 from fedrecsk.deployment.records import unpack
+from fedrecsk.deployment.search import SearchCoordinator
 from fedrecsk.deployment.store import Store
 from fedrecsk.protocol.keys import Key
+from fedrecsk.selection import FederatedSearch
 
 
 class InProcess(Carrier):
@@ -123,7 +125,8 @@ def counts(result, name="messages_up"):
 
 
 def simulated_key(estimator):
-    """The key that a simulated fit draws from `random_state`."""
+    """The key that a simulated fit, or each one of a search, draws from `random_state`."""
+    estimator = getattr(estimator, "estimator", estimator)
     return Key(int(check_random_state(estimator.random_state).randint(2**31 - 1)))
 
 
@@ -160,4 +163,5 @@ def coordinator(estimator, nodes, folder, **parameters):
     settings |= {"key": simulated_key(estimator)} | parameters
     carrier = InProcess(nodes)
     store = Store(folder / "server")
-    return Coordinator(estimator, carrier, store, **settings)
+    make = SearchCoordinator if isinstance(estimator, FederatedSearch) else Coordinator.of
+    return make(estimator, carrier, store, **settings)

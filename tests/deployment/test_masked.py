@@ -95,7 +95,7 @@ def test_validation_losses_are_masked_too(tmp_path):
         folder = tmp_path / str(number)
         one = coordinator(estimator, nodes_of(estimator, folder), folder)
         losses.append([row["validation_loss"] for row in one.run().history_])
-    assert one.progress.survivors == {("validate", 3): [0, 1, 2, 3, 4]}
+    assert one.survivors == {("validate", 3): [0, 1, 2, 3, 4]}
     np.testing.assert_allclose(*losses, rtol=0, atol=0.01)
 
 
