@@ -37,6 +37,11 @@ class Refused(ValueError):
 
 def check_deployable(estimator: FederatedRecommender) -> None:
     """Raise if an estimator cannot be deployed, and say which parameter is the reason."""
+    if isinstance(estimator, FederatedSearch):
+        raise TypeError(
+            "New items are sent to nodes that have a model; pass the winner of the search in its "
+            "place, with the parameters of best_params_."
+        )
     if not isinstance(estimator, FederatedRecommender):
         raise TypeError(
             f"Only federated estimators can be deployed, such as RFRec(), got {estimator!r}."

@@ -14,7 +14,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict  # noqa: E402
 from flwr.clientapp import ClientApp  # noqa: E402
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 
-from fedrecsk.deployment.checks import check, fits_of  # noqa: E402
+from fedrecsk.deployment.checks import check, check_deployable, fits_of  # noqa: E402
 from fedrecsk.deployment.coordinator import Coordinator  # noqa: E402
 from fedrecsk.deployment.exchanges import Carrier, Reply, Request  # noqa: E402
 from fedrecsk.deployment.keys import read_identity  # noqa: E402
@@ -71,11 +71,16 @@ def server_app(
     next run with the same folder continues from there. At the end it saves ``model.joblib`` there:
     a fitted estimator without users, for new users by `fold_in`.
 
+    With a :class:`~fedrecsk.selection.FederatedSearch`, nodes train all candidates side by side: a
+    message to a node contains one for each candidate. The winner then learns from all rows. The
+    server also saves ``search.joblib``, the fitted search, and ``search.txt``, its report.
+
     Parameters
     ----------
-    estimator : federated estimator, or callable
+    estimator : federated estimator, FederatedSearch, or callable
         With the same parameters as the clients'. `items` must be the catalogue, and rating methods
-        need `rating_scale`. Or a function that takes Flower's Context and returns it.
+        need `rating_scale`. A search needs an int as `random_state`. Or a function that takes
+        Flower's Context and returns the estimator.
     n_clients : int
         Number of clients with which the fit begins.
     folder : str or Path
@@ -105,6 +110,9 @@ def server_app(
         :func:`fedrecsk.selection.federated_evaluate`. The report is saved as ``evaluation.txt``,
         and is ``evaluation_`` of the saved model. If None, the model is
         not evaluated.
+    n_negatives : int or None, default=None
+        With `evaluate`: number of items among which test rows are ranked, drawn by each client. If
+        None, the whole catalogue.
 
     Returns
     -------
@@ -114,6 +122,8 @@ def server_app(
     ------
     ValueError
         If the estimator cannot be deployed. The message names the parameter.
+        A search is refused with ``refit=False``, in a Pipeline, with ``random_state=None``, and
+        under `central_dp` or `local_dp`.
 
     Notes
     -----
@@ -150,6 +160,7 @@ def server_app(
         store = Store(given.pop("folder"))
         method = _chosen(estimator, context)
         if add_items is not None:
+            check_deployable(method)
             del given["update"]
             send_new_items(method, add_items, carrier, store, **given)
             return
@@ -174,9 +185,9 @@ def client_app(
 
     Parameters
     ----------
-    estimator : federated estimator, or callable
+    estimator : federated estimator, FederatedSearch, or callable
         With the same parameters as the server's, which are compared when a node registers. Or a
-        function that takes Flower's Context and returns it.
+        function that takes Flower's Context and returns the estimator.
     load_data : callable
         Takes Flower's Context and returns a dict: ``client_id`` (different from all other
         clients'), ``X``, and as the method needs them ``y`` and ``sample_weight``, as in `fit`.

@@ -165,6 +165,7 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
     See Also
     --------
     sklearn.model_selection.HalvingRandomSearchCV : The search of those who hold all rows.
+    fedrecsk.deployment.flower.server_app : The same search, where the clients are machines.
 
     Notes
     -----

@@ -42,6 +42,7 @@ METHOD = """
 import numpy as np
 from fedrecsk import Federation, {name}
 from fedrecsk.protocol.keys import Key
+from fedrecsk.selection import FederatedSearch
 
 method = {estimator}
 key = Key({seed})
@@ -94,7 +95,9 @@ def write_project(folder, estimator, seed):
     text = repr(estimator).replace("array(", "np.array(")
     files = {"__init__": "", "server_app": SERVER, "client_app": CLIENT}
     files["method"] = METHOD.format(
-        name=type(estimator).__name__, estimator=" ".join(text.split()), seed=seed
+        name=type(getattr(estimator, "estimator", estimator)).__name__,
+        estimator=" ".join(text.split()),
+        seed=seed,
     )
     for name, content in files.items():
         (package / f"{name}.py").write_text(content)

@@ -79,6 +79,25 @@ def test_a_deployed_evaluation_is_the_simulated_one(name, tmp_path):
     assert entry["bytes_up"] == 5 * expected.communication.bytes_up // 4
 
 
+def test_negatives_are_drawn_by_the_clients(tmp_path):
+    """By its own key each, which is here that of the simulation, with one client."""
+    estimator = prepared(MODELS["RFRec"][0], X, Y).set_params(federation=DIGITS)
+    one, metrics = np.zeros(len(X), dtype=int), ["ndcg@3", "hr@1"]
+    model = clone(estimator).fit(X[~IS_TEST], Y[~IS_TEST], clients=one[~IS_TEST])
+    options = {"clients": one[TEST], "n_negatives": 2, "random_state": 0}
+    expected = federated_evaluate(model, X[TEST], Y[TEST], metrics=metrics, **options)
+    rows = {"X_test": X[TEST], "y_test": Y[TEST], "private": simulated_key(estimator)}
+    nodes = make_nodes(estimator, X[~IS_TEST], Y[~IS_TEST], one[~IS_TEST], tmp_path, **rows)
+    report = coordinator(estimator, nodes, tmp_path, evaluate=metrics, n_negatives=2).run()
+    assert report.evaluation_.values == expected.values
+    for wrong, message in (
+        ({"n_negatives": 2}, "name its metrics in evaluate="),
+        ({"n_negatives": 0, "evaluate": metrics}, "'n_negatives' parameter of server_app"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            coordinator(estimator, nodes, tmp_path / "wrong", **wrong)
+
+
 def test_after_early_stopping_the_best_model_is_evaluated(tmp_path):
     """Each node evaluates the model that it keeps."""
     estimator = RFRec(3, n_rounds=30, early_stopping=True, scoring="ndcg@5", random_state=0)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import joblib
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.base import clone
 
@@ -15,8 +16,9 @@ from fedrecsk.deployment.flower import client_app, server_app
 from fedrecsk.deployment.keys import write_identities
 from fedrecsk.privacy import SecAggPlus
 from fedrecsk.protocol import blocks
+from fedrecsk.selection import FederatedSearch
 from tests.conftest import make_toy
-from tests.deployment.in_process import counts, prepared, simulated_key
+from tests.deployment.in_process import coordinator, counts, make_nodes, prepared, simulated_key
 from tests.deployment.processes import Processes, write_project
 from tests.deployment.test_fit import assert_same, look_at_uploads
 
@@ -159,6 +161,67 @@ def test_a_masked_round_ends_without_a_node_that_was_killed(run_here, tmp_path):
     assert server.privacy_.server_sees == "exact sums"
     assert np.isfinite(server.item_factors_).all()
     assert [(tmp_path / str(k) / "model.joblib").exists() for k in range(4)] == [1, 1, 0, 1]
+
+
+# -------------------------------------------------------------------------------- a search
+
+
+def toy_search(n_rounds=4):
+    return FederatedSearch(toy(n_rounds), {"reg_user": [0.01, 0.04, 0.16]}, random_state=0)
+
+
+def found_without_flower(search, folder):
+    """The same search by the coordinator and nodes of this process."""
+    nodes = make_nodes(search, X, Y, X[:, 0] % 2, folder, private=simulated_key(search))
+    return coordinator(search, nodes, folder, patience=5.0, gathering=20.0).run()
+
+
+def assert_found(folder, expected):
+    found = joblib.load(folder / "search.joblib")
+    assert found.best_params_ == expected.best_params_
+    assert repr(found.cv_results_) == repr(expected.cv_results_)
+    assert found.communication_ == expected.communication_
+    model = joblib.load(folder / "model.joblib")
+    np.testing.assert_array_equal(model.item_factors_, expected.best_estimator_.item_factors_)
+    assert "Winner" in (folder / "search.txt").read_text()
+
+
+def test_a_search_runs_under_flowers_apps(run_here, tmp_path):
+    search = toy_search()
+    run_here(search, ["", ""], patience=5.0)
+    expected = found_without_flower(search, tmp_path / "without")
+    assert_found(tmp_path / "server", expected)
+    assert joblib.load(tmp_path / "1" / "model.joblib").n_users_ > 0
+
+
+def test_new_items_are_of_a_model_and_not_of_a_search(tmp_path):
+    context = Context(**{"n-clients": 2, "folder": str(tmp_path)})
+    app = server_app(toy_search(), add_items=pd.DataFrame({"x": [1.0]}, index=[99]))
+    with pytest.raises(TypeError, match="pass the winner of the search in its place"):
+        app(None, context)
+
+
+def test_a_search_in_processes_goes_on_after_a_killed_superlink(tmp_path):
+    pytest.importorskip("cryptography", reason="needs fedrecsk[privacy]")
+    search = toy_search(n_rounds=3)
+    write_project(tmp_path, search, simulated_key(search).seed)
+    pem, own = write_certificate(tmp_path)
+    link = ["--ssl-ca-certfile", pem, "--ssl-certfile", pem, "--ssl-keyfile", own]
+    with Processes(tmp_path, link, ["--root-certificates", pem]) as processes:
+        processes.start_superlink()
+        names = "one", "two"
+        for silo, name in enumerate(names):
+            processes.start_node(name, rows_of(silo, 2), silo)
+        processes.run()
+        processes.wait_for("server/search")
+        for name in ("superlink", *names):
+            processes.kill(name)
+        processes.start_superlink()
+        for silo, name in enumerate(names):
+            processes.start_node(name, rows_of(silo, 2), silo)
+        processes.run()
+        processes.wait_for("server/search.txt", "one/model.joblib", "two/model.joblib")
+    assert_found(tmp_path / "server", found_without_flower(search, tmp_path / "without"))
 
 
 # ----------------------------------------------------------------------------- processes

@@ -49,7 +49,7 @@ SEARCHES = {
 @pytest.fixture(autouse=True)
 def as_simulated(monkeypatch):
     """Let the simulator add up single updates, and devices hold out the rows that it does."""
-    monkeypatch.setattr(blocks, "block_size", lambda data: 1)
+    monkeypatch.setattr(blocks, "block_size", lambda *_: 1)
     look_at_uploads(monkeypatch)
     monkeypatch.setattr(device, "hold_out", hold_out_as_simulated)
 
