@@ -242,6 +242,13 @@ class Life(RuleBasedStateMachine):
         return side
 
     def fit_on_cluster(self, side):
+        frame, columns = self.on_workers(side)
+        side.model.fit(frame, **columns)
+        self.on_cluster = side.model
+        side.model = gather(side.model)
+
+    def on_workers(self, side):
+        """Return X and the other arguments of `fit` as Dask has them."""
         import dask
         import dask.dataframe as dd
 
@@ -251,10 +258,7 @@ class Life(RuleBasedStateMachine):
         part = np.array([S.client_of(self.setting, user) % 2 for user in self.rows["user"]])
         parts = [dask.delayed(frame[part == n]) for n in range(2)]
         frame = dd.from_delayed(parts, meta=frame.iloc[:0], verify_meta=False)
-        columns = {name: frame[name] for name in others}
-        side.model.fit(frame[list(X.columns)], **columns)
-        self.on_cluster = side.model
-        side.model = gather(side.model)
+        return frame[list(X.columns)], {name: frame[name] for name in others}
 
     @rule(place=st.integers(0, len(TAKEN) - 1), seed=SEEDS)
     def live(self, place, seed):
@@ -543,6 +547,7 @@ class Life(RuleBasedStateMachine):
             close = 1e-3 if self.setting["federation"] == "plain" else 0.5
             assert np.allclose(found, expected, atol=close), f"{found} is not {expected}"
             self.evaluate_where_data_are(new)
+        self.search()
 
     def evaluate_where_data_are(self, new):
         """Clients find the same on their own rows, if none of them is lost and none adds noise."""
@@ -561,3 +566,42 @@ class Life(RuleBasedStateMachine):
             found = federated_evaluate(model, X, y, metrics="ndcg@3").values["ndcg@3"]
             expected = evaluate_ranking(model, X, y, k=3)["ndcg@3"]
         assert np.isclose(found, expected, atol=1e-4), f"{found} is not {expected}"
+
+    def search(self):
+        """Choose between two settings of the method, on the rows that are left."""
+        with self.step("search"):
+
+            def search(side):
+                one = S.search_of(side.setting)
+                if side is self.side and self.setting["where"] == "Dask":
+                    frame, columns = self.on_workers(side)
+                    return one.fit(frame, **columns)
+                if side is self.side and self.setting["where"] == "deployed":
+                    from tests.life.deployed import Deployment
+
+                    one.estimator.set_params(items=np.sort(side.model.item_ids_))
+                    deployment = Deployment(side)
+                    deployment.search(self.rows, one)
+                    return one
+                X, others = side.arguments(self.rows)
+                # The other side must know as many items, whoever has them.
+                one.estimator.set_params(items=np.sort(side.model.item_ids_))
+                return one.fit(X, **others)
+
+            found = self.take("search", search)
+            if found is None:
+                return
+            assert len(found.cv_results_["params"]) == 2
+            model = found.best_estimator_
+            clients = {S.client_of(self.setting, user) for user in self.rows["user"]}
+            assert_ledger_adds_up(model, len(clients))
+            if model.federation.central_dp is None:
+                assert found.privacy_.epsilon in (0.0, np.inf), "epsilon without noise"
+            twin = search(self.twin)
+            assert found.best_params_ == twin.best_params_, "another winner"
+            sides = Side(self.setting), Side(self.twin.setting)
+            for side, one in zip(sides, (found, twin), strict=True):
+                side.model = one.best_estimator_
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                assert_same(*sides, what="a search, beside plain ids")

@@ -31,6 +31,7 @@ from fedrecsk import (
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.compression import Quantization
 from fedrecsk.privacy import CKKS, CentralDP, SecAggPlus
+from fedrecsk.selection import FederatedSearch
 
 N_USERS, N_ITEMS = 12, 8  # in the first fit
 MOST_USERS, MOST_ITEMS = 24, 12  # that may ever come
@@ -254,6 +255,26 @@ def estimator_of(setting, **others):
         parameters["history_half_life"] = 3.0
     known = {name: value for name, value in parameters.items() if name in has}
     return type(estimator)(**estimator.get_params(deep=False) | known | others)
+
+
+# Another value of a parameter, for a search.
+OTHERS = {"FedEASE": {"reg": 20.0}, "FedItemKNN": {"n_neighbors": 2}, "LightFR": {"n_bits": 5}}
+
+
+def search_of(setting):
+    """Return a search between a setting's estimator and another one."""
+    estimator, method = estimator_of(setting), setting["method"]
+    grid = {name: [value] for name, value in OTHERS.get(method, {"n_factors": 2}).items()}
+    # Noise that makes no difference, as in the rounds.
+    noisy = setting["federation"] == "noise by the server"
+    return FederatedSearch(
+        estimator,
+        grid,
+        scoring="rmse" if getattr(estimator, "_sees_ratings", False) else "ndcg@3",
+        epsilon_scores=1e6 if noisy else None,
+        validation_fraction=0.3,
+        random_state=0,
+    )
 
 
 def first_rows(seed=0):

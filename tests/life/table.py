@@ -34,6 +34,7 @@ STEPS = (
     "explain",
     "explain_with_rows",
     "evaluate",
+    "search",
 )
 UPDATES = tuple(step for step in STEPS if step.startswith(("partial_fit", "forget")))
 # Refused after any fit, as wrong calls.
@@ -159,6 +160,42 @@ RULES = (
         REFUSED,
         "clients in every cohort that nearly always answer",
         "needs more clients than a dozen, of whom some do not answer",
+    ),
+    # --------------------------------------------------------------------------- search
+    Rule(
+        ("search",),
+        {"method": CENTRAL},
+        REFUSED,
+        "needs a federated method.*GridSearchCV",
+        "a centralised method has no rounds where the data are: use `GridSearchCV`",
+    ),
+    Rule(
+        ("search",),
+        {"where": ("Dask",)},
+        REFUSED,
+        "X is a Dask",
+        "clients on a cluster cannot be evaluated yet",
+    ),
+    Rule(
+        ("search",),
+        {"where": ("deployed",), "federation": NOISE},
+        REFUSED,
+        "On devices there is no noise.*search by fit",
+        "no party could calibrate the noise",
+    ),
+    Rule(
+        ("search",),
+        {"federation": ("noise by clients",)},
+        REFUSED,
+        "does not support noise by the clients; leave it out",
+        "scores are noised by the server",
+    ),
+    Rule(
+        ("search",),
+        {"federation": NOISE, "takes part": ("cohorts",)},
+        REFUSED,
+        "does not support client_fraction below 1; leave it out",
+        "every client must answer to be counted once",
     ),
     # ----------------------------------------------------------------------- wrong calls
     Rule(
