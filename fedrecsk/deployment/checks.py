@@ -100,21 +100,22 @@ def candidates_of(search: FederatedSearch) -> list[Drawn]:
             "A deployed search ends with a model on all machines; set refit=True in "
             "FederatedSearch, or search by fit."
         )
-    steps, drawn = search._draw()
-    if steps is not None:
-        raise ValueError(
-            "The steps of a Pipeline learn from the rows of all clients, which no machine has; "
-            "search the method alone."
+    method = search.estimator
+    if not isinstance(method, FederatedRecommender):
+        raise TypeError(
+            "A deployed search is one of a federated method alone, because the steps of a Pipeline "
+            f"learn from the rows of all clients, which no machine has; got {method!r}."
         )
+    if method._setting().central_dp is not None:
+        raise ValueError(
+            "On devices there is no noise that is calibrated to all fits of a search, as "
+            "central_dp asks for; leave it out, or search by fit."
+        )
+    _, drawn = search._draw()
     found, share = [], search.validation_fraction
     for params, model in drawn:
-        if model._setting().central_dp is not None:
-            raise ValueError(
-                "On devices there is no noise that is calibrated to all fits of a search, as "
-                "central_dp asks for; leave it out, or search by fit."
-            )
-        method = method_of(model, search._metric(model), share)
-        found.append(Drawn(params, model, Fit(method, share)))
+        trained = method_of(model, search._metric(model), share)
+        found.append(Drawn(params, model, Fit(trained, share)))
     return found
 
 

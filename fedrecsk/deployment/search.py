@@ -153,11 +153,10 @@ class SearchCoordinator:
 
     def _end(self):
         """Let the winner learn from all rows; save and return the search."""
-        halving, found = self.halving, []
+        halving = self.halving
         how, last = self._last()
         log.info("The best candidate is %s; it is fitted to all rows", halving.leader.params)
-        self.carrier.side_by_side(lambda one: found.append(one.fit()), [last])
-        (model,) = found
+        (model,) = self.carrier.side_by_side(Coordinator.fit, [last])
         search = copy.copy(self.search)
         attributes = halving.attributes(how, model)
         vars(search).update(attributes, scoring_=search._metric(model), best_estimator_=model)

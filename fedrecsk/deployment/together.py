@@ -5,16 +5,16 @@ from __future__ import annotations
 import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from fedrecsk.deployment.exchanges import Carrier, Reply, Request
 from fedrecsk.deployment.records import TOGETHER, MalformedMessage, bundle, bundled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
-    from typing import TypeVar
 
-    T = TypeVar("T")
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Together(Carrier):
@@ -35,13 +35,13 @@ class Together(Carrier):
         self._sent: dict[Hashable, list[int]] = {}
         self._replies: dict[int, Reply] = {}
 
-    def side_by_side(self, step: Callable[[T], object], fits: Sequence[T]) -> None:
-        """Take a step of each fit, in a thread of its own; raise the first error there was."""
+    def side_by_side(self, step: Callable[[T], R], fits: Sequence[T]) -> list[R]:
+        """Take a step of each fit, in a thread of its own; return what the steps return."""
         self._n_busy, self._n_waiting, self._error = len(fits), 0, None
 
         def take(one):
             try:
-                step(one)
+                return step(one)
             finally:
                 with self._turn:
                     self._n_busy -= 1
@@ -57,8 +57,8 @@ class Together(Carrier):
                     self._error = error
                     self._turn.notify_all()
                 raise
-        for one in taken:
-            one.result()
+        # Raises the first error that there was.
+        return [one.result() for one in taken]
 
     def _serve(self):
         """Exchange messages whenever all threads wait, until none is left."""

@@ -325,6 +325,7 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
         for params in self._params(rng, method, prefix):
             model = clone(self.estimator).set_params(**params)
             model = model[-1] if prefix else model
+            _check_method(model)
             candidates.append((params, model.set_params(random_state=seed)))
         if len(candidates) < 2:
             raise ValueError(

@@ -579,24 +579,28 @@ class Life(RuleBasedStateMachine):
                 if side is self.side and self.setting["where"] == "deployed":
                     from tests.life.deployed import Deployment
 
-                    one.estimator.set_params(items=np.sort(side.model.item_ids_))
-                    deployment = Deployment(side)
-                    deployment.search(self.rows, one)
+                    Deployment(side).search(self.rows, one)
                     return one
                 X, others = side.arguments(self.rows)
-                # The other side must know as many items, whoever has them.
-                one.estimator.set_params(items=np.sort(side.model.item_ids_))
                 return one.fit(X, **others)
 
-            found = self.take("search", search)
+            try:
+                found = self.take("search", search)
+            except ValueError as error:
+                # Sums over half a dozen clients may be lost.
+                lossy = {"federation": "SecAggPlus", "takes part": "dropout"}
+                if "No client has" in str(error) and lossy.items() <= self.setting.items():
+                    return
+                raise
             if found is None:
                 return
+            model, clients = found.best_estimator_, set(self.side.clients(self.rows))
             assert len(found.cv_results_["params"]) == 2
-            model = found.best_estimator_
-            clients = {S.client_of(self.setting, user) for user in self.rows["user"]}
             assert_ledger_adds_up(model, len(clients))
-            if model.federation.central_dp is None:
-                assert found.privacy_.epsilon in (0.0, np.inf), "epsilon without noise"
+            if model.federation.central_dp is not None:
+                # Other noise may choose another winner.
+                assert 0 < found.privacy_.epsilon < np.inf, "epsilon without noise"
+                return
             twin = search(self.twin)
             assert found.best_params_ == twin.best_params_, "another winner"
             sides = Side(self.setting), Side(self.twin.setting)

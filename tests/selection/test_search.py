@@ -427,6 +427,11 @@ def test_scores_have_the_noise_they_are_charged_for():
             "local_dp does not protect",
         ),
         (
+            RFRec(3, **PUBLIC),
+            {"grid": {"federation__local_dp": [None, LaplaceMechanism(0.2, 0.04)]}},
+            "local_dp does not protect",
+        ),
+        (
             private(),
             {"grid": {"federation__central_dp__epsilon": [1, 2]}, "epsilon_scores": 1.0},
             "calibrated together",
