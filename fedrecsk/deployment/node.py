@@ -41,6 +41,7 @@ from fedrecsk.privacy._secagg_protocol import MaskingClient
 from fedrecsk.privacy.secagg import MOST_BITS
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Message
+from fedrecsk.selection import FederatedSearch
 from fedrecsk.simulation.continuing import next_key
 
 if TYPE_CHECKING:
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from fedrecsk.deployment.store import Store
     from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.privacy import Identity
-    from fedrecsk.selection import FederatedSearch
 
 # What `load_data` returns: the client's id, and X, y and sample_weight.
 Loaded = dict[str, object]
@@ -251,7 +251,8 @@ class Node:
         memory = self._loaded(fit)
         if memory is None:
             past = _past(self._loaded(head["after"])) if head.get("after") else None
-            is_searched = bool(head.get("search"))
+            # Fits of anything else must not draw alike: their noise could be subtracted.
+            is_searched = bool(head.get("search")) and isinstance(self.estimator, FederatedSearch)
             others = self._others(fit) if is_searched else []
             if is_searched:
                 data["private"] = self._private(others, head.get("after"), data.get("private"))

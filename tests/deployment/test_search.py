@@ -8,6 +8,7 @@ from sklearn.pipeline import make_pipeline
 
 from fedrecsk import FedEASE, FedEB, Federation, LocALS, RFRec
 from fedrecsk.deployment import device
+from fedrecsk.deployment.checks import fits_of
 from fedrecsk.deployment.exchanges import NotEnough
 from fedrecsk.deployment.keys import write_identities
 from fedrecsk.deployment.records import bundled, pack, unpack
@@ -385,3 +386,17 @@ def test_messages_in_messages_are_checked(tmp_path):
     nested = pack({"kind": "together"}, {"0": np.frombuffer(inner, np.uint8)})
     (answer,) = bundled(node.answer(nested))
     assert "refused" in unpack(answer)[0]
+
+
+@pytest.mark.parametrize("is_search", [True, False])
+def test_only_fits_of_a_search_draw_alike(is_search, tmp_path):
+    """Or a server could subtract the noise of one fit from that of another."""
+    search = searched()
+    estimator = search if is_search else search.estimator
+    parts = fits_of(estimator)[0].digests()
+    node, names = make_nodes(estimator, X, Y, SILOS, tmp_path)[1000], ("0" * 16, "0" * 15 + "1")
+    for name in names:
+        head = {"kind": "register", "fit": name, "parameters": parts, "search": True}
+        assert "token" in unpack(node.answer(pack(head, {})))[0]
+    keys = {node.store.load(f"{name}.state").device.keys.private.seed for name in names}
+    assert len(keys) == (1 if is_search else 2)
