@@ -15,7 +15,7 @@ from fedrecsk.data._checks import LARGEST, hint
 from fedrecsk.deployment.checks import check_deployable, check_updatable, digests, evaluation_of
 from fedrecsk.deployment.client_message import ClientMessage
 from fedrecsk.deployment.exchanges import Exchanges, NotEnough
-from fedrecsk.deployment.progress import CHECKPOINT, Progress, interrupted, last_fit
+from fedrecsk.deployment.progress import CHECKPOINT, SUMS, Progress, interrupted, last_fit
 from fedrecsk.deployment.records import (
     MalformedMessage,
     masking_arrays,
@@ -115,7 +115,7 @@ class Coordinator(Loop[Uploads, None]):
         self.server.evaluation = evaluation
         self.members: Members = progress.members
         self.is_resumed: bool = len(self.members) > 0
-        # Codes of the clients in the masked sum that is being unmasked, by its kind and number.
+        # Codes of the clients in the masked sums of this round, by their kind and number.
         self.survivors: dict[tuple[str, int], list[int]] = store.load(self._sums) or {}
         self.exchanges: Exchanges = Exchanges(
             carrier,
@@ -146,7 +146,7 @@ class Coordinator(Loop[Uploads, None]):
             check_updatable(estimator)
         ours, method = digests(estimator), estimator
         last = last_fit(estimator, ours, store) if update else None
-        store.remove_drafts(CHECKPOINT)
+        store.remove_drafts(CHECKPOINT, SUMS)
         progress = interrupted(ours, store)
         if progress is None:
             if last is not None:
@@ -161,7 +161,7 @@ class Coordinator(Loop[Uploads, None]):
     @property
     def _sums(self):
         """Name of the file of survivors."""
-        return f"{self.progress.fit}.sums"
+        return SUMS.replace("*", self.progress.fit)
 
     def _save(self):
         """Write a checkpoint."""
@@ -488,7 +488,9 @@ class Coordinator(Loop[Uploads, None]):
 
         def save(survivors):
             """Let a server that is killed now go on with the same survivors."""
-            self.survivors = {(kind, number): survivors}
+            # Of a validation, too, which a restarted server repeats with its round.
+            now = {one: codes for one, codes in self.survivors.items() if one[1] == number}
+            self.survivors = now | {(kind, number): survivors}
             if kind != "setup":
                 self.store.save(self._sums, self.survivors)
 

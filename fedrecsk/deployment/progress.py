@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from fedrecsk.protocol.keys import Key
 
 CHECKPOINT = "checkpoint"
+# Who is in the masked sum that is being unmasked, by the name of the fit.
+SUMS = "*.sums"
 
 
 @dataclass(eq=False)

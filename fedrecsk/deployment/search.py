@@ -16,7 +16,7 @@ from fedrecsk._utils.sklearn_compat import clone
 from fedrecsk.deployment.checks import candidates_of, check, digests, evaluation_of
 from fedrecsk.deployment.coordinator import Coordinator
 from fedrecsk.deployment.node import SEARCH as NAME
-from fedrecsk.deployment.progress import CHECKPOINT, Progress, check_same, interrupted
+from fedrecsk.deployment.progress import CHECKPOINT, SUMS, Progress, check_same, interrupted
 from fedrecsk.deployment.together import Together
 from fedrecsk.protocol.keys import Key
 from fedrecsk.selection._halving import Candidate, Halving, rungs_of
@@ -97,7 +97,7 @@ class SearchCoordinator:
         each = [one.fit.digests() for one in drawn]
         parts = {"candidates": each, "factor": search.factor, "refit": search.refit, "cuts": rungs}
         ours = {name: str(joblib.hash(part)) for name, part in parts.items()}
-        store.remove_drafts(SEARCH, CHECKPOINT)
+        store.remove_drafts(SEARCH, CHECKPOINT, SUMS)
         found = store.load(SEARCH)
         self.is_resumed: bool = found is not None
         if found is None:
