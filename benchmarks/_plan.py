@@ -57,7 +57,7 @@ COMMANDS = [
     "neural quality --data 1m --seeds 1",
     "neural choices --data 100k --only FedNCF",
     "neural speed --data 1m",
-    "neural leak",
+    "peers ours",
     "ranking cost --data 1m",
     "ranking quality --data 1m",
     "ranking scaled --data 1m",

@@ -307,7 +307,8 @@ def _keys(head):
 def caption(name, records):
     """Return command, commits and dates, and what the marks mean."""
     fresh = [one for one in records if "files" in one]
-    parts = [f"`python -m benchmarks {name}`"]
+    # Measured by hand, with programs of others: where and how.
+    parts = [records[0].get("source", f"`python -m benchmarks {name}`")]
     parts += sorted({f"{one['date']}, commit {one['commit']}, {one['processor']}" for one in fresh})
     if changed := sorted({file for one in fresh for file in changed_files(one)}):
         others = f" and {len(changed) - 1} others" if len(changed) > 1 else ""

@@ -19,9 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks import _quality
 from benchmarks._command_line import command_line
-from benchmarks._quality import row, split
-from benchmarks._seeds import reported
-from benchmarks.lightfr import hits
+from benchmarks._quality import split
 from fedrecsk.neural import FedNCF, PFedRec
 from fedrecsk.simulation.run import Run
 
@@ -143,30 +141,6 @@ def quality(options):
     _quality.lists(chosen(options), options, seeded)
 
 
-def leak(options):
-    """PFedRec as published: no test item is a negative of training, and items are personal."""
-    for name in options.data:
-        X, test, negatives = split(name, options)
-        known = np.isin(test[:, 1], X[:, 1])
-        leaking = np.concatenate([X, test[known]])
-        is_training = np.arange(len(leaking)) < len(X)
-        weights = np.where(is_training, 1.0, 1e-12)
-        print(f"\n| {name}, PFedRec | HR@10 | NDCG@10 | CPU s |\n|---|---|---|---|", flush=True)
-        for personal in (False, True):
-            for leaks in (False, True):
-                start, scores = time.process_time(), []
-                for seed in reported(options.seeds):
-                    model = seeded(MODELS["PFedRec"], seed, options)
-                    model.set_params(personal_items=personal)
-                    if leaks:
-                        model.fit(leaking, is_training, sample_weight=weights)
-                    else:
-                        model.fit(X)
-                    scores.append(hits(model, test, negatives))
-                items = "items of the users' own" if personal else "the server's items"
-                row(f"{items}, {'with the leak' if leaks else 'honest'}", scores, start)
-
-
 def choices(options):
     """Neighbours of the defaults, on a row of each user cut from the training rows."""
     _quality.list_choices(chosen(options), CHOICES, options, seeded)
@@ -196,7 +170,6 @@ def seeded(model, seed, options):
 COMMANDS = {
     "speed": speed,
     "quality": quality,
-    "leak": leak,
     "choices": choices,
     "ratings": ratings,
     "rating-choices": rating_choices,

@@ -117,7 +117,7 @@ class ModuleAlgorithm(Algorithm[Server, Clients]):
         return newcomer
 
     def update(self, block, clients, message, turn, key):
-        plan, layout = self.plan_for(block.n_items), self.layout
+        plan, layout = self.plan_for(block.n_items, key.round), self.layout
         trainer = self._trainer(plan, block, clients.feedback, message, clients.users)
         active, is_finite = np.flatnonzero(turn.active), np.ones(block.n_clients, dtype=bool)
         seeds = key.private.hashed("visit", block.clients[active])
@@ -165,7 +165,7 @@ class ModuleAlgorithm(Algorithm[Server, Clients]):
         known, new = turn.active & ~block.clients_of(new), block.users_of(turn.active) & new
         by_user = replace(block, clients=block.users, client_indptr=np.arange(block.n_users + 1))
         fitted = Clients(feedback, users)
-        self._tune(block, known, self.plan.n_epochs, message, fitted)
+        self._tune(block, known, self.epochs_at_the_end, message, fitted)
         try:
             self._tune(by_user, new, EPOCHS_OF_THE_NEW, message, fitted)
         except ClientFailed as error:
@@ -175,7 +175,7 @@ class ModuleAlgorithm(Algorithm[Server, Clients]):
 
     def _tune(self, block, who, n_epochs, message, fitted):
         """Train the clients of a mask on the final model."""
-        if not who.any() or not fitted.users.shape[1]:
+        if not who.any() or not n_epochs or not fitted.users.shape[1]:
             return
         plan = self.plan_for(block.n_items)
         plan = replace(plan, n_epochs=n_epochs, frozen=self.frozen_at_the_end)
@@ -193,14 +193,19 @@ class ModuleAlgorithm(Algorithm[Server, Clients]):
 
     # ------------------------------------------------------------------- what it needs
 
-    def plan_for(self, n_items):
-        """Return how clients train, in a catalogue of this size."""
+    def plan_for(self, n_items, round=None):
+        """Return how clients train in a catalogue of this size, in a round or (None) at the end."""
         return self.plan
 
     @property
     def frozen_at_the_end(self) -> tuple[Kind, ...]:
         """Kinds of parameters that clients do not train at the end."""
         return "item", "shared"
+
+    @property
+    def epochs_at_the_end(self) -> int:
+        """Number of epochs on the final model of clients that have taken part."""
+        return self.plan.n_epochs
 
     @property
     def layout(self) -> Layout:

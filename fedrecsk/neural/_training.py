@@ -73,6 +73,8 @@ class Plan:
     # Whether in each batch the private parameters move first, and then the others by their
     # gradients at the new place.
     alternating: bool = False
+    # From the parameters, with tables' rows of each example: what is added to each one's loss.
+    penalty: Callable[[Tensors], Tensor] | None = None
     device: str | torch.device = "cpu"
     # Kinds of parameters that do not move.
     frozen: tuple[Kind, ...] = ()
@@ -197,28 +199,36 @@ class Trainer:
                     name: value[:n].detach().requires_grad_(name in optimizer.names)
                     for name, value in after.items()
                 }
-                scores = self._scores(dict(leaves), whose[step][batch], what[step][batch])
-                losses = (weight[step][batch] * loss_of(scores, target[step][batch])).sum(-1)
+                own = self._looked_up(leaves, what[step][batch])
+                scores = self._scores(own, whose[step][batch])
+                losses = loss_of(scores, target[step][batch])
+                if self.plan.penalty is not None:
+                    losses = losses + self.plan.penalty(own)
+                losses = (weight[step][batch] * losses).sum(-1)
                 if number == 0:
                     self._check_losses(losses, clients, after)
                     total += float(losses.detach().double() @ total_weight[step, :n].double())
-                own = [leaves[name] for name in optimizer.names]
-                gradients = torch.autograd.grad(losses.sum(), own, materialize_grads=True)
+                moving = [leaves[name] for name in optimizer.names]
+                gradients = torch.autograd.grad(losses.sum(), moving, materialize_grads=True)
                 optimizer.step(gradients)
         return total
 
-    def _scores(self, leaves, users, places):
-        """Return the scores of each client's examples, of users and places in its items' rows."""
-        tables = self.layout.named(*TABLES)
+    def _looked_up(self, leaves, places):
+        """Return parameters with one row of tables for each example, at a place of its client's."""
+        # vmap would be slow in looking them up.
+        tables, found = self.layout.named(*TABLES), dict(leaves)
         first = torch.arange(len(places), device=places.device) * leaves[tables[0]].shape[1]
         rows = (places + first[:, None]).reshape(-1)
-        # One row for each example, because vmap would be slow in looking them up.
         for name in tables:
             value = leaves[name]
-            leaves[name] = value.flatten(0, 1).index_select(0, rows).unflatten(0, places.shape)
-        items = torch.arange(places.shape[1], device=places.device).expand_as(places)
+            found[name] = value.flatten(0, 1).index_select(0, rows).unflatten(0, places.shape)
+        return found
+
+    def _scores(self, own, users):
+        """Return the scores of each client's examples, with the users' numbers."""
+        items = torch.arange(users.shape[1], device=users.device).expand_as(users)
         score = vmap(lambda own, *pairs: functional_call(self.module, own, pairs))
-        return score(leaves, users, items)
+        return score(own, users, items)
 
     def _optimizers(self, after):
         """Return the optimisers of each batch: one, or if they alternate the private one first."""

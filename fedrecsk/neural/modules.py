@@ -160,6 +160,36 @@ class ScoreFunction(nn.Module):
         return self.score(self.item(items)).squeeze(-1)
 
 
+class AdditiveScore(nn.Module):
+    """A linear layer on sums of two vectors of an item: the score w . (q_i + d_i) + b.
+
+    With private w, b and d_i it is the model of :class:`~fedrecsk.neural.FedRAP`.
+
+    Parameters
+    ----------
+    n_users, n_items : int
+    n_factors : int, default=32
+        Length of q_i, d_i and w.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedrecsk.neural.modules import AdditiveScore
+    >>> AdditiveScore(n_users=3, n_items=5)(torch.tensor([0, 2]), torch.tensor([4, 4])).shape
+    torch.Size([2])
+    """
+
+    def __init__(self, n_users: int, n_items: int, n_factors: int = 32) -> None:
+        super().__init__()
+        self.item: nn.Embedding = nn.Embedding(n_items, n_factors)
+        self.item_own: nn.Embedding = nn.Embedding(n_items, n_factors)
+        self.score: nn.Linear = nn.Linear(n_factors, 1)
+
+    def forward(self, users: Tensor, items: Tensor) -> Tensor:
+        """Return the scores of pairs of codes, in the shape of `items`."""
+        return self.score(self.item(items) + self.item_own(items)).squeeze(-1)
+
+
 def _table(n: int, width: int, std: float) -> nn.Embedding:
     table = nn.Embedding(n, width)
     nn.init.normal_(table.weight, std=std)

@@ -37,7 +37,7 @@ class PFedRecAlgorithm(ModuleAlgorithm):
     # Whether users keep the items that they train at the end.
     personal_items: bool
 
-    def plan_for(self, n_items):
+    def plan_for(self, n_items, round=None):
         rate = self.item_learning_rate
         if rate == "auto":
             rate = self.learning_rate * (PACE * n_items if self.plan.loss == "bce" else 1)
@@ -133,7 +133,7 @@ class PFedRec(NeuralRecommender):
     *The published numbers rest on a leak*: the authors' code never draws a user's test item as a
     negative of training, and scores with item vectors just trained on these negatives. With it,
     ``personal_items=True`` comes near the published HR@10 on MovieLens-100k, and without it is far
-    below; ``personal_items=False`` is the honest model (``python -m benchmarks.neural leak``). To
+    below; ``personal_items=False`` is the honest model (``python -m benchmarks.peers ours``). To
     reproduce it, add the test pairs to X with y = 0 and a sample weight of 1e-12.
 
     References
