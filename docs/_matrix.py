@@ -42,8 +42,7 @@ VARIANTS = (
 )
 SOURCES = {
     "FCF ExplicitFCF": "Ammad-ud-din et al., 2019",
-    "FedMF": "Chai et al., 2020",
-    "CoLR SCoLR": "Nguyen et al., 2024",
+    "FedMF CoLR SCoLR": "Nguyen et al., 2024",
     "FedFast": "Muhammad et al., 2020",
     "FedRec": "Lin et al., 2021",
     "GlobSGD LocALS LocSGD": "Hurley et al., 2024",

@@ -1,4 +1,4 @@
-"""FedMF: federated averaging of an item matrix (McMahan et al. 2017; Chai et al. 2020)."""
+"""FedMF: federated averaging of an item matrix, the base model of CoLR (Nguyen et al. 2024)."""
 
 from __future__ import annotations
 
@@ -362,8 +362,8 @@ class FedMF(AveragedItems):
 
     Each round a few clients receive the item matrix Q, train it and their own users' vectors p_u
     by some epochs of mini-batch SGD on their own data, and upload the change of Q; the server adds
-    the mean of these changes. This is FedAvg [1]_ on a matrix factorisation [2]_, and the base
-    model of CoLR [3]_.
+    the mean of these changes. This is FedAvg [1]_ on a matrix factorisation, and the base model
+    of CoLR [2]_.
 
     By default the feedback is implicit: rows of X with y > 0 (all, if y is None) are positives
     with target 1, rows with y <= 0 have target 0, and each positive brings `n_negatives` items
@@ -464,15 +464,18 @@ class FedMF(AveragedItems):
     final items fixed; one that never did, and every new user, trains 20 epochs from zero. Under
     early stopping the clients of each round do so before they train.
 
+    *The name* is also that of a method of Chai and others [3]_, which fits squared errors of
+    ratings and encrypts its gradients: :class:`ExplicitFCF`.
+
     References
     ----------
     .. [1] B. McMahan, E. Moore, D. Ramage, S. Hampson and B. Aguera y Arcas,
        "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
-    .. [2] D. Chai, L. Wang, K. Chen and Q. Yang, "Secure Federated Matrix Factorization", IEEE
-       Intelligent Systems 36(5), 2020.
-    .. [3] N.-H. Nguyen, T.-A. Nguyen, T. Nguyen, V. T. Hoang, D. D. Le and K.-S. Wong, "Towards
+    .. [2] N.-H. Nguyen, T.-A. Nguyen, T. Nguyen, V. T. Hoang, D. D. Le and K.-S. Wong, "Towards
        Efficient Communication and Secure Federated Recommendation System via Low-rank
        Training", WWW 2024.
+    .. [3] D. Chai, L. Wang, K. Chen and Q. Yang, "Secure Federated Matrix Factorization", IEEE
+       Intelligent Systems 36(5), 2020.
 
     Examples
     --------
