@@ -1,4 +1,4 @@
-"""Measure FedNCF and PFedRec: ``python -m benchmarks.neural COMMAND``.
+"""Measure FedNCF, PFedRec and FedRAP: ``python -m benchmarks.neural COMMAND``.
 
 The protocols are those of `benchmarks._quality`. `choices` and `rating-choices` read no test row.
 
@@ -20,19 +20,21 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks import _quality
 from benchmarks._command_line import command_line
 from benchmarks._quality import split
-from fedrecsk.neural import FedNCF, PFedRec
+from fedrecsk.neural import FedNCF, FedRAP, PFedRec
 from fedrecsk.simulation.run import Run
 
 MODELS = {
     "FedNCF": FedNCF(),
     "FedNCF, 10 % of the clients": FedNCF(client_fraction=0.1),
     "PFedRec": PFedRec(),
+    "FedRAP": FedRAP(),
 }
 RATES = [{"client_fraction": 0.2, "learning_rate": one} for one in (0.001, 0.003, 0.01, 0.03)]
 CHOICES = {
     "FedNCF": RATES,
     "FedNCF, 10 % of the clients": [{}],
     "PFedRec": [{}, {"n_rounds": 50}, {"item_learning_rate": 5e3}, {"aggregation": "visits"}],
+    "FedRAP": [{"independence": weight, "n_rounds": 12} for weight in (0.1, 0.01)],
 }
 RATINGS = {"FedNCF": FedNCF(loss="squared", learning_rate=0.001, n_rounds=200)}
 RATING_CHOICES = [{}, {"learning_rate": 0.003}, {"learning_rate": 0.01}, {"n_factors": 4}]
@@ -80,6 +82,9 @@ def speed(options):
             f"\n| {name} | clients | CPU s a round | a plain loop | times |\n|---|---|---|---|---|"
         )
         for label, model in chosen(options).items():
+            # Its loop over clients is the authors' program (benchmarks.peers).
+            if label == "FedRAP":
+                continue
             plain = plain_seconds(label, model, X) * n_clients
             for share in (60 / n_clients, 1.0):
                 one = clone(model).set_params(n_rounds=4, client_fraction=share, random_state=0)
