@@ -56,6 +56,7 @@ COMMANDS = [
     "metamf choices",
     "neural quality --data 1m --seeds 1",
     "neural choices --data 100k --only FedNCF",
+    "neural choices --data 100k --only FedRAP",
     "neural speed --data 1m",
     "peers ours",
     "ranking cost --data 1m",

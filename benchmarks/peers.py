@@ -80,8 +80,9 @@ ROWS = [
     Row("PFedRec, own items", PFedRec(personal_items=True, n_rounds=29), BOTH),
     Row("PFedRec, own items", PFedRec(personal_items=True, n_rounds=10), BOTH),
     Row("PFedRec", PFedRec(n_rounds=29), BOTH),
-    Row("FedRAP", FedRAP(n_rounds=4), BOTH),
-    Row("FedRAP", FedRAP(n_rounds=20), BOTH),
+    # The authors' weight.
+    Row("FedRAP", FedRAP(independence=0.1, n_rounds=4), BOTH),
+    Row("FedRAP", FedRAP(independence=0.1, n_rounds=20), BOTH),
 ]
 
 
