@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 import warnings
-from dataclasses import replace
 
 import numpy as np
 from sklearn.base import clone
@@ -27,7 +26,8 @@ from fedrecsk.federated.colr import CoLR
 from fedrecsk.federated.fedmf import FedMF
 from fedrecsk.privacy import CKKS, Paillier, SecAggPlus, secure_sum
 from fedrecsk.privacy._secagg_protocol import Ring, bytes_of_sum, masked_sum
-from fedrecsk.protocol.network_time import PROFILES, estimate_training_time
+from fedrecsk.protocol.devices import PROFILES
+from fedrecsk.protocol.network_time import estimate_training_time
 
 N_ITEMS = 3706
 N_CLIENTS = 60
@@ -258,7 +258,7 @@ def training_minutes(model, X, seed, quick=False):
 
 
 def _minutes(model, profile="paper", **columns):
-    idle = replace(PROFILES[profile], slowdown=0.0, overhead=0.0)
+    idle = clone(PROFILES[profile]).set_params(slowdown=0.0, overhead=0.0)
     time = estimate_training_time(model, idle, rounds_only=True, **columns)
     return 1000 * time.round_seconds[-1] / 60
 

@@ -58,6 +58,11 @@ def check_deployable(estimator: FederatedRecommender) -> None:
             "federation.dropout simulates lost uploads, and a real network loses its own; set "
             "federation.dropout=0, or call fit."
         )
+    if federation.devices is not None:
+        raise ValueError(
+            "federation.devices simulates a clock, and real devices have their own; set "
+            "federation.devices=None and schedule=None, or call fit."
+        )
     # A trial registration shows all that a server misses. A cohort must be able to mask its
     # uploads, and FLTrust needs its reference.
     n_clients = math.ceil(FEWEST_CLIENTS / estimator.client_fraction) if federation.masks else 1

@@ -173,7 +173,7 @@ class ImplicitAlgorithm(Algorithm[Any, Clients]):
     @property
     def traits(self):
         refuses = {"local_dp": HIDES_NOTHING}
-        return Traits(single_uploads=True, goes_on=True, refuses=refuses)
+        return Traits(single_uploads=True, goes_on=True, takes_stale=True, refuses=refuses)
 
     # --------------------------------------------------------------- before the rounds
 

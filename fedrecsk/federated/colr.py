@@ -37,6 +37,11 @@ class CoLRAlgorithm(FedMFAlgorithm):
     # A's step is learning_rate (rank / n_factors)^RANK_EXPONENT; 0.5 in the authors' code.
     RANK_EXPONENT: float = 0.75
 
+    @property
+    def traits(self):
+        # Uploads are along the B of their round.
+        return replace(super().traits, takes_stale=False)
+
     def begin(self, catalogue, sums, key):
         return Server(**vars(super().begin(catalogue, sums, key)))
 

@@ -110,7 +110,9 @@ class FedEBAlgorithm(Algorithm[Server, Clients]):
     @property
     def traits(self):
         refuses = {"local_dp": NO_LOCAL_DP}
-        return Traits(single_uploads=True, rotates=True, goes_on=True, refuses=refuses)
+        return Traits(
+            single_uploads=True, rotates=True, goes_on=True, takes_stale=True, refuses=refuses
+        )
 
     @property
     def width(self):

@@ -82,7 +82,8 @@ class FedMFAlgorithm(Algorithm[Any, Clients]):
 
     @property
     def traits(self):
-        return Traits(single_uploads=True, goes_on=True, refuses={"local_dp": NO_LOCAL_DP})
+        refuses = {"local_dp": NO_LOCAL_DP}
+        return Traits(single_uploads=True, goes_on=True, takes_stale=True, refuses=refuses)
 
     # --------------------------------------------------------------- before the rounds
 

@@ -2,6 +2,8 @@
 
 from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.clients import Clients
+from fedrecsk.protocol.clock import Asynchronous, Synchronous
+from fedrecsk.protocol.devices import DeviceProfile
 from fedrecsk.protocol.federation import Federation
 from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.protocol.messages import (
@@ -14,27 +16,29 @@ from fedrecsk.protocol.messages import (
     Total,
     Upload,
 )
-from fedrecsk.protocol.network_time import NetworkProfile, estimate_training_time
+from fedrecsk.protocol.network_time import estimate_training_time
 from fedrecsk.protocol.server import Server
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Summed, Updates
 
 __all__ = [
     "Algorithm",
+    "Asynchronous",
     "ClientUpdates",
     "Clients",
     "Dense",
     "Derived",
+    "DeviceProfile",
     "Federation",
     "FieldSpec",
     "GroupMessages",
     "Ledger",
     "Message",
-    "NetworkProfile",
     "PerClient",
     "Rows",
     "Server",
     "SparseRows",
     "Summed",
+    "Synchronous",
     "Total",
     "Traits",
     "Updates",

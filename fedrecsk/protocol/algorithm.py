@@ -62,6 +62,9 @@ class Traits:
     setup_share : float or None
         Share of the budget of central privacy that the set-up spends if
         ``CentralDP(setup_share=None)``. None: the same noise multiplier as in the rounds.
+    takes_stale : bool
+        Whether what clients upload in one round may go into the server's step of a later one, when
+        the model has moved on: changes of it, gradients, or sums. Rounds may then be asynchronous.
     admits_late_clients : bool
         Whether clients may join after the set-up: the server keeps nothing for each client.
     refuses : dict of {str: str}
@@ -78,6 +81,7 @@ class Traits:
     chooses_cohorts: bool = False
     n_exchanges: int = 0
     setup_share: float | None = None
+    takes_stale: bool = False
     admits_late_clients: bool = True
     refuses: Mapping[str, str] = field(default_factory=dict)
 

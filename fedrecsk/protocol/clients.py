@@ -21,6 +21,7 @@ from fedrecsk.protocol.messages import Message, Registration
 from fedrecsk.protocol.participation import Participation, RoundMasks
 from fedrecsk.protocol.protection import completed, measured, protected, stages
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Updates
+from fedrecsk.updates import through as apply
 
 if TYPE_CHECKING:
     from typing import Self
@@ -271,7 +272,10 @@ class Clients:
             if updates is None:
                 continue
             done = self._completed(updates, address, self._specs, turn, self.uploads)
-            if self.uploads != "sum":
+            if self.uploads == "kept":
+                through = stages(federation, key, message, each=True)
+                done = apply(done, through).without_broken()
+            elif self.uploads != "sum":
                 through = stages(federation, key, message, self.forge, each=self._draws_each)
                 done = protected(done, through, self.uploads)
             result.append(done)

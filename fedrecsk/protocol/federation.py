@@ -10,14 +10,18 @@ from fedrecsk._utils.sklearn_compat import Interval, InvalidParameterError, StrO
 from fedrecsk.aggregation import Aggregator
 from fedrecsk.attacks import Adversary
 from fedrecsk.compression import Compressor
+from fedrecsk.compression._compressors import BlockCompressor
 from fedrecsk.privacy import CentralDP, LocalMechanism, SecureAggregation
+from fedrecsk.protocol.clock import Asynchronous, Schedule, Synchronous
+from fedrecsk.protocol.devices import DeviceProfile, profile_of
 
 if TYPE_CHECKING:
     from typing import Self
 
 # What becomes of uploads on their way to the server. "sum": those of a block are added up as soon
-# as they are computed; "single": each is looked at before; "held": the server combines single ones.
-Uploads = Literal["sum", "single", "held"]
+# as they are computed; "single": each is looked at before; "held": the server combines single ones;
+# "kept": they are added up in the round in which they arrive, which may be a later one.
+Uploads = Literal["sum", "single", "held", "kept"]
 
 # What errors suggest to pass for each part.
 _EXAMPLES = {
@@ -27,6 +31,7 @@ _EXAMPLES = {
     "secure_aggregation": "SecAggPlus(), CKKS() or Paillier() from fedrecsk.privacy",
     "aggregator": "NormClipping() or Krum() from fedrecsk.aggregation",
     "adversary": "SignFlip(fraction=0.1) from fedrecsk.attacks",
+    "schedule": "Synchronous(deadline=60) or Asynchronous() from fedrecsk.protocol",
 }
 
 
@@ -79,6 +84,15 @@ class Federation(PlainParameters):
         :class:`fedrecsk.privacy.Paillier`: the server adds ciphertexts and learns nothing; the
         clients, who share a key, decrypt the sum and take the server's step. See
         ``encryption_`` of the fitted model for the cost.
+    devices : DeviceProfile, str or None, default=None
+        Speeds of the clients' devices and networks, see :class:`fedrecsk.protocol.DeviceProfile`,
+        or the name of a profile, as in :func:`fedrecsk.protocol.estimate_training_time`. The fit
+        then has a simulated clock: each row of ``history_`` has the `hours` until the end of its
+        round. They depend on `random_state`, not on the simulating machine.
+    schedule : Synchronous, Asynchronous or None, default=None
+        When a round ends by that clock: at a deadline, see :class:`fedrecsk.protocol.Synchronous`;
+        or whenever some uploads have arrived, while other clients go on, see
+        :class:`fedrecsk.protocol.Asynchronous`. If None, when all uploads have arrived.
 
     Examples
     --------
@@ -99,6 +113,8 @@ class Federation(PlainParameters):
         "secure_aggregation": [SecureAggregation, None],
         "aggregator": [Aggregator, None],
         "adversary": [Adversary, None],
+        "devices": [DeviceProfile, str, None],
+        "schedule": [Schedule, None],
     }
 
     def __init__(
@@ -114,6 +130,8 @@ class Federation(PlainParameters):
         aggregator: Aggregator | None = None,
         adversary: Adversary | None = None,
         wire_dtype: Literal["float32", "float64"] = "float32",
+        devices: DeviceProfile | str | None = None,
+        schedule: Synchronous | Asynchronous | None = None,
     ) -> None:
         self.dropout = dropout
         self.dropout_mode: Literal["upload", "stale", "offline"] = dropout_mode
@@ -125,6 +143,8 @@ class Federation(PlainParameters):
         self.aggregator = aggregator
         self.adversary = adversary
         self.wire_dtype = wire_dtype
+        self.devices = devices
+        self.schedule = schedule
 
     def set_params(self, **params: object) -> Self:
         """Set parameters. Parameters of a part that is None raise an error.
@@ -154,6 +174,8 @@ class Federation(PlainParameters):
                     f"{example}, or None."
                 )
         super()._validate_params()
+        if self.devices is not None:
+            profile_of("devices", self.devices)
         for applies, message in self._conflicts():
             if applies:
                 raise ValueError(message)
@@ -199,6 +221,7 @@ class Federation(PlainParameters):
                 "be; set compression=None with secure_aggregation. CoLR is a method with small "
                 "uploads that can be added.",
             )
+        yield from self._conflicts_of_schedule()
         if self.central_dp is None:
             return
         yield (
@@ -228,6 +251,59 @@ class Federation(PlainParameters):
             'are offline do not receive; set dropout_mode="upload" or "offline", or quantile=None.',
         )
 
+    def _conflicts_of_schedule(self):
+        """Yield whether a schedule does not go with other parts, and why."""
+        if self.schedule is None:
+            return
+        schedule, parts = type(self.schedule).__name__, ("secure_aggregation", "central_dp")
+        yield (
+            self.devices is None,
+            f"{schedule} needs to know how long clients take; set devices, for example to "
+            'DeviceProfile(speed=1.5) from fedrecsk.protocol, or "phones".',
+        )
+        yield (
+            self.compression is not None and not isinstance(self.compression, BlockCompressor),
+            f"{schedule} must know how many bytes clients will send, and "
+            f"{type(self.compression).__name__} decides when it compresses; use Quantization, TopK "
+            "or LowRank, or set schedule=None.",
+        )
+        why = {
+            "secure_aggregation": "the bytes of secure uploads depend on who answers",
+            "central_dp": "which uploads a sum has depends on how many rows clients have, which "
+            "the noise does not hide",
+        }
+        if isinstance(self.schedule, Asynchronous):
+            parts += "local_dp", "aggregator", "adversary"
+            why["local_dp"] = why["aggregator"] = (
+                "uploads of different rounds, which may be large, would be kept one by one"
+            )
+            why["adversary"] = "attacks are on rounds in which all clients have the same model"
+            yield (
+                self.compression is not None and self.compression.down,
+                "In asynchronous rounds clients do not follow the changes of the model, which is "
+                'what is compressed on its way down; set direction="up".',
+            )
+            yield (
+                self.dropout > 0 and self.dropout_mode != "upload",
+                "In asynchronous rounds only clients that are online are asked; set "
+                'dropout_mode="upload".',
+            )
+            yield (
+                self.sampling == "poisson",
+                'Asynchronous rounds have no cohorts; set sampling="random" or "rotating".',
+            )
+        for name in parts:
+            yield (
+                getattr(self, name) is not None,
+                f"{schedule} does not go with {name}: {why[name]}. Set {name}=None or "
+                "schedule=None.",
+            )
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether uploads may come in a later round than the one in which they began."""
+        return isinstance(self.schedule, Asynchronous)
+
     @property
     def encrypts(self) -> bool:
         """Whether not even the server sees the sums, so that clients take its steps."""
@@ -245,6 +321,8 @@ class Federation(PlainParameters):
         adversary replaces some.
         """
         protected = self.aggregator is not None or self.secure_aggregation is not None
+        if self.is_asynchronous:
+            return "kept"
         if is_apart or protected or self.is_watched:
             return "held"
         compresses = self.compression is not None and self.compression.up

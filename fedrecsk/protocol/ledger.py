@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from fedrecsk.protocol.clock import Clock
+
 
 # Names of the phases in the HTML table.
 PHASES = {
@@ -35,6 +37,7 @@ COUNTS = (
     *("bytes_down", "bytes_up", "bytes_down_whole", "bytes_down_missed", "bytes_down_latest"),
     *("payload_down", "payload_up", "encrypted"),
     *("messages_device_to_device", "bytes_device_to_device", "largest_down", "largest_up"),
+    *("late", "bytes_late"),
 )
 # What counts once if messages of several fits travel together.
 TOGETHER = "participants", "messages_down", "messages_up", "dropped", "messages_device_to_device"
@@ -70,12 +73,21 @@ class Ledger:
         the latest update) and `payload_up` are what papers count: learned numbers only, compressed
         or not, in plaintext, without counts, item indices and everything before the rounds.
         `largest_down` and `largest_up` are the bytes of the client that received and sent most.
+
+        `late` counts the uploads, among those `dropped`, that came after the end of a round, and
+        `bytes_late` all bytes that these clients received and sent in it. If the federation has
+        `devices`, `seconds` is how long the phase took by the simulated clock.
     client_ids : ndarray of shape (n_clients,)
     client_bytes_down, client_bytes_up : ndarray of shape (n_clients,), dtype int64
         Bytes that each client received from the server and sent to it.
     client_bytes_device_to_device : ndarray of shape (n_clients,), dtype int64
         Bytes that each client sent to other clients.
     """
+
+    # The simulated clock, if there is one.
+    clock: Clock | None = None
+    # Seconds until the end of the last entry, by that clock.
+    now: float = 0.0
 
     def __init__(self, client_ids: np.ndarray) -> None:
         n_clients = len(client_ids)
@@ -151,7 +163,42 @@ class Ledger:
 
     def open(self, phase: str, round: int = -1) -> None:
         """Begin an entry, to which all following counts belong."""
+        self.close()
         self.entries.append({"phase": phase, "round": round} | dict.fromkeys(COUNTS, 0))
+
+    def close(
+        self,
+        works: NDArray[np.bool_] | bool = False,
+        late: NDArray[np.bool_] | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        """Note how long what the open entry has counted so far took, if there is a clock.
+
+        It took `seconds`, or as long as the slowest of the clients, of whom those of the mask
+        `works` trained. The bytes of those that were `late` count as such.
+        """
+        if self.clock is None or not self.entries:
+            return
+        down, up = self.not_timed()
+        if late is not None:
+            self.count(late=late.sum(), bytes_late=(down + up)[late].sum())
+        if seconds is None:
+            seconds = float(self.clock.seconds(self.now, down, up, works).max(initial=0))
+        self.entries[-1]["seconds"] = self.entries[-1].get("seconds", 0.0) + seconds
+        self.now += seconds
+        self._timed = [getattr(self, name).copy() for name in PER_CLIENT]
+
+    def not_timed(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the bytes that each client has received and sent since the last `close`."""
+        # What devices send to each other counts both ways.
+        timed = getattr(self, "_timed", [0, 0, 0])
+        down, up, direct = (getattr(self, n) - t for n, t in zip(PER_CLIENT, timed, strict=True))
+        return down + direct, up + direct
+
+    @property
+    def hours(self) -> float:
+        """Simulated hours so far; NaN if the federation has no `devices`."""
+        return float("nan") if self.clock is None else self.now / 3600
 
     def since(self, first: Ledger) -> Self:
         """Return what has been counted since a copy, with the clients of both."""

@@ -253,8 +253,9 @@ class Uplink:
         if self.releases is not None:
             self.releases.charge(total.senders, key, total.counts)
             return self.releases.publish(totals, specs, key, total.counts, centers or {})
-        totals = {name: Total(totals[name], n_accepted) for name in specs}
-        return Upload(n_accepted, single, **totals)
+        n_counted = n_accepted if total.weight is None else total.weight
+        totals = {name: Total(totals[name], n_counted) for name in specs}
+        return Upload(n_counted, single, **totals)
 
     def _plain_sum(self, total, single, key):
         """Return the sum, or what an aggregator makes of single updates; None if these are few."""
@@ -341,6 +342,8 @@ class StepTotal:
     n_arrived: int = 0
     n_accepted: int = 0
     n_without_noise: int = 0
+    # As how many clients the accepted ones count, if some of them have begun in earlier rounds.
+    weight: float | None = None
 
     def add(self, updates: ClientUpdates) -> None:
         """Add the updates of a block, and count their bytes."""

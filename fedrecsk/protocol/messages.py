@@ -210,14 +210,15 @@ class Total:
     Parameters
     ----------
     sum : ndarray, dtype float64, or int64 if the clients sent integers
-    n_clients : int
-        Number of clients in the sum; under central privacy, the expected number.
+    n_clients : int or float
+        Number of clients in the sum; under central privacy, the expected number; in asynchronous
+        rounds the sum of their weights.
     noise_std : float, default=0.0
         Standard deviation of the noise on each number, under central privacy.
     """
 
     sum: np.ndarray
-    n_clients: int
+    n_clients: float
     noise_std: float = 0.0
 
     @property
@@ -231,15 +232,16 @@ class Upload(dict):
 
     Parameters
     ----------
-    n_clients : int
-        Number of clients whose uploads were accepted; under central privacy, the expected number.
+    n_clients : int or float
+        Number of clients whose uploads were accepted; under central privacy, the expected number;
+        in asynchronous rounds the sum of their weights.
     updates : RoundUpdates or None
         Single updates, for algorithms with ``Traits(server_sees="clients")``.
     **totals : Total
     """
 
     def __init__(
-        self, n_clients: int, updates: RoundUpdates | None = None, /, **totals: Total
+        self, n_clients: float, updates: RoundUpdates | None = None, /, **totals: Total
     ) -> None:
         super().__init__(totals)
         self.n_clients = n_clients

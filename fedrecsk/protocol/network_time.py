@@ -1,4 +1,4 @@
-"""Estimate of the training time on a real network, from the bytes in the ledger."""
+"""Estimate of the training time on a real network: a closed form of the simulated clock."""
 
 from __future__ import annotations
 
@@ -7,80 +7,17 @@ from numbers import Real
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.special import gammaln
 
-from fedrecsk._utils.parameters import checked
 from fedrecsk._utils.sklearn_compat import Interval, validate_params
+from fedrecsk.protocol.devices import DeviceProfile, profile_of
+from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.ledger import Ledger
 
 if TYPE_CHECKING:
     from fedrecsk.federated.base import FederatedRecommender
 
-__all__ = ["PROFILES", "NetworkProfile", "TrainingTime", "estimate_training_time"]
-
-_MIB = 2.0**20
-_MBIT = 1e6 / 8
-
-
-@dataclass(frozen=True)
-class NetworkProfile:
-    """Speeds of the clients' network and devices.
-
-    A round takes S_down / B_down + S_up / B_up for one client's bytes, and R_comp T_sim +
-    C_comp + T_server for the work (CoLR, section 5.2, after Wang et al., "A field guide to
-    federated optimization", 2021). The defaults are those papers' constants.
-
-    Parameters
-    ----------
-    download : float, default=0.75 * 2**20
-        Bytes per second from the server to a client (B_down).
-    upload : float, default=0.25 * 2**20
-        Bytes per second from a client to the server (B_up).
-    slowdown : float, default=7
-        Factor by which a client's device is slower than the simulating machine (R_comp).
-    overhead : float, default=10
-        Seconds per round that a client's device needs before it computes (C_comp).
-
-    Examples
-    --------
-    >>> from fedrecsk.protocol.network_time import NetworkProfile
-    >>> NetworkProfile().communication_seconds(bytes_down=2**20, bytes_up=2**20)
-    5.333333333333333
-    """
-
-    download: float = 0.75 * _MIB
-    upload: float = 0.25 * _MIB
-    slowdown: float = 7.0
-    overhead: float = 10.0
-
-    def __post_init__(self) -> None:
-        speed = [Interval(Real, 0, None, closed="right")]
-        cost = [Interval(Real, 0, None, closed="left")]
-        constraints = {"download": speed, "upload": speed, "slowdown": cost, "overhead": cost}
-        checked("NetworkProfile", constraints, **vars(self))
-
-    def communication_seconds(self, bytes_down: float, bytes_up: float) -> float:
-        """S_down / B_down + S_up / B_up, for the bytes of one client."""
-        return bytes_down / self.download + bytes_up / self.upload
-
-    def computation_seconds(
-        self, client_seconds: float = 0.0, server_seconds: float = 0.0
-    ) -> float:
-        """R_comp T_sim + C_comp + T_server, for seconds measured in a simulation."""
-        return self.slowdown * client_seconds + self.overhead + server_seconds
-
-
-PROFILES = {
-    # CoLR's constants, for phones in 2021.
-    "paper": NetworkProfile(),
-    # Presets of sitespeed.io's throttle, with phones that begin at once: "3g" has 1.6 Mbit/s down
-    # and 0.768 up, "4g" 9 both ways.
-    "3g": NetworkProfile(1.6 * _MBIT, 0.768 * _MBIT, overhead=0.0),
-    "4g": NetworkProfile(9 * _MBIT, 9 * _MBIT, overhead=0.0),
-    # Computers with broadband as the FCC defines it since 2024: 100 Mbit/s down, 20 up.
-    "broadband": NetworkProfile(100 * _MBIT, 20 * _MBIT, slowdown=1.0, overhead=0.0),
-    # 10-gigabit Ethernet between silos' servers.
-    "data_center": NetworkProfile(1e4 * _MBIT, 1e4 * _MBIT, slowdown=1.0, overhead=0.0),
-}
+__all__ = ["TrainingTime", "estimate_training_time"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +67,7 @@ class TrainingTime:
 )
 def estimate_training_time(
     model: FederatedRecommender | Ledger,
-    profile: NetworkProfile | str = "4g",
+    profile: DeviceProfile | str = "4g",
     *,
     client_seconds: float | None = None,
     server_seconds: float = 0.0,
@@ -142,16 +79,21 @@ def estimate_training_time(
 
     Clients work in parallel, so a round takes as long as its slowest client: the most bytes that a
     client received and sent count. Of other columns of the ledger, of messages between devices and
-    of work, the mean over the clients counts.
+    of work, the mean over the clients counts. Where devices differ, it is the expected time of the
+    slowest of a cohort at random. ``Federation(devices=...)`` simulates the same clock round by
+    round, with deadlines and asynchronous rounds, which this estimate does not have.
 
     Parameters
     ----------
     model : fitted federated estimator or Ledger
-    profile : NetworkProfile or {"paper", "3g", "4g", "broadband", "data_center"}, default="4g"
-        "paper" uses CoLR's constants, including 10 s a round.
+    profile : DeviceProfile or str, default="4g"
+        Or one of "paper", "phones", "3g", "4g", "broadband" and "data_center". "paper" uses CoLR's
+        constants, including 10 s a round; "phones" the same with devices and networks of very
+        different speeds. Devices that differ are drawn as with ``random_state=0``. Hours online do
+        not count.
     client_seconds : float or None, default=None
         Seconds of work of a client in one round, on the simulating machine. If None, the mean that
-        the fit measured, `client_seconds` of the ledger.
+        the fit measured, `client_seconds` of the ledger. That of the profile does not count.
     server_seconds : float, default=0.0
         Seconds of work of the server in one round.
     down, up : str, default="bytes_down", "bytes_up"
@@ -182,13 +124,7 @@ def estimate_training_time(
     >>> estimate_training_time(model, "paper", client_seconds=1.2)
     TrainingTime(1.53 minutes: 0.000283 on the network and 1.53 of work, 5 rounds)
     """
-    if not isinstance(profile, NetworkProfile):
-        if not isinstance(profile, str) or profile not in PROFILES:
-            raise ValueError(
-                f"profile={profile!r} is unknown; use a NetworkProfile or one of "
-                f"{sorted(PROFILES)}."
-            )
-        profile = PROFILES[profile]
+    profile = profile_of("profile", profile)
     ledger = getattr(model, "communication_", model)
     if not isinstance(ledger, Ledger):
         raise TypeError(
@@ -204,18 +140,40 @@ def estimate_training_time(
             )
     if client_seconds is None:
         client_seconds = ledger.client_seconds
+    devices = profile.draw(ledger.client_ids, Key(0))
     communication, computation = np.zeros((2, len(entries)))
     for k, entry in enumerate(entries):
         sizes = _bytes_of_one(entry, len(ledger.client_ids), down, up)
-        communication[k] = profile.communication_seconds(*sizes)
-        if entry["participants"] > 0:
-            computation[k] = profile.computation_seconds(client_seconds, server_seconds)
+        ours = profile.communication_seconds(*sizes)
+        work = profile.computation_seconds(client_seconds) * (entry["participants"] > 0)
+        seconds = _slowest(ours / devices.bandwidth + work / devices.speed, _n_clients(entry))
+        share = ours / (ours + work) if seconds else 0.0
+        communication[k] = share * seconds
+        computation[k] = (1 - share) * seconds + server_seconds * (entry["participants"] > 0)
     rounds = np.array([entry["phase"] == "round" for entry in entries], dtype=bool)
     return TrainingTime(
         communication_seconds=float(communication.sum()),
         computation_seconds=float(computation.sum()),
         round_seconds=(communication + computation)[rounds],
     )
+
+
+def _n_clients(entry):
+    """Return how many clients take part in an entry."""
+    return max(entry["participants"], entry["messages_down"], entry["messages_up"])
+
+
+def _slowest(seconds, n):
+    """Return the expected largest of `n` of these numbers, drawn without replacement."""
+    n_all, places = len(seconds), np.arange(1, len(seconds) + 1)
+    n = min(max(n, 1), n_all)
+    # C(i - 1, n - 1) / C(N, n): the chance that the i-th smallest is the largest drawn.
+    below = places >= n
+    i = places[below]
+    chances = gammaln(i) - gammaln(n) - gammaln(i - n + 1)
+    chances -= gammaln(n_all + 1) - gammaln(n + 1) - gammaln(n_all - n + 1)
+    chances = np.exp(chances)
+    return float(np.sort(seconds)[below] @ chances / chances.sum())
 
 
 def _bytes_of_one(entry, n_clients, down, up):

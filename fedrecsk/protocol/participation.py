@@ -102,7 +102,7 @@ class Sampling(NamedTuple):
             cohort = self._cohort(n_clients, key)
         dropped = np.zeros(n_clients, dtype=bool)
         if self.dropout > 0:
-            dropped[cohort] = key.uniform("dropout", np.flatnonzero(cohort)) < self.dropout
+            dropped[cohort] = self.loses(key, np.flatnonzero(cohort))
         connected = cohort & ~dropped
         match self.dropout_mode:
             case "upload":
@@ -111,6 +111,10 @@ class Sampling(NamedTuple):
                 return Participation(connected, cohort, connected, dropped)
             case "offline":
                 return Participation(connected, connected, connected, dropped)
+
+    def loses(self, key: Key, clients: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which of some clients (codes) drop out of a key's round."""
+        return key.uniform("dropout", clients) < self.dropout
 
     def _cohort(self, n_clients, key):
         """Draw a mask of the clients of a key's round."""

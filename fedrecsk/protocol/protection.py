@@ -233,6 +233,23 @@ def _compress(updates, *, federation, key):
     return replace(updates, sizes=sizes)
 
 
+def planned_bytes(
+    federation: Federation, specs: Mapping[str, FieldSpec], n_held: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the bytes that clients with so many items will send, before they have trained.
+
+    If they choose their rows, as many as they have items.
+    """
+    nbytes = measured(dict.fromkeys(specs), specs, n_held, federation.wire_dtype)[0]
+    for spec in specs.values():
+        if is_compressed(federation, spec):
+            n_rows = np.full_like(n_held, spec.shape[0]) if spec.rows == "all" else n_held
+            itemsize = np.dtype(spec.dtype or federation.wire_dtype).itemsize
+            packed, _ = federation.compression._sizes_of_upload(spec, n_rows, itemsize)
+            nbytes = nbytes + packed - spec.sizes(federation.wire_dtype, n_rows)[0]
+    return nbytes
+
+
 def _clip(updates, *, clip, field_weights, adds, is_late, says_short):
     """Clip each client's whole update, and count what the server must know to add noise."""
     clipped, is_short = clip_updates(updates, clip, field_weights)

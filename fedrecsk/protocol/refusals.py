@@ -48,6 +48,11 @@ REFUSALS = (
         "set central_dp=None",
     ),
 )
+# The reason against asynchronous rounds of a method whose traits lack `takes_stale`.
+NOT_STALE = (
+    "{} uploads what only fits the model of the same round, so that rounds cannot be asynchronous; "
+    "set schedule=None or Synchronous(), or use FedEB, FedMF, FCF or LocALS."
+)
 
 
 def check(name: str, traits: Traits, federation: Federation) -> None:
@@ -62,6 +67,9 @@ def check(name: str, traits: Traits, federation: Federation) -> None:
         for part, reason in traits.refuses.items()
         if getattr(federation, part) is not None
     ]
+    is_apart = traits.treats_clients_apart or traits.chooses_cohorts
+    if federation.is_asynchronous and (is_apart or not traits.takes_stale):
+        found.append(NOT_STALE.format(name))
     raise_all(found, "this federation")
 
 

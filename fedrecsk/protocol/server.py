@@ -10,13 +10,14 @@ import numpy as np
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.protocol.algorithm import ChoosesCohorts, extended
 from fedrecsk.protocol.central_noise import CentralNoise
+from fedrecsk.protocol.clock import Clock, Synchronous, Timetable
 from fedrecsk.protocol.early_stopping import EarlyStopping
 from fedrecsk.protocol.keys import SETUP, Key
 from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.protocol.links import Downlink, StepTotal, Uplink, matrix_to_compress
 from fedrecsk.protocol.messages import Catalogue, ClientCodes, Message, Rows
 from fedrecsk.protocol.participation import Participation, Sampling
-from fedrecsk.protocol.protection import is_compressed
+from fedrecsk.protocol.protection import is_compressed, planned_bytes
 from fedrecsk.protocol.secure_accounts import EncryptedChannel, MaskedChannel
 
 if TYPE_CHECKING:
@@ -88,12 +89,18 @@ class Server:
         self.stopping: EarlyStopping[Message] = EarlyStopping(method.tol, method.n_iter_no_change)
         # Whether clients always receive the full model, as deployed ones do.
         self.sends_whole: bool = False
+        # The simulated clock, and who begins when in asynchronous rounds, from the first one.
+        self.clock: Clock | None = None
+        self.timetable: Timetable | None = None
         # Mask of the clients that rounds are for; None: cohorts are drawn.
         self.only: NDArray[np.bool_] | None = None
         # Codes of the clients whose uploads of the last round count.
         self.accepted: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._leave_out_clients()
         self._participation = None
+        # Clients that are late in the open round, and how long it takes if not until all have come.
+        self._late: NDArray[np.bool_] | None = None
+        self._seconds: float | None = None
         self._message: Message | None = None
         # The last message that was sent.
         self._last_message = Message()
@@ -127,6 +134,11 @@ class Server:
         ValueError
             If a client registers twice.
         """
+        if self.federation.schedule is not None and self.clock is None:
+            raise ValueError(
+                f"{type(self.federation.schedule).__name__} goes by a simulated clock, and real "
+                "devices have their own; set schedule=None, or call fit."
+            )
         self._leave_out_clients()
         places = self._added(registrations)
         self.releases: CentralNoise | None = None
@@ -144,6 +156,7 @@ class Server:
             cohort = self.sampling.smallest_cohort(self.n_clients)
             masks = MaskedChannel(scheme, cohort, self.releases)
         self.ledger: Ledger = Ledger(self.client_ids)
+        self.ledger.clock = self.clock
         self.downlink: Downlink = Downlink(
             self.federation, self.ledger, self.n_held, self.channel, self.sends_whole
         )
@@ -293,9 +306,9 @@ class Server:
     def open_round(self) -> tuple[Participation, Message | None]:
         """Begin a round; returns the participation and the message, None if none is sent."""
         key = self.key.at(self.round)
-        self._participation = self._drawn(key)
-        self.ledger.open("round", self.round)
         message = self.algorithm.broadcast(self.state, key)
+        self.ledger.open("round", self.round)
+        self._participation = self._planned(message, key)
         if self.round == 0 and self.federation.compression is not None:
             self._warn_of_idle_compression(message or {})
         receives, delta = self._participation.receives, self.algorithm.delta(self.state)
@@ -312,7 +325,41 @@ class Server:
         if self._message:
             self._has_received |= receives
             self._last_message = self._message
+        self._leave_out_the_late()
         return self._participation, self._message
+
+    def _planned(self, message, key):
+        """Return the participation of a round, before anybody is late."""
+        if not self.federation.is_asynchronous:
+            return self._drawn(key)
+        if self.timetable is None:
+            wire_dtype = self.federation.wire_dtype
+            sizes = message.sizes(self.n_held, wire_dtype)[0], self._bytes_up()
+            given = self.clock, self.federation.schedule, self.sampling, self.key
+            self.timetable = Timetable(*given, self.ledger.now, *sizes)
+            # A pass reaches each client about once.
+            self.stopping.n_cohorts = max(1, round(self.n_clients / self.timetable.n_awaited))
+        return self.timetable.participation(self.round)
+
+    def _bytes_up(self):
+        """Return the bytes that each client will send in a round."""
+        return planned_bytes(self.federation, self._round_specs, self.n_held)
+
+    def _leave_out_the_late(self):
+        """Find how long the open round will take, and whose uploads come too late for it."""
+        self._late, self._seconds = None, None
+        schedule, part = self.federation.schedule, self._participation
+        if self.timetable is not None:
+            self._seconds = self.timetable.seconds(self.round)
+        elif isinstance(schedule, Synchronous):
+            down, _ = self.ledger.not_timed()
+            up = self._bytes_up() * part.active
+            seconds = self.clock.seconds(self.ledger.now, down, up, part.active)
+            end = schedule.seconds(seconds[part.active], part.delivers[part.active])
+            late = part.delivers & (seconds > end)
+            delivers, dropped = part.delivers & ~late, part.dropped | late
+            self._participation = part._replace(delivers=delivers, dropped=dropped)
+            self._late, self._seconds = late, min(end, float(seconds.max(initial=0)))
 
     def _warn_of_idle_compression(self, message):
         """Warn if compression has nothing to do in one of its directions."""
@@ -369,7 +416,7 @@ class Server:
         # What overflows ends the fit, or warns, with its likely cause.
         with np.errstate(over="ignore", invalid="ignore"):
             self.state = self.algorithm.step(self.state, upload, key)
-        self._end_round(total.loss)
+        self._end_round(turn, total.loss)
         return upload
 
     def _turn(self):
@@ -378,9 +425,10 @@ class Server:
             raise ValueError(f"Round {self.round} is not open; call open_round() first.")
         return self._participation
 
-    def _end_round(self, loss=(0.0, 0.0)):
+    def _end_round(self, turn, loss):
         """Record the open round, and close it."""
         self._participation = None
+        self.ledger.close(turn.active, self._late, self._seconds)
         entry, (total, weight) = self.ledger.entries[-1], loss
         # If no client has made a training step, the last loss is kept.
         last = self.history[-1]["loss"] if self.history and entry["participants"] else float("nan")
@@ -391,6 +439,8 @@ class Server:
             "bytes_down": entry["bytes_down"],
             "bytes_up": entry["bytes_up"],
         }
+        if self.clock is not None:
+            row["hours"] = self.ledger.hours
         if self.method.early_stopping:
             row[self.scoring.curve] = float("nan")
         self.history.append(row)

@@ -116,6 +116,7 @@ def check_setting(estimator: FederatedRecommender) -> None:
             federation.aggregator, Comparison | FLTrust
         ),
         "adversary replaces single uploads": federation.adversary is not None,
+        "devices need to know how many rows each client has": federation.devices is not None,
         "warm_start keeps all clients": estimator.warm_start,
         "user_features are in one frame": getattr(estimator, "user_features", None) is not None,
         'predict_with="local" keeps items of each client': (

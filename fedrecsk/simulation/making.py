@@ -13,6 +13,8 @@ from fedrecsk._utils.sklearn_compat import clone
 from fedrecsk.data.item_features import fingerprint
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol.clients import Clients, Group
+from fedrecsk.protocol.clock import Clock
+from fedrecsk.protocol.devices import profile_of
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.server import Server
 
@@ -59,6 +61,9 @@ def secret_of(estimator: FederatedRecommender, data: Population, seed: int) -> K
         # The noise then depends on the planned rounds.
         parameters["n_rounds"] = estimator._rounds(data.n_clients)
     parameters.pop("random_state", None)
+    # The clock changes no upload.
+    clock = "federation__devices", "federation__schedule"
+    parameters = {n: value for n, value in parameters.items() if not n.startswith(clock)}
     identity = repr((int(seed), data.fingerprint(), sorted(parameters.items(), key=str)))
     digest = hashlib.blake2b(identity.encode(), digest_size=8).digest()
     return Key(int.from_bytes(digest) >> 1)
@@ -131,7 +136,13 @@ def server_of(
     """Return the server of a new fit."""
     federation = method._setting()
     secret = key if federation.central_dp is None else secret_of(estimator, data, seed)
-    return Server(method, federation, key, data.item_ids.values, data.value_range(), secret)
+    values = data.item_ids.values, data.value_range()
+    server = Server(method, federation, key, *values, secret)
+    if federation.devices is not None:
+        profile = profile_of("devices", federation.devices)
+        devices = profile.draw(data.client_ids, key)
+        server.clock = Clock(profile, devices, np.diff(data.rating_indptr))
+    return server
 
 
 def keys_of(server: Server) -> Keys:

@@ -27,6 +27,7 @@ from fedrecsk.protocol.links import StepTotal
 from fedrecsk.protocol.loop import Loop
 from fedrecsk.protocol.messages import deliver
 from fedrecsk.protocol.server import Server
+from fedrecsk.updates import weighted
 from fedrecsk.simulation.making import (
     check_aggregator,
     clients_of,
@@ -117,6 +118,9 @@ class Run(Loop[StepTotal, "Seen"]):
     data: Population
     # Runs the clients' tasks, in threads while rounds are run.
     parallel: Threads = field(default=Threads(1), init=False)
+    # Of asynchronous rounds: uploads on their way, with the rounds in which they began, by the
+    # round in which they arrive.
+    kept: dict[int, list[tuple[int, ClientUpdates]]] = field(default_factory=dict, init=False)
 
     @classmethod
     def new(
@@ -211,12 +215,39 @@ class Run(Loop[StepTotal, "Seen"]):
             total.loss += loss
             seconds += its_seconds
             for updates in answer:
-                total.add(updates)
+                if server.timetable is None:
+                    total.add(updates)
+                else:
+                    self._keep(updates)
+        if server.timetable is not None:
+            self._add_arrived(total)
         server.ledger.work(max(0.0, seconds + seconds_compiling()))
         upload = server.close_round(total)
         if attack is not None:
             attack.look(None)
         return Seen(received, total.held, upload)
+
+    def _keep(self, updates):
+        """Keep single updates until the steps in which they arrive."""
+        server = self.server
+        arrivals = np.full(server.n_clients, -1)
+        begun = server.timetable.begun(server.round)
+        arrivals[begun.clients] = begun.arrivals
+        arrivals = arrivals[updates.clients]
+        for step in np.unique(arrivals).tolist():
+            own = self.kept.setdefault(step, [])
+            own.append((server.round, updates.take(arrivals == step)))
+
+    def _add_arrived(self, total):
+        """Add what has arrived in the open round, by how many steps ago it began."""
+        server = self.server
+        kept = self.kept.pop(server.round, [])
+        if not kept:
+            return
+        weights = [server.federation.schedule.weight(server.round - began) for began, _ in kept]
+        parts = [updates for _, updates in kept]
+        total.weight = sum(w * part.n_accepted for w, part in zip(weights, parts, strict=True))
+        total.add(weighted(parts, weights))
 
     def ask_validation(self, participation: Participation, message: Message) -> StepTotal:
         """Return the sums of the losses on the clients' held-out rows."""
@@ -288,6 +319,7 @@ class Run(Loop[StepTotal, "Seen"]):
     def end(self) -> Attributes:
         """Send all clients the final model; returns fitted attributes and reports."""
         server, message = self.server, self.final_message()
+        server.ledger.close()
         attributes = self._attributes(message, kept=True)
         if server.method.early_stopping:
             attributes["best_round_"] = server.stopping.best_round

@@ -12,6 +12,7 @@ from fedrecsk.updates._client_updates import (
     client_generator,
     joined,
     through,
+    weighted,
 )
 from fedrecsk.updates._sparse_rows import (
     INDEX_BYTES,
@@ -46,4 +47,5 @@ __all__ = [
     "split_fields",
     "squared_lengths",
     "through",
+    "weighted",
 ]

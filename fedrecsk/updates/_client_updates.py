@@ -261,6 +261,32 @@ def joined(parts: Iterable[ClientUpdates]) -> ClientUpdates:
     return replace(rest[0], fields=sums, counts=counts, **whole)
 
 
+def weighted(parts: Sequence[ClientUpdates], weights: Sequence[float]) -> ClientUpdates:
+    """Add up the single updates of several rounds, those of each round times its weight."""
+    names, sums = ("sends", "clients", "arrives", "accepted", "sizes"), {}
+    whole = {n: np.concatenate([getattr(p, n) for p in parts], axis=-1) for n in names}
+    counted = [part.take(part.accepted) for part in parts]
+    if whole["accepted"].any():
+        by_client = np.repeat(weights, [len(one.clients) for one in counted])
+        for name in parts[0].specs:
+            rows = [one.fields[name] for one in counted]
+            sums[name] = _weighted_total(rows, weights, by_client)
+    return replace(parts[0], fields=sums, **whole)
+
+
+def _weighted_total(parts, weights, by_client):
+    """Add up a field of several rounds' clients, each times its weight."""
+    if all(one.default is None and one.factors is None for one in parts):
+        total = SparseRows.joined(parts).sum(by_client)
+    else:
+        factors = zip(parts, weights, strict=True)
+        total = sum(one.sum(np.full(one.n_clients, weight)) for one, weight in factors)
+    for one, weight in zip(parts, weights, strict=True):
+        if one.center is not None:
+            total = total + weight * one.n_clients * one.center
+    return total
+
+
 def client_generator(seed: int | np.uint64, name: str) -> np.random.Generator:
     """Return the generator of one client's random numbers for one field."""
     return np.random.default_rng([int(seed), zlib.crc32(name.encode())])

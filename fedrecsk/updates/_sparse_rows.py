@@ -227,6 +227,19 @@ class SparseRows:
             **others,
         )
 
+    @classmethod
+    def joined(cls, parts: Sequence[SparseRows]) -> Self:
+        """Put the clients of several blocks one after the other, without defaults and factors."""
+        ends = np.cumsum([0] + [len(one.rows) for one in parts])
+        indptr = [one.indptr[1:] + end for one, end in zip(parts, ends, strict=False)]
+        rows, values = ([getattr(one, name) for one in parts] for name in ("rows", "values"))
+        return cls(
+            np.concatenate([[0], *indptr]),
+            np.concatenate(rows),
+            np.concatenate(values),
+            spec=parts[0].spec,
+        )
+
     @property
     def n_clients(self) -> int:
         """Number of clients."""

@@ -3,7 +3,8 @@ import pytest
 
 from fedrecsk import Popularity, RFRec
 from fedrecsk.protocol import Ledger
-from fedrecsk.protocol.network_time import PROFILES, NetworkProfile, estimate_training_time
+from fedrecsk.protocol.devices import PROFILES, DeviceProfile
+from fedrecsk.protocol.network_time import estimate_training_time
 
 
 def ledger_of(n_rounds, nbytes, n_clients=60):
@@ -60,7 +61,7 @@ def test_a_round_takes_as_long_as_its_slowest_client():
     for client, nbytes in enumerate([5, 7, 1]):
         ledger.up(np.array([client]), np.array([nbytes]))
     ledger.count(participants=3)
-    profile = NetworkProfile(1, 100, 0, 0)
+    profile = DeviceProfile(1, 100, 0, 0)
     assert estimate_training_time(ledger, profile).seconds == pytest.approx(64 + 0.07)
     assert estimate_training_time(ledger, profile, up="payload_up").seconds == 64
 
@@ -71,7 +72,7 @@ def test_the_errors_that_end_a_fit_cost_what_one_client_sends(toy):
     ).fit(*toy)
     last = model.communication_.entries[-2]
     assert (last["participants"], last["messages_down"], last["bytes_up"]) == (0, 12, 12 * 8)
-    slow = NetworkProfile(download=1e12, upload=1.0)
+    slow = DeviceProfile(download=1e12, upload=1.0)
     assert len(estimate_training_time(model, slow).round_seconds) == model.n_rounds_
     model.communication_.entries = [last]
     time = estimate_training_time(model, slow)
@@ -95,8 +96,8 @@ def test_wrong_numbers_are_named():
     wrong = {"download": speeds, "upload": speeds, "slowdown": costs, "overhead": costs}
     for name, values in wrong.items():
         for value in values:
-            with pytest.raises(ValueError, match=f"The '{name}' parameter of NetworkProfile must"):
-                NetworkProfile(**{name: value})
+            with pytest.raises(ValueError, match=f"The '{name}' parameter of DeviceProfile must"):
+                estimate_training_time(ledger_of(1, 1), DeviceProfile(**{name: value}))
     for name in ("client_seconds", "server_seconds"):
         for value in (-1, NAN, INF, "1"):
             with pytest.raises(ValueError, match=f"'{name}' parameter of estimate_training_time"):

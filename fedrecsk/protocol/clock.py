@@ -1,0 +1,279 @@
+"""The simulated clock: how long rounds take, and whose uploads arrive when.
+
+Times follow from devices, rows and bytes, and never from the values of a model.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import numpy as np
+
+from fedrecsk._utils.parameters import PlainParameters
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk.protocol.participation import Participation
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+    from numpy.typing import NDArray
+
+    from fedrecsk.protocol.devices import DeviceProfile, Devices
+    from fedrecsk.protocol.keys import Key
+    from fedrecsk.protocol.participation import Sampling
+
+__all__ = ["Asynchronous", "Synchronous"]
+
+
+class Schedule(PlainParameters):
+    """When the server takes its step."""
+
+
+class Synchronous(Schedule):
+    """Rounds that end at a deadline, or when enough uploads have arrived.
+
+    Clients that are late have received the model and trained, but their uploads are lost, as with
+    ``dropout_mode="upload"``. The ledger counts them as `late`, with their `bytes_late`.
+
+    Parameters
+    ----------
+    deadline : float or None, default=None
+        Seconds after which a round ends. If None, no deadline.
+    quorum : float in (0, 1], default=1.0
+        Share of a cohort's uploads with which a round ends. To ask 1.3 times as many clients as are
+        needed ("over-selection" [1]_), raise `client_fraction` to 1.3 times its value, and set
+        ``quorum=1 / 1.3``.
+
+    References
+    ----------
+    .. [1] K. Bonawitz et al., "Towards Federated Learning at Scale: System Design", MLSys 2019.
+
+    Examples
+    --------
+    >>> from fedrecsk import Federation, RFRec
+    >>> from fedrecsk.datasets import make_ratings
+    >>> from fedrecsk.protocol import DeviceProfile, Synchronous
+    >>> X, y = make_ratings(n_users=20, n_items=30, n_ratings=200, random_state=0)
+    >>> federation = Federation(devices=DeviceProfile(speed=1.5), schedule=Synchronous(60))
+    >>> model = RFRec(4, n_rounds=5, random_state=0, federation=federation).fit(X, y)
+    >>> f"{model.history_[-1]['hours']:.2f} hours"
+    '0.07 hours'
+    """
+
+    _parameter_constraints: ClassVar[dict] = {
+        "deadline": [Interval(Real, 0, None, closed="neither"), None],
+        "quorum": [Interval(Real, 0, 1, closed="right")],
+    }
+
+    def __init__(self, deadline: float | None = None, *, quorum: float = 1.0) -> None:
+        self.deadline = deadline
+        self.quorum = quorum
+
+    def seconds(self, seconds: NDArray[np.float64], delivers: NDArray[np.bool_]) -> float:
+        """Return when a round ends, given what each client of its cohort needs."""
+        arrivals = np.sort(seconds[delivers])
+        n_awaited = int(np.ceil(self.quorum * len(seconds)))
+        # Whoever has dropped out is awaited in vain.
+        last = arrivals[n_awaited - 1] if n_awaited <= len(arrivals) else seconds.max(initial=0)
+        return float(last if self.deadline is None else min(last, self.deadline))
+
+
+class Asynchronous(Schedule):
+    """Rounds without waiting: FedBuff [1]_.
+
+    At any time a share `client_fraction` of the clients trains, each from the model of when it
+    began. When an upload arrives, another client begins, and after `buffer_size` uploads the server
+    takes its step; `n_rounds` counts these steps. A client whose upload is in the buffer begins
+    again after the step at the earliest. Clients that are online are asked first.
+
+    Parameters
+    ----------
+    buffer_size : int or float, default=0.5
+        Number of uploads in a step of the server, or, as a float in (0, 1], its share of the
+        clients that train at a time.
+    staleness : {"sqrt", "none"}, default="sqrt"
+        How much an upload counts that began s steps ago: as ``1 / sqrt(1 + s)`` clients, or as one.
+        Sums and means over clients are weighted by it.
+
+    References
+    ----------
+    .. [1] J. Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS
+       2022.
+
+    Examples
+    --------
+    >>> from fedrecsk import Federation, FedMF
+    >>> from fedrecsk.datasets import make_ratings
+    >>> from fedrecsk.protocol import Asynchronous, DeviceProfile
+    >>> X, _ = make_ratings(n_users=60, n_items=40, n_ratings=900, random_state=0)
+    >>> federation = Federation(devices=DeviceProfile(speed=1.5), schedule=Asynchronous())
+    >>> model = FedMF(8, n_rounds=20, random_state=0, federation=federation).fit(X)
+    >>> [row["participants"] for row in model.history_[:3]]
+    [12, 6, 6]
+    """
+
+    _parameter_constraints: ClassVar[dict] = {
+        "buffer_size": [
+            Interval(Integral, 1, None, closed="left"),
+            Interval(Real, 0, 1, closed="right"),
+        ],
+        "staleness": [StrOptions({"sqrt", "none"})],
+    }
+
+    def __init__(
+        self,
+        buffer_size: float = 0.5,
+        *,
+        staleness: Literal["sqrt", "none"] = "sqrt",
+    ) -> None:
+        self.buffer_size = buffer_size
+        self.staleness: Literal["sqrt", "none"] = staleness
+
+    def n_awaited(self, concurrency: int) -> int:
+        """Return the number of uploads in a step, of so many clients that train at a time."""
+        if isinstance(self.buffer_size, Integral):
+            return min(int(self.buffer_size), concurrency)
+        return max(1, round(self.buffer_size * concurrency))
+
+    def weight(self, n_steps: int) -> float:
+        """Return as how many clients an upload counts that began so many steps ago."""
+        return 1.0 if self.staleness == "none" else 1 / float(np.sqrt(1 + n_steps))
+
+
+@dataclass(eq=False)
+class Clock:
+    """What clients need for bytes and for work; `n_rows` of each client, (n_clients,)."""
+
+    profile: DeviceProfile
+    devices: Devices
+    n_rows: NDArray[np.int64]
+
+    def seconds(
+        self,
+        now: float,
+        bytes_down: np.ndarray,
+        bytes_up: np.ndarray,
+        works: NDArray[np.bool_] | bool,
+    ) -> NDArray[np.float64]:
+        """Return what each client needs, from `now`; 0 for those that do nothing."""
+        communication = self.profile.communication_seconds(bytes_down, bytes_up)
+        own = self.profile.client_seconds * self.n_rows / self.n_rows.mean()
+        computation = works * self.profile.computation_seconds(own) / self.devices.speed
+        seconds = communication / self.devices.bandwidth + computation
+        return seconds + (seconds > 0) * self.devices.waits(now)
+
+
+class Begun(NamedTuple):
+    """Clients that begin in a step: codes, and the steps in which their uploads arrive."""
+
+    clients: list[int]
+    arrivals: list[int]
+
+
+class Timetable:
+    """Who begins in which step of an asynchronous fit, and in which step its upload arrives.
+
+    Events are found ahead, as far as is needed. `bytes_down` and `bytes_up` are those of each
+    client in every step.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        schedule: Asynchronous,
+        sampling: Sampling,
+        key: Key,
+        start: float,
+        bytes_down: np.ndarray,
+        bytes_up: np.ndarray,
+    ) -> None:
+        self._devices = clock.devices
+        # Without what a client waits until it is online.
+        seconds = clock.seconds(start, bytes_down, bytes_up, works=True)
+        self._seconds = (seconds - clock.devices.waits(start)).tolist()
+        self._always_online = bool((clock.devices.n_hours == 24).all())
+        self._sampling = sampling
+        self._key = key
+        n_clients = len(self._seconds)
+        self._concurrency = sampling.cohort_size(n_clients)
+        self.n_awaited: int = schedule.n_awaited(self._concurrency)
+        self._start = self._now = start
+        # (time of arrival, client, step in which it began, place among those that began then).
+        self._training = []
+        self._n_begun = np.zeros(n_clients, dtype=np.int64)
+        self._steps: list[Begun] = []
+        # When each step ends, and how many of those that began in it have not arrived.
+        self.ends: list[float] = []
+        self._n_awaited_of = []
+
+    def _advance(self):
+        """Find the events until the next step of the server."""
+        step, n_arrived = len(self._steps), 0
+        begun = Begun([], [])
+        self._steps.append(begun)
+        self._n_awaited_of.append(0)
+        idle = self._idle(step)
+        while True:
+            while idle and len(self._training) < self._concurrency:
+                client = idle.pop(self._first_online(idle))
+                arrives = self._now + self._wait(client) + self._seconds[client]
+                heapq.heappush(self._training, (arrives, client, step, len(begun.clients)))
+                begun.clients.append(client)
+                begun.arrivals.append(-1)
+                self._n_awaited_of[step] += 1
+                self._n_begun[client] += 1
+            if not self._training:
+                break
+            self._now, client, began, place = heapq.heappop(self._training)
+            self._steps[began].arrivals[place] = step
+            self._n_awaited_of[began] -= 1
+            n_arrived += not self._is_lost(began, client)
+            if n_arrived == self.n_awaited:
+                break
+        self.ends.append(self._now)
+
+    def _idle(self, step):
+        """Return the clients that are not training, in reverse of the order of being asked."""
+        order = self._key.at(step).hashed("cohort", np.arange(len(self._seconds)))
+        idle = np.ones(len(order), dtype=bool)
+        idle[[client for _, client, _, _ in self._training]] = False
+        codes = np.flatnonzero(idle)
+        # Those that have begun less often come first where clients take turns.
+        turns = self._n_begun[codes] if self._sampling.rotates else np.zeros(len(codes))
+        return codes[np.lexsort((order[codes], turns))][::-1].tolist()
+
+    def _wait(self, client):
+        return 0.0 if self._always_online else float(self._devices.waits(self._now)[client])
+
+    def _first_online(self, idle):
+        """Return the place of the next client that is online, or of the next one."""
+        if self._always_online:
+            return -1
+        online = np.flatnonzero(self._devices.waits(self._now)[idle] == 0)
+        return online[-1] if len(online) else -1
+
+    def _is_lost(self, step, client):
+        if not self._sampling.dropout:
+            return False
+        return bool(self._sampling.loses(self._key.at(step), np.array([client]))[0])
+
+    def begun(self, step: int) -> Begun:
+        """Return who begins in a step, and when their uploads arrive."""
+        while len(self._steps) <= step or self._n_awaited_of[step]:
+            self._advance()
+        return self._steps[step]
+
+    def participation(self, step: int) -> Participation:
+        """Return the clients that begin in a step."""
+        n_clients, clients = len(self._seconds), np.array(self.begun(step).clients, dtype=np.int64)
+        begins, lost = np.zeros((2, n_clients), dtype=bool)
+        begins[clients] = True
+        lost[clients] = self._sampling.loses(self._key.at(step), clients)
+        return Participation(begins, begins, begins & ~lost, lost)
+
+    def seconds(self, step: int) -> float:
+        """Return how long a step takes."""
+        return self.ends[step] - (self.ends[step - 1] if step else self._start)
