@@ -29,6 +29,7 @@ from fedrecsk.metrics._scorers import (
     bytes_scorer,
     bytes_up_scorer,
     epsilon_scorer,
+    hours_scorer,
     make_ranking_scorer,
     rounds_scorer,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "evaluate_ranking",
     "exposure",
     "hit_rate_at_k",
+    "hours_scorer",
     "make_ranking_scorer",
     "ndcg_at_k",
     "precision_at_k",

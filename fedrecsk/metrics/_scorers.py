@@ -301,6 +301,11 @@ def _rounds(model):
     return 0 if _ledger(model) is None else model.n_rounds_
 
 
+def _hours(model):
+    ledger = _ledger(model)
+    return 0.0 if ledger is None else ledger.hours
+
+
 def _epsilon(model):
     # A centralised fit reads all data in plaintext.
     if _ledger(model) is None or not hasattr(model, "privacy_"):
@@ -373,6 +378,12 @@ From and to the server and other clients.
 
 rounds_scorer: CostScorer = CostScorer("rounds_scorer", _rounds)
 """Number of communication rounds of the fit, as a negative number. 0 for a centralised model."""
+
+hours_scorer: CostScorer = CostScorer("hours_scorer", _hours)
+"""Hours of the fit by the simulated clock, as a negative number. 0 for a centralised model.
+
+NaN without ``Federation(devices=...)``.
+"""
 
 epsilon_scorer: CostScorer = CostScorer("epsilon_scorer", _epsilon)
 """Total privacy loss of the client with the largest loss, as a negative number.

@@ -18,6 +18,7 @@ from fedrecsk.metrics import (
     bytes_down_scorer,
     bytes_up_scorer,
     epsilon_scorer,
+    hours_scorer,
     rounds_scorer,
 )
 
@@ -30,6 +31,7 @@ COSTS = {
     "mb_down": (bytes_down_scorer, 1e6),
     "mb_device_to_device": (bytes_device_to_device_scorer, 1e6),
     "rounds": (rounds_scorer, 1),
+    "hours": (hours_scorer, 1),
     "epsilon": (epsilon_scorer, 1),
 }
 HEADINGS = {
@@ -50,6 +52,7 @@ HEADINGS = {
     "mb_down": "MB down per client",
     "mb_device_to_device": "MB device to device per client",
     "rounds": "Rounds",
+    "hours": "Simulated hours",
     "epsilon": "ε",
 }
 LATEX = str.maketrans(
@@ -77,10 +80,11 @@ class Comparison:
         One row per estimator and fold: `estimator` and `fold`; one column per score;
         `fit_seconds` and `score_seconds`; for federated models `mb_up` and `mb_down` (megabytes,
         1e6 bytes, that a client sent and received during fit, on average over clients),
-        `mb_device_to_device` (sent directly to other clients; only if any were), `rounds` and
-        `epsilon` (total privacy loss of the client that lost most, infinite without noise); and
-        `error`, which is empty unless the fit or a score failed. NaN means that a number does not
-        apply, or that its computation failed.
+        `mb_device_to_device` (sent directly to other clients; only if any were), `rounds`,
+        `hours` (by the simulated clock; only if a federation has `devices`) and `epsilon` (total
+        privacy loss of the client that lost most, infinite without noise); and `error`, which is
+        empty unless the fit or a score failed. NaN means that a number does not apply, or that its
+        computation failed.
     summary : DataFrame
         One row per estimator: `estimator`, `n_folds`, `n_failed` (folds with an error), and for
         each number ``mean_...`` and ``std_...`` over the folds that have it (the population's
@@ -120,9 +124,9 @@ class Comparison:
         per_user: pd.DataFrame | None = None,
     ) -> None:
         table = pd.DataFrame(rows)
-        unused = "mb_device_to_device"
-        if unused in table and not (table[unused] > 0).any():
-            table = table.drop(columns=unused)
+        for unused in ("mb_device_to_device", "hours"):
+            if unused in table and not (table[unused] > 0).any():
+                table = table.drop(columns=unused)
         self._table = table
         self._columns = [name for name in columns if name in table]
         self.per_fold = table.copy()

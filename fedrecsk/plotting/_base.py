@@ -34,6 +34,7 @@ LABELS = HEADINGS | {
     "mb_up": "MB that a client sends",
     "mb_down": "MB that a client receives",
     "mb_device_to_device": "MB that a client sends to other clients",
+    "hours": "Hours by the simulated clock",
     "score_seconds": "Score time (s)",
     "epsilon": "Total privacy loss ε (left is more private)",
     "adversary": "Attack",

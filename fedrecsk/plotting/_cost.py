@@ -125,9 +125,9 @@ class CostDisplay(Display):
             standard error over users. Rows without the score, such as those of failed fits, are
             left out.
         score, cost : str, default="ndcg@10", "mb"
-            Columns of score and cost. If there is no column "mb", it is the sum of "mb_up",
-            "mb_down" and, if there is one, twice "mb_device_to_device", which clients both send
-            and receive.
+            Columns of score and cost, such as "hours" of the simulated clock. If there is no
+            column "mb", it is the sum of "mb_up", "mb_down" and, if there is one, twice
+            "mb_device_to_device", which clients both send and receive.
         by : str, default="estimator"
             Column of the methods' names.
         {greater_is_better}

@@ -14,6 +14,8 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk._utils.docs import documented
+from fedrecsk._utils.parameters import checked
+from fedrecsk._utils.sklearn_compat import StrOptions
 from fedrecsk.metrics._held_out import unwrap
 from fedrecsk.model_selection import Comparison
 from fedrecsk.plotting._base import (
@@ -362,13 +364,15 @@ class PrivacyDisplay(CurvesDisplay):
 @documented
 @dataclass(kw_only=True, eq=False, repr=False)
 class ConvergenceDisplay(CurvesDisplay):
-    """Loss by round, or any other number that a method reports each round.
+    """Loss by round or by hour, or any other number that a method reports each round.
 
     Parameters
     ----------
     curves : dict of str to (x, mean, std)
-        For each method, arrays of shape (n_rounds,): the rounds, counted from 1, and the mean and
-        standard deviation of the number after each.
+        For each method, arrays of shape (n_rounds,): the rounds, counted from 1, or the hours until
+        their ends, and the mean and standard deviation of the number after each.
+    x_name : {"rounds", "hours"}, default="rounds"
+        What the axis shows.
     score_name : str, default="loss"
         Name of the number, which labels the axis.
     {reference}
@@ -397,7 +401,7 @@ class ConvergenceDisplay(CurvesDisplay):
     [1, 2, 3, 4, 5]
     """
 
-    x_name: str = field(init=False, default="rounds")
+    x_name: str = "rounds"
     score_name: str = "loss"
     failed: Sequence[str] = field(init=False, default=())
 
@@ -408,6 +412,7 @@ class ConvergenceDisplay(CurvesDisplay):
         estimator: BaseEstimator,
         *,
         score: str = "loss",
+        x: Literal["rounds", "hours"] = "rounds",
         name: str | None = None,
         reference: float | Mapping[str, float] | None = None,
         ax: Axes | None = None,
@@ -422,6 +427,8 @@ class ConvergenceDisplay(CurvesDisplay):
         score : str, default="loss"
             Key of the rows of `history_`: "loss", or after early stopping "validation_loss" or
             "validation_score".
+        x : {"rounds", "hours"}, default="rounds"
+            What the axis shows. Only fits with ``Federation(devices=...)`` have hours.
         name : str, default=None
             Label of the line. If None, the name of the class.
         {drawing}
@@ -436,7 +443,7 @@ class ConvergenceDisplay(CurvesDisplay):
         if name is None:
             name = type(unwrap(estimator)[1]).__name__
         return cls.from_results(
-            {name: estimator}, score=score, reference=reference, ax=ax, **kwargs
+            {name: estimator}, score=score, x=x, reference=reference, ax=ax, **kwargs
         )
 
     @classmethod
@@ -446,6 +453,7 @@ class ConvergenceDisplay(CurvesDisplay):
         results: Comparison | Mapping[str, Any],
         *,
         score: str = "loss",
+        x: Literal["rounds", "hours"] = "rounds",
         reference: float | Mapping[str, float] | None = None,
         ax: Axes | None = None,
         **kwargs: Any,
@@ -461,12 +469,16 @@ class ConvergenceDisplay(CurvesDisplay):
             ``return_estimator=True``; its federated models are drawn.
         score : str, default="loss"
             Key of the rows of `history_`, or the name of the numbers.
+        x : {"rounds", "hours"}, default="rounds"
+            What the axis shows: rounds, or the hours by the simulated clock, of which the mean over
+            several fits counts. Only fits with ``Federation(devices=...)`` have hours.
         {drawing}
 
         {drawn}
         TypeError
             If a model has no `history_`, or the results are not a dict by name.
         """
+        checked("from_results", {"x": [StrOptions({"rounds", "hours"})]}, x=x)
         if isinstance(results, Comparison):
             results = _federated_of(results)
         if not isinstance(results, Mapping):
@@ -479,13 +491,18 @@ class ConvergenceDisplay(CurvesDisplay):
             losses = pd.concat(runs, axis="columns").dropna(how="all")
             if len(losses):
                 mean, std = losses.mean(axis="columns"), losses.std(axis="columns", ddof=0)
-                curves[str(name)] = losses.index.to_numpy() + 1, mean.to_numpy(), std.to_numpy()
+                places = losses.index.to_numpy() + 1
+                if x == "hours":
+                    runs = [pd.Series(_by_round(name, run, x)) for run in _runs(name, result)]
+                    places = pd.concat(runs, axis="columns").mean(axis="columns")[losses.index]
+                curves[str(name)] = np.asarray(places), mean.to_numpy(), std.to_numpy()
         check_any(curves, score)
-        return cls(curves=curves, score_name=score, reference=reference).plot(ax, **kwargs)
+        display = cls(curves=curves, x_name=x, score_name=score, reference=reference)
+        return display.plot(ax, **kwargs)
 
     def _draw(self, ax, **kwargs):
         super()._draw(ax, **kwargs)
-        if ax.get_xscale() == "linear":
+        if ax.get_xscale() == "linear" and self.x_name == "rounds":
             ax.locator_params(axis="x", integer=True)
 
 

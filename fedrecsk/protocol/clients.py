@@ -38,6 +38,11 @@ if TYPE_CHECKING:
     from fedrecsk.protocol.states import Remembered
 
 
+# Clients whose uploads arrive in the same later round are added up at once if they are at least
+# this share of a block's; others are kept one by one.
+ADDED_UP = 0.05
+
+
 @dataclass(eq=False)
 class Group:
     """What clients with equal histories share, and the last round in which it took its step."""
@@ -268,16 +273,16 @@ class Clients:
         self._training = None
         federation, key, result = self.federation, self.keys.private.at(round), []
         address = "round", round
-        for updates, turn, message in steps:
+        for updates, turn, uploads, message in steps:
             if updates is None:
                 continue
-            done = self._completed(updates, address, self._specs, turn, self.uploads)
-            if self.uploads == "kept":
-                through = stages(federation, key, message, each=True)
-                done = apply(done, through).without_broken()
-            elif self.uploads != "sum":
+            done = self._completed(updates, address, self._specs, turn, uploads)
+            if uploads != "sum":
                 through = stages(federation, key, message, self.forge, each=self._draws_each)
-                done = protected(done, through, self.uploads)
+                if uploads == "kept":
+                    done = apply(done, through).without_broken()
+                else:
+                    done = protected(done, through, uploads)
             result.append(done)
         return result, total
 
@@ -293,12 +298,28 @@ class Clients:
         separate = self.uploads != "sum" and self.algorithm.traits.single_uploads
         return RoundMasks(active, self._part.delivers, separate)
 
+    def _turns(self, active):
+        """Yield the masks of these active clients, and what becomes of their uploads."""
+        arrivals, rest = self._part.arrivals, active
+        if arrivals is None:
+            yield self._turn(active), self.uploads
+            return
+        if self.federation.compression is None:
+            # Most arrive in the same few rounds.
+            rounds, counts = np.unique(arrivals[active], return_counts=True)
+            for round in rounds[counts >= ADDED_UP * active.sum()].tolist():
+                group = active & (arrivals == round)
+                rest = rest & ~group
+                yield RoundMasks(group, group & self._part.delivers, False), "sum"
+        if rest.any():
+            yield self._turn(rest), "kept"
+
     def honest(self, round: int) -> list[ClientUpdates]:
         """Train in this round, before `update`; return the updates that an adversary replaces."""
         steps, _ = self._trained(round)
         return [
             self._completed(one, ("round", round), self._specs, turn, "single")
-            for one, turn, _ in steps
+            for one, turn, _, _ in steps
             if one is not None
         ]
 
@@ -312,18 +333,18 @@ class Clients:
         self._has_updated = self._has_updated | ready
         steps, total = [], np.zeros(2)
         for last in np.unique(self._last[ready]).tolist():
-            turn = self._turn(ready & (self._last == last))
             message = self._messages[last]
             self._begin(message, key)
             if self._shares_state:
                 shares = extended(self.algorithm, SharesHistory)
                 self.state = shares.with_shared(self.state, self.group.common)
-            with _naming_clients(self.client_ids, f"in round {round}"):
-                self.state, updates, loss = self.algorithm.update(
-                    self.block, self.state, message, turn, key
-                )
-            total += (0.0, 0.0) if loss is None else loss
-            steps.append((updates, turn, message))
+            for turn, uploads in self._turns(ready & (self._last == last)):
+                with _naming_clients(self.client_ids, f"in round {round}"):
+                    self.state, updates, loss = self.algorithm.update(
+                        self.block, self.state, message, turn, key
+                    )
+                total += (0.0, 0.0) if loss is None else loss
+                steps.append((updates, turn, uploads, message))
         kept, self._messages = self._messages, {}
         if self._goes_back:
             self._messages = {t: kept[t] for t in np.unique(self._last).tolist() if t >= 0}

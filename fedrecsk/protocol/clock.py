@@ -91,9 +91,10 @@ class Asynchronous(Schedule):
 
     Parameters
     ----------
-    buffer_size : int or float, default=0.5
+    buffer_size : int or float, default=1.0
         Number of uploads in a step of the server, or, as a float in (0, 1], its share of the
-        clients that train at a time.
+        clients that train at a time. With 1.0, a step has as many uploads as a synchronous round,
+        and as many steps send as much.
     staleness : {"sqrt", "none"}, default="sqrt"
         How much an upload counts that began s steps ago: as ``1 / sqrt(1 + s)`` clients, or as one.
         Sums and means over clients are weighted by it.
@@ -109,7 +110,7 @@ class Asynchronous(Schedule):
     >>> from fedrecsk.datasets import make_ratings
     >>> from fedrecsk.protocol import Asynchronous, DeviceProfile
     >>> X, _ = make_ratings(n_users=60, n_items=40, n_ratings=900, random_state=0)
-    >>> federation = Federation(devices=DeviceProfile(speed=1.5), schedule=Asynchronous())
+    >>> federation = Federation(devices=DeviceProfile(speed=1.5), schedule=Asynchronous(0.5))
     >>> model = FedMF(8, n_rounds=20, random_state=0, federation=federation).fit(X)
     >>> [row["participants"] for row in model.history_[:3]]
     [12, 6, 6]
@@ -125,7 +126,7 @@ class Asynchronous(Schedule):
 
     def __init__(
         self,
-        buffer_size: float = 0.5,
+        buffer_size: float = 1.0,
         *,
         staleness: Literal["sqrt", "none"] = "sqrt",
     ) -> None:
@@ -207,33 +208,36 @@ class Timetable:
         self._steps: list[Begun] = []
         # When each step ends, and how many of those that began in it have not arrived.
         self.ends: list[float] = []
-        self._n_awaited_of = []
+        self._n_missing = []
 
     def _advance(self):
         """Find the events until the next step of the server."""
-        step, n_arrived = len(self._steps), 0
-        begun = Begun([], [])
-        self._steps.append(begun)
-        self._n_awaited_of.append(0)
-        idle = self._idle(step)
-        while True:
-            while idle and len(self._training) < self._concurrency:
-                client = idle.pop(self._first_online(idle))
-                arrives = self._now + self._wait(client) + self._seconds[client]
-                heapq.heappush(self._training, (arrives, client, step, len(begun.clients)))
-                begun.clients.append(client)
-                begun.arrivals.append(-1)
-                self._n_awaited_of[step] += 1
-                self._n_begun[client] += 1
-            if not self._training:
+        step, n_arrived, now = len(self._steps), 0, self._now
+        idle, clients, arrivals = self._idle(step), [], []
+        training, seconds, loses = self._training, self._seconds, self._sampling.dropout > 0
+        self._steps.append(Begun(clients, arrivals))
+        self._n_missing.append(0)
+        while n_arrived < self.n_awaited:
+            while idle and len(training) < self._concurrency:
+                if self._always_online:
+                    client = idle.pop()
+                    arrives = now + seconds[client]
+                else:
+                    client, wait = self._next_online(idle, now)
+                    arrives = now + wait + seconds[client]
+                heapq.heappush(training, (arrives, client, step, len(clients)))
+                clients.append(client)
+                arrivals.append(-1)
+            if not training:
                 break
-            self._now, client, began, place = heapq.heappop(self._training)
+            now, client, began, place = heapq.heappop(training)
             self._steps[began].arrivals[place] = step
-            self._n_awaited_of[began] -= 1
-            n_arrived += not self._is_lost(began, client)
-            if n_arrived == self.n_awaited:
-                break
-        self.ends.append(self._now)
+            self._n_missing[began] -= 1
+            n_arrived += not (loses and self._is_lost(began, client))
+        self._n_missing[step] += len(clients)
+        self._n_begun[clients] += 1
+        self._now = now
+        self.ends.append(now)
 
     def _idle(self, step):
         """Return the clients that are not training, in reverse of the order of being asked."""
@@ -245,34 +249,30 @@ class Timetable:
         turns = self._n_begun[codes] if self._sampling.rotates else np.zeros(len(codes))
         return codes[np.lexsort((order[codes], turns))][::-1].tolist()
 
-    def _wait(self, client):
-        return 0.0 if self._always_online else float(self._devices.waits(self._now)[client])
-
-    def _first_online(self, idle):
-        """Return the place of the next client that is online, or of the next one."""
-        if self._always_online:
-            return -1
-        online = np.flatnonzero(self._devices.waits(self._now)[idle] == 0)
-        return online[-1] if len(online) else -1
+    def _next_online(self, idle, now):
+        """Take the next client that is online, or else the next; return how long it waits, too."""
+        waits = self._devices.waits(now)
+        online = np.flatnonzero(waits[idle] == 0)
+        client = idle.pop(online[-1] if len(online) else -1)
+        return client, float(waits[client])
 
     def _is_lost(self, step, client):
-        if not self._sampling.dropout:
-            return False
         return bool(self._sampling.loses(self._key.at(step), np.array([client]))[0])
 
     def begun(self, step: int) -> Begun:
         """Return who begins in a step, and when their uploads arrive."""
-        while len(self._steps) <= step or self._n_awaited_of[step]:
+        while len(self._steps) <= step or self._n_missing[step]:
             self._advance()
         return self._steps[step]
 
     def participation(self, step: int) -> Participation:
         """Return the clients that begin in a step."""
-        n_clients, clients = len(self._seconds), np.array(self.begun(step).clients, dtype=np.int64)
-        begins, lost = np.zeros((2, n_clients), dtype=bool)
-        begins[clients] = True
+        n_clients, begun = len(self._seconds), self.begun(step)
+        clients, arrivals = np.array(begun.clients), np.full(n_clients, -1)
+        arrivals[clients] = begun.arrivals
+        begins, lost = arrivals >= 0, np.zeros(n_clients, dtype=bool)
         lost[clients] = self._sampling.loses(self._key.at(step), clients)
-        return Participation(begins, begins, begins & ~lost, lost)
+        return Participation(begins, begins, begins & ~lost, lost, arrivals)
 
     def seconds(self, step: int) -> float:
         """Return how long a step takes."""

@@ -323,8 +323,11 @@ class Ledger:
         return (
             f"Ledger({n_rounds} rounds, {n_clients} clients, {_readable(self.bytes_up)} up and "
             f"{_readable(self.bytes_down)} down; per client {_readable(self.bytes_up / n_clients)} "
-            f"up and {_readable(self.bytes_down / n_clients)} down{also})"
+            f"up and {_readable(self.bytes_down / n_clients)} down{also}{self._in_hours()})"
         )
+
+    def _in_hours(self):
+        return "" if self.clock is None else f"; {self.hours:.3g} simulated hours"
 
     def _repr_html_(self) -> str:
         n_clients = len(self.client_ids)
@@ -343,9 +346,15 @@ class Ledger:
         ]
         rows.append(["Total", *_sums(self.entries, n_clients, between)])
         notes = []
-        for name, what in (("dropped", "lost or not sent"), ("rejected", "rejected")):
+        counted = (
+            ("dropped", "lost or not sent"),
+            ("late", "of them late"),
+            ("rejected", "rejected"),
+        )
+        for name, what in counted:
             count = sum(entry[name] for entry in self.entries)
             notes += [f"{count:,} uploads {what}"] if count else []
+        notes += [] if self.clock is None else [f"{self.hours:.3g} simulated hours"]
         caption = f"Communication of {n_clients:,} clients"
         return html.table(caption, head, rows, notes=notes, total=True)
 

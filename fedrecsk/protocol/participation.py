@@ -23,12 +23,14 @@ class Participation(NamedTuple):
     active : clients that run their local update
     delivers : clients whose upload, if they send one, arrives
     dropped : clients that were chosen and dropped out
+    arrivals : in asynchronous rounds the round in which the upload of each active client arrives
     """
 
     receives: np.ndarray
     active: np.ndarray
     delivers: np.ndarray
     dropped: np.ndarray
+    arrivals: np.ndarray | None = None
 
     @classmethod
     def full(cls, n_clients: int) -> Participation:
@@ -43,6 +45,7 @@ class Participation(NamedTuple):
             self.active[clients],
             self.delivers[clients],
             self.dropped[clients],
+            None if self.arrivals is None else self.arrivals[clients],
         )
 
 

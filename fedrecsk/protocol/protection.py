@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedrecsk.compression._compressors import BlockCompressor
 from fedrecsk.privacy.central_dp import clip_updates, round_updates
 from fedrecsk.updates import (
     ClientUpdates,
@@ -241,11 +242,12 @@ def planned_bytes(
     If they choose their rows, as many as they have items.
     """
     nbytes = measured(dict.fromkeys(specs), specs, n_held, federation.wire_dtype)[0]
+    compressor = federation.compression
     for spec in specs.values():
-        if is_compressed(federation, spec):
+        if isinstance(compressor, BlockCompressor) and is_compressed(federation, spec):
             n_rows = np.full_like(n_held, spec.shape[0]) if spec.rows == "all" else n_held
             itemsize = np.dtype(spec.dtype or federation.wire_dtype).itemsize
-            packed, _ = federation.compression._sizes_of_upload(spec, n_rows, itemsize)
+            packed, _ = compressor._sizes_of_upload(spec, n_rows, itemsize)
             nbytes = nbytes + packed - spec.sizes(federation.wire_dtype, n_rows)[0]
     return nbytes
 

@@ -348,13 +348,13 @@ class Server:
     def _leave_out_the_late(self):
         """Find how long the open round will take, and whose uploads come too late for it."""
         self._late, self._seconds = None, None
-        schedule, part = self.federation.schedule, self._participation
+        schedule, part, clock = self.federation.schedule, self._turn(), self.clock
         if self.timetable is not None:
             self._seconds = self.timetable.seconds(self.round)
-        elif isinstance(schedule, Synchronous):
+        elif isinstance(schedule, Synchronous) and clock is not None:
             down, _ = self.ledger.not_timed()
             up = self._bytes_up() * part.active
-            seconds = self.clock.seconds(self.ledger.now, down, up, part.active)
+            seconds = clock.seconds(self.ledger.now, down, up, part.active)
             end = schedule.seconds(seconds[part.active], part.delivers[part.active])
             late = part.delivers & (seconds > end)
             delivers, dropped = part.delivers & ~late, part.dropped | late

@@ -22,12 +22,12 @@ from fedrecsk.data._checks import Diverged, hint
 from fedrecsk.data.item_features import columns_of
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol.clients import Clients
+from fedrecsk.protocol.clock import Asynchronous
 from fedrecsk.protocol.early_stopping import hold_out
 from fedrecsk.protocol.links import StepTotal
 from fedrecsk.protocol.loop import Loop
 from fedrecsk.protocol.messages import deliver
 from fedrecsk.protocol.server import Server
-from fedrecsk.updates import weighted
 from fedrecsk.simulation.making import (
     check_aggregator,
     clients_of,
@@ -38,6 +38,7 @@ from fedrecsk.simulation.making import (
     parameters_of_a_run,
     server_of,
 )
+from fedrecsk.updates import weighted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -215,11 +216,11 @@ class Run(Loop[StepTotal, "Seen"]):
             total.loss += loss
             seconds += its_seconds
             for updates in answer:
-                if server.timetable is None:
+                if participation.arrivals is None:
                     total.add(updates)
                 else:
-                    self._keep(updates)
-        if server.timetable is not None:
+                    self._keep(updates, participation.arrivals)
+        if participation.arrivals is not None:
             self._add_arrived(total)
         server.ledger.work(max(0.0, seconds + seconds_compiling()))
         upload = server.close_round(total)
@@ -227,16 +228,13 @@ class Run(Loop[StepTotal, "Seen"]):
             attack.look(None)
         return Seen(received, total.held, upload)
 
-    def _keep(self, updates):
-        """Keep single updates until the steps in which they arrive."""
-        server = self.server
-        arrivals = np.full(server.n_clients, -1)
-        begun = server.timetable.begun(server.round)
-        arrivals[begun.clients] = begun.arrivals
-        arrivals = arrivals[updates.clients]
-        for step in np.unique(arrivals).tolist():
-            own = self.kept.setdefault(step, [])
-            own.append((server.round, updates.take(arrivals == step)))
+    def _keep(self, updates, arrivals):
+        """Keep updates until the steps in which they arrive."""
+        steps = arrivals[updates.clients]
+        for step in np.unique(steps[updates.sends]).tolist():
+            # A sum is of clients that arrive together.
+            own = updates if updates.is_sum else updates.take(steps == step)
+            self.kept.setdefault(step, []).append((self.server.round, own))
 
     def _add_arrived(self, total):
         """Add what has arrived in the open round, by how many steps ago it began."""
@@ -244,7 +242,9 @@ class Run(Loop[StepTotal, "Seen"]):
         kept = self.kept.pop(server.round, [])
         if not kept:
             return
-        weights = [server.federation.schedule.weight(server.round - began) for began, _ in kept]
+        schedule = server.federation.schedule
+        assert isinstance(schedule, Asynchronous)
+        weights = [schedule.weight(server.round - began) for began, _ in kept]
         parts = [updates for _, updates in kept]
         total.weight = sum(w * part.n_accepted for w, part in zip(weights, parts, strict=True))
         total.add(weighted(parts, weights))

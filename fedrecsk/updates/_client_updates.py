@@ -155,6 +155,11 @@ class ClientUpdates:
         )
 
     @property
+    def is_sum(self) -> bool:
+        """Whether the fields are sums over the accepted clients."""
+        return not any(isinstance(one, SparseRows) for one in self.fields.values())
+
+    @property
     def n_accepted(self) -> int:
         """Number of accepted clients."""
         return int(self.accepted.sum())
@@ -262,15 +267,20 @@ def joined(parts: Iterable[ClientUpdates]) -> ClientUpdates:
 
 
 def weighted(parts: Sequence[ClientUpdates], weights: Sequence[float]) -> ClientUpdates:
-    """Add up the single updates of several rounds, those of each round times its weight."""
+    """Add up the updates of several rounds, sums or single ones, those of each times its weight."""
     names, sums = ("sends", "clients", "arrives", "accepted", "sizes"), {}
     whole = {n: np.concatenate([getattr(p, n) for p in parts], axis=-1) for n in names}
-    counted = [part.take(part.accepted) for part in parts]
-    if whole["accepted"].any():
-        by_client = np.repeat(weights, [len(one.clients) for one in counted])
+    accepted = [(w, part) for w, part in zip(weights, parts, strict=True) if part.accepted.any()]
+    for weight, part in accepted:
+        if part.is_sum:
+            add_sums(sums, {name: weight * values for name, values in part.fields.items()})
+    single = [(w, part.take(part.accepted)) for w, part in accepted if not part.is_sum]
+    if single:
+        by_part = [weight for weight, _ in single]
+        by_client = np.repeat(by_part, [len(part.clients) for _, part in single])
         for name in parts[0].specs:
-            rows = [one.fields[name] for one in counted]
-            sums[name] = _weighted_total(rows, weights, by_client)
+            rows = [part.fields[name] for _, part in single]
+            add_sums(sums, {name: _weighted_total(rows, by_part, by_client)})
     return replace(parts[0], fields=sums, **whole)
 
 

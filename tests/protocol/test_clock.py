@@ -13,6 +13,8 @@ from fedrecsk.compression import Quantization, TopK
 from fedrecsk.datasets import make_ratings
 from fedrecsk.deployment.checks import check_deployable
 from fedrecsk.deployment.device_server import DeviceServer
+from fedrecsk.metrics import hours_scorer
+from fedrecsk.model_selection import compare
 from fedrecsk.privacy import CentralDP, SecAggPlus
 from fedrecsk.protocol import (
     Asynchronous,
@@ -210,7 +212,7 @@ def test_the_rounds_are_those_of_a_loop_over_events(method, staleness):
 
 @pytest.mark.parametrize("method", ["FedEB", "FedMF"])
 def test_asynchronous_rounds_are_equal_bit_for_bit(method, monkeypatch):
-    schedule = Asynchronous()
+    schedule = Asynchronous(0.5)
     one = fitted(METHODS[method], schedule)
     assert same(one, fitted(METHODS[method], schedule, n_jobs=3))
     assert one.history_ == fitted(METHODS[method], schedule, n_jobs=3).history_
@@ -248,14 +250,14 @@ def test_uploads_are_counted_when_they_arrive():
 
 def test_whoever_is_offline_is_not_asked():
     profile = DeviceProfile(overhead=600.0, online=8.0)
-    model = fitted(FedMF(4), Asynchronous(), profile, n_rounds=40, client_fraction=0.1)
+    model = fitted(FedMF(4), Asynchronous(0.5), profile, n_rounds=40, client_fraction=0.1)
     waiting = fitted(FedMF(4), None, profile, n_rounds=40, client_fraction=0.1)
     assert hours(model)[-1] < hours(waiting)[-1] / 5
 
 
 def test_early_stopping_goes_by_steps_of_the_server():
     parameters = {"early_stopping": True, "n_iter_no_change": 2, "tol": 0.05, "n_rounds": 200}
-    model = fitted(FedEB(4), Asynchronous(), **parameters)
+    model = fitted(FedEB(4), Asynchronous(0.5), **parameters)
     assert model.n_rounds_ < 200
     assert len(hours(model)) == model.n_rounds_
     assert model.communication_.hours > hours(model)[-1]
@@ -264,8 +266,8 @@ def test_early_stopping_goes_by_steps_of_the_server():
 
 def test_compressed_uploads_arrive_as_they_were_sent():
     federation = {"compression": Quantization("int8", direction="up")}
-    model = fitted(FedMF(4), Asynchronous(), federation=federation, n_rounds=30)
-    plain = fitted(FedMF(4), Asynchronous(), n_rounds=30)
+    model = fitted(FedMF(4), Asynchronous(0.5), federation=federation, n_rounds=30)
+    plain = fitted(FedMF(4), Asynchronous(0.5), n_rounds=30)
     assert model.communication_.bytes_up < plain.communication_.bytes_up / 2
     # They take less time.
     assert hours(model)[-1] < hours(plain)[-1]
@@ -278,7 +280,7 @@ def test_compressed_uploads_arrive_as_they_were_sent():
 @pytest.mark.parametrize("method", [RFRec(), CoLR(1), FedFast(), FedEASE(), LightFR()])
 def test_methods_whose_uploads_only_fit_their_round_are_refused(method):
     with pytest.raises(ValueError, match=r"rounds cannot be asynchronous; set schedule=None"):
-        fitted(method, Asynchronous())
+        fitted(method, Asynchronous(0.5))
 
 
 @pytest.mark.parametrize(
@@ -303,22 +305,64 @@ def test_methods_whose_uploads_only_fit_their_round_are_refused(method):
     ],
 )
 def test_what_does_not_go_together_is_refused(parts, match):
-    federation = {"devices": UNEQUAL, "schedule": Asynchronous()} | parts
+    federation = {"devices": UNEQUAL, "schedule": Asynchronous(0.5)} | parts
     with pytest.raises(ValueError, match=match):
         FedMF(4, federation=Federation(**federation)).fit(X)
 
 
 def test_parameters_can_be_searched():
-    model = FedMF(4, federation=Federation(devices=UNEQUAL, schedule=Synchronous(60)))
+    model = FedMF(4, federation=Federation(devices=clone(UNEQUAL), schedule=Synchronous(60)))
     model.set_params(federation__schedule__deadline=30, federation__devices__speed=0.0)
     assert clone(model).federation.schedule.deadline == 30
     assert clone(model).federation.devices.speed == 0.0
 
 
 def test_what_has_a_clock_of_its_own_refuses_a_simulated_one():
-    federation = Federation(devices=UNEQUAL, schedule=Asynchronous())
+    federation = Federation(devices=UNEQUAL, schedule=Asynchronous(0.5))
     model = FedMF(4, federation=federation, items=np.arange(N_ITEMS))
-    with pytest.raises(ValueError, match="Asynchronous goes by a simulated clock, and real devices"):
+    with pytest.raises(
+        ValueError, match="Asynchronous goes by a simulated clock, and real devices"
+    ):
         DeviceServer.of(model).register([])
     with pytest.raises(ValueError, match=r"federation\.devices simulates a clock"):
         check_deployable(model)
+
+
+# --------------------------------------------------------------- displays and comparisons
+
+
+def test_comparisons_and_displays_have_hours():
+    pytest.importorskip("matplotlib").use("Agg")
+    from fedrecsk.plotting import ConvergenceDisplay, CostDisplay
+
+    schedules = {"synchronous": None, "asynchronous": Asynchronous()}
+    federations = {n: Federation(devices=UNEQUAL, schedule=one) for n, one in schedules.items()}
+    given = {"n_rounds": 5, "client_fraction": 0.4, "random_state": 0}
+    models = {n: FedEB(4, **given, federation=one) for n, one in federations.items()}
+    models["plain"] = FedEB(4, **given)
+    result = compare(models, X, y, scoring="rmse", return_estimator=True)
+    table = result.summary.set_index("estimator")
+    fits = result.estimators["asynchronous"]
+    own = np.mean([model.communication_.hours for model in fits])
+    assert table.loc["asynchronous", "mean_hours"] == pytest.approx(own)
+    assert np.isnan(table.loc["plain", "mean_hours"])
+    assert "Simulated hours" in result.to_html()
+    assert "hours" not in compare({"plain": models["plain"]}, X, y, scoring="rmse").per_fold
+    del result.estimators["plain"]
+    display = ConvergenceDisplay.from_results(
+        {"synchronous": result.estimators["synchronous"], "asynchronous": fits}, x="hours"
+    )
+    assert display.ax_.get_xlabel() == "Hours by the simulated clock"
+    np.testing.assert_allclose(
+        display.lines_[1].get_xdata(), np.mean([hours(model) for model in fits], axis=0)
+    )
+    assert CostDisplay.from_results(result, score="rmse", cost="hours").costs[1] == own
+    with pytest.raises(ValueError, match="has no column 'hours'"):
+        ConvergenceDisplay.from_estimator(models["plain"].fit(X, y), x="hours")
+    assert hours_scorer(fits[0], None) == -fits[0].communication_.hours
+
+
+def test_a_line_says_the_hours():
+    ledger = fitted(FedMF(4), Synchronous(30)).communication_
+    assert f"; {ledger.hours:.3g} simulated hours)" in repr(ledger)
+    assert "of them late" in ledger._repr_html_()

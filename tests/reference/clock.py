@@ -11,7 +11,17 @@ from fedrecsk.protocol.participation import RoundMasks
 
 
 def fedbuff(
-    algorithm, data, key, seconds, start, n_steps, concurrency, n_awaited, *, damped=True, turns=False
+    algorithm,
+    data,
+    key,
+    seconds,
+    start,
+    n_steps,
+    concurrency,
+    n_awaited,
+    *,
+    damped,
+    turns,
 ):
     """Return the server's state after `n_steps`, and the time of each step.
 
