@@ -102,7 +102,9 @@ class Ledger:
     def joined(cls, ledgers: Sequence[Ledger]) -> Self:
         """Join the ledgers of several fits, one after the other; clients may differ."""
         whole = cls._of_clients(ledgers)
+        whole.clock = ledgers[0].clock
         for ledger in ledgers:
+            whole.now += ledger.now
             whole.entries += copy.deepcopy(ledger.entries)
             whole._add_clients(ledger)
         return whole

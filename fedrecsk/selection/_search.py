@@ -548,6 +548,11 @@ def _check_method(method):
             f"FederatedSearch ends the rounds of candidates itself; set early_stopping=False in "
             f"{name}."
         )
+    if federation.devices is not None:
+        raise ValueError(
+            "FederatedSearch runs its candidates side by side, for which there is no clock; set "
+            "federation.devices=None and schedule=None."
+        )
     if federation.local_dp is not None:
         raise ValueError(
             "local_dp does not protect what clients measure; set local_dp=None, or search with "

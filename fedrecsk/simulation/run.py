@@ -402,6 +402,11 @@ def watch(
     estimator: FederatedRecommender, data: Interactions, n_rounds: int
 ) -> Iterator[tuple[Server, list[Clients], Seen | None]]:
     """Yield, for each round, the Server, the list of Clients, and what a curious server sees."""
+    if estimator._setting().is_asynchronous:
+        raise ValueError(
+            "A curious server is watched in rounds, and asynchronous uploads come from several; "
+            "set schedule=None, or Synchronous()."
+        )
     run = Run.new(estimator, data, is_watched=True)
     with (
         get_threadpool_controller().limit(limits=1, user_api="blas"),

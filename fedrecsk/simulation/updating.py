@@ -261,6 +261,7 @@ def check_exact(estimator: FederatedRecommender, federation: Federation) -> None
         "an adversary": (federation.adversary is not None, lost),
         "an aggregator": (federation.aggregator is not None, lost),
         "dropout": (federation.dropout > 0, lost),
+        "a schedule": (federation.schedule is not None, lost),
         "early_stopping": (estimator.early_stopping, "because clients hold out rows"),
     }
     reasons = [f"{what}, {why}" for what, (applies, why) in inexact.items() if applies]

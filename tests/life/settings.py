@@ -31,6 +31,7 @@ from fedrecsk import (
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.compression import Quantization
 from fedrecsk.privacy import CKKS, CentralDP, SecAggPlus
+from fedrecsk.protocol import Asynchronous, DeviceProfile, Synchronous
 from fedrecsk.selection import FederatedSearch
 
 N_USERS, N_ITEMS = 12, 8  # in the first fit
@@ -67,6 +68,9 @@ FEDERATIONS = {
     "noise by clients": {"central_dp": CentralDP(3.0, 1e-6, noise="clients")},
     "NormClipping": {"aggregator": NormClipping()},
 }
+# When rounds end, by a simulated clock.
+SCHEDULES = {"deadline": Synchronous(15), "asynchronous": Asynchronous(0.5)}
+DEVICES = DeviceProfile(speed=1.0)
 # Which items a client has must not show in what it sends.
 WHOLE = {"upload": "all"}
 AXES = {
@@ -74,7 +78,7 @@ AXES = {
     "ids": ("int", "large int", "str", "mixed widths", "categories", "UUID", "big-endian"),
     "rows": ("array", "frame", "Arrow", "sparse"),
     "clients": ("one a user", "silos", "growing silos"),
-    "takes part": ("all", "cohorts", "dropout"),
+    "takes part": ("all", "cohorts", "dropout", "deadline", "asynchronous"),
     "federation": tuple(FEDERATIONS),
     "where": ("here", "deployed", "Dask"),
     "known": ("nothing", "item features", "user features", "times"),
@@ -236,6 +240,8 @@ def estimator_of(setting, **others):
         # As many digits as are computed with, so that both halves agree.
         wire = "float64" if setting["where"] == "deployed" else "float32"
         parts = FEDERATIONS[setting["federation"]]
+        if setting["takes part"] in SCHEDULES:
+            parts = parts | {"schedule": SCHEDULES[setting["takes part"]], "devices": DEVICES}
         federation = Federation(dropout=dropout, wire_dtype=wire, **parts)
         parameters["federation"] = federation
         parameters["client_fraction"] = 0.5 if setting["takes part"] == "cohorts" else 1.0

@@ -58,6 +58,7 @@ class Rule(NamedTuple):
 
 
 NOISE = ("noise by the server", "noise by clients")
+TIMED = ("deadline", "asynchronous")
 BEYOND = (
     "not in (`items`|the index of item_features)"
     "|item_features has no row for .*; add what is missing"
@@ -71,6 +72,51 @@ RULES = (
         REFUSED,
         "has nothing to compress.*set compression=None",
         "compression does not apply to counts, which clients send once",
+    ),
+    Rule(
+        ("fit",),
+        {"where": ("deployed",), "takes part": TIMED},
+        REFUSED,
+        r"real devices have their own|federation\.devices simulates a clock",
+        "real devices have a clock of their own",
+    ),
+    Rule(
+        ("fit",),
+        {"where": ("Dask",), "takes part": TIMED},
+        REFUSED,
+        "devices need to know how many rows each client has",
+        "the clock needs the number of rows of each client",
+    ),
+    Rule(
+        ("fit",),
+        {"takes part": TIMED, "federation": ("SecAggPlus", "CKKS", *NOISE)},
+        REFUSED,
+        "does not go with (secure_aggregation|central_dp).*schedule=None",
+        "which uploads arrive in time depends on rows and bytes, which neither masks nor noise hide",
+    ),
+    Rule(
+        ("fit",),
+        {"takes part": ("asynchronous",), "federation": ("int8",)},
+        REFUSED,
+        'clients do not follow the changes.*set direction="up"',
+        'asynchronous clients do not follow the changes of the model: compress only `"up"`',
+    ),
+    Rule(
+        ("fit",),
+        {"takes part": ("asynchronous",), "federation": ("NormClipping",)},
+        REFUSED,
+        "does not go with aggregator: uploads of different rounds",
+        "asynchronous uploads come from different rounds",
+    ),
+    Rule(
+        ("fit",),
+        {
+            "takes part": ("asynchronous",),
+            "method": (*SUMS, "RFRec", "RFRecF", "LightFR"),
+        },
+        REFUSED,
+        "rounds cannot be asynchronous; set schedule=None",
+        "its uploads only fit the model of the same round",
     ),
     Rule(
         ("fit",),
@@ -233,6 +279,7 @@ RULES = (
             ("federation", NOISE, "central_dp"),
             ("federation", ("NormClipping",), "an aggregator"),
             ("takes part", ("dropout",), "dropout"),
+            ("takes part", TIMED, "a schedule"),
         )
     ),
     Rule(
@@ -450,6 +497,8 @@ LABELS = {
     "sparse": "first fit to a sparse matrix",
     "frame": "pandas frame",
     "growing silos": "silos that get new users",
+    "deadline": "`Synchronous(deadline)`",
+    "asynchronous": "`Asynchronous`",
 }
 
 
