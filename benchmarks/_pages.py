@@ -83,6 +83,8 @@ TITLES = {
     "ratings": "Ratings: test RMSE, 80% for training (better is higher up)",
     "rankings": "Rankings: NDCG@10 among 99 negatives",
 }
+# Methods of the picture of hours.
+HOURS = {"FedEB": "FedEB: test RMSE", "FedMF": "FedMF: NDCG@10"}
 # The axis of errors points down, so that better is higher up in both pictures.
 LIMITS = {"ratings": ((0.7, 90), (0.912, 0.808)), "rankings": ((0.3, 110), (0.332, 0.466))}
 STYLE = {
@@ -154,6 +156,38 @@ def draw(task, path):
     plt.close(figure)
 
 
+def curves():
+    """Return hours and scores of each method and schedule: a dict from "method, schedule"."""
+    found = {}
+    for name in HOURS:
+        for row, _ in records.rows_of(f"clock hours --data 1m --only {name}", number=2):
+            own = found.setdefault(f"{name}, {row['rounds']}", [])
+            own.append((float(row["hours"]), float(row["score"])))
+    return found
+
+
+def draw_hours(path):
+    """Draw scores against simulated hours, for light and dark pages."""
+    rows, colours = curves(), (GREY, CENTRALISED, FEDERATED)
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(1, 2, figsize=(8.6, 3.7), layout="constrained")
+    for ax, (name, title) in zip(axes, HOURS.items(), strict=True):
+        own = {key: points for key, points in rows.items() if key.startswith(f"{name}, ")}
+        for (key, points), colour in zip(own.items(), colours, strict=True):
+            label = key.partition(", ")[2]
+            ax.plot(*zip(*points, strict=True), "o-", color=colour, markersize=4, label=label)
+        ax.set(xscale="log", xlabel="simulated hours")
+        ax.set_title(title, loc="left", fontsize=11)
+        ax.xaxis.set_major_formatter("{x:g}")
+        if "RMSE" in title:
+            ax.invert_yaxis()
+    axes[0].legend(frameon=False, labelcolor=GREY, fontsize=9.5)
+    about = {"Date": None, "Description": json.dumps(rows)}
+    with plt.rc_context(STYLE):
+        figure.savefig(path, transparent=True, metadata=about)
+    plt.close(figure)
+
+
 def filled(text):
     """Return a page with the tables and the numbers between its comments as they are now."""
     return MADE.sub(lambda found: f"{found[1]}{_value(found[2])}{found[3]}", text)
@@ -168,3 +202,4 @@ def write():
     README.write_text(filled(README.read_text()))
     for task in TITLES:
         draw(task, FOLDER / f"{task}.svg")
+    draw_hours(FOLDER / "hours.svg")

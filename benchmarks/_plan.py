@@ -73,6 +73,8 @@ COMMANDS = [
     "robustness accuracy --seeds 1 --shares .1 --settings '20 silos'",
     "choices LightFR --only reg_user",
     "choices CoLR --only RANK_EXPONENT",
+    *(f"clock hours --data 1m --only {name}" for name in ("FedEB", "FedMF")),
+    "clock cost --data 1m",
     "time defaults",
     "time generated",
     "settings --data 1m --rounds 3",

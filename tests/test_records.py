@@ -102,6 +102,16 @@ def test_pictures_show_the_records(task, tmp_path):
     assert shown in (tmp_path / "picture.svg").read_text()
 
 
+def test_the_picture_of_hours_shows_the_records(tmp_path):
+    pages.draw_hours(tmp_path / "picture.svg")
+    shown = (pages.FOLDER / "hours.svg").read_text()
+    drawn = [
+        one[one.index("<dc:description>") :][:2000]
+        for one in (shown, (tmp_path / "picture.svg").read_text())
+    ]
+    assert drawn[0] == drawn[1], "run python -m benchmarks pages"
+
+
 def test_old_tables_only_become_fewer():
     old = [one for one in records.read_records().values() if "files" not in one]
     assert len(old) <= 100, "measure instead of adding to old.md"

@@ -136,13 +136,15 @@ def server_of(
     """Return the server of a new fit."""
     federation = method._setting()
     secret = key if federation.central_dp is None else secret_of(estimator, data, seed)
-    values = data.item_ids.values, data.value_range()
-    server = Server(method, federation, key, *values, secret)
-    if federation.devices is not None:
-        profile = profile_of("devices", federation.devices)
-        devices = profile.draw(data.client_ids, key)
-        server.clock = Clock(profile, devices, np.diff(data.rating_indptr))
-    return server
+    return Server(method, federation, key, data.item_ids.values, data.value_range(), secret)
+
+
+def clock_of(federation: Federation, data: Interactions, key: Key) -> Clock | None:
+    """Return the simulated clock of a fit, None if its federation has no devices."""
+    if federation.devices is None:
+        return None
+    profile = profile_of("devices", federation.devices)
+    return Clock(profile, profile.draw(data.client_ids, key), np.diff(data.rating_indptr))
 
 
 def keys_of(server: Server) -> Keys:

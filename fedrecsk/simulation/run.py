@@ -31,6 +31,7 @@ from fedrecsk.protocol.server import Server
 from fedrecsk.simulation.making import (
     check_aggregator,
     clients_of,
+    clock_of,
     fresh,
     groups_of,
     histories_of,
@@ -152,6 +153,7 @@ class Run(Loop[StepTotal, "Seen"]):
         blocks = _blocks.cut(training, groups, share=method.client_fraction)
         method._check_setting(federation, training, blocks)
         server = server_of(estimator, method, data, seed, key)
+        server.clock = clock_of(federation, data, key)
         others = {"groups": {}, "held_out": held_out, "forger": forger}
         keys = keys_of(server)
         clients = clients_of(method, blocks, keys, data.client_ids, histories, **others)

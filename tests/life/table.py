@@ -92,7 +92,7 @@ RULES = (
         {"takes part": TIMED, "federation": ("SecAggPlus", "CKKS", *NOISE)},
         REFUSED,
         "does not go with (secure_aggregation|central_dp).*schedule=None",
-        "which uploads arrive in time depends on rows and bytes, which neither masks nor noise hide",
+        "which uploads arrive in time depends on rows and bytes, which noise and masks do not hide",
     ),
     Rule(
         ("fit",),
@@ -162,6 +162,13 @@ RULES = (
     ),
     Rule(
         ("fit",),
+        {"where": ("deployed",), "takes part": ("dropout",)},
+        REFUSED,
+        "a real network loses its own; set federation.dropout=0",
+        "a real network loses its own uploads",
+    ),
+    Rule(
+        ("fit",),
         {"where": ("deployed",), "known": ("user features",), "catalogue": ("given",)},
         REFUSED,
         "user_features are in one DataFrame, which no device has; call fit, or leave them out",
@@ -192,13 +199,6 @@ RULES = (
         REFUSED,
         'clients in every cohort that nearly always answer.*or use noise="server"',
         "too few clients surely answer",
-    ),
-    Rule(
-        ("fit",),
-        {"where": ("deployed",), "takes part": ("dropout",)},
-        REFUSED,
-        "a real network loses its own; set federation.dropout=0",
-        "a real network loses its own uploads",
     ),
     Rule(
         ("fit",),

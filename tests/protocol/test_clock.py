@@ -6,7 +6,20 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
-from fedrecsk import FCF, CoLR, FedEASE, FedEB, Federation, FedFast, FedMF, LightFR, LocALS, RFRec
+from fedrecsk import (
+    FCF,
+    CoLR,
+    FedEASE,
+    FedEB,
+    Federation,
+    FedFast,
+    FedMF,
+    GlobSGD,
+    LightFR,
+    LocALS,
+    LocSGD,
+    RFRec,
+)
 from fedrecsk.aggregation import Krum
 from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import Quantization, TopK
@@ -36,7 +49,10 @@ METHODS = {
     "FedMF": FedMF(4),
     "FedMF, all items": FedMF(4, loss="squared", aggregation="data_size", averaging=False),
     "FCF": FCF(4),
-    "LocALS": LocALS(4, client_fraction=0.4),
+    "LocALS": LocALS(4),
+    "LocSGD": LocSGD(4),
+    "GlobSGD": GlobSGD(4),
+    "PrivRec": FedMF(4, aggregation="reptile"),
 }
 
 
