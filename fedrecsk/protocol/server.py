@@ -286,7 +286,6 @@ class Server:
 
     def _drawn(self, key):
         """Draw the participation of a round, unless the method chooses the cohort."""
-        self._check_registered()
         if self.releases is not None and self.releases.always:
             # Clients know the shared key.
             key = self.releases.secret_of(key)
@@ -305,6 +304,7 @@ class Server:
 
     def open_round(self) -> tuple[Participation, Message | None]:
         """Begin a round; returns the participation and the message, None if none is sent."""
+        self._check_registered()
         key = self.key.at(self.round)
         message = self.algorithm.broadcast(self.state, key)
         self.ledger.open("round", self.round)

@@ -20,7 +20,8 @@ FRACTIONS = st.floats(0.01, 1.0)
 @given(FEDERATIONS, FRACTIONS, st.integers(1, 40), st.integers(0, 30))
 def test_masks_agree_with_each_other(federation, fraction, n_clients, round):
     sampling = Sampling.of(federation, fraction)
-    receives, active, delivers, dropped = sampling.draw(n_clients, Key(0, round))
+    receives, active, delivers, dropped, arrivals = sampling.draw(n_clients, Key(0, round))
+    assert arrivals is None
     mode = federation.dropout_mode
     assert active.any() or (federation.dropout and mode == "offline")
     np.testing.assert_array_equal(delivers, active & ~dropped)
