@@ -57,10 +57,10 @@ class Synchronous(Schedule):
     >>> from fedrecsk.datasets import make_ratings
     >>> from fedrecsk.protocol import DeviceProfile, Synchronous
     >>> X, y = make_ratings(n_users=20, n_items=30, n_ratings=200, random_state=0)
-    >>> federation = Federation(devices=DeviceProfile(speed=1.5), schedule=Synchronous(60))
+    >>> federation = Federation(devices=DeviceProfile(speed=1.5), schedule=Synchronous(20))
     >>> model = RFRec(4, n_rounds=5, random_state=0, federation=federation).fit(X, y)
     >>> f"{model.history_[-1]['hours']:.2f} hours"
-    '0.07 hours'
+    '0.03 hours'
     """
 
     _parameter_constraints: ClassVar[dict] = {

@@ -77,7 +77,7 @@ class DeviceProfile(PlainParameters):
     >>> federation = Federation(devices=DeviceProfile(speed=1.5))
     >>> model = RFRec(4, n_rounds=5, random_state=0, federation=federation).fit(X, y)
     >>> f"{model.history_[-1]['hours']:.2f} hours"
-    '0.28 hours'
+    '0.06 hours'
     """
 
     _parameter_constraints: ClassVar[dict] = {
