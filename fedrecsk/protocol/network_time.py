@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import gammaln
+from sklearn.utils import check_random_state
 
 from fedrecsk._utils.sklearn_compat import Interval, validate_params
 from fedrecsk.protocol.devices import DeviceProfile, profile_of
@@ -62,6 +63,7 @@ class TrainingTime:
         "down": [str],
         "up": [str],
         "rounds_only": ["boolean"],
+        "random_state": ["random_state"],
     },
     prefer_skip_nested_validation=True,
 )
@@ -74,6 +76,7 @@ def estimate_training_time(
     down: str = "bytes_down",
     up: str = "bytes_up",
     rounds_only: bool = False,
+    random_state: int = 0,
 ) -> TrainingTime:
     """Estimate how long a fit would have taken on a network.
 
@@ -89,8 +92,7 @@ def estimate_training_time(
     profile : DeviceProfile or str, default="4g"
         Or one of "paper", "phones", "3g", "4g", "broadband" and "data_center". "paper" uses CoLR's
         constants, including 10 s a round; "phones" the same with devices and networks of very
-        different speeds. Devices that differ are drawn as with ``random_state=0``. Hours online do
-        not count.
+        different speeds. Hours online do not count.
     client_seconds : float or None, default=None
         Seconds of work of a client in one round, on the simulating machine. If None, the mean that
         the fit measured, `client_seconds` of the ledger. That of the profile does not count.
@@ -102,6 +104,8 @@ def estimate_training_time(
     rounds_only : bool, default=False
         Whether to leave out what happens before the first round and after the last one, as papers
         do.
+    random_state : int, default=0
+        Seed of a fit that would have the same devices, if they differ.
 
     Returns
     -------
@@ -140,7 +144,9 @@ def estimate_training_time(
             )
     if client_seconds is None:
         client_seconds = ledger.client_seconds
-    devices = profile.draw(ledger.client_ids, Key(0))
+    # As a fit makes its key.
+    key = Key(int(check_random_state(random_state).randint(2**31 - 1)))
+    devices = profile.draw(ledger.client_ids, key)
     communication, computation = np.zeros((2, len(entries)))
     for k, entry in enumerate(entries):
         sizes = _bytes_of_one(entry, len(ledger.client_ids), down, up)

@@ -145,6 +145,13 @@ def test_the_estimate_is_the_closed_form_of_the_clock():
     cohorts = fitted(FedMF(4), devices=profile, client_fraction=0.2, n_rounds=400)
     estimate = estimate_training_time(cohorts, profile, client_seconds=0.0)
     assert estimate.seconds == pytest.approx(cohorts.communication_.hours * 3600, rel=0.01)
+    # Devices that are drawn are those of a fit with the same random_state.
+    drawn = fitted(FedMF(4), client_fraction=1.0, random_state=3)
+    given = {"client_seconds": UNEQUAL.client_seconds, "random_state": 3}
+    estimate = estimate_training_time(fitted(FedMF(4), devices=None), UNEQUAL, **given)
+    assert estimate.seconds < drawn.communication_.hours * 3600
+    estimate = estimate_training_time(drawn, UNEQUAL, **given)
+    assert estimate.seconds == pytest.approx(drawn.communication_.hours * 3600, rel=1e-3)
 
 
 def test_hours_go_on_with_warm_start_and_are_seen_by_callbacks():
