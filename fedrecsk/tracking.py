@@ -28,9 +28,10 @@ class Tracker:
     Notes
     -----
     Metrics of a federated fit are those of `history_`: `loss`, `participants`, `bytes_down` and
-    `bytes_up` of the round, and the `hours` of a simulated clock. Only a simulation knows the loss. Clients report a `validation_loss`
-    (or a `validation_score`) one round later, so it is not among them. Those of other models are
-    their scores, and the last `loss` where they have one. What is NaN is left out.
+    `bytes_up` of the round, and the `hours` of a simulated clock. Only a simulation knows the loss.
+    Clients report a `validation_loss` (or a `validation_score`) one round later, so it is not among
+    them. Those of other models are their scores, and the last `loss` where they have one. What is
+    NaN is left out.
 
     Examples
     --------
