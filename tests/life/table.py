@@ -210,6 +210,13 @@ RULES = (
     # --------------------------------------------------------------------------- search
     Rule(
         ("search",),
+        {"takes part": TIMED},
+        REFUSED,
+        "side by side, for which there is no clock; set",
+        "candidates of a search run side by side, for which there is no clock",
+    ),
+    Rule(
+        ("search",),
         {"method": CENTRAL},
         REFUSED,
         "needs a federated method.*GridSearchCV",
