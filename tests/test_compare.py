@@ -7,7 +7,7 @@ import pytest
 from sklearn import config_context
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.dummy import DummyRegressor
-from sklearn.exceptions import FitFailedWarning
+from sklearn.exceptions import FitFailedWarning, InconsistentVersionWarning
 from sklearn.linear_model import Ridge
 from sklearn.metrics import make_scorer, root_mean_squared_error
 from sklearn.model_selection import GridSearchCV, GroupKFold, cross_validate
@@ -182,6 +182,20 @@ def test_a_model_warns_once_for_all_folds(n_jobs):
         compare({"A": locals_(), "B": locals_(), "C": rfrec()}, X, y, cv=3, n_jobs=n_jobs)
     assert [str(one.message)[:2] for one in warned] == ["A:", "B:"]
     assert {one.filename for one in warned} == {__file__}
+
+
+def test_warnings_of_any_class_survive(ratings):
+    X, y = ratings
+
+    class Warns(Popularity):
+        def fit(self, X, y=None, **others):
+            numbers = {"current_sklearn_version": "2", "original_sklearn_version": "1"}
+            warning = InconsistentVersionWarning(estimator_name="EASE", **numbers)
+            warnings.warn(warning, stacklevel=2)
+            return super().fit(X, y, **others)
+
+    with pytest.warns(UserWarning, match=r"A: .*EASE"):
+        compare({"A": Warns()}, X, y, cv=2)
 
 
 # --------------------------------------------------------------------------- what may fail

@@ -16,6 +16,7 @@ from fedrecsk.deployment.bare import bare
 from fedrecsk.deployment.checks import Refused
 from fedrecsk.deployment.client_message import ClientMessage, packed
 from fedrecsk.metrics import check_rows
+from fedrecsk.privacy import SecAggPlus
 from fedrecsk.privacy.central_dp import steps_of
 from fedrecsk.protocol.blocks import of_clients
 from fedrecsk.protocol.central_noise import CentralNoise
@@ -165,8 +166,11 @@ class Device(Clients):
 
     def _check_terms(self, message, round):
         """Note the clip of central privacy; raise if this client is to add too little noise."""
-        if not message or TERMS not in message:
+        # Quiet rounds have no message; clients then keep the terms of the last one.
+        if self.federation.central_dp is None or not (message or round == SETUP):
             return
+        if not message or TERMS not in message:
+            raise Refused("the server names no clip and no noise, but this client has a CentralDP")
         self._clip, variance = map(float, message[TERMS].values)
         if self._noise is None:
             return
@@ -175,6 +179,19 @@ class Device(Clients):
             raise Refused(
                 f"the server asks for a share of noise of variance {variance:g} under a clip of "
                 f"{self._clip:g}, but this client's CentralDP requires {needed:g}"
+            )
+
+    def check_sum(self, kind: str, round: int, n_clients: int) -> None:
+        """Raise if a masked sum over so few clients has less noise than was planned."""
+        scheme = self.federation.secure_aggregation
+        if self._noise is None or kind not in ("setup", "round"):
+            return
+        key = self.keys.shared.at(SETUP if kind == "setup" else round)
+        n_shares = self._noise.exchange(key).n_shares
+        if isinstance(scheme, SecAggPlus) and n_clients < (1 - scheme.max_dropout) * n_shares:
+            raise Refused(
+                f"a sum over {n_clients} clients has too little noise: each adds a share of "
+                f"1/{n_shares}, for the number of clients that the server has announced"
             )
 
     def update(self, round: int) -> tuple[list[ClientMessage], NDArray[np.float64]]:

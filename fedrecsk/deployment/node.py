@@ -349,6 +349,7 @@ class Node:
         step, device = (kind, int(head["number"])), memory.device
         if stage == "keys":
             plan = _plan_of(device.federation.secure_aggregation, head)
+            device.check_sum(*step, plan.n_clients)
             code = int(device.block.clients[0])
             memory.masks[step] = MaskingClient(plan, session_of(fit, *step), code)
         if step not in memory.masks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -468,9 +469,19 @@ Said = tuple[str, type[Warning], str]
 
 def _with_warnings(name, *args, **kwargs):
     """Return the outcomes of a chain of folds, and the warnings on the way."""
+    if threading.current_thread() is not threading.main_thread():
+        # Threads share what is done with warnings.
+        return _fit_and_keep_up(name, *args, **kwargs), []
     with warnings.catch_warnings(record=True) as said:
-        outcomes = _fit_and_keep_up(name, *args, **kwargs)
-    return outcomes, [(name, one.category, str(one.message)) for one in said]
+        try:
+            outcomes, failed = _fit_and_keep_up(name, *args, **kwargs), None
+        except Exception as error:
+            outcomes, failed = [], error
+    told = [(name, one.category, str(one.message)) for one in said]
+    if failed is not None:
+        _repeat(told)
+        raise failed
+    return outcomes, told
 
 
 def _repeat(said):
@@ -479,7 +490,11 @@ def _repeat(said):
     for name, category, text in said:
         texts.setdefault((name, category, re.sub(r"\d+", "", text)), text)
     for (name, category, _), text in texts.items():
-        warn(f"{name}: {text}", category)
+        # Some are made of other arguments than a text.
+        plain = all(
+            one.__module__ == "builtins" or "__init__" not in vars(one) for one in category.__mro__
+        )
+        warn(f"{name}: {text}", category if plain else UserWarning)
 
 
 def _fit_and_keep_up(name, chain, estimator, data, scorers, update, *, raises, keep):

@@ -9,7 +9,7 @@ from sklearn.base import clone
 from fedrecsk import FedEASE, Federation, FedMF
 from fedrecsk.deployment.keys import read_identity, write_identities
 from fedrecsk.deployment.records import masking_arrays, masking_of, pack, session_of, unpack
-from fedrecsk.privacy import SecAggPlus
+from fedrecsk.privacy import CentralDP, SecAggPlus
 from fedrecsk.privacy._secagg_protocol import MaskingClient
 from fedrecsk.protocol.secure_accounts import aligned_size
 from tests.deployment.in_process import Killed, coordinator, make_nodes, prepared, simulated_key
@@ -23,12 +23,13 @@ METHODS = {
 }
 
 
-def fit_of(method, n_clients, folder, identities):
+def fit_of(method, n_clients, folder, identities, **parts):
     """Return a coordinator of a fit of silos, and its nodes."""
     rng = np.random.default_rng(0)
     silos = np.repeat(np.arange(n_clients), 6)
     X = np.unique(np.column_stack([silos, rng.integers(0, 5, len(silos))]), axis=0)
-    estimator = clone(method).set_params(federation=Federation(secure_aggregation=SecAggPlus()))
+    federation = Federation(secure_aggregation=SecAggPlus(), **parts)
+    estimator = clone(method).set_params(federation=federation)
     estimator, y = prepared(estimator, X, None), np.ones(len(X))
     key = simulated_key(estimator)
     nodes = make_nodes(estimator, X, y, X[:, 0], folder, identities=identities, private=key)
@@ -121,6 +122,40 @@ def test_a_node_refuses_what_a_sum_cannot_have(head, why, tmp_path):
     with pytest.raises(Killed):
         one.run()
     assert why in said[0]
+
+
+@pytest.mark.filterwarnings("ignore:CentralDP.delta=")
+@pytest.mark.parametrize("lie", ["no terms", "many clients"])
+def test_a_node_sends_no_sum_with_less_noise_than_planned(lie, tmp_path):
+    noise = CentralDP(epsilon=1.0, delta=1e-3, noise="clients")
+    identities = write_identities(range(8), tmp_path / "identities", fewest=5)
+    one, _ = fit_of(METHODS["FedEASE"], 8, tmp_path, identities, central_dp=noise)
+    carrier, said, n_claimed = one.exchanges.carrier, set(), 10**6
+
+    def send(requests):
+        told = []
+        for request in requests:
+            head, arrays = unpack(request.content)
+            if lie == "no terms" and request.kind == "setup":
+                head["message"] = None
+                arrays = {n: one for n, one in arrays.items() if not n.startswith("message/")}
+            if lie == "many clients" and head.get("place"):
+                head["place"]["n_clients"] = n_claimed
+            told.append(request._replace(content=pack(head, arrays)))
+        return honest(told)
+
+    def tamper(request, reply):
+        head, _ = unpack(reply)
+        if "refused" in head:
+            said.add(head["refused"])
+            raise Killed
+        return reply
+
+    honest, carrier.send, carrier.tamper = carrier.send, send, tamper
+    with pytest.raises(Killed):
+        one.run()
+    why = {"no terms": "names no clip and no noise", "many clients": "has too little noise"}
+    assert why[lie] in said.pop()
 
 
 def test_clients_that_join_later_are_certified_for_the_same_sums(tmp_path):
