@@ -88,8 +88,6 @@ class Past:
 class Memory:
     """A node's state of one fit."""
 
-    # Which of the node's fits it is.
-    number: int
     # None: the fit has ended, and the folder has the model.
     device: Device | None
     # The client's id.
@@ -233,7 +231,7 @@ class Node:
                 for other in self._others(fit):
                     self.store.remove(other)
             # The users' data and vectors are in the model; only an update needs them again.
-            past = _past(memory) if self._fits[memory.number].method.warm_start else None
+            past = _past(memory) if memory.device.method.warm_start else None
             nothing = {"device": None, "rows": None, "model": None, "announcement": Message()}
             memory = replace(memory, past=past, **nothing)
         else:
@@ -245,8 +243,7 @@ class Node:
     # --------------------------------------------------------------- before the rounds
 
     def _register(self, fit, head):
-        number = self._number(head["parameters"])
-        part = self._fits[number]
+        part = self._part(head["parameters"])
         data = {name: one for name, one in self.load_data().items() if name not in TESTS}
         memory = self._loaded(fit)
         if memory is None:
@@ -263,7 +260,7 @@ class Node:
             rows = data if part.method.warm_start else None
             token = secrets.token_hex(8)
             memory = Memory(
-                *(number, device, data["client_id"], registration, rows, past, token, is_searched)
+                *(device, data["client_id"], registration, rows, past, token, is_searched)
             )
             if not others:
                 self._forget_ended_fits(but=head.get("after"))
@@ -281,12 +278,12 @@ class Node:
             answer["has_changed"] = before.fingerprint() != memory.device.data.fingerprint()
         return pack(answer, {})
 
-    def _number(self, theirs):
+    def _part(self, theirs):
         """Return which fit the server's digests are of; raise Refused if it is none."""
         found = [differences(ours, theirs) for ours in self._digests]
         if None not in found:
             raise Refused(min(found, key=len))
-        return found.index(None)
+        return self._fits[found.index(None)]
 
     def _others(self, fit):
         """Return the names of the states of a search's other fits."""
@@ -405,7 +402,7 @@ class Node:
         if kind == "withdraw":
             if memory.past is None or device.federation.secure_aggregation is not None:
                 raise Refused("this node has sent nothing to an earlier fit that it could withdraw")
-            device = Device(self._fits[memory.number].method, **memory.past.rows)
+            device = Device(device.method, **memory.past.rows)
             device.place(place_of(memory.place))
             device.remembered = np.ones(1, dtype=bool)
             device.take_back(number)
@@ -429,7 +426,8 @@ class Node:
     def _add_items(self, memory, head, arrays):
         """Add the rows of items that are new since the fit to this node's model."""
         model = self.store.load(MODEL_FILE)
-        items = catalogue_ids(self._fits[memory.number].method.items)
+        # As they were in the fit, whatever has been added since, or is added again.
+        items = catalogue_ids(model.items)
         message = Message(**model._final_message)
         for name, rows in (message_of(head["rows"], arrays, NOTHING, 0) or {}).items():
             known = message[name].values[: len(items)]

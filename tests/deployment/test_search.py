@@ -2,6 +2,7 @@
 
 import joblib
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
@@ -13,6 +14,7 @@ from fedrecsk.deployment.exchanges import NotEnough
 from fedrecsk.deployment.keys import write_identities
 from fedrecsk.deployment.records import bundled, pack, unpack
 from fedrecsk.deployment.search import SearchCoordinator
+from fedrecsk.deployment.server_model import send_new_items
 from fedrecsk.deployment.store import Store
 from fedrecsk.preprocessing import IdEncoder
 from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, SecAggPlus
@@ -21,6 +23,7 @@ from fedrecsk.protocol.early_stopping import hold_out
 from fedrecsk.selection import FederatedSearch
 from tests.conftest import make_toy
 from tests.deployment.in_process import (
+    InProcess,
     Killed,
     coordinator,
     make_nodes,
@@ -304,6 +307,22 @@ def test_the_report_can_be_read(tmp_path):
     assert saved.best_params_ == found.best_params_
     newcomer = saved.best_estimator_.fold_in([["zoe", saved.best_estimator_.item_ids_[0]]], [5.0])
     assert newcomer.n_users_ == 1
+
+
+def test_nodes_with_the_winner_are_sent_new_items(tmp_path):
+    features = pd.DataFrame(
+        {"x": np.linspace(0, 1, 9), "z": np.sin(np.arange(9))}, np.unique(X[:, 1])
+    )
+    search = searched()
+    search.estimator.set_params(item_features=features, warm_start=True)
+    one, nodes = deployed(search, tmp_path)
+    found = one.run()
+    winner = clone(search.estimator).set_params(**found.best_params_)
+    nodes = make_nodes(winner, X, Y, SILOS, tmp_path)
+    new = pd.DataFrame({"x": [0.3], "z": [0.1]}, [99])
+    settings = {"n_clients": 4, "patience": 1.0, "gathering": 5.0}
+    send_new_items(winner, new, InProcess(nodes), Store(tmp_path / "server"), **settings)
+    assert {model.item_ids_[-1] for model in load_models(nodes)} == {99}
 
 
 def test_one_round_is_one_message_to_each_node(tmp_path):
