@@ -74,10 +74,12 @@ class Candidate:
     @property
     def score(self) -> float:
         """The mean of what clients have measured before a cut; greater is better."""
-        if self.failure or not self.values:
+        # Of a cohort that holds out nothing it is NaN.
+        measured = [value for value in self.values if not np.isnan(value)]
+        if self.failure or not measured:
             return float("nan")
         sign = 1 if self.loop.server.scoring.greater_is_better else -1
-        return sign * float(np.mean(self.values))
+        return sign * float(np.mean(measured))
 
     def end(self, *, wins: bool) -> None:
         """Stop in the round that was opened; what clients have is kept of the winner only."""

@@ -306,6 +306,15 @@ def test_candidates_that_diverge_lose():
     assert ours.cv_results_["rank_test_score"][np.isnan(scores)].max() == len(scores)
 
 
+def test_cohorts_that_hold_out_nothing_do_not_count():
+    # Most clients have one row, so that in some cohorts nobody holds out any.
+    _, first = np.unique(X[:, 0], return_index=True)
+    rows = np.union1d(first, np.flatnonzero(X[:, 0] < 2))
+    method = RFRec(3, n_rounds=20, client_fraction=0.1, random_state=1)
+    ours = search(method, {"reg_user": [0.04, 0.16]}).fit(X[rows], Y[rows])
+    assert np.isfinite(ours.cv_results_["mean_test_score"]).all()
+
+
 def test_an_interrupt_leaves_the_search_as_it_was(found, monkeypatch):
     ours = copy.deepcopy(found)
     before = dict(vars(ours))
