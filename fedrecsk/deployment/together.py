@@ -34,6 +34,8 @@ class Together(Carrier):
         self._queued: dict[int, Request] = {}
         self._sent: dict[Hashable, list[int]] = {}
         self._replies: dict[int, Reply] = {}
+        # Tickets for whose replies fits have looked since the last turn.
+        self._wanted: set[Hashable] = set()
 
     def side_by_side(self, step: Callable[[T], R], fits: Sequence[T]) -> list[R]:
         """Take a step of each fit, in a thread of its own; return what the steps return."""
@@ -48,11 +50,11 @@ class Together(Carrier):
                     self._turn.notify_all()
 
         with ThreadPoolExecutor(max(len(fits), 1)) as pool:
-            taken = [pool.submit(take, one) for one in fits]
             try:
-                self._serve()
+                taken = [pool.submit(take, one) for one in fits]
+                self._serve(len(fits))
             except BaseException as error:
-                # A killed server, or Ctrl-C: the threads must not wait for ever.
+                # A killed server, Ctrl-C, or no more threads: those there must not wait for ever.
                 with self._turn:
                     self._error = error
                     self._turn.notify_all()
@@ -60,11 +62,14 @@ class Together(Carrier):
         # Raises the first error that there was.
         return [one.result() for one in taken]
 
-    def _serve(self):
+    def _serve(self, n_fits):
         """Exchange messages whenever all threads wait, until none is left."""
         with self._turn:
             while True:
                 self._turn.wait_for(lambda: self._n_busy == 0)
+                if self._n_waiting == n_fits:
+                    self._forget()
+                self._wanted = set()
                 self._send_queued()
                 if not self._n_waiting:
                     return
@@ -72,6 +77,11 @@ class Together(Carrier):
                 self._n_busy, self._n_waiting = self._n_waiting, 0
                 self._n_turns += 1
                 self._turn.notify_all()
+
+    def _forget(self):
+        """Forget replies that no fit has taken, and messages whose replies none has looked for."""
+        self._replies = {}
+        self._sent = {m: own for m, own in self._sent.items() if self._wanted.intersection(own)}
 
     def _send_queued(self):
         """Send what is queued, one message to each node."""
@@ -122,7 +132,9 @@ class Together(Carrier):
 
     def receive(self, tickets: Iterable[Hashable]) -> list[Reply]:
         with self._turn:
-            return [self._replies.pop(one) for one in list(tickets) if one in self._replies]
+            wanted = list(tickets)
+            self._wanted.update(wanted)
+            return [self._replies.pop(one) for one in wanted if one in self._replies]
 
     def pause(self) -> None:
         """Wait until all other fits wait or have ended, and messages have been exchanged."""

@@ -1,5 +1,8 @@
 """A search whose clients are nodes: equal to the simulated one, whatever happens on the way."""
 
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+
 import joblib
 import numpy as np
 import pandas as pd
@@ -16,6 +19,7 @@ from fedrecsk.deployment.records import bundled, pack, unpack
 from fedrecsk.deployment.search import SearchCoordinator
 from fedrecsk.deployment.server_model import send_new_items
 from fedrecsk.deployment.store import Store
+from fedrecsk.deployment.together import Together
 from fedrecsk.preprocessing import IdEncoder
 from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, SecAggPlus
 from fedrecsk.protocol import blocks
@@ -249,6 +253,40 @@ def test_a_late_node_joins_all_candidates(tmp_path):
     )
     assert catalogue == 4 * searched().estimator.items.nbytes
     assert (late.store.folder / "model.joblib").exists()
+
+
+def test_late_replies_are_forgotten(tmp_path):
+    one, nodes = deployed(searched(), tmp_path, quorum=0.5, patience=0.5)
+    carrier, together, slow = carrier_of(one), one.carrier, max(nodes)
+    n_sent = itertools.count()
+    # Each second message is answered after the next one, when nobody looks for that any more.
+    carrier.is_slow = lambda request: (
+        request.node == slow and request.kind == "together" and next(n_sent) % 2 == 1
+    )
+    save, kept = one._save, []
+
+    def look():
+        kept.append((len(together._replies), len(together._sent)))
+        save()
+
+    one._save = look
+    one.run()
+    assert next(n_sent) > 10
+    # What has come, or not come, since the last requests: of six candidates, of one node.
+    assert np.max(kept, axis=0).tolist() <= [6, 1]
+
+
+def test_threads_do_not_wait_for_one_that_cannot_start(monkeypatch):
+    together, submit = Together(InProcess({})), ThreadPoolExecutor.submit
+
+    def fail_later(pool, take, number):
+        if number == 2:
+            raise RuntimeError("can't start new thread")
+        return submit(pool, take, number)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", fail_later)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        together.side_by_side(lambda _: together.pause(), range(4))
 
 
 @pytest.mark.full
