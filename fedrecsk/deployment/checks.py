@@ -115,8 +115,8 @@ def candidates_of(search: FederatedSearch) -> list[Drawn]:
         )
     if method._setting().central_dp is not None:
         raise ValueError(
-            "On devices there is no noise that is calibrated to all fits of a search, as "
-            "central_dp asks for; leave it out, or search by fit."
+            "A deployed search cannot calibrate central_dp's noise to all its fits; leave it out, "
+            "or search by fit."
         )
     _, drawn = search._draw()
     found, share = [], search.validation_fraction
@@ -148,7 +148,9 @@ def evaluation_of(
     """Return what clients report of the final model; raise if it does not suit the estimator."""
     if metrics is None:
         if n_negatives is not None:
-            raise ValueError("n_negatives are of an evaluation; name its metrics in evaluate=.")
+            raise ValueError(
+                "n_negatives needs evaluate=; name the metrics of the evaluation there."
+            )
         return None
     checked("server_app", {"n_negatives": KINDS["n_negatives"]}, n_negatives=n_negatives)
     federation = estimator._setting()

@@ -139,7 +139,7 @@ class Coordinator(Loop[Uploads, None]):
         n_negatives: int | None = None,
         **settings: Any,
     ) -> Self:
-        """Return that of a fit, which may be interrupted or go on from the last one."""
+        """Return the coordinator of a fit, which may be interrupted or go on from the last one."""
         check_deployable(estimator)
         evaluation = evaluation_of(estimator, evaluate, n_negatives)
         if update:

@@ -149,6 +149,8 @@ class Node:
         self.store = store
         # By which it signs its keys, if uploads are masked.
         self.identity = identity
+        # What `load_data` has returned for the requests of one message.
+        self._rows: Loaded | None = None
 
     @cached_property
     def _fits(self) -> list[Fit]:
@@ -164,8 +166,9 @@ class Node:
     def answer(self, content: bytes) -> bytes:
         """Answer a request, or several that come together.
 
-        If this fails, the server learns so, and this node's log why.
+        If this fails, the server learns that it failed; this node's log says why.
         """
+        self._rows = None
         try:
             together = bundled(content)
             if together:
@@ -244,7 +247,7 @@ class Node:
 
     def _register(self, fit, head):
         part = self._part(head["parameters"])
-        data = {name: one for name, one in self.load_data().items() if name not in TESTS}
+        data = {name: one for name, one in self._read().items() if name not in TESTS}
         memory = self._loaded(fit)
         if memory is None:
             past = _past(self._loaded(head["after"])) if head.get("after") else None
@@ -278,10 +281,23 @@ class Node:
             answer["has_changed"] = before.fingerprint() != memory.device.data.fingerprint()
         return pack(answer, {})
 
+    def _read(self):
+        """Return what `load_data` returns, which all requests of a message share."""
+        if self._rows is None:
+            self._rows = self.load_data()
+        return self._rows
+
     def _part(self, theirs):
         """Return which fit the server's digests are of; raise Refused if it is none."""
         found = [differences(ours, theirs) for ours in self._digests]
         if None not in found:
+            searches = isinstance(self.estimator, FederatedSearch)
+            if searches != ("holds_out" in theirs):
+                side, other = ("client_app", "server_app")[:: 1 if searches else -1]
+                raise Refused(
+                    f"{side} was given a FederatedSearch, and {other} a method alone; pass the "
+                    "same to both."
+                )
             raise Refused(min(found, key=len))
         return self._fits[found.index(None)]
 

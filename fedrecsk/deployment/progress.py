@@ -55,7 +55,7 @@ class Progress:
         last: Progress | None = None,
         fit: str | None = None,
     ) -> Self:
-        """Return that of a new fit, which goes on from the last one if that is given.
+        """Return the progress of a new fit, which goes on from `last` if that is given.
 
         `fit` is its name in a search, None in no search.
         """
@@ -101,20 +101,16 @@ def last_fit(estimator: FederatedRecommender, ours: dict[str, str], store: Store
     return last
 
 
-def check_same(name: str, ours: dict[str, str], found: dict[str, str], store: Store) -> None:
-    """Raise if a file is of a fit, or a search, of other parameters."""
-    differing = differences(ours, found)
-    if differing:
-        raise ValueError(
-            f"{store.folder / name} is of a fit that has not ended, but {differing} Or remove the "
-            "file to begin anew."
-        )
-
-
 def interrupted(ours: dict[str, str], store: Store) -> Progress | None:
     """Return the progress of a fit that was interrupted; None if there is none."""
     progress = store.load(CHECKPOINT)
-    if progress is not None:
-        check_same(CHECKPOINT, ours, progress.digests, store)
-        progress.forget_nodes()
+    if progress is None:
+        return None
+    differing = differences(ours, progress.digests)
+    if differing:
+        raise ValueError(
+            f"{store.folder / CHECKPOINT} is of a fit that has not ended, but {differing} Or "
+            "remove the file to begin anew."
+        )
+    progress.forget_nodes()
     return progress

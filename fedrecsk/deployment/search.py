@@ -16,7 +16,7 @@ from fedrecsk._utils.sklearn_compat import clone
 from fedrecsk.deployment.checks import candidates_of, check, digests, evaluation_of
 from fedrecsk.deployment.coordinator import Coordinator
 from fedrecsk.deployment.node import SEARCH as NAME
-from fedrecsk.deployment.progress import CHECKPOINT, SUMS, Progress, check_same, interrupted
+from fedrecsk.deployment.progress import CHECKPOINT, SUMS, Progress, interrupted
 from fedrecsk.deployment.together import Together
 from fedrecsk.protocol.keys import Key
 from fedrecsk.selection._halving import Candidate, Halving, rungs_of
@@ -95,7 +95,12 @@ class SearchCoordinator:
         least = min(one.model._rounds(n_clients) for one in drawn)
         rungs = rungs_of(least, len(drawn), search.factor, search.min_rounds)
         each = [one.fit.digests() for one in drawn]
-        parts = {"candidates": each, "factor": search.factor, "refit": search.refit, "cuts": rungs}
+        parts = {
+            "grid or method": each,
+            "factor": search.factor,
+            "refit": search.refit,
+            "min_rounds or n_clients": rungs,
+        }
         ours = {name: str(joblib.hash(part)) for name, part in parts.items()}
         store.remove_drafts(SEARCH, CHECKPOINT, SUMS)
         found = store.load(SEARCH)
@@ -112,7 +117,12 @@ class SearchCoordinator:
                 Deployed.of(one, number, name, n_clients, key) for number, one in enumerate(drawn)
             ]
             found = ours, Halving(candidates, rungs, search.factor)
-        check_same(SEARCH, ours, found[0], store)
+        differing = [f"another {name}" for name in ours if ours[name] != found[0].get(name)]
+        if differing:
+            raise ValueError(
+                f"{store.folder / SEARCH} is of a search that has not ended, and began with "
+                f"{', '.join(differing)}; set all as it was, or remove the file to begin anew."
+            )
         self._digests: dict[str, str] = ours
         self.halving: Halving[Deployed] = found[1]
         for one in self.halving.candidates:
@@ -159,7 +169,9 @@ class SearchCoordinator:
         (model,) = self.carrier.side_by_side(Coordinator.fit, [last])
         search = copy.copy(self.search)
         attributes = halving.attributes(how, model)
-        vars(search).update(attributes, scoring_=search._metric(model), best_estimator_=model)
+        # Users and items: that clients have more columns, such as times, no server sees.
+        attributes |= {"scoring_": search._metric(model), "n_features_in_": 2}
+        vars(search).update(attributes, best_estimator_=model)
         self.store.save_result(RESULT, search)
         self.store.save_text(REPORT, text_of(search))
         self.store.remove(SEARCH)

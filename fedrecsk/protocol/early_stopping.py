@@ -30,7 +30,7 @@ def hold_out(
     """Hold out a share of each user's rows, but never all; return training and held-out rows.
 
     Which ones depends only on the user's rows, its code (of `codes`, if `data` has some of the
-    users only) and the key. A device may have none to hold out, as others have some.
+    users only) and the key. A device may hold out no row, because other devices do.
     """
     lengths = np.diff(data.indptr)
     users = data.users

@@ -15,7 +15,7 @@ from fedrecsk.deployment import device
 from fedrecsk.deployment.checks import fits_of
 from fedrecsk.deployment.exchanges import NotEnough
 from fedrecsk.deployment.keys import write_identities
-from fedrecsk.deployment.records import bundled, pack, unpack
+from fedrecsk.deployment.records import bundle, bundled, pack, unpack
 from fedrecsk.deployment.search import SearchCoordinator
 from fedrecsk.deployment.server_model import send_new_items
 from fedrecsk.deployment.store import Store
@@ -92,7 +92,15 @@ def assert_found_the_same(found, nodes, expected):
     assert ours.keys() == theirs.keys()
     for name in ("iter", "n_resources", "params", "mean_test_score", "rank_test_score"):
         assert list(ours[name]) == list(theirs[name]), name
-    for name in ("best_params_", "best_index_", "n_rounds_", "refit_", "scoring_", "n_resources_"):
+    for name in (
+        "best_params_",
+        "best_index_",
+        "n_rounds_",
+        "refit_",
+        "scoring_",
+        "n_resources_",
+        "n_features_in_",
+    ):
         assert getattr(found, name) == getattr(expected, name), name
     assert found.communication_ == expected.communication_
     assert repr(found.history_) == repr(expected.history_)
@@ -193,7 +201,9 @@ def test_a_checkpoint_of_another_search_or_fit_is_refused(tmp_path):
     kill(first, ("round", 1), 1001)
     with pytest.raises(Killed):
         first.run()
-    with pytest.raises(ValueError, match=r"search is of a fit that has not ended.* in factor"):
+    with pytest.raises(
+        ValueError, match=r"search is of a search that has not ended.* another factor"
+    ):
         deployed(searched(factor=2), tmp_path)
     folder = tmp_path / "other"
     one = coordinator(
@@ -403,7 +413,7 @@ def test_one_round_is_one_message_to_each_node(tmp_path):
                 "estimator__federation": Federation(central_dp=CentralDP(epsilon=20.0)),
                 "epsilon_scores": 1.0,
             },
-            "On devices there is no noise that is calibrated to all fits.*or search by fit",
+            "cannot calibrate central_dp's noise to all its fits.*or search by fit",
         ),
     ],
 )
@@ -422,6 +432,31 @@ def test_what_cannot_be_right_is_refused_before_anything_is_sent(change, message
 def test_a_search_does_not_update(tmp_path):
     with pytest.raises(ValueError, match="A search always begins anew"):
         coordinator(searched(), {}, tmp_path, n_clients=3, update=True)
+
+
+@pytest.mark.parametrize("node_searches", [True, False])
+def test_a_search_and_a_method_alone_do_not_fit_together(node_searches, tmp_path):
+    search, method = searched(), clone(searched().estimator).set_params(n_factors=2)
+    estimator, other = (search, method) if node_searches else (method, search)
+    node = make_nodes(estimator, X, Y, SILOS, tmp_path)[1000]
+    head = {"kind": "register", "fit": "0" * 16, "parameters": fits_of(other)[0].digests()}
+    refused = unpack(node.answer(pack(head, {})))[0]["refused"]
+    side, other = ("client_app", "server_app")[:: 1 if node_searches else -1]
+    assert f"{side} was given a FederatedSearch, and {other} a method alone" in refused
+
+
+def test_a_node_reads_its_data_once_for_all_candidates(tmp_path):
+    search = searched()
+    node = make_nodes(search, X, Y, SILOS, tmp_path)[1000]
+    read, n_reads = node.load_data, []
+    node.load_data = lambda: n_reads.append(1) or read()
+    heads = [
+        {"kind": "register", "fit": f"{number:016x}", "parameters": one.digests(), "search": True}
+        for number, one in enumerate(fits_of(search)[:6])
+    ]
+    answers = bundled(node.answer(bundle([pack(head, {}) for head in heads])))
+    assert all("token" in unpack(one)[0] for one in answers)
+    assert len(n_reads) == 1
 
 
 @pytest.mark.full
