@@ -64,10 +64,8 @@ def check_deployable(estimator: FederatedRecommender) -> None:
             "federation.devices=None and schedule=None, or call fit."
         )
     # A trial registration shows all that a server misses. A cohort must be able to mask its
-    # uploads or to add its noise, and FLTrust needs its reference.
-    central = federation.central_dp
-    is_joint = federation.masks or (central is not None and central.noise == "clients")
-    n_clients = math.ceil(FEWEST_CLIENTS / estimator.client_fraction) if is_joint else 1
+    # uploads, and FLTrust needs its reference.
+    n_clients = math.ceil(FEWEST_CLIENTS / estimator.client_fraction) if federation.masks else 1
     names = [f"trial {number}" for number in range(n_clients)]
     names[0] = getattr(federation.aggregator, "reference", names[0])
     one = np.ones(1, dtype=np.int64)

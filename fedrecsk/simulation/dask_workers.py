@@ -123,7 +123,8 @@ class Masks(NamedTuple):
         """Pack the masks of these clients; None if all take part."""
         if all(mask.all() for mask in participation[:3]):
             return None
-        return cls(np.packbits(np.stack(participation.of(codes)), axis=1), len(codes))
+        *masks, _ = participation.of(codes)
+        return cls(np.packbits(np.stack(masks), axis=1), len(codes))
 
 
 class OwnParticipation(NamedTuple):

@@ -9,13 +9,12 @@ import sys
 import numpy as np
 import pytest
 
-from fedrecsk import EASE, Federation, FedMF, LightFR, LocALS, RFRec, RFRecF, SemiDFEGL
+from fedrecsk import EASE, Federation, LightFR, LocALS, RFRec, RFRecF, SemiDFEGL
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import TopK
 from fedrecsk.deployment.checks import check_deployable, differences, digests
 from fedrecsk.deployment.store import Store
-from fedrecsk.privacy import CentralDP
 from tests.conftest import make_toy
 from tests.deployment.in_process import coordinator
 
@@ -53,14 +52,6 @@ from tests.deployment.in_process import coordinator
 def test_what_cannot_be_deployed_is_refused_by_name(estimator, message):
     with pytest.raises(ValueError, match=message):
         check_deployable(estimator)
-
-
-@pytest.mark.filterwarnings("ignore:CentralDP.delta=")
-@pytest.mark.parametrize("client_fraction", [1.0, 0.1])
-def test_noise_of_the_clients_can_be_deployed_without_masks(client_fraction):
-    noise = Federation(central_dp=CentralDP(epsilon=3.0, noise="clients"))
-    federation = {"federation": noise, "client_fraction": client_fraction}
-    check_deployable(FedMF(3, n_rounds=2, items=range(9), **federation))
 
 
 def test_only_unfitted_federated_estimators_are_deployed():
