@@ -113,7 +113,7 @@ class Asynchronous(Schedule):
     >>> federation = Federation(devices=DeviceProfile(speed=1.5), schedule=Asynchronous(0.5))
     >>> model = FedMF(8, n_rounds=20, random_state=0, federation=federation).fit(X)
     >>> [row["participants"] for row in model.history_[:3]]
-    [12, 6, 6]
+    [17, 6, 6]
     """
 
     _parameter_constraints: ClassVar[dict] = {

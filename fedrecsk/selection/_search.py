@@ -27,6 +27,7 @@ from fedrecsk._utils.sklearn_compat import (
 from fedrecsk._utils.threads import N_JOBS, Threads
 from fedrecsk.base import FitReport
 from fedrecsk.base._recommender import attributes_of
+from fedrecsk.cluster import _frames
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.selection._halving import NEVER, Candidate, Halving, rungs_of
 from fedrecsk.selection._noise import check_private, noise_of_a_search
@@ -265,6 +266,11 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
         self : object
             The fitted search. An error, or Ctrl-C, leaves it as it was.
         """
+        if _frames.is_frame(X):
+            raise TypeError(
+                "X is a Dask DataFrame, and a search cannot evaluate clients on a cluster; pass "
+                "X.compute(), or fit the method to X."
+            )
         steps, drawn = self._draw()
         candidates = [_Simulated(params, model) for params, model in drawn]
         if steps:

@@ -91,7 +91,7 @@ def test_negatives_are_drawn_by_the_clients(tmp_path):
     report = coordinator(estimator, nodes, tmp_path, evaluate=metrics, n_negatives=2).run()
     assert report.evaluation_.values == expected.values
     for wrong, message in (
-        ({"n_negatives": 2}, "name its metrics in evaluate="),
+        ({"n_negatives": 2}, "name the metrics of the evaluation"),
         ({"n_negatives": 0, "evaluate": metrics}, "'n_negatives' parameter of server_app"),
     ):
         with pytest.raises(ValueError, match=message):

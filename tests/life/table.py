@@ -233,7 +233,7 @@ RULES = (
         ("search",),
         {"where": ("deployed",), "federation": NOISE},
         REFUSED,
-        "On devices there is no noise.*search by fit",
+        "cannot calibrate central_dp's noise.*search by fit",
         "no party could calibrate the noise",
     ),
     Rule(

@@ -59,17 +59,25 @@ def spectral(G, n_factors):
     return Q @ Q.T * 100 * Q.shape[1] / np.sum(Q**2)
 
 
-def spectral_scores(G, X, n_factors, alpha, reg):
-    """Scores of all users: the exact user step, written for S = Q Q' instead of Q.
+def final_scores(S, x, alpha, reg):
+    """Scores of one user: the exact user step, written for S = Q Q' instead of Q.
 
     With p = (Q'Q + reg I + alpha Q' W Q)^-1 Q' t the scores Q p are
-    S (reg I + (I + alpha W) S)^-1 t.
+    S (reg I + (I + alpha W) S)^-1 t. A user with few likes leans on popular items: reg grows by
+    30 |S| / n^3, where |S| = |Q'Q|, and Q Q'Q p / (|S| n^3) = S Q p / (|S| n^3) is added.
     """
+    eye, target = np.eye(len(S)), np.where(x > 0, 1 + alpha * x, 0.0)
+    rarity, size = max(x[x > 0].sum(), 1.0) ** -3, np.linalg.norm(S)
+    reg = reg + 30 * size * rarity
+    scores = S @ np.linalg.solve(reg * eye + (eye + alpha * np.diag(x)) @ S, target)
+    return scores + rarity * S @ scores / size
+
+
+def spectral_scores(G, X, n_factors, alpha, reg):
+    """Scores of all users."""
     S, scores = spectral(G, n_factors), np.zeros(X.shape)
-    eye = np.eye(len(G))
     for user, x in enumerate(X):
-        target = np.where(x > 0, 1 + alpha * x, 0.0)
-        scores[user] = S @ np.linalg.solve(reg * eye + (eye + alpha * np.diag(x)) @ S, target)
+        scores[user] = final_scores(S, x, alpha, reg)
     return scores
 
 
@@ -132,8 +140,7 @@ def noisy_spectral_scores(G, kept, noise_std, X, n_factors, alpha, reg):
     """Scores from S = Q Q', the sum of the largest of what is visible, scaled."""
     found = without_noise(G, kept, noise_std)[:n_factors]
     S = sum(found) * 100 * len(found) / np.trace(sum(found))
-    eye, scores = np.eye(len(G)), np.zeros(X.shape)
+    scores = np.zeros(X.shape)
     for user, x in enumerate(X):
-        target = np.where(x > 0, 1 + alpha * x, 0.0)
-        scores[user] = S @ np.linalg.solve(reg * eye + (eye + alpha * np.diag(x)) @ S, target)
+        scores[user] = final_scores(S, x, alpha, reg)
     return scores
