@@ -65,7 +65,7 @@ KINDS = frozenset({"setup", "validate", "withdraw", "round", "evaluate", "finish
 # What `load_data` returns for an evaluation.
 TESTS = frozenset({"X_test", "y_test"})
 STATE = ".state"
-# So many characters the names of all fits of a search have in common.
+# Number of first characters that the names of all fits of a search share.
 SEARCH = 12
 ANOTHER_PLACE = (
     "the server gives this node another place in the fit, which has one: its checkpoint is older "
@@ -251,7 +251,7 @@ class Node:
         memory = self._loaded(fit)
         if memory is None:
             past = _past(self._loaded(head["after"])) if head.get("after") else None
-            # Fits of anything else must not draw alike: their noise could be subtracted.
+            # Other fits must not draw alike, or their noise could be subtracted.
             is_searched = bool(head.get("search")) and isinstance(self.estimator, FederatedSearch)
             others = self._others(fit) if is_searched else []
             if is_searched:

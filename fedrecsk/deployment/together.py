@@ -110,7 +110,7 @@ class Together(Carrier):
         contents = [reply.content] * len(tickets)
         try:
             found = [] if reply.content is None else bundled(reply.content)
-            # A node that could not read the message says so once.
+            # A node that could not read the message answers once.
             contents = found if len(found) == len(tickets) else contents
         except MalformedMessage:
             # Each fit finds this out.

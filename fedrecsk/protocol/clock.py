@@ -76,7 +76,7 @@ class Synchronous(Schedule):
         """Return when a round ends, given what each client of its cohort needs."""
         arrivals = np.sort(seconds[delivers])
         n_awaited = int(np.ceil(self.quorum * len(seconds)))
-        # Whoever has dropped out is awaited in vain.
+        # The server waits in vain for clients that dropped out.
         last = arrivals[n_awaited - 1] if n_awaited <= len(arrivals) else seconds.max(initial=0)
         return float(last if self.deadline is None else min(last, self.deadline))
 
@@ -134,13 +134,13 @@ class Asynchronous(Schedule):
         self.staleness: Literal["sqrt", "none"] = staleness
 
     def n_awaited(self, concurrency: int) -> int:
-        """Return the number of uploads in a step, of so many clients that train at a time."""
+        """Return the number of uploads in a step, if `concurrency` clients train at a time."""
         if isinstance(self.buffer_size, Integral):
             return min(int(self.buffer_size), concurrency)
         return max(1, round(self.buffer_size * concurrency))
 
     def weight(self, n_steps: int) -> float:
-        """Return as how many clients an upload counts that began so many steps ago."""
+        """Return the weight of an upload that began `n_steps` steps ago."""
         return 1.0 if self.staleness == "none" else 1 / float(np.sqrt(1 + n_steps))
 
 

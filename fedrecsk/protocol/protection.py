@@ -237,9 +237,9 @@ def _compress(updates, *, federation, key):
 def planned_bytes(
     federation: Federation, specs: Mapping[str, FieldSpec], n_held: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the bytes that clients with so many items will send, before they have trained.
+    """Return the bytes that clients will send, from how many items each holds, before training.
 
-    If they choose their rows, as many as they have items.
+    Clients that choose their rows are taken to send one for each item that they hold.
     """
     nbytes = measured(dict.fromkeys(specs), specs, n_held, federation.wire_dtype)[0]
     compressor = federation.compression
