@@ -5,10 +5,10 @@ split, with the profile "phones": log-normal speeds of devices and networks, sig
 when all uploads have arrived ("synchronous"), or after 60 seconds ("deadline"). "asynchronous"
 rounds have as many uploads as synchronous ones, so that all send as much in as many rounds.
 
-`hours`: the best score on the way; the hours until it is within 0.002 RMSE or 0.005 NDCG of the
-best of synchronous rounds ("never", if it is not); hours and MB per client of the whole fit. A
-second table has the scores on the way. `cost`: CPU seconds of 30 rounds, without and with a clock,
-the least of three fits.
+`hours`: the best score on the way; the hours and the MB per client, up and down, until it is within
+0.002 RMSE or 0.005 NDCG of the best of synchronous rounds ("never", if it is not); hours and MB per
+client of the whole fit. A second table has the scores on the way. `cost`: CPU seconds of 100
+rounds, without and with a clock, the least of three fits.
 
 Data: MovieLens-100k or MovieLens-1M, in the folder --data-home or FEDRECSK_DATA.
 """
@@ -78,23 +78,25 @@ def curve(task, schedule, parts, n_points):
     model.set_params(warm_start=True)
     found = []
     for n_rounds in np.linspace(task.n_rounds / n_points, task.n_rounds, n_points).astype(int):
-        model.set_params(n_rounds=int(n_rounds)).fit(X, target)
-        found.append((model.communication_.hours, score(task, model, X_test, y_test)))
+        ledger = model.set_params(n_rounds=int(n_rounds)).fit(X, target).communication_
+        nbytes = (ledger.client_bytes_up + ledger.client_bytes_down).mean()
+        found.append((ledger.hours, score(task, model, X_test, y_test), nbytes / 1e6))
     return np.array(found), model
 
 
 def reached(found, level):
-    """Return the hours of the first score of a level."""
+    """Return the hours and the MB of the first score of a level."""
     good = np.flatnonzero(found[:, 1] >= level)
-    return f"{found[good[0], 0]:.2f}" if len(good) else "never"
+    return [f"{found[good[0], of]:.2f}" for of in (0, 2)] if len(good) else ["never", "-"]
 
 
 def hours(options):
     """Hours until a score is good, by when rounds end."""
     X, y = fetch_movielens(options.data, data_home=options.data_home, return_X_y=True)
     parts, curves = split(X, y, SEED), []
-    print("| method, rounds | metric | best score | hours to it | hours | MB up | MB down |")
-    print("|---|---|---|---|---|---|---|", flush=True)
+    columns = "best score | hours to it | MB to it | hours | MB up | MB down"
+    print(f"| method, rounds | metric | {columns} |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
     for name in options.only or TASKS:
         task, level = TASKS[name], None
         records.add_method(task.model)
@@ -102,12 +104,12 @@ def hours(options):
             found, model = curve(task, schedule, parts, options.points)
             best, ledger = found[:, 1].max(), model.communication_
             level = best - task.tolerance if level is None else level
-            cells = [f"{name}, {label}", task.metric, f"{abs(best):.4f}", reached(found, level)]
+            cells = [f"{name}, {label}", task.metric, f"{abs(best):.4f}", *reached(found, level)]
             cells += [f"{ledger.hours:.2f}"]
             sizes = ledger.client_bytes_up, ledger.client_bytes_down
             cells += [f"{one.mean() / 1e6:.2f}" for one in sizes]
             print(f"| {' | '.join(cells)} |", flush=True)
-            curves += [(name, label, *row) for row in found.tolist()]
+            curves += [(name, label, *row[:2]) for row in found.tolist()]
     print("\n| method | rounds | hours | score |")
     print("|---|---|---|---|")
     for name, label, after, value in curves:
@@ -129,7 +131,7 @@ def cost(options):
         for _ in range(3):
             for (model, target), own in zip(models, seconds, strict=True):
                 watch = Stopwatch(time.process_time)
-                model.set_params(n_rounds=30).fit(X, target)
+                model.set_params(n_rounds=100).fit(X, target)
                 own.append(watch.seconds())
         print(f"| {name} | {' | '.join(f'{min(own):.2f}' for own in seconds)} |", flush=True)
 

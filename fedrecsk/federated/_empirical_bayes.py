@@ -48,8 +48,8 @@ def uploads(block, turn, width, n_implicit=0, dtype=np.float64):
     """Return where kernels write: sums by item, or the active clients' own rows."""
     senders, n_rows, slots, n = turn.active & turn.delivers, block.n_items, block.row_items, 1
     if turn.separate:
-        own = block.own_rows(turn.active)
-        senders, n_rows, slots, n = turn.active, len(own.items), own.slots, block.n_clients
+        senders, slots, n = turn.active, block.own_slots(turn.active), block.n_clients
+        n_rows = int(block.row_counts[senders].sum())
     else:
         dtype = np.float64
     return fedeb_kernels.Uploads(

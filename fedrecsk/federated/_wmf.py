@@ -236,7 +236,7 @@ class ImplicitAlgorithm(Algorithm[Any, Clients]):
     def sent(self, block, turn, out):
         """Return rows, and matrices or numbers of holders if they are sent, as Updates."""
         if turn.separate:
-            indptr, items, _ = block.own_rows(turn.active)
+            indptr, items = block.own_rows(turn.active)
             idle = self.centers(Message()).get("others")
             squares = out.squares if idle is None else out.squares - idle
             fields = {

@@ -106,9 +106,9 @@ def uploads(block, turn, users):
     n, d = block.n_clients, users.shape[1]
     is_finite = np.ones(n, dtype=bool)
     if turn.separate:
-        own = block.own_rows(turn.active)
-        rows, squares = np.zeros((len(own.items), d), users.dtype), np.zeros((n, d, d), users.dtype)
-        return Uploads(turn.active, rows, own.slots, squares, is_finite, True)
+        n_rows, slots = block.row_counts[turn.active].sum(), block.own_slots(turn.active)
+        rows, squares = np.zeros((n_rows, d), users.dtype), np.zeros((n, d, d), users.dtype)
+        return Uploads(turn.active, rows, slots, squares, is_finite, True)
     senders, sums = turn.active & turn.delivers, np.zeros((block.n_items, d))
     return Uploads(senders, sums, block.row_items, np.zeros((1, d, d)), is_finite, False)
 

@@ -46,12 +46,11 @@ class OwnRows(NamedTuple):
     """Where the held rows of some of a block's clients lie, one client after the other.
 
     Rows ``indptr[c]:indptr[c + 1]``, of these `items`, are client c's; clients that are left out
-    have none. `slots` are the places of all of the block's held rows among them.
+    have none.
     """
 
     indptr: np.ndarray
     items: np.ndarray
-    slots: np.ndarray
 
 
 @dataclass(eq=False)
@@ -142,9 +141,12 @@ class Block:
 
     def own_rows(self, who: NDArray[np.bool_]) -> OwnRows:
         """Return the held rows of the clients of a mask."""
-        taken = np.repeat(who, self.row_counts)
         indptr = np.concatenate([[0], np.cumsum(np.where(who, self.row_counts, 0))])
-        return OwnRows(indptr, self.row_items[taken], np.cumsum(taken, dtype=np.int32) - 1)
+        return OwnRows(indptr, self.row_items[np.repeat(who, self.row_counts)])
+
+    def own_slots(self, who: NDArray[np.bool_]) -> NDArray[np.int32]:
+        """Return the place of each held row among the `own_rows` of the clients of a mask."""
+        return np.cumsum(np.repeat(who, self.row_counts), dtype=np.int32) - 1
 
     def part(self, who: NDArray[np.bool_]) -> Block:
         """Return the block of the clients of a mask; this block if the mask has all."""

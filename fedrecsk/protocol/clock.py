@@ -206,9 +206,8 @@ class Timetable:
         self._training = []
         self._n_begun = np.zeros(n_clients, dtype=np.int64)
         self._steps: list[Begun] = []
-        # When each step ends, and how many of those that began in it have not arrived.
+        # When each step ends.
         self.ends: list[float] = []
-        self._n_missing = []
 
     def _advance(self):
         """Find the events until the next step of the server."""
@@ -216,7 +215,6 @@ class Timetable:
         idle, clients, arrivals = self._idle(step), [], []
         training, seconds, loses = self._training, self._seconds, self._sampling.dropout > 0
         self._steps.append(Begun(clients, arrivals))
-        self._n_missing.append(0)
         while n_arrived < self.n_awaited:
             while idle and len(training) < self._concurrency:
                 if self._always_online:
@@ -232,9 +230,7 @@ class Timetable:
                 break
             now, client, began, place = heapq.heappop(training)
             self._steps[began].arrivals[place] = step
-            self._n_missing[began] -= 1
             n_arrived += not (loses and self._is_lost(began, client))
-        self._n_missing[step] += len(clients)
         self._n_begun[clients] += 1
         self._now = now
         self.ends.append(now)
@@ -261,7 +257,7 @@ class Timetable:
 
     def begun(self, step: int) -> Begun:
         """Return who begins in a step, and when their uploads arrive."""
-        while len(self._steps) <= step or self._n_missing[step]:
+        while len(self._steps) <= step or -1 in self._steps[step].arrivals:
             self._advance()
         return self._steps[step]
 
