@@ -97,7 +97,8 @@ def client():
 @pytest.fixture
 def mortals():
     """Two workers of which one will be killed."""
-    with started() as client:
+    # A busy worker's part might be stolen by another before it is read, and stay there.
+    with dask.config.set({"distributed.scheduler.work-stealing": False}), started() as client:
         yield client
 
 
