@@ -154,4 +154,5 @@ def test_the_privacy_report_in_html(epsilon):
     assert cells["Most coordinates of one client"] == "1,200"
     shown = "∞" if np.isinf(epsilon) else "12,000"
     assert cells["Total ε of the client that lost most"] == shown
+    assert (cells["What the guarantee hides"] == "nothing") == np.isinf(epsilon)
     assert ("no formal guarantee" in " ".join(table.notes)) == np.isinf(epsilon)

@@ -147,12 +147,12 @@ class PrivacyReport:
         )
 
     def _repr_html_(self) -> str:
-        whole = self.mechanism in WHOLE_UPLOADS
+        whole, unlimited = self.mechanism in WHOLE_UPLOADS, np.isinf(self.epsilon)
         rows = {
             "Mechanism": self.mechanism,
             "Total ε of the client that lost most": _epsilon(self.epsilon, "∞"),
             "δ": f"{self.delta:.3g}" if self.delta else None,
-            "What is hidden": self.neighbours,
+            "What the guarantee hides": "nothing" if unlimited else self.neighbours,
             "Who takes part": self.sampling,
             "Who must be trusted": self.trust,
             "What the server sees": self.server_sees,
@@ -163,7 +163,7 @@ class PrivacyReport:
             "Most coordinates of one client": f"{self.n_coordinates:,}",
         }
         advice = "ε = ∞: no formal guarantee. Set central_dp or local_dp for differential privacy."
-        notes = [advice] if np.isinf(self.epsilon) else []
+        notes = [advice] if unlimited else []
         shown = [[name, value] for name, value in rows.items() if value is not None]
         return html.table("Privacy", [], shown, notes=notes)
 

@@ -23,6 +23,7 @@ from fedrecsk import (
     FedItemKNN,
     FedMF,
     FedRec,
+    FedSpectral,
     LightFR,
     LocALS,
     RFRec,
@@ -443,6 +444,21 @@ def test_an_update_is_the_simulated_one(method, tmp_path, monkeypatch, exact):
             # The simulator also asks those that have nothing to take back.
             server.communication_ = simulated.communication_
         assert_same(load_models(nodes), server, simulated)
+
+
+@pytest.mark.parametrize("method", [FedEASE(reg=5.0), FedItemKNN(3), FedSpectral()], ids=repr)
+def test_an_update_forgets_a_user_whose_rows_a_silo_left_out(method, tmp_path):
+    X, y = make_toy(8)
+    silos = X[:, 0] % 4
+    estimator = clone(method).set_params(warm_start=True, items=np.unique(X[:, 1]))
+    for number, rows in enumerate([X[:, 0] >= 0, X[:, 0] != X[0, 0]]):
+        nodes = make_nodes(estimator, X[rows], y[rows], silos[rows], tmp_path)
+        coordinator(estimator, nodes, tmp_path, update=number > 0).run()
+    refitted = clone(estimator).fit(X[rows], y[rows], clients=silos[rows])
+    for own in load_models(nodes):
+        assert X[0, 0] not in own.user_ids_
+        pairs = X[np.isin(X[:, 0], own.user_ids_)]
+        np.testing.assert_allclose(own.predict(pairs), refitted.predict(pairs), atol=1e-6)
 
 
 @pytest.mark.parametrize(
