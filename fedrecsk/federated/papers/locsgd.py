@@ -98,7 +98,7 @@ class LocSGD(ClientItemsWMF):
           1  server sends q_i of own items, and sum q q'        broadcast
           2  clients solve for their users                      kernel fit_users
           3  ... take `n_steps` sweeps over their items         kernel descend_items
-          4  ... and upload q_ci - q_i                          kernel send_versions
+          4  ... and upload q_ci - q_i                          kernel descend_items
           5  server averages and steps                          step
         end
           6  server sends all items                             final
