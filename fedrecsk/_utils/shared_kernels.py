@@ -101,40 +101,31 @@ def is_finite_row(x, k, n):
 
 @inline
 def factor(matrix):
-    """Return U with U'U = matrix, of which the upper triangle is read; destroys it.
+    """Return L with LL' = matrix, of which the upper triangle is read; destroys it.
 
-    U is NaN if there is none.
+    L is NaN if there is none.
     """
-    d = len(matrix)
-    for f in range(d):
-        pivot = matrix[f, f]
-        if not pivot > 0:  # Not positive definite, or not finite.
-            pivot = matrix.dtype.type(np.nan)
-        scale_row(matrix, f, matrix.dtype.type(1) / np.sqrt(pivot), matrix, f, d)
-        for g in range(f + 1, d):
-            subtract_end(matrix, g, matrix[f, g], matrix, f, d)
-    return matrix
+    try:
+        return np.linalg.cholesky(matrix.T)
+    except Exception:  # LinAlgError, which numba cannot name: not positive definite or finite
+        for f in range(len(matrix)):
+            for g in range(len(matrix)):
+                matrix[f, g] = np.nan
+        return matrix
 
 
 @inline
-def subtract_end(out, i, number, x, k, n):
-    """``out[i] -= number x[k]``, from column i on."""
-    for f in range(np.uint64(i), np.uint64(n)):
-        out[i, f] -= number * x[k, f]
-
-
-@inline
-def solve(upper, d, right, x, i):
-    """``x[i] = (U'U)^-1 right[0]``; return right[0].x[i]. Destroys the right, which x may be."""
+def solve(lower, d, right, x, i):
+    """``x[i] = (LL')^-1 right[0]``; return right[0].x[i]. Destroys the right, which x may be."""
     for f in range(d):
-        right[0, f] /= upper[f, f]
+        right[0, f] /= lower[f, f]
         number = right[0, f]
         for g in range(f + 1, d):
-            right[0, g] -= number * upper[f, g]
+            right[0, g] -= number * lower[g, f]
     square = dot_rows(right, ONLY, right, ONLY, d)
     for f in range(d - 1, -1, -1):
-        known = upper.dtype.type(0)
+        known = lower.dtype.type(0)
         for g in range(f + 1, d):
-            known += upper[f, g] * x[i, g]
-        x[i, f] = (right[0, f] - known) / upper[f, f]
+            known += lower[g, f] * x[i, g]
+        x[i, f] = (right[0, f] - known) / lower[f, f]
     return square

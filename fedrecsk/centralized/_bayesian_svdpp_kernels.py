@@ -283,10 +283,10 @@ def rows(first, last, side, factors, prior, noise, normals, drawn, squares):
         np.dot(design[:n].T, design[:n], matrix)
         for f in range(size):
             matrix[f, f] += precision[f]
-        upper = factor(matrix)
-        solve(upper, size, mean, mean, 0)
+        lower = factor(matrix)
+        solve(lower, size, mean, mean, 0)
         for draw in range(len(normals)):
-            add_normal(upper, right, normals[draw, a], drawn[draw, a])
+            add_normal(lower, right, normals[draw, a], drawn[draw, a])
         total = 0.0
         for k in range(n):
             error = targets[k] - dot(design[k], drawn[0, a])
@@ -296,14 +296,14 @@ def rows(first, last, side, factors, prior, noise, normals, drawn, squares):
 
 
 @inline
-def add_normal(upper, mean, normal, out):
-    """out = mean + U^-1 normal with an upper triangular U: covariance (U'U)^-1."""
+def add_normal(lower, mean, normal, out):
+    """out = mean + L'^-1 normal with a lower triangular L: covariance (LL')^-1."""
     size = len(normal)
     for f in range(size - 1, -1, -1):
         left = normal[f]
         for g in range(f + 1, size):
-            left -= upper[f, g] * out[g]
-        out[f] = left / upper[f, f]
+            left -= lower[g, f] * out[g]
+        out[f] = left / lower[f, f]
     for f in range(size):
         out[f] += mean[f]
 
