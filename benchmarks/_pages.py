@@ -80,7 +80,7 @@ PUBLISHED_LINES = {
     "rankings": {"MF": ("published: MF 0.4523, iALS 0.4521", 4)},
 }
 TITLES = {
-    "ratings": "Ratings: test RMSE, 80% for training (better is higher up)",
+    "ratings": "Ratings: test RMSE, 80% for training\n(better is higher up)",
     "rankings": "Rankings: NDCG@10 among 99 negatives",
 }
 # Methods of the picture of hours.
@@ -92,6 +92,7 @@ STYLE = {
     "axes.labelcolor": GREY,
     "axes.spines.right": False,
     "axes.spines.top": False,
+    "svg.fonttype": "none",
     "svg.hashsalt": "fedrecsk",
     "text.color": GREY,
     "xtick.color": GREY,
@@ -114,7 +115,7 @@ def draw(task, path):
     """Draw federated models as points and centralised ones as lines, for light and dark pages."""
     rows = points(task)
     with plt.rc_context(STYLE):
-        figure, ax = plt.subplots(figsize=(6.2, 4.7), layout="constrained")
+        figure, ax = plt.subplots(figsize=(4.8, 4.8), layout="constrained")
     for label, offset in POINTS[task].items():
         y, x = rows[label]
         ax.plot(x, y, "o", color=FEDERATED, markersize=8)
@@ -170,7 +171,7 @@ def draw_hours(path):
     """Draw scores against simulated hours, for light and dark pages."""
     rows, colours = curves(), (GREY, CENTRALISED, FEDERATED)
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(1, 2, figsize=(8.6, 3.7), layout="constrained")
+        figure, axes = plt.subplots(2, 1, figsize=(4.8, 6.4), layout="constrained")
     for ax, (name, title) in zip(axes, HOURS.items(), strict=True):
         own = {key: points for key, points in rows.items() if key.startswith(f"{name}, ")}
         for (key, points), colour in zip(own.items(), colours, strict=True):

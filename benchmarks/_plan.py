@@ -7,6 +7,7 @@ from shlex import quote
 from benchmarks import methods
 
 FEDEB = ("10%", "10%, mean of 4 runs")
+COLD = ("FedEB", "RFRec", "LocALS", "FCF", "LocSGD", "FedMF", "LightFR")
 EACH = (
     "fedeb quality",
     "private ratings",
@@ -75,6 +76,7 @@ COMMANDS = [
     "choices CoLR --only RANK_EXPONENT",
     *(f"clock hours --data 1m --only {name}" for name in ("FedEB", "FedMF")),
     "clock cost --data 1m",
+    *(f"cold {name}" for name in COLD),
     "time defaults",
     "time generated",
     "settings --data 1m --rounds 3",

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedrecsk._utils.jit import inline, kernel
+from fedrecsk._utils.jit import inline, inline_early, kernel
 from fedrecsk._utils.shared_kernels import add_row, all_finite
 
 # Matrix products are faster on rows of whole vector registers.
@@ -219,7 +219,7 @@ def infer(start, stop, layout, ratings, model, work):
     return alpha, spread, squares, weight
 
 
-@inline
+@inline_early
 def multiply(n, width, emphasis, work):
     """Let `products` be e and ``emphasis (e phi - S x)``, with e = y - x . phi; S is lost."""
     matrix = work.matrix
@@ -233,7 +233,7 @@ def multiply(n, width, emphasis, work):
     np.dot(work.rows[:n], matrix, work.products[:n])
 
 
-@inline
+@inline_early
 def add_user(start, stop, first, layout, ratings, width, alpha, work):
     """Add what a user sends to its client's own rows."""
     n, n_sent, n_implicit = stop - start, work.items.shape[1], len(work.center)
@@ -257,7 +257,7 @@ def clear(matrix, n):
             matrix[row, k] = 0
 
 
-@inline
+@inline_early
 def send(c, first, n_own, work, out):
     """Write down what client c sends, unless it is not finite."""
     scales_are_finite = abs(work.scales[0] + work.scales[2] + work.scales[3]) < np.inf

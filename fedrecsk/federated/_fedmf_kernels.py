@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedrecsk._utils.integers import GOLDEN
-from fedrecsk._utils.jit import inline, kernel
+from fedrecsk._utils.jit import inline, inline_early, kernel
 from fedrecsk._utils.shared_kernels import (
     add_row,
     copy_row,
@@ -171,7 +171,7 @@ def visit(layout, feedback, cohort, config, broadcast, moving, users, work, out)
             if epoch == 0 and trains_items:
                 n_visited = take_slots(n, work)
                 for s in range(n_visited):
-                    copy_row(work.rows, s, broadcast, work.visited[s], d)
+                    copy_row(work.rows, s, broadcast, np.int64(work.visited[s]), d)
             decay = max(config.reg, config.shrinkage * (last - first) / max(n, 1))
             shuffle(work.order, n, work.stream)
             for start in range(0, n, config.batch_size):
@@ -192,7 +192,8 @@ def visit(layout, feedback, cohort, config, broadcast, moving, users, work, out)
             continue
         for s in range(n_visited):
             n_broken += not is_finite_row(work.rows, s, d)
-            add_row(work.rows, s, users.dtype.type(-1), broadcast, work.visited[s], n_columns)
+            item = np.int64(work.visited[s])
+            add_row(work.rows, s, users.dtype.type(-1), broadcast, item, n_columns)
         cohort.is_finite[c] = n_broken == 0
         factor = users.dtype.type(moving.scale[c])
         if out.each:
@@ -203,7 +204,7 @@ def visit(layout, feedback, cohort, config, broadcast, moving, users, work, out)
             out.indptr[c + 1] = n_rows
         elif n_broken == 0 and cohort.delivers[c]:
             for s in range(n_visited):
-                item = work.visited[s]
+                item = np.int64(work.visited[s])
                 add_row(out.sums, item, factor, work.rows, s, n_columns)
                 for f in range(out.n_visits.shape[1]):
                     out.n_visits[item, f] += out.n_visits.shape[1] == 1 or moving.columns[c, f]
@@ -228,7 +229,7 @@ def unseen_items(ranks, users, indptr, items, found):
         found[k] = unseen_item(ranks[k], items, indptr[u], indptr[u + 1])
 
 
-@inline
+@inline_early
 def draw_examples(first, last, layout, feedback, n_items, n_negatives, work):
     """Write the examples of the users in [first, last); return how many."""
     n = 0
@@ -237,20 +238,19 @@ def draw_examples(first, last, layout, feedback, n_items, n_negatives, work):
         n_unseen = n_items - (end - start)
         for k in range(start, end):
             target, weight = feedback.targets[k], feedback.weights[k]
-            work.whose[n], work.what[n] = u - first, layout.items[k]
-            work.target[n], work.weight[n] = target, weight
-            n += 1
-            if target > 0 and n_unseen > 0:
-                for _ in range(n_negatives):
+            n_drawn = n_negatives if target > 0 and n_unseen > 0 else 0
+            for draw in range(1 + n_drawn):
+                item = layout.items[k]
+                if draw > 0:
                     rank = below(n_unseen, work.stream)
-                    work.whose[n] = u - first
-                    work.what[n] = unseen_item(rank, layout.items, start, end)
-                    work.target[n], work.weight[n] = 0, weight
-                    n += 1
+                    item, target = unseen_item(rank, layout.items, start, end), 0
+                work.whose[n], work.what[n] = u - first, item
+                work.target[n], work.weight[n] = target, weight
+                n += 1
     return n
 
 
-@inline
+@inline_early
 def shuffle(order, n, stream):
     """Shuffle the first n entries (Fisher-Yates)."""
     for last in range(n - 1, 0, -1):
@@ -258,7 +258,7 @@ def shuffle(order, n, stream):
         order[last], order[k] = order[k], order[last]
 
 
-@inline
+@inline_early
 def take_slots(n, work):
     """Replace the examples' items by places among the visited ones; return how many."""
     n_items = len(work.is_visited)
@@ -285,13 +285,13 @@ def take_slots(n, work):
 # ----------------------------------------------------------------------------- one batch
 
 
-@inline
+@inline_early
 def collect_gradients(start, end, items, squared, work):
     """Note a batch's slopes, and add to its users' gradients; return the sum of its losses."""
     users, d, loss = work.users, work.users.shape[1], 0.0
     for b in range(start, end):
         e = work.order[b]
-        u, s, target = work.whose[e], work.what[e], work.target[e]
+        u, s, target = np.int64(work.whose[e]), np.int64(work.what[e]), work.target[e]
         score = dot_rows(users, u, items, s, d)
         if squared:
             slope = 1.0 * (score - target)
@@ -306,7 +306,7 @@ def collect_gradients(start, end, items, squared, work):
     return loss
 
 
-@inline
+@inline_early
 def move_items(start, end, moving, c, decay, broadcast, work):
     """Step of a batch's items along the coordinates that client c moves."""
     rows, n_in_batch, n_columns = work.rows, work.n_in_batch, moving.columns.shape[1]
@@ -315,7 +315,7 @@ def move_items(start, end, moving, c, decay, broadcast, work):
         n_in_batch[work.what[work.order[b]]] += 1
     for b in range(start, end):
         e = work.order[b]
-        u, s = work.whose[e], work.what[e]
+        u, s = np.int64(work.whose[e]), np.int64(work.what[e])
         # Counts turn negative once the row has decayed.
         if n_in_batch[s] > 0:
             n_in_batch[s] = -n_in_batch[s]
@@ -331,14 +331,14 @@ def move_items(start, end, moving, c, decay, broadcast, work):
                 rows[s, f] = broadcast[work.visited[s], f]
 
 
-@inline
+@inline_early
 def move_users(start, end, learning_rate, decay, work):
     """Step of a batch's users, each once; clears their gradients."""
     users = work.users
     real, d = users.dtype.type, users.shape[1]
     keep = real(1.0 - 2.0 * learning_rate * decay)
     for b in range(start, end):
-        u = work.whose[work.order[b]]
+        u = np.int64(work.whose[work.order[b]])
         if work.n_of_user[u] == 0:
             continue
         step = real(learning_rate / work.n_of_user[u])

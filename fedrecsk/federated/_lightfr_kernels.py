@@ -151,6 +151,7 @@ def update_clients(clients, indptr, rows, seeds, items, rule, codes, visits, out
     loss, weight = 0.0, 0.0
     # Zeros of one type, or numba would compile what they are passed to once more.
     first, none = np.int64(0), np.int64(0)
+    dots, words, background = visits.dots, visits.words, visits.background
     for c in clients:
         n = none
         for u in range(indptr[c], indptr[c + 1]):
@@ -159,17 +160,16 @@ def update_clients(clients, indptr, rows, seeds, items, rule, codes, visits, out
             left, weights = visits.left[start:n], visits.weights[start:n]
             a = visits.vectors[j]
             from_planes(codes[u], rule.limit, a)
-            measure(codes[u], rule.limit * len(a), left, weights, visits)
-            if items.base > 0:
+            measure(codes[u], rule.limit * len(a), left, weights, dots, words)
+            for k in range(len(a)):
+                background[k] = 0
+            for other in range(len(items.products)):
                 for k in range(len(a)):
-                    visits.background[k] = 0
-                for other in range(len(a)):
-                    for k in range(len(a)):
-                        visits.background[k] += items.products[other, k] * a[other]
+                    background[k] += items.products[other, k] * a[other]
             if rule.moves:
-                fit_user(a, left, weights, visits, items, rule)
+                fit_user(a, left, weights, dots, words, background, items, rule)
                 to_planes(a, rule.limit, codes[u])
-            more = loss_of(a, left, weights, visits, items)
+            more = loss_of(a, left, weights, dots, background, items)
             loss += more[0]
             weight += more[1]
         if not out.sends:
@@ -224,9 +224,8 @@ def visit(u, j, start, rows, seed, n_negatives, item_codes, visits):
 
 
 @inline
-def measure(planes, top, left, weights, visits):
+def measure(planes, top, left, weights, dots, words):
     """Take the dot products a.d of one user with its visits, and subtract them from `left`."""
-    dots, words = visits.dots, visits.words
     for q in range(len(left)):
         dots[q] = top
     for w in range(planes.shape[1]):
@@ -270,14 +269,13 @@ def nearest_odd(top, bottom, old, limit):
 
 
 @inline
-def fit_user(a, left, weights, visits, items, rule):
+def fit_user(a, left, weights, dots, words, background, items, rule):
     """Descend along the coordinates of one user's vector, until nothing changes.
 
     Minimises ``sum_visits w (t - a.d)^2 + base sum_items (t0 - a.d)^2 + balance (sum a)^2
-    + reg |a - mean|^2`` over the odd integers, and keeps the residuals, `visits.dots` and
-    `visits.background` up to date.
+    + reg |a - mean|^2`` over the odd integers, and keeps the residuals, `dots` and
+    `background` up to date.
     """
-    words, dots, background = visits.words, visits.dots, visits.background
     n_bits, n, base = len(a), len(left), items.base
     reg = max(rule.reg, rule.sparse_reg // max(n, 1))
     curvature, total = base * len(items.codes) + rule.balance + reg, np.int64(0)
@@ -298,8 +296,7 @@ def fit_user(a, left, weights, visits, items, rule):
                 # Negate where the item's bit is 0.
                 mask = np.int64((words[word, q] >> shift) & np.uint64(1)) - 1
                 gradient += (left[q] ^ mask) - mask
-            if base > 0:
-                gradient -= base * background[k]
+            gradient -= base * background[k]
             new = nearest_odd(gradient + curvature * old, curvature, old, rule.limit)
             step = new - old
             if step == 0:
@@ -310,9 +307,8 @@ def fit_user(a, left, weights, visits, items, rule):
                 dots[q] += change
                 left[q] -= weights[q] * change
             total += step
-            if base > 0:
-                for other in range(n_bits):
-                    background[other] += items.products[k, other] * step
+            for other in range(len(items.products)):
+                background[other] += items.products[k, other] * step
             a[k] = new
             changed = True
         sweep += 1
@@ -321,25 +317,19 @@ def fit_user(a, left, weights, visits, items, rule):
 
 
 @inline
-def loss_of(a, left, weights, visits, items):
+def loss_of(a, left, weights, dots, background, items):
     """Squared error of a user's pairs that count, and their weights."""
-    loss, weight, base = 0.0, 0.0, items.base
-    if base == 0:
-        for q in range(len(left)):
-            loss += float(left[q]) * float(left[q]) / max(weights[q], 1)
-            weight += weights[q]
-        return loss, weight
     # All items as if none were visited, and then what is different of the visited ones.
-    aim, square, along = items.base_target / base, np.int64(0), np.int64(0)
+    base, square, along = items.base, np.int64(0), np.int64(0)
+    aim = items.base_target / max(base, 1)
     for k in range(len(a)):
-        square += a[k] * visits.background[k]
+        square += a[k] * background[k]
         along += a[k] * items.sums[k]
-    loss += base * (len(items.codes) * aim * aim - 2 * aim * along + square)
-    weight += base * float(len(items.codes))
+    loss = base * (len(items.codes) * aim * aim - 2 * aim * along + square)
+    weight = base * float(len(items.codes))
     for q in range(len(left)):
-        dot = visits.dots[q]
-        rest = float(left[q] + items.base_target - base * dot)
-        loss += rest * rest / (weights[q] + base) - base * (aim - dot) * (aim - dot)
+        rest = float(left[q] + items.base_target - base * dots[q])
+        loss += rest * rest / max(weights[q] + base, 1) - base * (aim - dots[q]) * (aim - dots[q])
         weight += weights[q]
     return loss, weight
 

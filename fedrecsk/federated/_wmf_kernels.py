@@ -178,14 +178,13 @@ def collect(vectors, ratings, start, stop, work):
 @inline_early
 def weigh_rows(vectors, ratings, start, stop, work):
     """Write vectors to work.left and, times `extra`, to work.right; add those times `pull`."""
-    n, d, left, sums = stop - start, vectors.shape[1], work.left, work.residuals
-    chosen, extra = ratings.chosen[start:stop], ratings.extra[start:stop]
+    n, d = stop - start, vectors.shape[1]
     for k in range(n):
-        v, number = chosen[k], extra[k]
+        v, number = np.int64(ratings.chosen[start + k]), ratings.extra[start + k]
         for f in range(d):
-            left[k, f], work.right[k, f] = vectors[v, f], number * vectors[v, f]
-    np.dot(left[:n].T, ratings.pull[start:stop], sums[0])
-    add_row(work.target, ONLY, vectors.dtype.type(1), sums, ONLY, d)
+            work.left[k, f], work.right[k, f] = vectors[v, f], number * vectors[v, f]
+    np.dot(work.left[:n].T, ratings.pull[start:stop], work.residuals[0])
+    add_row(work.target, ONLY, vectors.dtype.type(1), work.residuals, ONLY, d)
 
 
 @inline_early
@@ -292,33 +291,42 @@ def items_of_many(c, layout, raters, starts, items, problem, work, users):
         scale_row(work.target, ONLY, prox, items, i, d)
         collect(users, raters, starts[first + row], starts[first + row + 1], work)
         solve(factor(work.matrix), d, work.target, work.rows, row)
-        subtract(row, items, i, problem.full, work)
+        subtract(row, items, i, problem.full, work.follow, work)
 
 
 @inline_early
-def subtract(row, items, i, full, work):
+def subtract(row, items, i, full, follow, work):
     """Subtract F q from a row in the full form, and otherwise q."""
     for f in range(items.shape[1]):
-        follow = dot_rows(work.follow, f, items, i, items.shape[1]) if full else items[i, f]
-        work.rows[row, f] -= follow
+        q = dot_rows(follow, f, items, i, items.shape[1]) if full else items[i, f]
+        work.rows[row, f] -= q
 
 
 @kernel
 def descend_items(
-    layout, ratings, active, items, problem, work, users, versions, follows, n_sweeps, rate
+    layout, ratings, active, items, problem, work, users, versions, follows, n_sweeps, rate, out
 ):
     """LocSGD: sweep over the active clients' own `versions` of their items, and F, in place.
 
     A sweep goes through a client's ratings, user after user; in the full form, through all pairs
     of its users and its items, and F takes the steps of the items that it does not hold. A step
-    has the size `rate`, or the inverse of the pair's curvature if that is smaller.
+    has the size `rate`, or the inverse of the pair's curvature if that is smaller. Senders upload
+    the differences of their versions from F q.
     """
     for c in range(len(active)):
-        for _ in range(n_sweeps if active[c] else 0):
+        if not active[c]:
+            continue
+        for _ in range(n_sweeps):
             for u in range(layout.client_indptr[c], layout.client_indptr[c + 1]):
                 descend(c, u, layout, ratings, items, problem, work, users, versions, rate)
                 if problem.full:
                     descend_follow(users, u, problem, work, follows[c], rate)
+        if out.senders[c]:
+            for k in range(layout.row_indptr[c], layout.row_indptr[c + 1]):
+                row = k - layout.row_indptr[c]
+                copy_row(work.rows, row, versions, k, items.shape[1])
+                subtract(row, items, np.int64(layout.row_items[k]), problem.full, follows[c], work)
+            send(c, layout, work.rows, follows[c], problem.full, out)
 
 
 @inline_early
@@ -357,22 +365,6 @@ def descend_follow(users, u, problem, work, follow, rate):
         scale_row(follow, f, real(1) - size * tie, follow, f, d)
         add_row(follow, f, -size * users[u, f], work.target, ONLY, d)
         follow[f, f] += size * prox
-
-
-@kernel
-def send_versions(layout, active, items, full, work, versions, follows, out):
-    """Upload the active clients' own versions of their items, and F."""
-    d = items.shape[1]
-    for c in range(len(active)):
-        if not (active[c] and out.senders[c]):
-            continue
-        for f in range(d):
-            copy_row(work.follow, f, follows[c], f, d)
-        for k in range(layout.row_indptr[c], layout.row_indptr[c + 1]):
-            row = k - layout.row_indptr[c]
-            copy_row(work.rows, row, versions, k, d)
-            subtract(row, items, np.int64(layout.row_items[k]), full, work)
-        send(c, layout, work.rows, work.follow, full, out)
 
 
 @kernel

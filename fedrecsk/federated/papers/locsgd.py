@@ -30,17 +30,17 @@ class LocSGDAlgorithm(ClientItemsAlgorithm):
         versions = items[block.row_items]
         follows = np.tile(np.eye(self.n_factors, dtype=self.dtype), (block.n_clients, 1, 1))
         given = block.layout, ratings, active, items, problem, work, users, versions, follows
+        out = wmf_kernels.uploads(block, turn, users)
+        early = out._replace(senders=np.zeros_like(out.senders))
         for epoch in range(self.local_epochs):
             if epoch == 0:
                 loss = self.problem.solve(block, clients, active, items, gram)
             else:
                 grams = self.own_grams(block, active, message, versions, follows)
                 self.problem.solve(block, clients, active, versions, grams, block.rows)
-            wmf_kernels.descend_items(*given, self.n_steps, float(self.learning_rate))
-        out = wmf_kernels.uploads(block, turn, users)
-        wmf_kernels.send_versions(
-            block.layout, active, items, problem.full, work, versions, follows, out
-        )
+            steps = self.n_steps, float(self.learning_rate)
+            last = epoch == self.local_epochs - 1
+            wmf_kernels.descend_items(*given, *steps, out if last else early)
         return clients, self.sent(block, turn, out), loss
 
 
@@ -98,7 +98,7 @@ class LocSGD(ClientItemsWMF):
           1  server sends q_i of own items, and sum q q'        broadcast
           2  clients solve for their users                      kernel fit_users
           3  ... take `n_steps` sweeps over their items         kernel descend_items
-          4  ... and upload q_ci - q_i                          kernel send_versions
+          4  ... and upload q_ci - q_i                          kernel descend_items
           5  server averages and steps                          step
         end
           6  server sends all items                             final
