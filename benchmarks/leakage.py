@@ -5,8 +5,8 @@ sums of them; see `fedrecsk.audit.measure_leak`. The columns are the shares of u
 recovered, of their directions, the median |cosine|, the shares of (client, item) pairs and of
 ratings; 1 means all of them and none wrong. In brackets: the best guess that reads no upload
 and is the same for all clients. The last column says how many clients were isolated from sums.
-"refused": the method raises an error in this setting. FedNCF, PFedRec and FedRAP need the extra
-torch.
+"refused": the method raises an error in this setting. FedNCF, PFedRec, FedRAP and GPFedRec need
+the extra torch.
 
 `membership`: whether the final model alone shows which users, or which rows, it was trained on;
 see `fedrecsk.audit.measure_membership`.
@@ -73,13 +73,14 @@ METHODS = {
     "FedEASE": FedEASE(upload="all"),
 }
 if find_spec("torch"):
-    from fedrecsk.neural import FedNCF, FedRAP, PFedRec
+    from fedrecsk.neural import FedNCF, FedRAP, GPFedRec, PFedRec
 
     METHODS |= {
         "FedNCF": FedNCF(),
         "FedNCF, squared loss": FedNCF(loss="squared"),
         "PFedRec": PFedRec(),
         "FedRAP": FedRAP(),
+        "GPFedRec": GPFedRec(),
     }
 # One upload a fit.
 ONCE = {"FedEASE"}

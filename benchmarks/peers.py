@@ -27,7 +27,7 @@ from benchmarks.lightfr import drawn_negatives, hits
 from benchmarks.papers.colr import AUTHORS
 from fedrecsk import EASE, CoLR, FedEASE, FedMF, ImplicitALS, LocALS, Popularity
 from fedrecsk.datasets import fetch_movielens
-from fedrecsk.neural import FedRAP, PFedRec
+from fedrecsk.neural import FedRAP, GPFedRec, PFedRec
 
 
 class Split(NamedTuple):
@@ -83,6 +83,10 @@ ROWS = [
     # The authors' weight.
     Row("FedRAP", FedRAP(independence=0.1, n_rounds=4), BOTH),
     Row("FedRAP", FedRAP(independence=0.1, n_rounds=20), BOTH),
+    # Like PFedRec, it trains on the final model.
+    Row("GPFedRec, own items", GPFedRec(personal_items=True, n_rounds=3), BOTH),
+    Row("GPFedRec, own items", GPFedRec(personal_items=True, n_rounds=9), BOTH),
+    Row("GPFedRec", GPFedRec(n_rounds=9), BOTH),
 ]
 
 

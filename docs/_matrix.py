@@ -53,6 +53,7 @@ SOURCES = {
     "FedNCF": "Perifanis and Efraimidis, 2022",
     "PFedRec": "Zhang et al., 2023",
     "FedRAP": "Li et al., 2024",
+    "GPFedRec": "Zhang et al., 2024",
     "MetaMF": "Lin et al., 2020",
     "FedEASE": "fedrecsk, after Steck, 2019",
 }

@@ -175,7 +175,7 @@ METHOD_PAGES = {
     "lightfr": ("LightFR",),
     "colr": ("FedMF", "CoLR", "SCoLR"),
     "ddl": ("DCF", "DDL"),
-    "neural": ("FederatedModule", "FedNCF", "PFedRec", "FedRAP"),
+    "neural": ("FederatedModule", "FedNCF", "PFedRec", "FedRAP", "GPFedRec"),
     "ncf": ("NCF",),
     "metamf": ("MetaMF",),
     "mf": ("PMF", "BiasedMF", "SVDpp", "BayesianSVDpp"),

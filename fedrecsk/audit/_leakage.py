@@ -206,8 +206,8 @@ def measure_leak(
     - FedMF, CoLR, SCoLR: positives move along p_u (along B p_u), sampled negatives the other way.
       The server trains a vector on them as the client does, and corrects it by what each upload
       shows (a Kalman filter).
-    - FedNCF, FedRAP, PFedRec, FederatedModule: positives pull the items' rows one way, sampled
-      negatives the other; private parameters and ratings are not inverted.
+    - FedNCF, FedRAP, GPFedRec, PFedRec, FederatedModule: positives pull the items' rows one way,
+      sampled negatives the other; private parameters and ratings are not inverted.
     - FedFast, SemiDFEGL: the vector itself is uploaded.
     - RFRec, RFRecF: a client changes the vectors of the items that it has rated, and no others. A
       copy of it is replayed from guesses of its vector and ratings, until the first two uploads are
@@ -433,7 +433,9 @@ _INVERSIONS: dict[type | str, Inversion] = {
     "LightFR": Inversion(lightfr),
     "RFRec": Inversion(rfrec, by_lines(rfrec, "item_vectors", tolerance=1e-3, signed=True)),
     "SemiDFEGL": Inversion(semidfegl),
-    **dict.fromkeys(("FedNCF", "FedRAP", "FederatedModule", "PFedRec"), Inversion(neural)),
+    **dict.fromkeys(
+        ("FedNCF", "FedRAP", "FederatedModule", "GPFedRec", "PFedRec"), Inversion(neural)
+    ),
     **dict.fromkeys(("FedEASE", "FedItemKNN", "FedSpectral"), Inversion(gram, by_pairs)),
     **dict.fromkeys(("GlobSGD", "LocALS", "LocSGD"), Inversion(wmf, by_lines(wmf, "rows"))),
     **dict.fromkeys(

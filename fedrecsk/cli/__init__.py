@@ -30,7 +30,7 @@ PUBLISHED += ("filmtrust", "kuairec", "lastfm")
 READ = ("sep", "header", "encoding", "comment", "quoted")
 
 # Methods that need torch.
-NEURAL = "FederatedModule", "FedNCF", "FedRAP", "MetaMF", "NCF", "PFedRec"
+NEURAL = "FederatedModule", "FedNCF", "FedRAP", "GPFedRec", "MetaMF", "NCF", "PFedRec"
 _GROUPS = {
     (True, True): "Ratings, federated",
     (True, False): "Ratings, centralised",

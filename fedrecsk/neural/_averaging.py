@@ -167,7 +167,8 @@ class ModuleAlgorithm(Algorithm[Server, Clients]):
         fitted = Clients(feedback, users)
         self._tune(block, known, self.epochs_at_the_end, message, fitted)
         try:
-            self._tune(by_user, new, EPOCHS_OF_THE_NEW, message, fitted)
+            whose = np.repeat(np.arange(block.n_clients), np.diff(block.client_indptr))
+            self._tune(by_user, new, EPOCHS_OF_THE_NEW, message.of(whose), fitted)
         except ClientFailed as error:
             client = np.searchsorted(block.client_indptr, error.client, side="right") - 1
             raise ClientFailed(int(client), str(error)) from error

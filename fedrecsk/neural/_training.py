@@ -75,6 +75,8 @@ class Plan:
     alternating: bool = False
     # From the parameters, with tables' rows of each example: what is added to each one's loss.
     penalty: Callable[[Tensors], Tensor] | None = None
+    # Share of the way to what the trainer's `offsets` lead to, that items go in each step.
+    pull: float = 0.0
     device: str | torch.device = "cpu"
     # Kinds of parameters that do not move.
     frozen: tuple[Kind, ...] = ()
@@ -122,6 +124,9 @@ class Trainer:
     # The private parameters, (n_users of the block, n_private); all users of a client have the same
     # numbers of a parameter that is the client's.
     users: np.ndarray
+    # From the received items to those that each client's are pulled to, or if the plan freezes
+    # items begin at, (n_clients of the block, n_items, width of the only such table).
+    offsets: np.ndarray | None = None
 
     def train(self, clients: np.ndarray, seeds: np.ndarray) -> Iterator[Trained]:
         """Train these clients (numbers in the block), in chunks; reads `users` only."""
@@ -148,7 +153,9 @@ class Trainer:
         items = np.ascontiguousarray(visits.items[:, : visits.n_items.max()])
         after = self._parameters(clients, items)
         total_weight = steps.weight.sum(axis=-1, dtype=np.float64)
-        loss = self._descend(clients, [self._tensor(one) for one in steps], visits.n_steps, after)
+        goals = self._goals(clients, items, after)
+        steps = [self._tensor(one) for one in steps]
+        loss = self._descend(clients, steps, visits.n_steps, after, goals)
         after = {name: after[name].numpy(force=True) for name in self.layout.trained}
         return Trained(clients, items, visits.n_items, after, np.array([loss, total_weight.sum()]))
 
@@ -177,7 +184,18 @@ class Trainer:
                 parameters[name] = self._tensor(own).reshape(n, *shape).to(part.dtype)
         return parameters
 
-    def _descend(self, clients, steps, n_steps, after):
+    def _goals(self, clients, items, after):
+        """Return where the rows of items are pulled to, by name. If frozen, they begin there."""
+        if self.offsets is None:
+            return {}
+        (name,) = self.layout.named("item")
+        offsets = self._tensor(self.offsets[clients[:, None], items])
+        goals = {name: after[name] + offsets.reshape(after[name].shape)}
+        if "item" in self.plan.frozen:
+            after |= goals
+        return goals
+
+    def _descend(self, clients, steps, n_steps, after, goals):
         """Take all steps on the parameters `after`, in place; returns the loss."""
         whose, what, target, weight = steps
         total_weight = weight.sum(-1)
@@ -210,6 +228,8 @@ class Trainer:
                     total += float(losses.detach().double() @ total_weight[step, :n].double())
                 moving = [leaves[name] for name in optimizer.names]
                 gradients = torch.autograd.grad(losses.sum(), moving, materialize_grads=True)
+                for name, goal in goals.items():
+                    after[name][:n].lerp_(goal[:n], self.plan.pull)
                 optimizer.step(gradients)
         return total
 

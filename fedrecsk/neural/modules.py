@@ -79,6 +79,36 @@ class MLP(nn.Module):
         return self.output(hidden).squeeze(-1)
 
 
+class PersonalMLP(MLP):
+    """:class:`MLP` on sums of two vectors of an item, q_i + d_i; d_i begins at zero.
+
+    With all but q_i private it is the model of :class:`~fedrecsk.neural.GPFedRec`.
+
+    Parameters
+    ----------
+    n_users, n_items, layers, std
+        As in :class:`MLP`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedrecsk.neural.modules import PersonalMLP
+    >>> PersonalMLP(n_users=3, n_items=5)(torch.tensor([0, 2]), torch.tensor([4, 4])).shape
+    torch.Size([2])
+    """
+
+    def __init__(
+        self, n_users: int, n_items: int, layers: Sequence[int] = (64, 32, 16, 8), std: float = 0.01
+    ) -> None:
+        super().__init__(n_users, n_items, layers, std)
+        self.item_own: nn.Embedding = _table(n_items, layers[0] // 2, 0.0)
+
+    def forward(self, users: Tensor, items: Tensor) -> Tensor:
+        """Return the scores of pairs of codes, in the shape of `users`."""
+        vectors = self.item(items) + self.item_own(items)
+        return self.output(self.hidden(torch.cat([self.user(users), vectors], dim=-1))).squeeze(-1)
+
+
 class NeuMF(nn.Module):
     """Neural matrix factorisation: :class:`GMF` and :class:`MLP` side by side (the same paper).
 

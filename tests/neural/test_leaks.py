@@ -6,7 +6,7 @@ from torch import nn
 
 from fedrecsk.audit import measure_leak
 from fedrecsk.datasets import make_interactions, make_ratings
-from fedrecsk.neural import FederatedModule, FedNCF, FedRAP, Net, PFedRec
+from fedrecsk.neural import FederatedModule, FedNCF, FedRAP, GPFedRec, Net, PFedRec
 
 X = make_interactions(n_users=40, n_items=300, n_interactions=600, random_state=0)
 
@@ -27,6 +27,7 @@ class TwoTables(nn.Module):
         (FedNCF(aggregation="mean", random_state=0), 1),
         (PFedRec(random_state=0), 1),
         (FedRAP(random_state=0), 1),
+        (GPFedRec(random_state=0), 1),
         (FederatedModule(Net(TwoTables), random_state=0), 2),
     ],
 )
