@@ -91,13 +91,14 @@ class GPFedRecAlgorithm(PFedRecAlgorithm):
         fitted = super().personalize(block, clients, message, turn, key)
         whose = np.repeat(np.arange(block.n_clients), np.diff(block.client_indptr))
         own, shared = message["offsets"].values[whose], message[ITEMS].values
+        own = own.astype(self.layout.dtype)
         for users, items, vectors in fitted.own_items:
             own[users, items] = vectors - shared[items]
         return replace(fitted, users=np.hstack([fitted.users, own.reshape(block.n_users, -1)]))
 
     def _trainer(self, plan, block, feedback, message, users):
         trainer = super()._trainer(plan, block, feedback, message, users)
-        return replace(trainer, offsets=message["offsets"].values)
+        return replace(trainer, offsets=message["offsets"].values.astype(self.layout.dtype))
 
 
 def neighbours_means(tables):

@@ -227,6 +227,18 @@ def test_so_it_is_with_a_methods_other_parameters(estimator, tmp_path, as_simula
     assert_simulated(estimator, X, y, X[:, 0] % 5, tmp_path, as_simulated)
 
 
+@pytest.mark.parametrize("personal_items", [False, True])
+def test_so_it_is_where_each_client_gets_a_table_of_its_own(personal_items, tmp_path, as_simulated):
+    pytest.importorskip("torch")
+    from fedrecsk.neural import GPFedRec
+
+    X, y = make_toy(8)
+    federation = Federation(wire_dtype="float64")
+    model = GPFedRec(3, layers=(4,), n_rounds=3, client_fraction=0.5, personal_items=personal_items)
+    model.set_params(random_state=1, federation=federation)
+    assert_simulated(model, X, y, X[:, 0], tmp_path, as_simulated, 1e-5)
+
+
 def mf(**parameters):
     return FedMF(3, n_rounds=3, client_fraction=1.0, **parameters)
 
