@@ -202,7 +202,7 @@ class GPFedRec(NeuralRecommender):
     References
     ----------
     .. [1] C. Zhang, G. Long, T. Zhou, Z. Zhang, P. Yan, B. Yang, "GPFedRec: Graph-Guided
-       Personalization for Federated Recommendation", KDD 2024 (arXiv:2305.07866), section 4.
+       Personalization for Federated Recommendation", KDD 2024 (arXiv:2305.07866).
 
     Examples
     --------
