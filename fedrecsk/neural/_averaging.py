@@ -128,11 +128,9 @@ class ModuleAlgorithm(Algorithm[Server, Clients]):
                 write_private(layout, block, trained, clients.users)
                 loss += trained.loss
                 chunks.append(trained)
-        specs = self.fields(block.n_items)
-        fields = uploads(chunks, self._received(message), specs, layout, block.n_clients)
-        if not turn.separate:
-            sends = turn.delivers & is_finite
-            fields = {name: one.take(sends).sum() for name, one in fields.items()}
+        specs, sends = self.fields(block.n_items), turn.delivers & is_finite
+        given = chunks, self._received(message), specs, layout
+        fields = uploads(*given, sends, turn.separate)
         return clients, Updates(fields, is_finite=is_finite), loss
 
     def step(self, server, upload, key):

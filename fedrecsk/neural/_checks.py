@@ -246,7 +246,7 @@ def _moved(optimizer, first, gradients):
     parameter = first.clone()
     one = descent(optimizer, {"": parameter}, [0.1])
     for gradient in gradients:
-        one.step([gradient.clone()])
+        one.step([gradient.clone()], {})
     return parameter
 
 

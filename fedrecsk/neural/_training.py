@@ -10,6 +10,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +31,7 @@ from fedrecsk.updates import SparseRows
 training_kernels: LazyModule = LazyModule("fedrecsk.neural._training_kernels")
 
 # Rows of items that the clients of a chunk have together, padded: enough that calling torch takes
-# less time than computing.
+# less time than computing, and few enough for a processor's caches.
 ROWS_ON_CPU, ROWS_ELSEWHERE = 2**17, 2**20
 
 # Parameters beyond this come of an explosion: their squares are near the end of single precision.
@@ -83,6 +85,22 @@ class Plan:
 
     def rate(self, name):
         return self.rates[matching(name, self.rates)]
+
+
+def _taken(table, rows):
+    """Return rows of a stacked table by their numbers among those of all clients."""
+    return table.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, rows.shape)
+
+
+class Codes(Tensor):
+    """The codes of all rows of a table, in order: an embedding gives the table as it is."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is functional.embedding:
+            return args[1]
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
 
 
 class Trained(NamedTuple):
@@ -152,27 +170,38 @@ class Trainer:
         clients, steps, visits = training_kernels.planned(*given, *config)
         items = np.ascontiguousarray(visits.items[:, : visits.n_items.max()])
         after = self._parameters(clients, items)
+        # Numbers of the examples' rows among those of all clients, one client after the other.
+        place, n_users = np.arange(len(clients))[:, None], np.diff(block.client_indptr)[clients]
+        steps.whose[:] += place * n_users.max()
+        steps.what[:] += place * items.shape[1]
         total_weight = steps.weight.sum(axis=-1, dtype=np.float64)
         goals = self._goals(clients, items, after)
         steps = [self._tensor(one) for one in steps]
         loss = self._descend(clients, steps, visits.n_steps, after, goals)
-        after = {name: after[name].numpy(force=True) for name in self.layout.trained}
+        trained = [name for name in self.layout.trained if name in after]
+        after = {name: after[name].numpy(force=True) for name in trained}
         return Trained(clients, items, visits.n_items, after, np.array([loss, total_weight.sum()]))
 
     def _tensor(self, array):
         return torch.from_numpy(array).to(self.plan.device)
 
+    @cached_property
+    def _common(self):
+        """The parameters without rows that all clients use as they have received them."""
+        shared = self.layout.named("shared") if "shared" in self.plan.frozen else []
+        return {name: self.received[name] for name in self.layout.named("fixed") + shared}
+
     def _parameters(self, clients, items):
-        """Return all parameters of these clients, with the client as first axis."""
+        """Return the other parameters of these clients, with the client as first axis."""
         columns, n, parameters = self.layout.columns(self.block.n_items), len(clients), {}
         first, last = self.block.client_indptr[clients], self.block.client_indptr[clients + 1]
         # Clients with fewer users repeat their last one, of whom no example speaks.
         users = np.minimum(first[:, None] + np.arange((last - first).max()), last[:, None] - 1)
         for name, part in self.layout.parts.items():
+            if name in self._common:
+                continue
             if part.kind in ("item", "fixed item"):
                 parameters[name] = self.received[name][self._tensor(items)]
-            elif part.kind == "fixed":
-                parameters[name] = self.received[name].expand(n, *part.shape)
             elif part.kind == "shared":
                 parameters[name] = self.received[name].expand(n, *part.shape).clone()
             else:
@@ -212,14 +241,16 @@ class Trainer:
                 for optimizer in optimizers:
                     optimizer.keep_first(n)
             batch = slice(0, n), slice(0, widths[step])
+            rows = self._rows(after, whose[step][batch], what[step][batch])
             for number, optimizer in enumerate(optimizers):
                 leaves = {
-                    name: value[:n].detach().requires_grad_(name in optimizer.names)
+                    name: (_taken(value, rows[name]) if name in rows else value[:n]).detach()
                     for name, value in after.items()
                 }
-                own = self._looked_up(leaves, what[step][batch])
-                scores = self._scores(own, whose[step][batch])
-                losses = loss_of(scores, target[step][batch])
+                for name in optimizer.names:
+                    leaves[name].requires_grad_()
+                own = self._by_example(leaves, widths[step])
+                losses = loss_of(self._scores(own, widths[step]), target[step][batch])
                 if self.plan.penalty is not None:
                     losses = losses + self.plan.penalty(own)
                 losses = (weight[step][batch] * losses).sum(-1)
@@ -230,25 +261,30 @@ class Trainer:
                 gradients = torch.autograd.grad(losses.sum(), moving, materialize_grads=True)
                 for name, goal in goals.items():
                     after[name][:n].lerp_(goal[:n], self.plan.pull)
-                optimizer.step(gradients)
+                optimizer.step(gradients, rows)
         return total
 
-    def _looked_up(self, leaves, places):
-        """Return parameters with one row of tables for each example, at a place of its client's."""
-        # vmap would be slow in looking them up.
-        tables, found = self.layout.named(*TABLES), dict(leaves)
-        first = torch.arange(len(places), device=places.device) * leaves[tables[0]].shape[1]
-        rows = (places + first[:, None]).reshape(-1)
-        for name in tables:
-            value = leaves[name]
-            found[name] = value.flatten(0, 1).index_select(0, rows).unflatten(0, places.shape)
-        return found
+    def _rows(self, after, whose, what):
+        """Return the rows of examples in each table of which a client has several."""
+        numbers = {"user": whose} | dict.fromkeys(TABLES, what)
+        kinds = {name: self.layout.parts[name].kind for name in after}
+        return {
+            name: numbers[kind]
+            for name, kind in kinds.items()
+            if kind in numbers and after[name].shape[1] > 1
+        }
 
-    def _scores(self, own, users):
-        """Return the scores of each client's examples, with the users' numbers."""
-        items = torch.arange(users.shape[1], device=users.device).expand_as(users)
-        score = vmap(lambda own, *pairs: functional_call(self.module, own, pairs))
-        return score(own, users, items)
+    def _by_example(self, leaves, width):
+        """Repeat a table's only row, so that there is one for each example."""
+        names = [name for name in self.layout.named("user", *TABLES) if leaves[name].shape[1] == 1]
+        repeated = {n: leaves[n].expand(-1, width, *leaves[n].shape[2:]) for n in names}
+        return leaves | repeated
+
+    def _scores(self, own, width):
+        """Return the scores of each client's examples."""
+        codes = torch.arange(width, device=self.plan.device).as_subclass(Codes)
+        score = vmap(lambda own: functional_call(self.module, own | self._common, (codes, codes)))
+        return score(own)
 
     def _optimizers(self, after):
         """Return the optimisers of each batch: one, or if they alternate the private one first."""
@@ -299,33 +335,36 @@ def write_private(layout, block, trained, users):
             users[rows[some, None], columns] = values[whose[some], places].reshape(columns.shape)
 
 
-def uploads(trained, received, specs, layout, n_clients):
-    """Return by how much each client of a block has changed what it has received."""
+def uploads(trained, received, specs, layout, sends, separate):
+    """Return what clients of a block have changed: SparseRows, or sums over those that send."""
     fields = {}
     for name, spec in specs.items():
-        owners, rows = [np.empty(0, np.int64)], [np.empty(0, np.int32)]
-        changes = [np.empty((0, *spec.shape[1:]), spec.dtype or np.float64)]
+        is_table = name == VISITS or layout.parts[name].kind == "item"
+        n_rows = np.zeros(len(sends), np.int64)
         for one in trained:
-            whose, places = one.is_row.nonzero()
-            numbers = one.items[whose, places]
+            n_rows[one.clients] = one.n_items if is_table else spec.shape[0]
+        n_rows[~(sends | separate)] = 0
+        indptr = np.concatenate([[0], np.cumsum(n_rows)])
+        rows = np.empty(indptr[-1], np.int32)
+        shape, dtype = (spec.shape[0], spec.width), spec.sum_dtype
+        if separate:
+            shape, dtype = (len(rows), spec.width), spec.dtype or dtype
+        changes = np.zeros(shape, dtype)
+        for one in trained:
+            n, numbers = n_rows[one.clients], one.items
+            if not is_table:
+                numbers = np.tile(np.arange(spec.shape[0]), (len(n), 1))
+            is_own, places = np.arange(numbers.shape[1]) < n[:, None], numbers
+            if separate:
+                places = indptr[one.clients, None] + np.arange(numbers.shape[1])
+                rows[places[is_own]] = numbers[is_own]
             if name == VISITS:
-                change = np.ones((len(whose), 1), np.uint8)
-            elif layout.parts[name].kind == "item":
-                after = one.after[name][whose, places].reshape(-1, *spec.shape[1:])
-                change = after - received[name][numbers]
+                np.add.at(changes[:, 0], places[is_own], 1)
             else:
-                whose = np.repeat(np.arange(len(one.clients)), spec.shape[0])
-                numbers = np.tile(np.arange(spec.shape[0]), len(one.clients))
-                change = one.after[name].reshape(-1, *spec.shape) - received[name]
-            owners.append(one.clients[whose])
-            rows.append(numbers.astype(np.int32))
-            changes.append(change.reshape(-1, *spec.shape[1:]).astype(changes[0].dtype))
-        owners = np.concatenate(owners)
-        # Stable, so that a client's rows stay in ascending order.
-        order = np.argsort(owners, kind="stable")
-        indptr = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=n_clients))])
-        found = np.concatenate(rows)[order], np.concatenate(changes)[order]
-        fields[name] = SparseRows(indptr, *found, spec=spec)
+                after = one.after[name].reshape(*numbers.shape, spec.width)
+                training_kernels.add_changes(places, numbers, n, after, received[name], changes)
+        changes = changes.reshape(-1, *spec.shape[1:])
+        fields[name] = SparseRows(indptr, rows, changes, spec=spec) if separate else changes
     return fields
 
 
@@ -339,10 +378,27 @@ class Descent(ABC):
         self.names = list(parameters)
         self.parameters = list(parameters.values())
         self.rates = rates
+        self._whole = {}
 
     @abstractmethod
-    def step(self, gradients):
-        """Move all parameters, in place."""
+    def step(self, gradients, rows):
+        """Move all parameters, in place.
+
+        The gradient of a table in `rows` is that of these rows, by their numbers among those of all
+        clients. Gradients of the same row add up.
+        """
+
+    def whole(self, gradients, rows):
+        """Return gradients of whole parameters."""
+        wholes = []
+        for name, parameter, one in zip(self.names, self.parameters, gradients, strict=True):
+            if name in rows:
+                # Fresh memory would take longer than zeros.
+                if name not in self._whole:
+                    self._whole[name] = torch.empty_like(parameter)
+                one = _added(self._whole[name][: len(parameter)].zero_(), rows[name], one)
+            wholes.append(one)
+        return wholes
 
     def keep_first(self, n):
         """Go on with the first `n` clients; the others stay as they are."""
@@ -352,9 +408,13 @@ class Descent(ABC):
 class Sgd(Descent):
     """Stochastic gradient descent, as ``torch.optim.SGD(..., lr=rate)``."""
 
-    def step(self, gradients):
-        for parameter, gradient, rate in zip(self.parameters, gradients, self.rates, strict=True):
-            parameter.add_(gradient, alpha=-rate)
+    def step(self, gradients, rows):
+        state = self.names, self.parameters, gradients, self.rates
+        for name, parameter, gradient, rate in zip(*state, strict=True):
+            if name in rows:
+                _added(parameter, rows[name], -rate * gradient)
+            else:
+                parameter.add_(gradient, alpha=-rate)
 
 
 class Adam(Descent):
@@ -365,11 +425,12 @@ class Adam(Descent):
         self.means, self.squares = ([torch.zeros_like(p) for p in self.parameters] for _ in "mv")
         self.n_steps = 0
 
-    def step(self, gradients):
+    def step(self, gradients, rows):
         self.n_steps += 1
-        state = self.parameters, self.means, self.squares, gradients
-        for *one, rate in zip(*state, self.rates, strict=True):
-            adam_step(*([tensor] for tensor in one), self.n_steps, rate)
+        state = self.parameters, self.means, self.squares, self.whole(gradients, rows)
+        for rate in set(self.rates):
+            chosen = [one == rate for one in self.rates]
+            adam_step(*(list(compress(one, chosen)) for one in state), self.n_steps, rate)
 
     def keep_first(self, n):
         super().keep_first(n)
@@ -384,8 +445,9 @@ class Foreign(Descent):
         groups = zip(self.parameters, rates, strict=True)
         self.optimizer = make([{"params": [p], "lr": rate} for p, rate in groups])
 
-    def step(self, gradients):
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+    def step(self, gradients, rows):
+        wholes = self.whole(gradients, rows)
+        for parameter, gradient in zip(self.parameters, wholes, strict=True):
             # Fused kernels read the memory as it lies.
             parameter.grad = gradient.contiguous()
         self.optimizer.step()
@@ -401,6 +463,12 @@ class Foreign(Descent):
             for name, value in state.items():
                 if torch.is_tensor(value) and value.shape == before.shape:
                     state[name] = value[:n]
+
+
+def _added(table, rows, changes):
+    """Add changes of rows to a stacked table, in place, and return it."""
+    table.flatten(0, 1).index_add_(0, rows.flatten(), changes.flatten(0, 1))
+    return table
 
 
 def adam_step(
@@ -425,10 +493,3 @@ def descent(optimizer, parameters, rates):
     if callable(optimizer):
         return Foreign(optimizer, parameters, rates)
     return {"adam": Adam, "sgd": Sgd}[optimizer](parameters, rates)
-
-
-# ------------------------------------------------------------------ the examples of each step
-
-# Clients draw their examples and shuffle them as FedMF's do, each with its own stream of random
-# numbers. Here the batches are only written down, padded to the same shape, so that one tensor
-# operation can process the same step of all clients.

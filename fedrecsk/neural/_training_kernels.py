@@ -105,3 +105,13 @@ def plan(clients, layout, feedback, seeds, n_negatives, n_epochs, batch_size, st
                     steps.weight[step, k, j - start] = work.weight[e]
                 step += 1
         visits.n_steps[k] = step
+
+
+@kernel
+def add_changes(places, numbers, n_rows, after, received, changes):
+    """Add by how much clients have changed their rows of what they have received, at places."""
+    for k in range(len(n_rows)):
+        for j in range(n_rows[k]):
+            for f in range(changes.shape[1]):
+                change = after[k, j, f] - received[numbers[k, j], f]
+                changes[places[k, j], f] += change

@@ -247,6 +247,26 @@ def sized(n_users, n_items, sizes, others):
     return GMF(n_users, n_items, n_factors=len(sizes))
 
 
+class Reshaped(GMF):
+    """GMF that looks its rows up by other tensors than the codes that it is called with."""
+
+    def forward(self, users, items):
+        return super().forward(users[..., None], items.clone().reshape(-1, 1)).squeeze(-1)
+
+
+@pytest.mark.parametrize("silos", [False, True])
+def test_rows_may_be_looked_up_by_codes_of_another_shape(toy, silos):
+    X, y = toy
+    settings = {"optimizer": "sgd", "learning_rate": 1.0, "n_rounds": 2, "random_state": 0}
+    clients = X[:, 0] % 5 if silos else None
+    expected, found = (
+        FederatedModule(one, **settings).fit(X, y, clients=clients) for one in (GMF, Reshaped)
+    )
+    for name, values in expected.parameters_.items():
+        np.testing.assert_allclose(found.parameters_[name], values, rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(found.user_factors_, expected.user_factors_, rtol=1e-4, atol=1e-7)
+
+
 # ----------------------------------------------------------------------------- refusals
 
 
