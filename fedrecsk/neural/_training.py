@@ -99,8 +99,7 @@ class Codes(Tensor):
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         if func is functional.embedding:
             return args[1]
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 class Trained(NamedTuple):
