@@ -14,6 +14,7 @@ from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data._checks import Diverged
 from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.protocol.ledger import Ledger
+from fedrecsk.protocol.links import SideBySide
 from fedrecsk.protocol.messages import Rows
 
 if TYPE_CHECKING:
@@ -148,6 +149,8 @@ class Halving(Generic[C]):
         # For each cut, the candidates with their scores; for each round, how many there were.
         self.cuts: list[tuple[int, list[C], list[float]]] = []
         self.n_alive: list[int] = []
+        # What they have sent in this step, see SideBySide.
+        self._sent: dict[bytes, int] = {}
 
     @property
     def leader(self) -> C:
@@ -156,11 +159,14 @@ class Halving(Generic[C]):
 
     def set_up(self, each: Callable[..., None] = one_by_one) -> None:
         """Do everything that comes before the first round of each candidate."""
+        for number, one in enumerate(self.candidates):
+            one.loop.server.beside = SideBySide(number, self._sent)
         self._take(lambda one: one.loop.set_up(), each)
 
     def round(self, each: Callable[..., None] = one_by_one) -> None:
         """Run a round of each candidate, unless it ends at the last cut."""
         rung = self.rungs[0]
+        self._sent.clear()
         self._take(lambda one: one.open(rung, len(self.started)), each)
         self.n_alive.append(len(self.alive))
         if self.n_rounds == rung:
