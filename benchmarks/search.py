@@ -7,8 +7,8 @@ reported numbers (``benchmarks/_seeds.py``).
 
 The table has the test score of the model that the search fits, of the defaults, and of the best of
 the 27 on the test rows, each fitted whole to all training rows; megabytes per client, up and down,
-of the search, of the defaults, and of all 27 fits. The best of the 27 is chosen by the test rows, so
-no search can expect to reach it.
+of the search, of the defaults, and of all 27 fits. The best of the 27 is chosen by the test rows,
+so no search can expect to reach it.
 
 Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DATA.
 """
