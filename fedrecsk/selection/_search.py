@@ -183,7 +183,8 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
     **Central privacy.** The rounds of all candidates, their scores, and the winner's last rounds
     are releases, and the noise is calibrated so that all of them together spend the `epsilon` of
     ``CentralDP``. Every client then counts once in a score, however many rows it has, and its RMSE
-    or MAE as no more than half of the rating scale. Cohorts, secure sums, adaptive clips and noise by the clients are refused.
+    or MAE as no more than half of the rating scale. Cohorts, secure sums, adaptive clips and noise
+    by the clients are refused.
 
     **Scores.** `best_score_` was used to choose, so it is too good. Report a score on other rows.
 

@@ -513,12 +513,16 @@ def test_a_node_of_another_search_is_refused(tmp_path):
 
 
 def test_a_node_with_another_grid_is_refused(tmp_path):
-    one, nodes = deployed(searched(), tmp_path, gathering=2.0)
-    _, grid = SEARCHES["RFRec"]
-    others = grid | {"reg_user": [0.01, 0.04, 0.32]}
-    nodes[1002].estimator = searched().set_params(param_distributions=others)
-    with pytest.raises(NotEnough, match=r"differs from the server's in the candidates' reg_user;"):
-        one.run()
+    search = searched()
+    grid = search.param_distributions | {"reg_user": [0.01, 0.04, 0.32]}
+    search.set_params(param_distributions=grid)
+    node = make_nodes(search, X, Y, SILOS, tmp_path)[1000]
+    # Of this candidate both sides have the same parameters.
+    server = fits_of(searched())[0]
+    assert server.method.get_params() == fits_of(search)[0].method.get_params()
+    head = {"kind": "register", "fit": "0" * 16, "parameters": server.digests(), "search": True}
+    refused = unpack(node.answer(pack(head, {})))[0]["refused"]
+    assert "differs from the server's in the candidates' reg_user;" in refused
 
 
 def test_what_messages_have_alike_is_sent_once():
