@@ -203,7 +203,7 @@ def draw_searches(path):
     """Draw scores of searches against megabytes, for light and dark pages."""
     rows, colours = searches(), (GREY, FEDERATED, CENTRALISED)
     labels = "default", "search", "27 fits, best by test rows"
-    n_columns = 4
+    n_columns = sum("100k" in title for title in rows)
     n_rows = -(-len(rows) // n_columns)
     with plt.rc_context(STYLE):
         size = {"figsize": (11, 2.6 * n_rows), "layout": "constrained", "squeeze": False}
@@ -214,6 +214,10 @@ def draw_searches(path):
         for point, colour, label in zip(points.values(), colours, labels, strict=True):
             ax.plot(*point, "o", color=colour, markersize=8, label=label)
         ax.set(xscale="log", xlabel="MB per client")
+        sizes = [size for size, _ in points.values()]
+        ax.set_xticks(sizes, [f"{float(f'{one:.3g}'):g}" for one in sizes])
+        ax.set_xticks([], minor=True)
+        ax.margins(x=0.15)
         ax.set_title(title.removeprefix("MovieLens-"), loc="left", fontsize=11)
         # Differences below 0.01 should look small.
         middle = sum(score for _, score in points.values()) / len(points)
