@@ -189,6 +189,49 @@ def draw_hours(path):
     plt.close(figure)
 
 
+def searches():
+    """Return MB per client and score of what a search found and its alternatives, by method."""
+    found = {}
+    for row, _ in records.rows_of("search"):
+        names = {"default": "default", "search": "search", "27 fits": "best of 27"}
+        title = f"{row['data, method']}: {row['metric']}"
+        found[title] = {n: (float(row[f"MB, {n}"]), float(row[one])) for n, one in names.items()}
+    return found
+
+
+def draw_searches(path):
+    """Draw scores of searches against megabytes, for light and dark pages."""
+    rows, colours = searches(), (GREY, FEDERATED, CENTRALISED)
+    labels = "default", "search", "27 fits, best by test rows"
+    n_columns = sum("100k" in title for title in rows)
+    n_rows = -(-len(rows) // n_columns)
+    with plt.rc_context(STYLE):
+        size = {"figsize": (11, 2.6 * n_rows), "layout": "constrained", "squeeze": False}
+        figure, axes = plt.subplots(n_rows, n_columns, **size)
+    for ax in axes.flat[len(rows) :]:
+        ax.set_axis_off()
+    for ax, (title, points) in zip(axes.flat, rows.items(), strict=False):
+        for point, colour, label in zip(points.values(), colours, labels, strict=True):
+            ax.plot(*point, "o", color=colour, markersize=8, label=label)
+        ax.set(xscale="log", xlabel="MB per client")
+        sizes = [size for size, _ in points.values()]
+        ax.set_xticks(sizes, [f"{float(f'{one:.3g}'):g}" for one in sizes])
+        ax.set_xticks([], minor=True)
+        ax.margins(x=0.15)
+        ax.set_title(title.removeprefix("MovieLens-"), loc="left", fontsize=11)
+        # Differences below 0.01 should look small.
+        middle = sum(score for _, score in points.values()) / len(points)
+        half = max(0.01, *(1.3 * abs(score - middle) for _, score in points.values()))
+        ax.set_ylim(middle - half, middle + half)
+        if "RMSE" in title:
+            ax.invert_yaxis()
+    axes[0, 0].legend(frameon=False, labelcolor=GREY, fontsize=9)
+    about = {"Date": None, "Description": json.dumps(rows)}
+    with plt.rc_context(STYLE):
+        figure.savefig(path, transparent=True, metadata=about)
+    plt.close(figure)
+
+
 def filled(text):
     """Return a page with the tables and the numbers between its comments as they are now."""
     return MADE.sub(lambda found: f"{found[1]}{_value(found[2])}{found[3]}", text)
@@ -204,3 +247,4 @@ def write():
     for task in TITLES:
         draw(task, FOLDER / f"{task}.svg")
     draw_hours(FOLDER / "hours.svg")
+    draw_searches(FOLDER / "search.svg")

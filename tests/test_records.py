@@ -102,9 +102,12 @@ def test_pictures_show_the_records(task, tmp_path):
     assert shown in (tmp_path / "picture.svg").read_text()
 
 
-def test_the_picture_of_hours_shows_the_records(tmp_path):
-    pages.draw_hours(tmp_path / "picture.svg")
-    shown = (pages.FOLDER / "hours.svg").read_text()
+@pytest.mark.parametrize(
+    ("name", "draw"), [("hours", pages.draw_hours), ("search", pages.draw_searches)]
+)
+def test_other_pictures_show_the_records(name, draw, tmp_path):
+    draw(tmp_path / "picture.svg")
+    shown = (pages.FOLDER / f"{name}.svg").read_text()
     drawn = [
         one[one.index("<dc:description>") :][:2000]
         for one in (shown, (tmp_path / "picture.svg").read_text())

@@ -73,14 +73,18 @@ def check_deployable(estimator: FederatedRecommender) -> None:
 
 
 class Fit(NamedTuple):
-    """A fit in which a node may take part: a method, and the share of rows that it holds out."""
+    """A fit in which a node may take part: a method, and the share of rows that it holds out.
+
+    `grid` has a digest of the values of each parameter that a search tries.
+    """
 
     method: FederatedRecommender
     holds_out: float | None = None
+    grid: dict[str, str] | None = None
 
     def digests(self) -> dict[str, str]:
         """Return a digest of all that server and nodes must agree on, by its name."""
-        found = digests(self.method)
+        found = digests(self.method) | (self.grid or {})
         return found if self.holds_out is None else found | {"holds_out": str(self.holds_out)}
 
 
@@ -117,10 +121,13 @@ def candidates_of(search: FederatedSearch) -> list[Drawn]:
             "or search by fit."
         )
     _, drawn = search._draw()
-    found, share = [], search.validation_fraction
+    found, share, grid = [], search.validation_fraction, {}
+    for name in sorted({name for params, _ in drawn for name in params}):
+        values = [_plain(params.get(name)) for params, _ in drawn]
+        grid[f"the candidates' {name}"] = str(joblib.hash(values))
     for params, model in drawn:
         trained = method_of(model, search._metric(model), share)
-        found.append(Drawn(params, model, Fit(trained, share)))
+        found.append(Drawn(params, model, Fit(trained, share, grid)))
     return found
 
 

@@ -149,8 +149,10 @@ class Node:
         self.store = store
         # By which it signs its keys, if uploads are masked.
         self.identity = identity
-        # What `load_data` has returned for the requests of one message.
-        self._rows: Loaded | None = None
+        # What `load_data` has returned, or why it has not, for the requests of one message; and
+        # what the log has of them.
+        self._rows: Loaded | Exception | None = None
+        self._logged: set[str] = set()
 
     @cached_property
     def _fits(self) -> list[Fit]:
@@ -168,30 +170,37 @@ class Node:
 
         If this fails, the server learns that it failed; this node's log says why.
         """
-        self._rows = None
+        self._rows, self._logged = None, set()
         try:
-            together = bundled(content)
-            if together:
-                return bundle([self._answer_one(one) for one in together])
-        except MalformedMessage:
-            # Said below.
-            pass
-        return self._answer_one(content)
+            head, arrays = unpack(content)
+            together = bundled(head, arrays)
+        except MalformedMessage as error:
+            log.error("This node refuses a request: %s", error)
+            return pack({"refused": str(error)}, {})
+        if together:
+            return bundle([self._answer_one(*one) for one in together])
+        return self._answer_one(head, arrays)
 
-    def _answer_one(self, content):
+    def _answer_one(self, head, arrays):
         try:
-            return self._answer(*unpack(content))
+            return self._answer(head, arrays)
         except Lacking as error:
             # The state is as it was, and the server asks again.
-            log.info("This node's folder is an older copy, which lacks its %s", error)
+            self._log(log.info, "This node's folder is an older copy, which lacks its %s", error)
             return pack({"lacks": str(error)}, {})
         except (Refused, MalformedMessage, MaskingFailed) as error:
-            log.error("This node refuses a request: %s", error)
+            self._log(log.error, "This node refuses a request: %s", error)
             return pack({"refused": str(error)}, {})
         except Exception as error:
             # The text of an error may have private data in it, so it stays here.
-            log.exception("This node cannot answer a request")
+            self._log(log.exception, "This node cannot answer a request: %r", error)
             return pack({"failed": type(error).__name__}, {})
+
+    def _log(self, log_it, text, error):
+        """Log what has happened, once for all requests of a message."""
+        if text % error not in self._logged:
+            self._logged.add(text % error)
+            log_it(text, error)
 
     def _answer(self, head, arrays):
         kind, fit = head.get("kind"), head.get("fit")
@@ -266,7 +275,7 @@ class Node:
                 *(device, data["client_id"], registration, rows, past, token, is_searched)
             )
             if not others:
-                self._forget_ended_fits(but=head.get("after"))
+                self._forget_fits(but=head.get("after"))
             self.store.save(fit + STATE, memory)
             log.info("Client %s registers", data["client_id"])
         if str(memory.client) != str(data["client_id"]):
@@ -284,7 +293,12 @@ class Node:
     def _read(self):
         """Return what `load_data` returns, which all requests of a message share."""
         if self._rows is None:
-            self._rows = self.load_data()
+            try:
+                self._rows = self.load_data()
+            except Exception as error:
+                self._rows = error
+        if isinstance(self._rows, Exception):
+            raise self._rows
         return self._rows
 
     def _part(self, theirs):
@@ -313,11 +327,12 @@ class Node:
         private = self.store.load(others[0]).device.keys.private
         return next_key(private) if after else private
 
-    def _forget_ended_fits(self, but):
-        """Delete what is kept of all but one of the fits that have ended, and unfinished files."""
+    def _forget_fits(self, but):
+        """Delete what is kept of fits that have ended, of other searches, and unfinished files."""
         self.store.remove_drafts(f"*{STATE}")
         for name in self.store.names(f"*{STATE}"):
-            if name != f"{but}{STATE}" and self.store.load(name).device is None:
+            memory = self.store.load(name)
+            if name != f"{but}{STATE}" and (memory.device is None or memory.is_searched):
                 self.store.remove(name)
 
     def _loaded(self, fit):

@@ -81,19 +81,34 @@ TOGETHER = "together"
 
 
 def bundle(contents: list[bytes]) -> bytes:
-    """Return one message that holds others."""
-    parts = {str(number): np.frombuffer(one, np.uint8) for number, one in enumerate(contents)}
-    return pack({"kind": TOGETHER}, parts)
+    """Return one message that holds others; what several of them have alike is in it once."""
+    parts, arrays, numbers = [], {}, {}
+    for head, own in map(unpack, contents):
+        names = {}
+        for name, one in own.items():
+            alike = name, one.dtype.str, one.shape, one.tobytes()
+            names[name] = numbers.setdefault(alike, str(len(numbers)))
+            arrays[names[name]] = one
+        parts.append([head, names])
+    return pack({"kind": TOGETHER, "parts": parts}, arrays)
 
 
-def bundled(content: bytes) -> list[bytes]:
-    """Return the messages that one holds, none if it is of another kind."""
-    head, arrays = unpack(content)
+def bundled(head: Head, arrays: Arrays) -> list[tuple[Head, Arrays]]:
+    """Return the messages that one holds, none if it is of another kind; they share arrays."""
     if head.get("kind") != TOGETHER:
         return []
-    if any(one.dtype != np.uint8 for one in arrays.values()):
-        raise MalformedMessage("A message in another is not made of bytes.")
-    return [one.tobytes() for one in arrays.values()]
+    try:
+        parts = [
+            (dict(one), {n: arrays[a] for n, a in names.items()}) for one, names in head["parts"]
+        ]
+        # A short message must not become a long one.
+        is_plain = all(len(set(map(id, own.values()))) == len(own) for _, own in parts)
+        if not is_plain or any(own.keys() & {"head", "file"} for _, own in parts):
+            raise ValueError
+    # Any error in reading unchecked parts is due to them.
+    except Exception as error:
+        raise MalformedMessage("The messages in a message cannot be told apart.") from error
+    return parts
 
 
 # ---------------------------------------------------------------------- from the server

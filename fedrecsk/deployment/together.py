@@ -8,7 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from fedrecsk.deployment.exchanges import Carrier, Reply, Request
-from fedrecsk.deployment.records import TOGETHER, MalformedMessage, bundle, bundled
+from fedrecsk.deployment.records import (
+    TOGETHER,
+    MalformedMessage,
+    bundle,
+    bundled,
+    pack,
+    unpack,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -109,10 +116,10 @@ class Together(Carrier):
         """Take in the replies of a message."""
         contents = [reply.content] * len(tickets)
         try:
-            found = [] if reply.content is None else bundled(reply.content)
+            found = [] if reply.content is None else bundled(*unpack(reply.content))
             # A node that could not read the message answers once.
-            contents = found if len(found) == len(tickets) else contents
-        except MalformedMessage:
+            contents = [pack(*one) for one in found] if len(found) == len(tickets) else contents
+        except (MalformedMessage, RecursionError):
             # Each fit finds this out.
             pass
         for ticket, content in zip(tickets, contents, strict=True):

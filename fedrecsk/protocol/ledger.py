@@ -270,6 +270,11 @@ class Ledger:
         entry = self.entries[-1]
         entry["largest_up"] = max(entry["largest_up"], int(nbytes.max(initial=0)))
 
+    def take_back_up(self) -> None:
+        """Count no bytes of the first uploads, which clients have sent for another fit already."""
+        self.client_bytes_up[:] = 0
+        self.entries[-1] |= {"bytes_up": 0, "payload_up": 0, "largest_up": 0}
+
     def between_devices(
         self, clients: NDArray[np.int64], n_messages: np.ndarray, nbytes: np.ndarray
     ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -28,6 +29,30 @@ if TYPE_CHECKING:
     from fedrecsk.updates import ClientUpdates, FieldSpec, HeldUpdates
 
 
+@dataclass(eq=False)
+class SideBySide:
+    """A fit whose messages travel with those of other fits, so that what is equal is sent once.
+
+    `first` has digests of what they have sent in this step, with the number of the first fit.
+    """
+
+    number: int
+    first: dict[bytes, int]
+
+    def is_first(self, *parts: object) -> bool:
+        """Return whether no other fit has sent these arrays, or anything else, in this step."""
+        digest = hashlib.blake2b(digest_size=16)
+        for part in parts:
+            array = np.asarray(part)
+            digest.update(f"{array.dtype.str}{array.shape}".encode() + array.tobytes())
+        return self.first.setdefault(digest.digest(), self.number) == self.number
+
+    def new(self, message: Message, who: NDArray[np.bool_]) -> Message:
+        """Return the fields of a message that no other fit sends to the clients of a mask."""
+        fields = message.items()
+        return Message(**{n: f for n, f in fields if self.is_first(n, str(f.dtype), f.values, who)})
+
+
 class Downlink:
     """Sends the server's messages, and counts what each client receives."""
 
@@ -38,10 +63,12 @@ class Downlink:
         n_held: NDArray[np.int64],
         channel: EncryptedChannel | None,
         sends_whole: bool = False,
+        beside: SideBySide | None = None,
     ) -> None:
         self.federation = federation
         self.ledger = ledger
         self.channel = channel
+        self.beside = beside
         self._n_held = n_held
         # Bytes of the updates that each client has missed; inf if it needs the full model.
         self._missed = np.full(len(n_held), np.inf if channel is None else 0.0)
@@ -75,7 +102,10 @@ class Downlink:
                 delta = None
             else:
                 message, delta = self._compressed(message, delta, compression, key)
-        whole, payload = message.sizes(self._n_held, self.federation.wire_dtype)
+        sent = message
+        if self.beside is not None and delta is None and compression is None:
+            sent = self.beside.new(message, receives)
+        whole, payload = sent.sizes(self._n_held, self.federation.wire_dtype)
         latest = whole
         if delta is not None:
             latest, payload = delta.sizes(self._n_held, self.federation.wire_dtype)
@@ -110,6 +140,9 @@ class Downlink:
         """Send a message once to the clients of the mask, or to all."""
         if not message:
             return
+        who = np.ones(len(self._missed), dtype=bool) if who is None else who
+        if self.beside is not None:
+            message = self.beside.new(message, who)
         sizes = self._sizes(message)
         if self.channel is not None:
             n_values = sum(np.size(field.values) for field in message.values())

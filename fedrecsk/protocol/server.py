@@ -14,7 +14,13 @@ from fedrecsk.protocol.clock import Clock, Synchronous, Timetable
 from fedrecsk.protocol.early_stopping import EarlyStopping
 from fedrecsk.protocol.keys import SETUP, Key
 from fedrecsk.protocol.ledger import Ledger
-from fedrecsk.protocol.links import Downlink, StepTotal, Uplink, matrix_to_compress
+from fedrecsk.protocol.links import (
+    Downlink,
+    SideBySide,
+    StepTotal,
+    Uplink,
+    matrix_to_compress,
+)
 from fedrecsk.protocol.messages import Catalogue, ClientCodes, Message, Rows
 from fedrecsk.protocol.participation import Participation, Sampling
 from fedrecsk.protocol.protection import is_compressed, planned_bytes
@@ -89,6 +95,8 @@ class Server:
         self.stopping: EarlyStopping[Message] = EarlyStopping(method.tol, method.n_iter_no_change)
         # Whether clients always receive the full model, as deployed ones do.
         self.sends_whole: bool = False
+        # Of a fit of a search, whose messages travel with those of the other fits.
+        self.beside: SideBySide | None = None
         # The simulated clock, and who begins when in asynchronous rounds, from the first one.
         self.clock: Clock | None = None
         self.timetable: Timetable | None = None
@@ -158,7 +166,9 @@ class Server:
         self.ledger: Ledger = Ledger(self.client_ids)
         self.ledger.clock = self.clock
         self.downlink: Downlink = Downlink(
-            self.federation, self.ledger, self.n_held, self.channel, self.sends_whole
+            *(self.federation, self.ledger, self.n_held, self.channel),
+            sends_whole=self.sends_whole,
+            beside=self.beside,
         )
         self.uplink: Uplink = Uplink(
             self.federation,
@@ -263,6 +273,11 @@ class Server:
             raise ValueError(
                 "No client has answered the set-up message, but all registered ones must."
             )
+        is_plain = self.federation.secure_aggregation is None
+        if self.beside is not None and is_plain:
+            sums = [part for name, total in upload.items() for part in (name, total.sum)]
+            if not self.beside.is_first(*sums):
+                self.ledger.take_back_up()
         self.state = self.algorithm.begin(self._catalogue, upload, self.key)
 
     def announcement(self) -> Message:
@@ -515,7 +530,10 @@ class Server:
     def fork(self) -> Server:
         """Return a copy that may end the fit, while this one can go on."""
         other = copy.copy(self)
-        memo = {id(one): one for one in (self.federation, self.channel, self.ledger.client_ids)}
+        memo = {
+            id(one): one
+            for one in (self.federation, self.channel, self.ledger.client_ids, self.beside)
+        }
         accounts = self.ledger, self.downlink, self.uplink
         other.ledger, other.downlink, other.uplink = copy.deepcopy(accounts, memo)
         other.history = copy.deepcopy(self.history)

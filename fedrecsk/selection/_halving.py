@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -13,10 +14,15 @@ from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data._checks import Diverged
 from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.protocol.ledger import Ledger
+from fedrecsk.protocol.links import SideBySide
+from fedrecsk.protocol.messages import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from numpy.typing import NDArray
+
+    from fedrecsk.protocol.keys import Key
     from fedrecsk.selection._noise import Noise
 
 
@@ -24,6 +30,9 @@ if TYPE_CHECKING:
 # that lose later. The last one leaves a quarter for the winner, which then learns from all rows.
 # Chosen on validation rows of MovieLens-100k, see docs/choices.md.
 EARLIEST, LATEST = 10, 0.75
+# A client receives some two whole models to evaluate all candidates of a cut, if rounds send less;
+# the fewest clients that evaluate each.
+WHOLE_MODELS, FEWEST = 2, 50
 # Passes without progress after which a candidate's fit would end, which the search does.
 NEVER = 2**31 - 1
 
@@ -46,25 +55,37 @@ class Candidate:
     ledger: Ledger | None = None
     privacy: PrivacyReport | None = None
 
-    def open(self, rung: int) -> None:
-        """Open a round; let its cohort evaluate the model if a pass over clients ends at a cut."""
+    def open(self, rung: int, n_candidates: int) -> None:
+        """Open a round; let clients evaluate the model if a cut after `rung` rounds is near."""
         server = self.loop.server
         self.opened = participation, message = server.open_round()
-        if not max(0, rung - server.stopping.n_cohorts) < server.round <= rung:
+        share, n_cohorts = self._share(message, n_candidates), server.stopping.n_cohorts
+        n_last = math.ceil(share * n_cohorts)
+        if not max(0, rung - n_last) < server.round <= rung:
             return
         who = participation.receives
+        if share < 1:
+            who = _drawn(who, share * n_cohorts / n_last, server.key.at(server.round))
         if message:
             model = server.send_for_validation(who)
         else:
             # This round sends nothing.
             server.downlink.announce(server.algorithm.final(server.state), who)
             model = server.current_message()
-        answers = self.loop.ask_validation(participation, model)
+        answers = self.loop.ask_validation(participation._replace(receives=who), model)
         if self.noise is not None:
             self.values.append(self.noise.score(answers, server))
             return
         server.close_validation(answers, who)
         self.values.append(server.history[-1][server.scoring.curve])
+
+    def _share(self, message, n_candidates):
+        """Return the share of the clients that evaluate each candidate."""
+        sends_whole = message and not any(isinstance(one, Rows) for one in message.values())
+        if sends_whole or self.noise is not None:
+            return 1.0
+        n_clients = self.loop.server.n_clients
+        return min(1.0, max(WHOLE_MODELS / n_candidates, FEWEST / n_clients))
 
     def close(self) -> None:
         """Run the rest of the round."""
@@ -97,6 +118,14 @@ class Candidate:
         return refit != "anew" and can and n_rounds < self.n_rounds
 
 
+def _drawn(who: NDArray[np.bool_], share: float, key: Key) -> NDArray[np.bool_]:
+    """Draw a share of the clients of a mask, which are alike for all candidates."""
+    chances = np.where(who, key.uniform("evaluating clients", np.arange(len(who))), np.inf)
+    drawn = np.zeros(len(who), dtype=bool)
+    drawn[np.argsort(chances, kind="stable")[: math.ceil(share * who.sum())]] = True
+    return drawn
+
+
 C = TypeVar("C", bound=Candidate)
 
 
@@ -120,6 +149,8 @@ class Halving(Generic[C]):
         # For each cut, the candidates with their scores; for each round, how many there were.
         self.cuts: list[tuple[int, list[C], list[float]]] = []
         self.n_alive: list[int] = []
+        # What they have sent in this step, see SideBySide.
+        self._sent: dict[bytes, int] = {}
 
     @property
     def leader(self) -> C:
@@ -128,12 +159,15 @@ class Halving(Generic[C]):
 
     def set_up(self, each: Callable[..., None] = one_by_one) -> None:
         """Do everything that comes before the first round of each candidate."""
+        for number, one in enumerate(self.candidates):
+            one.loop.server.beside = SideBySide(number, self._sent)
         self._take(lambda one: one.loop.set_up(), each)
 
     def round(self, each: Callable[..., None] = one_by_one) -> None:
         """Run a round of each candidate, unless it ends at the last cut."""
         rung = self.rungs[0]
-        self._take(lambda one: one.open(rung), each)
+        self._sent.clear()
+        self._take(lambda one: one.open(rung, len(self.started)), each)
         self.n_alive.append(len(self.alive))
         if self.n_rounds == rung:
             self._cut()

@@ -34,8 +34,9 @@ class Noise:
         """Return what clients measure: means of their own, in a public range."""
         metric, most = Metric.of(method.scoring), 1.0
         if not metric.greater_is_better:
+            # In the middle of the scale no prediction errs by more.
             low, high = method.rating_scale
-            most = float(high - low)
+            most = float(high - low) / 2
         return Scoring((method.scoring,), ranges=(most,), bounded=True)
 
     def score(self, total: StepTotal, server: Server) -> float:

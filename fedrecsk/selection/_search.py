@@ -170,17 +170,21 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
 
     Notes
     -----
-    **Bytes.** The catalogue is sent once, and a client that is asked to evaluate a model does not
-    receive it again to train it. Everything else is counted for each candidate. In
-    `communication_`, `messages_up` and `messages_down` count messages that travel together once.
+    **Bytes.** What is equal for several candidates is sent once: the catalogue, and usually the
+    set-up and the first model. A client that is asked to evaluate a model does not receive it again
+    to train it. If a round sends clients the rows of their own items only, a random part of the
+    clients evaluates each candidate: 50 at least, and so many that a client receives two whole
+    models at a cut on average. In `communication_`, `messages_up` and `messages_down` count
+    messages that travel together once.
 
     **Cohorts.** With ``client_fraction < 1``, the cohort of the next round evaluates a model, and a
-    cut uses the mean over the rounds of one pass over the clients.
+    cut uses the mean over the rounds of one pass over the clients, or over a part of them.
 
     **Central privacy.** The rounds of all candidates, their scores, and the winner's last rounds
     are releases, and the noise is calibrated so that all of them together spend the `epsilon` of
-    ``CentralDP``. Every client then counts once in a score, however many rows it has. Cohorts,
-    secure sums, adaptive clips and noise by the clients are refused.
+    ``CentralDP``. Every client then counts once in a score, however many rows it has, and its RMSE
+    or MAE as no more than half of the rating scale. Cohorts, secure sums, adaptive clips and noise
+    by the clients are refused.
 
     **Scores.** `best_score_` was used to choose, so it is too good. Report a score on other rows.
 

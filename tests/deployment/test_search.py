@@ -24,7 +24,7 @@ from fedrecsk.preprocessing import IdEncoder
 from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, SecAggPlus
 from fedrecsk.protocol import blocks
 from fedrecsk.protocol.early_stopping import hold_out
-from fedrecsk.selection import FederatedSearch
+from fedrecsk.selection import FederatedSearch, _halving
 from tests.conftest import make_toy
 from tests.deployment.in_process import (
     InProcess,
@@ -109,7 +109,9 @@ def assert_found_the_same(found, nodes, expected):
 
 
 @pytest.mark.parametrize("name", SEARCHES)
-def test_a_deployed_search_is_the_simulated_one(name, tmp_path):
+def test_a_deployed_search_is_the_simulated_one(name, tmp_path, monkeypatch):
+    # Let a part of the clients evaluate, as if there were many.
+    monkeypatch.setattr(_halving, "FEWEST", 2)
     scoring = "ndcg@5" if name in ("LocALS", "FedEASE") else None
     search = searched(name, scoring=scoring)
     silos = X[:, 0] if name == "LocALS" else SILOS
@@ -127,7 +129,7 @@ def test_a_deployed_search_is_the_simulated_one(name, tmp_path):
 
 def steps_of(request):
     """Kind and number of each request in a message."""
-    heads = [unpack(one)[0] for one in bundled(request.content)]
+    heads = [head for head, _ in bundled(*unpack(request.content))]
     return {(head["kind"], head.get("number")) for head in heads}
 
 
@@ -454,9 +456,52 @@ def test_a_node_reads_its_data_once_for_all_candidates(tmp_path):
         {"kind": "register", "fit": f"{number:016x}", "parameters": one.digests(), "search": True}
         for number, one in enumerate(fits_of(search)[:6])
     ]
-    answers = bundled(node.answer(bundle([pack(head, {}) for head in heads])))
-    assert all("token" in unpack(one)[0] for one in answers)
+    message = bundle([pack(head, {}) for head in heads])
+    answers = bundled(*unpack(node.answer(message)))
+    assert all("token" in head for head, _ in answers)
     assert len(n_reads) == 1
+
+
+def test_a_node_that_cannot_read_its_data_logs_it_once(tmp_path, caplog):
+    search = searched()
+    node, n_reads = make_nodes(search, X, Y, SILOS, tmp_path)[1000], []
+
+    def fail():
+        n_reads.append(1)
+        raise OSError("the disk is gone")
+
+    node.load_data = fail
+    heads = [
+        {"kind": "register", "fit": f"{number:016x}", "parameters": one.digests(), "search": True}
+        for number, one in enumerate(fits_of(search)[:6])
+    ]
+    message = bundle([pack(head, {}) for head in heads])
+    for n_messages in (1, 2):
+        answers = bundled(*unpack(node.answer(message)))
+        assert [head for head, _ in answers] == [{"failed": "OSError"}] * 6
+        said = [record for record in caplog.records if "the disk is gone" in record.getMessage()]
+        assert len(said) == len(n_reads) == n_messages
+
+
+def test_states_of_another_search_are_deleted(tmp_path):
+    one, nodes = deployed(searched(), tmp_path)
+    kill(one, ("round", 1), 1001)
+    with pytest.raises(Killed):
+        one.run()
+    assert {len(node.store.names("*.state")) for node in nodes.values()} == {6}
+    before = set(nodes[1000].store.names("*.state"))
+    one.store.remove("search")
+    other, nodes = deployed(searched(), tmp_path)
+    kill(other, ("round", 1), 1001)
+    with pytest.raises(Killed):
+        other.run()
+    assert {len(node.store.names("*.state")) for node in nodes.values()} == {6}
+    assert not before & set(nodes[1000].store.names("*.state"))
+    # Nor do they outlive a fit of one method that begins.
+    other.store.remove("search")
+    method = searched().estimator
+    coordinator(method, make_nodes(method, X, Y, SILOS, tmp_path), tmp_path).run()
+    assert {len(node.store.names("*.state")) for node in nodes.values()} == {1}
 
 
 @pytest.mark.full
@@ -467,17 +512,54 @@ def test_a_node_of_another_search_is_refused(tmp_path):
         one.run()
 
 
+def test_a_node_with_another_grid_is_refused(tmp_path):
+    search = searched()
+    grid = search.param_distributions | {"reg_user": [0.01, 0.04, 0.32]}
+    search.set_params(param_distributions=grid)
+    node = make_nodes(search, X, Y, SILOS, tmp_path)[1000]
+    # Both sides have the first candidate.
+    server, ours = fits_of(searched())[0].digests(), fits_of(search)[0].digests()
+    assert [name for name in ours if ours[name] != server[name]] == ["the candidates' reg_user"]
+    head = {"kind": "register", "fit": "0" * 16, "parameters": server, "search": True}
+    refused = unpack(node.answer(pack(head, {})))[0]["refused"]
+    assert "differs from the server's in the candidates' reg_user;" in refused
+
+
+def test_what_messages_have_alike_is_sent_once():
+    rng = np.random.default_rng(0)
+    model, own = rng.random(1000), [rng.random(10) for _ in range(5)]
+    contents = [pack({"fit": n}, {"model": model, "own": one}) for n, one in enumerate(own)]
+    message = bundle(contents)
+    assert len(message) < 1.5 * len(contents[0])
+    for (head, arrays), number in zip(bundled(*unpack(message)), range(5), strict=True):
+        assert head == {"fit": number}
+        np.testing.assert_array_equal(arrays["model"], model)
+        np.testing.assert_array_equal(arrays["own"], own[number])
+
+
 def test_messages_in_messages_are_checked(tmp_path):
     _, nodes = deployed(searched(), tmp_path)
     node = nodes[1000]
-    inner = pack({"kind": "together"}, {"0": np.frombuffer(b"junk", np.uint8)})
-    (answer,) = bundled(node.answer(inner))
-    assert "not a message" in unpack(answer)[0]["refused"]
-    for content in (pack({"kind": "together"}, {"0": np.zeros(3)}), b"junk"):
-        assert "refused" in unpack(node.answer(content))[0]
-    nested = pack({"kind": "together"}, {"0": np.frombuffer(inner, np.uint8)})
-    (answer,) = bundled(node.answer(nested))
-    assert "refused" in unpack(answer)[0]
+    junk, ones = {"fit": "junk"}, {"0": np.ones(3)}
+    (answer,) = bundled(*unpack(node.answer(pack({"kind": "together", "parts": [[junk, {}]]}, {}))))
+    assert "does not say to which fit" in answer[0]["refused"]
+    nested = {"kind": "together", "parts": [[{"kind": "together", "parts": [[junk, {}]]}, {}]]}
+    (answer,) = bundled(*unpack(node.answer(pack(nested, {}))))
+    assert "refused" in answer[0]
+    for parts in (
+        None,
+        3,
+        [junk],
+        [[junk, {"x": "1"}]],
+        [[junk, ["0"]]],
+        [[3, {}]],
+        [[junk, {"head": "0"}]],
+        # A short message that would be a long one.
+        [[junk, {"x": "0", "z": "0"}]],
+    ):
+        answer, _ = unpack(node.answer(pack({"kind": "together", "parts": parts}, ones)))
+        assert "cannot be told apart" in answer["refused"]
+    assert "refused" in unpack(node.answer(b"junk"))[0]
 
 
 @pytest.mark.parametrize("is_search", [True, False])

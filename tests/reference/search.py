@@ -32,27 +32,36 @@ def score(model, X, y):
     return -np.sqrt(np.mean((model.predict(X) - y) ** 2))
 
 
-def evaluated(method, train, held_out, rung, key):
-    """The mean score of the models of the last pass over the clients, by each round's cohort."""
+def evaluated(method, train, held_out, rung, key, share):
+    """The mean score of the models of the last rounds, by a share of the clients in all."""
     scores, users = [], np.unique(train[0][:, 0])
-    for n_rounds in range(rung - round(1 / method.client_fraction) + 1, rung + 1):
+    n_cohorts = round(1 / method.client_fraction)
+    n_last = int(np.ceil(share * n_cohorts))
+    for n_rounds in range(rung - n_last + 1, rung + 1):
         model = clone(method).set_params(n_rounds=n_rounds).fit(*train)
         cohort = method._sampling().draw(len(users), key.at(n_rounds)).receives
-        rows = np.isin(held_out[0][:, 0], users[cohort])
+        chances = key.at(n_rounds).uniform("evaluating clients", np.arange(len(users)))
+        n_chosen = int(np.ceil(share * n_cohorts / n_last * cohort.sum()))
+        chosen = sorted(np.flatnonzero(cohort), key=lambda code: chances[code])[:n_chosen]
+        rows = np.isin(held_out[0][:, 0], users[chosen])
         scores.append(score(model, *(None if one is None else one[rows] for one in held_out)))
     return float(np.mean(scores))
 
 
-def halving(methods, X, y, rungs, factor):
-    """For each cut the numbers of the candidates, best first, and their scores."""
+def halving(methods, X, y, rungs, factor, shares=(1, 1, 1)):
+    """For each cut the numbers of the candidates, best first, and their scores.
+
+    `shares` are those of the clients that evaluate each candidate.
+    """
     key = Key(int(check_random_state(methods[0].random_state).randint(2**31 - 1)))
     train, held_out = split(methods[0], X, y, key)
     items = np.unique(X[:, 1])
     methods = [clone(one).set_params(items=items) for one in methods]
     alive, cuts = list(range(len(methods))), []
-    for rung in rungs:
+    for rung, share in zip(rungs, shares, strict=False):
         scores = {
-            number: evaluated(methods[number], train, held_out, rung, key) for number in alive
+            number: evaluated(methods[number], train, held_out, rung, key, share)
+            for number in alive
         }
         ranked = sorted(alive, key=lambda number: -scores[number])
         cuts.append((ranked, scores))

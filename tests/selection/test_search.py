@@ -59,12 +59,15 @@ def found():
     ids=["RFRec", "LocALS", "FedMF"],
 )
 def test_it_finds_what_a_plain_loop_finds(method, grid, y):
-    ours = search(method, grid).fit(X, y)
+    assert_finds_the_same(search(method, grid).fit(X, y), method, grid, X, y)
+
+
+def assert_finds_the_same(ours, method, grid, X, y, **options):
     now = method.get_params()
     default = {name: now[name] for name in grid}
     params = [default, *(one for one in ParameterGrid(grid) if one != default)]
     methods = [clone(method).set_params(**one) for one in params]
-    cuts = halving(methods, X, y, ours.n_resources_, 3)
+    cuts = halving(methods, X, y, ours.n_resources_, 3, **options)
     table = pd.DataFrame(ours.cv_results_)
     assert len(cuts) == ours.n_iterations_
     for number, (ranked, scores) in enumerate(cuts):
@@ -77,6 +80,26 @@ def test_it_finds_what_a_plain_loop_finds(method, grid, y):
     assert ours.best_score_ == pytest.approx(max(cuts[-1][1].values()), rel=1e-6)
 
 
+@pytest.mark.parametrize("fraction", [1.0, 0.25])
+def test_a_part_of_the_clients_evaluates_where_rounds_send_rows(fraction):
+    n_clients = 200
+    X, _ = make_ratings(n_users=n_clients, n_items=40, n_ratings=3000, random_state=0)
+    X = X[:, :2].astype(int)
+    method = LocALS(3, client_fraction=fraction, random_state=1)
+    grid = {"alpha": [0.5, 1.0, 2.0], "reg_user": [10.0, 30.0, 60.0]}
+    ours = search(method, grid).fit(X)
+    assert ours.n_candidates_ == [9, 3]
+    # At least 50 clients, and a client receives some two models at a cut.
+    shares = [max(50 / n_clients, 2 / 9), 2 / 3]
+    assert_finds_the_same(ours, method, grid, X, None, shares=shares)
+    if fraction == 1:
+        rounds = pd.DataFrame(ours.history_)["bytes_down"]
+        whole, (first, last) = 40 * 3 * 4, ours.n_resources_
+        # Beside what a round sends.
+        extra = [rounds[first] - rounds[first - 1], rounds[last] - rounds[last - 1]]
+        assert extra == [9 * 50 * whole, 3 * np.ceil(2 / 3 * n_clients) * whole]
+
+
 def test_bytes_are_those_of_all_candidates(found):
     # Of one fit: a round's model and uploads, and the set-up.
     one = RFRec(3, n_rounds=1, random_state=1).fit(X, Y).communication_.to_frame()
@@ -87,7 +110,10 @@ def test_bytes_are_those_of_all_candidates(found):
     assert found.n_candidates_ == [9, 3]
     assert found.n_resources_ == [5, 15]
     n_clients, n_evaluations = 50, 9 + 3
-    candidates = catalogue + 9 * setup + (9 * 5 + 3 * 10) * round
+    # What is equal for several of them is sent once: the catalogue, the set-up, the first model,
+    # and after a step the models of each learning rate.
+    candidates = catalogue + setup + (9 * 5 + 3 * 10) * round
+    candidates[0] -= (8 + 6) * round[0]
     # Those that end have received one more model; two numbers of eight bytes answer it.
     candidates += np.array([9 * round[0], n_evaluations * 16 * n_clients])
     last = catalogue + setup + 5 * round + final
@@ -98,7 +124,7 @@ def test_bytes_are_those_of_all_candidates(found):
     assert (refit.bytes_down, refit.bytes_up) == tuple(last)
     rounds = pd.DataFrame(found.history_)
     assert rounds["candidates"].tolist() == [9] * 6 + [3] * 10
-    assert rounds["bytes_up"].sum() == candidates[1] - setup[1] * 9
+    assert rounds["bytes_up"].sum() == candidates[1] - setup[1]
     assert rounds["score"].dropna().index.tolist() == [5, 15]
     # Messages that travel together are one.
     assert found.communication_.entries[2]["messages_down"] == n_clients
@@ -410,8 +436,9 @@ def test_scores_have_the_noise_they_are_charged_for():
     model = clone(exact).set_params(n_rounds=ours.n_resources_[0]).fit(*train)
     errors = (model.predict(rows) - y) ** 2
     each = [errors[rows[:, 0] == user].mean() for user in np.unique(rows[:, 0])]
-    # Clients without a held-out row count too.
-    assert scores[0][0] == pytest.approx(-np.sqrt(sum(each) / 50), rel=1e-3)
+    # Clients without a held-out row count too, and none has more than half of the scale.
+    total = np.minimum(each, 4.0).sum()
+    assert scores[0][0] == pytest.approx(-np.sqrt(total / 50), rel=1e-3)
 
 
 @pytest.mark.parametrize(
