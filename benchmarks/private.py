@@ -71,7 +71,7 @@ def ratings(options):
             if not options.only:
                 _report(name, label, "-", "inf", [_run(model, part, 0, options)])
         for noise in options.only or ("server", "clients"):
-            for epsilon in EPSILONS:
+            for epsilon in (20, *EPSILONS):
                 model = _private(items, epsilon, noise, item_features=features)
                 seeds = reported(options.seeds)
                 runs = [_run(model, part, seed, options) for seed in seeds]
@@ -229,6 +229,8 @@ def _n_factors(model):
     known = (privfedeb if isinstance(model, PrivFedEB) else fedeb).TASTES
     if getattr(model, "item_features", None) is not None:
         known += privfedeb.DIRECTIONS
+    if isinstance(model, PrivFedEB) and hasattr(model, "implicit_factors_"):
+        known += privfedeb.MOST + 1
     return model.item_factors_.shape[1] - known if hasattr(model, "item_factors_") else 0
 
 
