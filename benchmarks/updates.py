@@ -11,6 +11,9 @@ comes in four periods (`RollingOrigin`). Before each, a model stays as it is ("n
 its users have done since ("fold_in"), is updated ("partial_fit"), or is fitted anew ("fit"). The
 table has NDCG@10 of the next period, and megabytes of all clients after the first fit.
 
+With --generated, the rows are generated: 100,000 of 600 users and 9,700 items, a split by seed, and
+the last fifth of the training rows by date is new.
+
 Data: MovieLens-100k, in the folder --data-home or FEDRECSK_DATA.
 """
 
@@ -21,7 +24,7 @@ from sklearn.base import clone
 
 import fedrecsk
 from benchmarks._command_line import command_line
-from fedrecsk.datasets import fetch_movielens
+from fedrecsk.datasets import fetch_movielens, make_ratings
 from fedrecsk.metrics import make_ranking_scorer
 from fedrecsk.model_selection import RollingOrigin, compare
 
@@ -29,11 +32,18 @@ RATINGS = ["RFRec", "FedEB", "ExplicitFCF"]
 RANKINGS = ["FedEASE", "FedSpectral", "LocALS", "GlobSGD", "FCF", "FedMF", "CoLR", "SCoLR"]
 
 
-def measured(name, X, y, seed):
-    """Return scores of the old, the updated and the new model, and megabytes of the last two."""
+def measured(name, X, y, seed, by_date=False):
+    """Return scores of the old, the updated and the new model, and megabytes of the last two.
+
+    With `by_date`, the last fifth of the training rows is new; else a tenth.
+    """
     order = np.random.default_rng(seed).permutation(len(X))
     test, train = order[: len(X) // 5], order[len(X) // 5 :]
     old, new = train[len(train) // 10 :], train[: len(train) // 10]
+    if by_date:
+        train = train[np.argsort(X[train, 2], kind="stable")]
+        old, new = np.split(train, [len(train) - len(train) // 5])
+    X = X[:, :2]
     method = getattr(fedrecsk, name)(random_state=seed, warm_start=True)
 
     def fitted(fit, rows):
@@ -81,16 +91,21 @@ def main(argv=None):
     parser.add_argument("methods", nargs="*", metavar="METHOD", help="default: all")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--periods", action="store_true", help="go from period to period")
+    parser.add_argument("--generated", action="store_true", help="generated ratings, by date")
     parser.add_argument("--data-home")
     options = parser.parse_args(argv)
-    X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
+    if not options.generated:
+        X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
     if options.periods:
         return periods(options.methods or ["FedEASE", "LocALS"], np.asarray(X))
-    X = np.asarray(X)[:, :2]
     print("| method | old | updated | new fit | update (MB) | new fit (MB) |")
     print("|---|---|---|---|---|---|", flush=True)
     for name in options.methods or [*RATINGS, *RANKINGS]:
-        rows = [measured(name, X, y, seed) for seed in range(options.seeds)]
+        rows = []
+        for seed in range(options.seeds):
+            if options.generated:
+                X, y = make_ratings(600, 9_700, 100_000, random_state=seed)
+            rows.append(measured(name, np.asarray(X), y, seed, options.generated))
         *scores, update, fit = np.mean(rows, axis=0)
         shown = " | ".join(f"{one:.4f}" for one in scores)
         print(f"| {name} | {shown} | {update:,.0f} | {fit:,.0f} |", flush=True)

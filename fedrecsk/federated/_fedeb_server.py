@@ -152,7 +152,7 @@ class Server:
     # (b_i, q_i), and y_i, which has no columns without an implicit part.
     items: Kept[Learned]
     implicit: Kept[Learned]
-    scales: Kept[Scales]
+    scales: Scales
     # The items' prior mean, and the part of it that is by their features.
     center: Kept[PerItem]
     content_means: Kept[PerItem]

@@ -50,11 +50,11 @@ def add_first(u, start, layout, ratings, shrinkage, largest, own):
 
 
 @kernel
-def update(layout, ratings, active, model, row_weights, emphasis, floor, work, users, out):
+def update(layout, ratings, active, model, row_weights, emphasis, floor, share, work, users, out):
     """Write the active clients' uploads and users' vectors; return squared error and its weight.
 
-    `row_weights` are a_i, `emphasis` is the factor of the gradient in q_i, and `floor` the least
-    mean square of a user's row that its upload is divided by.
+    `row_weights` are a_i, `emphasis` is the factor of the gradient in q_i, `floor` the least mean
+    square of a user's row that its upload is divided by, and `share` the largest norm of an upload.
     """
     total, total_weight, width, n_sent = 0.0, 0.0, users.shape[1], out.items.shape[1]
     for c in range(len(active)):
@@ -75,7 +75,7 @@ def update(layout, ratings, active, model, row_weights, emphasis, floor, work, u
                 add_user(start, stop, first_row, layout, ratings, row_weights, floor, n_sent, work)
         if out.senders[c]:
             norm = np.sqrt(norm_squared(work.items, n_own))
-            send(c, 1 / max(1.0, norm) if norm < np.inf else norm, layout, work.items, out)
+            send(c, share / max(1.0, norm) if norm < np.inf else norm, layout, work.items, out)
     return total, total_weight
 
 
@@ -92,6 +92,40 @@ def add_user(start, stop, first_row, layout, ratings, row_weights, floor, width,
         size = ratings.weights[t] * row_weights[layout.row_items[layout.rows[t]]]
         row = np.int64(layout.rows[t]) - first_row
         add_row(work.items, row, scale * size, work.products, t - start, width)
+
+
+@kernel
+def project(layout, active, directions, row_weights, position, own, out):
+    """Write where the active clients' users stand along `directions`, in the rows of their items.
+
+    User u's position is the sum of its items' rows of `directions`; the upload repeats it for each
+    item, times a_i, and has norm 1. `position` and `own` are scratch.
+    """
+    width = len(position)
+    for c in range(len(active)):
+        if not (active[c] and out.senders[c]):
+            continue
+        start = layout.row_indptr[c]
+        n_own = layout.row_indptr[c + 1] - start
+        clear(own, n_own)
+        for u in range(layout.client_indptr[c], layout.client_indptr[c + 1]):
+            position[:] = 0
+            squares, length = 0.0, 0.0
+            for t in range(layout.indptr[u], layout.indptr[u + 1]):
+                i = layout.row_items[layout.rows[t]]
+                squares += row_weights[i] ** 2
+                for k in range(width):
+                    position[k] += directions[i, k]
+            for k in range(width):
+                length += position[k] ** 2
+            norm = np.sqrt(squares * length)
+            for t in range(layout.indptr[u], layout.indptr[u + 1]):
+                row = layout.rows[t] - start
+                size = row_weights[layout.row_items[layout.rows[t]]] / norm if norm > 0 else 0.0
+                for k in range(width):
+                    own[row, k] += size * position[k]
+        norm = np.sqrt(norm_squared(own, n_own))
+        send(c, 1 / max(1.0, norm) if norm < np.inf else norm, layout, own, out)
 
 
 @inline

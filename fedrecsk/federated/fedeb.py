@@ -37,6 +37,7 @@ from fedrecsk.protocol.states import PerUser
 from fedrecsk.updates import FieldSpec, Updates
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from pandas import DataFrame
 
     from fedrecsk.protocol.blocks import Block
@@ -371,6 +372,15 @@ class FedEBAlgorithm(Algorithm[Server, Clients]):
         """Return the rows (b_i, q_i, z_i) of a round's message, in units, and the Scale."""
         known = popularity(message["n_ratings"].values)
         return with_tastes(message["items"].values, known), Scale.received(message)
+
+    # ------------------------------------------------------------------ with other rows
+
+    def resume(self, now: Server, before: Server, places: NDArray[np.int64]) -> Server:
+        # Factors that the old rows did not need are 0, where they have no gradient: the first
+        # random vectors are added, and precisions are learned anew.
+        state = super().resume(now, before, places)
+        items = replace(state.items, now=state.items.now + now.items.now)
+        return replace(state, items=items)
 
 
 def weights_of_users(block: Block) -> np.ndarray:

@@ -7,6 +7,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
@@ -23,7 +24,7 @@ from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.protocol.participation import RoundMasks
 from fedrecsk.protocol.states import PerItem, PerUser
-from fedrecsk.updates import FieldSpec, Updates
+from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
 if TYPE_CHECKING:
     from fedrecsk.protocol.blocks import Block
@@ -72,6 +73,15 @@ RELIABLE, MOST = 0.125, 6
 TINY = np.finfo(float).tiny
 # Columns of x_i that follow from the others: popularity and b_i.
 TASTES = 2
+# Audiences are learned in the first rounds, of this many in all. An item's numbers together have
+# this root mean square, and those of q_i a variance smaller by this factor.
+AUDIENCE_ROUNDS, ROUNDS_WITH_AUDIENCES = 2, 16
+AUDIENCE, EXPLAINED = 0.2, 0.5
+# How many clients it takes: this divided by epsilon, or times the noise multiplier.
+ENOUGH, ENOUGH_FOR_NOISE = 30_000, 1_800
+# Of what clients send of their users' vectors: its norm, and what is added to the sum of squares,
+# in standard deviations of the noise, of which there is at least `LEAST_NOISE`.
+USERS, SHRINK, LEAST_NOISE = 0.2, 4.0, 0.1
 
 
 # --------------------------------------------------------- the server: steps on noisy sums
@@ -136,17 +146,43 @@ class _Release(NamedTuple):
         slope = weights @ (x * y) / spread if spread > 1e-9 * total else 0.0
         return weights @ y / total + slope * x
 
-    def n_factors(self, share):
+    def n_factors(self, share, variance=VECTOR_VARIANCE):
         """Return how many factors the noise allows, given the share of clients in a round."""
         a = self.row_weights()
         curvature = share * self.counts * a
         noise = self.noise(curvature, a, self.noise_std)
         h = USER_SQUARE * EMPHASIS * curvature
         # Of all rounds in which every client takes part once.
-        ratio = VECTOR_VARIANCE * h**2 / np.maximum(noise, TINY) / share
+        ratio = variance * h**2 / np.maximum(noise, TINY) / share
         total = self.counts.sum()
         reliability = self.counts @ (ratio / (1 + ratio)) / total if total > 0 else 0.0
         return min(MOST, 1 + int(reliability / RELIABLE)) if reliability >= RELIABLE else 0
+
+
+class _Users(NamedTuple):
+    """Sums over users of g g' and g phi', averages of the last rounds, and coefficients of these.
+
+    g is the sum of a user's x_j divided by the square root of their number, without the constant;
+    phi are its numbers that belong to them.
+    """
+
+    sums: np.ndarray  # (k, 2 k)
+    coefficients: np.ndarray  # (k, k), of phi's prior mean given g
+    n_rounds: int
+
+    @classmethod
+    def first(cls, width):
+        """Return the state before any sum."""
+        return cls(np.zeros((width, 2 * width)), np.zeros((width, width)), 0)
+
+    def after(self, upload):
+        """Return the state after a round's noisy sums: a ridge regression of phi on g."""
+        number = self.n_rounds + 1
+        sums = self.sums + max(1 / number, NEW) * (upload.sum - self.sums)
+        squares, products = np.hsplit(sums, 2)
+        sizes, axes = np.linalg.eigh((squares + squares.T) / 2)
+        sizes = np.maximum(sizes, 0) + SHRINK * max(upload.noise_std, LEAST_NOISE)
+        return _Users(sums, (axes / sizes) @ (axes.T @ products), number)
 
 
 def _gains(variance, curvature, noise):
@@ -172,14 +208,41 @@ def _denoised(counts, noise_std):
     return result
 
 
-def _tastes(biases, row_weights, features=None):
-    """Return the columns of x_i that are public: popularity, b_i and features."""
+def _without_popularity(matrix, release):
+    """Return the part of columns by items that is orthogonal to what most users rate."""
+    first = np.sqrt(release.counts)
+    return matrix - np.outer(first, first @ matrix) / max(first @ first, TINY)
+
+
+def _audiences(sums, noise_std, row_weights, release):
+    """Return coordinates of who rates an item, (n_items, k), from sums of its raters' positions.
+
+    Normal priors whose variance is learned take away what the noise may have caused.
+    """
+    scale = 1 / (row_weights * np.sqrt(release.padded))
+    found, noise = scale[:, None] * sums, (scale * noise_std) ** 2
+    if noise_std > 0:
+        weights = (noise + np.median(noise)) ** -2
+        variance = np.maximum(weights @ (found**2 - noise[:, None]) / weights.sum(), TINY)
+        found *= variance / (variance + noise[:, None])
+    return _without_popularity(found, release)
+
+
+def _scaled(audiences, release):
+    """Return audiences as columns of x_i: centred, and of the root mean square `AUDIENCE`."""
+    share = release.padded / release.padded.sum()
+    audiences = audiences - share @ audiences
+    return AUDIENCE * audiences / max(np.sqrt((share @ audiences**2).sum()), TINY)
+
+
+def _tastes(biases, row_weights, *others):
+    """Return the columns of x_i that are public: popularity, b_i, and others that are not None."""
     popularity = row_weights ** (-1 / POWER)
     columns = np.column_stack([np.log(popularity), biases])
     share = popularity / popularity.sum()
     columns = columns - share @ columns
     columns *= TASTE / np.maximum(np.sqrt(share @ columns**2), 1e-6)
-    return columns if features is None else np.column_stack([columns, features])
+    return np.column_stack([columns, *(one for one in others if one is not None)])
 
 
 # --------------------------------------------------------------------------- the algorithm
@@ -208,6 +271,14 @@ class Server:
     items: PerItem
     bias_variance: PerItem
     average: PerItem
+    # Coordinates of who rates an item, and what they and q_i say of users; None without audiences.
+    audiences: PerItem | None
+    users: _Users | None
+
+    @property
+    def learns_audiences(self) -> bool:
+        """Return whether the next sum is for the audiences."""
+        return self.audiences is not None and self.n_steps < AUDIENCE_ROUNDS
 
 
 @dataclass
@@ -233,6 +304,8 @@ class PrivFedEBAlgorithm(Algorithm[Server, Clients]):
     n_columns: int
     center: float
     rating_scale: tuple[float, float] | None
+    # From how many clients on audiences are learned.
+    fewest: float
     client_fraction: float
     dropout: float
     # Whether there is central differential privacy.
@@ -243,6 +316,11 @@ class PrivFedEBAlgorithm(Algorithm[Server, Clients]):
     @property
     def traits(self):
         return Traits(single_uploads=True, rotates=True, refuses={"local_dp": NO_LOCAL_DP})
+
+    @property
+    def _n_explaining(self):
+        """How many columns of x_i say what to expect of a user: q_i, tastes and audiences."""
+        return self.n_columns + TASTES + self.n_columns + 1
 
     # --------------------------------------------------------------- before the rounds
 
@@ -272,18 +350,26 @@ class PrivFedEBAlgorithm(Algorithm[Server, Clients]):
         squares = sums["squares"].sum[0] / SQUARES
         release = _Release.of(first.sum / share, first.noise_std / share, squares)
         n_items, n_factors = len(release.counts), self.n_columns
+        has_audiences = catalogue.n_clients >= self.fewest
+        variance = VECTOR_VARIANCE * (EXPLAINED if has_audiences else 1)
         if self.n_factors == "auto":
             arriving = _empirical_bayes.planned_share(
                 self.client_fraction, self.dropout, sums.n_clients
             )
-            n_factors = min(n_factors, release.n_factors(arriving))
+            n_factors = min(n_factors, release.n_factors(arriving, variance))
         items = np.zeros((n_items, self.n_columns + 1))
-        items[:, 0], variance = release.biases()
+        items[:, 0], bias_variance = release.biases()
         prior = self.content.prior(release.counts)
         if prior is not None:
-            items[:, 0], variance = release.biases(prior.means(items[:, :1])[:, 0])
+            items[:, 0], bias_variance = release.biases(prior.means(items[:, :1])[:, 0])
         start = key.at(SETUP).generator("item factors").standard_normal((n_items, n_factors))
         items[:, 1 : n_factors + 1] = self.INIT_STD * start
+        audiences, users = None, None
+        if has_audiences:
+            random = key.at(SETUP).generator("audiences")
+            audiences = random.standard_normal((n_items, self.n_columns + 1))
+            audiences = _without_popularity(audiences, release)
+            users = _Users.first(self._n_explaining)
         return Server(
             scale=self._scale(catalogue),
             n_clients=catalogue.n_clients,
@@ -294,8 +380,10 @@ class PrivFedEBAlgorithm(Algorithm[Server, Clients]):
             n_factors=n_factors,
             n_steps=0,
             items=items,
-            bias_variance=variance,
+            bias_variance=bias_variance,
             average=items,
+            audiences=audiences,
+            users=users,
         )
 
     def _scale(self, catalogue):
@@ -312,10 +400,21 @@ class PrivFedEBAlgorithm(Algorithm[Server, Clients]):
     # ---------------------------------------------------------------------- each round
 
     def broadcast(self, server: Server, key: Key) -> Message:
-        return Message(items=Dense(server.items))
+        if server.learns_audiences:
+            release = server.release
+            directions = np.linalg.qr(server.audiences)[0] / np.sqrt(release.padded)[:, None]
+            return Message(directions=Dense(directions))
+        message = Message(items=Dense(server.items))
+        if server.users is not None:
+            message["audiences"] = Dense(_scaled(server.audiences, server.release))
+            message["coefficients"] = Dense(server.users.coefficients)
+        return message
 
     def fields(self, n_items: int) -> dict[str, FieldSpec]:
-        return {"items": FieldSpec((n_items, self.n_columns + 1))}
+        specs = {"items": FieldSpec((n_items, self.n_columns + 1))}
+        if self.fewest < np.inf:
+            specs["users"] = FieldSpec((self._n_explaining, 2 * self._n_explaining), learned=False)
+        return specs
 
     def enter(self, block: Block, message: Message, key: Keys) -> Clients:
         features = message["features"].values if "features" in message else None
@@ -332,42 +431,107 @@ class PrivFedEBAlgorithm(Algorithm[Server, Clients]):
     def update(
         self, block: Block, clients: Clients, message: Message, turn: RoundMasks, key: Keys
     ) -> tuple[Clients, Updates, Loss]:
-        items = message["items"].values
-        n_sent = items.shape[1]
-        known = _tastes(items[:, 0], clients.row_weights, clients.features)
+        if "directions" in message:
+            directions = message["directions"].values
+            return clients, self._positions(block, clients, directions, turn), None
+        items, coefficients, audiences = message["items"].values, None, None
+        n_sent, share = items.shape[1], 1.0
+        if "audiences" in message:
+            audiences, coefficients = message["audiences"].values, message["coefficients"].values
+            share = np.sqrt(1 - USERS**2)
+        known = _tastes(items[:, 0], clients.row_weights, audiences, clients.features)
         items = np.column_stack([items, known])
-        squares, weight, out = _infer(block, clients, items, turn, clients.users, n_sent)
+        users = np.zeros((block.n_users, items.shape[1]))
+        implicit = _implicit(items, coefficients)
+        squares, weight, out = _infer(block, clients, items, implicit, turn, users, n_sent, share)
+        clients = replace(clients, users=users)
         fields = {"items": _empirical_bayes.written(block, turn, out)["items"]}
+        if self.fewest < np.inf:
+            sends = out.senders & out.is_finite
+            given = None if coefficients is None else (items, users)
+            fields["users"] = self._sums_of_users(block, given, turn, sends)
         updates = Updates(fields, is_finite=out.is_finite)
         return clients, updates, (clients.unit**2 * squares, weight)
+
+    def _positions(self, block, clients, directions, turn):
+        """Return the uploads of a round for the audiences."""
+        out = _empirical_bayes.uploads(block, turn, self.n_columns + 1)
+        own = np.zeros((block.row_counts.max(initial=1), self.n_columns + 1))
+        position, a = np.zeros(directions.shape[1]), clients.row_weights
+        privfedeb_kernels.project(block.layout, turn.active, directions, a, position, own, out)
+        items = _empirical_bayes.written(block, turn, out)["items"]
+        users = self._sums_of_users(block, None, turn, out.senders)
+        return Updates({"items": items, "users": users}, is_finite=out.is_finite)
+
+    def _sums_of_users(self, block, given, turn, sends):
+        """Return sums over users of g (g, phi)', of norm `USERS` at most for each client.
+
+        `given` are the rows of the items, and the users' phi; None for sums that are 0.
+        """
+        if given is None:
+            nothing = np.zeros((block.n_clients, self._n_explaining, 2 * self._n_explaining))
+            return SparseRows.stacked(nothing) if turn.separate else nothing[0]
+        (items, users), rated = given, slice(1, self._n_explaining + 1)
+        shape, n_rated = (block.n_users, block.n_items), np.diff(block.indptr)
+        matrix = csr_array((np.ones(len(block.items)), block.items, block.indptr), shape=shape)
+        # Rows of clients that do not send may not be finite.
+        phi = np.where(block.users_of(sends)[:, None], users[:, rated], 0.0)
+        g = (matrix @ items[:, rated]) / np.sqrt(n_rated)[:, None]
+        both = np.column_stack([g, phi])
+        norms = np.linalg.norm(g, axis=1) * np.linalg.norm(both, axis=1)
+        n_users = np.diff(block.client_indptr)
+        size = block.users_of(sends) * USERS / np.maximum(norms, 1) / np.repeat(n_users, n_users)
+        g *= size[:, None]
+        if not turn.separate:
+            return g.T @ both
+        each = np.einsum("ug,uk->ugk", g, both)
+        return SparseRows.stacked(np.add.reduceat(each, block.client_indptr[:-1]))
 
     def step(self, server: Server, upload: Upload | None, key: Key) -> Server:
         if upload is None:
             return server
         share = upload.n_clients / server.n_clients
         sums, noise_std = upload["items"].sum, upload["items"].noise_std
-        release, a = server.release, server.row_weights
+        release, a, users = server.release, server.row_weights, server.users
+        if server.learns_audiences:
+            found = _audiences(sums, noise_std, a, release)
+            return replace(server, audiences=found, n_steps=server.n_steps + 1)
+        n_done, of_vectors = 0, VECTOR_VARIANCE
+        if users is not None:
+            users, n_done = users.after(upload["users"]), AUDIENCE_ROUNDS
+            a, of_vectors = np.sqrt(1 - USERS**2) * a, EXPLAINED * of_vectors
         curvature = share * release.counts * a
         noise = release.noise(curvature, a, noise_std)
         items, variance = server.items.copy(), server.bias_variance
         gain = _gains(variance, curvature, noise)
         items[:, 0] += gain * sums[:, 0]
         active = slice(1, server.n_factors + 1)
-        of_vectors = _gains(VECTOR_VARIANCE, EMPHASIS * USER_SQUARE * curvature, noise)
-        items[:, active] += of_vectors[:, None] * sums[:, active]
+        gains = _gains(of_vectors, EMPHASIS * USER_SQUARE * curvature, noise)
+        items[:, active] += gains[:, None] * sums[:, active]
         t = server.n_steps + 1
-        average = server.average + max(1 / t, NEW) * (items - server.average)
+        average = server.average + max(1 / (t - n_done), NEW) * (items - server.average)
         average[:, 0] = items[:, 0]
         variance = variance * (1 - gain * curvature)
-        return replace(server, items=items, bias_variance=variance, average=average, n_steps=t)
+        server = replace(server, items=items, bias_variance=variance, average=average)
+        return replace(server, users=users, n_steps=t)
 
     # ------------------------------------------------------------------------- the end
 
     def final(self, server: Server) -> Message:
         items, prior = server.average[:, : server.n_factors + 1], server.prior
         items = items if prior is None else prior.filled(items)
-        known = _tastes(items[:, 0], server.row_weights, server.features)
-        return Message(average_items=Dense(np.column_stack([items, known])))
+        audiences, users = None, server.users
+        if users is not None:
+            audiences = _scaled(server.audiences, server.release)
+        known = _tastes(items[:, 0], server.row_weights, audiences, server.features)
+        items = np.column_stack([items, known])
+        message = Message(average_items=Dense(items))
+        if users is not None:
+            # Without the columns of q_i that are not learned.
+            kept = np.delete(np.arange(self._n_explaining), slice(server.n_factors, self.n_columns))
+            implicit = _implicit(items, users.coefficients[np.ix_(kept, kept)])
+            message["average_implicit"] = Dense(implicit)
+        return message
 
     def personalize(
         self, block: Block, clients: Clients | None, message: Message, turn: RoundMasks, key: Keys
@@ -375,8 +539,9 @@ class PrivFedEBAlgorithm(Algorithm[Server, Clients]):
         # Users start afresh: only their own data count.
         part, items = block.part(turn.active), message["average_items"].values
         clients = self.enter(part, message, key)
-        users = np.zeros((part.n_users, items.shape[1]))
-        _infer(part, clients, items, _empirical_bayes.for_nobody(part), users)
+        users, implicit = np.zeros((part.n_users, items.shape[1])), message.get("average_implicit")
+        implicit = _implicit(items, None) if implicit is None else implicit.values
+        _infer(part, clients, items, implicit, _empirical_bayes.for_nobody(part), users)
         # The bias counts in ratings; p_u has no unit.
         users[:, 0] *= clients.unit
         return replace(clients, users=block.spread(users, turn.active))
@@ -392,17 +557,24 @@ def _ratings_of(block, scale):
     return fedeb_kernels.Ratings(scale.in_units(block), block.weights)
 
 
-def _infer(block, clients, items, turn, users, n_sent=0):
+def _implicit(items, coefficients):
+    """Return what each rated item adds to a user's prior mean, no columns if nothing."""
+    if coefficients is None:
+        return np.zeros((len(items), 0))
+    return items[:, 1 : 1 + len(coefficients)] @ coefficients
+
+
+def _infer(block, clients, items, implicit, turn, users, n_sent=0, share=1.0):
     """Infer users given the items; return loss, weight and uploads of the first columns."""
     items, layout = np.ascontiguousarray(items, dtype=np.float64), block.layout
     width = items.shape[1]
     prior = np.ones(width)
     prior[0] = LAMBDA_0
-    no_implicit, no_variances = np.zeros((len(items), 0)), np.zeros((0, width))
-    model = fedeb_kernels.Model(items, no_implicit, no_variances, prior, ALPHA, 0.0, True)
+    implicit, no_variances = np.ascontiguousarray(implicit), np.zeros((0, width))
+    model = fedeb_kernels.Model(items, implicit, no_variances, prior, ALPHA, 0.0, True)
     work = fedeb_kernels.workspace(layout, model, n_sent)
     out = _empirical_bayes.uploads(block, turn, n_sent)
-    constants = clients.row_weights, EMPHASIS, FLOOR
+    constants = clients.row_weights, EMPHASIS, FLOOR, share
     squares, weight = privfedeb_kernels.update(
         layout, clients.ratings, turn.active, model, *constants, work, users, out
     )
@@ -428,9 +600,10 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
 
     where N_i measures how often the item is rated, alpha is 1.3, and lambda_0 is 6. z_i has two
     numbers that follow from published values, log N_i and b_i; s_u is the user's taste for popular
-    and for good items, learned on the device without noise. With `item_features`, z_i has these
-    too, in up to 20 directions, and b_i's prior mean is a regression on them. The method and its
-    name are this project's.
+    and for good items, learned on the device without noise. With `audiences`, z_i also has numbers
+    that say who rates the item, and the mean of (p_u, s_u) depends on which items u has rated. With
+    `item_features`, z_i has these too, in up to 20 directions, and b_i's prior mean is a regression
+    on them. The method and its name are this project's.
 
     Parameters
     ----------
@@ -442,10 +615,15 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
         Number of rounds in total (T), with f the share of the clients that take part in one and
         do not drop out. "auto": ``10 f^-1/2`` under central differential privacy;
         ``5 f^-1/2`` if its epsilon is below 2 or, where only that is given, its noise multiplier
-        above 6; without noise, ``20 f^-1/2``.
+        above 6; without noise, ``20 f^-1/2``; with `audiences`, ``16 f^-1/2``.
     center : float in [0, 1], default=0.625
         Where on the rating scale most ratings are, from 0 (its low end) to 1; on a scale from 1 to
         5, 0.625 is 3.5 stars. It is a guess, because the mean of the data is private.
+    audiences : bool or "auto", default="auto"
+        Whether the first two rounds are spent on who rates which item, and the others also learn
+        what this choice says about a user. "auto": under central differential privacy, if the
+        number of clients is at least 30,000 / epsilon or, where only that is given, 1,800 times the
+        noise multiplier; never with ``n_factors=0``, an `n_rounds`, or cohorts.
     rating_scale : tuple (low, high) or None, default=None
         The ends of the rating scale, to which predictions are clipped. If None, the range of y;
         under central differential privacy this raises an error.
@@ -456,9 +634,13 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
     ----------
     user_factors_ : ndarray of shape (n_users, n_factors + 2), dtype float32
         p_u and s_u; private to the client. With ``n_factors="auto"``, as many columns of p_u as the
-        server chose; with `item_features`, up to 20 columns more.
+        server chose; with `audiences`, 7 columns more (n_factors + 1 if that is a number); with
+        `item_features`, up to 20 columns more.
     item_factors_ : ndarray of shape (n_items, n_factors + 2), dtype float32
         q_i and z_i, in ratings.
+    implicit_factors_ : ndarray, dtype float32
+        With `audiences`: what each item that a user has rated adds to the prior mean of p_u and
+        s_u, times the square root of their number.
     user_bias_, item_bias_ : ndarray of shape (n_users,) and (n_items,), dtype float32
         b_u and b_i, in ratings.
     global_bias_ : float
@@ -523,6 +705,18 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
     noise. For q_i the curvature is ``0.35 * 1.4 h``, and V stays 1/50, because its
     optimum moves along with the users. Each round's q_i replaces half of the average.
 
+    *Audiences.* The server begins with random directions O, orthogonal to ``N^1/2``. In each of two
+    rounds, a user whose items' rows of ``(N_i + mean(N) / 2)^-1/2 O`` add up to t sends ``a_i t``
+    for each rated item, divided by the norm of it all. The server divides a row of the sum by
+    ``a_i (N_i + mean(N) / 2)^1/2``, takes away what lies along ``N^1/2``, and multiplies it by
+    ``v / (v + s_i^2)``, where s_i^2 is the variance of its noise, and v the variance of a column
+    without it. These columns are the next directions, and at the end z_i, scaled to a root mean
+    square of 0.2 together. In the rounds after that, ``g = n_u^-1/2 sum_j (q_j, z_j)`` over the n_u
+    rated items, without features. A client adds up ``g (g, phi)'`` of its users, each of norm 0.2
+    divided by their number, and its gradients have norm 0.98. From averages of these sums, half of
+    which each round replaces, a ridge regression of phi on g (penalty 4 s) gives the prior mean of
+    (p_u, s_u). The variance of q_i is then 1/100.
+
     *Sensitivity.* A user's rows are weighted by a_i before they are divided by the norm of all of
     them, so the squared norms of its rows add up to at most 1 whatever a_i, b_i and q_i are: the
     weights divide one user's budget among its items, and never add to it. A client's sum
@@ -542,7 +736,9 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
 
     *What is sent.* Once, up: two numbers for each item of the catalogue, and one more; down:
     a_i, the scale and the center, and the features of z_i. Each round: d + 1 numbers for each item,
-    in both directions. At the end, down: d + 3, and the features.
+    in both directions. At the end, down: d + 3, and the features. With `audiences`, each round also
+    d + 1 numbers for each item down, ``(2 d + 3)^2`` more, and twice these up; at the end 3 d + 4
+    numbers for each item down.
 
     *What it reveals.* The server uses only sums. With central differential privacy these
     have noise, and nothing else leaves a client. Without it, a client's zero rows reveal what it
@@ -576,6 +772,7 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
     _: KW_ONLY
     n_rounds: int | Literal["auto"] = "auto"
     center: float = 0.625
+    audiences: bool | Literal["auto"] = "auto"
     INIT_STD = 0.025
     rating_scale: tuple[float, float] | None = None
 
@@ -583,17 +780,19 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
         "n_factors": [Interval(Integral, 0, None, closed="left"), StrOptions({"auto"})],
         "n_rounds": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
         "center": [Interval(Real, 0, 1, closed="both")],
+        "audiences": ["boolean", StrOptions({"auto"})],
         "rating_scale": [tuple, list, None],
         **FederatedContent._content_constraints,
     }
 
     _predicted_fields = ("average_items",)
-    _absent_fields = ("row_weights", "features")
+    _absent_fields = ("row_weights", "features", "average_implicit")
 
     def _algorithm(self):
         return self._made(
             PrivFedEBAlgorithm,
             n_columns=self._n_columns(),
+            fewest=self._fewest(),
             dropout=self._setting().dropout,
             is_private=self._setting().central_dp is not None,
             content=ItemFeatures(self.item_features, self.items),
@@ -604,7 +803,11 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
     def _server_attributes(self, message):
         scale = Scale.received(message)
         items = scale.unit * message["average_items"].values.astype(self._dtype)
-        return {
+        implicit = message.get("average_implicit")
+        attributes = {}
+        if implicit is not None:
+            attributes["implicit_factors_"] = implicit.values.astype(self._dtype)
+        return attributes | {
             "item_factors_": np.ascontiguousarray(items[:, 1:], self._dtype),
             "item_bias_": items[:, 0].astype(self._dtype),
             "global_bias_": scale.level,
@@ -619,8 +822,11 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
         }
 
     def _public_half(self):
-        unit = self._scale().unit
-        return self._posterior_rule(unit**2 / ALPHA, unit**2 / LAMBDA_0)
+        unit, prior = self._scale().unit, {}
+        if hasattr(self, "implicit_factors_"):
+            n_others = self.item_factors_.shape[1] - self.implicit_factors_.shape[1]
+            prior["prior"] = np.pad(self.implicit_factors_, ((0, 0), (1, n_others)))
+        return self._posterior_rule(unit**2 / ALPHA, unit**2 / LAMBDA_0, **prior)
 
     # ----------------------------------------------------- how many factors and rounds
 
@@ -640,12 +846,26 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
             return mechanism.epsilon < SMALL
         return (mechanism.noise_multiplier or 0.0) > LOUD
 
+    def _fewest(self):
+        """Return from how many clients on audiences are learned."""
+        if self.audiences != "auto":
+            return 0 if self.audiences else np.inf
+        mechanism = self._setting().central_dp
+        is_plain = self.n_rounds == "auto" and self.n_factors != 0 and self.client_fraction == 1
+        if mechanism is None or not is_plain or self._is_loud():
+            return np.inf
+        if mechanism.epsilon is not None:
+            return ENOUGH / mechanism.epsilon
+        return ENOUGH_FOR_NOISE * mechanism.noise_multiplier or np.inf
+
     def _rounds(self, n_clients):
         if self.n_rounds != "auto":
             return self.n_rounds
         n = FEW_ROUNDS if self._is_loud() else ROUNDS
         if self._setting().central_dp is None:
             n = ROUNDS_WITHOUT_NOISE
+        if n_clients >= self._fewest():
+            n = ROUNDS_WITH_AUDIENCES
         return round(n / np.sqrt(self._planned_share(n_clients)))
 
     # ------------------------------------------------------------------------- checks

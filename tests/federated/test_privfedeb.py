@@ -12,7 +12,7 @@ from fedrecsk.federated import privfedeb as server
 from fedrecsk.privacy import CentralDP
 from fedrecsk.protocol import blocks
 from fedrecsk.protocol.keys import SETUP
-from fedrecsk.protocol.messages import Catalogue, Dense
+from fedrecsk.protocol.messages import Catalogue, Dense, Total
 from fedrecsk.protocol.participation import RoundMasks
 from tests.conftest import fits_in_blocks, make_toy, rmse, split
 from tests.federated.turns import IDLE, key_of, turns_of, two_fits
@@ -40,11 +40,16 @@ def assert_equals_reference(model, X, y, block_sizes, **fit_params):
     clients = [range(*data.client_indptr[c : c + 2]) for c in range(data.n_clients)]
     at_setup = key_of(model).at(SETUP).generator("item factors")
     start = model.INIT_STD * at_setup.standard_normal((data.n_items, model.n_factors))
-    turns = turns_of(model, data.n_clients)
-    final, unit = reference.run(ratings, weights, clients, start, turns), (high - low) / 4
-    vectors = reference.rows(final.average, final.a)
+    turns, random, more = turns_of(model, data.n_clients), None, ()
+    if model.audiences is True:
+        random = key_of(model).at(SETUP).generator("audiences")
+        random = random.standard_normal((data.n_items, model.n_factors + 1))
+    final, unit = reference.run(ratings, weights, clients, start, turns, random), (high - low) / 4
+    if random is not None:
+        more = final.audiences(), final.coefficients
+    vectors = reference.rows(final.average, final.a, *more[:1])
     rows = zip(ratings, weights, strict=True)
-    users = np.array([reference.posterior(final.average, final.a, *row)[1] for row in rows])
+    users = np.array([reference.posterior(final.average, final.a, *row, *more)[1] for row in rows])
     for fitted in fits_in_blocks(model, X, y, block_sizes=block_sizes, **fit_params):
         np.testing.assert_allclose(fitted.item_bias_, unit * final.average[:, 0], atol=1e-9)
         np.testing.assert_allclose(fitted.item_factors_, unit * vectors[:, 1:], atol=1e-9)
@@ -56,6 +61,8 @@ def assert_equals_reference(model, X, y, block_sizes, **fit_params):
 SETTINGS = [
     {},
     {"n_factors": 0},
+    {"audiences": True},
+    {"audiences": True, "federation": Federation(dropout=0.4)},
     {"rating_scale": (0, 10), "center": 0.4},
     {"federation": Federation(dropout=0.4)},
     {"federation": Federation(dropout=0.4, dropout_mode="stale")},
@@ -122,6 +129,92 @@ def test_no_upload_is_longer_than_one(seed):
         np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_no_upload_with_audiences_is_longer_than_one(seed):
+    """All fields together, of silos too, whatever the server sends; and they are right."""
+    rng = np.random.default_rng(seed)
+    X, y = make_toy(15, 11, density=rng.uniform(0.1, 0.9), seed=seed)
+    data = encode(X, y, clients=X[:, 0] % rng.integers(4, 20))
+    (block,) = blocks.cut(data)
+    dp = Federation(central_dp=CentralDP(noise_multiplier=1.0))
+    method = make(federation=dp, rating_scale=(1, 5), audiences=True)
+    algorithm, size = method._algorithm(), 10 ** rng.uniform(-3, 3)
+    ratings, weights = dense(data, 1.0, 5.0)
+    n, a = algorithm._n_explaining, 10 ** rng.uniform(-2, 2, data.n_items)
+    directions, items, audiences = (rng.normal(0, size, (data.n_items, 3)) for _ in range(3))
+    coefficients = rng.normal(0, size, (n, n))
+    public = algorithm.request(Catalogue(data.n_items, block.n_clients, None)) | {
+        "row_weights": Dense(a)
+    }
+    later = {"items": items, "audiences": audiences, "coefficients": coefficients}
+    for fields in ({"directions": directions}, later):
+        message = public | {name: Dense(one) for name, one in fields.items()}
+        everybody = np.ones(block.n_clients, dtype=bool)
+        found = {}
+        for separate in (True, False):
+            turn = RoundMasks(everybody, everybody, separate=separate)
+            clients = algorithm.enter(block, message, None)
+            found[separate] = algorithm.update(block, clients, message, turn, None)[1].fields
+        sums = 0.0
+        for c in range(block.n_clients):
+            users = range(*data.client_indptr[c : c + 2])
+            uploads = {}
+            for name, shape in (("items", items.shape), ("users", (n, 2 * n))):
+                rows, uploads[name] = found[True][name], np.zeros(shape)
+                own = slice(*rows.indptr[c : c + 2])
+                uploads[name][rows.rows[own]] = rows.values[own]
+            squares = [(one**2).sum() for one in uploads.values()]
+            assert 0 < sum(squares) <= 1 + 1e-12
+            if "directions" in fields:
+                expected = reference.position(users, directions, a, weights), np.zeros((n, 2 * n))
+            else:
+                given = users, items, a, ratings, weights, audiences, coefficients
+                expected = reference.upload(*given), reference.products(*given)
+            for one, right in zip(uploads.values(), expected, strict=True):
+                # Long vectors cost digits.
+                np.testing.assert_allclose(one, right, atol=1e-4)
+            sums = sums + uploads["items"]
+        np.testing.assert_allclose(found[False]["items"], sums, atol=1e-9)
+        users = found[True]["users"].values.reshape(-1, n, 2 * n).sum(axis=0)
+        np.testing.assert_allclose(found[False]["users"], users, atol=1e-9)
+
+
+@pytest.mark.parametrize("noise_std", [0.0, 1.5])
+def test_steps_with_audiences_equal_the_reference_with_noise(noise_std):
+    rng = np.random.default_rng(0)
+    counts, sums = rng.uniform(1, 90, 40), rng.normal(0, 2, (40, 3))
+    naive = reference.Server(np.sqrt(0.99) * np.column_stack([counts, 0 * counts]), 1.0, 0 * sums)
+    naive.learn_audiences(rng.normal(size=sums.shape))
+    naive.step_of_audiences(sums, noise_std)
+    release = server._Release(counts, 0 * counts, 0.0, 0.01)
+    found = server._audiences(sums, noise_std, release.row_weights(), release)
+    np.testing.assert_allclose(server._scaled(found, release), naive.audiences())
+    users = server._Users.first(8)
+    for t in range(3):
+        naive.t = t
+        products = rng.normal(0, 9, (8, 16))
+        naive.step_of_users(products, noise_std)
+        users = users.after(Total(products, 40, noise_std))
+        np.testing.assert_allclose(users.coefficients, naive.coefficients)
+
+
+def test_audiences_are_learned_where_there_are_enough_clients():
+    def n_rounds(n_clients, epsilon=None, noise=None, **parameters):
+        dp = CentralDP(epsilon=epsilon, noise_multiplier=noise)
+        method = PrivFedEB(federation=Federation(central_dp=dp), **parameters)
+        return method._rounds(n_clients)
+
+    assert [n_rounds(n, epsilon=10) for n in (2999, 3000)] == [10, 16]
+    assert [n_rounds(n, noise=2.0) for n in (3599, 3600)] == [10, 16]
+    assert n_rounds(10**6, epsilon=1) == 5
+    assert n_rounds(10**6, epsilon=10, n_factors=0) == 10
+    assert n_rounds(10**6, epsilon=10, n_rounds=7) == 7
+    assert n_rounds(10**6, epsilon=10, audiences=False) == 10
+    assert n_rounds(10**6, epsilon=10, client_fraction=0.25) == 20
+    assert n_rounds(100, epsilon=10, client_fraction=0.25, audiences=True) == 32
+    assert PrivFedEB()._rounds(10**6) == 20
+
+
 # ------------------------------------------------------------------------ the noisy server
 
 
@@ -166,20 +259,21 @@ def many():
 def test_more_noise_means_fewer_factors_and_rounds_and_larger_errors(many):
     X, y, X_test, y_test, items = many
     errors, widths, n_rounds = [], [], []
-    for epsilon in (None, 10, 1, 0.05):
+    for epsilon in (None, 10, 5, 1, 0.05):
         dp = None if epsilon is None else CentralDP(epsilon=epsilon)
         federation = Federation(central_dp=dp)
         model = PrivFedEB(items=items, rating_scale=(1, 5), federation=federation, random_state=0)
         model.fit(X, y)
         errors.append(rmse(model, X_test, y_test))
-        widths.append(model.item_factors_.shape[1] - server.TASTES)
+        known = server.TASTES + (server.MOST + 1 if hasattr(model, "implicit_factors_") else 0)
+        widths.append(model.item_factors_.shape[1] - known)
         n_rounds.append(model.n_rounds_)
         assert model.privacy_.epsilon == pytest.approx(epsilon or np.inf)
     assert errors == sorted(errors)
     assert widths == sorted(widths, reverse=True)
     assert widths[0] == server.MOST
     assert widths[-1] == 0
-    assert n_rounds == [20, 10, 5, 5]
+    assert n_rounds == [20, 16, 10, 5, 5]
     biases = rmse(BiasOnly().fit(X, y), X_test, y_test)
     assert errors[1] < biases
     # What hides everything leaves the users' own means.

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -212,6 +213,19 @@ def test_it_learns_from_new_rows_users_and_items(Method):
     assert not np.isin(items[0], X[X[:, 0] == 38, 1]).any()
     # Again, and as often as there is something new.
     assert model.partial_fit([[0, 29]], [4.0]).n_rounds_ > 0
+
+
+def test_factors_that_the_old_rows_did_not_need_can_be_learned():
+    """They are 0 after a fit to few rows, and would have no gradient."""
+    before, now = (small(FedEB, n_rounds=n).fit(X, y)._run.server for n in (5, 1))
+    dead = replace(before.state.items, now=np.zeros_like(before.state.items.now))
+    state = replace(before.state, items=dead)
+    after = before.algorithm.resume(now.state, state, np.arange(now.n_items))
+    np.testing.assert_array_equal(after.items.now, now.state.items.now)
+    np.testing.assert_array_equal(after.items.average, before.state.items.average)
+    assert (after.items.now[:, 1:] != 0).all()
+    assert after.scales is now.state.scales
+    assert after.n_steps == 5
 
 
 def test_clients_go_on_with_the_steps_of_their_optimiser():
