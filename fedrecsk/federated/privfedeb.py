@@ -776,6 +776,9 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
     INIT_STD = 0.025
     rating_scale: tuple[float, float] | None = None
 
+    # What `fit` sets.
+    implicit_factors_: ClassVar[np.ndarray]
+
     _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
         "n_factors": [Interval(Integral, 0, None, closed="left"), StrOptions({"auto"})],
         "n_rounds": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],

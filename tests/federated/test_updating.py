@@ -220,7 +220,7 @@ def test_factors_that_the_old_rows_did_not_need_can_be_learned():
     before, now = (small(FedEB, n_rounds=n).fit(X, y)._run.server for n in (5, 1))
     dead = replace(before.state.items, now=np.zeros_like(before.state.items.now))
     state = replace(before.state, items=dead)
-    after = before.algorithm.resume(now.state, state, np.arange(now.n_items))
+    after = before.algorithm.resume(now.state, state, np.arange(len(state.n_ratings)))
     np.testing.assert_array_equal(after.items.now, now.state.items.now)
     np.testing.assert_array_equal(after.items.average, before.state.items.average)
     assert (after.items.now[:, 1:] != 0).all()
