@@ -203,11 +203,10 @@ def draw_searches(path):
     """Draw scores of searches against megabytes, for light and dark pages."""
     rows, colours = searches(), (GREY, FEDERATED, CENTRALISED)
     labels = "default", "search", "27 fits, best by test rows"
-    n_columns = sum("100k" in title for title in rows)
-    n_rows = -(-len(rows) // n_columns)
+    n_rows = -(-len(rows) // 2)
     with plt.rc_context(STYLE):
-        size = {"figsize": (11, 2.6 * n_rows), "layout": "constrained", "squeeze": False}
-        figure, axes = plt.subplots(n_rows, n_columns, **size)
+        size = {"figsize": (6.5, 2.4 * n_rows), "layout": "constrained", "squeeze": False}
+        figure, axes = plt.subplots(n_rows, 2, **size)
     for ax in axes.flat[len(rows) :]:
         ax.set_axis_off()
     for ax, (title, points) in zip(axes.flat, rows.items(), strict=False):
@@ -218,7 +217,8 @@ def draw_searches(path):
         ax.set_xticks(sizes, [f"{float(f'{one:.3g}'):g}" for one in sizes])
         ax.set_xticks([], minor=True)
         ax.margins(x=0.15)
-        ax.set_title(title.removeprefix("MovieLens-"), loc="left", fontsize=11)
+        title = title.removeprefix("MovieLens-").replace("RMSE", "RMSE (best on top)")
+        ax.set_title(title, loc="left", fontsize=11)
         # Differences below 0.01 should look small.
         middle = sum(score for _, score in points.values()) / len(points)
         half = max(0.01, *(1.3 * abs(score - middle) for _, score in points.values()))

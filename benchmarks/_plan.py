@@ -42,6 +42,8 @@ COMMANDS = [
     "fedeb audiences",
     "private factors --seeds 2",
     "private cohorts --seeds 2",
+    "private audit --data 1m --only server",
+    "private audit --data 1m --only server --features",
     "private_rankings lists",
     "private_rankings audit",
     "private_rankings privrec --seeds 1",
