@@ -81,7 +81,7 @@ COMMANDS = [
     "clock cost --data 1m",
     *(f"cold {name}" for name in COLD),
     *(f"search --data 100k --only {name}" for name in ("RFRec", "FedEB", "LocALS", "FedMF")),
-    *(f"search --data 1m --only {name}" for name in ("RFRec", "FedEB", "LocALS")),
+    *(f"search --data 1m --only {name}" for name in ("RFRec", "FedEB", "LocALS", "FedMF")),
     "search_rules private --data 1m --only LocALS",
     "time defaults",
     "time generated",
