@@ -164,7 +164,7 @@ def audit(options):
 
 
 def provable(n_canaries, delta=1e-5, confidence=0.95):
-    """The largest epsilon that an audit with so many canaries can prove."""
+    """Return the largest epsilon that an audit with this many canaries can prove."""
     found, missed = np.ones(n_canaries), np.zeros(n_canaries)
     return _membership._lower_bound(found, missed, delta, 1 - confidence)[0]
 

@@ -875,6 +875,12 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
 
     def _check_before_fit(self):
         super()._check_before_fit()
+        is_short = self.n_rounds != "auto" and self.n_rounds <= AUDIENCE_ROUNDS
+        if is_short and self.audiences not in ("auto", False):
+            raise ValueError(
+                f"With audiences=True the first {AUDIENCE_ROUNDS} rounds learn no vectors, so "
+                f"n_rounds={self.n_rounds} is too few; raise n_rounds, or set audiences=False."
+            )
         mechanism = self._setting().central_dp
         for name in ("clip", "setup_clip"):
             bound = getattr(mechanism, name, None)

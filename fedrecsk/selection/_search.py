@@ -173,9 +173,9 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
     **Bytes.** What is equal for several candidates is sent once: the catalogue, and usually the
     set-up and the first model. A client that is asked to evaluate a model does not receive it again
     to train it. If a round sends clients the rows of their own items only, a random part of the
-    clients evaluates each candidate: 50 at least, and so many that a client receives two whole
-    models at a cut on average. In `communication_`, `messages_up` and `messages_down` count
-    messages that travel together once.
+    clients evaluates each candidate: at least 50, and otherwise as many as make a client receive
+    two whole models at a cut on average. In `communication_`, `messages_up` and `messages_down`
+    count messages that travel together once.
 
     **Cohorts.** With ``client_fraction < 1``, the cohort of the next round evaluates a model, and a
     cut uses the mean over the rounds of one pass over the clients, or over a part of them.

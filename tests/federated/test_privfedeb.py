@@ -198,6 +198,11 @@ def test_steps_with_audiences_equal_the_reference_with_noise(noise_std):
         np.testing.assert_allclose(users.coefficients, naive.coefficients)
 
 
+def test_rounds_for_audiences_alone_are_refused():
+    with pytest.raises(ValueError, match=r"n_rounds=2 is too few; raise n_rounds"):
+        PrivFedEB(n_rounds=2, audiences=True).fit([[0, 0], [1, 0], [1, 1]], [1.0, 2.0, 3.0])
+
+
 def test_audiences_are_learned_where_there_are_enough_clients():
     def n_rounds(n_clients, epsilon=None, noise=None, **parameters):
         dp = CentralDP(epsilon=epsilon, noise_multiplier=noise)
