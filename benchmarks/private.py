@@ -29,12 +29,12 @@ from benchmarks.rfrec import split
 from fedrecsk import BiasOnly, FedEB, Federation, PrivFedEB
 from fedrecsk.audit import _membership, audit_privacy, measure_membership
 from fedrecsk.datasets import fetch_movielens
-from fedrecsk.federated import fedeb, privfedeb
+from fedrecsk.federated import _privfedeb_server, fedeb, privfedeb
 from fedrecsk.privacy import CentralDP
 
 EPSILONS = (10, 3, 1)
 SPLIT, VALIDATION = 0, 1
-# What `tune` tries instead of each constant. The class has INIT_STD, its module the others.
+# What `tune` tries instead of each constant. The class has INIT_STD, its modules the others.
 GRID = {
     "BIAS_VARIANCE": (0.15, 0.4),
     "VECTOR_VARIANCE": (0.01, 0.04),
@@ -199,7 +199,7 @@ def _change(name, value, model, stack):
     if name in model.get_params():
         model.set_params(**{name: value})
         return
-    for module in (privfedeb, PrivFedEB):
+    for module in (_privfedeb_server, privfedeb, PrivFedEB):
         if hasattr(module, name):
             stack.enter_context(mock.patch.object(module, name, value))
 

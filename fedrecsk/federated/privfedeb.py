@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -18,6 +18,21 @@ from fedrecsk.data._checks import scale_of
 from fedrecsk.federated import _empirical_bayes
 from fedrecsk.federated._empirical_bayes import EmpiricalBayes, Scale, fedeb_kernels
 from fedrecsk.federated._features import FederatedContent
+from fedrecsk.federated._privfedeb_server import (
+    ALPHA,
+    EMPHASIS,
+    MOST,
+    NEW,
+    USER_SQUARE,
+    VECTOR_VARIANCE,
+    Release,
+    Users,
+    learned_audiences,
+    posterior_gains,
+    scaled,
+    tastes,
+    without_popularity,
+)
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.algorithm import Algorithm, Loss, Traits
 from fedrecsk.protocol.keys import SETUP
@@ -35,8 +50,8 @@ __all__ = ["PrivFedEB"]
 
 privfedeb_kernels: LazyModule = LazyModule("fedrecsk.federated._privfedeb_kernels")
 
-# Precisions of a rating, and of users' biases.
-ALPHA, LAMBDA_0 = 1.3, 6.0
+# Precision of users' biases.
+LAMBDA_0 = 6.0
 # In the set-up: how many ratings at the center a user's mean is shrunk by, and the bound of a
 # residual, in units.
 SHRINKAGE, LARGEST = 3.0, 2.0
@@ -44,208 +59,22 @@ SHRINKAGE, LARGEST = 3.0, 2.0
 SQUARES = 0.1
 # Least mean square error, in squared units, that a user's gradient is divided by.
 FLOOR = 0.25
-# Share of the average vectors that a round replaces at least.
-NEW = 0.5
 # Rounds of all clients: with little noise or a smaller epsilon than `SMALL`; without noise.
 ROUNDS, FEW_ROUNDS, ROUNDS_WITHOUT_NOISE = 10, 5, 20
 SMALL, LOUD = 2.0, 6.0
 # Bounds of a rating's weight, whose square must neither overflow nor vanish.
 LIGHTEST, HEAVIEST = 1e-6, 1e6
-
-# Variances of items' biases about their prior mean, and of the numbers of their vectors, in units.
-BIAS_VARIANCE, VECTOR_VARIANCE = 0.25, 0.02
-# Mean square of the numbers of users' vectors, as far as their ratings determine them.
-USER_SQUARE = 0.35
-# Factor of the gradient in vectors, whose numbers are smaller than those in biases.
-EMPHASIS = 1.4
-# An item's rows are weighted by 1 / (N_i + half the mean)^power, for fewer rated items.
-POWER = 0.25
-# Standard deviations over the ratings of the columns of users' tastes.
-TASTE = 0.14
 # Root mean square of an item's features, all together, and of how many directions at most.
 CONTENT, DIRECTIONS = 0.3, 20
-# Of the prior of counts, in standard deviations of the noise: its largest value and its steps; a
-# larger count than `CLEAR` stays as it is. Steps by which it is learned.
-WIDEST, STEP, CLEAR, PRIOR_STEPS = 8.0, 0.25, 6.0, 50
-# Factors: none if a step of all clients is less reliable than this, else one for each multiple of
-# it and one more, at most `MOST`.
-RELIABLE, MOST = 0.125, 6
-TINY = np.finfo(float).tiny
 # Columns of x_i that follow from the others: popularity and b_i.
 TASTES = 2
-# Audiences are learned in the first rounds, of this many in all. An item's numbers together have
-# this root mean square, and those of q_i a variance smaller by this factor.
-AUDIENCE_ROUNDS, ROUNDS_WITH_AUDIENCES = 2, 16
-AUDIENCE, EXPLAINED = 0.2, 0.5
+# Audiences are learned in the first rounds, of this many in all. With them, the numbers of q_i have
+# a variance smaller by this factor.
+AUDIENCE_ROUNDS, ROUNDS_WITH_AUDIENCES, EXPLAINED = 2, 16, 0.5
 # How many clients it takes: this divided by epsilon, or times the noise multiplier.
 ENOUGH, ENOUGH_FOR_NOISE = 30_000, 1_800
-# Of what clients send of their users' vectors: its norm, and what is added to the sum of squares,
-# in standard deviations of the noise, of which there is at least `LEAST_NOISE`.
-USERS, SHRINK, LEAST_NOISE = 0.2, 4.0, 0.1
-
-
-# --------------------------------------------------------- the server: steps on noisy sums
-
-# The sums of a round are ``h (x - x_now)`` plus noise, for an item's parameter x and a curvature h
-# that follows from the first release. With a normal prior of x, the best step is the posterior
-# mean, a fraction of the sum that is small for items about which the noise hides nearly everything.
-
-
-class _Release(NamedTuple):
-    """What the set-up has published."""
-
-    counts: np.ndarray  # (n_items,), N_i, at least 0
-    residuals: np.ndarray  # (n_items,), B_i, noisy
-    noise_std: float  # of both
-    rating_weight: float  # by how much a typical rating counts in the sums
-
-    @classmethod
-    def of(cls, sums, noise_std, squares):
-        """Make it from sums of counts and residuals (n_items, 2), and of squared counts."""
-        counts = _denoised(sums[:, 0], noise_std)
-        rating_weight = max(float(squares), 0.0) / max(float(counts.sum()), TINY)
-        return cls(counts, sums[:, 1], noise_std, rating_weight)
-
-    @property
-    def padded(self):
-        """N_i plus half their mean, so that the noise on small ones does not matter."""
-        return np.maximum(self.counts + self.counts.mean() / 2, TINY)
-
-    def row_weights(self):
-        """a_i: weights of the items' rows in uploads; in the mean over ratings, a_i^2 is 1."""
-        weights = (self.padded / self.padded.max()) ** -POWER
-        total = self.counts.sum()
-        if not total > 0:
-            return np.ones(len(weights))
-        return weights / np.sqrt(self.counts @ weights**2 / total)
-
-    def noise(self, curvature, row_weights, noise_std):
-        """Variance of a round's sums: added noise, and that of the ratings themselves."""
-        return noise_std**2 + self.rating_weight * curvature * row_weights / ALPHA
-
-    def biases(self, prior=None):
-        """Return first estimates of b_i, and their variances."""
-        h = self.counts
-        noise = self.noise(h, 1.0, self.noise_std)
-        # Popular items are often better ones.
-        prior = self._line(noise) if prior is None else prior
-        gain = _gains(np.full(len(h), BIAS_VARIANCE), h, noise)
-        return prior + gain * (self.residuals - h * prior), BIAS_VARIANCE * (1 - gain * h)
-
-    def _line(self, noise):
-        """Weighted least squares of B_i / N_i on log N_i, at all items."""
-        x, h = np.log(self.padded), self.counts
-        # One over the variance of B_i / N_i about the line, 0 where nothing is known.
-        weights = h**2 / np.maximum(BIAS_VARIANCE * h**2 + noise, TINY)
-        total = weights.sum()
-        if not total > 0:
-            return np.zeros(len(h))
-        y = self.residuals / np.where(h > 0, h, 1)
-        x = x - weights @ x / total
-        spread = weights @ x**2
-        slope = weights @ (x * y) / spread if spread > 1e-9 * total else 0.0
-        return weights @ y / total + slope * x
-
-    def n_factors(self, share, variance=VECTOR_VARIANCE):
-        """Return how many factors the noise allows, given the share of clients in a round."""
-        a = self.row_weights()
-        curvature = share * self.counts * a
-        noise = self.noise(curvature, a, self.noise_std)
-        h = USER_SQUARE * EMPHASIS * curvature
-        # Of all rounds in which every client takes part once.
-        ratio = variance * h**2 / np.maximum(noise, TINY) / share
-        total = self.counts.sum()
-        reliability = self.counts @ (ratio / (1 + ratio)) / total if total > 0 else 0.0
-        return min(MOST, 1 + int(reliability / RELIABLE)) if reliability >= RELIABLE else 0
-
-
-class _Users(NamedTuple):
-    """Sums over users of g g' and g phi', averages of the last rounds, and coefficients of these.
-
-    g is the sum of a user's x_j divided by the square root of their number, without the constant;
-    phi are its numbers that belong to them.
-    """
-
-    sums: np.ndarray  # (k, 2 k)
-    coefficients: np.ndarray  # (k, k), of phi's prior mean given g
-    n_rounds: int
-
-    @classmethod
-    def first(cls, width):
-        """Return the state before any sum."""
-        return cls(np.zeros((width, 2 * width)), np.zeros((width, width)), 0)
-
-    def after(self, upload):
-        """Return the state after a round's noisy sums: a ridge regression of phi on g."""
-        number = self.n_rounds + 1
-        sums = self.sums + max(1 / number, NEW) * (upload.sum - self.sums)
-        squares, products = np.hsplit(sums, 2)
-        sizes, axes = np.linalg.eigh((squares + squares.T) / 2)
-        sizes = np.maximum(sizes, 0) + SHRINK * max(upload.noise_std, LEAST_NOISE)
-        return _Users(sums, (axes / sizes) @ (axes.T @ products), number)
-
-
-def _gains(variance, curvature, noise):
-    """Return fractions of ``h (x - x_now) + noise`` that make x_now x's posterior mean."""
-    return variance * curvature / np.maximum(variance * curvature**2 + noise, TINY)
-
-
-def _denoised(counts, noise_std):
-    """Return posterior means of counts given noisy ones, whose prior is learned from them all."""
-    clear = counts >= CLEAR * noise_std
-    if clear.all() or noise_std == 0:
-        return np.maximum(counts, 0)
-    grid = np.arange(0, WIDEST + STEP, STEP)
-    away = (counts[~clear, None] / noise_std - grid) ** 2
-    likelihood = np.exp((away.min(axis=1, keepdims=True) - away) / 2)
-    prior = np.full(len(grid), 1 / len(grid))
-    for _ in range(PRIOR_STEPS):
-        posterior = likelihood * prior
-        posterior /= posterior.sum(axis=1, keepdims=True)
-        prior = posterior.mean(axis=0)
-    result = counts.copy()
-    result[~clear] = noise_std * posterior @ grid
-    return result
-
-
-def _without_popularity(matrix, release):
-    """Return the part of columns by items that is orthogonal to what most users rate."""
-    first = np.sqrt(release.counts)
-    return matrix - np.outer(first, first @ matrix) / max(first @ first, TINY)
-
-
-def _audiences(sums, noise_std, row_weights, release):
-    """Return coordinates of who rates an item, (n_items, k), from sums of its raters' positions.
-
-    Normal priors whose variance is learned take away what the noise may have caused.
-    """
-    scale = 1 / (row_weights * np.sqrt(release.padded))
-    found, noise = scale[:, None] * sums, (scale * noise_std) ** 2
-    if noise_std > 0:
-        weights = (noise + np.median(noise)) ** -2
-        variance = np.maximum(weights @ (found**2 - noise[:, None]) / weights.sum(), TINY)
-        found *= variance / (variance + noise[:, None])
-    return _without_popularity(found, release)
-
-
-def _scaled(audiences, release):
-    """Return audiences as columns of x_i: centred, and of the root mean square `AUDIENCE`."""
-    share = release.padded / release.padded.sum()
-    audiences = audiences - share @ audiences
-    return AUDIENCE * audiences / max(np.sqrt((share @ audiences**2).sum()), TINY)
-
-
-def _tastes(biases, row_weights, *others):
-    """Return the columns of x_i that are public: popularity, b_i, and others that are not None."""
-    popularity = row_weights ** (-1 / POWER)
-    columns = np.column_stack([np.log(popularity), biases])
-    share = popularity / popularity.sum()
-    columns = columns - share @ columns
-    columns *= TASTE / np.maximum(np.sqrt(share @ columns**2), 1e-6)
-    return np.column_stack([columns, *(one for one in others if one is not None)])
-
-
-# --------------------------------------------------------------------------- the algorithm
+# Norm of what clients send of their users' vectors.
+USERS = 0.2
 
 NO_LOCAL_DP = (
     "its uploads are bounded as a whole, and not number by number. Use central_dp, or RFRec "
@@ -259,7 +88,7 @@ class Server:
 
     scale: Scale
     n_clients: int
-    release: _Release
+    release: Release
     row_weights: PerItem
     prior: ItemPrior | None
     # The main directions of item_features; None without any.
@@ -273,7 +102,7 @@ class Server:
     average: PerItem
     # Coordinates of who rates an item, and what they and q_i say of users; None without audiences.
     audiences: PerItem | None
-    users: _Users | None
+    users: Users | None
 
     @property
     def learns_audiences(self) -> bool:
@@ -348,7 +177,7 @@ class PrivFedEBAlgorithm(Algorithm[Server, Clients]):
         share = np.sqrt(1 - SQUARES**2)
         first = sums["first"]
         squares = sums["squares"].sum[0] / SQUARES
-        release = _Release.of(first.sum / share, first.noise_std / share, squares)
+        release = Release.of(first.sum / share, first.noise_std / share, squares)
         n_items, n_factors = len(release.counts), self.n_columns
         has_audiences = catalogue.n_clients >= self.fewest
         variance = VECTOR_VARIANCE * (EXPLAINED if has_audiences else 1)
@@ -368,8 +197,8 @@ class PrivFedEBAlgorithm(Algorithm[Server, Clients]):
         if has_audiences:
             random = key.at(SETUP).generator("audiences")
             audiences = random.standard_normal((n_items, self.n_columns + 1))
-            audiences = _without_popularity(audiences, release)
-            users = _Users.first(self._n_explaining)
+            audiences = without_popularity(audiences, release)
+            users = Users.first(self._n_explaining)
         return Server(
             scale=self._scale(catalogue),
             n_clients=catalogue.n_clients,
@@ -406,7 +235,7 @@ class PrivFedEBAlgorithm(Algorithm[Server, Clients]):
             return Message(directions=Dense(directions))
         message = Message(items=Dense(server.items))
         if server.users is not None:
-            message["audiences"] = Dense(_scaled(server.audiences, server.release))
+            message["audiences"] = Dense(scaled(server.audiences, server.release))
             message["coefficients"] = Dense(server.users.coefficients)
         return message
 
@@ -439,7 +268,7 @@ class PrivFedEBAlgorithm(Algorithm[Server, Clients]):
         if "audiences" in message:
             audiences, coefficients = message["audiences"].values, message["coefficients"].values
             share = np.sqrt(1 - USERS**2)
-        known = _tastes(items[:, 0], clients.row_weights, audiences, clients.features)
+        known = tastes(items[:, 0], clients.row_weights, audiences, clients.features)
         items = np.column_stack([items, known])
         users = np.zeros((block.n_users, items.shape[1]))
         implicit = _implicit(items, coefficients)
@@ -494,7 +323,7 @@ class PrivFedEBAlgorithm(Algorithm[Server, Clients]):
         sums, noise_std = upload["items"].sum, upload["items"].noise_std
         release, a, users = server.release, server.row_weights, server.users
         if server.learns_audiences:
-            found = _audiences(sums, noise_std, a, release)
+            found = learned_audiences(sums, noise_std, a, release)
             return replace(server, audiences=found, n_steps=server.n_steps + 1)
         n_done, of_vectors = 0, VECTOR_VARIANCE
         if users is not None:
@@ -503,10 +332,10 @@ class PrivFedEBAlgorithm(Algorithm[Server, Clients]):
         curvature = share * release.counts * a
         noise = release.noise(curvature, a, noise_std)
         items, variance = server.items.copy(), server.bias_variance
-        gain = _gains(variance, curvature, noise)
+        gain = posterior_gains(variance, curvature, noise)
         items[:, 0] += gain * sums[:, 0]
         active = slice(1, server.n_factors + 1)
-        gains = _gains(of_vectors, EMPHASIS * USER_SQUARE * curvature, noise)
+        gains = posterior_gains(of_vectors, EMPHASIS * USER_SQUARE * curvature, noise)
         items[:, active] += gains[:, None] * sums[:, active]
         t = server.n_steps + 1
         average = server.average + max(1 / (t - n_done), NEW) * (items - server.average)
@@ -522,8 +351,8 @@ class PrivFedEBAlgorithm(Algorithm[Server, Clients]):
         items = items if prior is None else prior.filled(items)
         audiences, users = None, server.users
         if users is not None:
-            audiences = _scaled(server.audiences, server.release)
-        known = _tastes(items[:, 0], server.row_weights, audiences, server.features)
+            audiences = scaled(server.audiences, server.release)
+        known = tastes(items[:, 0], server.row_weights, audiences, server.features)
         items = np.column_stack([items, known])
         message = Message(average_items=Dense(items))
         if users is not None:

@@ -8,7 +8,8 @@ from benchmarks._variants import variant
 from fedrecsk import BiasOnly, Federation, PrivFedEB
 from fedrecsk.data.interactions import encode
 from fedrecsk.datasets import make_ratings
-from fedrecsk.federated import privfedeb as server
+from fedrecsk.federated import _privfedeb_server as server
+from fedrecsk.federated import privfedeb
 from fedrecsk.privacy import CentralDP
 from fedrecsk.protocol import blocks
 from fedrecsk.protocol.keys import SETUP
@@ -186,10 +187,10 @@ def test_steps_with_audiences_equal_the_reference_with_noise(noise_std):
     naive = reference.Server(np.sqrt(0.99) * np.column_stack([counts, 0 * counts]), 1.0, 0 * sums)
     naive.learn_audiences(rng.normal(size=sums.shape))
     naive.step_of_audiences(sums, noise_std)
-    release = server._Release(counts, 0 * counts, 0.0, 0.01)
-    found = server._audiences(sums, noise_std, release.row_weights(), release)
-    np.testing.assert_allclose(server._scaled(found, release), naive.audiences())
-    users = server._Users.first(8)
+    release = server.Release(counts, 0 * counts, 0.0, 0.01)
+    found = server.learned_audiences(sums, noise_std, release.row_weights(), release)
+    np.testing.assert_allclose(server.scaled(found, release), naive.audiences())
+    users = server.Users.first(8)
     for t in range(3):
         naive.t = t
         products = rng.normal(0, 9, (8, 16))
@@ -227,7 +228,7 @@ def test_audiences_are_learned_where_there_are_enough_clients():
 def test_a_step_is_the_posterior_mean(noise_std):
     """Of a bias, given a noisy sum, by numerical integration of Bayes' rule."""
     mean, variance, h, total = 0.2, 0.25, 4.0, 1.5
-    release = server._Release(np.array([h]), np.zeros(1), 0.0, 0.07)
+    release = server.Release(np.array([h]), np.zeros(1), 0.0, 0.07)
     noise = release.noise(np.array([h]), np.ones(1), noise_std)
     assert noise == pytest.approx(noise_std**2 + 0.07 * h / 1.3)
 
@@ -237,7 +238,7 @@ def test_a_step_is_the_posterior_mean(noise_std):
 
     mass = quad(density, -9, 9, limit=200)[0]
     first = quad(lambda x: x * density(x), -9, 9, limit=200)[0]
-    (gain,) = server._gains(np.array([variance]), np.array([h]), noise)
+    (gain,) = server.posterior_gains(np.array([variance]), np.array([h]), noise)
     assert mean + gain * total == pytest.approx(first / mass, abs=1e-8)
     second = quad(lambda x: (x - first / mass) ** 2 * density(x), -9, 9, limit=200)[0]
     assert variance * (1 - gain * h) == pytest.approx(second / mass, abs=1e-8)
@@ -248,7 +249,7 @@ def test_counts_are_their_posterior_means(noise_std, share):
     rng = np.random.default_rng(0)
     counts = np.exp(rng.normal(0, 2, 400))
     noisy = counts + noise_std * rng.normal(size=400)
-    found = server._denoised(noisy, noise_std)
+    found = server.denoised(noisy, noise_std)
     np.testing.assert_allclose(found, reference.counts(noisy, noise_std), rtol=1e-9, atol=1e-9)
     errors = [np.mean((x - counts) ** 2) for x in (found, np.maximum(noisy, 0))]
     assert errors[0] <= share * errors[1]
@@ -270,7 +271,7 @@ def test_more_noise_means_fewer_factors_and_rounds_and_larger_errors(many):
         model = PrivFedEB(items=items, rating_scale=(1, 5), federation=federation, random_state=0)
         model.fit(X, y)
         errors.append(rmse(model, X_test, y_test))
-        known = server.TASTES + (server.MOST + 1 if hasattr(model, "implicit_factors_") else 0)
+        known = privfedeb.TASTES + (server.MOST + 1 if hasattr(model, "implicit_factors_") else 0)
         widths.append(model.item_factors_.shape[1] - known)
         n_rounds.append(model.n_rounds_)
         assert model.privacy_.epsilon == pytest.approx(epsilon or np.inf)
