@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from typing import ClassVar
 
 # Help of options that several benchmarks have.
@@ -18,7 +20,7 @@ HELP = {
     "--n-samples": "number of Gibbs samples",
     "--only": "models to run (default: all)",
     "--output": "file of the figure",
-    "--peers-python": "Python that can import the peers, Surprise and cornac",
+    "--peers-python": "Python that can import the peers (default: PEERS_PYTHON, else this one)",
     "--ranks": "ranks to try",
     "--repeats": "repetitions of each timing",
     "--results": "folder of finished runs, which are not run again",
@@ -51,6 +53,9 @@ class Parser(argparse.ArgumentParser):
             arguments.setdefault("help", "; ".join(lines).replace("%", "%%"))
         if names[0] in HELP:
             arguments.setdefault("help", HELP[names[0]])
+        if names == ("--peers-python",):
+            # A folder of one machine is not for the records of commands.
+            arguments["default"] = os.environ.get("PEERS_PYTHON", sys.executable)
         if len(arguments.get("choices") or ()) > 3 and names != ("command",):
             known = ", ".join(map(str, arguments["choices"])).replace("%", "%%")
             arguments.setdefault("metavar", names[0].lstrip("-").upper())

@@ -50,64 +50,64 @@ def validation(name, options):
 
 def lists(models, options, fresh):
     """HR@10 and NDCG@10 on test rows: mean and standard deviation over seeds of the fit."""
+    print("| data | model | HR@10 | NDCG@10 | CPU s |\n|---|---|---|---|---|", flush=True)
     for name in options.data:
         X, test, negatives = split(name, options)
-        print(f"\n| {name} | HR@10 | NDCG@10 | CPU s |\n|---|---|---|---|", flush=True)
         popular = hits(Popularity().fit(X), test, negatives)
-        print(f"| popularity | {popular[0]:.4f} | {popular[1]:.4f} | |", flush=True)
+        print(f"| {name} | popularity | {popular[0]:.4f} | {popular[1]:.4f} | |", flush=True)
         for label, model in models.items():
             start, scores = time.process_time(), []
             for seed in reported(options.seeds):
                 scores.append(hits(fresh(model, seed, options).fit(X), test, negatives))
-            row(label, scores, start)
+            row(name, label, scores, start)
 
 
 def list_choices(models, choices, options, fresh):
     """HR@10 and NDCG@10 of neighbours of the settings, on rows cut from the training rows."""
     seed = choosing(1)[0]
+    print("| validation rows of | model | HR@10 | NDCG@10 | CPU s |\n|---|---|---|---|---|")
     for name in options.data:
         X, rows, negatives = validation(name, options)
-        print(f"\n| {name}, validation rows | HR@10 | NDCG@10 | CPU s |\n|---|---|---|---|")
         for label, model in models.items():
             for changed in choices[label]:
                 start = time.process_time()
                 one = fresh(model, seed, options).set_params(**changed).fit(X)
-                row(f"{label} {changed or 'as it is'}", [hits(one, rows, negatives)], start)
+                row(name, f"{label} {changed or 'as it is'}", [hits(one, rows, negatives)], start)
 
 
 def ratings(models, options, fresh):
     """RMSE on random fifths of the ratings: mean and standard deviation over splits."""
+    print("| data | model | RMSE |\n|---|---|---|", flush=True)
     for name in options.data:
         X, y = load(name, options)
-        print(f"\n| {name} | RMSE |\n|---|---|", flush=True)
         for label, model in models.items():
             errors = [
                 rmse(fresh(model, seed, options), *rating_split(X, y, seed))
                 for seed in reported(options.seeds)
             ]
-            print(f"| {label} | {np.mean(errors):.4f} ± {np.std(errors):.4f} |", flush=True)
+            print(
+                f"| {name} | {label} | {np.mean(errors):.4f} ± {np.std(errors):.4f} |", flush=True
+            )
 
 
 def rating_choices(models, choices, options, fresh):
     """RMSE of neighbours of the settings, on rows that `ratings` tests nowhere."""
     seed = choosing(1)[0]
+    print("| validation rows of | model | RMSE |\n|---|---|---|", flush=True)
     for name in options.data:
         X, y = load(name, options)
         tests = [rating_split(X, y, one)[2] for one in reported(options.seeds)]
         kept = untested(X, tests)
         part = rating_split(X[kept], y[kept], seed)
-        print(f"\n| {name}, validation rows | RMSE |\n|---|---|", flush=True)
         for label, model in models.items():
             for changed in choices:
                 error = rmse(fresh(model, seed, options).set_params(**changed), *part)
-                print(f"| {label} {changed or 'as it is'} | {error:.4f} |", flush=True)
+                print(f"| {name} | {label} {changed or 'as it is'} | {error:.4f} |", flush=True)
 
 
-def row(label, scores, start):
+def row(name, label, scores, start):
     """Print a row: mean and standard deviation of HR and NDCG, and CPU seconds of a fit."""
     taken = (time.process_time() - start) / len(scores)
     (hr, ndcg), spread = np.mean(scores, axis=0), np.std(scores, axis=0)
-    print(
-        f"| {label} | {hr:.4f} ± {spread[0]:.4f} | {ndcg:.4f} ± {spread[1]:.4f} | {taken:.0f} |",
-        flush=True,
-    )
+    cells = f"{hr:.4f} ± {spread[0]:.4f} | {ndcg:.4f} ± {spread[1]:.4f} | {taken:.0f}"
+    print(f"| {name} | {label} | {cells} |", flush=True)

@@ -2,7 +2,7 @@
 
 Ratings are split 80/20 at random by seed. RMSE is that of predictions clipped to the scale.
 
-`speed` also runs Surprise and cornac, if ``--peers-python`` (by default the Python that runs this)
+`speed` also runs Surprise and cornac, if ``--peers-python`` (or the variable PEERS_PYTHON)
 can import them. All models take turns in one run, on one thread.
 
 Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DATA.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 
@@ -310,7 +309,7 @@ def main(argv=None):
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=12)
     parser.add_argument("--epochs", type=int, default=60)
-    parser.add_argument("--peers-python", default=sys.executable)
+    parser.add_argument("--peers-python")
     options = parser.parse_args(argv)
     commands[options.command](options)
 

@@ -168,12 +168,10 @@ def _fit(model, X, y, seed, options):
     return model.fit(X, y if getattr(model, "targets", "implicit") == "ratings" else None)
 
 
-def _row(label, scores):
+def _row(name, label, scores):
     mean, deviation = np.mean(scores, axis=0), np.std(scores, axis=0)
-    print(
-        f"| {label} | {mean[0]:.3f} ± {deviation[0]:.3f} | {mean[1]:.3f} ± {deviation[1]:.3f} |",
-        flush=True,
-    )
+    cells = f"{mean[0]:.3f} ± {deviation[0]:.3f} | {mean[1]:.3f} ± {deviation[1]:.3f}"
+    print(f"| {name} | {label} | {cells} |", flush=True)
 
 
 # -------------------------------------------------------------------------------- commands
@@ -181,6 +179,7 @@ def _row(label, scores):
 
 def quality(options):
     """HR@10 and NDCG@10 of every setting compared with the baselines, on test rows."""
+    print("| data | model | HR@10 | NDCG@10 |\n|---|---|---|---|", flush=True)
     for name in options.data:
         if name == "1m":
             X, y, test, negatives = leave_one_out(options)
@@ -191,19 +190,18 @@ def quality(options):
             inner, everything = X, np.concatenate([X, validation, test])
             negatives = drawn_negatives(everything, test)
         drawn, seeds = drawn_negatives(everything, validation, seed=1), reported(options.seeds)
-        print(f"\n| {name} | HR@10 | NDCG@10 |\n|---|---|---|", flush=True)
-        _row("popularity", [hits(Popularity().fit(X), test, negatives)])
+        _row(name, "popularity", [hits(Popularity().fit(X), test, negatives)])
         for label, candidates in baselines().items():
             best = max(
                 candidates, key=lambda m: hits(_fit(m, inner, None, 0, options), validation, drawn)
             )
             scores = [hits(_fit(best, X, None, s, options), test, negatives) for s in seeds]
-            _row(f"{label}: {best}".replace("\n", " "), scores)
+            _row(name, f"{label}: {best}".replace("\n", " "), scores)
         for label, model in MODELS.items():
             if options.only and label not in options.only:
                 continue
             scores = [hits(_fit(model, X, y, s, options), test, negatives) for s in seeds]
-            _row(label, scores)
+            _row(name, label, scores)
 
 
 def baselines():

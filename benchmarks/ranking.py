@@ -125,9 +125,9 @@ def fitted(model, X, seed):
 
 def quality(options):
     """HR@10 and NDCG@10 on test rows."""
+    print("| data | model | HR@10 | NDCG@10 | weights |\n|---|---|---|---|---|", flush=True)
     for name in options.data:
         X, test, negatives = split(name, options)
-        print(f"\n| {name} | HR@10 | NDCG@10 | weights |\n|---|---|---|---|", flush=True)
         for label, model in MODELS.items():
             if options.only and label not in options.only:
                 continue
@@ -138,22 +138,23 @@ def quality(options):
                 for one in fits
                 if hasattr(one, "weights_")
             )
-            print(f"| {label} | {scores[0]:.4f} | {scores[1]:.4f} | {weights} |", flush=True)
+            cells = f"{scores[0]:.4f} | {scores[1]:.4f} | {weights}"
+            print(f"| {name} | {label} | {cells} |", flush=True)
 
 
 def choices(options):
     """Neighbours of the defaults, on a row of each user cut from the training rows."""
+    print("| validation rows of | model | HR@10 | NDCG@10 |\n|---|---|---|---|", flush=True)
     for name in options.data:
         X, _, _ = split(name, options)
         inner, _, validation = last_but_one(X, X[:, 0])
         negatives = drawn_negatives(X, validation, seed=1)
-        print(f"\n| {name}, validation rows | HR@10 | NDCG@10 |\n|---|---|---|", flush=True)
         for model, grid in CHOICES.items():
             for changed in grid:
                 one = fitted(clone(model).set_params(**changed), inner, 0)
                 hr, ndcg = hits(one, validation, negatives)
                 label = f"{type(model).__name__} {changed or 'as it is'}"
-                print(f"| {label} | {hr:.4f} | {ndcg:.4f} |", flush=True)
+                print(f"| {name} | {label} | {hr:.4f} | {ndcg:.4f} |", flush=True)
 
 
 def scaled(options):
@@ -199,9 +200,9 @@ def solvers(options):
 
 def cost(options):
     """CPU seconds of a fit, and bytes per client."""
+    print("| data | model | CPU s | kB up | kB down |\n|---|---|---|---|---|", flush=True)
     for name in options.data:
         X, _, _ = split(name, options)
-        print(f"\n| {name} | CPU s | kB up | kB down |\n|---|---|---|---|", flush=True)
         models = {
             "FedEASE": FedEASE(),
             'FedEASE, upload="all", download="all"': FedEASE(upload="all", download="all"),
@@ -217,7 +218,7 @@ def cost(options):
                 total / len(ledger.client_ids) / 1000
                 for total in (ledger.bytes_up, ledger.bytes_down)
             )
-            print(f"| {label} | {taken:.1f} | {up:,.0f} | {down:,.0f} |", flush=True)
+            print(f"| {name} | {label} | {taken:.1f} | {up:,.0f} | {down:,.0f} |", flush=True)
 
 
 def main(argv=None):

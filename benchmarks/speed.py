@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -107,7 +106,7 @@ def main(argv=None):
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", default=["100k"], choices=["100k", "1m"])
     parser.add_argument("--data-home")
-    parser.add_argument("--peers-python", default=sys.executable)
+    parser.add_argument("--peers-python")
     options = parser.parse_args(argv)
     commands[options.command](options)
 

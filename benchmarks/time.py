@@ -3,7 +3,7 @@
 The last row of each user is the test row, and every parameter is chosen on the row before it, by
 NDCG@10 of the full ranking. HR@10 and NDCG@10 of `scores` are means over the test rows: among all
 items that the user does not have, and among 99 of these at random. On Amazon Beauty 6,000 users are
-tested. SASRec is RecTools', if ``--peers-python`` (by default the Python that runs this) can
+tested. SASRec is RecTools', if ``--peers-python`` (or the variable PEERS_PYTHON) can
 import rectools with torch (``pip install "rectools[torch]"``). `defaults` prints what half-lives
 give on the rows before the last ones, and never reads a test row; `days` compares half-lives in
 days there, on MovieLens-100k. `generated` prints what half-lives give on generated data, with and
@@ -19,7 +19,6 @@ import itertools
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -393,7 +392,7 @@ def main(argv=None):
     parser.add_argument("--data", nargs="+", choices=list(FILES), default=list(FILES))
     parser.add_argument("--data-home")
     parser.add_argument("--only", nargs="+")
-    parser.add_argument("--peers-python", default=sys.executable)
+    parser.add_argument("--peers-python")
     parser.add_argument("--epochs", nargs="+", type=int, help="of SASRec, ascending")
     options = parser.parse_args(argv)
     commands[options.command](options)
