@@ -112,9 +112,13 @@ def leak(options):
         "average, redrawn": {"virtual_items": "redrawn"},
         "no biases": {"biases": False},
     }
+    names = ("directions", "interactions", "ratings")
+    print("| filling | directions | interactions | ratings |\n|---|---|---|---|", flush=True)
     for label, setting in settings.items():
         report = measure_leak(_seeded(FedRec(**setting), FIRST_SEED), X, y, max_clients=200)
-        print(f"{label}: {report}", flush=True)
+        cells = " | ".join(f"{getattr(report, name):.3f}" for name in names)
+        print(f"| {label} | {cells} |", flush=True)
+    print(f"| by chance | {' | '.join(f'{report.chance[name]:.3f}' for name in names)} |")
 
 
 def rated_among_repeated(model, X, y, lengths):
