@@ -25,6 +25,7 @@ from fedrecsk import (
     ImplicitALS,
     LightFR,
     LocALS,
+    PrivFedEB,
     RFRec,
     RFRecF,
 )
@@ -49,6 +50,7 @@ METHODS = {
     "RFRec": RFRec(n_factors=3, optimizer="gd"),
     "RFRecF": RFRecF(n_factors=3, optimizer="gd"),
     "FedEB": FedEB(n_factors=3, learning_rate=1.0),
+    "PrivFedEB": PrivFedEB(n_factors=3, audiences=True),
     "LightFR": LightFR(n_bits=4),
     "EASE": EASE(reg=2.0),
     "ImplicitALS": ImplicitALS(n_factors=3, n_epochs=3),
@@ -56,7 +58,7 @@ METHODS = {
 }
 SUMS = ("FedEASE", "FedSpectral", "FedItemKNN")
 CENTRAL = ("EASE", "ImplicitALS", "BiasedMF")
-RATES = ("RFRec", "RFRecF", "FedEB", "LightFR", "BiasedMF")
+RATES = ("RFRec", "RFRecF", "FedEB", "PrivFedEB", "LightFR", "BiasedMF")
 
 FEDERATIONS = {
     "plain": {},

@@ -96,6 +96,13 @@ RULES = (
     ),
     Rule(
         ("fit",),
+        {"method": ("LightFR",), "federation": ("int8",)},
+        REFUSED,
+        "LightFR sends codes and integers; set compression=None",
+        "binary codes cannot be compressed further",
+    ),
+    Rule(
+        ("fit",),
         {"takes part": ("asynchronous",), "federation": ("int8",)},
         REFUSED,
         'clients do not follow the changes.*set direction="up"',
@@ -112,18 +119,11 @@ RULES = (
         ("fit",),
         {
             "takes part": ("asynchronous",),
-            "method": (*SUMS, "RFRec", "RFRecF", "LightFR"),
+            "method": (*SUMS, "RFRec", "RFRecF", "PrivFedEB", "LightFR"),
         },
         REFUSED,
         "rounds cannot be asynchronous; set schedule=None",
         "its uploads only fit the model of the same round",
-    ),
-    Rule(
-        ("fit",),
-        {"method": ("LightFR",), "federation": ("int8",)},
-        REFUSED,
-        "LightFR sends codes and integers; set compression=None",
-        "binary codes cannot be compressed further",
     ),
     Rule(
         ("fit",),
@@ -260,6 +260,13 @@ RULES = (
     ),
     Rule(
         UPDATES,
+        {"method": ("PrivFedEB",)},
+        REFUSED,
+        "PrivFedEB cannot continue from its last model; call fit on all rows",
+        "its steps follow from counts that are made once: fit anew, or use `fold_in`",
+    ),
+    Rule(
+        UPDATES,
         {"method": ("LightFR",)},
         REFUSED,
         "LightFR cannot continue from its last model; call fit on all rows",
@@ -382,7 +389,7 @@ RULES = (
     ),
     Rule(
         ("explain",),
-        {"method": ("FedEB",), "where": ("Dask",)},
+        {"method": ("FedEB", "PrivFedEB"), "where": ("Dask",)},
         REFUSED,
         "Pass them as interactions=",
         "ratings stay with the clients: pass `interactions`",
