@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import random
 import uuid
+from importlib.util import find_spec
 
 import numpy as np
 import pandas as pd
@@ -56,6 +57,11 @@ METHODS = {
     "ImplicitALS": ImplicitALS(n_factors=3, n_epochs=3),
     "BiasedMF": BiasedMF(n_factors=3, n_epochs=3),
 }
+# Others are trained in the same way.
+if find_spec("torch"):
+    from fedrecsk.neural import PFedRec
+
+    METHODS["PFedRec"] = PFedRec(n_factors=3)
 SUMS = ("FedEASE", "FedSpectral", "FedItemKNN")
 CENTRAL = ("EASE", "ImplicitALS", "BiasedMF")
 RATES = ("RFRec", "RFRecF", "FedEB", "PrivFedEB", "LightFR", "BiasedMF")

@@ -119,7 +119,7 @@ RULES = (
         ("fit",),
         {
             "takes part": ("asynchronous",),
-            "method": (*SUMS, "RFRec", "RFRecF", "PrivFedEB", "LightFR"),
+            "method": (*SUMS, "RFRec", "RFRecF", "PrivFedEB", "LightFR", "PFedRec"),
         },
         REFUSED,
         "rounds cannot be asynchronous; set schedule=None",
@@ -267,6 +267,13 @@ RULES = (
     ),
     Rule(
         UPDATES,
+        {"method": ("PFedRec",)},
+        REFUSED,
+        "PFedRec cannot continue from its last model; call fit on all rows",
+        "trained networks are not taken up again: fit anew, or use `fold_in`",
+    ),
+    Rule(
+        UPDATES,
         {"method": ("LightFR",)},
         REFUSED,
         "LightFR cannot continue from its last model; call fit on all rows",
@@ -328,7 +335,7 @@ RULES = (
     # --------------------------------------------------------------------- items, users
     Rule(
         ("add_items",),
-        {"method": ("FedSpectral", "FedItemKNN", "FedMF")},
+        {"method": ("FedSpectral", "FedItemKNN", "FedMF", "PFedRec")},
         REFUSED,
         "has no add_items|no attribute 'add_items'",
         "does not take `item_features`",
@@ -357,7 +364,7 @@ RULES = (
     # ------------------------------------------------------------------- the public half
     Rule(
         ("export", "explain", "explain_with_rows"),
-        {"method": ("FedMF", "RFRec", "RFRecF", "LightFR", "BiasedMF")},
+        {"method": ("FedMF", "RFRec", "RFRecF", "LightFR", "BiasedMF", "PFedRec")},
         REFUSED,
         "whom it trains step by step. Use one of EASE",
         "new users are trained step by step, not by a formula",
