@@ -219,7 +219,7 @@ def cold(options):
     """ML-100k: a fifth of the users, or of the items, added after the fit."""
     X, _y, validation, test = chronological(options)
     negatives = drawn_negatives(np.concatenate([X, validation, test]), test)
-    print("| rows of | added after the fit | trained with all |\n|---|---|---|")
+    print("| HR@10 | added after the fit | trained with all | popularity |\n|---|---|---|---|")
     for column, what in enumerate(("users", "items")):
         ids = np.unique(X[:, column])
         new = np.random.default_rng(0).permutation(ids)[: len(ids) // 5]
@@ -230,7 +230,7 @@ def cold(options):
         popular = Popularity().fit(X)
         mine = np.isin(test[:, column], new)
         scores = [hits(m, test[mine], negatives[mine])[0] for m in (model, full, popular)]
-        print(f"| new {what} | {scores[0]:.3f} | {scores[1]:.3f} | popularity {scores[2]:.3f} |")
+        print(f"| rows of new {what} | {' | '.join(f'{score:.3f}' for score in scores)} |")
 
 
 def speed(options):

@@ -194,6 +194,12 @@ def tune(options):
         print(f"| {name} | {value} | {values} |", flush=True)
 
 
+def features(options):
+    """The same as `ratings` with the movies' genres and years."""
+    options.features = True
+    ratings(options)
+
+
 def _change(name, value, model, stack):
     """Give a parameter or constant another value, the constant as long as the stack is open."""
     if name in model.get_params():
@@ -269,7 +275,7 @@ def _report(name, label, noise, epsilon, runs):
     )
 
 
-COMMANDS = (ratings, factors, cohorts, membership, audit, tune)
+COMMANDS = (ratings, features, factors, cohorts, membership, audit, tune)
 
 
 def main(argv=None):
