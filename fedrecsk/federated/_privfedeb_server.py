@@ -94,14 +94,14 @@ class Release(NamedTuple):
         slope = weights @ (x * y) / spread if spread > 1e-9 * total else 0.0
         return weights @ y / total + slope * x
 
-    def n_factors(self, share, variance=VECTOR_VARIANCE):
+    def n_factors(self, share):
         """Return how many factors the noise allows, given the share of clients in a round."""
         a = self.row_weights()
         curvature = share * self.counts * a
         noise = self.noise(curvature, a, self.noise_std)
         h = USER_SQUARE * EMPHASIS * curvature
         # Of all rounds in which every client takes part once.
-        ratio = variance * h**2 / np.maximum(noise, TINY) / share
+        ratio = VECTOR_VARIANCE * h**2 / np.maximum(noise, TINY) / share
         total = self.counts.sum()
         reliability = self.counts @ (ratio / (1 + ratio)) / total if total > 0 else 0.0
         return min(MOST, 1 + int(reliability / RELIABLE)) if reliability >= RELIABLE else 0

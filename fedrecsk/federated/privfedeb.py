@@ -179,13 +179,11 @@ class PrivFedEBAlgorithm(Algorithm[Server, Clients]):
         squares = sums["squares"].sum[0] / SQUARES
         release = Release.of(first.sum / share, first.noise_std / share, squares)
         n_items, n_factors = len(release.counts), self.n_columns
-        has_audiences = catalogue.n_clients >= self.fewest
-        variance = VECTOR_VARIANCE * (EXPLAINED if has_audiences else 1)
         if self.n_factors == "auto":
             arriving = _empirical_bayes.planned_share(
                 self.client_fraction, self.dropout, sums.n_clients
             )
-            n_factors = min(n_factors, release.n_factors(arriving, variance))
+            n_factors = min(n_factors, release.n_factors(arriving))
         items = np.zeros((n_items, self.n_columns + 1))
         items[:, 0], bias_variance = release.biases()
         prior = self.content.prior(release.counts)
@@ -194,7 +192,7 @@ class PrivFedEBAlgorithm(Algorithm[Server, Clients]):
         start = key.at(SETUP).generator("item factors").standard_normal((n_items, n_factors))
         items[:, 1 : n_factors + 1] = self.INIT_STD * start
         audiences, users = None, None
-        if has_audiences:
+        if catalogue.n_clients >= self.fewest:
             random = key.at(SETUP).generator("audiences")
             audiences = random.standard_normal((n_items, self.n_columns + 1))
             audiences = without_popularity(audiences, release)
