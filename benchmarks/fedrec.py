@@ -112,8 +112,8 @@ def leak(options):
         "average, redrawn": {"virtual_items": "redrawn"},
         "no biases": {"biases": False},
     }
-    names = ("directions", "interactions", "ratings")
-    print("| filling | directions | interactions | ratings |\n|---|---|---|---|", flush=True)
+    names = ("directions", "interactions", "values")
+    print("| filling | directions | interactions | values |\n|---|---|---|---|", flush=True)
     for label, setting in settings.items():
         report = measure_leak(_seeded(FedRec(**setting), FIRST_SEED), X, y, max_clients=200)
         cells = " | ".join(f"{getattr(report, name):.3f}" for name in names)
