@@ -100,7 +100,7 @@ COMMANDS = [
     "time generated",
     "settings --data 1m --rounds 3",
     "scale table",
-    "reproduce rfrec",
+    "reproduce rfrec --seeds 1",
     "reproduce lightfr",
     "reproduce colr",
     "reproduce fedals",
