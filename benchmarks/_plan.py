@@ -101,7 +101,7 @@ COMMANDS = [
     "settings --data 1m --rounds 3",
     "scale table",
     "reproduce rfrec --seeds 1",
-    "reproduce lightfr",
-    "reproduce colr",
-    "reproduce fedals",
+    "reproduce lightfr --seeds 1",
+    "reproduce colr --seeds 1",
+    "reproduce fedals --seeds 1",
 ]
