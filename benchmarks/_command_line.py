@@ -32,6 +32,8 @@ HELP = {
     "--settings": "settings to run",
     "--sizes": "numbers of ratings",
 }
+# From the environment, so that no recorded command names a folder of one machine.
+DEFAULTS = {"--peers-python": os.environ.get("PEERS_PYTHON", sys.executable)}
 
 
 class Parser(argparse.ArgumentParser):
@@ -53,9 +55,8 @@ class Parser(argparse.ArgumentParser):
             arguments.setdefault("help", "; ".join(lines).replace("%", "%%"))
         if names[0] in HELP:
             arguments.setdefault("help", HELP[names[0]])
-        if names == ("--peers-python",):
-            # A folder of one machine is not for the records of commands.
-            arguments["default"] = os.environ.get("PEERS_PYTHON", sys.executable)
+        if names[0] in DEFAULTS:
+            arguments.setdefault("default", DEFAULTS[names[0]])
         if len(arguments.get("choices") or ()) > 3 and names != ("command",):
             known = ", ".join(map(str, arguments["choices"])).replace("%", "%%")
             arguments.setdefault("metavar", names[0].lstrip("-").upper())

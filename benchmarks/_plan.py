@@ -55,6 +55,8 @@ COMMANDS = [
     "bayesian_svdpp sparse",
     "bayesian_svdpp choices",
     "centralized sparse",
+    "centralized speed --data 100k",
+    "centralized speed --data 1m",
     "ddl rankings",
     "fedfast quality",
     "few_rows quality",

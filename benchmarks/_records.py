@@ -26,8 +26,6 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-import numpy as np
-
 import fedrecsk
 from benchmarks import _seeds
 from benchmarks._command_line import Parser
@@ -235,17 +233,20 @@ class Measured:
         number : int, default=1
             Which table, of a command that prints several.
         where : dict from str to str or list of str, default=None
-            Cells of columns that the rows shown have.
+            For each column, the cell or cells that a row must have to be shown.
         """
         body = list(rows_of(name, number))
-        head = body[0][1][f"table {number}"][0]
+        head, *others = (one[f"table {number}"][0] for one in records_of(name))
+        if any(one != head for one in others):
+            raise ValueError(f"The records of {name!r} have different columns.")
         titles = dict(zip(_keys(head), head, strict=True))
         columns = columns or [key for key in titles if key not in (across or ())]
         first = columns[0]
         for column, cells in (where or {}).items():
-            body = [pair for pair in body if pair[0][column] in np.atleast_1d(cells)]
-        if not body:
-            raise ValueError(f"{name!r} has no rows with {where}.")
+            cells = [cells] if isinstance(cells, str) else cells
+            body = [pair for pair in body if pair[0][column] in cells]
+            if {row[column] for row, _ in body} != set(cells):
+                raise ValueError(f"{name!r} does not have all of {cells} in the column {column!r}.")
         if rows is not None:
             body = [pair for label in rows for pair in body if pair[0][first] == label]
             if {row[first] for row, _ in body} != set(rows):
@@ -261,10 +262,10 @@ class Measured:
         text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
         return f"{text}\n\n*{caption(name, records)}*"
 
-    def number(self, name, row, column, digits=None, number=1):
+    def number(self, name, row, column, digits=None):
         """Return one cell, of the row that begins with these cells (a str or a tuple of str)."""
         row = (row,) if isinstance(row, str) else row
-        found = [one for one, _ in rows_of(name, number) if tuple(one.values())[: len(row)] == row]
+        found = [one for one, _ in rows_of(name) if tuple(one.values())[: len(row)] == row]
         if len(found) != 1:
             raise ValueError(f"{len(found)} rows of {name!r} have {row!r}, not 1.")
         cell = found[0][column]

@@ -22,7 +22,7 @@ import numpy as np
 from sklearn.base import clone
 from sklearn.metrics import root_mean_squared_error
 
-from benchmarks._command_line import command_line
+from benchmarks._command_line import Parser, command_line
 from benchmarks._seeds import choosing, reported
 from benchmarks._timing import Stopwatch
 from benchmarks.rfrec import split
@@ -195,8 +195,8 @@ def tune(options):
 
 
 def features(options):
-    """The same as `ratings` with the movies' genres and years."""
-    options.features = True
+    """`ratings` with the movies' genres and years as item_features."""
+    options.features = Parser.options["features"] = True
     ratings(options)
 
 

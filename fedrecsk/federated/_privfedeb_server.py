@@ -3,6 +3,7 @@
 The sums of a round are ``h (x - x_now)`` plus noise, for an item's parameter x and a curvature h
 that follows from the first release. With a normal prior of x, the best step is the posterior
 mean, a fraction of the sum that is small for items about which the noise hides nearly everything.
+Clients compute the public columns of x_i too.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ WIDEST, STEP, CLEAR, PRIOR_STEPS = 8.0, 0.25, 6.0, 50
 # it and one more, at most `MOST`.
 RELIABLE, MOST = 0.125, 6
 TINY = np.finfo(float).tiny
+# Columns of x_i that follow from the others: popularity and b_i.
+TASTES = 2
 # An item's numbers of audiences together have this root mean square.
 AUDIENCE = 0.2
 # What is added to the sum of squares of users' vectors, in standard deviations of the noise, of
@@ -176,7 +179,7 @@ def learned_audiences(sums, noise_std, row_weights, release):
     return without_popularity(found, release)
 
 
-def scaled(audiences, release):
+def scaled_audiences(audiences, release):
     """Return audiences as columns of x_i: centred, and of the root mean square `AUDIENCE`."""
     share = release.padded / release.padded.sum()
     audiences = audiences - share @ audiences

@@ -23,13 +23,14 @@ from fedrecsk.federated._privfedeb_server import (
     EMPHASIS,
     MOST,
     NEW,
+    TASTES,
     USER_SQUARE,
     VECTOR_VARIANCE,
     Release,
     Users,
     learned_audiences,
     posterior_gains,
-    scaled,
+    scaled_audiences,
     tastes,
     without_popularity,
 )
@@ -66,8 +67,6 @@ SMALL, LOUD = 2.0, 6.0
 LIGHTEST, HEAVIEST = 1e-6, 1e6
 # Root mean square of an item's features, all together, and of how many directions at most.
 CONTENT, DIRECTIONS = 0.3, 20
-# Columns of x_i that follow from the others: popularity and b_i.
-TASTES = 2
 # Audiences are learned in the first rounds, of this many in all. With them, the numbers of q_i have
 # a variance smaller by this factor.
 AUDIENCE_ROUNDS, ROUNDS_WITH_AUDIENCES, EXPLAINED = 2, 16, 0.5
@@ -233,7 +232,7 @@ class PrivFedEBAlgorithm(Algorithm[Server, Clients]):
             return Message(directions=Dense(directions))
         message = Message(items=Dense(server.items))
         if server.users is not None:
-            message["audiences"] = Dense(scaled(server.audiences, server.release))
+            message["audiences"] = Dense(scaled_audiences(server.audiences, server.release))
             message["coefficients"] = Dense(server.users.coefficients)
         return message
 
@@ -349,7 +348,7 @@ class PrivFedEBAlgorithm(Algorithm[Server, Clients]):
         items = items if prior is None else prior.filled(items)
         audiences, users = None, server.users
         if users is not None:
-            audiences = scaled(server.audiences, server.release)
+            audiences = scaled_audiences(server.audiences, server.release)
         known = tastes(items[:, 0], server.row_weights, audiences, server.features)
         items = np.column_stack([items, known])
         message = Message(average_items=Dense(items))

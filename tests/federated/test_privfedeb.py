@@ -9,7 +9,6 @@ from fedrecsk import BiasOnly, Federation, PrivFedEB
 from fedrecsk.data.interactions import encode
 from fedrecsk.datasets import make_ratings
 from fedrecsk.federated import _privfedeb_server as server
-from fedrecsk.federated import privfedeb
 from fedrecsk.privacy import CentralDP
 from fedrecsk.protocol import blocks
 from fedrecsk.protocol.keys import SETUP
@@ -189,7 +188,7 @@ def test_steps_with_audiences_equal_the_reference_with_noise(noise_std):
     naive.step_of_audiences(sums, noise_std)
     release = server.Release(counts, 0 * counts, 0.0, 0.01)
     found = server.learned_audiences(sums, noise_std, release.row_weights(), release)
-    np.testing.assert_allclose(server.scaled(found, release), naive.audiences())
+    np.testing.assert_allclose(server.scaled_audiences(found, release), naive.audiences())
     users = server.Users.first(8)
     for t in range(3):
         naive.t = t
@@ -271,7 +270,7 @@ def test_more_noise_means_fewer_factors_and_rounds_and_larger_errors(many):
         model = PrivFedEB(items=items, rating_scale=(1, 5), federation=federation, random_state=0)
         model.fit(X, y)
         errors.append(rmse(model, X_test, y_test))
-        known = privfedeb.TASTES + (server.MOST + 1 if hasattr(model, "implicit_factors_") else 0)
+        known = server.TASTES + (server.MOST + 1 if hasattr(model, "implicit_factors_") else 0)
         widths.append(model.item_factors_.shape[1] - known)
         n_rounds.append(model.n_rounds_)
         assert model.privacy_.epsilon == pytest.approx(epsilon or np.inf)

@@ -57,7 +57,7 @@ METHODS = {
     "ImplicitALS": ImplicitALS(n_factors=3, n_epochs=3),
     "BiasedMF": BiasedMF(n_factors=3, n_epochs=3),
 }
-# Others are trained in the same way.
+# Stands for the federated methods of fedrecsk.neural, which need torch.
 if find_spec("torch"):
     from fedrecsk.neural import PFedRec
 

@@ -545,4 +545,6 @@ def page(text):
 
 
 if __name__ == "__main__":
+    if "PFedRec" not in AXES["method"]:
+        raise SystemExit("The page has a neural method too: install torch.")
     PAGE.write_text(page(PAGE.read_text()))
