@@ -44,12 +44,14 @@ def step_size(rate, weight):
 
 
 @kernel
-def pmf(ratings, rate, P, Q, decays, prior_means):
-    """Pass over the ratings by PMF, changing P and Q; vectors decay to the prior means."""
+def pmf(ratings, rate, P, Q, decays, prior_mean):
+    """Pass over the ratings by PMF, changing P and Q, whose vectors decay to their prior means.
+
+    These are `prior_mean` in the first number of users and the second of items, and 0 elsewhere.
+    """
     users, items, targets, weights = ratings
     reg_user, reg_item = decays
-    mean_user, mean_item = prior_means
-    one, loss = type(rate)(1), 0.0
+    one, loss, second = type(rate)(1), 0.0, min(1, P.shape[1] - 1)
     for k in range(len(users)):
         u, i = users[k], items[k]
         p, q = P[u], Q[i]
@@ -58,9 +60,8 @@ def pmf(ratings, rate, P, Q, decays, prior_means):
         step = step_size(rate, weights[k])
         pull_p, pull_q = step * reg_user[u], step * reg_item[i]
         update(p, q, one - pull_p, one - pull_q, step * error)
-        for f in range(len(p)):
-            p[f] += pull_p * mean_user[f]
-            q[f] += pull_q * mean_item[f]
+        p[0] += pull_p * prior_mean
+        q[second] += pull_q * prior_mean
     return loss
 
 

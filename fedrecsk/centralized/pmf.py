@@ -149,8 +149,8 @@ class PMF(GradientDescent):
 
     def _epoch(self, arranged, state, rate):
         ratings, decays = arranged
-        means = self._prior_means(state["P"].shape[1])
-        return sgd_kernels.pmf(ratings, rate, state["P"], state["Q"], decays, means)
+        mean = _sgd.DTYPE(self.prior_mean)
+        return sgd_kernels.pmf(ratings, rate, state["P"], state["Q"], decays, mean)
 
     def _parameters(self, rows, state):
         return {"user_factors_": state["P"], "item_factors_": state["Q"]}
