@@ -9,6 +9,7 @@ from benchmarks import methods
 FEDEB = ("10%", "10%, mean of 4 runs")
 # Methods whose sums the attacks of `leakage` read.
 SUMMED = "LocALS GlobSGD LocSGD FCF ExplicitFCF FedEASE RFRec CoLR LightFR FedEB FedRec"
+CHOSEN = ("LightFR", "RFRec", "RFRecF", "LocALS", "GlobSGD", "PMF", "BiasedMF", "SVDpp")
 COLD = ("FedEB", "RFRec", "LocALS", "FCF", "LocSGD", "FedMF", "LightFR")
 EACH = (
     "fedeb quality",
@@ -90,8 +91,12 @@ COMMANDS = [
     "robustness promotion --seeds 1 --shares .1 --targets 1 --settings '20 silos'",
     "robustness accuracy --seeds 1 --shares .1 --methods GlobSGD",
     "robustness promotion --seeds 1 --shares .02 --targets 1 --methods GlobSGD",
-    "choices LightFR --only reg_user",
-    "choices CoLR --only RANK_EXPONENT",
+    *(f"choices {name} --data 100k" for name in CHOSEN),
+    "choices CoLR --data 100k --only RANK_EXPONENT batch_size averaging",
+    "choices FedMF --data 100k --only batch_size --reported-seeds 1",
+    "choices BiasedMF --data 1m --only reg_bias --reported-seeds 0",
+    "choices GlobSGD --data 1m --only reg_user --reported-seeds 0",
+    "choices CoLR --data 1m --only RANK_EXPONENT --users 500 --reported-seeds 0",
     *(f"clock hours --data 1m --only {name}" for name in ("FedEB", "FedMF")),
     "clock cost --data 1m",
     *(f"cold {name}" for name in COLD),

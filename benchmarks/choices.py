@@ -303,7 +303,7 @@ def choose(method, name, grid, options):
     seeds = choosing(options.seeds)
     parts = list(PROTOCOLS[method].choosing(name, seeds, options))
     default = measured(method, {}, parts, seeds, options)
-    _print(name, "defaults", default)
+    _print(method, name, "validation", {}, default)
     best = {}
     for changed in grid:
         result = _tried(method, name, changed, parts, seeds, default, options)
@@ -323,16 +323,18 @@ def _tried(method, name, changed, parts, seeds, default, options):
     """Gain of a change, or 0 if it is not kept."""
     ours = measured(method, changed, parts, seeds, options)
     found = gain(ours, default)
-    _print(name, changed, ours, f"{found[0]:+.5f} ± {found[1]:.5f}", is_kept(*found))
+    difference = f"{found[0]:+.5f} ± {found[1]:.5f}"
+    _print(method, name, "validation", changed, ours, difference, is_kept(*found))
     return found[0] if is_kept(*found) else 0.0
 
 
-def _print(name, label, runs, difference="", kept=False):
-    first, second = np.mean([one.printed for one in runs], axis=0)
-    text = label if isinstance(label, str) else ", ".join(f"{k}={v}" for k, v in label.items())
+def _print(method, name, rows, changed, runs, difference="", kept=False):
+    label = ", ".join(f"{k}={v}" for k, v in changed.items()) or "defaults"
+    score = " / ".join(f"{one:.4f}" for one in np.mean([one.printed for one in runs], axis=0))
+    metrics = " / ".join(PROTOCOLS[method].names)
     print(
-        f"| {name} | {text} | {first:.4f} | {second:.4f} | {difference} | "
-        f"{'kept' if kept else ''} |",
+        f"| {method} | {name} | {rows} | {label} | {metrics} | {score} | {difference} | "
+        f"{'yes' if kept else ''} |",
         flush=True,
     )
 
@@ -366,9 +368,8 @@ def main(argv=None):
         for value in values
         if not options.only or name in options.only
     ]
-    names = PROTOCOLS[options.method].names
-    print(f"| validation rows of | {options.method} with | {names[0]} | {names[1]} | gain | |")
-    print("|---|---|---|---|---|---|", flush=True)
+    print("| method | data | rows | changed | metrics | score | gain | kept |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
     choices = {}
     for name in options.data:
         if not candidates:
@@ -381,15 +382,13 @@ def main(argv=None):
 def report(method, choices, options):
     """The default and each data set's choice on its test rows."""
     protocol, seeds = PROTOCOLS[method], reported(options.reported_seeds)
-    print(f"\n| test rows of | {method} with | {protocol.names[0]} | {protocol.names[1]} | | |")
-    print("|---|---|---|---|---|---|", flush=True)
     for name, kept in choices.items():
         if name == "few":
             continue
         changed = {k: v for one in kept for k, v in one.items()}
         parts = list(protocol.reported(name, seeds, options))
-        for label in [{}, changed] if changed else [{}]:
-            _print(name, label or "defaults", measured(method, label, parts, seeds, options))
+        for one in [{}, changed] if changed else [{}]:
+            _print(method, name, "test", one, measured(method, one, parts, seeds, options))
 
 
 PROTOCOLS = (
