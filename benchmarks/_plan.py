@@ -105,6 +105,7 @@ COMMANDS = [
     "search_rules private --data 1m --only LocALS",
     "time defaults",
     "time generated",
+    "rounds",
     "settings --data 1m --rounds 3",
     "scale table",
     "reproduce rfrec --seeds 1",

@@ -15,7 +15,6 @@ needs the leave-one-out files of MovieLens-1M of He et al. (2017) in this folder
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import numpy as np
@@ -223,22 +222,6 @@ def ranking_choices(options):
         _row(what, f"{settings} {kind or ''}", [scores])
 
 
-def speed(options):
-    """CPU seconds of a fit, and per iteration."""
-    print("| data | bits | fit, CPU s | iteration, CPU s |\n|---|---|---|---|")
-    for name in options.data:
-        X, y = _ratings(name, options)
-        DCF(n_epochs=1).fit(X[:1000], y[:1000])
-        for n_bits in (30, 64):
-            taken = []
-            for n in (1, 15):
-                start = time.process_time()
-                model = DCF(n_bits, n_epochs=n, random_state=0).fit(X, y)
-                taken.append(time.process_time() - start)
-            each = (taken[1] - taken[0]) / (model.n_epochs_ - 1)
-            print(f"| {name} | {n_bits} | {taken[1]:.2f} | {each:.3f} |", flush=True)
-
-
 def _ratings(name, options):
     X, y = fetch_movielens(name, data_home=options.data_home, return_X_y=True)
     return X[:, :2], y
@@ -258,7 +241,7 @@ def _row(what, label, scores):
 
 def main(argv=None):
     """Run one of the benchmarks."""
-    functions = (ratings, rankings, cold, choices, ranking_choices, speed)
+    functions = (ratings, rankings, cold, choices, ranking_choices)
     commands = {f.__name__.replace("_", "-"): f for f in functions}
     parser = command_line("ddl", __doc__)
     parser.add_argument("command", choices=commands)

@@ -1,4 +1,4 @@
-"""Measure FCF and ExplicitFCF: ``python -m benchmarks.fcf quality|fedmf|speed``.
+"""Measure FCF and ExplicitFCF: ``python -m benchmarks.fcf quality|fedmf``.
 
 Implicit feedback: all ratings are positives, and each user's rows are split 80/20 at random; one
 user per client; precision@10 over the full catalogue without the user's training items; d = 20 (as
@@ -8,8 +8,6 @@ Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DAT
 """
 
 from __future__ import annotations
-
-import time
 
 import numpy as np
 from sklearn.base import clone
@@ -99,26 +97,6 @@ def fedmf(options):
         print(f"| {label} | {rmse:.4f} | {megabytes:.1f} | {cost[0]} | {error} |", flush=True)
 
 
-def speed(options):
-    """Seconds per round on each data set, one thread, process time."""
-    for name in options.data:
-        X, y = _data(name, options)
-        models = {
-            "FCF": FCF(),
-            'FCF, upload="local"': FCF(upload="local"),
-            "ExplicitFCF": ExplicitFCF(),
-        }
-        for label, model in models.items():
-            times = {}
-            for n in (5, 25):
-                one = _seeded(model, 0).set_params(n_rounds=n)
-                clone(one).set_params(n_rounds=1).fit(X[:5000], y[:5000])
-                start = time.process_time()
-                one.fit(X, y)
-                times[n] = time.process_time() - start
-            print(f"{name}, {label}: {(times[25] - times[5]) / 20:.4f} s per round", flush=True)
-
-
 def _data(name, options):
     return fetch_movielens(name, data_home=options.data_home, return_X_y=True)
 
@@ -130,7 +108,7 @@ def _seeded(model, seed):
 
 def main(argv=None):
     """Run one of the benchmarks."""
-    commands = {f.__name__: f for f in (quality, fedmf, speed)}
+    commands = {f.__name__: f for f in (quality, fedmf)}
     parser = command_line("fcf", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", default=["100k", "1m"])

@@ -1,4 +1,4 @@
-"""Compare FedFast with plain averaging: ``python -m benchmarks.fedfast quality|choices|speed``.
+"""Compare FedFast with plain averaging: ``python -m benchmarks.fedfast quality|choices``.
 
 One client per user, 1 % of the clients per round. HR@10 by rounds: one row of each user is ranked
 among 99 negatives, ties in expectation. `quality` ranks the last row of each user, `choices` a
@@ -10,8 +10,6 @@ leave-one-out files of MovieLens-1M of He et al. (2017) in this folder.
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 from sklearn.base import clone
 
@@ -20,7 +18,6 @@ from benchmarks._seeds import reported
 from benchmarks._variants import variant
 from benchmarks.lightfr import drawn_negatives, hits, last_but_one, leave_one_out
 from fedrecsk import FedFast, Popularity
-from fedrecsk.datasets import fetch_movielens
 
 # Chosen on validation rows for FedFast, and used for all.
 SHARED = {"client_fraction": 0.01, "learning_rate": 0.2}
@@ -98,31 +95,9 @@ def choices(options):
             _print(changed, [curve(model, inner, validation, negatives, options.rounds)])
 
 
-def speed(options):
-    """CPU seconds per round, from the difference of two fits, best of three."""
-    X = fetch_movielens("1m", data_home=options.data_home, return_X_y=True)[0][:, :2]
-    print("| clients per round | FedFast | plain averaging |\n|---|---|---|")
-    for fraction in (0.01, 0.1):
-        cells = []
-        for parameters in ({}, PLAIN):
-            model = FedFast(client_fraction=fraction, random_state=0, **parameters)
-            cells.append(min(_seconds(model, X) for _ in range(3)))
-        print("| {} | {:.3f} | {:.3f} |".format(fraction, *cells), flush=True)
-
-
-def _seconds(model, X, few=2, many=32):
-    clone(model).set_params(n_rounds=1).fit(X[:5000])
-    taken = []
-    for n_rounds in (few, many):
-        start = time.process_time()
-        clone(model).set_params(n_rounds=n_rounds).fit(X)
-        taken.append(time.process_time() - start)
-    return (taken[1] - taken[0]) / (many - few)
-
-
 def main(argv=None):
     """Run one of the benchmarks."""
-    commands = {f.__name__: f for f in (quality, choices, speed)}
+    commands = {f.__name__: f for f in (quality, choices)}
     parser = command_line("fedfast", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data-home")

@@ -1,4 +1,4 @@
-"""Measure LightFR: ``python -m benchmarks.lightfr quality|cold|speed|search``.
+"""Measure LightFR: ``python -m benchmarks.lightfr quality|cold|search``.
 
 All ratings are positives. A test row is ranked among 99 items that its user has not rated; HR@10
 and NDCG@10 are means over test rows, ties in expectation. MovieLens-1M: the last row of each user,
@@ -233,26 +233,6 @@ def cold(options):
         print(f"| rows of new {what} | {' | '.join(f'{score:.3f}' for score in scores)} |")
 
 
-def speed(options):
-    """Seconds per round on MovieLens-1M, by threads."""
-    X, _ = fetch_movielens("1m", data_home=options.data_home, return_X_y=True)
-    X = X[:, :2]
-    models = {"LightFR": DEFAULT, "4 sampled negatives": SAMPLED}
-    print("| setting | threads | s per round, wall | CPU |\n|---|---|---|---|")
-    for label, model in models.items():
-        clone(model).set_params(n_rounds=1).fit(X[:5000])
-        for n_jobs in (1, 2):
-            best = {}
-            for _ in range(3):
-                for n_rounds in (2, 8):
-                    wall, cpu = time.perf_counter(), time.process_time()
-                    clone(model).set_params(n_rounds=n_rounds, n_jobs=n_jobs, random_state=0).fit(X)
-                    taken = time.perf_counter() - wall, time.process_time() - cpu
-                    best[n_rounds] = np.minimum(taken, best.get(n_rounds, np.inf))
-            wall, cpu = (best[8] - best[2]) / 6
-            print(f"| {label} | {n_jobs} | {wall:.3f} | {cpu:.3f} |", flush=True)
-
-
 def search(options):
     """One user's ten best of 105,096 items: the call, the kernel, and a float32 product."""
     from threadpoolctl import threadpool_limits
@@ -289,16 +269,14 @@ def search(options):
                 start = time.perf_counter()
                 call()
                 best[label] = min(best[label], time.perf_counter() - start)
-    base = best["float32 product, d=32, and partial sort"]
+    print("| ten best of 105,096 items | us |\n|---|---|")
     for label, seconds in best.items():
-        print(f"{label}: {1e6 * seconds:.0f} us, {base / seconds:.1f} times as fast as float32")
-    report = models[1].size_report()
-    print(report, report["item_factors_float32"] / report["item_codes"], "times smaller")
+        print(f"| {label} | {1e6 * seconds:.0f} |")
 
 
 def main(argv=None):
     """Run one of the benchmarks."""
-    commands = {f.__name__: f for f in (quality, cold, speed, search)}
+    commands = {f.__name__: f for f in (quality, cold, search)}
     parser = command_line("lightfr", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", default=["100k", "1m"], choices=["100k", "1m"])

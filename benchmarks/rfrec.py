@@ -8,9 +8,6 @@ Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DAT
 
 from __future__ import annotations
 
-import resource
-import time
-
 import numpy as np
 from sklearn.base import clone
 from sklearn.metrics import mean_absolute_error, root_mean_squared_error
@@ -176,52 +173,6 @@ def privacy(options):
                 )
 
 
-def speed(options):
-    """Seconds per round and of implicit's Cholesky iteration, one thread, and peak memory."""
-    X, y = fetch_movielens("1m", data_home=options.data_home, return_X_y=True)
-    for model in (RFRec(random_state=0), RFRecF(random_state=0)):
-        clone(model).set_params(n_rounds=3).fit(X[:10_000], y[:10_000])
-        for n_jobs in (1, 2):
-            seconds = _seconds_per_round(model.set_params(n_jobs=n_jobs), X, y)
-            print(f"{type(model).__name__}, d = 20, {n_jobs} threads: {seconds:.4f} s per round")
-    print(f"implicit ALS, d = 20, Cholesky, 1 thread: {_implicit_iteration(X):.4f} s an iteration")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"peak memory of this process, all of the above: {peak:.2f} GiB")
-
-
-def _seconds_per_round(model, X, y, n_short=5, n_long=45):
-    # The difference of two fits, best of three, which leaves out the time of the set-up.
-    def seconds(n_rounds):
-        copy = clone(model).set_params(n_rounds=n_rounds)
-        start = time.perf_counter()
-        copy.fit(X, y)
-        return time.perf_counter() - start
-
-    best = {n: min(seconds(n) for _ in range(3)) for n in (n_short, n_long)}
-    return (best[n_long] - best[n_short]) / (n_long - n_short)
-
-
-def _implicit_iteration(X, n_short=1, n_long=6):
-    from implicit.cpu.als import AlternatingLeastSquares
-    from scipy.sparse import csr_array, csr_matrix
-    from threadpoolctl import threadpool_limits
-
-    users, items = (np.unique(column, return_inverse=True)[1] for column in X[:, :2].T)
-    matrix = csr_matrix(csr_array((np.ones(len(users), dtype=np.float32), (users, items))))
-
-    def seconds(iterations):
-        model = AlternatingLeastSquares(
-            factors=20, use_cg=False, num_threads=1, iterations=iterations, random_state=0
-        )
-        start = time.perf_counter()
-        model.fit(matrix, show_progress=False)
-        return time.perf_counter() - start
-
-    with threadpool_limits(1, "blas"):
-        best = {n: min(seconds(n) for _ in range(3)) for n in (n_short, n_long)}
-    return (best[n_long] - best[n_short]) / (n_long - n_short)
-
-
 def _seeded(model, seed, options):
     known = model.get_params()
     extra = {"random_state": seed, "n_jobs": options.n_jobs}
@@ -247,7 +198,7 @@ CUTS = {
 
 def main(argv=None):
     """Run one of the benchmarks."""
-    known = (quality, sparse, fedfast, participation, privacy, speed)
+    known = (quality, sparse, fedfast, participation, privacy)
     commands = {one.__name__: one for one in known}
     parser = command_line("rfrec", __doc__)
     parser.add_argument("command", choices=commands)

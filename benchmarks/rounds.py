@@ -1,8 +1,8 @@
 """Time rounds on MovieLens-1M with one and two threads: ``python -m benchmarks.rounds``.
 
 The median of a fit's rounds without the first two, of the faster of two fits. All clients take
-part, unless the label says otherwise. The last column is the speed-up by the second thread. To
-compare two checkouts, run this file on each: ``PYTHONPATH=<checkout> python
+part, unless the label says what share does. The last column is the speed-up by the second thread.
+To compare two checkouts, run this file on each: ``PYTHONPATH=<checkout> python
 benchmarks/rounds.py``.
 
 Data: MovieLens-1M, in the folder --data-home or FEDRECSK_DATA.
@@ -17,18 +17,39 @@ import numpy as np
 from sklearn.base import clone
 
 from benchmarks._command_line import command_line
-from fedrecsk import FedEB, FedMF, GlobSGD, LightFR, LocALS, RFRec
+from fedrecsk import (
+    FCF,
+    CoLR,
+    ExplicitFCF,
+    FedEB,
+    FedFast,
+    FedMF,
+    GlobSGD,
+    LightFR,
+    LocALS,
+    LocSGD,
+    RFRec,
+    RFRecF,
+    SemiDFEGL,
+)
 from fedrecsk.datasets import fetch_movielens
 
 MODELS = {
     "RFRec": RFRec(),
+    "RFRecF": RFRecF(),
     "LocALS": LocALS(),
     "LocALS, d = 64": LocALS(64),
     "GlobSGD": GlobSGD(),
+    "LocSGD": LocSGD(),
+    "FCF": FCF(),
+    "ExplicitFCF": ExplicitFCF(),
     "FedEB": FedEB(),
-    "FedEB, a tenth": FedEB(client_fraction=0.1),
-    "FedMF": FedMF(),
-    "LightFR": LightFR(),
+    "FedEB, 10%": FedEB(client_fraction=0.1),
+    "FedMF, 20%, its default": FedMF(),
+    "CoLR, rank 4, 20%, its default": CoLR(4),
+    "FedFast, 20%, its default": FedFast(),
+    "LightFR, 60%, its default": LightFR(),
+    "SemiDFEGL": SemiDFEGL(),
 }
 
 
@@ -73,7 +94,7 @@ def main(argv=None):
     options = parser.parse_args(argv)
     X, y = fetch_movielens("1m", data_home=options.data_home, return_X_y=True)
     warnings.simplefilter("ignore")
-    print("| | 1 thread (ms) | 2 threads (ms) | times as fast |")
+    print("| share of the clients, if not all | 1 thread (ms) | 2 threads (ms) | times as fast |")
     print("|---|---|---|---|")
     for label in options.only:
         one, two = (

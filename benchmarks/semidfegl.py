@@ -1,6 +1,6 @@
-"""Measure SemiDFEGL: ``python -m benchmarks.semidfegl quality|choices|parts|speed``.
+"""Measure SemiDFEGL: ``python -m benchmarks.semidfegl quality|choices|parts``.
 
-Ratings, one user per client. `quality` and `speed` split 80/20 at random, as
+Ratings, one user per client. `quality` splits 80/20 at random, as
 :mod:`benchmarks.rfrec` does. `choices` and `parts` measure on validation rows, which are in no
 test part of the seeds 0 to 3 and 300.
 
@@ -8,8 +8,6 @@ Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DAT
 """
 
 from __future__ import annotations
-
-import time
 
 import numpy as np
 from sklearn.base import clone
@@ -120,30 +118,9 @@ def parts(options):
         print(f"| {label} | {' | '.join(_on_validation_rows(changed, options))} |", flush=True)
 
 
-def speed(options):
-    """CPU seconds per round, from the difference of two fits, best of three."""
-    print("| data | clients per round | CPU seconds |\n|---|---|---|")
-    for name in options.data:
-        X, y = _data(name, options)
-        for fraction in (0.1, 1.0):
-            model = SemiDFEGL(client_fraction=fraction, random_state=0)
-            taken = min(_seconds(model, X, y) for _ in range(3))
-            print(f"| {name} | {fraction:.0%} | {taken:.3f} |", flush=True)
-
-
-def _seconds(model, X, y, few=2, many=12):
-    clone(model).set_params(n_rounds=2).fit(X[:5000], y[:5000])
-    taken = []
-    for n_rounds in (few, many):
-        start = time.process_time()
-        clone(model).set_params(n_rounds=n_rounds).fit(X, y)
-        taken.append(time.process_time() - start)
-    return (taken[1] - taken[0]) / (many - few)
-
-
 def main(argv=None):
     """Run one of the benchmarks."""
-    commands = {f.__name__: f for f in (quality, choices, parts, speed)}
+    commands = {f.__name__: f for f in (quality, choices, parts)}
     parser = command_line("semidfegl", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", default=list(PAPER), choices=list(PAPER))
