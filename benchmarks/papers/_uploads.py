@@ -68,7 +68,7 @@ def minutes(model, data, seed, options):
     """Minutes of 1,000 rounds on a network, by the paper's formula, and of our computation.
 
     Computation is 7 times the CPU seconds of one client's work on this machine plus 10 s a round,
-    as in the paper. A client's work is a simulated round's time divided by the clients in it.
+    as in the paper.
     """
     train, _, _, _ = leave_one_out_files(options)
     return _encryption.training_minutes(model, train, seed, options.quick)
