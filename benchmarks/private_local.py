@@ -31,10 +31,10 @@ from fedrecsk.privacy import GaussianMechanism, LaplaceMechanism, SphereMechanis
 
 DELTA = 1e-5
 N_FACTORS = 1
-# With a larger `epsilon`, Adam's steps do not follow noise in the server's vectors.
+# With a larger `EPSILON`, Adam's steps do not follow noise in the server's vectors.
 SETTINGS = {
-    "30 rounds": {"n_rounds": 30, "learning_rate": 0.1, "epsilon": 0.01},
-    "60 rounds": {"n_rounds": 60, "learning_rate": 0.1, "epsilon": 0.01},
+    "30 rounds": {"n_rounds": 30, "learning_rate": 0.1, "EPSILON": 0.01},
+    "60 rounds": {"n_rounds": 60, "learning_rate": 0.1, "EPSILON": 0.01},
     "50 small steps": {"n_rounds": 50, "learning_rate": 0.03},
 }
 
@@ -104,9 +104,9 @@ def main(arguments=None):
     biases = np.mean([errors(BiasOnly(), *part)[1] for part in parts])
     runs = zip(seeds, parts, strict=True)
     plain = np.mean([errors(RFRec(random_state=seed), *part)[1] for seed, part in runs])
-    print(f"nothing is sent, each user's mean: RMSE {own:.3f}")
-    print(f"without privacy: biases {biases:.3f}, RFRec {plain:.3f}\n")
     print("| mechanism | total epsilon | setting | RMSE | seconds a fit |\n|---|---|---|---|---|")
+    print(f"| nothing is sent | 0 | each user's mean | {own:.3f} | |")
+    print(f"| none | inf | biases | {biases:.3f} | |\n| none | inf | RFRec | {plain:.3f} | |")
     for name in options.only:
         for epsilon in options.epsilons:
             _row(name, epsilon, items, parts, seeds, X, y)

@@ -125,25 +125,24 @@ def participation(options):
     """What clients that stay away do, on ML-100k: RMSE in settings of one kind each."""
     X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
     part = split(X, y, 0)
-    print(f"bias-only: RMSE {errors(BiasOnly(), *part)[1]:.4f}")
-    settings = {"all users": {}}
+    settings = {"all take part": {}}
     for mode in ("upload", "stale", "offline"):
         federation = Federation(dropout=0.5, dropout_mode=mode)
-        settings[f"half of the clients dropped ({mode})"] = {"federation": federation}
+        settings[f"half of the clients dropped: {mode!r}"] = {"federation": federation}
     for share in (0.5, 0.1):
         for sampling in ("random", "rotating"):
             federation = Federation(sampling=sampling)
-            settings[f"{sampling} cohorts of {share:g}"] = {
+            settings[f"{sampling} cohorts of {share:.0%}"] = {
                 "client_fraction": share,
                 "federation": federation,
             }
+    aggregations = ("clients", "holders")
+    print(f"| RMSE of RFRec by aggregation | {' | '.join(aggregations)} |\n|---|---|---|")
     for label, setting in settings.items():
-        for aggregation in ("clients", "holders"):
-            model = _seeded(RFRec(aggregation=aggregation, **setting), 0, options)
-            print(
-                f"RFRec, {label}, aggregation={aggregation!r}: RMSE {errors(model, *part)[1]:.4f}",
-                flush=True,
-            )
+        models = [RFRec(aggregation=one, **setting) for one in aggregations]
+        found = [errors(_seeded(model, 0, options), *part)[1] for model in models]
+        print(f"| {label} | {found[0]:.4f} | {found[1]:.4f} |", flush=True)
+    print(f"| biases alone | {errors(BiasOnly(), *part)[1]:.4f} | |")
 
 
 def privacy(options):
