@@ -10,7 +10,7 @@ FEDEB = ("10%", "10%, mean of 4 runs")
 # Methods whose sums the attacks of `leakage` read.
 SUMMED = "LocALS GlobSGD LocSGD FCF ExplicitFCF FedEASE RFRec CoLR LightFR FedEB FedRec"
 CHOSEN = ("LightFR", "RFRec", "RFRecF", "LocALS", "GlobSGD", "PMF", "BiasedMF", "SVDpp")
-LARGE = "RFRec FedEB LocALS GlobSGD LightFR SVDpp BiasedMF FedMF CoLR"
+LARGE = "RFRec FedEB LocALS GlobSGD LightFR SVDpp BiasedMF FedMF"
 COLD = ("FedEB", "RFRec", "LocALS", "FCF", "LocSGD", "FedMF", "LightFR")
 EACH = (
     "fedeb quality",

@@ -89,7 +89,7 @@ def main(argv=None):
     """Print a row for each method."""
     parser = command_line("rounds", __doc__)
     parser.add_argument("--data-home")
-    parser.add_argument("--only", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--rounds", type=int, default=12)
     options = parser.parse_args(argv)
     X, y = fetch_movielens("1m", data_home=options.data_home, return_X_y=True)

@@ -188,7 +188,6 @@ def main(argv=None):
     commands = parser.add_subparsers(dest="command", required=True)
     for command in (table, plot):
         one = commands.add_parser(command.__name__, description=command.__doc__)
-        one.set_defaults(run=command)
         one.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
         one.add_argument("--settings", nargs="+", choices=SETTINGS, default=SETTINGS)
         one.add_argument("--sizes", nargs="+", type=int, choices=SHAPES, default=list(SHAPES))
@@ -204,7 +203,7 @@ def main(argv=None):
         numbers = measure(options.method, options.setting, options.n_ratings, options.folder)
         print(json.dumps(numbers))
     else:
-        options.run(options)
+        {"table": table, "plot": plot}[options.command](options)
 
 
 if __name__ == "__main__":
