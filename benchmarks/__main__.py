@@ -1,7 +1,7 @@
 """Measure, and keep what was measured: ``python -m benchmarks NAME COMMAND [OPTIONS]``.
 
 `NAME COMMAND [OPTIONS]` runs one benchmark, such as `fedeb quality --data 100k`, and writes its
-record. `all` runs those of benchmarks/_plan.py whose record is missing, old or of other files, and
+record. `all` runs those of benchmarks/_plan.py whose record is missing or of other files, and
 can be stopped and started again; words behind it choose commands. `list` says which these are.
 `pages` writes the tables of README and the pictures anew.
 """
@@ -22,10 +22,9 @@ def waiting(words):
     for command in COMMANDS:
         if all(word in command for word in words):
             record = known.get(command, {})
-            changed = records.changed_files(record)
-            if "files" not in record:
+            if not record:
                 found[command] = "no record"
-            elif changed:
+            elif changed := records.changed_files(record):
                 found[command] = f"{changed[0]} has changed"
     return found
 

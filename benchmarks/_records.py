@@ -3,8 +3,7 @@
 ``python -m benchmarks NAME COMMAND [OPTIONS]`` runs a benchmark and writes a record, a JSON file in
 benchmarks/measured: the tables it printed, its options, and digests of the data it read and of the
 files of the package that the measured methods import. Where one of these files has changed since,
-:func:`table` marks the rows. Tables from before there were records are in old.md, in the same
-folder, and marked too. A record replaces the table of its command there: delete it.
+:func:`table` marks the rows.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path(__file__).parent / "measured"
 PACKAGES = ("numpy", "scipy", "sklearn", "numba", "implicit", "torch")
 METHODS = [one for one in fedrecsk.__all__ if one != "__version__"]
-CHANGED, OLD = "†", "‡"
+CHANGED = "†"
 # Modules of the methods that this process measures.
 _measured: set[str] = set()
 
@@ -85,7 +84,7 @@ def current_digests():
 
 def changed_files(record):
     """Return the files of a record that are no longer anywhere as they were."""
-    return [name for name, was in record.get("files", {}).items() if was not in current_digests()]
+    return [name for name, was in record["files"].items() if was not in current_digests()]
 
 
 def imported_modules(names):
@@ -195,21 +194,13 @@ def _cells(line):
 
 @cache
 def read_records():
-    """Return all records and old tables: a dict from command, in the order of the plan."""
+    """Return all records: a dict from command, in the order of the plan."""
     from benchmarks._plan import COMMANDS
 
     found = {}
     for path in FOLDER.glob("*.json"):
         record = json.loads(path.read_text())
         found[record["command"]] = record
-    sections = re.split(r"^## ", FOLDER.joinpath("old.md").read_text(), flags=re.MULTILINE)
-    for section in sections[1:]:
-        title, text = section.split("\n", 1)
-        command, commit = title.split(" · ")
-        tables = enumerate(parse_tables(text), 1)
-        old = {"command": command, "commit": commit} | {f"table {n}": rows for n, rows in tables}
-        if found.setdefault(command, old) is not old:
-            raise ValueError(f"old.md has {command!r}, which has been measured again.")
     places = {command: place for place, command in enumerate(COMMANDS)}
     return {one: found[one] for one in sorted(found, key=lambda one: places.get(one, -1))}
 
@@ -304,8 +295,8 @@ def _side_by_side(body, columns, by, value):
 
 
 def mark_of(record):
-    """Return the mark of a record that is old or of other files."""
-    return OLD if "files" not in record else CHANGED if changed_files(record) else ""
+    """Return the mark of a record of other files."""
+    return CHANGED * bool(changed_files(record))
 
 
 def _keys(head):
@@ -314,14 +305,13 @@ def _keys(head):
 
 
 def caption(name, records):
-    """Return command, commits and dates, and what the marks mean."""
-    fresh = [one for one in records if "files" in one]
+    """Return command, commits and dates, and what the mark means."""
     # Measured by hand, with programs of others: where and how.
     parts = [records[0].get("source", f"`python -m benchmarks {name}`")]
-    parts += sorted({f"{one['date']}, commit {one['commit']}, {one['processor']}" for one in fresh})
-    if changed := sorted({file for one in fresh for file in changed_files(one)}):
+    parts += sorted(
+        {f"{one['date']}, commit {one['commit']}, {one['processor']}" for one in records}
+    )
+    if changed := sorted({file for one in records for file in changed_files(one)}):
         others = f" and {len(changed) - 1} others" if len(changed) > 1 else ""
         parts.append(f"{CHANGED} measured before a change of `{changed[0]}`{others}")
-    if commits := sorted({one["commit"] for one in records if "files" not in one}):
-        parts.append(f"{OLD} not measured again since commit {', '.join(commits)}")
     return " · ".join(parts)
