@@ -20,7 +20,7 @@ from fedrecsk.aggregation import NormClipping
 from fedrecsk.compression import Quantization
 from fedrecsk.datasets import make_ratings
 from fedrecsk.federated import estimator_of
-from fedrecsk.protocol import Algorithm, Dense, FieldSpec, Message, Updates
+from fedrecsk.protocol import Algorithm, Dense, FieldSpec, Form, Message, Updates
 from fedrecsk.protocol.states import Kept, PerItem, PerUser
 
 
@@ -47,6 +47,9 @@ class FederatedRidgeAlgorithm(Algorithm[Server, Clients]):
     n_factors: int = 8
     reg: float = 0.15
     learning_rate: float = 0.5
+
+    def downloads(self, n_items):
+        return {"items": Form((n_items, 1 + self.n_factors)), "level": Form((1,))}
 
     # --------------------------------------------------------------- before the rounds
 

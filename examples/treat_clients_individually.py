@@ -22,6 +22,7 @@ from fedrecsk.protocol import (
     Algorithm,
     Dense,
     FieldSpec,
+    Form,
     Message,
     PerClient,
     Traits,
@@ -57,6 +58,9 @@ class GroupTastesAlgorithm(Algorithm[Server, Clients]):
 
     # The server needs single uploads, not sums.
     traits = Traits(server_sees="clients")
+
+    def downloads(self, n_items):
+        return {"level": Form((1,)), "tastes": Form((n_items,), per_client=True)}
 
     def begin(self, catalogue, sums, key):
         tastes = np.zeros((self.n_groups, catalogue.n_items))

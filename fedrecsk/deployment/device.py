@@ -23,6 +23,7 @@ from fedrecsk.protocol.central_noise import CentralNoise
 from fedrecsk.protocol.clients import Clients
 from fedrecsk.protocol.early_stopping import hold_out
 from fedrecsk.protocol.keys import SETUP, Key, Keys
+from fedrecsk.protocol.messages import Form
 from fedrecsk.protocol.protection import TERMS
 from fedrecsk.protocol.secure_accounts import integers_of, units_of
 from fedrecsk.selection._evaluate import rows_of, single_updates
@@ -150,17 +151,30 @@ class Device(Clients):
     def setup(self, message: Message | None) -> list[ClientMessage]:
         """Answer the set-up message; return a list of ClientMessage, which may be empty."""
         specs = self.algorithm.setup_fields(self.block.n_items)
+        self._check(message)
         self._check_terms(message, SETUP)
         return self._once(
             *("setup", 0),
             lambda: self._packed(super(Device, self).setup(message), specs),
         )
 
+    def announce(self, message: Message) -> None:
+        """Store the server's announcement after the set-up."""
+        self._check(message)
+        super().announce(message)
+
+    def _check(self, message):
+        """Raise MalformedMessage if a message of the server is not as its algorithm declares."""
+        if message:
+            terms = {} if self.federation.central_dp is None else {TERMS: Form((2,))}
+            message.check(self.algorithm.downloads(self.block.n_items) | terms)
+
     def receive(self, round: int, message: Message | None) -> None:
         """Store a round's message as the server sends it, None if there is none.
 
         It also takes the step that clients of equal history share.
         """
+        self._check(message)
         self._check_terms(message, round)
         super().receive(round, self._complete(message, round))
 
@@ -362,4 +376,5 @@ class Device(Clients):
         """Return the message with the fields that clients derive from it."""
         if not message:
             return None
+        self._check(message)
         return self.algorithm.decode(message, self.keys.shared.at(round))

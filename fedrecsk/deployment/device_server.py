@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedrecsk.data.ids import catalogue_ids
+from fedrecsk.data.ids import catalogue_ids, id_array
 from fedrecsk.deployment.bare import bare
 from fedrecsk.deployment.client_message import ClientMessage, checked, held_items, unpacked
 from fedrecsk.protocol.keys import Key
+from fedrecsk.protocol.messages import MOST_USERS, Form, MalformedMessage
 from fedrecsk.protocol.server import Server, catalogue_nbytes
 
 if TYPE_CHECKING:
@@ -82,6 +83,11 @@ class DeviceServer(Server):
         key = Key(secrets.randbits(63)) if key is None else key
         ids = catalogue_ids(method.items).values
         return cls(method, method._setting(), key, ids, secret=secret)
+
+    def _added(self, registrations):
+        for one in registrations:
+            _check(one, len(self.item_ids))
+        return super()._added(registrations)
 
     # --------------------------------------------------------------------- late clients
 
@@ -316,3 +322,13 @@ class DeviceServer(Server):
             if held is not None:
                 self._held[client] = held
         return one
+
+
+def _check(registration, n_items):
+    """Raise MalformedMessage unless this is a Registration of clients, of this many items."""
+    n_clients = len(id_array(registration.client_ids, "client ids"))
+    for name, bounds in (("n_users", (1, MOST_USERS)), ("n_held", (0, n_items))):
+        numbers = np.asarray(getattr(registration, name))
+        wrong = Form((n_clients,), "int", bounds).mismatch(numbers)
+        if wrong is not None:
+            raise MalformedMessage(f"Field {name!r} of a registration {wrong}.")

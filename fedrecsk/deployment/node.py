@@ -40,7 +40,7 @@ from fedrecsk.privacy import MaskingFailed
 from fedrecsk.privacy._secagg_protocol import MaskingClient
 from fedrecsk.privacy.secagg import MOST_BITS
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.messages import Message
+from fedrecsk.protocol.messages import Form, Message
 from fedrecsk.selection import FederatedSearch
 from fedrecsk.simulation.continuing import next_key
 
@@ -358,10 +358,10 @@ class Node:
             memory.kept = best if has_measured else None
 
     def _message(self, memory, head, arrays, name="message"):
-        block = memory.device.block
+        block, algorithm = memory.device.block, memory.device.algorithm
         start = f"{name}/"
         own = {n.removeprefix(start): one for n, one in arrays.items() if n.startswith(start)}
-        message = message_of(head[name], own, block.row_items, block.n_items)
+        message = message_of(head[name], own, block.row_items, algorithm.downloads(block.n_items))
         if message is None or not head[name].get("kept"):
             return message
         kept = head[name]["kept"]
@@ -458,13 +458,15 @@ class Node:
         """Add the rows of items that are new since the fit to this node's model."""
         model = self.store.load(MODEL_FILE)
         # As they were in the fit, whatever has been added since, or is added again.
-        items = catalogue_ids(model.items)
-        message = Message(**model._final_message)
-        for name, rows in (message_of(head["rows"], arrays, NOTHING, 0) or {}).items():
+        items, algorithm = catalogue_ids(model.items), model._algorithm()
+        message, ids = Message(**model._final_message), np.array(head["ids"])
+        for name, rows in (message_of(head["rows"], arrays, NOTHING, {}) or {}).items():
             known = message[name].values[: len(items)]
+            rows = Message(**{name: rows}).check({name: Form((len(ids), *known.shape[1:]))})[name]
             message[name] = replace(message[name], values=np.concatenate([known, rows.values]))
-        items = items.followed_by(np.array(head["ids"]))
-        received = model._algorithm().decode(message, Key(0))
+        items = items.followed_by(ids)
+        message.check(algorithm.downloads(len(items)))
+        received = algorithm.decode(message, Key(0))
         vars(model).update(
             model._server_attributes(received),
             _final_message=message,

@@ -13,9 +13,18 @@ import numpy as np
 from fedrecsk.deployment.client_message import ClientMessage, Numbers
 from fedrecsk.protocol import Dense, Derived, Message, Rows
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.messages import ClientCodes, Registration, narrowed
+from fedrecsk.protocol.messages import (
+    MOST_USERS,
+    ClientCodes,
+    Form,
+    MalformedMessage,
+    Registration,
+    narrowed,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fedrecsk.updates import FieldSpec
 
 Arrays = dict[str, np.ndarray]
@@ -26,10 +35,6 @@ DTYPES = frozenset(
     np.dtype(one).str
     for one in ("?", "i1", "u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
 )
-
-
-class MalformedMessage(ValueError):
-    """Received bytes that are no message, or not the message that was expected."""
 
 
 # ------------------------------------------------------------------------------- bytes
@@ -137,24 +142,43 @@ def message_arrays(
     return {"rows": rows, "computed": computed}, arrays
 
 
-def message_of(spec: Head | None, arrays: Arrays, held: np.ndarray, n_items: int) -> Message | None:
-    """Return the message as the client has it: rows that it did not receive are zero."""
+def message_of(
+    spec: object, arrays: Arrays, held: np.ndarray, forms: Mapping[str, Form]
+) -> Message | None:
+    """Return an untrusted message as the client has it: rows that it did not receive are zero.
+
+    Only the length of rows is checked against the declared forms; `Message.check` checks the rest.
+    """
     if spec is None:
         return None
+    rows, computed = _kinds_of_fields(spec)
     fields = {}
     for name, values in arrays.items():
-        values = values.astype(spec["computed"].get(name, values.dtype), copy=False)
-        if name in spec["rows"]:
-            if len(values) != len(held):
-                raise MalformedMessage(
-                    f"Field {name!r} has {len(values)} rows for {len(held)} items."
-                )
+        values = np.asarray(values, computed.get(name, values.dtype), order="C")
+        if name in rows and name in forms:
+            n_items, *width = forms[name].shape
+            # Before memory for all items is reserved.
+            wrong = Form((len(held), *width), forms[name].kind).mismatch(values)
+            if wrong is not None:
+                raise MalformedMessage(f"Field {name!r} of the message {wrong}.")
             whole = np.zeros((n_items, *values.shape[1:]), dtype=values.dtype)
             whole[held] = values
             fields[name] = Rows(whole)
         else:
             fields[name] = Dense(values)
     return Message(**fields)
+
+
+def _kinds_of_fields(spec):
+    """Return the names of the fields that are rows, and the types that others are computed in."""
+    try:
+        rows, computed = frozenset(spec["rows"]), dict(spec["computed"])
+        is_known = DTYPES.issuperset(computed.values())
+    except (TypeError, KeyError, ValueError) as error:
+        raise MalformedMessage("The message does not describe its fields.") from error
+    if not is_known:
+        raise MalformedMessage("Fields of the message are of unknown types.")
+    return rows, computed
 
 
 # ------------------------------------------------------------------------ from a client
@@ -285,7 +309,7 @@ def registration_of(head: object, n_items: int) -> Registration:
     if not is_name or (type(name) is int and not -(2**63) <= name < 2**63):
         raise MalformedMessage("A client's id must be a string, or a number below 2**63.")
     counts = type(n_users) is type(n_held) is int
-    if not counts or not 1 <= n_users < 2**40 or not 0 <= n_held <= n_items:
+    if not counts or not 1 <= n_users <= MOST_USERS or not 0 <= n_held <= n_items:
         raise MalformedMessage(
             "A registration must have the number of users and that of the items that they hold."
         )

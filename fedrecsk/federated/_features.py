@@ -24,7 +24,7 @@ from fedrecsk.data.ids import Ids, id_array, named
 from fedrecsk.data.item_features import has_ids
 from fedrecsk.federated.base import FederatedRecommender, Mixin
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.messages import Dense, Message
+from fedrecsk.protocol.messages import Dense, Form, Message
 from fedrecsk.updates import FieldSpec, SparseRows
 
 if TYPE_CHECKING:
@@ -72,6 +72,10 @@ class UserRegression:
     n_features: int
     # Number of rows at which a user counts half of one with very many (h).
     half: float
+
+    def downloads(self, width):
+        """Return the form of what the server sends of users' vectors of this width."""
+        return {MEANS: Form((self.n_features + 1, width))} if self.n_features else {}
 
     def setup_fields(self):
         """Return what a client sends of its users' features in the set-up; nothing without any."""

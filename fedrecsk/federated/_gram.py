@@ -34,7 +34,7 @@ from fedrecsk.base._item_weights import (
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.algorithm import Algorithm, SendsOnce, Traits
 from fedrecsk.protocol.blocks import Block
-from fedrecsk.protocol.messages import Dense, Message
+from fedrecsk.protocol.messages import Dense, Form, Message
 from fedrecsk.protocol.states import PerClient, PerItem
 from fedrecsk.updates import FieldSpec, SparseRows, Summed, Updates
 
@@ -149,6 +149,9 @@ class GramAlgorithm(Algorithm[Server, Any], SendsOnce[Clients]):
     def keeps_sparse(self, n_items: int) -> bool:
         """Return whether the sum is kept sparse."""
         return self.solves_sparse and self.sends_pairs and n_items >= _item_weights.MANY_ITEMS
+
+    def downloads(self, n_items):
+        return {"request": Form((1,), "uint"), "clear_items": Form((n_items,), "bool")}
 
     # --------------------------------------------------------------- before the rounds
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.federated._ratings import RATINGS, sums_of_ratings
-from fedrecsk.protocol.messages import Dense, Message
+from fedrecsk.protocol.messages import Dense, Form, Message
 from fedrecsk.updates import Updates
 
 fedmf_kernels: LazyModule = LazyModule("fedrecsk.federated._fedmf_kernels")
@@ -30,6 +30,10 @@ class Targets:
 
     loss: str
     dtype: type[np.floating] = np.float32
+
+    def downloads(self):
+        """Return the form of what `announce` announces."""
+        return {"global_bias": Form((1,))} if self.loss == "squared" else {}
 
     def setup_fields(self):
         """Return what clients send in the set-up: sums of their ratings and of the weights."""

@@ -13,7 +13,7 @@ from fedrecsk.base._hamming import random_codes, unpack_codes
 from fedrecsk.base._item_prior import ItemFeatures, ItemPrior
 from fedrecsk.data._checks import scale_of
 from fedrecsk.protocol.algorithm import Algorithm, Traits
-from fedrecsk.protocol.messages import Dense, Derived, Message
+from fedrecsk.protocol.messages import Dense, Derived, Form, Message
 from fedrecsk.protocol.states import PerItem, PerUser
 from fedrecsk.updates import FieldSpec, SparseRows, Summed, Updates
 
@@ -79,6 +79,11 @@ class LightFRAlgorithm(Algorithm[Server, Clients]):
     @property
     def traits(self):
         return Traits(single_uploads=True, refuses={"local_dp": NO_LOCAL_DP})
+
+    def downloads(self, n_items):
+        codes = Form((n_items, -(-self.n_bits // 64)), "uint")
+        forms = {"item_codes": codes, "mean_user": Form((self.n_bits,))}
+        return forms | ({"scale": Form((2,))} if self.targets == "ratings" else {})
 
     # ------------------------------------------------------------------- the server begins
 

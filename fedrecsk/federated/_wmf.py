@@ -12,7 +12,7 @@ from fedrecsk.base._item_prior import ItemFeatures, ItemPrior
 from fedrecsk.base._item_weights import fades_of
 from fedrecsk.portable import short_histories
 from fedrecsk.protocol.algorithm import Algorithm, Traits
-from fedrecsk.protocol.messages import Dense, Derived, Message, Rows
+from fedrecsk.protocol.messages import Dense, Derived, Form, Message, Rows
 from fedrecsk.protocol.states import Kept, PerItem, PerUser
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
@@ -175,6 +175,10 @@ class ImplicitAlgorithm(Algorithm[Any, Clients]):
         refuses = {"local_dp": HIDES_NOTHING}
         return Traits(single_uploads=True, goes_on=True, takes_stale=True, refuses=refuses)
 
+    def downloads(self, n_items):
+        d = self.n_factors
+        return {"item_factors": Form((n_items, d)), "gram": Form((d, d))}
+
     # --------------------------------------------------------------- before the rounds
 
     def setup_fields(self, n_items):
@@ -306,6 +310,9 @@ class ClientItemsAlgorithm(ImplicitAlgorithm):
     def centers(self, message):
         # The matrix of a client that does not change the items that it does not hold.
         return {"others": np.eye(self.n_factors)} if self.aggregation == "full" else {}
+
+    def downloads(self, n_items):
+        return super().downloads(n_items) | {"reg_item": Form((1,))}
 
     def announce(self, server):
         # Penalties that differ are the server's.

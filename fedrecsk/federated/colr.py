@@ -12,7 +12,7 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.federated import fedmf
 from fedrecsk.federated.fedmf import AveragedItems, FedMFAlgorithm
-from fedrecsk.protocol.messages import Dense, Derived, Message
+from fedrecsk.protocol.messages import Dense, Derived, Form, Message
 from fedrecsk.updates import FieldSpec, SparseRows, Summed
 
 if TYPE_CHECKING:
@@ -41,6 +41,10 @@ class CoLRAlgorithm(FedMFAlgorithm):
     def traits(self):
         # Uploads are along the B of their round.
         return replace(super().traits, takes_stale=False)
+
+    def downloads(self, n_items):
+        update, basis = Form((n_items, self.rank)), Form((self.rank, self.n_factors))
+        return super().downloads(n_items) | {"update": update, "basis": basis}
 
     def begin(self, catalogue, sums, key):
         return Server(**vars(super().begin(catalogue, sums, key)))

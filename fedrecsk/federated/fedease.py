@@ -17,13 +17,14 @@ from fedrecsk.base._item_weights import (
     histories,
     lower_part,
     n_items_of,
+    n_pairs,
     regularized_inverse,
     warn_if_slow,
     weights_of,
     whole,
 )
 from fedrecsk.federated._gram import FederatedGram, GramAlgorithm
-from fedrecsk.protocol.messages import Dense, Derived, Message, Rows
+from fedrecsk.protocol.messages import Dense, Derived, Form, Message, Rows
 from fedrecsk.updates import FieldSpec, Updates
 
 __all__ = ["FedEASE"]
@@ -61,6 +62,10 @@ class FedEASEAlgorithm(OwnWeightsAlgorithm):
 
     reg: float
     content: ItemFeatures
+
+    def downloads(self, n_items):
+        weights, inverse = Form((n_items, n_items)), Form((n_pairs(n_items),))
+        return super().downloads(n_items) | {"item_weights": weights, "inverse": inverse}
 
     def begin(self, catalogue, sums, key):
         warn_if_slow("FedEASE", catalogue.n_items, "FedItemKNN")

@@ -32,7 +32,7 @@ from fedrecsk.federated._optimizers import adam
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.algorithm import Algorithm, Loss, Traits
 from fedrecsk.protocol.keys import SETUP
-from fedrecsk.protocol.messages import Dense, Message, Rows
+from fedrecsk.protocol.messages import Dense, Form, Message, Rows
 from fedrecsk.protocol.states import PerUser
 from fedrecsk.updates import FieldSpec, Updates
 
@@ -127,6 +127,17 @@ class FedEBAlgorithm(Algorithm[Server, Clients]):
     @property
     def _rows(self):
         return "all" if self.upload == "all" else "held"
+
+    def downloads(self, n_items: int) -> dict[str, Form]:
+        d = self.n_factors
+        items, implicit = Form((n_items, d + 1)), Form((n_items, d))
+        forms = {"scale": Form((3,)), "scales": Form((d + 3,)), "n_ratings": Form((n_items,))}
+        forms |= {"items": items, "average_items": items}
+        if self.implicit:
+            forms |= {"implicit": implicit, "average_implicit": implicit}
+        if self.sketch_size:
+            forms["audiences"] = Form((n_items, range(AUDIENCES + 1)))
+        return forms | self.regression.downloads(self.width)
 
     # --------------------------------------------------------------- before the rounds
 
@@ -231,7 +242,7 @@ class FedEBAlgorithm(Algorithm[Server, Clients]):
         self, block: Block, clients: Clients, message: Message, turn: RoundMasks, key: Keys
     ) -> tuple[Clients, Updates, Loss]:
         items = with_tastes(message["items"].values, clients.popularity)
-        given = items, message.get("implicit"), message["scales"]
+        given = items, message["implicit"] if self.implicit else None, message["scales"]
         posterior = self._posterior(clients.users)
         squares, weight, out = self._infer(block, clients, *given, turn, posterior)
         fields = _empirical_bayes.written(block, turn, out)
@@ -355,7 +366,8 @@ class FedEBAlgorithm(Algorithm[Server, Clients]):
             expected = _expected(block, means, np.zeros(len(items)), items[:, 1:])
             values = (clients.ratings.values - expected).astype(self.dtype)
             clients.ratings = clients.ratings._replace(values=values)
-        given = items, message.get("average_implicit"), message["scales"]
+        implicit = message["average_implicit"] if self.implicit else None
+        given = items, implicit, message["scales"]
         posterior = self._posterior(users, block.n_users)
         self._infer(block, clients, *given, _empirical_bayes.for_nobody(block), posterior)
         users += 0 if means is None else means.astype(self.dtype)

@@ -12,7 +12,7 @@ from fedrecsk.base._item_weights import (
     sparse_weights,
 )
 from fedrecsk.federated.fedease import OwnWeights, OwnWeightsAlgorithm
-from fedrecsk.protocol.messages import Dense, Derived, Message, Rows
+from fedrecsk.protocol.messages import Dense, Derived, Form, Message, Rows
 
 __all__ = ["FedItemKNN"]
 
@@ -26,6 +26,11 @@ class FedItemKNNAlgorithm(OwnWeightsAlgorithm):
     n_neighbors: int
     power: float
     shrinkage: float
+
+    def downloads(self, n_items):
+        shape = n_items, min(self.n_neighbors, n_items)
+        neighbors = Form(shape, "int", bounds=(0, n_items - 1))
+        return super().downloads(n_items) | {"neighbors": neighbors, "nearness": Form(shape)}
 
     def solve(self, server):
         own = self.n_neighbors, self.power, self.shrinkage, self.dtype

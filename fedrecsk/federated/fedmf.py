@@ -21,7 +21,7 @@ from fedrecsk.federated._implicit_feedback import (
 )
 from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.messages import Dense, Message
+from fedrecsk.protocol.messages import Dense, Form, Message
 from fedrecsk.protocol.states import Kept, PerItem, PerUser
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
@@ -84,6 +84,10 @@ class FedMFAlgorithm(Algorithm[Any, Clients]):
     def traits(self):
         refuses = {"local_dp": NO_LOCAL_DP}
         return Traits(single_uploads=True, goes_on=True, takes_stale=True, refuses=refuses)
+
+    def downloads(self, n_items):
+        items = Form((n_items, self.n_factors))
+        return self.targets.downloads() | {"item_factors": items, "average_items": items}
 
     # --------------------------------------------------------------- before the rounds
 

@@ -42,6 +42,9 @@ class LocALSAlgorithm(ClientItemsAlgorithm):
     EXACT_UP_TO: int = 128
     regression: UserRegression
 
+    def downloads(self, n_items):
+        return super().downloads(n_items) | self.regression.downloads(self.n_factors)
+
     # --------------------------------------------------------------- before the rounds
 
     def setup_fields(self, n_items):

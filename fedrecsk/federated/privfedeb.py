@@ -37,7 +37,7 @@ from fedrecsk.federated._privfedeb_server import (
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.algorithm import Algorithm, Loss, Traits
 from fedrecsk.protocol.keys import SETUP
-from fedrecsk.protocol.messages import Dense, Message
+from fedrecsk.protocol.messages import Dense, Form, MalformedMessage, Message
 from fedrecsk.protocol.participation import RoundMasks
 from fedrecsk.protocol.states import PerItem, PerUser
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
@@ -149,6 +149,26 @@ class PrivFedEBAlgorithm(Algorithm[Server, Clients]):
     def _n_explaining(self):
         """How many columns of x_i say what to expect of a user: q_i, tastes and audiences."""
         return self.n_columns + TASTES + self.n_columns + 1
+
+    def downloads(self, n_items: int) -> dict[str, Form]:
+        d, n_explaining = self.n_columns, self._n_explaining
+        n_features = range(DIRECTIONS + 1 if self.content.features is not None else 1)
+        most = 1 + n_explaining + n_features[-1]
+        forms = {
+            "scale": Form((3,)),
+            "row_weights": Form((n_items,)),
+            "features": Form((n_items, n_features)),
+            "items": Form((n_items, d + 1)),
+            "average_items": Form((n_items, range(1 + TASTES, most + 1))),
+        }
+        if self.fewest < np.inf:
+            forms |= {
+                "directions": Form((n_items, d + 1)),
+                "audiences": Form((n_items, d + 1)),
+                "coefficients": Form((n_explaining, n_explaining)),
+                "average_implicit": Form((n_items, range(n_explaining + 1))),
+            }
+        return forms
 
     # --------------------------------------------------------------- before the rounds
 
@@ -367,6 +387,8 @@ class PrivFedEBAlgorithm(Algorithm[Server, Clients]):
         clients = self.enter(part, message, key)
         users, implicit = np.zeros((part.n_users, items.shape[1])), message.get("average_implicit")
         implicit = _implicit(items, None) if implicit is None else implicit.values
+        if implicit.shape[1] >= items.shape[1]:
+            raise MalformedMessage("Field 'average_implicit' is wider than 'average_items'.")
         _infer(part, clients, items, implicit, _empirical_bayes.for_nobody(part), users)
         # The bias counts in ratings; p_u has no unit.
         users[:, 0] *= clients.unit

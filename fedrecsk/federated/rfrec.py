@@ -22,7 +22,7 @@ from fedrecsk.federated._own_items import OwnItems
 from fedrecsk.federated._ratings import Columns, Scale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.algorithm import Algorithm, SharesHistory, Traits
-from fedrecsk.protocol.messages import Dense, Message
+from fedrecsk.protocol.messages import Dense, Form, Message
 from fedrecsk.protocol.private_fits import problems_of_scale
 from fedrecsk.protocol.states import Axis, Kept, PerClient, PerItem, PerRow
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
@@ -120,6 +120,13 @@ class RFRecAlgorithm(Algorithm[Server, Clients], SharesHistory[Clients, Common])
         # Otherwise the vectors of items that a client has not rated are not needed.
         shares = self.aggregation == "clients" or self.predict_with == "local"
         return Traits(single_uploads=True, goes_on=True, shares_history=shares)
+
+    def downloads(self, n_items):
+        return {
+            "scale": Form((3,)),
+            "n_ratings": Form((n_items,)),
+            "item_vectors": Form((n_items, self.columns.width)),
+        }
 
     # --------------------------------------------------------------- before the rounds
 

@@ -14,7 +14,7 @@ from fedrecsk.neural._layout import Kind, Layout, Recipe, blueprint, built, one_
 from fedrecsk.neural._training import VISITS, Plan, Trainer, uploads, write_private
 from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.messages import Dense, Message
+from fedrecsk.protocol.messages import Dense, Form, Message
 from fedrecsk.protocol.states import PerUser
 from fedrecsk.updates import FieldSpec, Updates
 
@@ -58,6 +58,15 @@ class ModuleAlgorithm(Algorithm[Server, Clients]):
     @property
     def traits(self):
         return Traits(single_uploads=True, refuses={"local_dp": NO_LOCAL_DP})
+
+    def downloads(self, n_items):
+        layout, forms = self.layout, self.targets.downloads()
+        forms |= {name: Form(layout.matrix_shape(name, n_items)) for name in layout.sent}
+        for name, place in layout.columns(n_items).items():
+            # Of users' rows, mean and standard deviation.
+            n_first = 2 if layout.parts[name].kind == "user" else place.stop - place.start
+            forms[name] = Form((n_first,))
+        return forms
 
     # --------------------------------------------------------------- before the rounds
 

@@ -19,7 +19,7 @@ from fedrecsk.neural.base import NeuralRecommender
 from fedrecsk.neural.modules import MLP, PersonalMLP
 from fedrecsk.neural.pfedrec import PACE, PFedRecAlgorithm
 from fedrecsk.protocol.algorithm import Traits
-from fedrecsk.protocol.messages import PerClient
+from fedrecsk.protocol.messages import Form, PerClient
 from fedrecsk.updates import FieldSpec
 
 __all__ = ["GPFedRec"]
@@ -49,6 +49,10 @@ class GPFedRecAlgorithm(PFedRecAlgorithm):
     def traits(self):
         refuses = {"local_dp": NO_LOCAL_DP, "aggregator": NO_AGGREGATOR}
         return Traits(single_uploads=True, server_sees="clients", refuses=refuses)
+
+    def downloads(self, n_items):
+        offsets = Form(self.layout.matrix_shape(ITEMS, n_items), per_client=True)
+        return super().downloads(n_items) | {"offsets": offsets}
 
     def begin(self, catalogue, sums, key):
         server = super().begin(catalogue, sums, key)

@@ -30,7 +30,7 @@ from fedrecsk.neural._metamf_network import (
 )
 from fedrecsk.neural._training import adam_step
 from fedrecsk.protocol.algorithm import Algorithm, Traits
-from fedrecsk.protocol.messages import Message, PerClient
+from fedrecsk.protocol.messages import Form, Message, PerClient
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
 __all__ = ["MetaMF"]
@@ -97,6 +97,12 @@ class MetaMFAlgorithm(Algorithm[Server, Clients]):
     def sizes(self, n_items) -> Sizes:
         """Return the network's numbers of rows and columns."""
         return Sizes(n_items, *(getattr(self, name) for name in Sizes._fields[1:]))
+
+    def downloads(self, n_items):
+        sizes = self.sizes(n_items)
+        shapes = (n_items, self.rank), sizes.basis, (sum(sizes.scorer),)
+        parts = {n: Form(one, per_client=True) for n, one in zip(PARTS, shapes, strict=True)}
+        return {"scale": Form((3,))} | parts
 
     # --------------------------------------------------------------- before the rounds
 

@@ -9,6 +9,7 @@ from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.protocol.messages import (
     Dense,
     Derived,
+    Form,
     GroupMessages,
     Message,
     PerClient,
@@ -30,6 +31,7 @@ __all__ = [
     "DeviceProfile",
     "Federation",
     "FieldSpec",
+    "Form",
     "GroupMessages",
     "Ledger",
     "Message",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedrecsk.base._item_prior import ItemPrior
     from fedrecsk.protocol.blocks import Block
     from fedrecsk.protocol.keys import Key, Keys
-    from fedrecsk.protocol.messages import Catalogue, GroupMessages, Upload
+    from fedrecsk.protocol.messages import Catalogue, Form, GroupMessages, Upload
     from fedrecsk.protocol.participation import RoundMasks
     from fedrecsk.protocol.states import Remembered
     from fedrecsk.updates import FieldSpec, Updates
@@ -108,6 +108,13 @@ class Algorithm(ABC, Generic[S, C]):
     def traits(self) -> Traits:
         """What the loop must know before it begins."""
         return Traits()
+
+    @abstractmethod
+    def downloads(self, n_items: int) -> dict[str, Form]:
+        """Return the form of each field that the server may send, in whatever message.
+
+        Clients refuse messages with other fields, or with arrays of another form.
+        """
 
     # --------------------------------------------------------------- before the rounds
 

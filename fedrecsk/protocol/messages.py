@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from fedrecsk.compression import Compressed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 
 # ------------------------------------------------------------------- before the first round
+
+
+# Of one client, so that the numbers of all clients add up.
+MOST_USERS = 2**40
 
 
 class Catalogue(NamedTuple):
@@ -59,6 +63,63 @@ class ClientCodes(NamedTuple):
 
 
 # ---------------------------------------------------------------------- from the server
+
+
+class MalformedMessage(ValueError):
+    """A message from the other side that cannot be used: it is not what was declared."""
+
+
+class Form(NamedTuple):
+    """What the array in a field of a message must look like; clients refuse any other.
+
+    Parameters
+    ----------
+    shape : tuple of int or range
+        Its shape. A range lists the possible lengths of an axis whose length depends on the data.
+    kind : {"float", "int", "uint", "bool"}, default="float"
+        Kind of its numbers. Floating-point numbers have 32 or 64 bits.
+    bounds : tuple of float or None, default=None
+        Smallest and largest number allowed, for numbers that serve as an index or a share; NaN is
+        outside of them. If None, all numbers are allowed.
+    per_client : bool, default=False
+        Whether it is a :class:`PerClient` field; `shape` is then that of one client's entry.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedrecsk.protocol import Form
+    >>> Form((3, 2)).mismatch(np.zeros((3, 4)))
+    'has shape (3, 4) in place of (3, 2)'
+    """
+
+    shape: tuple[int | range, ...]
+    kind: Literal["float", "int", "uint", "bool"] = "float"
+    bounds: tuple[float, float] | None = None
+    per_client: bool = False
+
+    def mismatch(self, values: np.ndarray, n_clients: int = 1) -> str | None:
+        """Return what is wrong with an array for `n_clients` clients; None if nothing is."""
+        shape = (n_clients, *self.shape) if self.per_client else self.shape
+        # An array may be one that is made when it is read.
+        values = values if hasattr(values, "shape") else np.asarray(values)
+        fits = len(values.shape) == len(shape) and all(
+            length in allowed if isinstance(allowed, range) else length == allowed
+            for length, allowed in zip(values.shape, shape, strict=True)
+        )
+        if not fits:
+            named = tuple(f"{n[0]} to {n[-1]}" if isinstance(n, range) else n for n in shape)
+            return f"has shape {values.shape} in place of {named}"
+        if values.dtype.kind != KINDS[self.kind] or values.dtype == np.float16:
+            return f"has type {values.dtype} in place of {self.kind}"
+        if self.bounds is not None:
+            low, high = self.bounds
+            if not ((values >= low) & (values <= high)).all():
+                return f"has numbers outside of {low:g} to {high:g}"
+        return None
+
+
+# By what numpy calls them.
+KINDS: dict[str, str] = {"float": "f", "int": "i", "uint": "u", "bool": "b"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +218,25 @@ class Message(dict[str, Dense]):
 
     def __or__(self, other: dict[str, Dense]) -> Message:
         return Message(**super().__or__(other))
+
+    def __missing__(self, name: str) -> Dense:
+        raise MalformedMessage(f"The message has no field {name!r}.")
+
+    def check(self, forms: Mapping[str, Form], n_clients: int = 1) -> Message:
+        """Return the message, to `n_clients` clients, if all its fields have the declared form.
+
+        Raises
+        ------
+        MalformedMessage
+            If a field is not declared, or its shape, type or numbers are not as declared.
+        """
+        for name, field in self.items():
+            if name not in forms:
+                raise MalformedMessage(f"The message has an unexpected field {name[:40]!r}.")
+            wrong = forms[name].mismatch(field.values, n_clients)
+            if wrong is not None:
+                raise MalformedMessage(f"Field {name!r} of the message {wrong}.")
+        return self
 
     def of(self, clients: NDArray[np.int64]) -> Message:
         """Return the message as these clients (codes) receive it, with their own `PerClient`."""

@@ -21,7 +21,7 @@ from fedrecsk.protocol.links import (
     Uplink,
     matrix_to_compress,
 )
-from fedrecsk.protocol.messages import Catalogue, ClientCodes, Message, Rows
+from fedrecsk.protocol.messages import Catalogue, ClientCodes, MalformedMessage, Message, Rows
 from fedrecsk.protocol.participation import Participation, Sampling
 from fedrecsk.protocol.protection import is_compressed, planned_bytes
 from fedrecsk.protocol.secure_accounts import EncryptedChannel, MaskedChannel
@@ -254,7 +254,7 @@ class Server:
     def _send_setup(self, who):
         """Send the clients of a mask the message of the set-up."""
         self.ledger.open("setup", 0)
-        message = self.algorithm.request(self._catalogue)
+        message = self._declared(self.algorithm.request(self._catalogue))
         if self.releases is not None:
             message = message | self.releases.terms(self.key.at(SETUP))
         self.downlink.announce(message, who)
@@ -283,7 +283,7 @@ class Server:
     def announcement(self) -> Message:
         """Message to every client after the set-up."""
         self._check_registered()
-        return self.algorithm.announce(self.state)
+        return self._declared(self.algorithm.announce(self.state))
 
     def send_announcement(self) -> Message:
         """Send the announcement to every client, and count its bytes."""
@@ -296,6 +296,18 @@ class Server:
             self.ledger.open("setup")
         self.downlink.announce(message, who)
         return message
+
+    def _declared(self, message):
+        """Return one of the algorithm's messages; raise TypeError if it is not as declared."""
+        if not message:
+            return message
+        try:
+            return message.check(self.algorithm.downloads(len(self.item_ids)), self.n_clients)
+        except MalformedMessage as error:
+            raise TypeError(
+                f"{type(self.method).__name__} sends what its algorithm's downloads() does not "
+                f"declare: {error}"
+            ) from error
 
     # --------------------------------------------------------------------- each round
 
@@ -321,7 +333,7 @@ class Server:
         """Begin a round; returns the participation and the message, None if none is sent."""
         self._check_registered()
         key = self.key.at(self.round)
-        message = self.algorithm.broadcast(self.state, key)
+        message = self._declared(self.algorithm.broadcast(self.state, key))
         self.ledger.open("round", self.round)
         self._participation = self._planned(message, key)
         if self.round == 0 and self.federation.compression is not None:
@@ -512,7 +524,7 @@ class Server:
         If a round's message lacks fields of the final model, has the rows of own items only, or
         has compressed changes, the rest is sent too, and counted.
         """
-        sent, model = self._last_message, self.algorithm.final(self.state)
+        sent, model = self._last_message, self._final()
         # The rounds of some methods do not send the model at all.
         if not model.keys() & sent.keys():
             sent = {}
@@ -542,13 +554,17 @@ class Server:
 
     def current_message(self) -> Message:
         """Return the announcement and the current model, as clients need them to recommend."""
-        return Message(**self.announcement(), **self.algorithm.final(self.state))
+        return Message(**self.announcement(), **self._final())
+
+    def _final(self):
+        """Return the current model."""
+        return self._declared(self.algorithm.final(self.state))
 
     def send_final(self) -> Message:
         """Send all clients the model of the last round; returns it with the announcement."""
         self._check_registered()
         self.ledger.open("final", self.round)
-        model, delta = self.algorithm.final(self.state), None
+        model, delta = self._final(), None
         if model.keys() <= self._last_message.keys():
             delta = self.algorithm.delta(self.state)
         self.downlink.send(model, self._everyone, delta)

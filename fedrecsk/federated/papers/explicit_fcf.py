@@ -20,7 +20,7 @@ from fedrecsk.federated._wmf import wmf_kernels
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.portable import Ridge
 from fedrecsk.protocol.algorithm import Algorithm, Traits
-from fedrecsk.protocol.messages import Dense, Message, Rows
+from fedrecsk.protocol.messages import Dense, Form, Message, Rows
 from fedrecsk.protocol.states import Kept, PerItem, PerUser
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
@@ -79,6 +79,9 @@ class RatingAlgorithm(Algorithm[Any, Any]):
     dtype: type[np.floating] = np.float32
     columns: Columns
     descent: Descent
+
+    def downloads(self, n_items):
+        return {"scale": Form((3,)), "item_vectors": Form((n_items, self.columns.width))}
 
     # --------------------------------------------------------------- before the rounds
 

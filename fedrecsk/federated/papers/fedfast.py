@@ -18,7 +18,7 @@ from fedrecsk.federated.fedmf import (
     FedMFAlgorithm,
 )
 from fedrecsk.protocol.algorithm import ChoosesCohorts
-from fedrecsk.protocol.messages import Message, PerClient
+from fedrecsk.protocol.messages import Form, Message, PerClient
 from fedrecsk.updates import FieldSpec, SparseRows
 
 __all__ = ["FedFast"]
@@ -54,6 +54,10 @@ class FedFastAlgorithm(FedMFAlgorithm, ChoosesCohorts[Server]):
             chooses_cohorts=self.sampling == "clusters",
             admits_late_clients=False,
         )
+
+    def downloads(self, n_items):
+        vector = Form((self.n_factors,), per_client=True)
+        return super().downloads(n_items) | {"client_vector": vector}
 
     # ------------------------------------------------------------------------- on the server
 

@@ -16,7 +16,7 @@ from fedrecsk.data._checks import scale_of
 from fedrecsk.federated._ratings import RATINGS, BiasColumn, Columns, Scale, sums_of_ratings
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.algorithm import Algorithm, Traits
-from fedrecsk.protocol.messages import Dense, Message
+from fedrecsk.protocol.messages import Dense, Form, Message
 from fedrecsk.protocol.states import PerItem, PerUser
 from fedrecsk.updates import FieldSpec, SparseRows, Summed, Updates
 
@@ -80,6 +80,13 @@ class FedRecAlgorithm(Algorithm[Server, Clients]):
     @property
     def traits(self):
         return Traits(single_uploads=True, refuses={"local_dp": NO_LOCAL_DP})
+
+    def downloads(self, n_items):
+        return {
+            "scale": Form((3,)),
+            "share": Form((), bounds=(0.0, 1.0)),
+            "item_vectors": Form((n_items, self.columns.width)),
+        }
 
     # --------------------------------------------------------------- before the rounds
 

@@ -17,7 +17,7 @@ from fedrecsk.base._item_weights import pairs_of, symmetric, whole
 from fedrecsk.federated._gram import FederatedGram, GramAlgorithm, signal
 from fedrecsk.federated._implicit_mf import WMFModel
 from fedrecsk.federated._wmf import UserProblem
-from fedrecsk.protocol.messages import Dense, Message
+from fedrecsk.protocol.messages import Dense, Form, Message
 
 __all__ = ["FedSpectral"]
 
@@ -36,6 +36,10 @@ class FedSpectralAlgorithm(GramAlgorithm):
     solves_sparse = True
 
     problem: UserProblem
+
+    def downloads(self, n_items):
+        factors = Form((n_items, self.problem.n_factors))
+        return super().downloads(n_items) | {"item_factors": factors}
 
     def solve(self, server):
         n_items, noise_std = server.n_items, server.noise_std

@@ -23,7 +23,7 @@ from fedrecsk.federated.papers.explicit_fcf import (
 )
 from fedrecsk.protocol import states
 from fedrecsk.protocol.algorithm import MeetsPeers, Traits
-from fedrecsk.protocol.messages import GroupMessages, Message, PerClient, Rows
+from fedrecsk.protocol.messages import Form, GroupMessages, Message, PerClient, Rows
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
 __all__ = ["SemiDFEGL"]
@@ -125,6 +125,10 @@ class SemiDFEGLAlgorithm(RatingAlgorithm, MeetsPeers[Clients]):
             n_exchanges=2 if self.n_common else 0,
             refuses={"local_dp": NO_LOCAL_DP},
         )
+
+    def downloads(self, n_items):
+        common, group = Form((self.n_factors,), per_client=True), Form((), "int", per_client=True)
+        return super().downloads(n_items) | {"common": common, "group": group}
 
     def begin(self, catalogue, sums, key):
         n_clients = catalogue.n_clients
