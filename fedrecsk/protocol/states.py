@@ -93,6 +93,11 @@ def recall(clients: object, remembered: Remembered) -> None:
     for by, arrays in memory(clients).items():
         known, before = remembered[by]
         for now, values in zip(arrays, before, strict=True):
+            if now.shape[1:] != values.shape[1:]:
+                raise ValueError(
+                    f"Clients remember arrays of shape {values.shape} from an earlier fit, and now "
+                    f"have {now.shape}; begin a new fit, without update=True."
+                )
             now[known] = values
 
 
