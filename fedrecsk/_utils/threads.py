@@ -1,14 +1,14 @@
-"""Threads: how many, and a pool that returns results in order."""
+"""Threads: how many, and joblib's, which return results in order."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from numbers import Integral
 from typing import Any, Self
 
-from joblib import cpu_count, effective_n_jobs
+from joblib import Parallel, cpu_count, delayed, effective_n_jobs
+from joblib.parallel import ThreadingBackend
 
 from fedrecsk._utils.sklearn_compat import Interval
 
@@ -18,6 +18,8 @@ N_JOBS = [
     Interval(Integral, None, -1, closed="right"),
     None,
 ]
+# How many tasks of each thread are handed over at a time.
+WAVE = 4
 
 
 def n_threads(n_jobs: int | None) -> int:
@@ -25,39 +27,51 @@ def n_threads(n_jobs: int | None) -> int:
     return max(1, min(effective_n_jobs(n_jobs), cpu_count()))
 
 
+class WaitingThreads(ThreadingBackend):
+    """joblib's threads, whose results are waited for instead of asked for every 10 ms."""
+
+    supports_retrieve_callback = False
+
+    def retrieve_result(self, out: Any, timeout: float | None = None) -> Any:
+        """Return a task's result, or raise its error."""
+        return self.retrieve_result_callback(super().retrieve_result(out, timeout=timeout))
+
+
 class Threads:
-    """Runs tasks in threads and returns their results in order, like joblib's generators.
+    """Runs tasks by `joblib.Parallel` in threads and yields their results in order.
 
     After its ``with`` block it runs them without threads, and can be pickled. `n_jobs` follows
-    `joblib.parallel_config`. It is no `joblib.Parallel`, whose generator polls for results every
-    hundredth of a second, longer than a round of a small cohort takes; with a backend that waits
-    instead it returns lists only, and sums of all blocks at once may not fit into memory.
+    `joblib.parallel_config`, whose backends of processes become threads, because tasks share what
+    they change.
     """
 
     def __init__(self, n_jobs: int | None) -> None:
         self.n_threads: int = n_threads(n_jobs)
-        self._pool = ThreadPoolExecutor(self.n_threads) if self.n_threads > 1 else None
+        self._parallel: Parallel | None = None
+        if self.n_threads > 1:
+            self._parallel = Parallel(
+                self.n_threads, backend=WaitingThreads(), pre_dispatch="all", batch_size=1
+            )
 
     def __enter__(self) -> Self:
+        if self._parallel is not None:
+            self._parallel.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-            self._pool = None
+    def __exit__(self, *error: object) -> None:
+        if self._parallel is not None:
+            self._parallel.__exit__(*error)
+            self._parallel = None
 
     def __call__(
         self, function: Callable[..., Any], items: Iterable[Any], *args: Any
     ) -> Iterator[Any]:
         """Yield ``function(item, *args)`` for each item, of which few are started ahead."""
-        if self._pool is None:
+        if self._parallel is None:
             for item in items:
                 yield function(item, *args)
             return
-        ahead = deque()
-        for item in items:
-            ahead.append(self._pool.submit(function, item, *args))
-            if len(ahead) >= 2 * self.n_threads:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
+        # All results at once might not fit into memory.
+        items = iter(items)
+        while wave := list(islice(items, WAVE * self.n_threads)):
+            yield from self._parallel(delayed(function)(item, *args) for item in wave)

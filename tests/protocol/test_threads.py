@@ -6,7 +6,7 @@ import time
 import pytest
 from joblib import cpu_count, parallel_config
 
-from fedrecsk._utils.threads import Threads
+from fedrecsk._utils.threads import WAVE, Threads
 
 
 def slow_square(x):
@@ -28,7 +28,7 @@ def test_few_tasks_are_begun_ahead():
     with Threads(2) as threads:
         results = threads(begun.append, range(50))
         next(results)
-        assert len(begun) <= 4
+        assert len(begun) <= WAVE * threads.n_threads
 
 
 def test_an_error_reaches_the_caller_and_ends_the_threads():
@@ -37,10 +37,18 @@ def test_an_error_reaches_the_caller_and_ends_the_threads():
             raise ValueError("of task 3")
         return x
 
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with pytest.raises(ValueError, match="of task 3"), Threads(2) as threads:
         list(threads(fail, range(20)))
-    assert threading.active_count() == before
+    for one in set(threading.enumerate()) - before:
+        one.join(600)
+        assert not one.is_alive()
+
+
+def test_processes_become_threads():
+    with parallel_config("loky", n_jobs=2), Threads(None) as threads:
+        seen = set(threads(lambda _: threading.get_ident(), range(40)))
+    assert threading.get_ident() not in seen or cpu_count() == 1
 
 
 def test_joblib_s_setting_counts():
