@@ -308,7 +308,7 @@ def test_an_update_has_times_in_the_unit_of_the_fit(model, before, now):
     frame = pd.DataFrame(X, columns=["user", "item"])
     tables = [frame.assign(time=times) for times in (before, now)]
     model = clone(model).set_params(history_half_life=2.0, warm_start=True).fit(tables[0][:150])
-    with pytest.raises(ValueError, match="are about .*the unit of the last fit"):
+    with pytest.raises(ValueError, match=r"are about .*the unit of the last fit"):
         model.partial_fit(tables[1][150:])
     late = tables[0][150:].copy()
     if before is SECONDS:

@@ -1,6 +1,7 @@
 """Tables that are not what they are meant to be: a warning or an error, and no false alarm."""
 
 import warnings
+from copy import copy
 
 import numpy as np
 import pandas as pd
@@ -10,11 +11,18 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import cross_val_score
 
-from fedrecsk import BiasOnly, FedEASE, FedEB, Federation, FedMF, Popularity, RFRec
+from fedrecsk import BiasOnly, FedEASE, FedEB, Federation, FedMF, LocALS, Popularity, RFRec
 from fedrecsk.datasets import make_interactions, make_ratings
-from fedrecsk.metrics import evaluate_ranking
-from fedrecsk.model_selection import LeaveLastOut, TemporalHoldout, UserKFold
-from fedrecsk.preprocessing import IdEncoder, filter_k_core
+from fedrecsk.metrics import evaluate_ranking, exposure, make_ranking_scorer
+from fedrecsk.model_selection import LeaveLastOut, TemporalHoldout, UserKFold, compare
+from fedrecsk.preprocessing import (
+    IdEncoder,
+    RatingScaler,
+    binarize,
+    filter_k_core,
+    to_implicit,
+)
+from fedrecsk.selection import federated_evaluate
 
 X, y = make_ratings(60, 40, 900, random_state=0)
 MATRIX = np.zeros((60, 40))
@@ -24,10 +32,16 @@ FRAME = pd.DataFrame(X, columns=["user", "item", "timestamp"])
 
 def test_a_matrix_of_users_by_items():
     readers = (Popularity().fit, UserKFold(3).fit, IdEncoder().fit, lambda M: filter_k_core(M, k=1))
-    for matrix in (MATRIX, MATRIX > 0, MATRIX.astype(int), MATRIX.tolist(), pd.DataFrame(MATRIX)):
+    for matrix in (MATRIX, MATRIX.astype(int), MATRIX.tolist(), pd.DataFrame(MATRIX)):
         for read in readers:
             with pytest.warns(UserWarning, match="matrix of users by items: 40 col.*nonzero"):
                 read(matrix)
+    for read in readers:
+        with (
+            pytest.warns(UserWarning, match="matrix of users by items: 40 col.*nonzero"),
+            pytest.raises(TypeError, match="not 'bool"),
+        ):
+            read(MATRIX > 0)
 
 
 def test_a_sparse_matrix():
@@ -152,6 +166,84 @@ def test_masked_and_lazy_tables():
         BiasOnly().fit(polars.LazyFrame({"user": [1], "item": [2]}), [1])
     with pytest.warns(UserWarning, match="Swap them"):
         Popularity().fit(polars.DataFrame({"item": X[:, 1], "user": X[:, 0]}))
+
+
+MODEL = BiasOnly().fit(X[:, :2], y)
+LIKES = LocALS(2, n_rounds=1, random_state=0).fit(X[:, :2])
+# What reads y and sample_weight, and what reads ids.
+READERS = {
+    "fit": lambda **given: BiasOnly().fit(X, **{"y": y} | given),
+    "fold_in": lambda **given: copy(MODEL).fold_in(X[:, :2], **{"y": y} | given, replace=True),
+    "score": lambda **given: MODEL.score(X[:, :2], **{"y": y} | given),
+    "score of likes": lambda **given: LIKES.score(X[:, :2], **given),
+    "evaluate_ranking": lambda **given: evaluate_ranking(LIKES, X[:, :2], **given),
+    "scorer": lambda y=None, **given: make_ranking_scorer()(LIKES, X[:, :2], y, **given),
+    "compare": lambda **given: compare([BiasOnly()], X, **{"y": y} | given, cv=2),
+    "to_implicit": lambda **given: to_implicit(X, **{"y": y} | given),
+}
+OF_RATINGS = READERS | {
+    "federated_evaluate": lambda y: federated_evaluate(LIKES, X[:, :2], y),
+    "binarize": lambda y: binarize(y),
+    "RatingScaler": lambda y: RatingScaler().fit(np.ma.reshape(y, (-1, 1))),
+}
+OF_IDS = {
+    "users": lambda ids: LIKES.recommend(ids),
+    "candidates": lambda ids: LIKES.recommend([1], candidates=ids),
+    "items": lambda ids: LIKES.similar_items(ids),
+    "clients": lambda ids: LocALS().fit(X[:9], clients=np.ma.concatenate([ids, ids, ids])),
+    "items of fit": lambda ids: LocALS(items=ids).fit(X),
+    "exposure": lambda ids: exposure(LIKES, 1, ids),
+    "forget": lambda ids: LocALS(warm_start=True).fit(X[:, :2]).forget(ids),
+    "negatives": lambda ids: evaluate_ranking(LIKES, X[:, :2], negatives={1: ids}),
+    "exclude": lambda ids: LIKES.recommend(
+        [1], exclude_interactions=np.ma.stack([ids, ids], axis=1)
+    ),
+}
+
+
+@pytest.mark.parametrize("read", OF_RATINGS.values(), ids=list(OF_RATINGS))
+def test_masked_ratings(read):
+    with pytest.raises(ValueError, match="has masked values; drop their rows"):
+        read(y=np.ma.masked_array(y, y == 1))
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=list(READERS))
+def test_masked_weights(read):
+    with pytest.raises(ValueError, match="sample_weight has masked values"):
+        read(sample_weight=np.ma.masked_array(y, y == 1))
+
+
+@pytest.mark.parametrize("read", OF_RATINGS.values(), ids=list(OF_RATINGS))
+def test_times_as_ratings(read):
+    dates = pd.to_datetime(y, unit="D")
+    for times in (dates, dates - dates[0], [date.date() for date in dates], dates.to_period("D")):
+        with pytest.raises(ValueError, match=r"holds times, such as .* ratings must be numbers"):
+            read(y=np.asarray(times))
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=list(READERS))
+def test_times_as_weights(read):
+    with pytest.raises(ValueError, match="sample_weight holds times, such as"):
+        read(sample_weight=pd.to_datetime(y, unit="D"))
+
+
+@pytest.mark.parametrize("read", OF_IDS.values(), ids=list(OF_IDS))
+def test_masked_ids(read):
+    with pytest.raises(ValueError, match="has masked values"):
+        read(np.ma.masked_array([1, 2, 3], [0, 1, 0]))
+
+
+@pytest.mark.parametrize("read", OF_IDS.values(), ids=list(OF_IDS))
+def test_masks_as_ids(read):
+    for mask in (np.array([True, False, True]), np.array([True, 2, 3], dtype=object)):
+        with pytest.raises(TypeError, match="in place of a mask, give the ids that it selects"):
+            read(mask)
+
+
+@pytest.mark.parametrize("pair", [(True, 1), (1, False), (np.True_, np.False_)])
+def test_masks_in_explain(pair):
+    with pytest.raises(TypeError, match="not 'bool"):
+        LIKES.explain(*pair)
 
 
 def test_no_false_alarm():

@@ -18,6 +18,7 @@ from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, va
 
 from fedrecsk import metrics
 from fedrecsk._utils import memory
+from fedrecsk._utils.given import check_numbers
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.parameters import PlainParameters, checked, suggest
 from fedrecsk._utils.sklearn_compat import (
@@ -356,8 +357,7 @@ class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, Plai
     @np.errstate(invalid="ignore", over="ignore")
     def _checked(self, X, y=None, *, reset=False):
         X = as_table(X)
-        if y is not None and any(isinstance(one, str) for one in np.asarray(y).ravel()[:1]):
-            raise ValueError("y holds strings; ratings must be numbers.")
+        check_numbers(y, "y")
         missing = np.flatnonzero(np.ravel(pd.isna(np.asarray(y)))) if y is not None else []
         if len(missing):
             raise ValueError(
@@ -586,7 +586,9 @@ class RatingMixin(RegressorMixin):
         if _frames.is_frame(X):
             return _frames.on_workers(self, "score", X, y, sample_weight=sample_weight)
         table, ratings = self._checked(X, y)
-        _checks.check_rows(ratings, None if sample_weight is None else np.asarray(sample_weight))
+        if sample_weight is not None:
+            sample_weight = check_sample_weight(sample_weight, table)
+        _checks.check_rows(ratings, sample_weight)
         known = SimpleNamespace(user_ids=self._users, item_ids=self._items)
         # As a rule the first rows have a known user and item, and all rows need not be read twice.
         for rows in (safe_indexing(table, slice(ROWS_LOOKED_AT), axis=0), table):

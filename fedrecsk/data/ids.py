@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from fedrecsk._utils.given import check_given
 from fedrecsk.data._checks import check_resolution
 
 _MANY_IDS = 2**20  # strings that are Python strings at a time
@@ -20,6 +21,7 @@ OF_ROWS = "the rows of X"
 
 def id_array(ids: ArrayLike, name: str) -> NDArray[Any]:
     """Turn ids into a 1-d array of integers, floats or strings, or raise."""
+    check_given(ids, name)
     if isinstance(ids, list | tuple):
         ids = np.array(ids, dtype=object)
     ids = np.atleast_1d(np.asarray(ids))
@@ -27,7 +29,9 @@ def id_array(ids: ArrayLike, name: str) -> NDArray[Any]:
         raise ValueError(f"{name} should be one-dimensional, got an array of shape {ids.shape}.")
     if ids.dtype.kind in "mM":
         raise TypeError(_not_ids(name, ids.dtype.name))
-    if ids.dtype.kind not in "biufU":
+    if ids.dtype.kind == "b":
+        raise TypeError(_not_ids(name, "bool"))
+    if ids.dtype.kind not in "iufU":
         ids = _from_objects(ids, name)
     if ids.dtype.kind == "f":
         if not np.isfinite(ids).all():
@@ -62,7 +66,8 @@ def _from_objects(ids, name):
         what = "NaN or infinity" if is_nan else f"missing values ({missing[0]})"
         raise ValueError(f"{name} contain {what}; {NO_ID}")
     kinds = set(map(type, objects))
-    strange = [k for k in kinds if not issubclass(k, str | int | float | np.number | np.bool_)]
+    plain = str | int | float | np.number
+    strange = [kind for kind in kinds if kind is bool or not issubclass(kind, plain)]
     if strange:
         raise TypeError(_not_ids(name, strange[0].__name__))
     n_strings = sum(issubclass(kind, str) for kind in kinds)
@@ -82,7 +87,7 @@ def _from_objects(ids, name):
     if all(issubclass(kind, int) for kind in kinds):
         # NumPy makes floats of integers that neither int64 nor uint64 can hold together.
         numbers = np.array(objects)
-        return numbers if numbers.dtype.kind in "biu" else np.array(objects, dtype=object)
+        return numbers if numbers.dtype.kind in "iu" else np.array(objects, dtype=object)
     return np.array(objects)
 
 
@@ -101,6 +106,8 @@ def _not_ids(name, kind):
         hint = f"if it is the time of the interaction, put it into a later column; otherwise {hint}"
     elif kind == "bytes":
         hint = "decode them, for example with .str.decode('utf-8')"
+    elif kind.startswith("bool"):
+        hint = "in place of a mask, give the ids that it selects, such as item_ids_[mask]"
     return f"{name}: argument must be a string or a number, not {kind!r}; {hint}."
 
 

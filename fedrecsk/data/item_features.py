@@ -10,6 +10,7 @@ import numpy as np
 from scipy import sparse
 from sklearn.utils import check_array
 
+from fedrecsk._utils.given import check_given
 from fedrecsk.data.ids import Ids, catalogue_ids, distinct_items, id_array, named
 
 
@@ -32,6 +33,7 @@ def aligned(features: Any, items: Any, *, bounded: bool = False) -> Any:
     Raise ValueError if rows have no ids, items have no row, rows have no item, or values are not
     finite or, where `bounded`, not in [0, 1].
     """
+    check_given(features, "item_features")
     columns = None
     if has_ids(features):
         ids, given = catalogue_of(features), id_array(np.asarray(features.index), "ids")

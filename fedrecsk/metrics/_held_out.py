@@ -20,6 +20,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils import check_array, check_random_state, column_or_1d
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
+from fedrecsk._utils.given import check_given, check_numbers
 from fedrecsk._utils.sklearn_compat import check_sample_weight, safe_indexing
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data._mistakes import check_order
@@ -110,9 +111,8 @@ def check_rows(
         check_array(shape_of_ids(table), **options)
     else:
         table = check_array(table, **options)
+    check_numbers(y, "y")
     if y is not None:
-        if any(isinstance(one, str) for one in np.asarray(y).ravel()[:1]):
-            raise ValueError("y holds strings; ratings must be numbers.")
         y = check_array(column_or_1d(y), ensure_2d=False, dtype=np.float64, input_name="y")
         check_consistent_length(table, y)
     if sample_weight is not None:
@@ -366,6 +366,7 @@ def negatives_by(uniform, model, held_out):
 
 def read_negatives(negatives):
     """Return the users and the items of given negatives, one pair each."""
+    check_given(negatives, "negatives")
     if isinstance(negatives, Mapping):
         lists = [id_array(items, "negatives") for items in negatives.values()]
         users = np.repeat(id_array(list(negatives), "users of negatives"), list(map(len, lists)))

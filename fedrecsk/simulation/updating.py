@@ -204,10 +204,6 @@ class Updating:
         users = id_array(users, "users")
         if not len(users):
             return self
-        if users.dtype.kind == "b":
-            raise TypeError(
-                "users should be ids, got True and False; give user_ids_[mask] in place of a mask."
-            )
         codes = data.user_ids.codes(users)
         if (codes < 0).any():
             raise ValueError(
