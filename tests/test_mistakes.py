@@ -11,7 +11,18 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import cross_val_score
 
-from fedrecsk import BiasOnly, FedEASE, FedEB, Federation, FedMF, LocALS, Popularity, RFRec
+from fedrecsk import (
+    EASE,
+    BiasOnly,
+    FedEASE,
+    FedEB,
+    Federation,
+    FedMF,
+    ItemKNN,
+    LocALS,
+    Popularity,
+    RFRec,
+)
 from fedrecsk.datasets import make_interactions, make_ratings
 from fedrecsk.metrics import evaluate_ranking, exposure, make_ranking_scorer
 from fedrecsk.model_selection import LeaveLastOut, TemporalHoldout, UserKFold, compare
@@ -357,6 +368,19 @@ def test_stars_given_to_a_model_of_likes():
         Popularity().fit(X, rng.geometric(0.4, len(y)))  # plays
         Popularity().fit(X, rng.random(len(y)))
         Popularity().fit(X[:50], y[:50])
+
+
+@pytest.mark.parametrize("model", [FedEASE(), LocALS(2, n_rounds=1), EASE(), ItemKNN()], ids=str)
+def test_stars_in_a_sparse_matrix(model):
+    matrix = sparse.csr_array(MATRIX)
+    with pytest.warns(UserWarning, match=r"entries of X look like ratings from 1 to 5.*X >= 4"):
+        model.fit(matrix)
+    counts = sparse.random_array((60, 40), density=0.3, random_state=0, format="csr")
+    plays = counts.copy()
+    plays.data = np.random.default_rng(0).geometric(0.4, plays.nnz)
+    with warnings.catch_warnings(action="error"):
+        for one in ((matrix >= 4).astype(float), counts, plays):
+            model.fit(one)
 
 
 def test_likes_given_to_a_model_of_ratings():

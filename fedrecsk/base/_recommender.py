@@ -32,7 +32,11 @@ from fedrecsk.base._recommend import Recommends, _batches
 from fedrecsk.base._similarity import Similarity
 from fedrecsk.cluster import _frames
 from fedrecsk.data import _checks
-from fedrecsk.data._mistakes import warn_about_target, warn_about_unknown_pairs
+from fedrecsk.data._mistakes import (
+    warn_about_entries,
+    warn_about_target,
+    warn_about_unknown_pairs,
+)
 from fedrecsk.data.ids import catalogue_ids
 from fedrecsk.data.interactions import (
     Interactions,
@@ -227,7 +231,7 @@ class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, Plai
             (integers, floats or strings). Later columns are ignored and may hold anything.
             A ranking model also takes a scipy.sparse matrix of shape (n_users, n_items): ids are
             the numbers of its rows and columns, all columns are in the catalogue, and an entry is
-            the weight of a positive or, if negative, of an item that counts as absent.
+            the weight of a row with y = 1 or, if negative, with y = -1, which is not a positive.
         y : array-like of shape (n_samples,), default=None
             Rating or preference of each row. Rating models require it. For ranking models, None
             means implicit feedback: every row counts as 1.
@@ -264,6 +268,7 @@ class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, Plai
             if y is not None or self.__sklearn_tags__().target_tags.required:
                 as_table(X)  # raises
             X, y, clients, sample_weight, catalogue = matrix_rows(X, clients, sample_weight)
+            warn_about_entries(type(self).__name__, y * sample_weight)
         return X, y, sample_weight, self._prepared(X, y, clients, sample_weight, catalogue)
 
     def _fit_on_cluster(self, X, y, clients, sample_weight):

@@ -144,6 +144,16 @@ def warn_about_target(name: str, X: Any, y: Any, *, rates: bool) -> None:
         )
 
 
+def warn_about_entries(name: str, entries: np.ndarray) -> None:
+    """Warn if entries of a matrix, which are weights, look like ratings."""
+    if _are_stars(entries):
+        warn(
+            f"The entries of X look like ratings from {entries.min():g} to {entries.max():g}. "
+            f"{name} takes each one above 0 as the weight of a positive, even a bad rating. Keep "
+            "the good ones: X = (X >= 4).astype(float)."
+        )
+
+
 def _warn_about_not_rated(y):
     """Warn about many ratings of 0 or -1 among at least three other ones, all positive."""
     lowest = y.min()
