@@ -35,6 +35,10 @@ LARGE = 1e100
 # Published files of negatives contain a few rated items, and test rows a few repetitions; larger
 # shares are mistakes.
 TOLERATED_SHARE = 0.01
+FITTED = (
+    "The model was fitted to the test rows, so this does not measure prediction. Evaluate held-out "
+    "rows: see fedrecsk.model_selection."
+)
 REPEATED = (
     "{} repeat a pair of user and item, and NDCG counts a pair as often as it occurs; drop "
     "repeated rows to count each pair once."
@@ -186,12 +190,11 @@ def warn_of_pairs(model: Any, held_out: HeldOut, *, on_purpose: bool, hides_seen
 
     Scores of training rows themselves may be on purpose.
     """
-    share = _share_seen(model, held_out)
+    relevant = held_out.relevant
+    users = np.repeat(held_out.users, held_out.n_rows)[relevant]
+    share = _share_seen(model, users, held_out.items[relevant])
     if share == 1 and not on_purpose:
-        warn(
-            "The model was fitted to the test rows, so this does not measure prediction. "
-            "Evaluate held-out rows: see fedrecsk.model_selection."
-        )
+        warn(FITTED)
     if share == 1:
         return
     if hides_seen and share > TOLERATED_SHARE:
@@ -204,13 +207,22 @@ def warn_of_pairs(model: Any, held_out: HeldOut, *, on_purpose: bool, hides_seen
         warn(REPEATED.format(f"{held_out.share_repeated:.0%} of the test rows"))
 
 
-def _share_seen(model, held_out):
-    """Return the share of the relevant test pairs that the model was fitted to."""
+def warn_if_seen(model: Any, users: NDArray[np.int64], items: NDArray[np.int64]) -> None:
+    """Warn if a model of this package was fitted to pairs of codes, -1 for unknown."""
+    share = _share_seen(adapt(model), users, items)
+    if share == 1:
+        warn(FITTED)
+    elif share > TOLERATED_SHARE:
+        warn(
+            f"{share:.0%} of the test pairs are training pairs too, so scores are too good; drop "
+            "their rows."
+        )
+
+
+def _share_seen(model, users, items):
+    """Return the share of pairs of codes, -1 for unknown, that the model was fitted to."""
     if model.seen is None:
         return 0.0
-    relevant = held_out.relevant
-    users = np.repeat(held_out.users, held_out.n_rows)[relevant]
-    items = held_out.items[relevant]
     known = (users >= 0) & (items >= 0)
     pairs = np.ones(known.sum()), (users[known], items[known])
     return sparse.csr_array(pairs, shape=model.seen.shape).multiply(model.seen).sum() / len(users)
