@@ -19,7 +19,7 @@ from sklearn.utils import Tags, column_or_1d
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.given import check_numbers
+from fedrecsk._utils.given import check_given, check_numbers
 from fedrecsk._utils.parameters import PlainParameters
 from fedrecsk._utils.sklearn_compat import (
     Interval,
@@ -267,10 +267,11 @@ def binarize(y: ArrayLike, *, threshold: float = 4.0) -> NDArray[np.float64]:
 
 def _read_ratings(y):
     """Read y as finite numbers; shape (n,), dtype float64."""
-    check_numbers(y, "y")
+    check_given(y, "y")
     y = column_or_1d(y)
     try:
-        if y.dtype.kind == "c":
+        if y.dtype.kind in "mMc":
+            # Times in nanoseconds would become integers.
             raise TypeError(y.dtype)
         numbers = y.astype(np.float64)
     except (TypeError, ValueError) as error:

@@ -1,5 +1,6 @@
 """Tables that are not what they are meant to be: a warning or an error, and no false alarm."""
 
+import io
 import warnings
 from copy import copy
 
@@ -146,12 +147,73 @@ def test_ids_that_are_hardly_meant():
         Popularity().fit(pd.DataFrame({"user": users, "item": [1, 2, 3]}))
 
 
-@pytest.mark.parametrize("text", ["NULL", "\\N", "None"])
+MISSING = ["NULL", "\\N", "None", "N/A", "#N/A", "nil", "unknown", "-", "?"]
+
+
+@pytest.mark.parametrize("text", MISSING)
 def test_ids_that_stand_for_missing_ones(text):
     users = [text if n % 4 == 0 else f"user {n}" for n in range(80)]
     for rows in (np.column_stack([users, ["a", "b"] * 40]), [["u", user] for user in users]):
-        with pytest.warns(UserWarning, match="include .*, in 25% of the rows.*drop its rows"):
-            Popularity().fit(rows)
+        for read in (Popularity().fit, UserKFold(2).fit, lambda X: filter_k_core(X, k=1)):
+            with pytest.warns(UserWarning, match=r"include .*, in 25% of the rows.*drop its rows"):
+                read(rows)
+    with pytest.raises(ValueError, match=r"item ids .* contain empty strings"):
+        Popularity().fit([["ann", "jam"], ["bob", "  "]])
+
+
+def test_a_log_of_events_without_a_header():
+    rows = [[1000 + n % 7, "view" if n % 3 else "addtocart", 55 + n, 10**12 + n] for n in range(9)]
+    frame = pd.DataFrame(rows)
+    for read in (Popularity().fit, LeaveLastOut(timestamps=3).fit):
+        with pytest.warns(UserWarning, match="item ids .* are kinds of events, such as"):
+            read(frame)
+    swallowed = pd.read_csv(io.StringIO(frame.to_csv(header=False, index=False)))
+    with (
+        pytest.warns(UserWarning, match="are kinds of events"),
+        pytest.warns(UserWarning, match="named '1000' and 'addtocart', like a row.*header=None"),
+    ):
+        Popularity().fit(swallowed)
+    ratings = pd.DataFrame(X[:, :2] + 100, columns=["196", "242"])
+    with pytest.warns(UserWarning, match="named '196' and '242', like a row.*header=None"):
+        Popularity().fit(ratings)
+    with warnings.catch_warnings(action="error"):
+        for names in (["0", "1"], ["7", "8"], [3, 9], ["user", "242"], ["user", "view"]):
+            Popularity().fit(ratings.set_axis(names, axis=1))
+        Popularity().fit([["ann", "view"], ["bob", "tea"]])
+
+
+@pytest.mark.parametrize("spec", ["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d", "%d/%m/%Y"])
+def test_dates_as_ids(spec):
+    dates = pd.to_datetime(X[:, 2], unit="s").strftime(spec)
+    frame = pd.DataFrame({"user": X[:, 0], "when": dates, "film": X[:, 1]})
+    for read in (Popularity().fit, UserKFold(2).fit):
+        with pytest.warns(UserWarning, match=r"item ids .* look like dates, such as '.*column 2"):
+            read(frame)
+    with warnings.catch_warnings(action="error"):
+        Popularity().fit([["ann", "2001"], ["bob", "2012-01-01"], ["bob", "film"]])
+
+
+def test_lists_of_items():
+    rng = np.random.default_rng(0)
+    lists = [rng.choice(50, 4, replace=False).tolist() for _ in range(459)]
+    frame = pd.DataFrame({"user": range(459), "film": lists})
+    kinds = list, set, tuple, np.array
+    for read in (Popularity().fit, UserKFold(2).fit, lambda X: filter_k_core(X, k=1)):
+        for kind in kinds:
+            with pytest.raises(TypeError, match=r"a row of its own.* X\.explode\('film'\)"):
+                read(frame.assign(film=frame.film.map(kind)))
+    with pytest.raises(TypeError, match=r"X\.explode\('item'\)"):
+        Popularity().fit(frame.to_numpy())
+    joined = frame.film.map(lambda items: ",".join(map(str, items)))
+    for texts in (frame.film.astype(str), joined):
+        with pytest.warns(UserWarning, match=r"4\d\d of the 4\d\d items .* one user each.*explode"):
+            Popularity().fit(frame.assign(film=texts))
+    with warnings.catch_warnings(action="error"):
+        Popularity().fit(frame.explode("film"))
+        Popularity().fit(frame.assign(film=np.arange(459))[:99])
+        Popularity().fit(np.column_stack([np.zeros(200), np.arange(200)]))
+        # Most items of a long tail have one user, but not nearly all.
+        Popularity().fit(np.column_stack([np.arange(500), rng.zipf(1.5, 500)]))
 
 
 @pytest.mark.parametrize("code", [0, -1])
@@ -228,7 +290,7 @@ def test_masked_weights(read):
 def test_times_as_ratings(read):
     dates = pd.to_datetime(y, unit="D")
     for times in (dates, dates - dates[0], [date.date() for date in dates], dates.to_period("D")):
-        with pytest.raises(ValueError, match=r"holds times, such as .* ratings must be numbers"):
+        with pytest.raises(ValueError, match=r"holds times, such as|holds what is not a number"):
             read(y=np.asarray(times))
 
 

@@ -34,6 +34,7 @@ from fedrecsk.cluster import _frames
 from fedrecsk.data import _checks
 from fedrecsk.data._mistakes import (
     warn_about_entries,
+    warn_about_lone_items,
     warn_about_target,
     warn_about_unknown_pairs,
 )
@@ -318,6 +319,8 @@ class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, Plai
         _checks.check_parameters(self)
         self._check_before_fit()
         data = self._read(X, y, clients, sample_weight, item_ids=catalogue, all_users=True)
+        if getattr(self, "item_features", None) is None:
+            warn_about_lone_items(data.items, data.n_users)
         return self._with_features(data, fitted=False)
 
     def _catalogue(self):

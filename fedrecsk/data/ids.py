@@ -19,11 +19,15 @@ NO_ID = "drop these or give them an id first."
 OF_ROWS = "the rows of X"
 
 
-def id_array(ids: ArrayLike, name: str) -> NDArray[Any]:
-    """Turn ids into a 1-d array of integers, floats or strings, or raise."""
+def id_array(ids: ArrayLike, name: str, column: Any = None) -> NDArray[Any]:
+    """Turn ids into a 1-d array of integers, floats or strings, or raise.
+
+    Errors say what they are, and the name of their column in a DataFrame, if it is known.
+    """
     check_given(ids, name)
     if isinstance(ids, list | tuple):
         ids = np.array(ids, dtype=object)
+    column = getattr(ids, "name", column)
     ids = np.atleast_1d(np.asarray(ids))
     if ids.ndim != 1:
         raise ValueError(f"{name} should be one-dimensional, got an array of shape {ids.shape}.")
@@ -32,7 +36,7 @@ def id_array(ids: ArrayLike, name: str) -> NDArray[Any]:
     if ids.dtype.kind == "b":
         raise TypeError(_not_ids(name, "bool"))
     if ids.dtype.kind not in "iufU":
-        ids = _from_objects(ids, name)
+        ids = _from_objects(ids, name, column)
     if ids.dtype.kind == "f":
         if not np.isfinite(ids).all():
             raise ValueError(f"{name} contain NaN or infinity; {NO_ID}")
@@ -58,7 +62,7 @@ def distinct_items(ids: NDArray[Any], name: str, cure: str, source: str = "`item
     return Ids(values, "item ids", source)
 
 
-def _from_objects(ids, name):
+def _from_objects(ids, name, column):
     objects = ids.tolist()
     missing = [one for one in objects if _is_missing(one)]
     if missing:
@@ -69,7 +73,7 @@ def _from_objects(ids, name):
     plain = str | int | float | np.number
     strange = [kind for kind in kinds if kind is bool or not issubclass(kind, plain)]
     if strange:
-        raise TypeError(_not_ids(name, strange[0].__name__))
+        raise TypeError(_not_ids(name, strange[0].__name__, column))
     n_strings = sum(issubclass(kind, str) for kind in kinds)
     if kinds and n_strings == len(kinds):
         if any("\0" in one for one in objects):
@@ -100,10 +104,13 @@ def _is_missing(one):
     )
 
 
-def _not_ids(name, kind):
+def _not_ids(name, kind, column=None):
     hint = "convert the column, for example with .astype(str)"
     if kind.startswith(("date", "Timestamp")):
         hint = f"if it is the time of the interaction, put it into a later column; otherwise {hint}"
+    elif kind in ("list", "tuple", "set", "ndarray"):
+        column = name.partition(" ")[0] if column is None else column
+        hint = f"give each of its elements a row of its own, for example with X.explode({column!r})"
     elif kind == "bytes":
         hint = "decode them, for example with .str.decode('utf-8')"
     elif kind.startswith("bool"):

@@ -96,7 +96,8 @@ def coded_ids(ids: Any, name: str) -> tuple[NDArray[Any], NDArray[np.int32]]:
         codes, values = factorized(id_array(ids, name))
     if len(codes) and codes.min() < 0:
         values = np.asarray(ids)[codes < 0]  # missing, which is an error
-    values, ranks = np.unique(id_array(values, name), return_inverse=True)
+    values = id_array(values, name, getattr(ids, "name", None))
+    values, ranks = np.unique(values, return_inverse=True)
     return values, ranks.astype(np.int32)[codes]
 
 
@@ -219,7 +220,7 @@ def encode(
         values, codes = coded_ids(safe_indexing(X, column, axis=1), name)
         coded.append((values, codes))
         warn_about_ids(values, codes, name)
-        if values.dtype.kind == "U" and "" in values[:1]:
+        if values.dtype.kind == "U" and len(values) and not values[0].strip():
             raise ValueError(f"{name} contain empty strings, which stand for no id; {NO_ID}")
     users, items = coded
     if clients is not None:
@@ -381,8 +382,12 @@ def _by_user_and_item(users, items, shape) -> tuple[np.ndarray, np.ndarray, np.n
 
 def coded_rows(X: Any) -> Any:
     """Return ((users, n_users), (items, n_items)): the ids of X, numbered as they appear first."""
-    factors = map(factorized, id_columns(as_rows(X)))
-    return tuple((codes, len(values)) for codes, values in factors)
+    sides = []
+    for column, ids in enumerate(id_columns(as_rows(X))):
+        codes, values = factorized(ids)
+        warn_about_ids(values, codes, f"{ROLES[column]} ids (column {column} of X)")
+        sides.append((codes, len(values)))
+    return tuple(sides)
 
 
 def as_rows(X: Any) -> Any:
