@@ -313,6 +313,44 @@ def test_masks_as_ids(read):
             read(mask)
 
 
+@pytest.mark.parametrize("read", READERS.values(), ids=list(READERS))
+def test_ratings_on_a_cluster(read):
+    dask = pytest.importorskip("dask.dataframe")
+    ratings = dask.from_pandas(pd.Series(y), npartitions=2)
+    for name in ("y", "sample_weight"):
+        with pytest.raises(TypeError, match=rf"{name} is a Dask Series; pass {name}.compute\(\)"):
+            read(**{name: ratings})
+
+
+ON_A_CLUSTER = {
+    "evaluate_ranking": lambda X: evaluate_ranking(LIKES, X),
+    "scorer": lambda X: make_ranking_scorer()(LIKES, X),
+    "federated_evaluate": lambda X: federated_evaluate(LIKES, X),
+    "compare": lambda X: compare([BiasOnly()], X),
+    "splitter": UserKFold().fit,
+    "split": lambda X: list(LeaveLastOut().split(X)),
+    "cross_val_score": lambda X: cross_val_score(Popularity(), X, cv=UserKFold(2)),
+    "to_implicit": lambda X: to_implicit(X, y),
+    "filter_k_core": filter_k_core,
+    "IdEncoder": IdEncoder().fit,
+    "RatingScaler": RatingScaler().fit,
+    "partial_fit": lambda X: LocALS(warm_start=True).fit(FRAME[["user", "item"]]).partial_fit(X),
+    "candidates": lambda X: LIKES.recommend([1], candidates=X["item"].unique()),
+    "exclude": lambda X: LIKES.recommend([1], exclude_interactions=X),
+    "negatives": lambda X: evaluate_ranking(LIKES, FRAME[["user", "item"]], negatives=X),
+    "clients": lambda X: LocALS().fit(FRAME, clients=X["user"]),
+    "similar_items": lambda X: LIKES.similar_items(X["item"]),
+}
+
+
+@pytest.mark.parametrize("read", ON_A_CLUSTER.values(), ids=list(ON_A_CLUSTER))
+def test_tables_on_a_cluster(read):
+    dask = pytest.importorskip("dask.dataframe")
+    table = dask.from_pandas(FRAME[["user", "item"]], npartitions=2)
+    with pytest.raises(TypeError, match=r"is a Dask .*; pass .*\.compute\(\)"):
+        read(table)
+
+
 @pytest.mark.parametrize("pair", [(True, 1), (1, False), (np.True_, np.False_)])
 def test_masks_in_explain(pair):
     with pytest.raises(TypeError, match="not 'bool"):

@@ -25,9 +25,9 @@ def check_given(values: Any, name: str) -> None:
         raise TypeError(f"{name} is a LazyFrame, which has no rows yet; pass {name}.collect().")
     if is_dask(values):
         raise TypeError(
-            f"{name} is a Dask {type(values).__name__}, whose rows are on a cluster; pass "
-            f"{name}.compute(). Only fit, predict, recommend, score and fold_in of federated "
-            "methods take Dask DataFrames, and columns of the same frame as their other arguments."
+            f"{name} is a Dask {type(values).__name__}; pass {name}.compute(). Only fit, predict, "
+            "recommend, score and fold_in take Dask DataFrames, and columns of the same frame as "
+            "y, clients and sample_weight."
         )
 
 
