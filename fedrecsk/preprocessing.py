@@ -19,6 +19,7 @@ from sklearn.utils import Tags, column_or_1d
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
 from fedrecsk._utils.docs import documented
+from fedrecsk._utils.given import check_given, check_numbers
 from fedrecsk._utils.parameters import PlainParameters
 from fedrecsk._utils.sklearn_compat import (
     Interval,
@@ -266,6 +267,7 @@ def binarize(y: ArrayLike, *, threshold: float = 4.0) -> NDArray[np.float64]:
 
 def _read_ratings(y):
     """Read y as finite numbers; shape (n,), dtype float64."""
+    check_given(y, "y")
     y = column_or_1d(y)
     try:
         if y.dtype.kind in "mMc":
@@ -433,6 +435,7 @@ class RatingScaler(OneToOneFeatureMixin, TransformerMixin, PlainParameters):
 
     @np.errstate(invalid="ignore", over="ignore")
     def _read(self, X, *, reset):
+        check_numbers(X, "X")
         return cast("NDArray[np.float64]", validate_data(self, X, dtype=np.float64, reset=reset))
 
     def _step(self) -> NDArray[np.float64]:

@@ -521,7 +521,9 @@ def test_lists(which, models):
     ours, expected = models[which]
     users = pd.DataFrame({"user": [*range(0, 90, 4), 1001]})
     frame = dd.from_pandas(users, npartitions=3)
-    for asked in (frame, frame["user"]):
+    # `unique` makes a Series with a row in its `_meta`.
+    twice = dd.from_pandas(pd.concat([users, users]), npartitions=3)["user"].unique()
+    for asked in (frame, frame["user"], twice):
         lists = ours.recommend(asked, 4, candidates=range(5, 30)).compute()
         theirs = expected.recommend(users["user"], 4, candidates=range(5, 30), as_frame=True)
         lists, theirs = (

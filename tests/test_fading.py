@@ -289,6 +289,33 @@ def test_updates_are_exact(model, timestamps):
     np.testing.assert_allclose(updated.predict(X[~gone]), refitted.predict(X[~gone]), atol=1e-6)
 
 
+SECONDS = np.sort(np.random.default_rng(0).integers(1_600_000_000, 1_640_000_000, 200))
+DATES = pd.to_datetime(SECONDS, unit="s")
+UNITS = {
+    "milliseconds": (SECONDS, 1000 * SECONDS),
+    "seconds after milliseconds": (1000 * SECONDS, SECONDS),
+    "numbers after dates": (DATES, SECONDS),
+    "dates after numbers": (SECONDS, DATES),
+    "hours": (SECONDS, SECONDS // 3600),
+    "since the first": (SECONDS, SECONDS - SECONDS[0]),
+}
+
+
+@pytest.mark.parametrize(("before", "now"), UNITS.values(), ids=list(UNITS))
+@pytest.mark.parametrize("model", FEDERATED_SUMS + FACTORS[:4], ids=lambda m: type(m).__name__)
+def test_an_update_has_times_in_the_unit_of_the_fit(model, before, now):
+    X = np.random.default_rng(0).integers(0, 15, (200, 2))
+    frame = pd.DataFrame(X, columns=["user", "item"])
+    tables = [frame.assign(time=times) for times in (before, now)]
+    model = clone(model).set_params(history_half_life=2.0, warm_start=True).fit(tables[0][:150])
+    with pytest.raises(ValueError, match=r"are about .*the unit of the last fit"):
+        model.partial_fit(tables[1][150:])
+    late = tables[0][150:].copy()
+    if before is SECONDS:
+        late.iloc[0, 2] = 0  # a time that is missing
+    assert model.partial_fit(late).n_users_ == 15
+
+
 def test_an_ensemble_hands_times_to_its_parts():
     X, y, _ = timed()
     part = FedEASE(3.0, history_half_life=2.0, pair_half_life=1.5, timestamps="when")

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 from scipy import sparse
 
+from fedrecsk import FedEASE
 from fedrecsk.base import _item_prior
 from fedrecsk.base._item_prior import ItemPrior, Regression
 from fedrecsk.data.item_features import aligned
@@ -102,6 +103,20 @@ def test_filled_keeps_what_is_known():
 FRAME = pd.DataFrame({"crime": [0, 1, 1], "year": [1990, 2001, 1985]}, index=["c", "a", "b"])
 
 
+def test_a_polars_frame_is_an_array():
+    polars = pytest.importorskip("polars")
+    frame, items = polars.DataFrame(FRAME.to_dict("list")), ["c", "a", "b"]
+    np.testing.assert_array_equal(aligned(frame, items), aligned(FRAME, None))
+    X = [["ann", "a"], ["ann", "b"], ["bob", "c"], ["bob", "a"]]
+    ours, theirs = (
+        FedEASE(items=items, item_features=features).fit(X).predict(X)
+        for features in (frame, FRAME.to_numpy())
+    )
+    np.testing.assert_array_equal(ours, theirs)
+    with pytest.raises(ValueError, match=r"has no ids.*Pass items=.*pandas DataFrame whose index"):
+        aligned(frame, None)
+
+
 def test_rows_come_in_the_order_of_ids():
     expected = [[1, 2001], [1, 1985], [0, 1990]]
     for features, items in (
@@ -123,6 +138,13 @@ BAD = [
     (FRAME, ["a", "b"], "has rows for item c, which items does not list"),
     (FRAME.rename(index={"a": "b"}), None, "the index of item_features has item b more than once"),
     (FRAME.replace({2001: np.nan}), None, "item a has the value nan in the column 'year'; fill in"),
+    (
+        FRAME.astype(float).replace({2001: -1.797e308}),
+        None,
+        "item a has the value -1.797e.308 in the .*fill in",
+    ),
+    (sparse.csr_array([[1e16], [0]]), ["a", "b"], "item a has the value 1e.16; fill in"),
+    (np.ma.masked_less(FRAME.to_numpy(), 1), ["a", "b", "c"], "has masked values"),
     (FRAME.assign(title=["x", "y", "z"]), None, "column 'title' of item_features holds .*Tfidf"),
     (FRAME.astype({"crime": "category"}), None, "column 'crime' .*get_dummies"),
     (FRAME.iloc[:, :0], None, "no columns"),

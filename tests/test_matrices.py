@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 from scipy import sparse
+from sklearn.base import clone
 
-from fedrecsk import EASE, BiasOnly, FedEASE, LocALS, Popularity
+from fedrecsk import EASE, BiasOnly, FedEASE, FedMF, LocALS, Popularity
 from fedrecsk.base import RankingMixin
 from fedrecsk.ensemble import RankingEnsemble
 from tests.test_contract import make, one_of_each_kind
@@ -100,6 +101,15 @@ def test_a_given_catalogue_is_kept_and_updates_work():
 def test_wrong_matrices(change, error, message):
     with pytest.raises(error, match=message):
         EASE().fit(**({"X": make_matrix()} | change))
+
+
+@pytest.mark.parametrize("model", [FedMF(2, n_rounds=2, random_state=0), FedEASE(), Popularity()])
+def test_a_negative_entry_is_a_row_that_is_not_a_positive(model):
+    matrix = make_matrix()
+    matrix.data[::3] *= -1
+    X, y, weights = as_rows(matrix)
+    rows = clone(model).set_params(items=np.arange(N_ITEMS)).fit(X, y, sample_weight=weights)
+    assert np.allclose(clone(model).fit(matrix).predict(X), rows.predict(X))
 
 
 def test_only_fit_takes_a_matrix_of_which_negative_entries_are_seen_and_not_liked():

@@ -1,6 +1,8 @@
 """Tables that are not what they are meant to be: a warning or an error, and no false alarm."""
 
+import io
 import warnings
+from copy import copy
 
 import numpy as np
 import pandas as pd
@@ -10,11 +12,29 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import cross_val_score
 
-from fedrecsk import BiasOnly, FedEASE, FedEB, Federation, FedMF, Popularity, RFRec
+from fedrecsk import (
+    EASE,
+    BiasOnly,
+    FedEASE,
+    FedEB,
+    Federation,
+    FedMF,
+    ItemKNN,
+    LocALS,
+    Popularity,
+    RFRec,
+)
 from fedrecsk.datasets import make_interactions, make_ratings
-from fedrecsk.metrics import evaluate_ranking
-from fedrecsk.model_selection import LeaveLastOut, TemporalHoldout, UserKFold
-from fedrecsk.preprocessing import IdEncoder, filter_k_core
+from fedrecsk.metrics import evaluate_ranking, exposure, make_ranking_scorer
+from fedrecsk.model_selection import LeaveLastOut, TemporalHoldout, UserKFold, compare
+from fedrecsk.preprocessing import (
+    IdEncoder,
+    RatingScaler,
+    binarize,
+    filter_k_core,
+    to_implicit,
+)
+from fedrecsk.selection import federated_evaluate
 
 X, y = make_ratings(60, 40, 900, random_state=0)
 MATRIX = np.zeros((60, 40))
@@ -24,10 +44,16 @@ FRAME = pd.DataFrame(X, columns=["user", "item", "timestamp"])
 
 def test_a_matrix_of_users_by_items():
     readers = (Popularity().fit, UserKFold(3).fit, IdEncoder().fit, lambda M: filter_k_core(M, k=1))
-    for matrix in (MATRIX, MATRIX > 0, MATRIX.astype(int), MATRIX.tolist(), pd.DataFrame(MATRIX)):
+    for matrix in (MATRIX, MATRIX.astype(int), MATRIX.tolist(), pd.DataFrame(MATRIX)):
         for read in readers:
             with pytest.warns(UserWarning, match="matrix of users by items: 40 col.*nonzero"):
                 read(matrix)
+    for read in readers:
+        with (
+            pytest.warns(UserWarning, match="matrix of users by items: 40 col.*nonzero"),
+            pytest.raises(TypeError, match="not 'bool"),
+        ):
+            read(MATRIX > 0)
 
 
 def test_a_sparse_matrix():
@@ -121,12 +147,73 @@ def test_ids_that_are_hardly_meant():
         Popularity().fit(pd.DataFrame({"user": users, "item": [1, 2, 3]}))
 
 
-@pytest.mark.parametrize("text", ["NULL", "\\N", "None"])
+MISSING = ["NULL", "\\N", "None", "N/A", "#N/A", "nil", "unknown", "-", "?"]
+
+
+@pytest.mark.parametrize("text", MISSING)
 def test_ids_that_stand_for_missing_ones(text):
     users = [text if n % 4 == 0 else f"user {n}" for n in range(80)]
     for rows in (np.column_stack([users, ["a", "b"] * 40]), [["u", user] for user in users]):
-        with pytest.warns(UserWarning, match="include .*, in 25% of the rows.*drop its rows"):
-            Popularity().fit(rows)
+        for read in (Popularity().fit, UserKFold(2).fit, lambda X: filter_k_core(X, k=1)):
+            with pytest.warns(UserWarning, match=r"include .*, in 25% of the rows.*drop its rows"):
+                read(rows)
+    with pytest.raises(ValueError, match=r"item ids .* contain empty strings"):
+        Popularity().fit([["ann", "jam"], ["bob", "  "]])
+
+
+def test_a_log_of_events_without_a_header():
+    rows = [[1000 + n % 7, "view" if n % 3 else "addtocart", 55 + n, 10**12 + n] for n in range(9)]
+    frame = pd.DataFrame(rows)
+    for read in (Popularity().fit, LeaveLastOut(timestamps=3).fit):
+        with pytest.warns(UserWarning, match="item ids .* are kinds of events, such as"):
+            read(frame)
+    swallowed = pd.read_csv(io.StringIO(frame.to_csv(header=False, index=False)))
+    with (
+        pytest.warns(UserWarning, match="are kinds of events"),
+        pytest.warns(UserWarning, match="named '1000' and 'addtocart', like a row.*header=None"),
+    ):
+        Popularity().fit(swallowed)
+    ratings = pd.DataFrame(X[:, :2] + 100, columns=["196", "242"])
+    with pytest.warns(UserWarning, match="named '196' and '242', like a row.*header=None"):
+        Popularity().fit(ratings)
+    with warnings.catch_warnings(action="error"):
+        for names in (["0", "1"], ["7", "8"], [3, 9], ["user", "242"], ["user", "view"]):
+            Popularity().fit(ratings.set_axis(names, axis=1))
+        Popularity().fit([["ann", "view"], ["bob", "tea"]])
+
+
+@pytest.mark.parametrize("spec", ["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d", "%d/%m/%Y"])
+def test_dates_as_ids(spec):
+    dates = pd.to_datetime(X[:, 2], unit="s").strftime(spec)
+    frame = pd.DataFrame({"user": X[:, 0], "when": dates, "film": X[:, 1]})
+    for read in (Popularity().fit, UserKFold(2).fit):
+        with pytest.warns(UserWarning, match=r"item ids .* look like dates, such as '.*column 2"):
+            read(frame)
+    with warnings.catch_warnings(action="error"):
+        Popularity().fit([["ann", "2001"], ["bob", "2012-01-01"], ["bob", "film"]])
+
+
+def test_lists_of_items():
+    rng = np.random.default_rng(0)
+    lists = [rng.choice(50, 4, replace=False).tolist() for _ in range(459)]
+    frame = pd.DataFrame({"user": range(459), "film": lists})
+    kinds = list, set, tuple, np.array
+    for read in (Popularity().fit, UserKFold(2).fit, lambda X: filter_k_core(X, k=1)):
+        for kind in kinds:
+            with pytest.raises(TypeError, match=r"a row of its own.* X\.explode\('film'\)"):
+                read(frame.assign(film=frame.film.map(kind)))
+    with pytest.raises(TypeError, match=r"X\.explode\('item'\)"):
+        Popularity().fit(frame.to_numpy())
+    joined = frame.film.map(lambda items: ",".join(map(str, items)))
+    for texts in (frame.film.astype(str), joined):
+        with pytest.warns(UserWarning, match=r"4\d\d of the 4\d\d items .* one user each.*explode"):
+            Popularity().fit(frame.assign(film=texts))
+    with warnings.catch_warnings(action="error"):
+        Popularity().fit(frame.explode("film"))
+        Popularity().fit(frame.assign(film=np.arange(459))[:99])
+        Popularity().fit(np.column_stack([np.zeros(200), np.arange(200)]))
+        # Most items of a long tail have one user, but not nearly all.
+        Popularity().fit(np.column_stack([np.arange(500), rng.zipf(1.5, 500)]))
 
 
 @pytest.mark.parametrize("code", [0, -1])
@@ -152,6 +239,122 @@ def test_masked_and_lazy_tables():
         BiasOnly().fit(polars.LazyFrame({"user": [1], "item": [2]}), [1])
     with pytest.warns(UserWarning, match="Swap them"):
         Popularity().fit(polars.DataFrame({"item": X[:, 1], "user": X[:, 0]}))
+
+
+MODEL = BiasOnly().fit(X[:, :2], y)
+LIKES = LocALS(2, n_rounds=1, random_state=0).fit(X[:, :2])
+# What reads y and sample_weight, and what reads ids.
+READERS = {
+    "fit": lambda **given: BiasOnly().fit(X, **{"y": y} | given),
+    "fold_in": lambda **given: copy(MODEL).fold_in(X[:, :2], **{"y": y} | given, replace=True),
+    "score": lambda **given: MODEL.score(X[:, :2], **{"y": y} | given),
+    "score of likes": lambda **given: LIKES.score(X[:, :2], **given),
+    "evaluate_ranking": lambda **given: evaluate_ranking(LIKES, X[:, :2], **given),
+    "scorer": lambda y=None, **given: make_ranking_scorer()(LIKES, X[:, :2], y, **given),
+    "compare": lambda **given: compare([BiasOnly()], X, **{"y": y} | given, cv=2),
+    "to_implicit": lambda **given: to_implicit(X, **{"y": y} | given),
+}
+OF_RATINGS = READERS | {
+    "federated_evaluate": lambda y: federated_evaluate(LIKES, X[:, :2], y),
+    "binarize": lambda y: binarize(y),
+    "RatingScaler": lambda y: RatingScaler().fit(np.ma.reshape(y, (-1, 1))),
+}
+OF_IDS = {
+    "users": lambda ids: LIKES.recommend(ids),
+    "candidates": lambda ids: LIKES.recommend([1], candidates=ids),
+    "items": lambda ids: LIKES.similar_items(ids),
+    "clients": lambda ids: LocALS().fit(X[:9], clients=np.ma.concatenate([ids, ids, ids])),
+    "items of fit": lambda ids: LocALS(items=ids).fit(X),
+    "exposure": lambda ids: exposure(LIKES, 1, ids),
+    "forget": lambda ids: LocALS(warm_start=True).fit(X[:, :2]).forget(ids),
+    "negatives": lambda ids: evaluate_ranking(LIKES, X[:, :2], negatives={1: ids}),
+    "exclude": lambda ids: LIKES.recommend(
+        [1], exclude_interactions=np.ma.stack([ids, ids], axis=1)
+    ),
+}
+
+
+@pytest.mark.parametrize("read", OF_RATINGS.values(), ids=list(OF_RATINGS))
+def test_masked_ratings(read):
+    with pytest.raises(ValueError, match="has masked values; drop their rows"):
+        read(y=np.ma.masked_array(y, y == 1))
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=list(READERS))
+def test_masked_weights(read):
+    with pytest.raises(ValueError, match="sample_weight has masked values"):
+        read(sample_weight=np.ma.masked_array(y, y == 1))
+
+
+@pytest.mark.parametrize("read", OF_RATINGS.values(), ids=list(OF_RATINGS))
+def test_times_as_ratings(read):
+    dates = pd.to_datetime(y, unit="D")
+    for times in (dates, dates - dates[0], [date.date() for date in dates], dates.to_period("D")):
+        with pytest.raises(ValueError, match=r"holds times, such as|holds what is not a number"):
+            read(y=np.asarray(times))
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=list(READERS))
+def test_times_as_weights(read):
+    with pytest.raises(ValueError, match="sample_weight holds times, such as"):
+        read(sample_weight=pd.to_datetime(y, unit="D"))
+
+
+@pytest.mark.parametrize("read", OF_IDS.values(), ids=list(OF_IDS))
+def test_masked_ids(read):
+    with pytest.raises(ValueError, match="has masked values"):
+        read(np.ma.masked_array([1, 2, 3], [0, 1, 0]))
+
+
+@pytest.mark.parametrize("read", OF_IDS.values(), ids=list(OF_IDS))
+def test_masks_as_ids(read):
+    for mask in (np.array([True, False, True]), np.array([True, 2, 3], dtype=object)):
+        with pytest.raises(TypeError, match="in place of a mask, give the ids that it selects"):
+            read(mask)
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=list(READERS))
+def test_ratings_on_a_cluster(read):
+    dask = pytest.importorskip("dask.dataframe")
+    ratings = dask.from_pandas(pd.Series(y), npartitions=2)
+    for name in ("y", "sample_weight"):
+        with pytest.raises(TypeError, match=rf"{name} is a Dask Series; pass {name}.compute\(\)"):
+            read(**{name: ratings})
+
+
+ON_A_CLUSTER = {
+    "evaluate_ranking": lambda X: evaluate_ranking(LIKES, X),
+    "scorer": lambda X: make_ranking_scorer()(LIKES, X),
+    "federated_evaluate": lambda X: federated_evaluate(LIKES, X),
+    "compare": lambda X: compare([BiasOnly()], X),
+    "splitter": UserKFold().fit,
+    "split": lambda X: list(LeaveLastOut().split(X)),
+    "cross_val_score": lambda X: cross_val_score(Popularity(), X, cv=UserKFold(2)),
+    "to_implicit": lambda X: to_implicit(X, y),
+    "filter_k_core": filter_k_core,
+    "IdEncoder": IdEncoder().fit,
+    "RatingScaler": RatingScaler().fit,
+    "partial_fit": lambda X: LocALS(warm_start=True).fit(FRAME[["user", "item"]]).partial_fit(X),
+    "candidates": lambda X: LIKES.recommend([1], candidates=X["item"].unique()),
+    "exclude": lambda X: LIKES.recommend([1], exclude_interactions=X),
+    "negatives": lambda X: evaluate_ranking(LIKES, FRAME[["user", "item"]], negatives=X),
+    "clients": lambda X: LocALS().fit(FRAME, clients=X["user"]),
+    "similar_items": lambda X: LIKES.similar_items(X["item"]),
+}
+
+
+@pytest.mark.parametrize("read", ON_A_CLUSTER.values(), ids=list(ON_A_CLUSTER))
+def test_tables_on_a_cluster(read):
+    dask = pytest.importorskip("dask.dataframe")
+    table = dask.from_pandas(FRAME[["user", "item"]], npartitions=2)
+    with pytest.raises(TypeError, match=r"is a Dask .*; pass .*\.compute\(\)"):
+        read(table)
+
+
+@pytest.mark.parametrize("pair", [(True, 1), (1, False), (np.True_, np.False_)])
+def test_masks_in_explain(pair):
+    with pytest.raises(TypeError, match="not 'bool"):
+        LIKES.explain(*pair)
 
 
 def test_no_false_alarm():
@@ -265,6 +468,19 @@ def test_stars_given_to_a_model_of_likes():
         Popularity().fit(X, rng.geometric(0.4, len(y)))  # plays
         Popularity().fit(X, rng.random(len(y)))
         Popularity().fit(X[:50], y[:50])
+
+
+@pytest.mark.parametrize("model", [FedEASE(), LocALS(2, n_rounds=1), EASE(), ItemKNN()], ids=str)
+def test_stars_in_a_sparse_matrix(model):
+    matrix = sparse.csr_array(MATRIX)
+    with pytest.warns(UserWarning, match=r"entries of X look like ratings from 1 to 5.*X >= 4"):
+        model.fit(matrix)
+    counts = sparse.random_array((60, 40), density=0.3, random_state=0, format="csr")
+    plays = counts.copy()
+    plays.data = np.random.default_rng(0).geometric(0.4, plays.nnz)
+    with warnings.catch_warnings(action="error"):
+        for one in ((matrix >= 4).astype(float), counts, plays):
+            model.fit(one)
 
 
 def test_likes_given_to_a_model_of_ratings():

@@ -254,6 +254,13 @@ def test_wrong_features_are_named(features, error, what):
         make(user_features=features).fit(X, Y)
 
 
+def test_a_polars_frame_has_no_index():
+    polars = pytest.importorskip("polars")
+    features = polars.DataFrame(FEATURES.to_dict("list"))
+    with pytest.raises(TypeError, match="index has the users' ids, got a DataFrame of polars"):
+        make(user_features=features).fit(X, Y)
+
+
 def test_wrong_uses_are_named(model):
     with pytest.raises(ValueError, match="was fitted without user_features"):
         make(n_rounds=2).fit(X, Y).add_users(FEATURES)

@@ -29,6 +29,8 @@ from sklearn.utils.validation import _check_feature_names as check_feature_names
 from sklearn.utils.validation import check_array, check_non_negative
 from threadpoolctl import ThreadpoolController
 
+from fedrecsk._utils.given import check_numbers
+
 try:
     from sklearn.callback import CallbackSupportMixin  # pyright: ignore[reportAssignmentType]
 except ModuleNotFoundError:  # scikit-learn < 1.9
@@ -98,6 +100,7 @@ def get_threadpool_controller() -> ThreadpoolController:
 
 def check_sample_weight(sample_weight, X, *, allow_all_zero_weights=False):
     """Return weights of the rows of X as float64, a number for each row; raise if invalid."""
+    check_numbers(sample_weight, "sample_weight")
     n_samples = X.shape[0] if hasattr(X, "shape") else len(X)
     if isinstance(sample_weight, Number):
         sample_weight = np.full(n_samples, sample_weight)

@@ -201,7 +201,7 @@ class Recommends:
             served, _ = self._with_users_of(interactions)
             return served.recommend(users, **options, as_frame=as_frame)
         if np.ndim(users) == 2:
-            users = safe_indexing(as_table(users), 0, axis=1)
+            users = safe_indexing(as_table(users, "users"), 0, axis=1)
         users = id_array(users, "users")
         codes = self._users.codes(users) if len(users) else np.empty(0, dtype=np.int64)
         eligible = self._eligible(candidates)
@@ -250,7 +250,7 @@ class Recommends:
         """Return pairs of these users, as ascending positions in `users` and item codes."""
         if pairs is None or len(users) == 0:
             return np.empty((2, 0), dtype=np.int64)
-        pairs = as_table(pairs)
+        pairs = as_table(pairs, "exclude_interactions")
         if len(pairs) == 0:
             return np.empty((2, 0), dtype=np.int64)
         if np.ndim(pairs) != 2 or np.shape(pairs)[1] < 2:

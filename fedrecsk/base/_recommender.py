@@ -18,6 +18,7 @@ from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, va
 
 from fedrecsk import metrics
 from fedrecsk._utils import memory
+from fedrecsk._utils.given import check_numbers
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.parameters import PlainParameters, checked, suggest
 from fedrecsk._utils.sklearn_compat import (
@@ -31,7 +32,12 @@ from fedrecsk.base._recommend import Recommends, _batches
 from fedrecsk.base._similarity import Similarity
 from fedrecsk.cluster import _frames
 from fedrecsk.data import _checks
-from fedrecsk.data._mistakes import warn_about_target, warn_about_unknown_pairs
+from fedrecsk.data._mistakes import (
+    warn_about_entries,
+    warn_about_lone_items,
+    warn_about_target,
+    warn_about_unknown_pairs,
+)
 from fedrecsk.data.ids import catalogue_ids
 from fedrecsk.data.interactions import (
     Interactions,
@@ -226,7 +232,7 @@ class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, Plai
             (integers, floats or strings). Later columns are ignored and may hold anything.
             A ranking model also takes a scipy.sparse matrix of shape (n_users, n_items): ids are
             the numbers of its rows and columns, all columns are in the catalogue, and an entry is
-            the weight of a positive or, if negative, of an item that counts as absent.
+            the weight of a row with y = 1 or, if negative, with y = -1, which is not a positive.
         y : array-like of shape (n_samples,), default=None
             Rating or preference of each row. Rating models require it. For ranking models, None
             means implicit feedback: every row counts as 1.
@@ -263,6 +269,7 @@ class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, Plai
             if y is not None or self.__sklearn_tags__().target_tags.required:
                 as_table(X)  # raises
             X, y, clients, sample_weight, catalogue = matrix_rows(X, clients, sample_weight)
+            warn_about_entries(type(self).__name__, y * sample_weight)
         return X, y, sample_weight, self._prepared(X, y, clients, sample_weight, catalogue)
 
     def _fit_on_cluster(self, X, y, clients, sample_weight):
@@ -312,6 +319,8 @@ class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, Plai
         _checks.check_parameters(self)
         self._check_before_fit()
         data = self._read(X, y, clients, sample_weight, item_ids=catalogue, all_users=True)
+        if getattr(self, "item_features", None) is None:
+            warn_about_lone_items(data.items, data.n_users)
         return self._with_features(data, fitted=False)
 
     def _catalogue(self):
@@ -356,8 +365,7 @@ class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, Plai
     @np.errstate(invalid="ignore", over="ignore")
     def _checked(self, X, y=None, *, reset=False):
         X = as_table(X)
-        if y is not None and any(isinstance(one, str) for one in np.asarray(y).ravel()[:1]):
-            raise ValueError("y holds strings; ratings must be numbers.")
+        check_numbers(y, "y")
         missing = np.flatnonzero(np.ravel(pd.isna(np.asarray(y)))) if y is not None else []
         if len(missing):
             raise ValueError(
@@ -586,7 +594,9 @@ class RatingMixin(RegressorMixin):
         if _frames.is_frame(X):
             return _frames.on_workers(self, "score", X, y, sample_weight=sample_weight)
         table, ratings = self._checked(X, y)
-        _checks.check_rows(ratings, None if sample_weight is None else np.asarray(sample_weight))
+        if sample_weight is not None:
+            sample_weight = check_sample_weight(sample_weight, table)
+        _checks.check_rows(ratings, sample_weight)
         known = SimpleNamespace(user_ids=self._users, item_ids=self._items)
         # As a rule the first rows have a known user and item, and all rows need not be read twice.
         for rows in (safe_indexing(table, slice(ROWS_LOOKED_AT), axis=0), table):

@@ -11,6 +11,7 @@ import pandas as pd
 from scipy import sparse
 
 from fedrecsk._utils.extras import require
+from fedrecsk._utils.given import is_dask as is_frame
 from fedrecsk.data.ids import Ids, id_array
 
 if TYPE_CHECKING:
@@ -18,11 +19,6 @@ if TYPE_CHECKING:
 
 Y, CLIENTS, WEIGHT, PART, INDEX = "_y", "_clients", "_sample_weight", "_part", "_index"
 ROLES = {"y": Y, "clients": CLIENTS, "sample_weight": WEIGHT}
-
-
-def is_frame(X: Any) -> bool:
-    """Return whether X is a Dask DataFrame or Series."""
-    return hasattr(X, "map_partitions") and hasattr(X, "divisions")
 
 
 def check_users_are_here(model: Any) -> None:
@@ -129,7 +125,8 @@ class Parts:
             if all(self.client.gather(self.client.compute(checks))):
                 return ours
         dd = require("dask.dataframe", "A Dask DataFrame")
-        meta = _with_part(frame._meta, None, n_parts)
+        # That of `Series.unique` has a row.
+        meta = _with_part(frame._meta.iloc[:0], None, n_parts)
         moved = [delayed(_with_part)(one, index, n_parts) for one in ours]
         moved = dd.from_delayed(moved, meta=meta, verify_meta=False)
         moved = moved.set_index(PART, divisions=tuple(range(n_parts + 1)))

@@ -5,6 +5,7 @@ The tests are strict enough not to warn about correct tables.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,13 +26,32 @@ USUAL_NAMES = {
 USUAL_NAMES = {role: names.split() for role, names in USUAL_NAMES.items()}
 ROLES = tuple(USUAL_NAMES)
 # Strings that stand for missing values in files, or that .astype(str) makes of missing values.
-_MISSING = ("nan", "NaN", "<NA>", "NaT", "NA", "None", "none", "NULL", "null", "\\N")
+_MISSING = (
+    *("nan", "NaN", "<NA>", "NaT", "NA", "N/A", "n/a", "#N/A", "None", "none", "NULL", "null"),
+    *("(null)", "\\N", "nil", "Nil", "NIL", "undefined", "unknown", "Unknown", "UNKNOWN"),
+    *("-", "--", "?"),
+)
+# What users do with items, in columns of logs.
+EVENTS = (
+    "view views viewed pageview page_view product_view detail pv click clicks clicked impression "
+    "cart addtocart add_to_cart add-to-cart remove_from_cart purchase purchased buy order ordered "
+    "transaction checkout like liked dislike fav favorite favourite wishlist rate rated review "
+    "play played watch watched listen skip download install share search"
+)
+EVENTS = set(EVENTS.split())
+DATE = re.compile(
+    r"(19|20)\d\d([-/.])\d\d?\2\d\d?([ T].*)?|\d\d?([-/.])\d\d?\4(19|20)\d\d([ T].*)?", re.ASCII
+)
+# So many ids are looked at, to see whether all are dates.
+_N_DATES = 20
 # Ratings that stand for "seen, but not rated"; fewer of them may be ratings.
 _NOT_RATED, _MANY_NOT_RATED = (0, -1), 0.1
 # A matrix has one column per item; tables of interactions rarely have ten.
 _WIDE = 10
 _MAX_RATINGS = 25
 _N_ROWS = 1000
+# With more items of one user each, the ids are hardly those of items.
+_LONE_SHARE = 0.95
 # Fewer rows may look like stars, or like another column, by chance.
 _FEWEST_ROWS = 100
 # Stars have at most ten steps and are at most 10.
@@ -68,6 +88,12 @@ def _warn_about_names(X: Any) -> None:
     if len(names) < 2:
         return
     found = list(map(role_of, names[:2]))
+    if _is_row(*names[:2]):
+        warn(
+            f"The first two columns of X are named {names[0]!r} and {names[1]!r}, like a row. If "
+            "the file has no header, read it with header=None, or its first row is lost."
+        )
+        return
     if found == ["item", "user"]:
         hint = f"Swap them: X[[{names[1]!r}, {names[0]!r}]] and then the other columns."
     elif set(found) & {"rating", "timestamp"}:
@@ -78,6 +104,15 @@ def _warn_about_names(X: Any) -> None:
         f"The first two columns of X are named {names[0]!r} and {names[1]!r}, but column 0 is read "
         f"as the user's id and column 1 as the item's id. {hint}"
     )
+
+
+def _is_row(first, second):
+    """Return whether the names of two columns are a user's number and an item or an event."""
+    if not (isinstance(first, str) and isinstance(second, str) and first.isdecimal()):
+        return False
+    # Columns may be numbered.
+    is_item = second.isdecimal() and int(second) != int(first) + 1
+    return is_item or second.lower() in EVENTS
 
 
 def _warn_about_matrix(X: Any) -> None:
@@ -144,6 +179,16 @@ def warn_about_target(name: str, X: Any, y: Any, *, rates: bool) -> None:
         )
 
 
+def warn_about_entries(name: str, entries: np.ndarray) -> None:
+    """Warn if entries of a matrix, which are weights, look like ratings."""
+    if _are_stars(entries):
+        warn(
+            f"The entries of X look like ratings from {entries.min():g} to {entries.max():g}. "
+            f"{name} takes each one above 0 as the weight of a positive, even a bad rating. Keep "
+            "the good ones: X = (X >= 4).astype(float)."
+        )
+
+
 def _warn_about_not_rated(y):
     """Warn about many ratings of 0 or -1 among at least three other ones, all positive."""
     lowest = y.min()
@@ -198,7 +243,18 @@ def _are_times(values):
 
 
 def warn_about_ids(ids: np.ndarray, codes: np.ndarray, name: str) -> None:
-    """Warn if distinct ids are times or fractions, or strings of missing values."""
+    """Warn if distinct ids are times, fractions or events, or strings of missing values."""
+    texts = ids[:_N_DATES].tolist() if ids.dtype.kind == "U" else []
+    if texts and set(map(str.lower, texts)) <= EVENTS:
+        warn(
+            f"{name} are kinds of events, such as {texts[0]!r}. Column 0 of X should be the user's "
+            "id and column 1 the item's id; keep the rows of one event, and drop its column."
+        )
+    if texts and all(map(DATE.fullmatch, texts)):
+        warn(
+            f"{name} look like dates, such as {texts[0]!r}. Column 0 of X should be the user's id "
+            "and column 1 the item's id; times belong into column 2."
+        )
     if _are_times(ids):
         warn(
             f"{name} look like Unix times, such as {ids[0]!s}. Column 0 of X should be the user's "
@@ -210,13 +266,25 @@ def warn_about_ids(ids: np.ndarray, codes: np.ndarray, name: str) -> None:
             f"{name} have fractions, such as {ids[fractions.argmax()]!s}. Are they ratings or "
             "features? Column 0 of X should be the user's id and column 1 the item's id."
         )
-    found = [text for text in _MISSING if ids.dtype.kind == "U" and (ids == text).any()]
-    if found:
-        share = np.mean(codes == (ids == found[0]).argmax())
+    missing = np.isin(ids, _MISSING) if texts else np.zeros(1, dtype=bool)
+    if missing.any():
+        share = np.mean(missing[codes])
         warn(
-            f"{name} include {found[0]!r}, in {100 * share:.2g}% of the rows, which often stands "
-            "for a missing value. It counts as an id like any other; if it stands for a missing "
-            "id, drop its rows first."
+            f"{name} include {str(ids[missing.argmax()])!r}, in {100 * share:.2g}% of the rows, "
+            "which often stands for a missing value. It counts as an id like any other; if it "
+            "stands for a missing id, drop its rows first."
+        )
+
+
+def warn_about_lone_items(items: np.ndarray, n_users: int) -> None:
+    """Warn if nearly all items, given the code of each row, have one user."""
+    n_users_each = np.bincount(items)
+    n_lone, n_items = np.count_nonzero(n_users_each == 1), np.count_nonzero(n_users_each)
+    if len(items) >= _FEWEST_ROWS and n_users > 1 and n_lone > _LONE_SHARE * n_items:
+        warn(
+            f"{n_lone} of the {n_items} items (column 1 of X) have one user each, so nothing can "
+            "be learned from other users. If an id is a list or a text of several items, give each "
+            "item a row of its own, for example with X.explode('item')."
         )
 
 

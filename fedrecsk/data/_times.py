@@ -21,6 +21,8 @@ DAY, N_DAYS = 86_400, 2**16
 UNITS = 1, 10**3, 10**6, 10**9
 # Seconds of a minute, like which 20240131 looks, too, and of an hour.
 LONG_UNITS = 60, 3600
+# Times of one unit since 1970 differ by less than this factor, and units by more.
+FAR = 20
 _CONVERT = "Convert the column, for example with pandas.to_datetime."
 
 
@@ -58,7 +60,7 @@ def times_of_histories(X, timestamps, *, all_users):
     if all_users:
         _check_order(times[~missing], name)
         _warn_about_ratings(X, timestamps, times[~missing], name)
-        _warn_about_units(times[~missing], name)
+    _warn_about_units(times[~missing], name)
     if times.dtype.kind == "M":
         times = times.astype("datetime64[us]").astype(np.int64)
     return np.where(missing, np.nan, times.astype(np.float64))
@@ -81,6 +83,22 @@ def days_of(X, timestamps, *, all_users):
         _warn_about_units(times[~missing], name)
         _warn_about_days(times[~missing], name)
     return days
+
+
+def check_unit(before, now, timestamps):
+    """Raise if new times of histories are not in the unit of those before; NaN is none."""
+    before, now = before[~np.isnan(before)], now[~np.isnan(now)]
+    if not len(before) or not len(now):
+        return
+    # Not the extremes: a few rows may have 0 for a missing time.
+    old, new = np.median(before), np.median(now)
+    is_epochal = any(_are_epochal(one, unit) for one in (old, new) for unit in UNITS)
+    if is_epochal and not (old < FAR * new and new < FAR * old):
+        raise ValueError(
+            f"timestamps (column {timestamps!r} of X) are about {new:.3g}, and in the last fit "
+            f"about {old:.3g} (dates are microseconds since 1970), so the order of old and new "
+            "rows would be wrong. Give times in the unit of the last fit."
+        )
 
 
 def _column_of_times(X, timestamps):

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from fedrecsk._utils.given import check_given
 from fedrecsk.data._checks import check_resolution
 
 _MANY_IDS = 2**20  # strings that are Python strings at a time
@@ -18,17 +19,24 @@ NO_ID = "drop these or give them an id first."
 OF_ROWS = "the rows of X"
 
 
-def id_array(ids: ArrayLike, name: str) -> NDArray[Any]:
-    """Turn ids into a 1-d array of integers, floats or strings, or raise."""
+def id_array(ids: ArrayLike, name: str, column: Any = None) -> NDArray[Any]:
+    """Turn ids into a 1-d array of integers, floats or strings, or raise.
+
+    Errors say what they are, and the name of their column in a DataFrame, if it is known.
+    """
+    check_given(ids, name)
     if isinstance(ids, list | tuple):
         ids = np.array(ids, dtype=object)
+    column = getattr(ids, "name", column)
     ids = np.atleast_1d(np.asarray(ids))
     if ids.ndim != 1:
         raise ValueError(f"{name} should be one-dimensional, got an array of shape {ids.shape}.")
     if ids.dtype.kind in "mM":
         raise TypeError(_not_ids(name, ids.dtype.name))
-    if ids.dtype.kind not in "biufU":
-        ids = _from_objects(ids, name)
+    if ids.dtype.kind == "b":
+        raise TypeError(_not_ids(name, "bool"))
+    if ids.dtype.kind not in "iufU":
+        ids = _from_objects(ids, name, column)
     if ids.dtype.kind == "f":
         if not np.isfinite(ids).all():
             raise ValueError(f"{name} contain NaN or infinity; {NO_ID}")
@@ -54,7 +62,7 @@ def distinct_items(ids: NDArray[Any], name: str, cure: str, source: str = "`item
     return Ids(values, "item ids", source)
 
 
-def _from_objects(ids, name):
+def _from_objects(ids, name, column):
     objects = ids.tolist()
     missing = [one for one in objects if _is_missing(one)]
     if missing:
@@ -62,9 +70,10 @@ def _from_objects(ids, name):
         what = "NaN or infinity" if is_nan else f"missing values ({missing[0]})"
         raise ValueError(f"{name} contain {what}; {NO_ID}")
     kinds = set(map(type, objects))
-    strange = [k for k in kinds if not issubclass(k, str | int | float | np.number | np.bool_)]
+    plain = str | int | float | np.number
+    strange = [kind for kind in kinds if kind is bool or not issubclass(kind, plain)]
     if strange:
-        raise TypeError(_not_ids(name, strange[0].__name__))
+        raise TypeError(_not_ids(name, strange[0].__name__, column))
     n_strings = sum(issubclass(kind, str) for kind in kinds)
     if kinds and n_strings == len(kinds):
         if any("\0" in one for one in objects):
@@ -82,7 +91,7 @@ def _from_objects(ids, name):
     if all(issubclass(kind, int) for kind in kinds):
         # NumPy makes floats of integers that neither int64 nor uint64 can hold together.
         numbers = np.array(objects)
-        return numbers if numbers.dtype.kind in "biu" else np.array(objects, dtype=object)
+        return numbers if numbers.dtype.kind in "iu" else np.array(objects, dtype=object)
     return np.array(objects)
 
 
@@ -95,12 +104,17 @@ def _is_missing(one):
     )
 
 
-def _not_ids(name, kind):
+def _not_ids(name, kind, column=None):
     hint = "convert the column, for example with .astype(str)"
     if kind.startswith(("date", "Timestamp")):
         hint = f"if it is the time of the interaction, put it into a later column; otherwise {hint}"
+    elif kind in ("list", "tuple", "set", "ndarray"):
+        column = name.partition(" ")[0] if column is None else column
+        hint = f"give each of its elements a row of its own, for example with X.explode({column!r})"
     elif kind == "bytes":
         hint = "decode them, for example with .str.decode('utf-8')"
+    elif kind.startswith("bool"):
+        hint = "in place of a mask, give the ids that it selects, such as item_ids_[mask]"
     return f"{name}: argument must be a string or a number, not {kind!r}; {hint}."
 
 

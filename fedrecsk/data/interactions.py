@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from sklearn.utils.validation import check_consistent_length
 
+from fedrecsk._utils.given import check_given
 from fedrecsk._utils.sklearn_compat import safe_indexing
 from fedrecsk.data._mistakes import warn_about_columns, warn_about_ids
 from fedrecsk.data.ids import NO_ID, OF_ROWS, Ids, are_strings, factorized, id_array, named
@@ -22,7 +23,7 @@ from fedrecsk.data.ids import NO_ID, OF_ROWS, Ids, are_strings, factorized, id_a
 ROLES = ("user", "item")
 
 
-def as_table(X: Any) -> Any:
+def as_table(X: Any, name: str = "X") -> Any:
     """Turn a list of rows into an array of objects, so that each column keeps its own type."""
     if sparse.issparse(X):
         raise TypeError(
@@ -31,10 +32,7 @@ def as_table(X: Any) -> Any:
             "X = np.column_stack([M.row, M.col]), y = M.data. Only fit of a ranking model takes M "
             "itself, without y."
         )
-    if type(X).__name__ == "LazyFrame":
-        raise TypeError("X is a LazyFrame, which has no rows yet; pass X.collect().")
-    if np.ma.is_masked(X):
-        raise ValueError("X has masked values; drop their rows first.")
+    check_given(X, name)
     # NumPy would turn [["alice", 7]] into strings, and a large item id beside a float into another.
     return np.array(X, dtype=object) if isinstance(X, list | tuple) else X
 
@@ -88,6 +86,7 @@ def id_columns(X: Any) -> tuple[NDArray[Any], NDArray[Any]]:
 
 def coded_ids(ids: Any, name: str) -> tuple[NDArray[Any], NDArray[np.int32]]:
     """Read ids as :func:`id_array` does; return sorted distinct ids and the position of each."""
+    check_given(ids, name)
     if not hasattr(ids, "factorize"):
         ids = np.array(ids, dtype=object) if isinstance(ids, list | tuple) else np.asarray(ids)
     try:
@@ -97,7 +96,8 @@ def coded_ids(ids: Any, name: str) -> tuple[NDArray[Any], NDArray[np.int32]]:
         codes, values = factorized(id_array(ids, name))
     if len(codes) and codes.min() < 0:
         values = np.asarray(ids)[codes < 0]  # missing, which is an error
-    values, ranks = np.unique(id_array(values, name), return_inverse=True)
+    values = id_array(values, name, getattr(ids, "name", None))
+    values, ranks = np.unique(values, return_inverse=True)
     return values, ranks.astype(np.int32)[codes]
 
 
@@ -220,7 +220,7 @@ def encode(
         values, codes = coded_ids(safe_indexing(X, column, axis=1), name)
         coded.append((values, codes))
         warn_about_ids(values, codes, name)
-        if values.dtype.kind == "U" and "" in values[:1]:
+        if values.dtype.kind == "U" and len(values) and not values[0].strip():
             raise ValueError(f"{name} contain empty strings, which stand for no id; {NO_ID}")
     users, items = coded
     if clients is not None:
@@ -382,8 +382,12 @@ def _by_user_and_item(users, items, shape) -> tuple[np.ndarray, np.ndarray, np.n
 
 def coded_rows(X: Any) -> Any:
     """Return ((users, n_users), (items, n_items)): the ids of X, numbered as they appear first."""
-    factors = map(factorized, id_columns(as_rows(X)))
-    return tuple((codes, len(values)) for codes, values in factors)
+    sides = []
+    for column, ids in enumerate(id_columns(as_rows(X))):
+        codes, values = factorized(ids)
+        warn_about_ids(values, codes, f"{ROLES[column]} ids (column {column} of X)")
+        sides.append((codes, len(values)))
+    return tuple(sides)
 
 
 def as_rows(X: Any) -> Any:

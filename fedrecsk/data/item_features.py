@@ -10,6 +10,8 @@ import numpy as np
 from scipy import sparse
 from sklearn.utils import check_array
 
+from fedrecsk._utils.given import check_given
+from fedrecsk.data._checks import LARGEST
 from fedrecsk.data.ids import Ids, catalogue_ids, distinct_items, id_array, named
 
 
@@ -30,8 +32,9 @@ def aligned(features: Any, items: Any, *, bounded: bool = False) -> Any:
     """Check `features` and return their rows in ascending order of ids, float64, maybe sparse.
 
     Raise ValueError if rows have no ids, items have no row, rows have no item, or values are not
-    finite or, where `bounded`, not in [0, 1].
+    finite, beyond 1e15 or, where `bounded`, not in [0, 1].
     """
+    check_given(features, "item_features")
     columns = None
     if has_ids(features):
         ids, given = catalogue_of(features), id_array(np.asarray(features.index), "ids")
@@ -84,7 +87,7 @@ def check_columns_alike(features: Any, columns: list[Any]) -> None:
 
 def fingerprint(features: Any) -> str:
     """Return a hash of features, by which parameters are compared."""
-    if hasattr(features, "columns"):
+    if has_ids(features):
         ids = np.asarray(features.index).astype(str)
         parts = ids, np.asarray(features, dtype=np.float64)
     elif sparse.issparse(features):
@@ -139,14 +142,15 @@ def _check_same(ours, catalogue):
 
 
 def _check_values(rows, ids, columns, bounded):
-    """Raise for values that are not finite, or not in [0, 1] where `bounded`; say whose."""
+    """Raise for infinite, missing and huge values, or those not in [0, 1] where `bounded`."""
     if sparse.issparse(rows):
         values, places = rows.data, rows.indices
         owners = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
     else:
         values, owners = rows.ravel(), np.repeat(np.arange(len(rows)), rows.shape[1])
         places = np.tile(np.arange(rows.shape[1]), len(rows))
-    bad = ~((values >= 0) & (values <= 1)) if bounded else ~np.isfinite(values)
+    # Some programs write the lowest float64 for what is missing, whose square is infinite.
+    bad = ~((values >= 0) & (values <= 1)) if bounded else ~(abs(values) <= LARGEST)
     if not bad.any():
         return
     place = int(bad.argmax())

@@ -28,7 +28,7 @@ from sklearn.utils import Bunch
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import StrOptions, validate_params
 from fedrecsk._utils.user_warnings import warn
-from fedrecsk.data._mistakes import ROLES, USUAL_NAMES, plain_name, role_of
+from fedrecsk.data._mistakes import DATE, EVENTS, ROLES, USUAL_NAMES, plain_name, role_of
 
 _SEPARATORS = ("::", "\t", ";", "|", ",", " ")
 _HEAD = 2**17  # bytes in which the separator, the header and the columns are looked for
@@ -43,9 +43,6 @@ _PARTS_OF_NAMES = {
     "user": "user customer client member buyer reviewer visitor session account person",
     "item": "item product article sku movie film book song track artist title",
 }
-_DATE = re.compile(
-    r"(19|20)\d\d([-/.])\d\d?\2\d\d?([ T].*)?|\d\d?([-/.])\d\d?\4(19|20)\d\d([ T].*)?", re.ASCII
-)
 # Excel writes long numbers so.
 _SCIENTIFIC = re.compile(r"\d([.,]\d+)?E\+\d+", re.ASCII)
 # So few different texts in so many rows are kinds of events rather than users or items.
@@ -433,6 +430,11 @@ def _first_lines(text: TextFile) -> tuple[TextFile, list[tuple[int, str]]]:
             f"least one user and item in its first {_HEAD:,} bytes."
         )
     first = lines[0][1].lstrip().lower()
+    if first.startswith(("version https://git-lfs", "/annex/objects/")):
+        raise ValueError(
+            f"{text.name} is a pointer to a file that Git LFS or git-annex has not fetched yet; "
+            "run git lfs pull, or git annex get, in its folder."
+        )
     if first.startswith(("{", "[[", "[{", "<!doctype", "<html", "<?xml")):
         raise ValueError(
             f"{text.name} is JSON, XML or a web page (an error of a download?), not a table; read "
@@ -739,7 +741,7 @@ def _check_dates(rows, roles, columns, source) -> None:
     dates = [
         place
         for place in range(len(rows[0]))
-        if all(len(row) > place and _DATE.fullmatch(row[place]) for row in rows)
+        if all(len(row) > place and DATE.fullmatch(row[place]) for row in rows)
     ]
     wrong = [place for role, place in roles.items() if role != "timestamp" and place in dates]
     wrong = [place for place in wrong if place not in columns.values()]
@@ -763,12 +765,13 @@ def _warn_about_words(fields, roles, columns, source) -> None:
     """Warn if a column whose role is a guess by its position has the same few texts throughout."""
     for role in ("user", "item"):
         values = fields[role]
-        if role in columns or values.dtype != object or len(values) < _MANY_ROWS:
+        if role in columns or values.dtype != object:
             continue
         if len(pd.unique(values[:_MANY_ROWS])) > _FEW_TEXTS:
             continue
         texts = pd.unique(values)
-        if len(texts) <= _FEW_TEXTS:
+        are_events = {str(text).lower() for text in texts} <= EVENTS
+        if are_events or (len(texts) <= _FEW_TEXTS and len(values) >= _MANY_ROWS):
             shown = ", ".join(map(repr, texts[:3])) + (", ..." if len(texts) > 3 else "")
             warn(
                 f"{source} has no header; column {roles[role]} is taken as the {role}, but has "

@@ -304,8 +304,8 @@ def read(features, what="user_features"):
     """Return the ids and the rows, float64, of users' features, or raise."""
     if not has_ids(features):
         raise TypeError(
-            f"{what} should be a pandas DataFrame whose index has the users' ids, got "
-            f"{type(features).__name__}."
+            f"{what} should be a pandas DataFrame whose index has the users' ids, got a "
+            f"{type(features).__name__} of {type(features).__module__.partition('.')[0]}."
         )
     if not features.shape[1]:
         raise ValueError(f"{what} has no columns; give it some, or leave it out.")

@@ -12,6 +12,7 @@ from fedrecsk.metrics._held_out import are_known as are_known
 from fedrecsk.metrics._held_out import check_rows as check_rows
 from fedrecsk.metrics._held_out import top_k as top_k
 from fedrecsk.metrics._held_out import unwrap as unwrap
+from fedrecsk.metrics._held_out import warn_if_seen as warn_if_seen
 from fedrecsk.metrics._held_out import warn_if_unknown as warn_if_unknown
 from fedrecsk.metrics._ranking import (
     average_precision_at_k,

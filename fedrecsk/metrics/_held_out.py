@@ -20,6 +20,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils import check_array, check_random_state, column_or_1d
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
+from fedrecsk._utils.given import check_given, check_numbers
 from fedrecsk._utils.sklearn_compat import check_sample_weight, safe_indexing
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data._mistakes import check_order
@@ -34,6 +35,10 @@ LARGE = 1e100
 # Published files of negatives contain a few rated items, and test rows a few repetitions; larger
 # shares are mistakes.
 TOLERATED_SHARE = 0.01
+FITTED = (
+    "The model was fitted to the test rows, so this does not measure prediction. Evaluate held-out "
+    "rows: see fedrecsk.model_selection."
+)
 REPEATED = (
     "{} repeat a pair of user and item, and NDCG counts a pair as often as it occurs; drop "
     "repeated rows to count each pair once."
@@ -110,9 +115,8 @@ def check_rows(
         check_array(shape_of_ids(table), **options)
     else:
         table = check_array(table, **options)
+    check_numbers(y, "y")
     if y is not None:
-        if any(isinstance(one, str) for one in np.asarray(y).ravel()[:1]):
-            raise ValueError("y holds strings; ratings must be numbers.")
         y = check_array(column_or_1d(y), ensure_2d=False, dtype=np.float64, input_name="y")
         check_consistent_length(table, y)
     if sample_weight is not None:
@@ -186,12 +190,11 @@ def warn_of_pairs(model: Any, held_out: HeldOut, *, on_purpose: bool, hides_seen
 
     Scores of training rows themselves may be on purpose.
     """
-    share = _share_seen(model, held_out)
+    relevant = held_out.relevant
+    users = np.repeat(held_out.users, held_out.n_rows)[relevant]
+    share = _share_seen(model, users, held_out.items[relevant])
     if share == 1 and not on_purpose:
-        warn(
-            "The model was fitted to the test rows, so this does not measure prediction. "
-            "Evaluate held-out rows: see fedrecsk.model_selection."
-        )
+        warn(FITTED)
     if share == 1:
         return
     if hides_seen and share > TOLERATED_SHARE:
@@ -204,13 +207,22 @@ def warn_of_pairs(model: Any, held_out: HeldOut, *, on_purpose: bool, hides_seen
         warn(REPEATED.format(f"{held_out.share_repeated:.0%} of the test rows"))
 
 
-def _share_seen(model, held_out):
-    """Return the share of the relevant test pairs that the model was fitted to."""
+def warn_if_seen(model: Any, users: NDArray[np.int64], items: NDArray[np.int64]) -> None:
+    """Warn if a model of this package was fitted to pairs of codes, -1 for unknown."""
+    share = _share_seen(adapt(model), users, items)
+    if share == 1:
+        warn(FITTED)
+    elif share > TOLERATED_SHARE:
+        warn(
+            f"{share:.0%} of the test pairs are training pairs too, so scores are too good; drop "
+            "their rows."
+        )
+
+
+def _share_seen(model, users, items):
+    """Return the share of pairs of codes, -1 for unknown, that the model was fitted to."""
     if model.seen is None:
         return 0.0
-    relevant = held_out.relevant
-    users = np.repeat(held_out.users, held_out.n_rows)[relevant]
-    items = held_out.items[relevant]
     known = (users >= 0) & (items >= 0)
     pairs = np.ones(known.sum()), (users[known], items[known])
     return sparse.csr_array(pairs, shape=model.seen.shape).multiply(model.seen).sum() / len(users)
@@ -366,6 +378,7 @@ def negatives_by(uniform, model, held_out):
 
 def read_negatives(negatives):
     """Return the users and the items of given negatives, one pair each."""
+    check_given(negatives, "negatives")
     if isinstance(negatives, Mapping):
         lists = [id_array(items, "negatives") for items in negatives.values()]
         users = np.repeat(id_array(list(negatives), "users of negatives"), list(map(len, lists)))

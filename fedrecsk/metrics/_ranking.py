@@ -18,6 +18,7 @@ from scipy import sparse
 from sklearn.utils import check_array
 
 from fedrecsk._utils.docs import documented
+from fedrecsk._utils.given import check_given
 from fedrecsk._utils.kernels import LazyModule
 
 ranking_kernels: LazyModule = LazyModule("fedrecsk.metrics._ranking_kernels")
@@ -499,6 +500,8 @@ def _metric(name, y_true, y_score, k, average):
 
 
 def _matrices(y_true, y_score):
+    check_given(y_true, "y_true")
+    check_given(y_score, "y_score")
     scores = check_array(
         y_score, dtype=[np.float64, np.float32], ensure_all_finite=False, input_name="y_score"
     )

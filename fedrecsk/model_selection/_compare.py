@@ -26,6 +26,7 @@ from sklearn.utils.metadata_routing import get_routing_for_object
 from sklearn.utils.parallel import Parallel, delayed
 from sklearn.utils.validation import check_consistent_length
 
+from fedrecsk._utils.given import check_given, check_numbers
 from fedrecsk._utils.kernels import timed
 from fedrecsk._utils.parameters import suggest
 from fedrecsk._utils.sklearn_compat import (
@@ -194,6 +195,9 @@ def compare(
     estimators = _updatable(_named(estimators), update)
     metadata = {"clients": clients, "sample_weight": sample_weight}
     metadata = {name: value for name, value in metadata.items() if value is not None}
+    for name, values in {"X": X, **metadata}.items():
+        check_given(values, name)
+    check_numbers(y, "y")
     check_consistent_length(X, y, *metadata.values())
     scorers = _scorers(scoring, y)
     folds = _folds(cv, X, y)

@@ -18,7 +18,7 @@ from fedrecsk.cluster import _frames
 from fedrecsk.data._mistakes import check_order
 from fedrecsk.data.interactions import encode
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.metrics import check_rows, unwrap, warn_if_unknown
+from fedrecsk.metrics import check_rows, unwrap, warn_if_seen, warn_if_unknown
 from fedrecsk.privacy import CentralDP, PrivacyReport
 from fedrecsk.protocol.algorithm import Traits
 from fedrecsk.protocol.central_noise import CentralNoise
@@ -116,6 +116,12 @@ def federated_evaluate(
         If there are no rows; if a metric is unknown or does not suit the method; if the federation
         has `local_dp`, which does not protect these sums, or `central_dp` without an `epsilon`; or
         if fewer clients than a masked sum needs have rows.
+
+    Warns
+    -----
+    UserWarning
+        If the model was fitted to the rows of X or to more than 1% of their pairs, or knows hardly
+        any of the users or items.
 
     Notes
     -----
@@ -254,6 +260,7 @@ def rows_of(model: Any, X: Any, y: Any, clients: Any) -> Rows:
     known = SimpleNamespace(user_ids=model._users, item_ids=model._items)
     check_order(users, items, (places, codes), (model._users, model._items))
     warn_if_unknown(known, users, places, items, codes)
+    warn_if_seen(model, places[data.users], codes[data.items])
     new = places < 0
     return Rows(
         HeldOut(

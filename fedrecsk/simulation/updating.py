@@ -17,7 +17,7 @@ from fedrecsk._utils.user_warnings import warn
 from fedrecsk.base import FitReport
 from fedrecsk.base._recommender import check_unchanged
 from fedrecsk.data._checks import check_rows
-from fedrecsk.data._times import ROW_ORDER
+from fedrecsk.data._times import ROW_ORDER, check_unit
 from fedrecsk.data.ids import OF_ROWS, Ids, id_array, named
 from fedrecsk.data.interactions import encode, id_columns
 from fedrecsk.simulation import continuing
@@ -100,8 +100,8 @@ class Updating:
         ValueError
             If the last fit had ``warm_start=False``; if parameters have changed since; if uploads
             cannot be withdrawn from a sum, because masks hide it, or noise, attacks, aggregators,
-            lost uploads or early stopping changed it; or as `fit` does. The model then stays as it
-            was.
+            lost uploads or early stopping changed it; if times are in another unit; or as `fit`
+            does. The model then stays as it was.
         AttributeError
             If ``warm_start=False``, with which clients keep no rows; or if the method cannot go
             on from its last model.
@@ -132,6 +132,8 @@ class Updating:
             times = self._times_of(X)
             if times is not None and getattr(self, "timestamps", None) == ROW_ORDER:
                 times += data.times.max() + 1  # after all old rows
+            elif times is not None and data.times is not None:
+                check_unit(data.times, times, self.timestamps)
             rows = _rows(X, y, clients, sample_weight, data, times)
             catalogue = _public_catalogue(self, data)
             if catalogue is not None and self._catalogue() is None:
@@ -202,10 +204,6 @@ class Updating:
         users = id_array(users, "users")
         if not len(users):
             return self
-        if users.dtype.kind == "b":
-            raise TypeError(
-                "users should be ids, got True and False; give user_ids_[mask] in place of a mask."
-            )
         codes = data.user_ids.codes(users)
         if (codes < 0).any():
             raise ValueError(

@@ -304,6 +304,8 @@ def test_read_right(write, content, options):
         (tarred("ratings.csv"), {}, "archive .unpack it"),
         ("1,2,3\n" * 9 + "1" * 2**22, {}, "line 10: the item is missing"),
         ('{"user": 1, "item": 2}\n', {}, "JSON.*read_json"),
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n", {}, "git lfs pull"),
+        ("/annex/objects/SHA256E-s12--4d7a.csv\n", {}, "git annex get"),
         ("<!DOCTYPE html>\n<p>Not found</p>\n", {}, "web page"),
         ("# made up\n" + ROWS, {}, "comment='#'"),
         ("% bip weighted\n1 2\n3 4\n", {}, "comment='%'"),
@@ -461,6 +463,8 @@ def test_without_a_header_dates_and_words_are_no_ids(write):
     message = "column 1 is taken as the item, but has only 2 different values: 'buy', 'view'"
     with pytest.warns(UserWarning, match=message):
         load_ratings(write(text))
+    with pytest.warns(UserWarning, match="only 1 different values: 'view'"):
+        load_ratings(write("1000,view,55,1433221332117\n"))
     with pytest.warns(UserWarning, match=r"user ids are numbers such as 4.01E\+12.*as text"):
         load_ratings(write("user;item\n4.01E+12;1\n4.01E+12;2\n"))
     with warnings.catch_warnings(action="error"):

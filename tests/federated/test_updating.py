@@ -387,7 +387,7 @@ def test_no_ids_are_nothing_to_forget():
 
 def test_a_mask_is_not_taken_for_ids():
     model = LocALS(4, n_rounds=2, warm_start=True, random_state=0).fit(X)
-    with pytest.raises(TypeError, match=r"give user_ids_\[mask\] in place of a mask"):
+    with pytest.raises(TypeError, match="in place of a mask, give the ids that it selects"):
         model.forget(model.user_ids_ == 5)
     assert len(model.user_ids_) == 40
 

@@ -1,5 +1,7 @@
 """Federated evaluation: equal to what one machine with all rows finds, and what it costs."""
 
+import warnings
+
 import numpy as np
 import pytest
 from sklearn.metrics import mean_absolute_error, root_mean_squared_error
@@ -86,6 +88,25 @@ def test_values_are_those_of_all_rows_in_one_place(name, silos):
     assert report.values == pytest.approx(expected, abs=1e-9)
     ids = np.unique(X[:, 0] if clients is None else clients)
     assert report.communication.client_ids.tolist() == ids.tolist()
+
+
+@pytest.mark.parametrize("metrics", ["rmse", "ndcg@5"])
+@pytest.mark.parametrize(
+    ("share", "message"),
+    [(0, None), (0.4, "40% of the test pairs are training"), (1, "was fitted")],
+)
+def test_training_rows_among_test_rows_are_reported(share, message, metrics):
+    model, (train, ratings, X, y) = fitted(MODELS["RFRec"]), split()
+    # Not the last three, whose users or items are new.
+    n_seen, X, y = round(share * 30), X[:-3], y[:-3]
+    rows = np.concatenate([train[:n_seen], X[: 30 - n_seen]])
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        targets = np.append(ratings[:n_seen], y[: 30 - n_seen])
+        federated_evaluate(model, rows, targets, metrics=metrics)
+    texts = [str(one.message) for one in said]
+    assert len(texts) == (message is not None), texts
+    assert message is None or message in texts[0]
 
 
 @pytest.mark.filterwarnings("ignore:y looks like ratings")
