@@ -6,14 +6,23 @@ import sys
 
 import pytest
 
-from tests.deployment.test_fit import METHODS
+from fedrecsk.federated.base import FederatedRecommender
+from tests.listed import THINGS
+
+METHODS = [
+    name
+    for name, one in THINGS.items()
+    if isinstance(one, type) and issubclass(one, FederatedRecommender)
+]
+# torch trains any module in the same way; these have other messages.
+METHODS = [name for name in METHODS if name != "FederatedModule"]
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("Estimator", METHODS)
-def test_a_node_refuses_arrays_that_were_not_declared(Estimator):
+@pytest.mark.parametrize("name", METHODS)
+def test_a_node_refuses_arrays_that_were_not_declared(name):
     # In a process of its own, which a kernel that writes outside of its arrays would end.
-    command = [sys.executable, "-m", "tests.deployment.malformed", Estimator.__name__]
+    command = [sys.executable, "-m", "tests.deployment.malformed", name]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, f"{result.stdout[-300:]}\n{result.stderr[-3000:]}"
 
