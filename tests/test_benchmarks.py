@@ -188,7 +188,7 @@ def test_the_printed_algorithm_on_raw_ratings_is_the_papers_loop():
 def test_of_rows_with_the_same_time_the_one_further_down_is_the_later(monkeypatch):
     # The last row of a user has neither the highest nor the lowest id.
     items = np.array([[10, 9, 8, 7, 6, 1, 2, 5, 4, 3], [1, 2, 3, 4, 5, 10, 9, 6, 7, 8]])
-    times = np.tile(np.repeat([0.0, 9.0], 5), 2)
+    times = np.tile([0.0, 1, 2, 3, 4, 9, 9, 9, 9, 9], 2)
     X = np.column_stack([np.repeat([1.0, 2.0], 10), items.ravel(), times])
     for module in (_quality, lightfr):
         monkeypatch.setattr(module, "fetch_movielens", lambda *_, **__: (X, X[:, 2]))
