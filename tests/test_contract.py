@@ -179,6 +179,16 @@ def test_bad_scales_and_ratings_off_the_scale_are_named(Estimator, toy):
         make(Estimator, rating_scale=(1, 4), **rates).fit(*toy)
     with pytest.raises(ValueError, match=r"the rating 50, outside rating_scale=\(1, 5\)"):
         make(Estimator, **rates).fit(*toy).fold_in([[-1, toy[0][0, 1]]], [50.0])
+    # Of rows of one pair, whose mean is on the scale, and of an update of an old row.
+    twice = np.r_[toy[0], toy[0][:1]], np.r_[toy[1], 5.5]
+    with pytest.raises(ValueError, match=r"the rating 5.5, outside rating_scale=\(1, 5\)"):
+        make(Estimator, rating_scale=(1, 5), **rates).fit(*twice)
+    make(Estimator, rating_scale=(1, 5), **rates).fit(*twice, sample_weight=twice[1] <= 5)
+    model = make(Estimator, rating_scale=(1, 5), **rates)
+    if "warm_start" in model.get_params() and model._algorithm().traits.goes_on:
+        model.set_params(warm_start=True).fit(*toy)
+        with pytest.raises(ValueError, match=r"the rating 9, outside rating_scale=\(1, 5\)"):
+            model.partial_fit(toy[0][:1], [9.0])
 
 
 @pytest.mark.parametrize(
