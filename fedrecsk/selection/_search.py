@@ -28,6 +28,7 @@ from fedrecsk._utils.threads import N_JOBS, Threads
 from fedrecsk.base import FitReport
 from fedrecsk.base._recommender import attributes_of
 from fedrecsk.cluster import _frames
+from fedrecsk.data._checks import check_fitted
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.selection._halving import NEVER, Candidate, Halving, rungs_of
 from fedrecsk.selection._noise import check_private, noise_of_a_search
@@ -162,6 +163,8 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
     -----
     FitFailedWarning
         If some candidates diverged.
+    UserWarning
+        If the winner diverged, as `fit` does.
 
     See Also
     --------
@@ -299,7 +302,12 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
                     lambda: {"best_estimator_": self._joined(steps, halving.leader.model_now())}
                 ):
                     halving.stop()
-        how, model = halving.leader.refit(given, self.refit) if self.refit else (None, None)
+        leader, how, model = halving.leader, None, None
+        if self.refit:
+            how, model = leader.refit(given, self.refit)
+        else:
+            # A refit checks its own model.
+            check_fitted(leader.method, leader.data, leader.loop.attributes_now())
         attributes = halving.attributes(how, model) | {"scoring_": scoring}
         attributes["n_features_in_"] = first.model.n_features_in_
         if self.refit:
