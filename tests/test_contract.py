@@ -166,6 +166,28 @@ def test_somebody_must_like_something(Estimator, toy):
         make(Estimator).fit(toy[0], -toy[1])
 
 
+@every_estimator
+def test_a_subclass_may_take_fewer_parameters(Estimator, toy):
+    X, y = toy
+    known = Estimator().get_params()
+    whole = make(Estimator, **({"warm_start": True} if "warm_start" in known else {}))
+    given = whole.get_params(deep=False)
+
+    class Fewer(Estimator):
+        def __init__(self):
+            super().__init__(**given)
+
+    assert not Fewer().get_params()
+    fewer = Fewer().fit(X[:-9], y[:-9])
+    assert_same_fit(fewer, whole.fit(X[:-9], y[:-9]))
+    if hasattr(whole, "partial_fit"):
+        assert_same_fit(fewer.partial_fit(X[-9:], y[-9:]), whole.partial_fit(X[-9:], y[-9:]))
+    fewer.random_state = 7
+    assert getattr(clone(fewer), "random_state", 7) == 7
+    with pytest.raises(ValueError, match="Invalid parameter 'items' for estimator Fewer"):
+        fewer.set_params(items=[1])
+
+
 SCALED = [e for e in ESTIMATORS if "rating_scale" in e().get_params()]
 
 
