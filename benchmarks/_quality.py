@@ -2,8 +2,8 @@
 
 Lists: all ratings are positives, and the last row of each user is ranked among 99 items that its
 user has not rated; HR@10 and NDCG@10 are means over users, ties in expectation. MovieLens-1M has
-the test rows and negatives of He et al. (2017); in MovieLens-100k the last row is the latest, and
-negatives are drawn by a seed. Ratings: RMSE of random 80/20 splits.
+the test rows and negatives of He et al. (2017); in MovieLens-100k the last row is that of
+`LeaveLastOut`, and negatives are drawn by a seed. Ratings: RMSE of random 80/20 splits.
 
 A function here takes the models (a dict from label to estimator), the options of the command line,
 and `fresh(model, seed, options)`, which copies a model for one fit.
@@ -21,6 +21,7 @@ from benchmarks.centralized import split as rating_split
 from benchmarks.lightfr import drawn_negatives, hits, last_but_one, leave_one_out
 from fedrecsk import Popularity
 from fedrecsk.datasets import fetch_movielens
+from fedrecsk.model_selection import LeaveLastOut
 
 
 def split(name, options):
@@ -35,9 +36,8 @@ def _latest(options):
     """ML-100k: training rows, the latest row of each user, and 99 negatives of each."""
     X, _ = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
     X = X[:, :3].astype(np.int64)
-    X = X[np.lexsort((X[:, 1], X[:, 2], X[:, 0]))]
-    last = np.append(X[1:, 0] != X[:-1, 0], True)
-    return X[~last, :2], X[last, :2], drawn_negatives(X, X[last])
+    train, test = LeaveLastOut().train_test_split(X)
+    return train[:, :2], test[:, :2], drawn_negatives(X, test)
 
 
 def validation(name, options):

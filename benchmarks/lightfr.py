@@ -105,10 +105,13 @@ def leave_one_out(options):
 
 
 def chronological(options):
-    """ML-100k: training rows and ratings, validation rows and test rows."""
+    """ML-100k: training rows and ratings, validation rows and test rows.
+
+    Of rows with the same time, the one further down is later, as in `LeaveLastOut`.
+    """
     X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
     X = X[:, :3].astype(np.int64)
-    order = np.lexsort((X[:, 1], X[:, 2], X[:, 0]))
+    order = np.lexsort((X[:, 2], X[:, 0]))
     X, y = X[order], y[order]
     sizes = np.unique(X[:, 0], return_counts=True)[1]
     share = (np.arange(len(X)) - np.repeat(np.cumsum(sizes) - sizes, sizes)) / np.repeat(

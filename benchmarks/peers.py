@@ -2,9 +2,9 @@
 
 MovieLens-100k, all ratings positive. The latest row of each user is the test row, ranked among 99
 items that the user has no row of; the row before it is left out too, because the peers validate on
-it; of rows with the same time, the first in the file is the latest. HR@10 and NDCG@10 are means
-over users, ties in expectation. "leak": as in the peers' code, no row that is left out is ever a
-negative in training.
+it; of rows with the same time, the first in the file is the latest, as in their code, and not the
+last as in `LeaveLastOut`. HR@10 and NDCG@10 are means over users, ties in expectation. "leak": as
+in the peers' code, no row that is left out is ever a negative in training.
 
 Data: MovieLens-100k, in the folder --data-home or FEDRECSK_DATA.
 """

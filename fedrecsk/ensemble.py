@@ -71,7 +71,7 @@ class RecommenderEnsemble(Recommender, BaseComposition):
         for name, part in zip(names, parts, strict=True):
             close = report.step(name)
             if data.n_items > len(np.unique(data.items)):
-                part.set_params(items=data.item_ids.values)
+                part._set(items=data.item_ids.values)
             fitted.append(part.fit(**_rows(data)))
             # A part takes the same tables as this model.
             for attribute in {"n_features_in_", "feature_names_in_"} & vars(self).keys():
@@ -131,10 +131,10 @@ class RecommenderEnsemble(Recommender, BaseComposition):
         """Return names and copies of the parts that are kept, with this model's catalogue."""
         kept = [(name, part) for name, part in self.estimators if part != "drop"]
         names, parts = zip(*kept, strict=True)
-        parts = [clone(part).set_params(items=self.items) for part in parts]
+        parts = [clone(part)._set(items=self.items) for part in parts]
         for part in parts:
             if getattr(part, "timestamps", None) is not None:
-                part.set_params(timestamps=2)  # where `_rows` puts them
+                part._set(timestamps=2)  # where `_rows` puts them
         return names, parts
 
     # ------------------------------------------------------------------------------ checks
@@ -391,7 +391,7 @@ class RankingEnsemble(RankingMixin, RecommenderEnsemble):
         mask = _held_out(data, generator)
         # Items whose only row is held out stay in the catalogue.
         catalogue, training = data.item_ids.values, data.take(~mask)
-        trial = [clone(part).set_params(items=catalogue).fit(**_rows(training)) for part in parts]
+        trial = [clone(part)._set(items=catalogue).fit(**_rows(training)) for part in parts]
         weights = _candidate_weights(len(parts))
         ndcg = _mean_ndcg(weights, trial, data, mask, self.n_negatives, generator)
         found = {"search_results_": {"weights": weights, "score": ndcg}}

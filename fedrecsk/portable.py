@@ -415,18 +415,15 @@ def save(path: str | PathLike[str], model: PortableModel) -> None:
     arrays = {f"rule_{name}": array for name, array in arrays.items()}
     arrays |= {"item_ids": model.item_ids, "unknown": model._unknown}
     text = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
-    with open(path, "wb") as file:
+    with open(os.path.expanduser(path), "wb") as file:
         np.savez(file, header=text, **arrays)
 
 
 def is_portable(path: str | PathLike[str]) -> bool:
     """Return whether a file looks like one of `export`."""
     # is_zipfile is False for a file that is not there.
-    with open(path, "rb") as file:
-        if not zipfile.is_zipfile(file):
-            return False
-    with zipfile.ZipFile(path) as file:
-        return "header.npy" in file.namelist()
+    with open(os.path.expanduser(path), "rb") as file:
+        return zipfile.is_zipfile(file) and "header.npy" in zipfile.ZipFile(file).namelist()
 
 
 def load(path: str | PathLike[str]) -> PortableModel:
@@ -450,7 +447,7 @@ def load(path: str | PathLike[str]) -> PortableModel:
     OSError
         If the file cannot be opened.
     """
-    with open(path, "rb") as file:
+    with open(os.path.expanduser(path), "rb") as file:
         try:
             with zipfile.ZipFile(file) as content:
                 header = json.loads(bytes(_arrays(content, ["header"], MOST_HEADER)["header"]))

@@ -11,6 +11,7 @@ import pytest
 
 reproduce = pytest.importorskip("benchmarks.reproduce", reason="run pytest from the repository")
 
+from benchmarks import _quality, lightfr  # noqa: E402
 from benchmarks._results import Results  # noqa: E402
 from benchmarks.papers import _among, _codes, _content, _data, _protocols, _uploads  # noqa: E402
 from benchmarks.papers.rfrec import printed  # noqa: E402
@@ -182,6 +183,21 @@ def test_the_printed_algorithm_on_raw_ratings_is_the_papers_loop():
         mean = own.mean(axis=0)
     np.testing.assert_allclose(5**0.5 * model.item_factors_, mean, atol=1e-6)
     np.testing.assert_allclose(5**0.5 * model.user_factors_, p, atol=1e-6)
+
+
+def test_of_rows_with_the_same_time_the_one_further_down_is_the_later(monkeypatch):
+    # The last row of a user has neither the highest nor the lowest id.
+    items = np.array([[10, 9, 8, 7, 6, 1, 2, 5, 4, 3], [1, 2, 3, 4, 5, 10, 9, 6, 7, 8]])
+    times = np.tile([0.0, 1, 2, 3, 4, 9, 9, 9, 9, 9], 2)
+    X = np.column_stack([np.repeat([1.0, 2.0], 10), items.ravel(), times])
+    for module in (_quality, lightfr):
+        monkeypatch.setattr(module, "fetch_movielens", lambda *_, **__: (X, X[:, 2]))
+        monkeypatch.setattr(module, "drawn_negatives", lambda *_: None)
+    last = [[1, 3], [2, 8]]
+    _, latest, _ = _quality.split("100k", Options)
+    *_, test = lightfr.chronological(Options)
+    *_, test_of_paper = _data.split_per_user(X, X[:, 2], by_time=True, seed=0)
+    assert [part.tolist() for part in (latest, test, test_of_paper)] == [last] * 3
 
 
 def test_a_line_cut_off_by_a_crash_is_run_again(tmp_path):

@@ -166,6 +166,28 @@ def test_somebody_must_like_something(Estimator, toy):
         make(Estimator).fit(toy[0], -toy[1])
 
 
+@every_estimator
+def test_a_subclass_may_take_fewer_parameters(Estimator, toy):
+    X, y = toy
+    known = Estimator().get_params()
+    whole = make(Estimator, **({"warm_start": True} if "warm_start" in known else {}))
+    given = whole.get_params(deep=False)
+
+    class Fewer(Estimator):
+        def __init__(self):
+            super().__init__(**given)
+
+    assert not Fewer().get_params()
+    fewer = Fewer().fit(X[:-9], y[:-9])
+    assert_same_fit(fewer, whole.fit(X[:-9], y[:-9]))
+    if hasattr(whole, "partial_fit"):
+        assert_same_fit(fewer.partial_fit(X[-9:], y[-9:]), whole.partial_fit(X[-9:], y[-9:]))
+    fewer.random_state = 7
+    assert getattr(clone(fewer), "random_state", 7) == 7
+    with pytest.raises(ValueError, match="Invalid parameter 'items' for estimator Fewer"):
+        fewer.set_params(items=[1])
+
+
 SCALED = [e for e in ESTIMATORS if "rating_scale" in e().get_params()]
 
 
@@ -179,6 +201,16 @@ def test_bad_scales_and_ratings_off_the_scale_are_named(Estimator, toy):
         make(Estimator, rating_scale=(1, 4), **rates).fit(*toy)
     with pytest.raises(ValueError, match=r"the rating 50, outside rating_scale=\(1, 5\)"):
         make(Estimator, **rates).fit(*toy).fold_in([[-1, toy[0][0, 1]]], [50.0])
+    # Of rows of one pair, whose mean is on the scale, and of an update of an old row.
+    twice = np.r_[toy[0], toy[0][:1]], np.r_[toy[1], 5.5]
+    with pytest.raises(ValueError, match=r"the rating 5.5, outside rating_scale=\(1, 5\)"):
+        make(Estimator, rating_scale=(1, 5), **rates).fit(*twice)
+    make(Estimator, rating_scale=(1, 5), **rates).fit(*twice, sample_weight=twice[1] <= 5)
+    model = make(Estimator, rating_scale=(1, 5), **rates)
+    if "warm_start" in model.get_params() and model._algorithm().traits.goes_on:
+        model.set_params(warm_start=True).fit(*toy)
+        with pytest.raises(ValueError, match=r"the rating 9, outside rating_scale=\(1, 5\)"):
+            model.partial_fit(toy[0][:1], [9.0])
 
 
 @pytest.mark.parametrize(

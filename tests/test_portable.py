@@ -78,6 +78,33 @@ def test_it_recommends_what_the_model_recommends(name, tmp_path):
     assert public.rates == is_rater(model)
 
 
+def test_a_tilde_is_the_home_folder_wherever_a_path_is_given(tmp_path, monkeypatch):
+    from fedrecsk.cluster import _checkpoints, checkpoints
+    from fedrecsk.datasets import load_ratings
+    from fedrecsk.deployment import keys
+    from fedrecsk.deployment.store import Store
+
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(home))
+    monkeypatch.chdir(tmp_path)
+    model, *_ = fitted("LocALS")
+    model.export("~/public")
+    assert portable.is_portable("~/public")
+    assert portable.load("~/public").item_ids.tolist() == model.item_ids_.tolist()
+    (home / "rows.csv").write_text("user,item\n1,2\n")
+    assert load_ratings("~/rows.csv").data.tolist() == [[1, 2]]
+    paths = keys.write_identities(["a", "b", "c"], "~/keys")
+    assert paths["a"] == home / "keys" / "client-a.key"
+    assert keys.read_identity("~/keys/client-a.key").certificate
+    Store("~/store").save("state", 1)
+    assert Store(home / "store").load("state") == 1
+    with checkpoints("~/fit"):
+        assert _checkpoints.Log().folder == home / "fit"
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+
+
 @pytest.mark.parametrize(
     "model",
     [

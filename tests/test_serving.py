@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import fedrecsk
-from fedrecsk import EASE, RFRec
+from fedrecsk import EASE, RFRec, portable
 from fedrecsk.deployment import serving
 from tests.conftest import make_toy
 from tests.test_contract import make
@@ -383,6 +383,16 @@ def test_wrong_files_end_it_with_a_message(tmp_path, capsys, content, options, m
         serving.main([str(path), *options])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_model_in_the_home_folder_is_found(tmp_path, monkeypatch):
+    model, *_ = fitted("EASE")
+    joblib.dump(model, tmp_path / "dumped")
+    model.export(tmp_path / "exported")
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(tmp_path))
+    assert isinstance(serving.loaded("~/dumped", trust=True), EASE)
+    assert isinstance(serving.loaded("~/exported", trust=False), portable.PortableModel)
 
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])

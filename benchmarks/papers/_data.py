@@ -95,7 +95,8 @@ def split_per_user(X, y, by_time, seed):
     X : ndarray of shape (n_rows, 2) or (n_rows, 3)
         User, item and, with `by_time`, time.
     by_time : bool
-        Whether a user's rows are in order of time, or in random order.
+        Whether a user's rows are in order of time, or in random order. Of rows with the same time,
+        the one further down is later, as in `LeaveLastOut`.
 
     Returns
     -------
@@ -104,7 +105,7 @@ def split_per_user(X, y, by_time, seed):
     if by_time and X.shape[1] < 3:
         raise NotObtainableError("this copy of the data has no times")
     last = X[:, 2] if by_time else np.random.default_rng(seed).permutation(len(X))
-    order = np.lexsort((X[:, 1], last, X[:, 0]))
+    order = np.lexsort((last, X[:, 0]))
     X, y = X[order, :2], y[order]
     sizes = np.unique(X[:, 0], return_counts=True)[1]
     starts = np.cumsum(sizes) - sizes

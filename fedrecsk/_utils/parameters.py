@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import numpy as np
 from sklearn.base import BaseEstimator
 
-from fedrecsk._utils.sklearn_compat import validate_parameter_constraints
+from fedrecsk._utils.sklearn_compat import clone, validate_parameter_constraints
 
 if TYPE_CHECKING:
     from typing import Self
@@ -111,6 +111,34 @@ class PlainParameters(BaseEstimator, metaclass=_NamesParameters):
                     f"Invalid parameter {own!r} for estimator {type(self).__name__}; {hint}"
                 )
         return super().set_params(**params)
+
+    def _set(self, **params: Any) -> Self:
+        """Set parameters, even those that a subclass's constructor does not take; return self."""
+        for name, value in params.items():
+            own, nested, of_part = name.partition("__")
+            if nested:
+                getattr(self, own)._set(**{of_part: value})
+            else:
+                setattr(self, own, value)
+        return self
+
+    def _all_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the parameters, with those that a subclass's constructor does not take."""
+        names = sorted(_not_taken(type(self)) & vars(self).keys())
+        return {name: getattr(self, name) for name in names} | self.get_params(deep)
+
+    def __sklearn_clone__(self) -> Self:
+        """Clone, with what `_set` may have set; called by :func:`sklearn.base.clone`."""
+        copy, taken = super().__sklearn_clone__(), self.get_params(deep=False)
+        others = {k: v for k, v in self._all_params(deep=False).items() if k not in taken}
+        return copy._set(**{name: clone(value, safe=False) for name, value in others.items()})
+
+
+@functools.cache
+def _not_taken(kind):
+    """Return parameters of a class's parents that its own constructor does not take."""
+    parents = [one for one in kind.__mro__ if issubclass(one, BaseEstimator)]
+    return {name for one in parents for name in one._get_param_names()} - {*kind._get_param_names()}
 
 
 def checked(caller: str, constraints: dict[str, list], **values: Any) -> list[Any]:

@@ -308,10 +308,10 @@ def _check_numbers(n_rounds, max_clients, cohort, differences):
 
 def _watch_all(estimator, n_rounds):
     """Return a copy of the estimator in which all clients upload in every round."""
-    federation = clone(estimator._setting()).set_params(dropout=0.0, schedule=None)
+    federation = clone(estimator._setting())._set(dropout=0.0, schedule=None)
     if federation.secure_aggregation is None:
-        federation.set_params(aggregator=None, compression=None)
-    return clone(estimator).set_params(
+        federation._set(aggregator=None, compression=None)
+    return clone(estimator)._set(
         n_rounds=n_rounds,
         client_fraction=1.0,
         early_stopping=False,

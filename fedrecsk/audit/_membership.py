@@ -317,14 +317,13 @@ def _halves(n_models, n_targets, random):
 def _fit(estimator, data, members, random):
     """Return the estimator fitted on these rows (a mask)."""
     model = clone(estimator)
-    parameters = model.get_params()
     wanted = {"items": np.arange(data.n_items)}
-    if parameters.get("rating_scale", 0) is None:
+    if getattr(model, "rating_scale", 0) is None:
         wanted["rating_scale"] = (float(data.values.min()), float(data.values.max()))
-    if "random_state" in parameters:
+    if hasattr(model, "random_state"):
         wanted["random_state"] = int(random.randint(2**31 - 1))
     rows = np.column_stack([data.users, data.items])
-    return model.set_params(**wanted).fit(rows[members], data.values[members])
+    return model._set(**wanted).fit(rows[members], data.values[members])
 
 
 def _signal(model, data, targets):

@@ -119,11 +119,12 @@ def nearest_items(gram, n_items, n_neighbors, power, shrinkage, dtype):
     neighbors = np.tile(np.arange(n_items, dtype=np.int32)[:, None], (1, width))
     nearness = np.zeros(neighbors.shape, dtype=dtype)
     matrix = _by_row(gram, n_items)
-    counts = matrix.diagonal()
+    # Many items have the same count, and powers take long.
+    counts, places = np.unique(matrix.diagonal(), return_inverse=True)
     for i in range(n_items):
         others, values = _entries(matrix, i)
-        products = np.maximum(counts[i] * counts[others], 0)
-        weights = values / (products**power + shrinkage)
+        divisors = np.maximum(counts[places[i]] * counts, 0) ** power + shrinkage
+        weights = values / divisors[places[others]]
         best = largest(weights, min(width, len(weights)))
         neighbors[i, : len(best)] = others[best]
         nearness[i, : len(best)] = weights[best]
@@ -261,6 +262,9 @@ def single_grams(likes, half_life, senders):
 
 def sparse_gram(likes, half_life, senders):
     """Return X'X, its pairs faded, of the clients of the mask as a sparse column of pairs."""
+    held = n_pairs(likes.row_counts[senders].astype(np.int64)).sum()
+    if not fill_little(held, likes.n_items):
+        return sparse.csc_array(dense_gram(likes, half_life, senders)[:, None])
     _, numbers, values = single_grams(likes, half_life, senders)
     return pair_column(numbers, values, likes.n_items)
 

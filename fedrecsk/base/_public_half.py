@@ -270,7 +270,7 @@ class PublicHalf:
             )
         scale = getattr(self, "rating_scale_", None)
         # FedEB reads times for its days, and its histories do not fade.
-        fades = "history_half_life" in self.get_params() and self.timestamps is not None
+        fades = hasattr(self, "history_half_life") and self.timestamps is not None
         about = {
             "method": type(self).__name__,
             "rating_scale": None if scale is None else list(scale),

@@ -336,15 +336,20 @@ class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, Plai
         if reset:
             rates = self.__sklearn_tags__().target_tags.required
             warn_about_target(type(self).__name__, X, y, rates=rates)
-        return self._encoded(X, y, clients, sample_weight, drop_other_items=not reset, **options)
+        options |= {"drop_other_items": not reset, "is_fit": reset}
+        return self._encoded(X, y, clients, sample_weight, **options)
 
-    def _encoded(self, X, y, clients, sample_weight, *, all_users=False, **options):
+    def _encoded(self, X, y, clients, sample_weight, *, all_users=False, is_fit=False, **options):
         """Encode X and y, which `_checked` has returned."""
         if sample_weight is not None:
             sample_weight = check_sample_weight(sample_weight, X, allow_all_zero_weights=True)
-        _checks.check_rows(y, sample_weight)
+        _checks.check_rows(y, sample_weight, self._limits(is_fit))
         times = self._times_of(X, all_users=all_users)
         return encode(X, y, clients=clients, sample_weight=sample_weight, times=times, **options)
+
+    def _limits(self, is_fit):
+        """Return the ends of the scale on which y must be, in a fit or later; None for any."""
+        return None
 
     def _with_features(self, data, *, fitted):
         """Return data of a fit, or of users of a fitted model, with what else is known of them."""

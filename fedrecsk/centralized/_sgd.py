@@ -238,7 +238,7 @@ def begun(estimator, data, total):
     """Return the Run that a fit continues, or a new one; `total` is the parameter of its length."""
     # The fingerprint of the data has `items`.
     free = {"items", total, "warm_start", "n_iter_no_change", "tol", "n_jobs"}
-    parameters = {n: v for n, v in estimator.get_params(deep=False).items() if n not in free}
+    parameters = {n: v for n, v in estimator._all_params(deep=False).items() if n not in free}
     features = parameters.pop("item_features", None)
     if features is not None:
         parameters["item_features"] = fingerprint(features)

@@ -17,7 +17,7 @@ from fedrecsk._utils.sklearn_compat import Interval, StrOptions, get_threadpool_
 from fedrecsk.base import RatingMixin, Recommender
 from fedrecsk.base._hamming import HammingSearch, pack_codes, random_codes, unpack_codes
 from fedrecsk.centralized._sgd import Rows
-from fedrecsk.data._checks import check_ratings, check_scale, hint, scale_of
+from fedrecsk.data._checks import check_scale, hint, scale_of
 from fedrecsk.protocol.keys import Key
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class DCF(HammingSearch, RatingMixin, Recommender):
     def _fit(self, data, report):
         rows = Rows.of(data)
         scale = scale_of(self.rating_scale, rows.range)
-        self._check_rows(data, scale)
+        self._check_rows(data)
         key = Key(int(check_random_state(self.random_state).randint(2**31 - 1)))
         problem = dcf_kernels.Problem.of(rows, scale, self.n_bits)
         with get_threadpool_controller().limit(limits=1, user_api="blas"):
@@ -218,9 +218,11 @@ class DCF(HammingSearch, RatingMixin, Recommender):
         if self.rating_scale is not None:
             check_scale(self.rating_scale)
 
-    def _check_rows(self, data, scale):
-        """Raise for ratings off their scale, and for weights too large for exact sums."""
-        check_ratings(data.values, scale)
+    def _limits(self, is_fit):
+        return self.rating_scale if is_fit else self.rating_scale_
+
+    def _check_rows(self, data):
+        """Raise for weights too large for exact sums."""
         total_weight = max(
             np.bincount(codes, data.weights).max() for codes in (data.items, data.users)
         )
@@ -257,7 +259,6 @@ class DCF(HammingSearch, RatingMixin, Recommender):
         return (self.mean_rating_ - low) / (high - low) if high > low else 0.5
 
     def _new_user_attributes(self, data):
-        check_ratings(data.values, self.rating_scale_)
         rows = Rows.of(data)
         # With the fitted model's length of codes, whatever has been set since.
         problem = dcf_kernels.Problem.of(rows, self.rating_scale_, self.n_bits_)

@@ -54,8 +54,10 @@ def check_resolution(values: NDArray, name: str, cure: str) -> None:
         )
 
 
-def check_rows(y: NDArray | None, sample_weight: NDArray | None) -> None:
-    """Raise if a rating or a weight is too large for single precision."""
+def check_rows(
+    y: NDArray | None, sample_weight: NDArray | None, limits: tuple[float, float] | None = None
+) -> None:
+    """Raise if a rating or a weight is too large for single precision, or a rating off limits."""
     for name, values, hint in (
         ("y", y, "correct that row, or divide y by a constant"),
         ("sample_weight", sample_weight, "divide sample_weight by its mean"),
@@ -66,6 +68,8 @@ def check_rows(y: NDArray | None, sample_weight: NDArray | None) -> None:
                 f"{name} is {values[row]:.3g} in row {row}, and numbers beyond {LARGEST:g} "
                 f"overflow in single precision; {hint}."
             )
+    if y is not None and limits is not None:
+        check_ratings(y if sample_weight is None else y[sample_weight > 0], limits)
 
 
 def check_parameters(estimator: Any) -> None:

@@ -48,6 +48,20 @@ _SCIENTIFIC = re.compile(r"\d([.,]\d+)?E\+\d+", re.ASCII)
 # So few different texts in so many rows are kinds of events rather than users or items.
 _FEW_TEXTS, _MANY_ROWS = 10, 100
 _COMPRESSED = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
+# What reads files that are not text, by their first bytes.
+_READERS = {
+    b"PAR1": "pandas.read_parquet",
+    b"ARROW1": "pandas.read_feather",
+    b"FEA1": "pandas.read_feather",
+    b"ORC": "pandas.read_orc",
+    b"SQLite format 3": "pandas.read_sql and sqlite3",
+    b"\x89HDF": "pandas.read_hdf",
+    b"\xd0\xcf\x11\xe0": "pandas.read_excel",
+    b"<stata_dta>": "pandas.read_stata",
+    b"$FL2": "pandas.read_spss",
+    b"\x93NUMPY": "numpy.load",
+    b"\x80": "pandas.read_pickle (or joblib.load; both can run code, so only if it is yours)",
+}
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile)
 _MARKS = {
     codecs.BOM_UTF32_LE: "utf-32",
@@ -389,7 +403,8 @@ def _unpacked(raw: Any, name: str) -> Iterator[Any]:
         if len(names) != 1:
             raise ValueError(
                 f"{name} is a zip archive of {len(names)} files ({', '.join(names[:5])}...); "
-                "unpack it and pass one of them, or save a workbook as CSV."
+                "unpack it and pass one of them. pandas.read_excel reads workbooks, and numpy.load "
+                "arrays."
             )
         try:
             member = archive.open(names[0])
@@ -414,9 +429,17 @@ def _first_lines(text: TextFile) -> tuple[TextFile, list[tuple[int, str]]]:
         marked = [encoding for mark, encoding in _MARKS.items() if data.startswith(mark)]
         if marked and codecs.lookup(text.encoding).name == "utf-8":
             text = replace(text, encoding=marked[0])
-        decoder = codecs.getincrementaldecoder(text.encoding)()
+        # Files that are not text have NUL characters, and need not be in the encoding.
+        lenient = "replace" if b"\0" in data else "strict"
+        decoder = codecs.getincrementaldecoder(text.encoding)(lenient)
         head = decoder.decode(data, final=is_all).removeprefix("\ufeff")
     if "\0" in head:
+        for start, reader in _READERS.items():
+            if data.startswith(start):
+                raise ValueError(
+                    f"{text.name} is not text. Read it with {reader}; fit takes its columns of "
+                    "users and items as X, and load_ratings what to_csv saves."
+                )
         raise ValueError(
             f"{text.name} has NUL characters, so it is a binary file or an archive (unpack it, or "
             "read it with pandas.read_parquet or the like), or UTF-16: pass encoding='utf-16-le'."

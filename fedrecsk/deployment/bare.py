@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def bare(estimator: FederatedRecommender) -> FederatedRecommender:
     """Check an estimator's parameters and return a copy for one side of a deployment."""
-    method = clone(estimator).set_params(random_state=None).set_callbacks()
+    method = clone(estimator)._set(random_state=None).set_callbacks()
     method._validate_params()
     method._check_before_fit()
     if method.items is None:

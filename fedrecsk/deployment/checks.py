@@ -189,7 +189,7 @@ def digests(estimator: FederatedRecommender) -> dict[str, str]:
     """Return a digest of each parameter that server and nodes must agree on, by its name."""
     method = type(estimator)
     parameters = {
-        name: value for name, value in estimator.get_params(deep=False).items() if name not in OWN
+        name: value for name, value in estimator._all_params(deep=False).items() if name not in OWN
     }
     for name, value in estimator._setting().get_params(deep=False).items():
         parameters[f"federation__{name}"] = value

@@ -151,7 +151,7 @@ class Coordinator(Loop[Uploads, None]):
         if progress is None:
             if last is not None:
                 n_rounds = max(1, round(SHARE * method._rounds(settings["n_clients"])))
-                method = clone(method).set_params(n_rounds=n_rounds)
+                method = clone(method)._set(n_rounds=n_rounds)
             progress = Progress.new(method, ours, key, last)
         elif len(progress.members):
             log.info("Resumed after %d rounds", progress.server.round)

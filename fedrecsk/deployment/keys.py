@@ -68,7 +68,7 @@ def write_identities(
             f"fewest={fewest}: a sum over fewer than {FEWEST_CLIENTS} clients shows single "
             f"uploads; set fewest to at least {FEWEST_CLIENTS}."
         )
-    folder, client_ids = Path(folder), list(client_ids)
+    folder, client_ids = Path(folder).expanduser(), list(client_ids)
     folder.mkdir(parents=True, exist_ok=True)
     keys = folder / OPERATOR
     if not keys.exists():

@@ -188,7 +188,7 @@ class SearchCoordinator:
         how = "warm" if leader.goes_on(n_done, self.search.refit) else "anew"
         method, last = model, None
         if how == "warm":
-            method = clone(model).set_params(n_rounds=leader.n_rounds - n_done)
+            method = clone(model)._set(n_rounds=leader.n_rounds - n_done)
             key, last = next_key(key), before
         progress = interrupted(ours, self.store)
         if progress is None:

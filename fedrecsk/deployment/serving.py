@@ -15,6 +15,7 @@ import secrets
 import threading
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import joblib
@@ -434,7 +435,7 @@ def loaded(path: str, trust: bool) -> portable.PortableModel | Recommender:
             "code; add --trust if it is yours."
         )
     try:
-        model = joblib.load(path)
+        model = joblib.load(Path(path).expanduser())
         if isinstance(model, Recommender):
             check_is_fitted(model)
             return model

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
-from fedrecsk.data._checks import check_ratings, check_scale, scale_of
+from fedrecsk.data._checks import check_scale, scale_of
 from fedrecsk.federated.base import Mixin
 from fedrecsk.protocol.messages import Dense
 from fedrecsk.updates import FieldSpec, Updates
@@ -117,14 +117,8 @@ class RatingScale(Mixin):
         super()._check_on_devices(federation)
         scale_of(self.rating_scale, None)
 
-    def _check_setting(self, federation, data, blocks):
-        super()._check_setting(federation, data, blocks)
-        if self.rating_scale is not None:
-            check_ratings(data.values, self.rating_scale)
-
-    def _new_user_attributes(self, data):
-        check_ratings(data.values, self.rating_scale_)
-        return super()._new_user_attributes(data)
+    def _limits(self, is_fit):
+        return self.rating_scale if is_fit else self.rating_scale_
 
 
 class BiasColumn(RatingScale):

@@ -17,7 +17,7 @@ from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RankingMixin
 from fedrecsk.base._hamming import HammingSearch, pack_codes, unpack_codes
 from fedrecsk.base._item_prior import ItemFeatures
-from fedrecsk.data._checks import check_ratings, check_scale, hint
+from fedrecsk.data._checks import check_scale, hint
 from fedrecsk.data.interactions import id_columns
 from fedrecsk.federated import _lightfr_new_items
 from fedrecsk.federated._features import FederatedContent
@@ -277,15 +277,17 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
                 "Paillier(fraction_bits=0)."
             )
 
+    def _limits(self, is_fit):
+        scale = self.rating_scale if is_fit else self.rating_scale_
+        return scale if self.targets == "ratings" else None
+
     def _check_rows(self, data, scale):
-        """Raise for ratings off their scale, and for weights too large for exact sums."""
-        if self.targets == "ratings":
-            if scale[0] == scale[1]:
-                raise ValueError(
-                    f'All ratings are {scale[0]:g}, which is no scale for targets="ratings"; pass '
-                    'rating_scale=(low, high), for example (1, 5), or use targets="implicit".'
-                )
-            check_ratings(data.values, scale)
+        """Raise for ratings that are all equal, and for weights too large for exact sums."""
+        if self.targets == "ratings" and scale[0] == scale[1]:
+            raise ValueError(
+                f'All ratings are {scale[0]:g}, which is no scale for targets="ratings"; pass '
+                'rating_scale=(low, high), for example (1, 5), or use targets="implicit".'
+            )
         if self._largest_sum(data) >= 2**62:
             raise ValueError(
                 "The exact sums of LightFR may not fit into 64-bit integers with these weights and "

@@ -353,7 +353,7 @@ class GaussianMechanism(LocalMechanism):
         root = brentq(excess, np.log(1e-9 * epsilon), np.log(10 + 10 * epsilon))
         mu = float(np.exp(root))
         multiplier = 2 * float(np.sqrt(n_uploads)) / mu * (1 + 1e-9)
-        return mechanism.set_params(noise_multiplier=multiplier)
+        return mechanism._set(noise_multiplier=multiplier)
 
     def _validate_params(self):
         if self.clip is not None and self.noise_multiplier is None:
@@ -530,7 +530,7 @@ class SphereMechanism(LocalMechanism):
             while above <= MOST and excess(above) <= 0:
                 above *= 2
             each = float(brentq(excess, each, above, rtol=1e-9)) * (1 - 1e-8)
-        mechanism.set_params(epsilon=each)._validate_params()
+        mechanism._set(epsilon=each)._validate_params()
         return mechanism
 
     def total_epsilon(self, n_uploads: int, n_coordinates: int | None = None) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf, isfinite
+from math import isfinite
 from numbers import Real
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -23,6 +23,8 @@ __all__ = ["PROFILES", "DeviceProfile"]
 
 _MIB = 2.0**20
 _MBIT = 1e6 / 8
+# Beyond these, nothing is a device's or a network's, and sums of seconds would overflow.
+_MOST, _MOST_SPREAD = 1e9, 10.0
 DAY, HOUR = 86_400.0, 3_600.0
 
 
@@ -37,9 +39,9 @@ class DeviceProfile(PlainParameters):
     Parameters
     ----------
     download : float, default=0.75 * 2**20
-        Bytes per second from the server to a client (B_down).
+        Bytes per second from the server to a client (B_down), at least 1.
     upload : float, default=0.25 * 2**20
-        Bytes per second from a client to the server (B_up).
+        Bytes per second from a client to the server (B_up), at least 1.
     slowdown : float, default=7
         Factor by which a device is slower than the machine on which `client_seconds` was measured
         (R_comp).
@@ -49,8 +51,8 @@ class DeviceProfile(PlainParameters):
         Seconds of one thread that the update of a client with a mean number of rows takes.
         ``communication_.client_seconds`` of a fit is what it took there.
     speed : float or dict, default=0.0
-        Standard deviation of the logarithm of the devices' speeds, which are drawn with median 1;
-        or the speed of each client, by its id.
+        Standard deviation of the logarithm of the devices' speeds, which are drawn with median 1,
+        at most 10; or the speed of each client, by its id: 2 is twice as fast as the others.
     bandwidth : float or dict, default=0.0
         Likewise, of the networks.
     online : float or dict, default=24.0
@@ -81,11 +83,11 @@ class DeviceProfile(PlainParameters):
     """
 
     _parameter_constraints: ClassVar[dict] = {
-        "download": [Interval(Real, 0, None, closed="right")],
-        "upload": [Interval(Real, 0, None, closed="right")],
-        "slowdown": [Interval(Real, 0, None, closed="left")],
-        "overhead": [Interval(Real, 0, None, closed="left")],
-        "client_seconds": [Interval(Real, 0, None, closed="left")],
+        "download": [Interval(Real, 1, None, closed="left")],
+        "upload": [Interval(Real, 1, None, closed="left")],
+        "slowdown": [Interval(Real, 0, _MOST, closed="both")],
+        "overhead": [Interval(Real, 0, _MOST, closed="both")],
+        "client_seconds": [Interval(Real, 0, _MOST, closed="both")],
         "speed": [Interval(Real, 0, None, closed="left"), dict],
         "bandwidth": [Interval(Real, 0, None, closed="left"), dict],
         "online": [Interval(Real, 0, 24, closed="right"), dict],
@@ -122,12 +124,21 @@ class DeviceProfile(PlainParameters):
 
     def _validate_params(self):
         super()._validate_params()
+        for name in ("speed", "bandwidth"):
+            value = getattr(self, name)
+            if isinstance(value, Real) and value > _MOST_SPREAD:
+                raise ValueError(
+                    f"DeviceProfile({name}={value!r}) is the standard deviation of a logarithm, at "
+                    f"most {_MOST_SPREAD:g}. Set bytes per second by download and upload, or give "
+                    f"{name} by client, in a dict."
+                )
         for name in ("speed", "bandwidth", "online"):
             values = getattr(self, name)
             is_right = _is_window if name == "online" else _is_factor
             for client, value in values.items() if isinstance(values, dict) else ():
                 if not is_right(value):
-                    what = "two different hours of a day" if name == "online" else "a number > 0"
+                    speeds = f"a number from {1 / _MOST:g} to {_MOST:g}; 1 is a usual client's"
+                    what = "two different hours of a day" if name == "online" else speeds
                     raise ValueError(
                         f"DeviceProfile({name}={{...}}) has {value!r} for client {client!r}; "
                         f"give {what}."
@@ -199,7 +210,7 @@ def profile_of(name: str, profile: DeviceProfile | str) -> DeviceProfile:
 
 
 def _is_factor(value):
-    return isinstance(value, Real) and 0 < value < inf
+    return isinstance(value, Real) and 1 / _MOST <= value <= _MOST
 
 
 def _is_window(value):

@@ -352,7 +352,7 @@ def _summed(scoring, federation, model, rows, found, key, secret):
     part, releases, terms = sampling.draw(n_clients, key), None, None
     if mechanism is not None:
         # Own means and their squares are at most 1, and each client is in one bin.
-        federation.set_params(central_dp__clip=float(np.sqrt(3 * len(scoring.metrics))))
+        federation._set(central_dp__clip=float(np.sqrt(3 * len(scoring.metrics))))
         releases = CentralNoise(_Evaluation(specs, sampling), federation, n_clients, key, secret)
         terms = releases.terms(key)
     ledger = Ledger(rows.client_ids)

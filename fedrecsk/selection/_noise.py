@@ -148,4 +148,4 @@ def _releases(one, n_rounds, method=None):
 def _releases_of_refit(one, n_rounds, refit):
     """Return the same of the winner's last rounds."""
     n_left = one.n_rounds - n_rounds if one.goes_on(n_rounds, refit) else one.n_rounds
-    return _releases(one, n_left, clone(one.method).set_params(n_rounds=n_left))
+    return _releases(one, n_left, clone(one.method)._set(n_rounds=n_left))

@@ -28,6 +28,7 @@ from fedrecsk._utils.threads import N_JOBS, Threads
 from fedrecsk.base import FitReport
 from fedrecsk.base._recommender import attributes_of
 from fedrecsk.cluster import _frames
+from fedrecsk.data._checks import check_fitted
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.selection._halving import NEVER, Candidate, Halving, rungs_of
 from fedrecsk.selection._noise import check_private, noise_of_a_search
@@ -162,6 +163,8 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
     -----
     FitFailedWarning
         If some candidates diverged.
+    UserWarning
+        If the winner diverged, as `fit` does.
 
     See Also
     --------
@@ -299,7 +302,12 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
                     lambda: {"best_estimator_": self._joined(steps, halving.leader.model_now())}
                 ):
                     halving.stop()
-        how, model = halving.leader.refit(given, self.refit) if self.refit else (None, None)
+        leader, how, model = halving.leader, None, None
+        if self.refit:
+            how, model = leader.refit(given, self.refit)
+        else:
+            # A refit checks its own model.
+            check_fitted(leader.method, leader.data, leader.loop.attributes_now())
         attributes = halving.attributes(how, model) | {"scoring_": scoring}
         attributes["n_features_in_"] = first.model.n_features_in_
         if self.refit:
@@ -336,7 +344,7 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
             model = clone(self.estimator).set_params(**params)
             model = model[-1] if prefix else model
             _check_method(model)
-            candidates.append((params, model.set_params(random_state=seed)))
+            candidates.append((params, model._set(random_state=seed)))
         if len(candidates) < 2:
             raise ValueError(
                 "There is only one candidate, so there is nothing to choose; give more values in "
@@ -499,11 +507,11 @@ class _Simulated(Candidate):
         """Make the server and the clients, with the noise of a search (Noise), or None."""
         if noise is not None:
             for one in (self.model, self.method):
-                _set_noise(one.set_params(n_rounds=self.n_rounds), noise.of_rounds)
+                _set_noise(one._set(n_rounds=self.n_rounds), noise.of_rounds)
         self.loop = Run.new(self.method, self.data, holds_out=self.method.validation_fraction)
         if is_secret:
             self.loop.server.secret = None
-            self.model.set_params(random_state=None)
+            self.model._set(random_state=None)
         if noise is not None:
             scoring = noise.scoring_of(self.method)
             self.noise, self.loop.server.scoring = noise, scoring
@@ -536,12 +544,12 @@ class _Simulated(Candidate):
 def method_of(model: Any, scoring: str, share: float) -> Any:
     """Return the method that a candidate is trained by, with a share of rows held out."""
     once = {"scoring": scoring, "validation_fraction": share, "n_iter_no_change": NEVER}
-    return clone(model).set_params(**once, warm_start=False)
+    return clone(model)._set(**once, warm_start=False)
 
 
 def _set_noise(method, noise_multiplier):
     """Set the noise of the rounds, whatever epsilon they spend."""
-    method.set_params(
+    method._set(
         federation__central_dp__epsilon=None,
         federation__central_dp__noise_multiplier=noise_multiplier,
     )

@@ -53,7 +53,7 @@ def _following(last, estimator, data, n_rounds):
     seed = estimator.random_state
     if seed is not None:
         seed = next_seed(last.server.key)
-    method = clone(estimator).set_params(
+    method = clone(estimator)._set(
         n_rounds=n_rounds, random_state=seed, early_stopping=False, warm_start=True
     )
     run = Run.new(method, data)

@@ -36,7 +36,7 @@ def fresh(
     seed = int(check_random_state(estimator.random_state).randint(2**31 - 1))
     federation = clone(estimator._setting())
     federation.is_watched = is_watched
-    method = clone(estimator).set_params(random_state=None, federation=federation)
+    method = clone(estimator)._set(random_state=None, federation=federation)
     return seed, Key(seed), method.set_callbacks()
 
 
@@ -159,7 +159,7 @@ def parameters_of_a_run(estimator: FederatedRecommender) -> dict[str, object]:
     """Return the parameters that must not change between the rounds of one run."""
     # The fingerprint of the data has the catalogue.
     free = {"n_rounds", "n_jobs", "warm_start", "n_iter_no_change", "tol", "federation", "items"}
-    parameters = estimator.get_params() | {
+    parameters = estimator._all_params() | {
         f"federation__{name}": value for name, value in estimator._setting().get_params().items()
     }
     if not estimator.early_stopping:

@@ -350,7 +350,7 @@ class Run(Loop[StepTotal, "Seen"]):
 
     def settle(self, estimator: FederatedRecommender) -> None:
         """Take the parameters that may change between the rounds of one run."""
-        self.server.method.set_params(n_rounds=estimator.n_rounds, n_jobs=estimator.n_jobs)
+        self.server.method._set(n_rounds=estimator.n_rounds, n_jobs=estimator.n_jobs)
         self.server.stopping.tol = estimator.tol
         self.server.stopping.be_patient(estimator.n_iter_no_change)
 

@@ -134,7 +134,7 @@ class Updating:
                 times += data.times.max() + 1  # after all old rows
             elif times is not None and data.times is not None:
                 check_unit(data.times, times, self.timestamps)
-            rows = _rows(X, y, clients, sample_weight, data, times)
+            rows = _rows(X, y, clients, sample_weight, data, times, self._limits(is_fit=True))
             catalogue = _public_catalogue(self, data)
             if catalogue is not None and self._catalogue() is None:
                 # A matrix had a column for each item, and X may have others.
@@ -314,12 +314,12 @@ def _warn_of_the_added(estimator, data):
             )
 
 
-def _rows(X, y, clients, sample_weight, data, times):
+def _rows(X, y, clients, sample_weight, data, times, limits):
     """Return the new rows as a DataFrame, with the client and the time of each."""
     users, items = id_columns(X)
     if sample_weight is not None:
         sample_weight = check_sample_weight(sample_weight, X, allow_all_zero_weights=True)
-    check_rows(y, sample_weight)
+    check_rows(y, sample_weight, limits)
     users, items = _alike(users, data.user_ids), _alike(items, data.item_ids)
     codes = data.user_ids.codes(users)
     known, each = codes >= 0, np.repeat(data.client_ids, np.diff(data.client_indptr))

@@ -4,6 +4,7 @@ import gzip
 import io
 import lzma
 import os
+import pickle
 import tarfile
 import warnings
 import zipfile
@@ -293,7 +294,9 @@ def test_read_right(write, content, options):
         (ROWS.replace("user", "usér").encode("latin-1"), {}, "not utf-8 text.*'latin-1'"),
         ((ROWS * 30_000 + "1,é,3").encode("latin-1"), {}, "not utf-8 text.*'latin-1'"),
         (ROWS, {"encoding": "utf-9"}, "encoding='utf-9' is not an encoding.*'latin-1'"),
-        (b"PAR1\x15\x04" + bytes(99), {}, "binary file.*read_parquet"),
+        (b"PAR1\x15\x90" + bytes(99), {}, "not text.*pandas.read_parquet"),
+        (gzip.compress(pickle.dumps({"user": [1]})), {}, "not text.*pandas.read_pickle"),
+        (b"\x28\xb5\x2f\xfd" + bytes(99), {}, "binary file or an archive"),
         (zipped("a.csv", "b.csv"), {}, r"2 files \(a.csv, b.csv.*unpack"),
         (zipped(), {}, "binary file|archive"),
         # Deflate64, as Windows' Explorer compresses large files.

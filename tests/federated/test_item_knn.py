@@ -14,9 +14,24 @@ from fedrecsk.data.interactions import encode
 from fedrecsk.datasets import make_interactions
 from fedrecsk.federated import _gram
 from fedrecsk.privacy import CentralDP
+from fedrecsk.protocol import blocks
 from tests.conftest import fits_in_blocks, make_toy
 from tests.deployment.in_process import coordinator, make_nodes
 from tests.reference import ease as reference
+
+
+@pytest.mark.parametrize("half_life", [None, 3.0])
+def test_a_sum_that_one_user_fills_is_added_up_densely(half_life, monkeypatch):
+    X = np.column_stack([np.r_[np.zeros(40), 1 + np.arange(60) % 9], np.r_[:40, np.arange(60) % 7]])
+    (likes,) = blocks.cut(encode(X.astype(int), times=np.arange(100.0)))
+    everyone = np.ones(likes.n_clients, dtype=bool)
+    monkeypatch.setattr(_item_weights, "DENSE_BYTES", 10**6)
+    expected = _item_weights.sparse_gram(likes, half_life, everyone).toarray()
+    monkeypatch.undo()
+    monkeypatch.setattr(_item_weights, "single_grams", None)
+    filled = _item_weights.sparse_gram(likes, half_life, everyone)
+    assert filled.shape == expected.shape
+    np.testing.assert_allclose(filled.toarray(), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["sparse", "filled", "dense"])

@@ -320,7 +320,10 @@ def test_methods_whose_uploads_only_fit_their_round_are_refused(method):
         ({"schedule": "fast"}, "takes an object, such as Synchronous"),
         ({"devices": "5g"}, "devices='5g' is unknown; use a DeviceProfile or one of"),
         ({"devices": DeviceProfile(speed={0: 1.0})}, "no entry for 59 of 60 clients, such as 1"),
-        ({"devices": DeviceProfile(speed={0: 0.0})}, "has 0.0 for client 0; give a number > 0"),
+        ({"devices": DeviceProfile(speed={0: 0.0})}, "has 0.0 for client 0; give a number from"),
+        ({"devices": DeviceProfile(bandwidth={0: 1e10})}, "give a number from 1e-09 to 1e.09"),
+        ({"devices": DeviceProfile(speed=11)}, "is the standard deviation of a logarithm, at most"),
+        ({"devices": DeviceProfile(bandwidth=1000.0)}, "Set bytes per second by download and up"),
         ({"devices": DeviceProfile(online={0: (3, 3)})}, "give two different hours of a day"),
         ({"devices": DeviceProfile(upload=0.0)}, "The 'upload' parameter of DeviceProfile must"),
         ({"schedule": Asynchronous(0)}, "The 'buffer_size' parameter of Asynchronous must"),
@@ -331,6 +334,22 @@ def test_what_does_not_go_together_is_refused(parts, match):
     federation = {"devices": UNEQUAL, "schedule": Asynchronous(0.5)} | parts
     with pytest.raises(ValueError, match=match):
         FedMF(4, federation=Federation(**federation)).fit(X)
+
+
+@pytest.mark.parametrize(
+    "extreme",
+    [
+        {"speed": 10, "bandwidth": 10, "slowdown": 1e9, "overhead": 1e9, "client_seconds": 1e9},
+        {"download": 1, "upload": 1.0, "speed": dict.fromkeys(range(60), 1e-9)},
+    ],
+)
+@pytest.mark.parametrize("schedule", [None, Asynchronous(0.5)])
+def test_the_slowest_devices_have_finite_hours(extreme, schedule):
+    devices = DeviceProfile(**extreme, online=8.0)
+    federation = Federation(devices=devices, schedule=schedule)
+    model = FedMF(4, n_rounds=3, random_state=0, federation=federation).fit(X)
+    assert np.isfinite([row["hours"] for row in model.history_]).all()
+    assert np.isfinite(estimate_training_time(model, devices).seconds)
 
 
 def test_parameters_can_be_searched():

@@ -322,6 +322,14 @@ def test_other_models_and_rows_without_a_pair_are_refused():
         search().fit(alone, np.arange(10.0))
 
 
+@pytest.mark.parametrize("refit", [True, "anew", False])
+def test_a_winner_that_diverged_warns(refit):
+    # Its predictions, clipped to the scale, are finite.
+    diverging = RFRec(3, n_rounds=20, random_state=1, learning_rate=1e6)
+    with pytest.warns(UserWarning, match="RFRec diverged: scores of training rows reach"):
+        search(diverging, {"reg_user": [0.01, 0.04]}, refit=refit).fit(X, Y)
+
+
 def test_candidates_that_diverge_lose():
     rates = {"learning_rate": [0.1, 1e14], "optimizer": ["gd"], "prox": [0.0]}
     with pytest.warns(FitFailedWarning, match=r"of 3 candidates have diverged"):
