@@ -4,7 +4,7 @@ import os
 from importlib.util import find_spec
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests import lanes
 
@@ -30,9 +30,14 @@ collect_ignore = [path for package in MISSING for path in OPTIONAL[package][0]]
 
 
 def pytest_configure(config):
-    """Let hypothesis try less in the fast lane."""
+    """Let hypothesis try less in the fast lane, and take its time on a busy machine."""
     fast = config.option.markexpr == "not full"
-    settings.register_profile("fedrecsk", max_examples=15 if fast else 60, deadline=None)
+    settings.register_profile(
+        "fedrecsk",
+        max_examples=15 if fast else 60,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
     settings.load_profile("fedrecsk")
 
 

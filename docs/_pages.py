@@ -13,7 +13,8 @@ alt="..."   the alternative text of the figure
 =========== ==================================================
 
 `bash run` shows a shell command, runs it and shows what it prints. The build warns about a page
-whose code shows nothing and about a figure without alternative text; with -W it fails.
+whose code shows nothing, about a figure without alternative text, and about a paragraph that begins
+with markup; with -W it fails.
 """
 
 import json
@@ -40,6 +41,8 @@ TAGS = {
 }
 # Recipes for files that a build does not have.
 STATIC = {"datasets"}
+# How tables, substitutions, fences and comments begin. Dashes may have become typographic ones.
+MARKUP = "|", "{{", ":::", "<!"
 # The text of a display or of axes, which stand above their figure.
 OBJECT = re.compile(r"<[\w.]+ at 0x[0-9a-f]+>|<Axes: .*>|\[?<matplotlib\..*>\]?", re.DOTALL)
 # All of the output at once: IPython's %%bash passes it on in pieces, which MyST-NB breaks lines at.
@@ -108,6 +111,16 @@ def check_outputs(app, doctree):
         logger.warning("the code of this page shows no output", location=page)
 
 
+def check_paragraphs(app, doctree):
+    """Warn about markup that a page shows as text."""
+    for one in doctree.findall(nodes.paragraph):
+        first = next(iter(one.findall(nodes.Text)), "")
+        # |x| may be a formula, and anything may be code.
+        if isinstance(getattr(first, "parent", None), nodes.paragraph) and first.startswith(MARKUP):
+            message = "the page shows the markup %r as text; write a substitution on one line"
+            logger.warning(message, str(first)[:40], location=one)
+
+
 def setup(app):
     """Sphinx calls this."""
     # The site's own kernel: this python, whatever kernels the user has.
@@ -115,4 +128,5 @@ def setup(app):
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     app.connect("source-read", make_cells)
     app.connect("doctree-read", check_outputs)
+    app.connect("doctree-read", check_paragraphs)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

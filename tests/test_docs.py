@@ -1,6 +1,8 @@
 """The worked method of docs/add_a_method.md, and what the documentation site takes in."""
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,9 @@ from fedrecsk.protocol.keys import Key
 from tests.conftest import fits_in_blocks, make_toy
 from tests.test_testing import Ridge, RidgeAlgorithm
 
-EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("*.py"))
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
 def make(**parameters):
@@ -23,6 +27,43 @@ def test_an_example_begins_with_its_question_which_titles_its_page():
         first = path.read_text().splitlines()[0]
         assert first.startswith('"""'), path
         assert "?" in first, path
+
+
+# ----------------------------------------------------------------- markup that is shown as text
+
+CONF = f"""
+import sys
+sys.path.insert(0, {str(DOCS)!r})
+extensions = ["myst_parser", "_pages"]
+myst_enable_extensions = ["colon_fence", "dollarmath", "substitution"]
+myst_substitutions = {{"table": "| x |\\n|---|\\n| 1 |"}}
+"""
+RIGHT = (
+    "{{ table }}\n\n| x |\n|---|\n\n:::{note}\nText.\n:::\n\n<!-- x -->\n\n$|x|$ is one, `|` too.\n"
+)
+WRONG = {
+    "lines.md": ("{{\n  table }}\n", "'| x |'"),
+    "list.md": ("- One.\n\n  {{\n  table\n  }}\n", "'| x |'"),
+    "open.md": ("{{ table\n", "'{{ table'"),
+    "fence.rst": ("::: note\n", "'::: note'"),
+    "comment.rst": ("<!-- note -->\n", "'<!"),
+}
+
+
+@pytest.mark.full
+def test_markup_that_a_page_shows_as_text_is_warned_of(tmp_path):
+    pytest.importorskip("myst_parser", reason="needs fedrecsk[docs]")
+    (tmp_path / "conf.py").write_text(CONF)
+    (tmp_path / "index.rst").write_text("Home\n====\n\n.. toctree::\n   :glob:\n\n   *\n")
+    for name, (text, _) in {"right.md": (RIGHT, ""), **WRONG}.items():
+        (tmp_path / name).write_text(f"Title\n=====\n\n{text}")
+    command = [sys.executable, "-m", "sphinx", "-q", str(tmp_path), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    warnings = done.stderr.splitlines()
+    assert len(warnings) == len(WRONG), done.stderr
+    for name, (_, shown) in WRONG.items():
+        (warning,) = (one for one in warnings if name in one)
+        assert f"the page shows the markup {shown}" in warning
 
 
 # -------------------------------------------------------------------------- the prose checker
@@ -43,7 +84,7 @@ LONG = "The server adds up " + " ".join(["uploads"] * 40)
     ],
 )
 def test_prose_is_checked(text, advice):
-    file = Path(__file__).resolve().parents[1] / ".ci" / "check_prose.py"
+    file = ROOT / ".ci" / "check_prose.py"
     spec = importlib.util.spec_from_file_location("check_prose", file)
     checker = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(checker)

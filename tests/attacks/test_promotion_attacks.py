@@ -136,7 +136,7 @@ def test_raised_items_are_on_the_lists_of_half_of_the_users_they_lacked():
     users = generator.standard_normal((40, 5)) + 0.5
     last = top_k_threshold(vectors, users, 3, 10)
     for user, score in zip(users, last, strict=True):
-        assert score == np.sort(np.delete(vectors @ user, 3))[-10]
+        assert score == pytest.approx(np.sort(np.delete(vectors @ user, 3))[-10], rel=1e-9)
     before = users @ vectors[3] >= last
     after = users @ (1.0001 * margin_step(vectors[3], users, last) + vectors[3]) >= last
     gained = after & ~before
