@@ -373,7 +373,8 @@ def noise_multipliers(
         scaled = [one._replace(noise_multiplier=noise * one.noise_multiplier) for one in events]
         spent = epsilon_of(scaled, delta)
         if not spent <= limit:
-            enough = noise_for(events, limit, delta)
+            # Rounded up.
+            enough = (1 + 5e-4) * noise_for(events, limit, delta)
             raise ValueError(
                 f"CentralDP(noise_multiplier={noise:g}) spends epsilon {spent:.4g} in "
                 f"{plan.n_rounds} rounds, more than the limit epsilon={limit:g}; set "
