@@ -363,7 +363,8 @@ class PortableModel:
     def _known(self, ids, name):
         """Return the code of each id, -1 for unknown."""
         strings, bools = (self.item_ids.dtype.kind == kind for kind in "Ub")
-        ids = ids.tolist() if isinstance(ids, np.ndarray) else ids
+        # Short floats stay what they are: they hold fewer integers one by one.
+        ids = ids.tolist() if isinstance(ids, np.ndarray) and ids.dtype.kind != "f" else ids
         if isinstance(ids, str | bytes) or not hasattr(ids, "__iter__"):
             raise ValueError(f"{name} should be a list of item ids, got {str(ids)[:40]!r}.")
         ids = list(ids)
@@ -375,6 +376,11 @@ class PortableModel:
             ):
                 kind = "strings" if strings else "numbers"
                 raise ValueError(f"Item ids are {kind}; {name} has {str(one)[:40]!r}.")
+            if isinstance(one, float | np.floating) and abs(one) >= 2 / np.finfo(type(one)).eps:
+                raise ValueError(
+                    f"{name} has {one!s}, and a float of this size stands for several ids; give "
+                    "ids as integers."
+                )
         return np.array([self._codes.get(one, -1) for one in ids], dtype=np.int64)
 
 

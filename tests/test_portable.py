@@ -344,6 +344,20 @@ def test_wrong_questions(written, arguments, message):
         portable.load(written[1]).recommend([1000], weights=[-1])
 
 
+def test_large_ids_are_found_as_integers_and_refused_as_floats(tmp_path):
+    X = np.array(
+        [[user, 2**53 + item] for user in range(8) for item in range(4) if user % 4 - item]
+    )
+    public = exported(EASE(reg=1.0).fit(X), tmp_path)
+    found, _ = public.recommend([2**53 + 1], exclude=[2**53 + 2])
+    assert sorted(found.tolist()) == [2**53, 2**53 + 3]
+    for items in ([float(2**53)], [-1e300], np.array([2.0**60]), np.array([2**24], np.float32)):
+        for question in ({"items": items}, {"items": [1], "exclude": items}):
+            with pytest.raises(ValueError, match="a float of this size stands for several ids"):
+                public.recommend(**question)
+    assert len(public.recommend([2.0, np.float32(3)])[0]) == 4
+
+
 def test_what_cannot_be_asked_or_exported(tmp_path, toy):
     public = exported(fitted("FedEB")[0], tmp_path)
     with pytest.raises(ValueError, match="FedEB is a model of ratings; give ratings"):

@@ -238,6 +238,24 @@ def test_slow_and_vanishing_clients_hold_nobody_up(likes):
     assert "Traceback" not in server.log.read_text()
 
 
+def test_clients_that_hang_up_leave_no_traceback(likes):
+    """Even between their first request and the answers to those behind it."""
+    server, model, _ = likes
+    body = json.dumps({"requests": 100 * [{"items": model.item_ids_[:1].tolist()}]}).encode()
+    request = b"POST /recommend/batch HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s"
+    request %= len(body), body
+    for content in (request, 3 * request, 20 * request):
+        for seconds in (0, 0.005, 0.02, 0.1):
+            for reset in (False, True):
+                with socket.create_connection(("127.0.0.1", server.port)) as connection:
+                    connection.sendall(content)
+                    time.sleep(seconds)
+                    linger = struct.pack("ii", reset, 0)
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    assert server.ask("GET", "/health")[0] == 200
+    assert "Traceback" not in server.log.read_text()
+
+
 def few_files():
     resource.setrlimit(resource.RLIMIT_NOFILE, (160, 160))
 
@@ -350,6 +368,23 @@ def test_unknown_items_are_told(name, toy):
     assert answer["items"] == everybodys[0].tolist()
 
 
+@pytest.mark.parametrize("name", ["EASE", "RFRec"])
+def test_large_ids_are_taken_as_integers_and_refused_as_floats(name, toy):
+    """With a public half and without one."""
+    X, y = toy
+    X = X * [1, 2**44] + [0, 1]
+    service = serving.Service(make(getattr(fedrecsk, name)).fit(X, y))
+    known = service.item_ids[:2].tolist()
+    ratings = {"ratings": [5, 4]} if service.rates else {}
+    answer = service.one(json.loads(json.dumps({"items": known, "n": 2} | ratings)))
+    assert not answer["unknown_items"]
+    assert set(answer["items"]) <= set(service.item_ids.tolist()) - set(known)
+    for wrong in ([float(known[0])], [1e300]):
+        for question in ({"items": wrong} | ratings, {"items": known, "exclude": wrong} | ratings):
+            with pytest.raises(serving.Refused, match=r"from 2\*\*53 an integer"):
+                service.one(question)
+
+
 def test_errors_name_no_user(toy):
     X, y = toy
     # No score has these digits by chance.
@@ -374,6 +409,8 @@ class Other:
     ("content", "options", "message"),
     [
         (None, [], "No such file"),
+        (None, ["--port", "99999"], "'99999' is not a port; give a number from 0 to 65535"),
+        (None, ["--port", "-1"], "'-1' is not a port"),
         (EASE(), [], "add --trust"),
         (EASE(), ["--trust"], "not fitted"),
         (Other(), ["--trust"], "no estimator of fedrecsk"),

@@ -52,11 +52,7 @@ def times_of_histories(X, timestamps, *, all_users):
         return np.arange(X.shape[0], dtype=np.float64)
     times, name = _column_of_times(X, timestamps)
     missing = _is_missing(times)
-    if missing.all():
-        raise ValueError(
-            f"{name} are missing in all rows; give another column, or timestamps=None to leave "
-            "time out."
-        )
+    _check_any(missing, name)
     if all_users:
         _check_order(times[~missing], name)
         _warn_about_ratings(X, timestamps, times[~missing], name)
@@ -70,8 +66,10 @@ def days_of(X, timestamps, *, all_users):
     """Return the day of each row since 1970 as floats, NaN where missing; numbers are seconds."""
     times, name = _column_of_times(X, timestamps)
     missing = _is_missing(times)
+    if all_users:
+        _check_any(missing, name)
     seconds = times.astype("datetime64[s]").astype(np.int64) if times.dtype.kind == "M" else times
-    days = np.where(missing, np.nan, seconds.astype(np.float64) // DAY)
+    days = np.where(missing, np.nan, seconds.astype(np.float64)) // DAY
     wrong = (days < 0) | (days >= N_DAYS)
     if wrong.any() or (all_users and len(days) > 1 and (days == 0).all()):
         first = times[wrong.argmax()]
@@ -79,7 +77,7 @@ def days_of(X, timestamps, *, all_users):
             f"{name} should be dates, or seconds since 1970, to tell days apart; one is {first!s}. "
             "Convert the column, or set timestamps=None to leave days out."
         )
-    if all_users and not missing.all():
+    if all_users:
         _warn_about_units(times[~missing], name)
         _warn_about_days(times[~missing], name)
     return days
@@ -110,6 +108,15 @@ def _column_of_times(X, timestamps):
 
 def _is_missing(times):
     return np.isnat(times) if times.dtype.kind == "M" else ~np.isfinite(times)
+
+
+def _check_any(missing, name):
+    """Raise if all times are missing."""
+    if missing.all():
+        raise ValueError(
+            f"{name} are missing in all rows; give another column, or timestamps=None to leave "
+            "time out."
+        )
 
 
 def _check_order(times, name):

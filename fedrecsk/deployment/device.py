@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from fedrecsk.protocol.states import Remembered
 
 NOBODY = np.zeros(1, dtype=np.int64)
+# In a fit. A client that adds noise draws the cohorts of all of them.
+MOST_CLIENTS = 1_000_000
 # Of the variance that a share of the noise must have: `wire_dtype` rounds what the server names.
 LEAST_SHARE = 0.99
 
@@ -140,7 +142,8 @@ class Device(Clients):
         return registration
 
     def place(self, place: ClientCodes) -> None:
-        """Store the code that the server has assigned to this client."""
+        """Store the code that the server assigns; raise Refused if it is not for one client."""
+        _check_place(place)
         super().place(place.clients, place.first_users)
         self.keys: Keys = self.keys._replace(shared=place.shared)
         mechanism = self.federation.central_dp
@@ -378,3 +381,18 @@ class Device(Clients):
             return None
         self._check(message)
         return self.algorithm.decode(message, self.keys.shared.at(round))
+
+
+def _check_place(place):
+    """Raise Refused if a place is not one of a single client among a possible number of them."""
+    parts = [np.asarray(one) for one in (place.clients, place.first_users, place.n_clients)]
+    if any(one.dtype.kind not in "iu" or one.size != 1 for one in parts):
+        raise Refused("a client's place has one code, one first user and n_clients, all integers")
+    code, first_user, n_clients = (one.item() for one in parts)
+    # Every client before it has a user.
+    if not 0 <= code < n_clients <= MOST_CLIENTS or not code <= first_user < 2**62:
+        raise Refused(
+            f"the server gives this client code {code} and first user {first_user} among n_clients="
+            f"{n_clients}; codes must be below n_clients, which is at most {MOST_CLIENTS:,}, and "
+            "no first user is below its code"
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import secrets
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedrecsk.data.ids import catalogue_ids
+from fedrecsk.data.ids import are_strings, catalogue_ids, id_array
 from fedrecsk.deployment.checks import (
     Refused,
     check_deployable,
@@ -25,6 +24,7 @@ from fedrecsk.deployment.records import (
     MalformedMessage,
     bundle,
     bundled,
+    check_request,
     masking_arrays,
     masking_of,
     message_of,
@@ -203,10 +203,8 @@ class Node:
             log_it(text, error)
 
     def _answer(self, head, arrays):
-        kind, fit = head.get("kind"), head.get("fit")
-        for name in (fit, head.get("after", fit)):
-            if not re.fullmatch(r"[0-9a-f]{16}", str(name)):
-                raise MalformedMessage("The request does not say to which fit it belongs.")
+        check_request(head)
+        kind, fit = head["kind"], head["fit"]
         if kind == "register":
             return self._register(fit, head)
         if kind == "refuse":
@@ -223,7 +221,7 @@ class Node:
 
     def _step(self, kind, stage, fit, memory, head, arrays):
         """Take one step of the fit, unless it has been taken, and save the state after it."""
-        number = int(head["number"])
+        number = head["number"]
         step = f"{kind} {stage}".strip(), number
         # A server that was killed has the places in its checkpoint, or begins a new fit.
         if memory.place is not None and head.get("place") not in (None, memory.place):
@@ -361,20 +359,23 @@ class Node:
         block, algorithm = memory.device.block, memory.device.algorithm
         start = f"{name}/"
         own = {n.removeprefix(start): one for n, one in arrays.items() if n.startswith(start)}
-        message = message_of(head[name], own, block.row_items, algorithm.downloads(block.n_items))
-        if message is None or not head[name].get("kept"):
+        form, forms = head.get(name), algorithm.downloads(block.n_items)
+        message = message_of(form, own, block.row_items, forms)
+        if message is None or not form.get("kept"):
             return message
-        kept = head[name]["kept"]
+        kept = form["kept"]
         # Fields of the model that it has just measured are not sent again.
-        if memory.model is None or memory.measured != int(head["number"]):
+        if memory.model is None or memory.measured != head["number"]:
             raise Lacking(MODEL)
+        if not memory.model.keys() >= set(kept):
+            raise MalformedMessage("A message keeps fields that the measured model has not.")
         return message | {one: memory.model[one] for one in kept}
 
     def _masking(self, memory, fit, kind, stage, head, arrays):
         """Answer a request about masks."""
         if self.identity is None or not memory.device.federation.masks:
             raise Refused("this node has no identity to mask its uploads, or does not mask them")
-        step, device = (kind, int(head["number"])), memory.device
+        step, device = (kind, head["number"]), memory.device
         if stage == "keys":
             plan = _plan_of(device.federation.secure_aggregation, head)
             device.check_sum(*step, plan.n_clients)
@@ -445,11 +446,8 @@ class Node:
     # ------------------------------------------------------------------------- the end
 
     def _finish(self, memory, head, arrays):
-        message = self._message(memory, head, arrays)
-        if message is None:
-            raise MalformedMessage("The final model is missing.")
-        message = memory.announcement | message
-        model = memory.device.fitted(message, int(head["number"]))
+        message = memory.announcement | self._message(memory, head, arrays)
+        model = memory.device.fitted(message, head["number"])
         self.store.save_result(MODEL_FILE, model)
         log.info("Client %s has its model: %s", *memory.device.client_ids, self.store.folder)
         return pack({"n_users": int(np.size(model.user_ids_))}, {})
@@ -457,13 +455,24 @@ class Node:
     def _add_items(self, memory, head, arrays):
         """Add the rows of items that are new since the fit to this node's model."""
         model = self.store.load(MODEL_FILE)
+        if memory.device is not None or model is None:
+            raise Refused("this node has not ended the fit, so no model can take new items")
         # As they were in the fit, whatever has been added since, or is added again.
         items, algorithm = catalogue_ids(model.items), model._algorithm()
-        message, ids = Message(**model._final_message), np.array(head["ids"])
-        for name, rows in (message_of(head["rows"], arrays, NOTHING, {}) or {}).items():
-            known = message[name].values[: len(items)]
-            rows = Message(**{name: rows}).check({name: Form((len(ids), *known.shape[1:]))})[name]
-            message[name] = replace(message[name], values=np.concatenate([known, rows.values]))
+        message, ids = Message(**model._final_message), id_array(head["ids"], "ids")
+        is_alike = are_strings(ids) == are_strings(items)
+        if not is_alike or len(np.unique(ids)) < len(ids) or (items.codes(ids) >= 0).any():
+            raise MalformedMessage("New items need new, distinct ids of the type of the others.")
+        by_item = {
+            name: field.values[: len(items)]
+            for name, field in message.items()
+            if len(field.values) == model.n_items_
+        }
+        forms = {name: Form((len(ids), *known.shape[1:])) for name, known in by_item.items()}
+        rows = (message_of(head["rows"], arrays, NOTHING, {}) or Message()).check(forms)
+        for name, known in by_item.items():
+            values = np.concatenate([known, rows[name].values])
+            message[name] = replace(message[name], values=values)
         items = items.followed_by(ids)
         message.check(algorithm.downloads(len(items)))
         received = algorithm.decode(message, Key(0))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import zipfile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedrecsk.data.ids import id_array
 from fedrecsk.deployment.client_message import ClientMessage, Numbers
 from fedrecsk.protocol import Dense, Derived, Message, Rows
 from fedrecsk.protocol.keys import Key
@@ -35,6 +37,10 @@ DTYPES = frozenset(
     np.dtype(one).str
     for one in ("?", "i1", "u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
 )
+
+
+# What is sent of the place of a client.
+PLACE = "clients", "first_users", "shared", "n_clients"
 
 
 # ------------------------------------------------------------------------------- bytes
@@ -326,11 +332,93 @@ def place_head(place: ClientCodes) -> Head:
     }
 
 
-def place_of(head: Head) -> ClientCodes:
-    """Return the place again."""
-    return ClientCodes(
-        np.array(head["clients"]),
-        np.array(head["first_users"]),
-        Key(int(head["shared"])),
-        int(head["n_clients"]),
-    )
+def place_of(head: object) -> ClientCodes:
+    """Return an untrusted place of one client; raise MalformedMessage if it is none."""
+    try:
+        (client,), (first_user,), shared, n_clients = (head[part] for part in PLACE)
+    except (TypeError, KeyError, ValueError) as error:
+        raise MalformedMessage(f"A place has {', '.join(PLACE)} of one client.") from error
+    numbers = client, first_user, shared, n_clients
+    if not all(type(one) is int and -(2**63) <= one < 2**63 for one in numbers):
+        raise MalformedMessage("The numbers of a place must be integers below 2**63.")
+    return ClientCodes(np.array([client]), np.array([first_user]), Key(shared), n_clients)
+
+
+# ------------------------------------------------------------------ requests to nodes
+
+
+def _is_whole(value):
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_fit(value):
+    return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{16}", value) is not None
+
+
+def _are_names(value):
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _are_digests(value):
+    return isinstance(value, dict) and all(isinstance(one, str) for one in value.values())
+
+
+def _are_ids(value):
+    try:
+        return isinstance(value, list) and len(id_array(value, "ids")) > 0
+    except (TypeError, ValueError):
+        return False
+
+
+def _is_form(value):
+    if not isinstance(value, dict) or not _are_names(value.get("rows")):
+        return False
+    computed = value.get("computed")
+    has_types = _are_digests(computed) and DTYPES.issuperset(computed.values())
+    return has_types and ("kept" not in value or _are_names(value["kept"]))
+
+
+def _is_evaluation(value):
+    if not isinstance(value, dict) or not _are_names(value.get("metrics")):
+        return False
+    return value.get("n_negatives") is None or _is_whole(value["n_negatives"])
+
+
+# Parts of a request's head: how to check them, and what they should be.
+PARTS = {
+    "kind": (lambda value: isinstance(value, str), "a string"),
+    "fit": (_is_fit, "the name of a fit"),
+    "after": (_is_fit, "the name of a fit"),
+    "parameters": (_are_digests, "digests by name"),
+    "search": (lambda value: isinstance(value, bool), "true or false"),
+    "reason": (lambda value: isinstance(value, str), "a string"),
+    "ids": (_are_ids, "new item ids, all numbers or all strings"),
+    "rows": (_is_form, "the rows and types of a message"),
+    "number": (_is_whole, "a whole number below 2**63"),
+    "best": (_is_whole, "a whole number below 2**63"),
+    "n_clients": (_is_whole, "a whole number below 2**63"),
+    "n_bits": (_is_whole, "a whole number below 2**63"),
+    "place": (place_of, "the place of a client"),
+    "message": (_is_form, "the rows and types of a message"),
+    "announcement": (_is_form, "the rows and types of a message"),
+    "evaluation": (_is_evaluation, "metrics and n_negatives"),
+}
+# Those that requests of a kind need, besides kind and fit; all other kinds need a number.
+NEEDED = {
+    "register": {"parameters"},
+    "refuse": {"reason"},
+    "items": {"ids", "rows"},
+    "validate": {"number", "message"},
+    "evaluate": {"number", "message", "evaluation"},
+    "finish": {"number", "message"},
+}
+
+
+def check_request(head: Head) -> None:
+    """Raise MalformedMessage if a part of an untrusted request's head is missing or malformed."""
+    kind = head.get("kind")
+    needed = {"kind", "fit"} | NEEDED.get(kind if isinstance(kind, str) else "", {"number"})
+    for name, (is_right, what) in PARTS.items():
+        value = head.get(name)
+        if (value is not None or name in needed) and not is_right(value):
+            raise MalformedMessage(f"The {name!r} of a request must be {what}.")

@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import math
 import secrets
 import threading
 from collections.abc import Sequence
@@ -138,10 +137,11 @@ class Service:
 
     def _check_ids(self, ids, name):
         """Refuse what can be no id of an item."""
-        kind = "string" if self.item_ids.dtype.kind == "U" else "number"
+        kind = "string" if self.item_ids.dtype.kind == "U" else "number, from 2**53 an integer"
         for one in ids:
-            is_number = type(one) is int or (type(one) is float and math.isfinite(one))
-            if not (isinstance(one, str) if kind == "string" else is_number):
+            # Larger floats stand for several integers.
+            is_number = type(one) is int or (type(one) is float and abs(one) < 2**53)
+            if not (isinstance(one, str) if self.item_ids.dtype.kind == "U" else is_number):
                 raise Refused(400, f"an item's id is a {kind}; {name} has {str(one)[:40]!r}")
 
     def many(self, question: object) -> dict[str, list]:
@@ -447,6 +447,12 @@ def loaded(path: str, trust: bool) -> portable.PortableModel | Recommender:
     raise ValueError(f"{path} has a {type(model).__name__} and no estimator of fedrecsk")
 
 
+def _port(text):
+    if not text.isdecimal() or int(text) >= 2**16:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port; give a number from 0 to 65535")
+    return int(text)
+
+
 def main(argv: Sequence[str]) -> None:
     """Serve a model until a signal ends it.
 
@@ -460,7 +466,7 @@ def main(argv: Sequence[str]) -> None:
     )
     parser.add_argument("file", help="of model.export(...), or, with --trust, of joblib.dump")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    parser.add_argument("--port", type=int, default=8000, help="(%(default)s; 0: any free one)")
+    parser.add_argument("--port", type=_port, default=8000, help="(%(default)s; 0: any free one)")
     parser.add_argument("--trust", action="store_true", help="load a file that can run code")
     options = parser.parse_args(argv)
     try:
@@ -474,6 +480,8 @@ def main(argv: Sequence[str]) -> None:
         application,
         http=type("Protocol", (_Impatient, http.AutoHTTPProtocol), {"most": most}),
         ws="none",
+        # uvloop raises an error for each answer to a client that has hung up.
+        loop="asyncio",
         # asyncio accepts as many at once, before it tells the protocol about any.
         backlog=max(1, min(100, most // 8)),
         host=options.host,

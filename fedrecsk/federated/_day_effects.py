@@ -54,8 +54,10 @@ class DayEffects:
         X, _ = self._checked(X)
         users, days = self._users.codes(id_columns(X)[0]), self._times_of(X)
         rows = np.flatnonzero((users >= 0) & ~np.isnan(days))
-        effects = self.user_days_[users[rows], days[rows].astype(np.int64)]
-        predicted[rows] += np.asarray(effects).ravel()
+        # Of no rows, SciPy's answer is a sparse array.
+        if len(rows):
+            effects = self.user_days_[users[rows], days[rows].astype(np.int64)]
+            predicted[rows] += np.asarray(effects).ravel()
         predicted = np.clip(predicted, *self.rating_scale_)
         return (predicted, found[1]) if return_std else predicted
 

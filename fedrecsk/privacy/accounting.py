@@ -30,6 +30,9 @@ HOPELESS = 100.0
 # Relative accuracy of the noise that is found for an epsilon by RDP, and how far below the epsilon
 # the noise may stay that is found by the privacy loss distribution.
 TOLERANCE, SHORT_OF = 1e-4, 2e-3
+# Noise for an epsilon stays below it by this share and by four times the absolute accuracy of
+# dp-accounting, so that a report, which adds up in another order, is never above it.
+SAFETY, SOLVED_TO = 1e-8, 1e-12
 # How far the search for the noise goes below the bound by RDP, as a logarithm.
 FARTHEST = 6
 # Step in which privacy losses are rounded up; epsilons are accurate to about a tenth of it.
@@ -109,8 +112,9 @@ def epsilon_of(events: Sequence[Event], delta: float, *, accountant: str = "pld"
 
 
 def noise_for(events: Sequence[Event], epsilon: float, delta: float) -> float:
-    """Return the least factor on all noise multipliers with which the events spend `epsilon`."""
-    return _noise_for(tuple(events), float(epsilon), float(delta))
+    """Return the least factor on all noise multipliers that keeps the events within `epsilon`."""
+    within = max(epsilon / 2, (1 - SAFETY) * epsilon - 4 * SOLVED_TO)
+    return _noise_for(tuple(events), float(within), float(delta))
 
 
 def shuffled_epsilon(epsilon: float, n_clients: int, delta: float) -> float:
@@ -303,7 +307,7 @@ def pure_epsilon(each: float, n: int, delta: float) -> float:
         above = loss > epsilon
         return float(weights[above] @ -np.expm1(epsilon - loss[above]))
 
-    return _least(excess, delta)
+    return min(n * each, _least(excess, delta))
 
 
 def laplace_epsilon(each: float, n: int, delta: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import lru_cache
@@ -17,6 +18,7 @@ from fedrecsk._utils.parameters import PlainParameters, checked
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.privacy._grid import rounded, step_of, towards_zero
 from fedrecsk.privacy.accounting import (
+    SAFETY,
     gaussian_delta,
     gaussian_epsilon,
     laplace_epsilon,
@@ -352,7 +354,7 @@ class GaussianMechanism(LocalMechanism):
 
         root = brentq(excess, np.log(1e-9 * epsilon), np.log(10 + 10 * epsilon))
         mu = float(np.exp(root))
-        multiplier = 2 * float(np.sqrt(n_uploads)) / mu * (1 + 1e-9)
+        multiplier = 2 * float(np.sqrt(n_uploads)) / mu * (1 + SAFETY)
         return mechanism._set(noise_multiplier=multiplier)
 
     def _validate_params(self):
@@ -529,7 +531,11 @@ class SphereMechanism(LocalMechanism):
             above = each
             while above <= MOST and excess(above) <= 0:
                 above *= 2
-            each = float(brentq(excess, each, above, rtol=1e-9)) * (1 - 1e-8)
+            each = float(brentq(excess, each, above, xtol=1e-9 * each, rtol=1e-9))
+            each *= 1 - SAFETY
+        elif n_uploads * each > epsilon:
+            # By a rounding error.
+            each = math.nextafter(each, 0)
         mechanism._set(epsilon=each)._validate_params()
         return mechanism
 

@@ -248,9 +248,16 @@ class PrivacyBudget:
         return bool(self._excess(self.report))
 
     def charge(self, fitted: Any) -> Self:
-        """Charge a fitted federated estimator, an ensemble, a PrivacyReport, or a fitted search.
+        """Charge a fitted federated estimator, an ensemble, a search, or a report.
 
-        A search counts every candidate on every fold as it was planned, and the refit.
+        A search counts every candidate on every fold as it was planned, and the refit. The
+        EvaluationReport of each :func:`~fedrecsk.selection.federated_evaluate` counts without the
+        fit, like one more fit.
+
+        Raises
+        ------
+        TypeError
+            If it reports no privacy.
         """
         self._reports += _reports(fitted)
         return self
@@ -265,6 +272,11 @@ class PrivacyBudget:
         n_clients, n_fits = checked(
             "PrivacyBudget.check", constraints, n_clients=n_clients, n_fits=n_fits
         )
+        if not hasattr(estimator, "planned_privacy"):
+            raise TypeError(
+                f"{type(estimator).__name__} plans no privacy; pass a federated estimator with "
+                "central_dp."
+            )
         planned = [estimator.planned_privacy(n_clients)] * n_fits
         total = PrivacyReport.joined([*self._reports, *planned], self.delta)
         excess = self._excess(total)
@@ -310,15 +322,26 @@ def _reports(fitted):
     """Return the reports of all fits behind an object."""
     if isinstance(fitted, PrivacyReport):
         return [fitted]
-    if hasattr(fitted, "privacy_") or not hasattr(fitted, "cv_results_"):
+    if hasattr(fitted, "total_privacy"):
+        # An evaluation; its fit is charged by itself.
+        return [fitted.privacy]
+    if not hasattr(fitted, "cv_results_") and hasattr(fitted, "fit"):
         check_is_fitted(fitted)
+    if hasattr(fitted, "privacy_"):
         return [fitted.privacy_]
+    if not hasattr(fitted, "cv_results_"):
+        raise TypeError(
+            f"{type(fitted).__name__} has no privacy_; charge a fitted federated estimator (of a "
+            "Pipeline its last step), an ensemble, a search, a PrivacyReport or an "
+            "EvaluationReport."
+        )
     if not hasattr(fitted, "best_estimator_"):
         raise ValueError(
             f"{type(fitted).__name__} has no best_estimator_, from which the number of clients is "
             "read; set refit=True."
         )
     best = fitted.best_estimator_
+    refit = _reports(best)
     n_clients = len(best.communication_.client_ids)
     candidates = [clone(fitted.estimator).set_params(**p) for p in fitted.cv_results_["params"]]
     planned = [
@@ -327,4 +350,4 @@ def _reports(fitted):
         else one.planned_privacy(n_clients)
         for one in candidates
     ]
-    return planned * fitted.n_splits_ + [best.privacy_]
+    return planned * fitted.n_splits_ + refit

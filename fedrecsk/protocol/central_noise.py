@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -18,6 +19,8 @@ from fedrecsk.protocol.messages import Dense, Message, Total, Upload
 from fedrecsk.protocol.protection import TERMS
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.privacy import CentralDP, LocalMechanism
     from fedrecsk.protocol.algorithm import AnyAlgorithm
@@ -91,14 +94,22 @@ class CentralNoise:
                 f"and a count over about {cohort:.3g} clients cannot hide one of them; set "
                 f"quantile=None, raise epsilon, or {more}."
             )
-        # For each client, what it has spent, as the sum of 1 / z^2, and in how many exchanges.
-        self._spent = np.zeros(n_clients)
-        self._uses = np.zeros(n_clients, dtype=np.int64)
         # The least noise multiplier of any exchange so far.
         self._least = np.inf
         self._n_setups = 0
         self._n_rounds = 0
         warn_of_delta(mechanism, n_clients)
+
+    # Made by the server when it needs them: a client stores a CentralNoise, and charges nobody.
+    @cached_property
+    def _spent(self) -> NDArray[np.float64]:
+        """What each client has spent, as the sum of 1 / z^2."""
+        return np.zeros(self.plan.n_clients)
+
+    @cached_property
+    def _uses(self) -> NDArray[np.int64]:
+        """In how many exchanges each client has sent something."""
+        return np.zeros(self.plan.n_clients, dtype=np.int64)
 
     @property
     def expected(self) -> int:
@@ -362,7 +373,8 @@ def noise_multipliers(
         scaled = [one._replace(noise_multiplier=noise * one.noise_multiplier) for one in events]
         spent = epsilon_of(scaled, delta)
         if not spent <= limit:
-            enough = noise_for(events, limit, delta)
+            # Rounded up.
+            enough = (1 + 5e-4) * noise_for(events, limit, delta)
             raise ValueError(
                 f"CentralDP(noise_multiplier={noise:g}) spends epsilon {spent:.4g} in "
                 f"{plan.n_rounds} rounds, more than the limit epsilon={limit:g}; set "

@@ -37,7 +37,8 @@ class EvaluationReport:
     privacy : PrivacyReport
         What the server sees, and the guarantee of this evaluation alone.
     total_privacy : PrivacyReport
-        The same for the fit and this evaluation together.
+        The same for the fit and this evaluation together. Of several evaluations it counts one;
+        charge them to a :class:`~fedrecsk.privacy.PrivacyBudget`.
     encryption : EncryptionReport, MaskingReport or None
         Cost of secure sums; None without them.
     """

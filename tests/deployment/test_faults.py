@@ -344,12 +344,17 @@ def test_a_node_that_cannot_take_part_is_told_so(change, told, logged, tmp_path,
     ("content", "message"),
     [
         (b"junk", "not a message of this version"),
-        (pack({"kind": "round"}, {}), "does not say to which fit"),
-        (pack({"kind": "round", "fit": "../../../../etc"}, {}), "does not say to which fit"),
+        (pack({"kind": "round"}, {}), "'fit' of a request must be the name of a fit"),
+        (pack({"kind": "round", "fit": "../../../../etc"}, {}), "'fit' of a request must be"),
         (
             pack({"kind": "register", "fit": "0" * 16, "after": "../../etc"}, {}),
-            "does not say to which fit",
+            "'after' of a request must be the name of a fit",
         ),
+        (
+            pack({"kind": "register", "fit": "0" * 16}, {}),
+            "'parameters' of a request must be digests by name",
+        ),
+        (pack({"kind": "else", "fit": "0" * 16, "number": 0}, {}), "must register first"),
         (
             pack({"kind": "round", "fit": "0" * 16, "number": 0}, {}),
             "this node has no state of this fit; it must register first",
@@ -399,6 +404,28 @@ def test_a_node_that_has_lost_the_model_it_has_measured_gets_it_again(tmp_path, 
     assert said.count((False, True, False)) == 2
     assert [one for one in said if one[0]] == [(True, True, True), (True, False, False)]
     assert "lacks its model in the fit, and is sent it again" in caplog.text
+
+
+def test_a_node_one_round_ahead_refuses_earlier_requests(tmp_path):
+    one, nodes = a_fit(tmp_path)
+    node, earlier, refused = nodes[max(nodes)], [], []
+
+    def repeat(request, reply):
+        if nodes[request.node] is node and request.kind in ("setup", "round"):
+            refused.append([unpack(node.answer(one))[0].get("refused", "") for one in earlier])
+            earlier.append(request.content)
+        return reply
+
+    one.exchanges.carrier.tamper = repeat
+    one.run()
+    why = [
+        [f"in round {now}, and the server asks for {then}" for then in asked]
+        for now, asked in enumerate([["the set-up"], ["the set-up", "round 0"]])
+    ]
+    assert [len(texts) for texts in refused] == [0, 1, 2, 3]
+    for texts, expected in zip(refused[1:], why, strict=False):
+        for text, one_of in zip(texts, expected, strict=True):
+            assert one_of in text
 
 
 def test_nodes_refuse_a_server_with_an_older_checkpoint(tmp_path):

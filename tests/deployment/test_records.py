@@ -13,6 +13,8 @@ from fedrecsk.deployment.records import (
     message_arrays,
     message_of,
     pack,
+    place_head,
+    place_of,
     registration_of,
     unpack,
     upload_arrays,
@@ -217,3 +219,38 @@ def test_one_number_does_not_become_a_large_array():
 def test_malformed_registrations_are_refused(head):
     with pytest.raises(MalformedMessage, match=r"registration (has|must have)|client's id must be"):
         registration_of(head, n_items=6)
+
+
+PLACE = {"clients": [1], "first_users": [4], "shared": 5, "n_clients": 3}
+
+
+def test_places_come_back_as_they_were():
+    assert place_head(place_of(PLACE)) == PLACE
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"clients": [1, 2]},
+        {"clients": []},
+        {"clients": 1},
+        {"clients": [1.0]},
+        {"clients": [[1]]},
+        {"clients": [True]},
+        {"first_users": [None]},
+        {"first_users": [2**63]},
+        {"shared": "5"},
+        {"shared": 2**63},
+        {"n_clients": 3.0},
+        {"n_clients": 10**30},
+    ],
+)
+def test_malformed_places_are_refused(change):
+    with pytest.raises(MalformedMessage, match=r"(A place has|of a place must be)"):
+        place_of(PLACE | change)
+
+
+@pytest.mark.parametrize("head", [None, [], [1, 2, 3, 4], {"clients": [1]}])
+def test_what_is_no_place_is_refused(head):
+    with pytest.raises(MalformedMessage, match="A place has clients"):
+        place_of(head)

@@ -69,6 +69,17 @@ def test_dates_and_missing_times(rows):
     assert timed.predict(later)[0] != plain[0]
 
 
+def test_rows_without_any_known_day_or_user_have_no_effect(rows):
+    X, y = rows
+    timed, plain = method(timestamps=2).fit(X, y), method().fit(X, y).predict(X)
+    for missing in (np.nan, np.inf):
+        predicted, _ = timed.predict(X * [1, 1, 0] + [0, 0, missing], return_std=True)
+        np.testing.assert_allclose(predicted, plain, atol=1e-6)
+    strangers = np.add(X, [1000, 0, 0])
+    expected = method().fit(X, y).predict(strangers)
+    np.testing.assert_allclose(timed.predict(strangers), expected, atol=1e-6)
+
+
 def test_newcomers_and_updates_have_days_of_their_own(rows):
     X, y = rows
     old = X[:, 0] < 25
@@ -89,9 +100,10 @@ def test_newcomers_and_updates_have_days_of_their_own(rows):
         (np.arange(400), "dates, or seconds since 1970"),
         (np.full(400, -5.0) - np.arange(400), "one is -5.0"),
         (np.arange(400) + 1e15, "set timestamps=None to leave days out"),
+        (np.full(400, np.nan), "are missing in all rows; give another column, or timestamps=None"),
         (None, "X has no timestamps"),
     ],
-    ids=["positions", "negative", "late", "none"],
+    ids=["positions", "negative", "late", "missing", "none"],
 )
 def test_times_that_are_no_days_are_named(rows, times, message):
     X, y = rows

@@ -98,4 +98,16 @@ def test_nothing_and_no_noise():
 def test_noise_for_an_epsilon(event, epsilon):
     factor = noise_for([event], epsilon, DELTA)
     spent = epsilon_of([event._replace(noise_multiplier=factor)], DELTA)
-    assert 0.997 * epsilon < spent <= epsilon * (1 + 1e-9)
+    assert 0.997 * epsilon < spent <= epsilon
+
+
+@pytest.mark.parametrize("epsilon", [1e-9, 1e-3, 1.0, 5.0, 300.0])
+@pytest.mark.parametrize("count", [1, 7, 49])
+def test_sums_that_were_charged_one_by_one_stay_within_the_epsilon(epsilon, count):
+    events = [Event("gaussian", 1.7), Event("gaussian", 1.0, count)]
+    noise = noise_for(events, epsilon, DELTA)
+    spent = (1.7 * noise) ** -2
+    for _ in range(count):
+        spent += noise**-2
+    report = Event("gaussian", np.sqrt((count + 1) / spent), count + 1)
+    assert 0.5 * epsilon < epsilon_of([report], DELTA) <= epsilon

@@ -4,9 +4,11 @@ import dp_accounting
 import numpy as np
 import pytest
 from scipy.stats import norm
+from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
 
-from fedrecsk import Federation, RFRec
+from fedrecsk import BiasOnly, Federation, RFRec
 from fedrecsk.privacy import CentralDP, GaussianMechanism, PrivacyBudget, PrivacyReport
 from tests.conftest import make_toy
 
@@ -88,6 +90,30 @@ def test_fits_without_noise_exceed_every_budget(toy):
     budget = PrivacyBudget(epsilon=1e6).charge(make().set_params(federation=None).fit(*toy))
     assert budget.is_exceeded
     assert budget.spent == float("inf")
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 5, 40])
+@pytest.mark.parametrize("setting", [{}, COHORTS, {"federation__central_dp__noise": "clients"}])
+def test_a_fit_stays_within_its_epsilon(epsilon, setting, toy):
+    mechanism = CentralDP(epsilon=epsilon, delta=1e-3)
+    model = make().set_params(federation__central_dp=mechanism).set_params(**setting)
+    spent = model.fit(*toy).privacy_.epsilon
+    assert 0.98 * epsilon < spent <= epsilon
+    assert 0.98 * epsilon < model.planned_privacy(20).epsilon <= epsilon
+
+
+def test_what_reports_no_privacy_is_named(toy):
+    budget, plain = PrivacyBudget(epsilon=5), RFRec(3, n_rounds=1)
+    pipeline = make_pipeline("passthrough", plain).fit(*toy)
+    search = GridSearchCV(BiasOnly(), {"reg_user": [1.0]}, cv=2).fit(*toy)
+    for wrong in (pipeline, search, BiasOnly().fit(*toy), 5, [plain]):
+        with pytest.raises(TypeError, match="has no privacy_; charge a fitted federated estimator"):
+            budget.charge(wrong)
+    with pytest.raises(NotFittedError):
+        budget.charge(make())
+    with pytest.raises(TypeError, match="BiasOnly plans no privacy; pass a federated estimator"):
+        budget.check(BiasOnly(), 20)
+    assert budget.report is None
 
 
 @pytest.mark.parametrize(

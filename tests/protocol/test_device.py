@@ -23,11 +23,12 @@ from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import Compressed, LowRank, Quantization, TopK
 from fedrecsk.deployment import ClientMessage, Device, DeviceServer, Numbers
 from fedrecsk.deployment.checks import Refused
+from fedrecsk.deployment.device import MOST_CLIENTS
 from fedrecsk.federated.locals import LocALSAlgorithm
 from fedrecsk.privacy import CentralDP, LaplaceMechanism
 from fedrecsk.protocol import FieldSpec
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.messages import Dense, Message
+from fedrecsk.protocol.messages import ClientCodes, Dense, Message
 from fedrecsk.simulation import making
 from tests.conftest import make_toy
 
@@ -144,6 +145,51 @@ def test_a_device_adds_no_less_noise_than_its_federation_requires(Estimator, ter
             device.receive(server.round, lie)
         device.receive(server.round, message)
     assert all(device.update(server.round)[0] for device in devices)
+
+
+def a_place(client=0, first_user=0, n_clients=9):
+    """A place whose parts may be anything."""
+    return ClientCodes(np.array([client]), np.array([first_user]), Key(1), n_clients)
+
+
+def noisy_device():
+    federation = Federation(central_dp=CentralDP(epsilon=1.0, noise="clients", delta=1e-9))
+    method = make(FedMF, federation=federation)
+    X, y = make_toy(2)
+    return Device(method, np.column_stack([X[:, 0] * 0, X[:, 1]]), y, client_id="one")
+
+
+def test_a_device_stores_as_much_however_many_clients_there_are():
+    sizes = []
+    for n_clients in (20, MOST_CLIENTS):
+        device = noisy_device()
+        device.place(a_place(n_clients=n_clients))
+        sizes.append(len(pickle.dumps(device)))
+    assert sizes[1] < sizes[0] + 1000
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        (a_place(n_clients=0), "code 0 .* n_clients=0; codes must be below n_clients"),
+        (a_place(n_clients=-5), "n_clients=-5; codes must be below"),
+        (a_place(n_clients=2**63 - 1), "which is at most 1,000,000"),
+        (a_place(n_clients=MOST_CLIENTS + 1), "which is at most 1,000,000"),
+        (a_place(9, 9), "code 9 .* n_clients=9; codes must be below"),
+        (a_place(-1), "code -1"),
+        (a_place(3, 2), "first user 2 .* no first user is below its code"),
+        (a_place(3, 2**62), "first user"),
+        (a_place(n_clients=9.0), "all integers"),
+        (a_place(n_clients=10**30), "all integers"),
+        (a_place(True), "all integers"),
+        (a_place(0.0), "all integers"),
+        (a_place([0, 1]), "all integers"),
+        (a_place("0"), "all integers"),
+    ],
+)
+def test_a_device_refuses_an_impossible_place(place, message):
+    with pytest.raises(Refused, match=message):
+        noisy_device().place(place)
 
 
 @pytest.mark.filterwarnings("ignore:CentralDP.delta=")

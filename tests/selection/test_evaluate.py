@@ -21,7 +21,7 @@ from fedrecsk import (
     RFRec,
 )
 from fedrecsk.metrics import evaluate_ranking
-from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, SecAggPlus
+from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, PrivacyBudget, SecAggPlus
 from fedrecsk.privacy.accounting import Event, epsilon_of
 from fedrecsk.protocol.keys import Key
 from fedrecsk.selection import federated_evaluate
@@ -205,10 +205,16 @@ def test_central_noise_is_charged_like_that_of_a_round(noise):
     model, (*_, X, y) = private(noise, **masks), split()
     report = federated_evaluate(model, X, y, metrics=["ndcg@5", "mae"], epsilon=1.5)
     assert report.privacy.epsilon == pytest.approx(1.5, rel=0.02)
+    assert report.privacy.epsilon <= 1.5
     (event,) = report.privacy.events
     both = epsilon_of([*model.privacy_.events, event], 1e-3)
     assert report.total_privacy.epsilon == pytest.approx(both)
     assert model.privacy_.epsilon < both < model.privacy_.epsilon + 1.5
+    again = federated_evaluate(model, X, y, metrics="mae", epsilon=1.5)
+    budget = PrivacyBudget(20, delta=1e-3).charge(model).charge(report).charge(again)
+    three = epsilon_of([*model.privacy_.events, event, *again.privacy.events], 1e-3)
+    assert budget.spent == pytest.approx(three)
+    assert again.total_privacy.epsilon < three
 
 
 def test_the_noise_is_as_large_as_the_bound_of_a_client_asks_for():

@@ -408,7 +408,7 @@ def test_the_whole_search_spends_the_budget(refit):
     scores = noise_for([Event("gaussian", 1.0, 9 + 3)], 5.0, 1e-3)
     by_hand = [Event("gaussian", z, n_releases), Event("gaussian", scores, 9 + 3)]
     assert epsilon_of(by_hand, 1e-3) == pytest.approx(20.0, rel=1e-6)
-    assert ours.privacy_.epsilon == pytest.approx(20.0, rel=1e-6)
+    assert 20.0 * (1 - 1e-6) < ours.privacy_.epsilon <= 20.0
     assert ours.privacy_.trust == "the server"
     entries = [entry for entry in ours.communication_.entries if entry["phase"] == "round"]
     assert len(entries) == 15 + n_left
