@@ -20,7 +20,7 @@ from fedrecsk.deployment.records import (
     upload_arrays,
     upload_of,
 )
-from fedrecsk.protocol import Dense, Derived, FieldSpec, Message, Rows
+from fedrecsk.protocol import Dense, Derived, FieldSpec, Form, Message, Rows
 from fedrecsk.protocol.messages import PerClient
 
 HELD = np.array([0, 2, 5])
@@ -118,14 +118,23 @@ def test_a_client_receives_what_it_needs_of_a_message():
         "mine": 4,
         "count": 1,
     }
-    back = message_of(*json_and_bytes(spec, arrays), HELD, 6)
+    forms = {"own": Form((6, 2))}
+    back = message_of(*json_and_bytes(spec, arrays), HELD, forms)
     np.testing.assert_array_equal(back["whole"].values, values)
     np.testing.assert_array_equal(back["own"].values[HELD], values[HELD])
     assert not back["own"].values[[1, 3, 4]].any()
     np.testing.assert_array_equal(back["mine"].values, [[2.0]])
     # What was computed in float64 and sent in float32 is computed with in float64.
     assert back["whole"].values.dtype == np.float64
-    assert message_of(*message_arrays(None, HELD, 0, "float32"), HELD, 6) is None
+    assert message_of(*message_arrays(None, HELD, 0, "float32"), HELD, forms) is None
+
+
+@pytest.mark.parametrize("change", [lambda a: a[:-1], lambda a: a.ravel(), lambda a: a[:, :1]])
+def test_rows_of_another_form_reserve_no_memory_for_all_items(change):
+    message = Message(own=Rows(np.arange(12.0).reshape(6, 2)))
+    spec, arrays = message_arrays(message, HELD, 1, "float32")
+    with pytest.raises(MalformedMessage, match="Field 'own' of the message has shape"):
+        message_of(spec, {"own": change(arrays["own"])}, HELD, {"own": Form((10**9, 2))})
 
 
 def json_and_bytes(spec, arrays):
