@@ -181,17 +181,22 @@ class Device(Clients):
                 f"{self._clip:g}, but this client's CentralDP requires {needed:g}"
             )
 
+    @property
+    def adds_noise(self) -> bool:
+        """Whether this client adds a share of the noise of central privacy."""
+        return self._noise is not None
+
     def check_sum(self, kind: str, round: int, n_clients: int) -> None:
-        """Raise if a masked sum over so few clients has less noise than was planned."""
+        """Raise if a masked sum over so many clients may have less noise than was planned."""
         scheme = self.federation.secure_aggregation
         if self._noise is None or kind not in ("setup", "round"):
             return
         key = self.keys.shared.at(SETUP if kind == "setup" else round)
         n_shares = self._noise.exchange(key).n_shares
-        if isinstance(scheme, SecAggPlus) and n_clients < (1 - scheme.max_dropout) * n_shares:
+        if isinstance(scheme, SecAggPlus) and scheme.sure_shares(n_clients) < n_shares:
             raise Refused(
-                f"a sum over {n_clients} clients has too little noise: each adds a share of "
-                f"1/{n_shares}, for the number of clients that the server has announced"
+                f"a sum over {n_clients} clients may have too little noise: this client's share is "
+                f"1/{n_shares} of it, for the number of clients that the server has announced"
             )
 
     def update(self, round: int) -> tuple[list[ClientMessage], NDArray[np.float64]]:
@@ -319,7 +324,7 @@ class Device(Clients):
         step, client = (updates.phase, updates.round), int(updates.clients[0])
         fields = updates.fields if updates.held is None else updates.held.single(0).whole(0)
         central, steps = self.federation.central_dp, {}
-        if central is not None and central.noise == "clients" and updates.phase == "round":
+        if central is not None and central.noise == "clients":
             steps = steps_of(central, self._clip, specs)
         scheme = self.federation.secure_aggregation
         content = integers_of(scheme, fields, units_of(scheme, specs, steps), steps)
