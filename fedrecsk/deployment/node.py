@@ -379,7 +379,8 @@ class Node:
             plan = _plan_of(device, head)
             device.check_sum(*step, plan.n_clients)
             code = int(device.block.clients[0])
-            memory.masks[step] = MaskingClient(plan, session_of(fit, *step), code)
+            session = session_of(fit, *step, device.terms_of_noise)
+            memory.masks[step] = MaskingClient(plan, session, code)
         if step not in memory.masks:
             raise Refused("this node has sent no keys for this sum")
         answer = memory.masks[step].answer(stage, masking_of(arrays), self.identity)
