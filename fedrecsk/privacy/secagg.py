@@ -40,7 +40,10 @@ class SecAggPlus(SecureAggregation):
     The server learns the sum over the clients whose uploads arrived, and nothing else, as long as
     it follows the protocol and fewer than `threshold` of a client's neighbours collude with it. A
     lying server sees no sum over a single client, as long as at most ``2 t - k - 1`` of a client's
-    k neighbours, of whom t must answer, collude with it. Each client generates its own keys.
+    k neighbours, of whom t must answer, collude with it. But over two rounds it can send the same
+    model, and leave one client out of the second sum: the difference is that client's upload, if
+    it depends on the model alone. Only noise protects from this, see
+    ``CentralDP(noise="clients")``. Each client generates its own keys.
     Numbers are rounded to fixed point and added exactly. Clients may be lost at any time. Needs the
     extra ``fedrecsk[privacy]``.
 
@@ -53,10 +56,12 @@ class SecAggPlus(SecureAggregation):
     n_neighbors : "auto" or int, default="auto"
         Number of neighbours of each client. "auto": the fewest at which, in a random graph,
         `max_dropout` and `max_colluding` clients do no harm, but for odds of 2 ** -30 that a sum is
-        lost and of 2 ** -40 that any client is exposed. An even number, or all others.
+        lost and of 2 ** -40 that any client is exposed; all others, if clients add noise. An even
+        number, or all others.
     max_dropout : float in [0, 0.5), default=1/3
-        Share of the clients of a sum that may be lost. Fewer of them need fewer neighbours. In sums
-        over few clients, safety comes first, and fewer may be lost.
+        Share of the clients of a sum that may be lost. Fewer of them need fewer neighbours, and
+        less noise if clients add it. In sums over few clients, safety comes first, and fewer may be
+        lost.
     max_colluding : float in [0, 1), default=0.05
         Share of the clients that may collude with the server, even with a lying one, as long as it
         draws the graph at random.
