@@ -235,7 +235,8 @@ class SecAggPlus(SecureAggregation):
             f"The server sees the sum over the clients that answered. With {plan.threshold} of a "
             f"client's {plan.n_neighbors} neighbours it sees that client's upload; "
             f"{plan.max_colluding} learn nothing but the sum less their own uploads. If the server "
-            f"lies, {plan.max_colluding_with_liar} of them may help it, and it sees no upload. "
+            f"lies, {plan.max_colluding_with_liar} of them may help it, and one sum shows no "
+            "upload; two sums of a model that it repeats do, unless clients add noise. "
             "A client alone sees keys, shares that say nothing, and the model."
         )
 
