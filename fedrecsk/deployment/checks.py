@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fedrecsk.protocol.evaluation import Scoring
+    from fedrecsk.protocol.keys import Key
 
 # Parameters of a machine or of the simulator, which need not agree.
 OWN = frozenset({"random_state", "n_jobs", "callbacks", "federation", "items"})
@@ -200,6 +201,14 @@ def digests(estimator: FederatedRecommender) -> dict[str, str]:
         "estimator": f"{method.__module__}.{method.__qualname__}",
         **digested,
     }
+
+
+def terms_of_noise(estimator: FederatedRecommender, n_clients: int, key: Key) -> str:
+    """Return all by which clients plan their shares of the noise; empty if they add none."""
+    mechanism = estimator._setting().central_dp
+    if mechanism is None or mechanism.noise != "clients":
+        return ""
+    return f"{n_clients} {key.seed} {sorted(digests(estimator).items())}"
 
 
 def _plain(value):

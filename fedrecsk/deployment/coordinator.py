@@ -12,7 +12,13 @@ import numpy as np
 
 from fedrecsk._utils.sklearn_compat import clone
 from fedrecsk.data._checks import LARGEST, hint
-from fedrecsk.deployment.checks import check_deployable, check_updatable, digests, evaluation_of
+from fedrecsk.deployment.checks import (
+    check_deployable,
+    check_updatable,
+    digests,
+    evaluation_of,
+    terms_of_noise,
+)
 from fedrecsk.deployment.client_message import ClientMessage
 from fedrecsk.deployment.exchanges import Exchanges, NotEnough
 from fedrecsk.deployment.progress import CHECKPOINT, SUMS, Progress, interrupted, last_fit
@@ -470,7 +476,8 @@ class Coordinator(Loop[Uploads, None]):
         """Ask clients for a masked sum; return a list of their updates, empty if it is lost."""
         server, step = self.server, (PHASES[kind], number)
         key = server.key.at(SETUP if kind == "setup" else number)
-        session = session_of(self.progress.fit, kind, number)
+        terms = terms_of_noise(self.estimator, server.n_clients, server.key)
+        session = session_of(self.progress.fit, kind, number, terms)
 
         def send(stage, messages, n_enough):
             """Send clients messages of a stage of the sum; return their answers."""

@@ -13,7 +13,7 @@ from fedrecsk.base import attributes_of
 from fedrecsk.data._checks import check_fitted
 from fedrecsk.data.ids import catalogue_ids
 from fedrecsk.deployment.bare import bare
-from fedrecsk.deployment.checks import Refused
+from fedrecsk.deployment.checks import Refused, terms_of_noise
 from fedrecsk.deployment.client_message import ClientMessage, packed
 from fedrecsk.metrics import check_rows
 from fedrecsk.privacy import SecAggPlus
@@ -103,8 +103,10 @@ class Device(Clients):
     ) -> None:
         method = bare(estimator)
         self._clip = 0.0
-        # What central privacy requires of the clients, if they add the noise.
+        # What central privacy requires of the clients, if they add the noise, and in how many
+        # rounds this client has sent something.
         self._noise: CentralNoise | None = None
+        self._n_uses = 0
         private = Key(secrets.randbits(63)) if private is None else private
         whose = np.full(len(X), client_id)
         catalogue = catalogue_ids(method.items)
@@ -198,17 +200,29 @@ class Device(Clients):
                 f"{self._clip:g}, but this client's CentralDP requires {needed:g}"
             )
 
+    @property
+    def adds_noise(self) -> bool:
+        """Whether this client adds a share of the noise of central privacy."""
+        return self._noise is not None
+
+    @property
+    def terms_of_noise(self) -> str:
+        """What all clients of a masked sum must have heard alike, so that their noise adds up."""
+        if self._noise is None:
+            return ""
+        return terms_of_noise(self.method, self._noise.plan.n_clients, self.keys.shared)
+
     def check_sum(self, kind: str, round: int, n_clients: int) -> None:
-        """Raise if a masked sum over so few clients has less noise than was planned."""
+        """Raise if a masked sum over so many clients may have less noise than was planned."""
         scheme = self.federation.secure_aggregation
         if self._noise is None or kind not in ("setup", "round"):
             return
         key = self.keys.shared.at(SETUP if kind == "setup" else round)
         n_shares = self._noise.exchange(key).n_shares
-        if isinstance(scheme, SecAggPlus) and n_clients < (1 - scheme.max_dropout) * n_shares:
+        if isinstance(scheme, SecAggPlus) and scheme.sure_shares(n_clients) < n_shares:
             raise Refused(
-                f"a sum over {n_clients} clients has too little noise: each adds a share of "
-                f"1/{n_shares}, for the number of clients that the server has announced"
+                f"a sum over {n_clients} clients may have too little noise: this client's share is "
+                f"1/{n_shares} of it, for the number of clients that the server has announced"
             )
 
     def update(self, round: int) -> tuple[list[ClientMessage], NDArray[np.float64]]:
@@ -226,7 +240,14 @@ class Device(Clients):
     def _updated(self, round):
         """Run one local update, and pack it."""
         updates, loss = super().update(round)
-        return [upload for one in updates for upload in self._packed(one, self._specs)], loss
+        uploads = [upload for one in updates for upload in self._packed(one, self._specs)]
+        self._n_uses += bool(uploads)
+        if self._noise is not None and self._n_uses > self._noise.plan.uses:
+            raise Refused(
+                f"the server asks for uploads of {self._n_uses} rounds, but by its own draws this "
+                f"client's noise is planned for {self._noise.plan.uses}"
+            )
+        return uploads, loss
 
     def validate(self, round: int, message: Message) -> list[ClientMessage]:
         """Evaluate a model on held-out rows; returns a list of one ClientMessage.
@@ -336,7 +357,7 @@ class Device(Clients):
         step, client = (updates.phase, updates.round), int(updates.clients[0])
         fields = updates.fields if updates.held is None else updates.held.single(0).whole(0)
         central, steps = self.federation.central_dp, {}
-        if central is not None and central.noise == "clients" and updates.phase == "round":
+        if central is not None and central.noise == "clients":
             steps = steps_of(central, self._clip, specs)
         scheme = self.federation.secure_aggregation
         content = integers_of(scheme, fields, units_of(scheme, specs, steps), steps)

@@ -377,10 +377,11 @@ class Node:
             raise Refused("this node has no identity to mask its uploads, or does not mask them")
         step, device = (kind, head["number"]), memory.device
         if stage == "keys":
-            plan = _plan_of(device.federation.secure_aggregation, head)
+            plan = _plan_of(device, head)
             device.check_sum(*step, plan.n_clients)
             code = int(device.block.clients[0])
-            memory.masks[step] = MaskingClient(plan, session_of(fit, *step), code)
+            session = session_of(fit, *step, device.terms_of_noise)
+            memory.masks[step] = MaskingClient(plan, session, code)
         if step not in memory.masks:
             raise Refused("this node has sent no keys for this sum")
         answer = memory.masks[step].answer(stage, masking_of(arrays), self.identity)
@@ -488,11 +489,12 @@ class Node:
         return pack({}, {})
 
 
-def _plan_of(scheme, head):
+def _plan_of(device, head):
     """Return the plan of a masked sum, of which the server tells how many clients it has."""
     n_clients, n_bits = head.get("n_clients"), head.get("n_bits")
+    scheme, noisy = device.federation.secure_aggregation, 0.0 if device.adds_noise else None
     try:
-        plan = scheme.plan(n_clients)
+        plan = scheme.plan(n_clients, noisy)
     except ValueError as error:
         raise Refused(str(error)) from error
     # Noise of the clients may need more bits than their numbers.

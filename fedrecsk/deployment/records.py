@@ -259,9 +259,9 @@ def _numbers_of(name, parts, spec):
 # ------------------------------------------------------------------------ masked sums
 
 
-def session_of(fit: str, kind: str, number: int) -> bytes:
-    """Return the name of a masked sum, which no other sum has."""
-    return hashlib.sha256(f"{fit} {kind} {number}".encode()).digest()[:16]
+def session_of(fit: str, kind: str, number: int, terms: str) -> bytes:
+    """Return the name of a masked sum, which no other sum has, nor one on other terms of noise."""
+    return hashlib.sha256(f"{fit} {kind} {number} {terms}".encode()).digest()[:16]
 
 
 def masking_arrays(message: bytes | dict[int, bytes]) -> Arrays:

@@ -24,7 +24,8 @@ no other, so 2 (t - c) + c > k would be needed: one stays secret. An honest clie
 answered is, as t neighbours have confirmed, on their list, so that its key stays secret in the same
 way. Of the t neighbours that tell the own mask of a client v, and the t with which v shares a mask,
 2 t - k - c are both and honest; they have answered. So v's number is seen in a sum with theirs
-only: no sum over fewer than 2 t - k - c + 1 honest clients is seen.
+only: no sum over fewer than 2 t - k - c + 1 honest clients is seen. This is about one sum: two sums
+of the same numbers, of which one lacks a client, show its numbers, unless they have noise.
 """
 
 from __future__ import annotations

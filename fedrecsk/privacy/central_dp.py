@@ -78,10 +78,11 @@ class CentralDP(PlainParameters):
         these clients takes a small part of the budget. 0.5 is a good choice.
     noise : {"server", "clients"}, default="server"
         Who adds the noise. "server": the server, which clients must trust with their uploads.
-        "clients": every client adds a share of it, integers, so that the sum has the noise. With
-        `secure_aggregation` the server then never sees anything without noise, and need not be
-        trusted, provided that no client colludes with it: clients hold the key and know their own
-        shares (Agarwal, Kairouz and Liu, NeurIPS 2021).
+        "clients": every client adds a share of it, integers, so that the sum has the noise
+        (Agarwal, Kairouz and Liu, NeurIPS 2021). With `secure_aggregation` the server then never
+        sees anything without noise, and need not be trusted. With
+        :class:`~fedrecsk.privacy.SecAggPlus` it may even lie, and `max_colluding` of the clients
+        may help it; with encryption no client may, because clients hold the key.
 
     Raises
     ------
@@ -107,7 +108,11 @@ class CentralDP(PlainParameters):
 
     *Lost uploads* do not change the server's noise, but take the clients' shares with them. Shares
     are planned for the number of clients that will nearly always answer, and `privacy_` counts
-    those that did, without the client's own; a fit that has spent more than `epsilon` warns.
+    those that did, without the client's own; a fit that has spent more than `epsilon` warns. Under
+    `SecAggPlus` they are planned for the fewest honest clients that a lying server can leave in a
+    sum (``SecAggPlus().sure_shares(n_clients)``), and `privacy_` counts no more. The noise of all
+    that answer is then larger: with n clients by ``(n / sure_shares) ** 0.5``, 1.9 with the
+    defaults and 1.2 with ``SecAggPlus(max_dropout=0.1)``. Cohorts must be of one size.
     *Diverged clients* are left out, and are seen to be, which is not protected.
 
     *Floating point.* Sums and noise are rounded to a grid before they are added, so that the last

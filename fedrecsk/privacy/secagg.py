@@ -40,7 +40,10 @@ class SecAggPlus(SecureAggregation):
     The server learns the sum over the clients whose uploads arrived, and nothing else, as long as
     it follows the protocol and fewer than `threshold` of a client's neighbours collude with it. A
     lying server sees no sum over a single client, as long as at most ``2 t - k - 1`` of a client's
-    k neighbours, of whom t must answer, collude with it. Each client generates its own keys.
+    k neighbours, of whom t must answer, collude with it. But over two rounds it can send the same
+    model, and leave one client out of the second sum: the difference is that client's upload, if
+    it depends on the model alone. Only noise protects from this, see
+    ``CentralDP(noise="clients")``. Each client generates its own keys.
     Numbers are rounded to fixed point and added exactly. Clients may be lost at any time. Needs the
     extra ``fedrecsk[privacy]``.
 
@@ -53,10 +56,12 @@ class SecAggPlus(SecureAggregation):
     n_neighbors : "auto" or int, default="auto"
         Number of neighbours of each client. "auto": the fewest at which, in a random graph,
         `max_dropout` and `max_colluding` clients do no harm, but for odds of 2 ** -30 that a sum is
-        lost and of 2 ** -40 that any client is exposed. An even number, or all others.
+        lost and of 2 ** -40 that any client is exposed; all others, if clients add noise. An even
+        number, or all others.
     max_dropout : float in [0, 0.5), default=1/3
-        Share of the clients of a sum that may be lost. Fewer of them need fewer neighbours. In sums
-        over few clients, safety comes first, and fewer may be lost.
+        Share of the clients of a sum that may be lost. Fewer of them need fewer neighbours, and
+        less noise if clients add it. In sums over few clients, safety comes first, and fewer may be
+        lost.
     max_colluding : float in [0, 1), default=0.05
         Share of the clients that may collude with the server, even with a lying one, as long as it
         draws the graph at random.
@@ -120,10 +125,11 @@ class SecAggPlus(SecureAggregation):
             )
         self.plan(FEWEST_CLIENTS)
 
-    def plan(self, n_clients: int, noisy: float = 0.0) -> Plan:
+    def plan(self, n_clients: int, noisy: float | None = None) -> Plan:
         """Return neighbours, threshold and bits of a sum over `n_clients`, at least three.
 
-        If clients add noise, `noisy` is the largest integer that their sum may have.
+        If clients add noise, `noisy` is the largest integer that their sum may have, or 0 if that
+        is not known yet; None: they add none.
 
         Raises
         ------
@@ -138,16 +144,44 @@ class SecAggPlus(SecureAggregation):
                 f"{n_clients}: a sum over one is its upload, and of a sum over two each knows the "
                 "other's part. Raise client_fraction, or find more clients."
             )
-        n_bits = 1 + math.ceil(math.log2(max(n_clients * self._largest, noisy) + 1))
+        n_bits = 1 + math.ceil(math.log2(max(n_clients * self._largest, noisy or 0) + 1))
         if n_bits > MOST_BITS:
             raise ValueError(
                 f"Sums over {n_clients} clients need {n_bits} bits, and {MOST_BITS} is the most; "
                 f"lower max_abs={self.max_abs:g} or fraction_bits={self.fraction_bits}."
             )
+        n_neighbors = self.n_neighbors
+        if noisy is not None and n_neighbors == "auto":
+            n_neighbors = n_clients - 1
         neighbours = _neighbours(
-            n_clients, self.threshold, self.n_neighbors, self.max_dropout, self.max_colluding
+            n_clients, self.threshold, n_neighbors, self.max_dropout, self.max_colluding
         )
         return Plan(n_clients, *neighbours, n_bits)
+
+    def n_helpers(self, n_clients: int) -> int:
+        """Return how many clients of a sum over `n_clients` may collude, by `max_colluding`."""
+        return math.floor(self.max_colluding * n_clients)
+
+    def sure_shares(self, n_clients: int) -> int:
+        """Return how many shares of noise, beside a client's own, are in every sum with it.
+
+        The noise must have variance V. If each client adds a share of variance V / m, with m this
+        number, then whatever a server sends to whom, it sees no sum in which the honest clients
+        beside any one of them have less noise than V.
+
+        *Assumption.* At most c clients help the server, c = `max_colluding` of `n_clients`. They
+        add no noise, or tell how much.
+
+        *Proof.* A sum that is seen and has a client's upload has at least 2 t - k - c other honest
+        clients (``fedrecsk/privacy/_secagg_protocol.py``). Here m = 2 t - k - c, so that the
+        independent shares of these have variance (2 t - k - c) V / m = V; more shares only add to
+        it. The server cannot make m larger than it is, because k and t belong to the name of the
+        sum: clients with others are no neighbours, and a client that was told of more clients
+        before refuses a sum whose m is below that of its share. Nor can it add up two sums with
+        the upload, because a client masks one vector per exchange.
+        """
+        plan = self.plan(n_clients, noisy=0.0)
+        return plan.max_colluding_with_liar + 1 - self.n_helpers(n_clients)
 
     def _bytes_of_vector(self, n_values: int, n_clients: int) -> int:
         return self.plan(n_clients).nbytes(n_values)
@@ -194,14 +228,15 @@ class SecAggPlus(SecureAggregation):
                 f"max_abs to at least {largest / 2.0**self.fraction_bits:.4g}."
             )
 
-    def describe(self, n_clients: int) -> str:
-        """Say what each party of a sum over `n_clients` learns, alone and with helpers."""
-        plan = self.plan(n_clients)
+    def describe(self, n_clients: int, noisy: float | None = None) -> str:
+        """Say what each party of a sum learns, alone and with helpers; parameters as of `plan`."""
+        plan = self.plan(n_clients, noisy)
         return (
             f"The server sees the sum over the clients that answered. With {plan.threshold} of a "
             f"client's {plan.n_neighbors} neighbours it sees that client's upload; "
             f"{plan.max_colluding} learn nothing but the sum less their own uploads. If the server "
-            f"lies, {plan.max_colluding_with_liar} of them may help it, and it sees no upload. "
+            f"lies, {plan.max_colluding_with_liar} of them may help it, and one sum shows no "
+            "upload; two sums of a model that it repeats do, unless clients add noise. "
             "A client alone sees keys, shares that say nothing, and the model."
         )
 
@@ -258,6 +293,10 @@ def _threshold(k, n_clients, threshold, max_dropout, max_colluding):
 
     others = n_clients - 1
     n_lost, n_colluding = math.floor(max_dropout * n_clients), math.floor(max_colluding * n_clients)
+    if k == others:
+        # It is no matter of chance who is a neighbour.
+        t = max(2, others - n_lost if threshold == "auto" else math.ceil(threshold * k))
+        return t, t <= others - n_lost and 2 * t - k > n_colluding
     counts = np.arange(k + 1)
 
     def odds(n_marked):
@@ -274,10 +313,8 @@ def _threshold(k, n_clients, threshold, max_dropout, max_colluding):
         t = max(2, int(fits[-1]))
     else:
         t = max(2, math.ceil(threshold * k))
-    cut = 0.0
-    if k < others:
-        # Half a client's neighbours in a row, all lost or colluding, cut the ring.
-        cut = n_clients * (max_dropout + max_colluding) ** (k // 2)
+    # Half a client's neighbours in a row, all lost or colluding, cut the ring.
+    cut = n_clients * (max_dropout + max_colluding) ** (k // 2)
     enough = (
         lost[t] <= 2.0**-CORRECTNESS_BITS
         and exposed[t] <= 2.0**-SECURITY_BITS

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from fedrecsk._utils.user_warnings import warn
-from fedrecsk.privacy import central_dp
+from fedrecsk.privacy import SecAggPlus, central_dp
 from fedrecsk.privacy._grid import sensitivity
 from fedrecsk.privacy.accounting import Event, epsilon_of, noise_for
 from fedrecsk.privacy.report import PrivacyReport
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fedrecsk.privacy import CentralDP, LocalMechanism
     from fedrecsk.protocol.algorithm import AnyAlgorithm
     from fedrecsk.protocol.federation import Federation
+    from fedrecsk.protocol.participation import Sampling
     from fedrecsk.updates import Counts, FieldSpec
 
 # Of the adaptive clip (Andrew et al. 2021, section 3): its learning rate, and the share of the
@@ -40,7 +41,8 @@ class Exchange(NamedTuple):
     """What one kind of exchange with the clients releases.
 
     Uploads have an L2 norm of at most `clip`; `n_clients` are expected to send, a public number by
-    which the server divides; `n_shares` shares make up the noise, if clients add it.
+    which the server divides; `n_shares` shares make up the noise, if clients add it: so many are in
+    a sum beside a client's own, which hides nothing from it.
     """
 
     clip: float
@@ -77,14 +79,23 @@ class CentralNoise:
         # Whether noise is published even if no client has sent anything, which is secret.
         self.always: bool = self.plan.probability < 1
         setup_noise, noise = noise_multipliers(mechanism, self.plan, self.sizes)
-        cohort = self.plan.cohort
+        cohort, scheme = self.plan.cohort, federation.secure_aggregation
         # A client's own share hides nothing from it.
-        n_others = answers_in_rounds(federation, self.plan, method.client_fraction) - 1
+        in_round = answers_in_rounds(federation, self.plan, method.client_fraction) - 1
+        shares = n_clients - 1, in_round
+        # Whether clients rely on no more shares than are in a sum of a lying server, too, and how
+        # many of them may help it.
+        self._is_sure: bool = False
+        self._n_helpers: int = 0
+        if self.by_clients and isinstance(scheme, SecAggPlus):
+            self._is_sure, shares = True, sure_shares(scheme, method._sampling(), n_clients)
+            self._n_helpers = scheme.n_helpers(method._sampling().smallest_cohort(n_clients))
+        in_setup, in_round = shares
         n_expected = max(1, round((1 - federation.dropout) * cohort))
         self._setup: Exchange = Exchange(
-            mechanism._bound_of_setup, setup_noise, n_clients, max(1, n_clients - 1)
+            mechanism._bound_of_setup, setup_noise, n_clients, max(1, in_setup)
         )
-        self._round: Exchange = Exchange(mechanism.clip, noise, n_expected, max(1, n_others))
+        self._round: Exchange = Exchange(mechanism.clip, noise, n_expected, max(1, in_round))
         # Of the noise on the count of short uploads, for the adaptive clip.
         self._count_std: float = NOISE_ON_COUNT * cohort
         if self.adapts and noise >= 2 * self._count_std:
@@ -137,10 +148,10 @@ class CentralNoise:
             one.noise_multiplier, max(self.sizes.values()), one.n_shares
         )
 
-    def largest_sum(self, n_clients: int) -> float:
-        """Return the largest sum over `n_clients`, in steps of the grid, if they add the noise."""
+    def largest_sum(self, n_clients: int) -> float | None:
+        """Return the largest sum over `n_clients`, in steps; None if they do not add the noise."""
         if not self.by_clients:
-            return 0.0
+            return None
         size, exchanges = max(self.sizes.values()), (self._setup, self._round)
         variance = max(
             central_dp.share_variance(one.noise_multiplier, size, one.n_shares) for one in exchanges
@@ -212,8 +223,10 @@ class CentralNoise:
         one = self.exchange(key)
         noise = one.noise_multiplier
         if self.by_clients:
-            # A client knows its own share.
-            noise *= np.sqrt(max(0, counts.n_shares - 1) / one.n_shares)
+            # A client knows its own share, and a lying server can leave out all that are not sure.
+            n_shares = max(0, counts.n_shares - 1)
+            n_shares = min(n_shares, one.n_shares) if self._is_sure else n_shares
+            noise *= np.sqrt(n_shares / one.n_shares)
         self._n_setups += key.round < 0
         self._n_rounds += key.round >= 0
         if senders:
@@ -258,7 +271,10 @@ class CentralNoise:
 
     def _report(self, events, single, n_uploads, n_coordinates, server_sees):
         delta = self.mechanism.delta
-        trusts_no_party = self.by_clients and self.federation.secure_aggregation is not None
+        trust, n = "the server", self._n_helpers
+        if self.by_clients and self.federation.secure_aggregation is not None:
+            few = {0: "no client helps", 1: "at most one client helps"}
+            trust = f"no party, if {few.get(n, f'at most {n:,} clients help')} the server"
         each = [epsilon_of([one._replace(count=1)], delta) for one in single]
         return PrivacyReport(
             mechanism="distributed noise" if self.by_clients else "central noise",
@@ -270,7 +286,7 @@ class CentralNoise:
             delta=delta,
             neighbours="one client more or less",
             sampling=sampling_of(self.plan),
-            trust="no party, if no client helps the server" if trusts_no_party else "the server",
+            trust=trust,
             events=tuple(events),
         )
 
@@ -359,6 +375,27 @@ def answers_in_rounds(federation: Federation, plan: Plan, client_fraction: float
             'client_fraction, lower dropout, or use noise="server".'
         )
     return n_answers
+
+
+def sure_shares(scheme: SecAggPlus, sampling: Sampling, n_clients: int) -> tuple[int, int]:
+    """Return how many shares are sure in each masked sum of the set-up, and of the rounds."""
+    smallest = sampling.smallest_cohort(n_clients)
+    sizes = {smallest}
+    if sampling.fraction < 1 and sampling.scheme == "poisson":
+        raise ValueError(
+            'CentralDP(noise="clients") under SecAggPlus needs cohorts of one size, by which '
+            'clients plan their shares of the noise; set sampling="random" or "rotating".'
+        )
+    if sampling.rotates:
+        sizes.add(-(-n_clients // sampling.n_cohorts(n_clients)))
+    shares = scheme.sure_shares(n_clients), min(map(scheme.sure_shares, sizes))
+    if min(shares) < 1:
+        raise ValueError(
+            f"Under {scheme} a lying server could see sums over {smallest} clients with too little "
+            "noise, because no other honest client is sure to be in them; set "
+            'n_neighbors="auto", or lower max_dropout or max_colluding.'
+        )
+    return shares
 
 
 def noise_multipliers(

@@ -256,8 +256,11 @@ class MaskedChannel(Channel[SecAggPlus]):
 
     def plan_of(self, n_clients: int) -> Plan:
         """Return the plan of a sum over so many clients, as each of them makes it."""
-        noisy = 0.0 if self.releases is None else self.releases.largest_sum(n_clients)
-        return self.scheme.plan(n_clients, noisy)
+        return self.scheme.plan(n_clients, self._noisy(n_clients))
+
+    def _noisy(self, n_clients):
+        """Return the largest sum with the clients' noise; None if they add none."""
+        return None if self.releases is None else self.releases.largest_sum(n_clients)
 
     def sum(
         self, updates: RoundUpdates, specs: dict[str, FieldSpec], steps: dict[str, float], key: Key
@@ -315,7 +318,7 @@ class MaskedChannel(Channel[SecAggPlus]):
     def report(self) -> MaskingReport:
         """Report the cost so far."""
         audits = np.array(self._audits).reshape(-1, 3)
-        n_masked = int(audits[:, 0].sum())
+        n_masked, n_clients = int(audits[:, 0].sum()), self.plan.n_clients
         return MaskingReport(
             scheme=repr(self.scheme),
             n_neighbors=self.plan.n_neighbors,
@@ -328,7 +331,7 @@ class MaskedChannel(Channel[SecAggPlus]):
             mask_bytes=self._mask_bytes,
             client_seconds=float(audits[:, 1].sum() / n_masked) if n_masked else 0.0,
             server_seconds=float(audits[:, 2].sum() / n_masked) if n_masked else 0.0,
-            learns=self.scheme.describe(self.plan.n_clients),
+            learns=self.scheme.describe(n_clients, self._noisy(n_clients)),
         )
 
 

@@ -5,7 +5,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
-from fedrecsk import FedEASE, Federation, FedMF, LocALS, RFRec
+from fedrecsk import FedEASE, Federation, FedMF, LocALS, PrivFedEB, RFRec
 from fedrecsk.deployment.exchanges import NotEnough
 from fedrecsk.deployment.keys import read_identity, write_identities
 from fedrecsk.deployment.records import (
@@ -19,6 +19,7 @@ from fedrecsk.deployment.records import (
 from fedrecsk.privacy import CentralDP, MaskingFailed, SecAggPlus
 from fedrecsk.privacy._secagg_protocol import MaskingClient, MaskingServer
 from fedrecsk.protocol.secure_accounts import aligned_size
+from fedrecsk.simulation import making
 from tests.conftest import make_toy
 from tests.deployment.in_process import (
     Killed,
@@ -99,11 +100,20 @@ def test_validation_losses_are_masked_too(tmp_path):
     np.testing.assert_allclose(*losses, rtol=0, atol=0.01)
 
 
-def test_noise_of_the_clients_goes_through(tmp_path):
-    noise = CentralDP(clip=1.0, noise_multiplier=1.0, epsilon=None, noise="clients")
-    estimator = masked(RFRec(**SMALL), central_dp=noise)
+@pytest.mark.parametrize(
+    "estimator", [RFRec(**SMALL), PrivFedEB(n_factors=3, n_rounds=3, random_state=0)]
+)
+def test_noise_of_the_clients_goes_through(estimator, tmp_path, monkeypatch):
+    """Through the sums of the set-up, which PrivFedEB has, and of the rounds."""
+    noise = CentralDP(clip=1.0, noise_multiplier=1e-4, epsilon=None, noise="clients")
+    estimator = masked(estimator, central_dp=noise)
+    # Where clients add noise, the simulator draws all that is private from the server's secret.
+    monkeypatch.setattr(making, "secret_of", lambda *given: simulated_key(estimator))
+    simulated = clone(estimator).fit(X, Y, clients=SILOS)
     server = coordinator(estimator, nodes_of(estimator, tmp_path), tmp_path).run()
-    assert np.isfinite(server.item_factors_).all()
+    np.testing.assert_allclose(server.item_factors_, simulated.item_factors_, rtol=0, atol=0.01)
+    assert server.privacy_.epsilon == simulated.privacy_.epsilon
+    assert server.privacy_.trust == simulated.privacy_.trust
     assert server.privacy_.server_sees == "noisy sums"
     assert 0 < server.privacy_.epsilon < np.inf
 
@@ -324,7 +334,7 @@ def test_a_server_gets_no_second_sum_of_the_same_uploads(kind, change, why, tmp_
             server, number = one.server, int(change == "number")
             plan, ring = server.uplink.masks.ring_of(np.arange(5), server.key)
             size = aligned_size(server._specs((kind, number)))
-            session = session_of(one.progress.fit, kind, number)
+            session = session_of(one.progress.fit, kind, number, "")
             with pytest.raises(MaskingFailed, match="Only 0 clients sent keys"):
                 MaskingServer(plan, session, ring, size).run(ask)
             raise Killed

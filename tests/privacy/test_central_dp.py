@@ -13,9 +13,10 @@ from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import TopK
 from fedrecsk.federated.rfrec import RFRecAlgorithm
 from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, Paillier, SecAggPlus
-from fedrecsk.privacy._grid import STEPS
+from fedrecsk.privacy._grid import STEPS, sensitivity
 from fedrecsk.privacy.central_dp import clip_updates, round_updates
 from fedrecsk.protocol import private_fits
+from fedrecsk.protocol.central_noise import CentralNoise
 from fedrecsk.protocol.keys import Key
 from fedrecsk.updates import FieldSpec, SparseRows
 from tests.conftest import make_toy
@@ -212,6 +213,37 @@ def test_lost_shares_are_counted(toy):
     assert spent[0.4].epsilon <= 3
     noise = [spent[d].events[0].noise_multiplier for d in (0.0, 0.4)]
     assert noise[1] > noise[0]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.15])
+def test_under_masks_only_sure_shares_are_counted(toy, dropout):
+    """Whoever is lost: a server that lies may leave out as many as the masks allow."""
+    pytest.importorskip("cryptography", reason="needs fedrecsk[privacy]")
+    scheme, setting = SecAggPlus(), {"epsilon": 3.0, "delta": 1e-3, "noise": "clients"}
+    federation = private(secure_aggregation=scheme, dropout=dropout, **setting)
+    model = make(federation, n_rounds=4)
+    planned = model.planned_privacy(N_CLIENTS)
+    report = model.fit(*toy).privacy_
+    assert report.epsilon == pytest.approx(planned.epsilon) == pytest.approx(3, rel=1e-3)
+    noise = report.events[0].noise_multiplier
+    assert noise == pytest.approx(planned.events[0].noise_multiplier)
+    assert report.trust.startswith("no party, if at most one client helps the server;")
+    # Each share is that of the fewest clients that are sure to be there.
+    releases = CentralNoise(model, federation, N_CLIENTS, Key(0), Key(0))
+    everything = (noise * sensitivity(max(releases.sizes.values()))) ** 2
+    share = releases.variance_of_share(Key(0).at(0))
+    assert share * scheme.sure_shares(N_CLIENTS) == pytest.approx(everything, rel=1e-3)
+    assert share * N_CLIENTS > 3 * everything
+
+
+def test_masked_sums_in_which_no_share_is_sure_are_refused(toy):
+    few = {"secure_aggregation": SecAggPlus(n_neighbors=638), "noise": "clients"}
+    with pytest.raises(ValueError, match=r'could see sums over 2000 .*n_neighbors="auto"'):
+        make(private(epsilon=3.0, **few)).planned_privacy(2000)
+    by_chance = {"secure_aggregation": SecAggPlus(), "noise": "clients", "sampling": "poisson"}
+    model = make(private(epsilon=3.0, **by_chance), client_fraction=0.9)
+    with pytest.raises(ValueError, match=r'needs cohorts of one size.*sampling="random"'):
+        model.fit(*toy)
 
 
 def test_poisoned_clients_add_no_shares(toy):

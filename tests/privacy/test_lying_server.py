@@ -168,3 +168,33 @@ def test_more_helpers_are_borne_where_the_operator_certifies_more_clients(fewest
     scheme = SecAggPlus()
     plans = [scheme.plan(n) for n in (*range(fewest, 200), 500, 1000, 6040, 10**6)]
     assert min(plan.max_colluding_with_liar for plan in plans) == n_helping
+
+
+@pytest.mark.parametrize("max_dropout", [0.05, 0.1, 1 / 3])
+@pytest.mark.parametrize("max_colluding", [0.0, 0.05])
+def test_shares_of_noise_are_planned_for_the_fewest_honest_clients_of_a_sum(
+    max_dropout, max_colluding
+):
+    scheme = SecAggPlus(max_dropout=max_dropout, max_colluding=max_colluding)
+    for n_clients in (3, 4, 7, 10, 37, 110, 6040, 10**6):
+        plan = scheme.plan(n_clients, noisy=0.0)
+        # All others are neighbours: with a few of them hardly any share would be sure.
+        assert plan.n_neighbors == n_clients - 1
+        n_helping = int(max_colluding * n_clients)
+        fewest = 2 * plan.threshold - plan.n_neighbors - n_helping + 1
+        assert scheme.sure_shares(n_clients) == fewest - 1 >= 1
+    # About as many as promised are lost, twice: once for each of two groups that a server deceives.
+    assert scheme.sure_shares(6040) == pytest.approx(
+        6040 * (1 - 2 * max_dropout - max_colluding), abs=3
+    )
+
+
+def test_no_lies_that_are_drawn_show_a_sum_with_less_noise():
+    """Of the shares in a sum, those of the others make up the noise even without a client's own."""
+    scheme = SecAggPlus(max_colluding=0.0)
+    plan, n_shares, groups = scheme.plan(8, noisy=0.0), scheme.sure_shares(8), []
+    for seed in range(20):
+        lies, helping = drawn(seed, plan, 0)
+        groups += check(plan, *attack(plan, lies, helping))
+    assert groups
+    assert all(len(group) - 1 >= n_shares for group in groups)

@@ -386,6 +386,19 @@ def test_a_neighbour_that_is_lost_confirms_nothing():
         one.clients[near].unmask(routed[near])
 
 
+def test_one_identity_counts_as_one_neighbour():
+    """Else a single helper of the server could stand for a threshold of neighbours."""
+    one, message = Sum(), "Two of the clients have the same certificate"
+    first, second = one.neighbours[0][:2]
+    for client, owner in ((second, first), (second, 0)):
+        again = MaskingClient(PLAN, b"one", client).advertise(one.identities[owner])
+        keys = {code: one.keys[code] for code in one.neighbours[0]}
+        victim = MaskingClient(PLAN, b"one", 0)
+        with pytest.raises(MaskingFailed, match=message):
+            victim.share(keys | {client: again}, one.identities[0])
+        assert victim.share(keys, one.identities[0])
+
+
 @pytest.mark.parametrize("which", ["sharing", "masking"])
 def test_a_key_of_low_order_is_the_loss_of_its_client_alone(which):
     one = Sum()
