@@ -10,7 +10,7 @@ import torch
 
 from fedrecsk.data._checks import ClientFailed
 from fedrecsk.federated._implicit_feedback import NO_LOCAL_DP, Targets
-from fedrecsk.neural._layout import Kind, Layout, Recipe, blueprint, built, one_thread, seeded
+from fedrecsk.neural._layout import Kind, Layout, Recipe, blueprint, built, own_settings, seeded
 from fedrecsk.neural._training import VISITS, Plan, Trainer, uploads, write_private
 from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.keys import Key
@@ -127,11 +127,11 @@ class ModuleAlgorithm(Algorithm[Server, Clients]):
 
     def update(self, block, clients, message, turn, key):
         plan, layout = self.plan_for(block.n_items, key.round), self.layout
-        trainer = self._trainer(plan, block, clients.feedback, message, clients.users)
         active, is_finite = np.flatnonzero(turn.active), np.ones(block.n_clients, dtype=bool)
         seeds = key.private.hashed("visit", block.clients[active])
         loss, chunks = np.zeros(2), []
-        with one_thread():
+        with own_settings():
+            trainer = self._trainer(plan, block, clients.feedback, message, clients.users)
             for trained in trainer.train(active, seeds):
                 is_finite[trained.clients] = trained.finite()
                 write_private(layout, block, trained, clients.users)
@@ -187,10 +187,10 @@ class ModuleAlgorithm(Algorithm[Server, Clients]):
             return
         plan = self.plan_for(block.n_items)
         plan = replace(plan, n_epochs=n_epochs, frozen=self.frozen_at_the_end)
-        trainer = self._trainer(plan, block, fitted.feedback, message, fitted.users)
         # A user's numbers must not depend on which others are computed, or when.
         seeds = np.full(who.sum(), Key(0).hashed("personal"))
-        with one_thread():
+        with own_settings():
+            trainer = self._trainer(plan, block, fitted.feedback, message, fitted.users)
             for trained in trainer.train(np.flatnonzero(who), seeds):
                 write_private(self.layout, block, trained, fitted.users)
                 fitted.own_items += self.own_items(block, trained)

@@ -18,7 +18,7 @@ from fedrecsk.neural._layout import (
     built,
     check_patterns,
     matching,
-    one_thread,
+    own_settings,
     seeded,
 )
 from fedrecsk.neural._training import Constructor, descent
@@ -30,7 +30,7 @@ OPTIONS = ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse")
 
 def check_module(make: Make, layout: Layout, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
     """Build a small module, score some pairs, and raise if clients could not be simulated by it."""
-    with one_thread(), seeded(0):
+    with own_settings(), seeded(0):
         module = built(make, *LARGE).train()
         _check_layers(module)
         scores = _scored(module)

@@ -6,7 +6,7 @@ import fnmatch
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, NamedTuple
@@ -64,7 +64,7 @@ class Part(NamedTuple):
 
     @property
     def numpy_dtype(self) -> np.dtype:
-        return torch.empty((), dtype=self.dtype).numpy().dtype
+        return torch.empty((), dtype=self.dtype, device="cpu").numpy().dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,30 +289,40 @@ def _flat(value: Any) -> Iterator[Any]:
 
 _SEEDING = threading.Lock()
 _COUNTING = threading.Lock()
-# How many threads torch had before the first of those that are in a block now.
-_BEFORE: list[int] = []
+# What torch's number of threads and default type were before the first block of those open now.
+_BEFORE: list[tuple[int, torch.dtype]] = []
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch use one thread in the block: sums must not depend on how many it has."""
+def own_settings() -> Iterator[None]:
+    """Let torch compute in the block as if nothing were set, and with one thread.
+
+    Sums must not depend on the number of threads, nor a fit on the default type and device, or on
+    whether the caller trains.
+    """
     # The number belongs to the calling thread, but threads that begin later take the last one that
-    # was set. Therefore the last to leave sets what was there before the first.
+    # was set, and the type belongs to all. Therefore the last to leave restores the first state.
     own = torch.get_num_threads()
     with _COUNTING:
-        _BEFORE.append(_BEFORE[0] if _BEFORE else own)
+        _BEFORE.append(_BEFORE[0] if _BEFORE else (own, torch.get_default_dtype()))
+        torch.set_default_dtype(torch.float32)
     torch.set_num_threads(1)
+    is_plain = torch.get_default_device().type == "cpu"
+    device = nullcontext() if is_plain else torch.device("cpu")
     try:
-        yield
+        with torch.inference_mode(False), torch.enable_grad(), device:
+            yield
     finally:
         with _COUNTING:
-            before = _BEFORE.pop()
-            torch.set_num_threads(own if _BEFORE else before)
+            n_threads, dtype = _BEFORE.pop()
+            torch.set_num_threads(own if _BEFORE else n_threads)
+            if not _BEFORE:
+                torch.set_default_dtype(dtype)
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed torch's global generator for the block, and restore it afterwards."""
-    with _SEEDING, torch.random.fork_rng(devices=[]):
+    """Seed torch's global generator for the block, with `own_settings`; restore it afterwards."""
+    with _SEEDING, own_settings(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield

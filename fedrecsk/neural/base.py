@@ -21,7 +21,7 @@ from fedrecsk.data.ids import id_array
 from fedrecsk.federated._feedback import LearnsFromFeedback
 from fedrecsk.neural import _checks
 from fedrecsk.neural._averaging import ModuleAlgorithm
-from fedrecsk.neural._layout import Recipe, blueprint, built, one_thread, seeded
+from fedrecsk.neural._layout import Recipe, blueprint, built, own_settings, seeded
 from fedrecsk.neural._training import Plan, loss_function
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class NeuralRecommender(LearnsFromFeedback):
     def _scores(self, users, items, n_at_once):
         """Return scores of items (n_users, n) or, if they are the same for all, (n,)."""
         scores, common = np.empty((len(users), items.shape[-1])), self._common_parameters()
-        with one_thread(), torch.no_grad():
+        with own_settings(), torch.no_grad():
             for start in range(0, len(users), max(1, n_at_once)):
                 some = slice(start, start + max(1, n_at_once))
                 theirs = items[some] if items.ndim == 2 else items

@@ -16,7 +16,7 @@ from fedrecsk.data._checks import scale_of
 from fedrecsk.federated._implicit_feedback import data_sizes
 from fedrecsk.federated._ratings import RATINGS, RatingScale, Scale, sums_of_ratings
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.neural._layout import one_thread
+from fedrecsk.neural._layout import own_settings
 from fedrecsk.neural._metamf_network import (
     CLIENTS_AT_A_TIME,
     Made,
@@ -154,7 +154,7 @@ class MetaMFAlgorithm(Algorithm[Server, Clients]):
         basis = np.zeros((block.n_clients, *sizes.basis), dtype=self.dtype)
         scorer = np.zeros((block.n_clients, sum(sizes.scorer)), dtype=self.dtype)
         n_ratings, loss = np.zeros((block.n_clients, 1)), 0.0
-        with one_thread():
+        with own_settings():
             for who in _chunks(active):
                 part = block.part(np.isin(np.arange(block.n_clients), who))
                 rows = slice(own.indptr[who[0]], own.indptr[who[-1] + 1])
@@ -175,7 +175,7 @@ class MetaMFAlgorithm(Algorithm[Server, Clients]):
         if upload is None:
             return server
         uploads = list(upload.single())
-        with one_thread():
+        with own_settings():
             network = {name: _leaf(one) for name, one in server.network.items()}
             codes = _leaf(server.codes)
             for some in _chunks(np.arange(len(uploads))):
@@ -430,7 +430,7 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
         made = {attribute: part for part, attribute in PARTS.items()}
         if name not in made or "network_" not in vars(self):
             return super().__getattr__(name)
-        with one_thread():
+        with own_settings():
             return np.asarray(Made(made[name], self.network_, self.user_codes_, self._fitted_sizes))
 
     def _score_pairs(self, users, items):
@@ -453,7 +453,7 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
         """Return scores of all pairs of users (codes, -1 for unknown) and items."""
         # In double precision, so that they do not depend on which others are asked for.
         sizes = self._fitted_sizes
-        with one_thread(), torch.no_grad():
+        with own_settings(), torch.no_grad():
             if "network_" in vars(self):
                 known = (users >= 0)[:, None]
                 codes = np.where(known, self.user_codes_[users], self.mean_code_)

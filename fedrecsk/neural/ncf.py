@@ -21,7 +21,7 @@ from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RankingMixin, check_likes
 from fedrecsk.centralized._sgd import DTYPE, Epochs
 from fedrecsk.neural import modules
-from fedrecsk.neural._layout import one_thread, seeded
+from fedrecsk.neural._layout import own_settings, seeded
 from fedrecsk.neural._training import adam_step
 from fedrecsk.protocol.keys import Key
 
@@ -214,7 +214,7 @@ class NCF(RankingMixin, Epochs):
     def _fit(self, data, report):
         if self.loss == "bce":
             check_likes(data)
-        with one_thread(), torch.enable_grad():
+        with own_settings():
             return super()._fit(data, report)
 
     def _start(self, rows, key):
@@ -316,7 +316,7 @@ class NCF(RankingMixin, Epochs):
         tables = {name: np.concatenate([rows, mean[None]]) for name, rows, mean in factors}
         parameters = _tensors(tables | self.weights_)
         n_users = max(1, SCORED_AT_ONCE // max(1, items.shape[1]))
-        with one_thread(), torch.no_grad():
+        with own_settings(), torch.no_grad():
             for start in range(0, len(users), n_users):
                 part = slice(start, start + n_users)
                 codes = np.broadcast_arrays(users[part, None], items[part])
@@ -357,7 +357,7 @@ class NCF(RankingMixin, Epochs):
 
     def _new_user_attributes(self, data):
         rows = [slice(*ends) for ends in zip(data.indptr[:-1], data.indptr[1:], strict=True)]
-        with one_thread(), torch.enable_grad():
+        with own_settings():
             found = [
                 self._newcomer(data.items[own], data.values[own], data.weights[own]) for own in rows
             ]
