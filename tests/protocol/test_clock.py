@@ -343,7 +343,7 @@ def test_what_does_not_go_together_is_refused(parts, match):
         {"download": 1, "upload": 1.0, "speed": dict.fromkeys(range(60), 1e-9)},
     ],
 )
-@pytest.mark.parametrize("schedule", [None, Asynchronous(0.5)])
+@pytest.mark.parametrize("schedule", [None, Synchronous(60.0)])
 def test_the_slowest_devices_have_finite_hours(extreme, schedule):
     devices = DeviceProfile(**extreme, online=8.0)
     federation = Federation(devices=devices, schedule=schedule)
