@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -131,7 +132,7 @@ def scores(options):
             if options.only and label not in options.only:
                 continue
             records.add_method(model)
-            watch = Stopwatch()
+            watch = Stopwatch(time.process_time)
             model.fit(train)
             seconds = watch.seconds()
             hits, ndcg = measured(model, test)
