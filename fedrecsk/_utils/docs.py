@@ -501,6 +501,17 @@ References
    Recommender Systems", IJCAI 2013, pages 2619-2625.
 
 .. [2] https://guoguibing.github.io/librec/datasets.html
+[amazon licence]
+The repository [2]_ states no licence, so use the files for research only. Cite [1]_ when you
+use them.
+
+References
+----------
+.. [1] K. Zhou, H. Wang, W. X. Zhao, Y. Zhu, S. Wang, F. Zhang, Z. Wang and J.-R. Wen, "S3-Rec:
+   Self-Supervised Learning for Sequential Recommendation with Mutual Information
+   Maximization", CIKM 2020, pages 1893-1902.
+
+.. [2] https://github.com/RUCAIBox/CIKM2020-S3Rec
 [hetrec licence]
 GroupLens and Last.fm allow non-commercial use; see the README in the archive. Cite [1]_ when
 you use the data.
