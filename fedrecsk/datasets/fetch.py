@@ -333,7 +333,7 @@ AMAZON = ("beauty", "sports", "toys")
 @documented
 @validate_params({"variant": [StrOptions(set(AMAZON))], **_CONSTRAINTS})
 def fetch_amazon(
-    variant: Literal[beauty, sports, toys] = "beauty",
+    variant: str = "beauty",
     *,
     data_home: str | os.PathLike[str] | None = None,
     download_if_missing: bool = True,
