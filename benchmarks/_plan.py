@@ -11,6 +11,7 @@ FEDEB = ("10%", "10%, mean of 4 runs")
 SUMMED = "LocALS GlobSGD LocSGD FCF ExplicitFCF FedEASE RFRec CoLR LightFR FedEB FedRec"
 CHOSEN = ("LightFR", "RFRec", "RFRecF", "LocALS", "GlobSGD", "PMF", "BiasedMF", "SVDpp")
 LARGE = "RFRec FedEB LocALS GlobSGD LightFR SVDpp BiasedMF FedMF"
+NEXT_ITEM = ("Beauty", "Sports", "Yelp", "LastFM", "100k")
 COLD = ("FedEB", "RFRec", "LocALS", "FCF", "LocSGD", "FedMF", "LightFR")
 EACH = (
     "fedeb quality",
@@ -116,6 +117,7 @@ COMMANDS = [
     "search_rules cuts",
     "time defaults",
     "time generated",
+    *(f"next_item scores --data {one}" for one in NEXT_ITEM),
     "updates",
     "updates --periods",
     "rounds",

@@ -19,18 +19,20 @@ from fedrecsk import (
     LocALS,
     LocSGD,
     Popularity,
+    portable,
 )
 from fedrecsk.attacks import Promotion
 from fedrecsk.base import _item_weights
 from fedrecsk.ensemble import RankingEnsemble
 from fedrecsk.federated._gram import FederatedGram
 from fedrecsk.federated._implicit_mf import WMFModel
-from fedrecsk.privacy import CentralDP
+from fedrecsk.privacy import CentralDP, SecAggPlus
 from tests.conftest import fits_in_blocks, make_toy
 from tests.deployment.in_process import coordinator, make_nodes
 from tests.reference import ease as ease_reference
 from tests.reference import time as reference
 
+DIRECTED = [ItemKNN(4, backward_weight=0.25), FedItemKNN(4, backward_weight=0.25)]
 SUMS = [
     EASE(3.0),
     ItemKNN(),
@@ -47,13 +49,20 @@ FACTORS = [
     ImplicitALS(3, n_epochs=2, random_state=0),
 ]
 HALF_LIVES = [(None, 2.0), (1.5, None), (1.5, 2.0), ("auto", "auto")]
+KNN = (ItemKNN, FedItemKNN)
+# What "auto" stands for where it is no power of the number of rows.
+AUTO_LIVES = {"pair_half_life": 8.0, "history_half_life": 2.0}
+
+
+def named(model):
+    """Return the name of a test of a model."""
+    backward = model.get_params().get("backward_weight", "auto")
+    return type(model).__name__ + ("" if backward == "auto" else f"-{backward}")
+
+
 every_sum = pytest.mark.parametrize("model", SUMS, ids=lambda model: type(model).__name__)
-every_federated_sum = pytest.mark.parametrize(
-    "model", FEDERATED_SUMS, ids=lambda model: type(model).__name__
-)
-every_model = pytest.mark.parametrize(
-    "model", SUMS + FACTORS, ids=lambda model: type(model).__name__
-)
+every_federated_sum = pytest.mark.parametrize("model", [*FEDERATED_SUMS, DIRECTED[1]], ids=named)
+every_model = pytest.mark.parametrize("model", SUMS + FACTORS + DIRECTED, ids=named)
 
 
 @pytest.fixture(autouse=True)
@@ -85,21 +94,31 @@ def histories(X, y, weight):
 
 
 def expected_scores(model, rows, n_items):
-    G = reference.gram(rows, n_items, model.pair_half_life)
+    lives = {name: getattr(model, name) for name in AUTO_LIVES}
+    if isinstance(model, KNN):
+        lives |= {name: AUTO_LIVES[name] for name, life in lives.items() if life == "auto"}
+    pair, history = lives.values()
+    G = reference.gram(rows, n_items, pair)
+    if isinstance(model, KNN) and model.backward_weight != 1:
+        backward = model.backward_weight
+        if backward == "auto":
+            learned = model.pair_half_life == "auto"
+            backward = reference.agreement(rows, n_items, pair) ** 2 if learned else 1
+        G = reference.directed(rows, n_items, pair, backward)
     if isinstance(model, FedSpectral):
         S = ease_reference.spectral(G, model.n_factors)
         e, V = np.linalg.eigh(S)
         items = V * np.sqrt(np.maximum(e, 0))
-        own = (model.alpha, model.reg_user, model.history_half_life)
+        own = (model.alpha, model.reg_user, history)
         return np.array([items @ reference.user_vector(one, items, *own) for one in rows])
-    x = [reference.history(one, n_items, model.history_half_life) for one in rows]
-    if isinstance(model, ItemKNN | FedItemKNN):
+    x = [reference.history(one, n_items, history) for one in rows]
+    if isinstance(model, KNN):
         own = (model.power, model.shrinkage, model.n_neighbors)
         return np.array(x) @ ease_reference.nearest(G, *own)
     return np.array(x) @ ease_reference.ease(G, model.reg)
 
 
-@every_sum
+@pytest.mark.parametrize("model", SUMS + DIRECTED, ids=named)
 @pytest.mark.parametrize("half_lives", HALF_LIVES, ids=str)
 def test_sums_equal_the_naive_reference(model, half_lives):
     X, y, weight = timed()
@@ -160,6 +179,88 @@ def test_only_the_order_in_time_counts(model):
     for unused in (clone(model), with_half_lives(model, timestamps=None)):
         np.testing.assert_array_equal(unused.fit(spoiled, y).predict(spoiled), plain)
     assert not np.allclose(predicted, plain)
+
+
+SILOS_OR_NOT = pytest.mark.parametrize("n_silos", [None, 4])
+
+
+@SILOS_OR_NOT
+@pytest.mark.parametrize("many", [1, 10**6], ids=["sparse", "dense"])
+@pytest.mark.parametrize("filled", [1, 10**6], ids=["filled", "not filled"])
+@pytest.mark.parametrize(
+    "model",
+    [*DIRECTED, clone(DIRECTED[1]).set_params(upload="all", backward_weight=0.0)],
+    ids=["ItemKNN", "FedItemKNN", "FedItemKNN-all"],
+)
+def test_pairs_with_a_direction_equal_the_naive_reference(
+    model, filled, many, n_silos, monkeypatch
+):
+    monkeypatch.setattr(_item_weights, "MANY_ITEMS", many)
+    monkeypatch.setattr(_item_weights, "DENSE_BYTES", filled)
+    X, y, weight = timed()
+    model = with_half_lives(model)
+    users, rows, n_items = histories(X, y, weight)
+    clients = None if n_silos is None else X[:, 0] // 7 % n_silos
+    for fitted in fits_in_blocks(model, X, y, clients=clients, sample_weight=weight):
+        scores = fitted._score_all(fitted._users.codes(users))
+        np.testing.assert_allclose(scores, expected_scores(model, rows, n_items), atol=1e-9)
+
+
+def in_order(seed=0):
+    """Rows whose items usually come in the order of their ids, so that direction matters."""
+    X, y, weight = timed(seed)
+    late = np.random.default_rng(seed).normal(0, 7, len(X)).round() + 2 * (X[:, 1] - X[:, 1].min())
+    X[:, 2] = late - late.min()
+    return X, y, weight
+
+
+@SILOS_OR_NOT
+@pytest.mark.parametrize("many", [1, 10**6], ids=["sparse", "dense"])
+@pytest.mark.parametrize(
+    "model",
+    [ItemKNN(4), FedItemKNN(4), FedItemKNN(4, upload="all")],
+    ids=["ItemKNN", "FedItemKNN", "FedItemKNN-all"],
+)
+def test_the_sum_says_how_much_direction_matters(model, many, n_silos, monkeypatch):
+    monkeypatch.setattr(_item_weights, "MANY_ITEMS", many)
+    X, y, weight = in_order()
+    users, rows, n_items = histories(X, y, weight)
+    clients = None if n_silos is None else X[:, 0] // 7 % n_silos
+    model = with_half_lives(model, pair_half_life="auto", history_half_life="auto")
+    expected = reference.agreement(rows, n_items, 8.0) ** 2
+    assert 0.01 < expected < 0.8
+    for fitted in fits_in_blocks(model, X, y, clients=clients, sample_weight=weight):
+        assert fitted.backward_weight_ == pytest.approx(expected)
+        scores = fitted._score_all(fitted._users.codes(users))
+        np.testing.assert_allclose(scores, expected_scores(model, rows, n_items), atol=1e-9)
+
+
+@pytest.mark.parametrize("upload", ["local", "all"])
+def test_pairs_with_a_direction_take_no_more_numbers(upload):
+    """Even if some are at one time; whole squares take twice a triangle, diagonal included."""
+    X, y, _ = timed()
+    model = with_half_lives(FedItemKNN(upload=upload, backward_weight=1))
+    plain = clone(model).fit(X, y).communication_.bytes_up
+    ordered = clone(model).set_params(backward_weight=0.25).fit(X, y).communication_.bytes_up
+    n_users, n_items = len(np.unique(X[:, 0])), len(np.unique(X[:, 1]))
+    more = 0 if upload == "local" else n_users * 4 * n_items * (n_items + 1) // 2
+    assert ordered - plain == more
+    learns = clone(model).set_params(pair_half_life="auto", backward_weight="auto").fit(X, y)
+    assert learns.communication_.bytes_up - ordered == 8 * n_users
+
+
+def test_users_with_all_rows_at_one_time_have_no_direction():
+    X, y, _ = timed()
+    X[:, 2] = X[:, 0]
+    model = with_half_lives(FedItemKNN(100))
+    for weight in (0.0, "auto"):
+        lives = {"pair_half_life": "auto"} if weight == "auto" else {}
+        directed = clone(model).set_params(backward_weight=weight, **lives).fit(X, y)
+        matrix = directed.item_weights_.toarray()
+        np.testing.assert_allclose(matrix, matrix.T)
+    plain = clone(model).set_params(backward_weight=1).fit(X, y).item_weights_.toarray()
+    half = clone(model).set_params(backward_weight=0.0).fit(X, y).item_weights_.toarray()
+    np.testing.assert_allclose(2 * half, plain)
 
 
 @every_sum
@@ -254,7 +355,11 @@ def test_ledger_and_privacy_are_those_of_a_fit_without_time(setting):
     assert faded.history_ == plain.history_ or np.isnan(plain.loss_curve_).all()
 
 
-@pytest.mark.parametrize("model", [SUMS[2], FACTORS[0]], ids=lambda model: type(model).__name__)
+@pytest.mark.parametrize(
+    "model",
+    [SUMS[2], FACTORS[0], DIRECTED[1], FedItemKNN(4, pair_half_life="auto")],
+    ids=["FedEASE", "LocALS", "FedItemKNN-0.25", "FedItemKNN-auto"],
+)
 def test_devices_equal_a_simulated_fit(model, tmp_path):
     X, y, _ = timed()
     model = with_half_lives(model).set_params(items=np.unique(X[:, 1]))
@@ -314,6 +419,74 @@ def test_an_update_has_times_in_the_unit_of_the_fit(model, before, now):
     if before is SECONDS:
         late.iloc[0, 2] = 0  # a time that is missing
     assert model.partial_fit(late).n_users_ == 15
+
+
+def test_updates_learn_the_direction_anew():
+    X, y, _ = in_order()
+    model = FedItemKNN(4, pair_half_life="auto", history_half_life="auto", warm_start=True)
+    updated = clone(model).fit(X[:150], y[:150]).partial_fit(X[150:], y[150:])
+    whole = clone(model).fit(X, y)
+    assert updated.backward_weight_ == pytest.approx(whole.backward_weight_)
+    np.testing.assert_allclose(updated.predict(X), whole.predict(X), atol=1e-6)
+    gone = X[:, 0] == X[0, 0]
+    updated.forget([X[0, 0]])
+    refitted = clone(model).set_params(items=np.unique(X[:, 1])).fit(X[~gone], y[~gone])
+    assert updated.backward_weight_ == pytest.approx(refitted.backward_weight_)
+
+
+@pytest.mark.parametrize("weight", [0.25, "auto"])
+def test_masks_hide_what_came_first(weight):
+    X, y, _ = in_order()
+    model = with_half_lives(FedItemKNN(4, backward_weight=weight), pair_half_life="auto")
+    model.set_params(items=np.unique(X[:, 1]), random_state=0)
+    masked = clone(model).set_params(federation=Federation(secure_aggregation=SecAggPlus()))
+    ours, theirs = (one.fit(X, y).predict(X) for one in (masked, model))
+    np.testing.assert_allclose(ours, theirs, atol=1e-2)
+
+
+def test_what_comes_after_explains_and_is_exported(tmp_path):
+    """The portable rule and the explanation read the row of what the user had before."""
+    X = [["u", "a", 1], ["u", "b", 2], ["v", "a", 1], ["v", "b", 2], ["w", "b", 1], ["w", "c", 2]]
+    X = pd.DataFrame(X, columns=["user", "item", "when"])
+    model = FedItemKNN(backward_weight=0, history_half_life=1.0, timestamps="when").fit(X)
+    assert model.explain("v", "c", 1, as_frame=False)[0].tolist() == ["b"]
+    model.export(tmp_path / "model.fedrecsk")
+    public = portable.load(tmp_path / "model.fedrecsk")
+    scores = dict(zip(public.item_ids.tolist(), public.predict(["b"]), strict=True))
+    assert scores["c"] > 0
+    assert scores["a"] == 0
+    rows = [["z", "c", 1], ["z", "a", 2]]
+    pairs = pd.DataFrame([["z", "a"], ["z", "b"], ["z", "c"]], columns=["user", "item"])
+    folded = model.fold_in(pd.DataFrame(rows, columns=["user", "item", "when"]))
+    np.testing.assert_allclose(
+        folded.predict(pairs.assign(when=0)), public.predict(["c", "a"]), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("weight", [0, 0.5])
+@pytest.mark.parametrize("Estimator", KNN)
+def test_a_direction_without_time_is_refused(Estimator, weight):
+    X, y, _ = timed()
+    model = Estimator(backward_weight=weight)
+    for others, cure in (
+        ({}, "set pair_half_life and history_half_life, or backward_weight=1"),
+        ({"pair_half_life": 2.0, "timestamps": None}, "set timestamps, or backward_weight=1"),
+    ):
+        with pytest.raises(ValueError, match=cure):
+            clone(model).set_params(**others).fit(X, y)
+    with pytest.raises(ValueError, match="X has no timestamps"):
+        clone(model).set_params(pair_half_life=2.0).fit(X[:, :2], y)
+    with pytest.raises(ValueError, match=r"'backward_weight' parameter of .* must be"):
+        Estimator(backward_weight=1.5).fit(X, y)
+
+
+def test_noise_on_the_sum_leaves_no_direction():
+    X, y, _ = timed()
+    items = np.unique(X[:, 1])
+    model = with_half_lives(FedItemKNN(federation=DP, items=items, random_state=0))
+    with pytest.raises(ValueError, match=r"hides what came first.*set backward_weight=1"):
+        clone(model).set_params(backward_weight=0.5).fit(X, y)
+    assert model.set_params(pair_half_life="auto").fit(X, y).backward_weight_ == 1
 
 
 def test_an_ensemble_hands_times_to_its_parts():

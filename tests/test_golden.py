@@ -91,6 +91,15 @@ VARIANTS = {
     "RFRec early stopping": ("RFRec", {"early_stopping": True, "n_rounds": 12}),
     "LocALS early stopping": ("LocALS", {"early_stopping": True, "n_rounds": 12}),
     "FedEB cohorts": ("FedEB", {"client_fraction": 0.3, "n_rounds": 12}),
+    "FedItemKNN direction": (
+        "FedItemKNN",
+        {
+            "backward_weight": 0.25,
+            "pair_half_life": 2.0,
+            "history_half_life": 3.0,
+            "timestamps": "row_order",
+        },
+    ),
     "FedMF cohorts, n_jobs=2": ("FedMF", {"client_fraction": 0.3, "n_jobs": 2}),
 }
 SMALL = {

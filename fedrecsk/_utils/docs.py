@@ -65,6 +65,25 @@ history_half_life : float, "auto" or None, default={default}
     Number of later items after which an item's weight in the user's scores halves. "auto": 0.7
     times the square root of the user's number of items. If None, all items have the same
     weight.
+[nearest half-lives]
+pair_half_life : float, "auto" or None, default={default}
+    Distance in a user's history, in items, after which the weight of a pair of items halves.
+    "auto": 8. If None, all pairs have the same weight.
+history_half_life : float, "auto" or None, default={default}
+    Number of later items after which an item's weight in the user's scores halves. "auto": 2.
+    If None, all items have the same weight.
+backward_weight : float or "auto", default="auto"
+    Weight, from 0 to 1, of what users had before an item, among what is to come after it. 1:
+    pairs have no direction; 0: only what came later counts. Less than 1 needs a half-life.
+    "auto": what the sum of pairs says, if ``pair_half_life="auto"``, and otherwise 1.
+[backward_weight_]
+backward_weight_ : float
+    The weight of the other direction that was used.
+[direction]
+*Direction.* With `backward_weight` b below 1, the numerator of B_ij is ``F_ij + b F_ji``, where
+F_ij adds up only the pairs whose item i came before j. At one time a pair counts half in each
+direction. With "auto", b is the square of (pairs of users that have two items in opposite
+order / in the same order), both weighted as the sum is.
 [power]
 power : float, default={default}
     Exponent of the popularity normalisation: 0 for none, 0.5 for cosine similarity.
@@ -482,6 +501,17 @@ References
    Recommender Systems", IJCAI 2013, pages 2619-2625.
 
 .. [2] https://guoguibing.github.io/librec/datasets.html
+[amazon licence]
+The repository [2]_ states no licence, so use the files for research only. Cite [1]_ when you
+use them.
+
+References
+----------
+.. [1] K. Zhou, H. Wang, W. X. Zhao, Y. Zhu, S. Wang, F. Zhang, Z. Wang and J.-R. Wen, "S3-Rec:
+   Self-Supervised Learning for Sequential Recommendation with Mutual Information
+   Maximization", CIKM 2020, pages 1893-1902.
+
+.. [2] https://github.com/RUCAIBox/CIKM2020-S3Rec
 [hetrec licence]
 GroupLens and Last.fm allow non-commercial use; see the README in the archive. Cite [1]_ when
 you use the data.

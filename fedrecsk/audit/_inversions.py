@@ -10,6 +10,7 @@ from scipy.special import expit
 
 from fedrecsk.audit._server_view import (
     Reconstruction,
+    any_order,
     direction_of,
     keep_common,
     one_by_one,
@@ -459,7 +460,7 @@ def gram(model, message, upload, n_items):
     diagonal, squares = np.arange(n_items), np.zeros(n_items)
     numbers = diagonal * (diagonal + 3) // 2
     if isinstance(rows, slice):
-        squares[:] = change[numbers]
+        squares += any_order(upload["gram"], n_items)[numbers]
     else:
         _, theirs, places = np.intersect1d(numbers, rows, return_indices=True)
         squares[theirs] = np.ravel(change)[places]

@@ -315,12 +315,19 @@ def _match(found, rows):
     return parts
 
 
+def any_order(upload, n_items):
+    """Return the triangle of pairs, whichever item came first."""
+    rows, change = upload
+    n_pairs = n_items * (n_items + 1) // 2
+    if isinstance(rows, slice):
+        return np.reshape(change, (-1, n_pairs)).sum(axis=0)
+    return np.bincount(rows % n_pairs, np.ravel(change), n_pairs)
+
+
 def by_pairs(model, exchanges, n_items):
     """Separate pairs of items: those of an item that only one client has are all its items."""
     # Its pairs are subtracted, and other items are left with one client. All likes weigh the same.
-    rows, change = exchanges[0].upload["gram"]
-    packed = np.zeros(n_items * (n_items + 1) // 2)
-    packed[rows] = change
+    packed = any_order(exchanges[0].upload["gram"], n_items)
     pairs = np.zeros((n_items, n_items))
     upper = np.triu_indices(n_items)
     numbers = upper[1] * (upper[1] + 1) // 2 + upper[0]

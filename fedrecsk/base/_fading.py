@@ -61,6 +61,12 @@ class FadingPairs(FadingHistory):
         return self.history_half_life is not None or self.pair_half_life is not None
 
 
+def life_of(model, name):
+    """Return a half-life of a model, None without one; a number, if "auto" stands for one."""
+    life = getattr(model, name, None)
+    return getattr(model, "_auto_lives", {}).get(name, life) if life == "auto" else life
+
+
 def ages(rows):
     """Return by how many half positions each like is older than its user's latest, int32."""
     if rows.times is None or not len(rows.items):

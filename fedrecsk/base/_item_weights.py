@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral, Real
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 from scipy import sparse
 from scipy.linalg import lapack
 
 from fedrecsk._utils.kernels import LazyModule
-from fedrecsk._utils.sklearn_compat import Interval
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.base._fading import FadingPairs, ages, fading, rates
 from fedrecsk.portable import History, ItemWeights, largest
@@ -75,14 +75,38 @@ def _arrays(matrix):
     return matrix.indptr, matrix.indices, matrix.data
 
 
+@dataclass(eq=False, repr=False)
 class NearestItemsMixin(ItemWeightsMixin):
     """Scores of a recommender whose `item_weights_` are sparse: those of the nearest items."""
+
+    _: KW_ONLY
+    backward_weight: float | Literal["auto"] = "auto"
 
     _nearest_constraints: ClassVar[dict] = ItemWeightsMixin._fading_constraints | {
         "power": [Interval(Real, 0, None, closed="left")],
         "shrinkage": [Interval(Real, 0, None, closed="left")],
         "n_neighbors": [Interval(Integral, 1, None, closed="left")],
+        "backward_weight": [Interval(Real, 0, 1, closed="both"), StrOptions({"auto"})],
     }
+    # What "auto" stands for. From validation rows (benchmarks.next_item choices).
+    _auto_lives: ClassVar[dict] = {"pair_half_life": 8.0, "history_half_life": 2.0}
+
+    def _check_before_fit(self):
+        knows_time = self._fades and self.timestamps is not None
+        if self.backward_weight not in (1, "auto") and not knows_time:
+            cure = "timestamps" if self._fades else "pair_half_life and history_half_life"
+            raise ValueError(
+                f"backward_weight={self.backward_weight:g} needs to know which item came first, "
+                f"but {cure} {'is' if self._fades else 'are'} None; set {cure}, or "
+                "backward_weight=1."
+            )
+        super()._check_before_fit()
+
+    def _direction(self):
+        """Return `backward_weight`, None if the sum of pairs is to say it."""
+        if self.backward_weight != "auto":
+            return self.backward_weight
+        return None if self.pair_half_life == "auto" and self.timestamps is not None else 1.0
 
     def _score_pairs(self, users, items):
         known, scores = (users >= 0) & (items >= 0), np.zeros(len(users))
@@ -113,14 +137,14 @@ class NearestItemsMixin(ItemWeightsMixin):
         return lambda codes: self.item_weights_[codes].toarray().astype(np.float64)
 
 
-def nearest_items(gram, n_items, n_neighbors, power, shrinkage, dtype):
+def nearest_items(matrix, counts, n_neighbors, power, shrinkage, dtype):
     """Return each item's nearest items and weights, filled up by the item itself and 0."""
+    n_items = len(counts)
     width = min(n_neighbors, n_items)
     neighbors = np.tile(np.arange(n_items, dtype=np.int32)[:, None], (1, width))
     nearness = np.zeros(neighbors.shape, dtype=dtype)
-    matrix = _by_row(gram, n_items)
     # Many items have the same count, and powers take long.
-    counts, places = np.unique(matrix.diagonal(), return_inverse=True)
+    counts, places = np.unique(counts, return_inverse=True)
     for i in range(n_items):
         others, values = _entries(matrix, i)
         divisors = np.maximum(counts[places[i]] * counts, 0) ** power + shrinkage
@@ -136,7 +160,7 @@ def fill_little(n_entries, n_items):
     return SPARSE_BYTES * n_entries < DENSE_BYTES * n_pairs(n_items)
 
 
-def _by_row(gram, n_items):
+def by_row(gram, n_items):
     """Return the symmetric matrix of pairs, sparse or not."""
     if not sparse.issparse(gram):
         return whole(np.ravel(gram), n_items)
@@ -233,27 +257,37 @@ def n_items_of(triangle):
     return (np.sqrt(8 * len(triangle) + 1).astype(int) - 1) // 2
 
 
-def dense_gram(likes, half_life, senders):
-    """Return X'X, its pairs faded, of the clients of the mask as a triangle of float64."""
-    zeros, sums = np.zeros(len(senders), dtype=np.int64), np.zeros(n_pairs(likes.n_items))
+def dense_gram(likes, half_life, senders, n_orders=None):
+    """Return X'X, its pairs faded, of the clients of the mask as a triangle of float64.
+
+    With `n_orders`, several triangles, by what came first.
+    """
+    zeros, sums = np.zeros(len(senders), dtype=np.int64), _zeros(n_pairs(likes.n_items), n_orders)
     _add_pairs(likes, half_life, senders, likes.items, zeros, zeros, sums)
     return sums
 
 
+def _zeros(size, n_orders):
+    return np.zeros(size if n_orders is None else (n_orders, size))
+
+
 def _add_pairs(likes, half_life, senders, places, first, starts, sums):
-    """Call the kernel `add_pairs`, whose pairs fade by their ages."""
+    """Call the kernel whose pairs fade by their ages, in one triangle or by what came first."""
+    add = score_kernels.add_pairs if sums.ndim == 1 else score_kernels.add_ordered_pairs
     fades = likes.weights, ages(likes), rates(likes, half_life)
-    indptrs = likes.client_indptr, likes.indptr
-    score_kernels.add_pairs(*indptrs, places, first, *fades, senders, starts, sums)
+    add(likes.client_indptr, likes.indptr, places, first, *fades, senders, starts, sums)
 
 
-def single_grams(likes, half_life, senders):
-    """Return each sender's own pairs of items: where they begin, their numbers, and values."""
+def single_grams(likes, half_life, senders, n_orders=None):
+    """Return each sender's own pairs of items: where they begin, their numbers, and values.
+
+    With `n_orders`, several rows of values, by what came first.
+    """
     row_counts = np.where(senders, likes.row_counts, 0).astype(np.int64)
     row_indptr = np.concatenate([[0], np.cumsum(row_counts)])
     indptr = np.concatenate([[0], np.cumsum(n_pairs(row_counts))])
     row_items = likes.row_items[np.repeat(senders, likes.row_counts)]
-    numbers, values = np.empty(indptr[-1], dtype=np.int64), np.zeros(indptr[-1])
+    numbers, values = np.empty(indptr[-1], dtype=np.int64), _zeros(indptr[-1], n_orders)
     score_kernels.pair_numbers(row_indptr, row_items, indptr[:-1], numbers)
     first = likes.row_indptr[:-1]
     _add_pairs(likes, half_life, senders, likes.rows, first, indptr[:-1], values)
@@ -266,33 +300,38 @@ def sparse_gram(likes, half_life, senders):
     if not fill_little(held, likes.n_items):
         return sparse.csc_array(dense_gram(likes, half_life, senders)[:, None])
     _, numbers, values = single_grams(likes, half_life, senders)
-    return pair_column(numbers, values, likes.n_items)
+    return pair_column(numbers, values, n_pairs(likes.n_items))
 
 
-def pair_column(numbers, values, n_items):
-    """Return X'X as a sparse column of pairs, from their numbers and entries."""
+def pair_column(numbers, values, size):
+    """Return X'X as a sparse column of so many pairs, from their numbers and entries."""
     places = numbers, np.zeros(len(numbers), dtype=np.int64)
-    return sparse.csc_array((values, places), shape=(n_pairs(n_items), 1))
+    return sparse.csc_array((values, places), shape=(size, 1))
+
+
+def numbers_of(gram):
+    """Return the numbers of the pairs of an array or a sparse column, and their entries."""
+    if sparse.issparse(gram):
+        return gram.indices.astype(np.int64), gram.data
+    numbers = np.flatnonzero(gram)
+    return numbers, np.ravel(gram)[numbers]
 
 
 def pairs_of(gram, n_items):
-    """Return the pairs (i, j), j <= i, of a triangle or a sparse column, and their entries."""
-    if sparse.issparse(gram):
-        numbers, values = gram.indices.astype(np.int64), gram.data
-    else:
-        numbers = np.flatnonzero(gram)
-        values = np.ravel(gram)[numbers]
+    """Return the pairs (i, j), j <= i, of triangles or a sparse column, and their entries."""
+    numbers, values = numbers_of(gram)
+    numbers %= n_pairs(n_items)
     i = (np.sqrt(8 * numbers + 1).astype(np.int64) - 1) // 2
     return i, numbers - n_pairs(i), values
 
 
 def diagonal(gram, n_items):
-    """Return the diagonal of X'X, a triangle or a sparse column of pairs, (n_items,)."""
+    """Return the diagonal of X'X, triangles or a sparse column of pairs, (n_items,)."""
     if not sparse.issparse(gram):
-        return np.ravel(gram)[n_pairs(np.arange(1, n_items + 1)) - 1]
-    (i, j, values), counts = pairs_of(gram, n_items), np.zeros(n_items)
-    counts[i[i == j]] = values[i == j]
-    return counts
+        triangles = np.reshape(gram, (-1, n_pairs(n_items)))
+        return triangles[:, n_pairs(np.arange(1, n_items + 1)) - 1].sum(axis=0)
+    i, j, values = pairs_of(gram, n_items)
+    return np.bincount(i[i == j], values[i == j], n_items)
 
 
 def popularity(counts, prior=None):

@@ -15,7 +15,7 @@ from fedrecsk import portable
 from fedrecsk._utils.parameters import checked, suggest
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk._version import __version__
-from fedrecsk.base._fading import as_power
+from fedrecsk.base._fading import as_power, life_of
 from fedrecsk.base._item_weights import history_of
 from fedrecsk.data.ids import id_array, missing_id
 
@@ -210,7 +210,7 @@ class PublicHalf:
             raise ValueError(
                 f"interactions has no row of user {name!s} with an item that the model knows."
             )
-        history = history_of(data, row, getattr(self, "history_half_life", None))
+        history = history_of(data, row, life_of(self, "history_half_life"))
         return served, served._users.codes(user)[0], history
 
     def export(self, path: str | PathLike[str]) -> None:
@@ -274,7 +274,7 @@ class PublicHalf:
         about = {
             "method": type(self).__name__,
             "rating_scale": None if scale is None else list(scale),
-            "half_life": as_power(self.history_half_life) if fades else None,
+            "half_life": as_power(life_of(self, "history_half_life")) if fades else None,
             "versions": {
                 "python": platform.python_version(),
                 "fedrecsk": __version__,

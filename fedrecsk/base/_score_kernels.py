@@ -72,6 +72,48 @@ def add_pairs(client_indptr, indptr, places, first, weights, ages, rates, sender
 
 
 @kernel
+def add_ordered_pairs(
+    client_indptr, indptr, places, first, weights, ages, rates, senders, starts, sums
+):
+    """Add up as `add_pairs` does, by what came first: `sums` are three triangles a client.
+
+    Of a pair of rows the first triangle is for the same time, which a row has with itself, the
+    second for the lower row first, and the third for the higher row first.
+    """
+    for c in range(len(client_indptr) - 1):
+        if not senders[c]:
+            continue
+        for u in range(client_indptr[c], client_indptr[c + 1]):
+            for a in range(indptr[u], indptr[u + 1]):
+                i = places[a] - first[c]
+                row = starts[c] + i * (i + 1) // 2 - first[c]
+                for b in range(indptr[u], a + 1):
+                    gap = ages[b] - ages[a]
+                    order = 0 if gap == 0 else 1 if gap > 0 else 2
+                    product = weights[a] * weights[b] * np.exp(-rates[u] * abs(gap))
+                    sums[order, row + places[b]] += product
+
+
+@kernel
+def add_squares(client_indptr, indptr, weights, ages, rates, senders, out):
+    """Add up the products of each user's pairs with themselves, (n_clients, 2).
+
+    First those of a direction with itself, then those of a direction with the other one. A pair at
+    one time counts half in each.
+    """
+    for c in range(len(client_indptr) - 1):
+        if not senders[c]:
+            continue
+        for u in range(client_indptr[c], client_indptr[c + 1]):
+            for a in range(indptr[u], indptr[u + 1]):
+                for b in range(indptr[u], a):
+                    gap = abs(ages[b] - ages[a])
+                    square = (weights[a] * weights[b] * np.exp(-rates[u] * gap)) ** 2
+                    out[c, 0] += square if gap > 0 else square / 2
+                    out[c, 1] += 0.0 if gap > 0 else square / 2
+
+
+@kernel
 def pair_numbers(row_indptr, row_items, starts, numbers):
     """Number each client's own pairs of (ascending) items as in the whole catalogue's triangle."""
     for c in range(len(row_indptr) - 1):

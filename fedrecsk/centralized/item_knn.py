@@ -9,6 +9,7 @@ import numpy as np
 
 from fedrecsk._utils.docs import documented
 from fedrecsk.base import RankingMixin, Recommender, _item_weights, check_likes
+from fedrecsk.base._fading import life_of
 from fedrecsk.base._item_weights import (
     NearestItemsMixin,
     dense_gram,
@@ -21,6 +22,12 @@ from fedrecsk.base._item_weights import (
     popularity,
     sparse_gram,
     sparse_weights,
+)
+from fedrecsk.base._ordered_pairs import (
+    directed,
+    ordered_gram,
+    sparse_ordered_gram,
+    squares_of_pairs,
 )
 from fedrecsk.protocol import blocks
 
@@ -45,21 +52,21 @@ class ItemKNN(NearestItemsMixin, RankingMixin, Recommender):
     {power}
     {neighbours shrinkage}
     {timestamps}
-    {pair_half_life}
-    {history_half_life}
+    {nearest half-lives}
     {items}
 
     Attributes
     ----------
     item_weights_ : csr_array of shape (n_items, n_items), dtype float32
         B: row j is added to the scores of all items for each item j in a user's history.
+    {backward_weight_}
     {user_history_}
     {ids}
 
     Raises
     ------
     ValueError
-        By fit: if no y is positive.
+        By fit: if no y is positive, or if `backward_weight` is below 1 without half-lives or times.
 
     See Also
     --------
@@ -79,6 +86,8 @@ class ItemKNN(NearestItemsMixin, RankingMixin, Recommender):
     alone has from counting as much as pairs of many users.
 
     {time}
+
+    {direction}
 
     Centralised: all rows are in one place, and `clients` is checked and otherwise ignored.
 
@@ -117,26 +126,35 @@ class ItemKNN(NearestItemsMixin, RankingMixin, Recommender):
     def _fit(self, data, report):
         check_likes(data)
         likes = liked(data)
-        gram = self._gram(likes)
+        direction, half_life = self._direction(), life_of(self, "pair_half_life")
+        gram, squares = self._gram(likes, half_life, direction != 1), None
+        if direction is None:
+            squares = squares_of_pairs(likes, half_life, np.ones(data.n_clients, dtype=bool))
+        counts = diagonal(gram, data.n_items)
+        matrix, direction = directed(gram, data.n_items, direction, squares)
         own = self.n_neighbors, self.power, self.shrinkage, self._dtype
         return {
-            "item_weights_": sparse_weights(*nearest_items(gram, data.n_items, *own)),
-            "user_history_": histories(likes, self._dtype, self.history_half_life),
-            "_popularity": popularity(diagonal(gram, data.n_items)),
+            "item_weights_": sparse_weights(*nearest_items(matrix, counts, *own)),
+            "user_history_": histories(likes, self._dtype, life_of(self, "history_half_life")),
+            "backward_weight_": direction,
+            "_popularity": popularity(counts),
         }
 
-    def _gram(self, likes):
+    def _gram(self, likes, half_life, has_direction):
         # Whoever holds a user, only the pairs of the user's own items count.
         users = np.arange(likes.n_users + 1)
         by_user = replace(likes, client_ids=likes.user_ids.values, client_indptr=users)
         everyone = np.ones(likes.n_users, dtype=bool)
         held = n_pairs(np.diff(likes.indptr)).sum()
         if likes.n_items < _item_weights.MANY_ITEMS or not fill_little(held, likes.n_items):
-            return dense_gram(by_user, self.pair_half_life, everyone)
+            gram_of = ordered_gram if has_direction else dense_gram
+            return gram_of(by_user, half_life, everyone)
+        gram_of = sparse_ordered_gram if has_direction else sparse_gram
         return sum(
-            sparse_gram(block, self.pair_half_life, np.ones(block.n_clients, dtype=bool))
+            gram_of(block, half_life, np.ones(block.n_clients, dtype=bool))
             for block in blocks.cut(by_user)
         )
 
     def _new_user_attributes(self, data):
-        return {"user_history_": histories(liked(data), self._dtype, self.history_half_life)}
+        life = life_of(self, "history_half_life")
+        return {"user_history_": histories(liked(data), self._dtype, life)}

@@ -2,6 +2,7 @@
 
 from fedrecsk.datasets.fetch import (
     clear_data_home,
+    fetch_amazon,
     fetch_filmtrust,
     fetch_kuairec,
     fetch_lastfm,
@@ -13,6 +14,7 @@ from fedrecsk.datasets.readers import load_ratings
 
 __all__ = [
     "clear_data_home",
+    "fetch_amazon",
     "fetch_filmtrust",
     "fetch_kuairec",
     "fetch_lastfm",

@@ -31,6 +31,7 @@ class Published:
     header: bool = False
     columns: Mapping[str, str | None] | None = None
     milliseconds: bool = False  # whether times are fractions of seconds, to count in thousandths
+    histories: bool = False  # whether it is no archive, but a line per user: its items in order
     what: str = "ratings"
     items: str = "films"
 
@@ -80,6 +81,27 @@ def _kuairec(title: str, member: str, timestamp: str | None, **more) -> Publishe
         columns=columns | {"timestamp": timestamp},
         what="watch ratios",
         items="videos",
+        **more,
+    )
+
+
+_S3REC = "2a81540ae18615d88ef88227b0c066e5b74781e5"
+
+
+def _amazon(file: str, **more) -> Published:
+    variant = file.partition("_")[0]
+    name = f"amazon-{variant.lower()}-5core"
+    return Published(
+        f"Amazon {variant} (5-core)",
+        f"https://raw.githubusercontent.com/RUCAIBox/CIKM2020-S3Rec/{_S3REC}/data/{file}.txt",
+        member=f"{file}.txt",
+        folder=f"{name}/",
+        licence=TEXTS["amazon licence"],
+        tables=(f"{name}/interactions.csv", f"{name}/interactions.csv.gz"),
+        columns={"user": "user", "item": "item", "rating": None, "timestamp": "position"},
+        histories=True,
+        what="purchases",
+        items="products",
         **more,
     )
 
@@ -147,6 +169,22 @@ PUBLISHED = {
         counts=(1892, 17_632, 92_834),
         what="play counts",
         items="artists",
+    ),
+    # The SHA-256 are those of the files in this commit of the repository.
+    "amazon-beauty": _amazon(
+        "Beauty",
+        checksum="sha256:226cce9c3105299ca0db9615d7d3fb32b3175e90da43100ae352599f0f0107b8",
+        counts=(22_363, 12_101, 198_502),
+    ),
+    "amazon-sports": _amazon(
+        "Sports_and_Outdoors",
+        checksum="sha256:2a095e0648872beb9982408958290f5d655db5be2911c3756b5446de9f0b8de2",
+        counts=(35_598, 18_357, 296_337),
+    ),
+    "amazon-toys": _amazon(
+        "Toys_and_Games",
+        checksum="sha256:176c680c688d497598c4a89a03b402c0fe78d795e5db335c2e78dd5f2d778a3f",
+        counts=(19_412, 11_924, 167_597),
     ),
     # The SHA-256 is the one that OmniRec (github.com/ISG-Siegen/OmniRec) checks.
     "filmtrust": Published(

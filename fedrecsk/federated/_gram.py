@@ -16,6 +16,7 @@ from fedrecsk._utils import memory
 from fedrecsk._utils.sklearn_compat import StrOptions
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.base import RankingMixin, _item_weights, check_likes
+from fedrecsk.base._fading import life_of
 from fedrecsk.base._item_weights import (
     FromPairs,
     dense_gram,
@@ -24,12 +25,20 @@ from fedrecsk.base._item_weights import (
     liked,
     lower_part,
     n_pairs,
+    numbers_of,
     pair_column,
     pairs_of,
     popularity,
     single_grams,
     sparse_gram,
     whole,
+)
+from fedrecsk.base._ordered_pairs import (
+    OF_ALL,
+    OF_OWN,
+    ordered_gram,
+    ordered_pairs,
+    squares_of_pairs,
 )
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.algorithm import Algorithm, SendsOnce, Traits
@@ -42,7 +51,7 @@ from fedrecsk.updates import FieldSpec, SparseRows, Summed, Updates
 MATRICES = 6
 # Most bytes that a sparse sum, and what is computed from it, takes for each pair sent.
 PAIR_BYTES = 64
-# Clients number pairs by an int32.
+# Clients number pairs by an int32; where pairs have a direction, fewer items have so many numbers.
 MOST_ITEMS = 2**16 - 1
 # Items are left out if their own count is below this many standard deviations of the noise.
 STANDARD_DEVIATIONS = 3.0
@@ -67,13 +76,15 @@ NO_LOCAL_DP = (
 class Server:
     """What the server knows: X'X, a triangle or a sparse column of pairs, and its noise.
 
-    Under central privacy it also knows the items' own counts, 0 where noise hides them.
+    Under central privacy it also knows the items' own counts, 0 where noise hides them. `squares`
+    are the products of users' pairs with themselves, if it learns how much direction matters.
     """
 
     gram: Any
     n_items: int
     noise_variance: float = 0.0
     clear_counts: PerItem | None = None
+    squares: np.ndarray | None = None
 
     @property
     def noise_std(self) -> float:
@@ -119,6 +130,9 @@ class GramAlgorithm(Algorithm[Server, Any], SendsOnce[Clients]):
 
     # Whether `solve` takes a sparse column in place of a triangle.
     solves_sparse: ClassVar[bool] = False
+    # Whether pairs are added up by what came first, and whether the sum says how much that matters.
+    has_direction: ClassVar[bool] = False
+    learns_direction: ClassVar[bool] = False
 
     upload: Literal["auto", "local", "all"]
     pair_half_life: float | Literal["auto"] | None
@@ -150,6 +164,11 @@ class GramAlgorithm(Algorithm[Server, Any], SendsOnce[Clients]):
         """Return whether the sum is kept sparse."""
         return self.solves_sparse and self.sends_pairs and n_items >= _item_weights.MANY_ITEMS
 
+    @property
+    def n_orders(self) -> int:
+        """Return how many triangles the sum has: one, or by what came first."""
+        return 1 if not self.has_direction else OF_OWN if self.sends_pairs else OF_ALL
+
     def downloads(self, n_items):
         return {"request": Form((1,), "uint"), "clear_items": Form((n_items,), "bool")}
 
@@ -167,7 +186,7 @@ class GramAlgorithm(Algorithm[Server, Any], SendsOnce[Clients]):
 
     def begin(self, catalogue, sums, key):
         n_items = catalogue.n_items
-        sizes = n_pairs(n_items)
+        sizes = self.n_orders * n_pairs(n_items)
         gram = sparse.csc_array((sizes, 1)) if self.keeps_sparse(n_items) else np.zeros(sizes)
         if sums is None or self.clip is None:
             return Server(gram, n_items)
@@ -187,10 +206,11 @@ class GramAlgorithm(Algorithm[Server, Any], SendsOnce[Clients]):
         return Message(request=Dense(np.ones(1, dtype=np.uint8), dtype="uint8"))
 
     def fields(self, n_items):
-        rows = "chosen" if self.sends_pairs else "all"
+        rows, size = "chosen" if self.sends_pairs else "all", self.n_orders * n_pairs(n_items)
+        squares = {"squares": FieldSpec((2,), learned=False)} if self.learns_direction else {}
         if self.keeps_sparse(n_items):
-            return {"gram": FieldSpec((n_pairs(n_items), 1), rows, sparse=True)}
-        return {"gram": FieldSpec((n_pairs(n_items),), rows)}
+            return {"gram": FieldSpec((size, 1), rows, sparse=True)} | squares
+        return {"gram": FieldSpec((size,), rows)} | squares
 
     def enter(self, block, message, key):
         likes = liked(block)
@@ -209,7 +229,9 @@ class GramAlgorithm(Algorithm[Server, Any], SendsOnce[Clients]):
         if not senders.any():
             return clients, None, None
         is_sparse = self.keeps_sparse(block.n_items)
-        if turn.separate:
+        if self.has_direction:
+            gram = self.directed_upload(likes, senders, turn, sign)
+        elif turn.separate:
             indptr, numbers, values = single_grams(likes, self.pair_half_life, senders)
             values = values[:, None] if is_sparse else values
             gram = SparseRows(indptr, numbers, sign * values)
@@ -219,7 +241,26 @@ class GramAlgorithm(Algorithm[Server, Any], SendsOnce[Clients]):
             gram = Summed(sign * sums, n_pairs(likes.row_counts))
         # A client does not know whether its upload arrives, so it never sends another.
         clients = replace(clients, has_sent=clients.has_sent | senders)
-        return clients, Updates({"gram": gram}, sends=fresh), None
+        upload = {"gram": gram}
+        if self.learns_direction:
+            squares = sign * squares_of_pairs(likes, self.pair_half_life, senders)
+            is_in = turn.delivers[:, None]
+            upload["squares"] = (
+                SparseRows.stacked(squares) if turn.separate else (squares * is_in).sum(axis=0)
+            )
+        return clients, Updates(upload, sends=fresh), None
+
+    def directed_upload(self, likes, senders, turn, sign):
+        """Clients: their pairs by what came first."""
+        if not (self.sends_pairs or turn.separate):
+            return Summed(sign * ordered_gram(likes, self.pair_half_life, senders & turn.delivers))
+        own = ordered_pairs(likes, self.pair_half_life, senders, self.n_orders)
+        indptr, numbers, values = own
+        spec = self.fields(likes.n_items)["gram"]
+        rows = SparseRows(indptr, numbers, sign * values.reshape(-1, *spec.shape[1:]), spec=spec)
+        if turn.separate:
+            return rows
+        return Summed(rows.sum(turn.delivers.astype(float)), rows.n_rows)
 
     def step(self, server, upload, key):
         if upload is None:
@@ -228,7 +269,11 @@ class GramAlgorithm(Algorithm[Server, Any], SendsOnce[Clients]):
         total, variance = gram.sum, server.noise_variance + gram.noise_std**2
         if sparse.issparse(server.gram) and not sparse.issparse(total):
             total = sparse.csc_array(total)  # an aggregator's
-        return replace(server, gram=server.gram + total, noise_variance=variance)
+        server = replace(server, gram=server.gram + total, noise_variance=variance)
+        if not self.learns_direction:
+            return server
+        before = 0.0 if server.squares is None else server.squares
+        return replace(server, squares=before + upload["squares"].sum)
 
     # ------------------------------------------------------------------------- the end
 
@@ -245,10 +290,13 @@ class GramAlgorithm(Algorithm[Server, Any], SendsOnce[Clients]):
 
     def resume(self, now, before, places):
         i, j, values = pairs_of(before.gram, before.n_items)
+        # Codes keep their order, so that a pair keeps its direction.
         low, high = np.sort([places[i], places[j]], axis=0)
-        kept = low >= 0
-        gram = pair_column(n_pairs(high[kept]) + low[kept], values[kept], now.n_items)
-        return replace(now, gram=gram if sparse.issparse(now.gram) else gram.toarray().ravel())
+        order = numbers_of(before.gram)[0] // n_pairs(before.n_items)
+        numbers, kept = n_pairs(high) + low + order * n_pairs(now.n_items), low >= 0
+        gram = pair_column(numbers[kept], values[kept], now.gram.shape[0])
+        gram = gram if sparse.issparse(now.gram) else gram.toarray().ravel()
+        return replace(now, gram=gram, squares=before.squares)
 
     def recall(self, clients, remembered):
         return replace(clients, has_sent=clients.has_sent | remembered)
@@ -289,7 +337,8 @@ class FederatedGram(FromPairs, RankingMixin, FederatedRecommender):
         mechanism = federation.central_dp
         clip = None if mechanism is None else mechanism._bound_of_setup
         secret = mechanism is not None or federation.secure_aggregation is not None
-        return self._made(kind, hides_items=secret, clip=clip, **parts)
+        parts |= {"hides_items": secret, "clip": clip}
+        return self._made(kind, pair_half_life=life_of(self, "pair_half_life"), **parts)
 
     def _attributes_of_state(self, server):
         attributes = super()._attributes_of_state(server)
@@ -313,20 +362,24 @@ class FederatedGram(FromPairs, RankingMixin, FederatedRecommender):
 
     def _check_setting(self, federation, data, blocks):
         check_likes(data)
-        if self._algorithm().keeps_sparse(data.n_items):
-            if data.n_items > MOST_ITEMS:
+        algorithm = self._algorithm()
+        pair_bytes = PAIR_BYTES * (2 if algorithm.has_direction else 1)
+        if algorithm.keeps_sparse(data.n_items):
+            most = int(MOST_ITEMS / np.sqrt(algorithm.n_orders))
+            if data.n_items > most:
                 raise ValueError(
-                    f"{type(self).__name__} takes at most {MOST_ITEMS} items, because clients "
+                    f"{type(self).__name__} takes at most {most} items, because clients "
                     f"number pairs of items in 32 bits, and there are {data.n_items}. Leave out "
                     "rare items, for example with preprocessing.filter_min_ratings."
                 )
             held = [n_pairs(block.row_counts.astype(np.int64)).sum() for block in blocks]
-            nbytes = PAIR_BYTES * sum(held)
+            nbytes = pair_bytes * sum(held)
         else:
             nbytes = 8 * MATRICES * data.n_items**2
         uploads = federation.uploads(is_forged=federation.adversary is not None)
-        if uploads != "sum":
-            held = [16 * n_pairs(block.row_counts.astype(np.int64)).sum() for block in blocks]
+        if uploads != "sum" or algorithm.has_direction:
+            each = pair_bytes if algorithm.has_direction else 16
+            held = [each * n_pairs(block.row_counts.astype(np.int64)).sum() for block in blocks]
             nbytes += sum(held) if uploads == "held" else max(held)
         memory.require(
             int(nbytes),

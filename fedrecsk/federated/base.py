@@ -14,6 +14,7 @@ from sklearn.utils import check_random_state
 from fedrecsk._utils.sklearn_compat import Interval, clone, get_threadpool_controller
 from fedrecsk._utils.threads import N_JOBS
 from fedrecsk.base import Recommender
+from fedrecsk.base._fading import life_of
 from fedrecsk.base._item_weights import history_of
 from fedrecsk.data.interactions import Interactions
 from fedrecsk.protocol import blocks as _blocks
@@ -297,7 +298,7 @@ class FederatedRecommender(Updating, Recommender):
             data = run.data
             (code,) = data.user_ids.codes(self.user_ids_[user : user + 1])
             if code >= 0:
-                return history_of(data, code, getattr(self, "history_half_life", None))
+                return history_of(data, code, life_of(self, "history_half_life"))
         return super()._kept_rows(user)
 
     def _new_user_attributes(self, data):

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk.base._fading import life_of
 from fedrecsk.base._item_prior import ItemFeatures, WeightsContent, filled_weights
 from fedrecsk.base._item_weights import (
     ItemWeightsMixin,
@@ -110,7 +111,8 @@ class OwnWeights(FederatedGram):
         return {"item_weights_": message["item_weights"].values}
 
     def _user_attributes(self, block, clients):
-        return {"user_history_": histories(clients.likes, self._dtype, self.history_half_life)}
+        life = life_of(self, "history_half_life")
+        return {"user_history_": histories(clients.likes, self._dtype, life)}
 
     def _check_before_fit(self):
         algorithm = self._algorithm()

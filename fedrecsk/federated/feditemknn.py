@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
+
 from fedrecsk._utils.docs import documented
 from fedrecsk.base._item_weights import (
     NearestItemsMixin,
+    diagonal,
     nearest_items,
     sparse_weights,
 )
+from fedrecsk.base._ordered_pairs import directed
 from fedrecsk.federated.fedease import OwnWeights, OwnWeightsAlgorithm
 from fedrecsk.protocol.messages import Dense, Derived, Form, Message, Rows
 
@@ -26,19 +30,38 @@ class FedItemKNNAlgorithm(OwnWeightsAlgorithm):
     n_neighbors: int
     power: float
     shrinkage: float
+    # None: what the sum says.
+    backward_weight: float | None
+
+    @property
+    def has_direction(self):
+        return self.backward_weight != 1
+
+    @property
+    def learns_direction(self):
+        return self.backward_weight is None
 
     def downloads(self, n_items):
         shape = n_items, min(self.n_neighbors, n_items)
         neighbors = Form(shape, "int", bounds=(0, n_items - 1))
-        return super().downloads(n_items) | {"neighbors": neighbors, "nearness": Form(shape)}
+        forms = {"neighbors": neighbors, "nearness": Form(shape)}
+        if self.learns_direction:
+            forms["backward_weight"] = Form((1,), bounds=(0, 1))
+        return super().downloads(n_items) | forms
 
     def solve(self, server):
+        gram, n_items = server.visible_gram(), server.n_items
+        counts = diagonal(gram, n_items)
+        matrix, direction = directed(gram, n_items, self.backward_weight, server.squares)
         own = self.n_neighbors, self.power, self.shrinkage, self.dtype
-        neighbors, nearness = nearest_items(server.visible_gram(), server.n_items, *own)
+        neighbors, nearness = nearest_items(matrix, counts, *own)
         field = Rows if self.sends_rows else Dense
-        return Message(
+        message = Message(
             neighbors=field(neighbors, dtype="int32", learned=False), nearness=field(nearness)
         )
+        if self.learns_direction:
+            message["backward_weight"] = Dense(np.array([direction]))
+        return message
 
     def decode(self, message, key):
         if "nearness" not in message:
@@ -70,14 +93,14 @@ class FedItemKNN(NearestItemsMixin, OwnWeights):
         items. "auto": "all" with secure aggregation or central privacy, and otherwise "local", for
         which the client reports beforehand which items it holds.
     {timestamps}
-    {pair_half_life}
-    {history_half_life}
+    {nearest half-lives}
     {shared parameters}
 
     Attributes
     ----------
     item_weights_ : csr_array of shape (n_items, n_items), dtype float32
         B: row j is added to the scores of all items for each item j in a user's history.
+    {backward_weight_}
     user_history_ : csr_array of shape (n_users, n_items), dtype float32
         X, faded: the weight of each item in a user's history. It never leaves the client.
     {shared attributes}
@@ -85,7 +108,8 @@ class FedItemKNN(NearestItemsMixin, OwnWeights):
     Raises
     ------
     ValueError
-        As :class:`FedEASE` does, and if more than 65,535 items are kept sparse.
+        As :class:`FedEASE` does, if more than 65,535 items are kept sparse (37,836 with direction),
+        or if `backward_weight` is below 1 without half-lives or times.
 
     See Also
     --------
@@ -110,6 +134,11 @@ class FedItemKNN(NearestItemsMixin, OwnWeights):
 
     {time}
     What is sent is as large as without time, and as private.
+
+    {direction}
+    The number of a pair says which item came first, so a client with one user sends no more numbers
+    than without direction; with "auto" it sends two more, with ``upload="all"`` twice as many as
+    without. Central privacy takes no direction, whose noise hides it.
 
     *What is sent.* Up, as in :class:`FedEASE`: once, 8 bytes for each pair of items that one of the
     client's users likes, or with ``upload="all"`` 4 for each pair of the catalogue. In the end,
@@ -145,4 +174,22 @@ class FedItemKNN(NearestItemsMixin, OwnWeights):
     )
 
     def _algorithm(self):
-        return self._of_sums(FedItemKNNAlgorithm)
+        return self._of_sums(FedItemKNNAlgorithm, backward_weight=self._direction())
+
+    def _direction(self):
+        # Directions would have more noise than they tell.
+        is_private = self.backward_weight == "auto" and self._setting().central_dp is not None
+        return 1.0 if is_private else super()._direction()
+
+    def _private_problems(self, part):
+        if self.backward_weight not in (1, "auto"):
+            yield (
+                f"The noise of {part} hides what came first in pairs of items; set "
+                "backward_weight=1."
+            )
+
+    def _server_attributes(self, message):
+        direction = self._direction()
+        if direction is None:
+            direction = float(message["backward_weight"].values[0])
+        return super()._server_attributes(message) | {"backward_weight_": direction}

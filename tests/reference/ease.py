@@ -34,7 +34,10 @@ def ease(G, reg):
 
 
 def nearest(G, power, shrinkage, n_neighbors):
-    """ItemKNN's B: the largest G_ij / ((G_ii G_jj)^power + shrinkage) of each row."""
+    """ItemKNN's B: the largest G_ij / ((G_ii G_jj)^power + shrinkage) of each row.
+
+    G may have another number for (i, j) than for (j, i).
+    """
     B = np.zeros(G.shape)
     for i in range(len(G)):
         for j in range(len(G)):

@@ -40,6 +40,32 @@ def gram(histories, n_items, half_life=None):
     return G
 
 
+def directed(histories, n_items, half_life=None, backward=1.0):
+    """The sum over users of the fade of each pair (i, j), i before j, and backward times (j, i).
+
+    A pair at one time counts half each way, and an item with itself once.
+    """
+    F = np.zeros((n_items, n_items))
+    for rows in histories:
+        places = positions([time for _, time, _ in rows])
+        for (i, _, v), a in zip(rows, places, strict=True):
+            for (j, _, w), b in zip(rows, places, strict=True):
+                if i != j and a <= b:
+                    share = 0.5 if a == b else 1
+                    F[i, j] += share * v * w * 2 ** (-(b - a) / life(half_life, len(rows)))
+    return F + backward * F.T + np.diag(np.diag(gram(histories, n_items)))
+
+
+def agreement(histories, n_items, half_life=None):
+    """Over pairs of users: how often they have a pair in opposite order, over the same order."""
+    own = [directed([rows], n_items, half_life, backward=0.0) for rows in histories]
+    for one in own:
+        np.fill_diagonal(one, 0)
+    same = sum(np.sum(a * b) for a in own for b in own if a is not b)
+    opposite = sum(np.sum(a * b.T) for a in own for b in own if a is not b)
+    return min(max(opposite / same, 0), 1)
+
+
 def fades(rows, half_life=None):
     """What each row of a history counts for its user's scores: 1 for the last."""
     places = positions([time for _, time, _ in rows])

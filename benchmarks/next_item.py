@@ -1,0 +1,198 @@
+"""Measure what comes next: ``python -m benchmarks.next_item scores|choices``.
+
+The last row of each user is the test row. It is ranked among all items that the user does not have,
+after a fit to the rows before it. HR@10 and NDCG@10 are means over all users; a test item that
+nobody had before counts 0. `scores` also prints megabytes per client and CPU seconds of the fit.
+`choices` prints NDCG@10 of the last rows but one, after a fit to those before: of each pair of
+half-lives and direction, and of "auto". Rows of the same day stand in the order of the original
+files, for all methods alike.
+
+Data: MovieLens-100k, and the 5-core Amazon sets, Yelp and LastFM of Zhou et al. (S3-Rec, CIKM
+2020), in the folder --data-home or FEDRECSK_DATA. If one of them is not there, it is left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from sklearn.base import clone
+
+from benchmarks import _records as records
+from benchmarks._command_line import command_line
+from benchmarks._timing import Stopwatch
+from fedrecsk import FedEASE, FedItemKNN, LocALS, Popularity
+from fedrecsk.ensemble import RankingEnsemble
+from fedrecsk.model_selection import LeaveLastOut
+
+N_BEST, N_USERS = 10, 4000
+FILES = {
+    "Beauty": "amazon-beauty-5core/interactions.csv.gz",
+    "Sports": "amazon-sports-5core/interactions.csv.gz",
+    "Yelp": "yelp/interactions.csv.gz",
+    "LastFM": "lastfm/interactions.csv.gz",
+    "100k": "ml-100k/ratings.csv.gz",
+}
+# FedItemKNN's parameters, from validation rows.
+CHOSEN = {
+    name: {
+        "pair_half_life": pair,
+        "history_half_life": history,
+        "backward_weight": backward,
+        "power": power,
+        "shrinkage": shrinkage,
+    }
+    for name, pair, history, backward, power, shrinkage in (
+        ("Beauty", 4.0, 1.0, 0.25, 0.25, 10.0),
+        ("Sports", 8.0, 4.0, 0.35, 0.25, 5.0),
+        ("Yelp", 8.0, 3.0, 0.85, 0.25, 5.0),
+        ("LastFM", 8.0, 1.5, 0.25, 0.35, 5.0),
+        ("100k", 8.0, 2.0, 0.6, 0.5, 10.0),
+    )
+}
+AUTO = {"pair_half_life": "auto", "history_half_life": "auto"}
+# FedEASE inverts a matrix of all items.
+FEW_ITEMS = 5000
+LOCALS_HISTORY = 3.0
+# HR@10 / NDCG@10 of the same split and the same files, all items ranked: the best of a grid.
+PUBLISHED = [
+    ("Beauty", "SASRec, sampled softmax", "0.0921 / 0.0531"),
+    ("Beauty", "eSASRec", "0.0928 / 0.0523"),
+    ("Beauty", "HSTU", "- / 0.0439"),
+    ("Beauty", "FuXi-alpha", "- / 0.0451"),
+    ("Beauty", "DuoRec", "- / 0.0443"),
+    ("Beauty", "TIGER", "- / 0.0384"),
+    ("Beauty", "ActionPiece", "- / 0.0424"),
+    ("Beauty", "S3-Rec", "- / 0.0327"),
+    ("Sports", "SASRec, sampled softmax", "0.0569 / 0.0314"),
+    ("Sports", "eSASRec", "0.0560 / 0.0323"),
+    ("Sports", "HSTU", "- / 0.0243"),
+    ("Sports", "FuXi-alpha", "- / 0.0244"),
+    ("Sports", "DuoRec", "- / 0.0262"),
+    ("Sports", "TIGER", "- / 0.0225"),
+    ("Sports", "ActionPiece", "- / 0.0264"),
+    ("Sports", "S3-Rec", "- / 0.0204"),
+]
+
+
+def load(name, home):
+    """Return rows (user, item, time) of a data set, each pair once; None without a copy."""
+    path = Path(home or os.environ.get("FEDRECSK_DATA", "")) / FILES[name]
+    if not path.is_file():
+        print(f"{path} is not there; leaving {name} out.")
+        return None
+    frame = pd.read_csv(path).iloc[:, [0, 1, -1]].drop_duplicates(["user", "item"], keep="last")
+    return frame.to_numpy(dtype=np.int64)
+
+
+def measured(model, test):
+    """HR@10 and NDCG@10 of these rows."""
+    items = model.recommend(test[:, 0], N_BEST)[0]
+    users, places = np.nonzero(items == test[:, 1:2])
+    return len(users) / len(test), (1 / np.log2(places + 2)).sum() / len(test)
+
+
+def models_of(name, n_items):
+    """Label and estimator of each row of a table."""
+    chosen = CHOSEN[name]
+    lives = {key: chosen[key] for key in ("pair_half_life", "history_half_life")}
+    locals_ = LocALS(32, history_half_life=LOCALS_HISTORY, random_state=0)
+    best = FedItemKNN(**chosen)
+    yield "popularity", Popularity()
+    yield "LocALS, fading history", locals_
+    yield "FedItemKNN, without time", FedItemKNN()
+    yield "FedItemKNN, fading", FedItemKNN(**lives, backward_weight=1)
+    yield 'FedItemKNN, "auto"', FedItemKNN(**AUTO)
+    yield "FedItemKNN, chosen", best
+    if n_items < FEW_ITEMS:
+        ease = FedEASE(100.0, pair_half_life=7.0, history_half_life=5.0)
+        yield "FedEASE, fading", ease
+        yield "sum of FedItemKNN and FedEASE", RankingEnsemble([("knn", best), ("ease", ease)])
+    yield (
+        "sum of FedItemKNN and LocALS",
+        RankingEnsemble([("knn", best), ("als", locals_)], weights=[1.0, 0.3]),
+    )
+
+
+def scores(options):
+    """Test rows of each data set."""
+    for name in options.data:
+        X = load(name, options.data_home)
+        if X is None:
+            continue
+        train, test = LeaveLastOut().train_test_split(X)
+        print(f"\n{name}: {len(test)} users\n")
+        print("| | HR@10 | NDCG@10 | rounds | MB up | MB down | CPU s |")
+        print("|---|---|---|---|---|---|---|")
+        for label, model in models_of(name, len(np.unique(X[:, 1]))):
+            if options.only and label not in options.only:
+                continue
+            records.add_method(model)
+            watch = Stopwatch(time.process_time)
+            model.fit(train)
+            seconds = watch.seconds()
+            hits, ndcg = measured(model, test)
+            print(
+                f"| {label} | {hits:.4f} | {ndcg:.4f} | {_costs(model)} | {seconds:.1f} |",
+                flush=True,
+            )
+        published = [row for row in PUBLISHED if row[0] == name]
+        if published and not options.only:
+            print("\n| published, centralised | HR@10 / NDCG@10 |\n|---|---|")
+            for _, label, numbers in published:
+                print(f"| {label} | {numbers} |")
+
+
+def _costs(model):
+    """Rounds, and megabytes up and down per client, as cells of a row."""
+    ledger = getattr(model, "communication_", None)
+    if ledger is None:
+        return "- | - | -"
+    up, down = (n.mean() / 1e6 for n in (ledger.client_bytes_up, ledger.client_bytes_down))
+    return f"{model.n_rounds_} | {up:.4f} | {down:.3f}"
+
+
+def choices(options):
+    """Validation rows, by half-lives and direction."""
+    for name in options.data:
+        X = load(name, options.data_home)
+        if X is None:
+            continue
+        rest, _ = LeaveLastOut().train_test_split(X)
+        train, rows = LeaveLastOut().train_test_split(rest)
+        if len(rows) > N_USERS:
+            rows = rows[np.random.default_rng(0).choice(len(rows), N_USERS, replace=False)]
+        print(f"\n{name}: NDCG@10 of {len(rows)} users\n")
+        print("| pairs | history | direction | NDCG@10 |\n|---|---|---|---|")
+        tried = [(*lives, b) for *lives, b in itertools.product(*GRID)]
+        for pair, history, backward in [*tried, ("auto", "auto", "auto")]:
+            model = FedItemKNN(
+                pair_half_life=pair, history_half_life=history, backward_weight=backward
+            )
+            records.add_method(model)
+            ndcg = measured(clone(model).fit(train), rows)[1]
+            print(f"| {pair} | {history} | {backward} | {ndcg:.4f} |", flush=True)
+
+
+# Half-lives of pairs and of histories, and the weight of the other direction.
+GRID = [4.0, 8.0], [1.0, 2.0, 4.0], [1.0, 0.5, 0.25, 0.1]
+
+
+def main(argv=None):
+    """Run one of the benchmarks."""
+    commands = {f.__name__: f for f in (scores, choices)}
+    parser = command_line("next_item", __doc__)
+    parser.add_argument("command", choices=commands)
+    parser.add_argument("--data", nargs="+", choices=list(FILES), default=list(FILES))
+    parser.add_argument("--data-home")
+    parser.add_argument("--only", nargs="+")
+    options = parser.parse_args(argv)
+    commands[options.command](options)
+
+
+if __name__ == "__main__":
+    main()
