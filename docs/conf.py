@@ -54,7 +54,8 @@ myst_substitutions = {"version": version, "measured": measured}
 nb_execution_mode = "force"
 nb_execution_in_temp = True
 nb_execution_show_tb = True
-nb_execution_timeout = 120
+# Of a cell; a busy machine needs long.
+nb_execution_timeout = 1800
 nb_merge_streams = True
 nb_code_prompt_show = "Show the code"
 nb_code_prompt_hide = "Hide the code"
