@@ -167,7 +167,7 @@ class Processes:
     def start_superlink(self):
         options = "--port", self.port, "--disable-runtime-dependency-installation"
         self.start("superlink", "flower-superlink", *options, *self.options["superlink"])
-        self.wait(lambda: self._answers(), 60)
+        self.wait(lambda: self._answers(), 240)
 
     def _answers(self):
         with socket.socket() as one:
@@ -201,7 +201,7 @@ class Processes:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=400,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
@@ -227,5 +227,5 @@ class Processes:
                 raise AssertionError(f"Not within {seconds} s.\n" + "\n".join(logs))
             time.sleep(0.1)
 
-    def wait_for(self, *paths, seconds=400):
+    def wait_for(self, *paths, seconds=900):
         self.wait(lambda: all((self.folder / path).exists() for path in paths), seconds)
