@@ -540,9 +540,9 @@ def test_what_messages_have_alike_is_sent_once():
 def test_messages_in_messages_are_checked(tmp_path):
     _, nodes = deployed(searched(), tmp_path)
     node = nodes[1000]
-    junk, ones = {"fit": "junk"}, {"0": np.ones(3)}
+    junk, ones = {"kind": "register", "fit": "junk"}, {"0": np.ones(3)}
     (answer,) = bundled(*unpack(node.answer(pack({"kind": "together", "parts": [[junk, {}]]}, {}))))
-    assert "does not say to which fit" in answer[0]["refused"]
+    assert "'fit' of a request must be the name of a fit" in answer[0]["refused"]
     nested = {"kind": "together", "parts": [[{"kind": "together", "parts": [[junk, {}]]}, {}]]}
     (answer,) = bundled(*unpack(node.answer(pack(nested, {}))))
     assert "refused" in answer[0]
