@@ -40,7 +40,7 @@ from fedrecsk.privacy import MaskingFailed
 from fedrecsk.privacy._secagg_protocol import MaskingClient
 from fedrecsk.privacy.secagg import MOST_BITS
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.messages import Form, Message
+from fedrecsk.protocol.messages import Message
 from fedrecsk.selection import FederatedSearch
 from fedrecsk.simulation.continuing import next_key
 
@@ -368,7 +368,7 @@ class Node:
         if memory.model is None or memory.measured != head["number"]:
             raise Lacking(MODEL)
         if not memory.model.keys() >= set(kept):
-            raise MalformedMessage("A message keeps fields that the measured model has not.")
+            raise MalformedMessage("The message refers to fields that the node does not have.")
         return message | {one: memory.model[one] for one in kept}
 
     def _masking(self, memory, fit, kind, stage, head, arrays):
@@ -469,13 +469,17 @@ class Node:
             for name, field in message.items()
             if len(field.values) == model.n_items_
         }
-        forms = {name: Form((len(ids), *known.shape[1:])) for name, known in by_item.items()}
+        declared = algorithm.downloads(len(items) + len(ids))
+        forms = {
+            name: declared[name]._replace(shape=(len(ids), *known.shape[1:]))
+            for name, known in by_item.items()
+        }
         rows = (message_of(head["rows"], arrays, NOTHING, {}) or Message()).check(forms)
         for name, known in by_item.items():
             values = np.concatenate([known, rows[name].values])
             message[name] = replace(message[name], values=values)
         items = items.followed_by(ids)
-        message.check(algorithm.downloads(len(items)))
+        message.check(declared)
         received = algorithm.decode(message, Key(0))
         vars(model).update(
             model._server_attributes(received),

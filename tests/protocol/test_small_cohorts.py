@@ -9,7 +9,7 @@ from sklearn.base import clone
 from fedrecsk import FedEB, Federation, FedMF, LocALS, RFRec
 from fedrecsk.federated.locals import LocALSAlgorithm
 from fedrecsk.federated.rfrec import RFRecAlgorithm
-from fedrecsk.protocol import Message, PerClient, blocks
+from fedrecsk.protocol import Form, Message, PerClient, blocks
 from fedrecsk.simulation.run import Run
 from tests.conftest import make_toy
 from tests.test_contract import every_federated, make
@@ -42,6 +42,9 @@ def test_users_in_no_round_fit_their_vectors_to_the_final_model(Estimator, param
 
 class NumberedAlgorithm(LocALSAlgorithm):
     """Sends each client its number at the end."""
+
+    def downloads(self, n_items):
+        return super().downloads(n_items) | {"numbers": Form((), per_client=True)}
 
     def final(self, server):
         numbers = PerClient(np.arange(float(server.n_clients)))
