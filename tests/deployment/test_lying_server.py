@@ -211,7 +211,8 @@ def devices_of(n_clients, method, n_announced=None):
     places = server.register([one.register() for one in devices])
     n_announced = n_announced or n_clients
     for device, place in zip(devices, places, strict=True):
-        device.place(place._replace(n_clients=n_announced))
+        # A code beyond what is announced would be refused.
+        device.place(place._replace(n_clients=n_announced, clients=place.clients % n_announced))
         device.announce(server.send_announcement())
     if server.releases is not None:
         method = server.method
