@@ -32,6 +32,7 @@ NOT_MEASURED = {
     "methods/metamf.md": ["0.872"],
     "methods/ncf.md": ["0.709", "0.435", "0.648"],
     "methods/neural.md": ["0.961", "0.716", "0.686"],
+    "numbers/rankings.md": ["0.0605", "0.0318"],
     # These were measured before there were records.
     "user_guide/content.md": [
         "1.059",
