@@ -79,6 +79,7 @@ def refuses(device, step, message):
         step(device, message | {"other": Dense(np.zeros(3))})
 
 
+@pytest.mark.full
 def test_a_device_refuses_rounds_and_models_of_another_form(devices):
     server, (device, *_) = devices
     _, message = server.open_round()
