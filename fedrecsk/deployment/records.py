@@ -361,7 +361,8 @@ def _is_form(value):
     if not isinstance(value, dict) or not _are_names(value.get("rows")):
         return False
     computed = value.get("computed")
-    has_types = _are_digests(computed) and DTYPES.issuperset(computed.values())
+    has_types = isinstance(computed, dict) and _are_digests(computed)
+    has_types = has_types and DTYPES.issuperset(computed.values())
     return has_types and ("kept" not in value or _are_names(value["kept"]))
 
 

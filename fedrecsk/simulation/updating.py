@@ -133,7 +133,7 @@ class Updating:
             if times is not None and getattr(self, "timestamps", None) == ROW_ORDER:
                 times += data.times.max() + 1  # after all old rows
             elif times is not None and data.times is not None:
-                check_unit(data.times, times, self.timestamps)
+                check_unit(data.times, times, getattr(self, "timestamps", None))
             rows = _rows(X, y, clients, sample_weight, data, times, self._limits(is_fit=True))
             catalogue = _public_catalogue(self, data)
             if catalogue is not None and self._catalogue() is None:
