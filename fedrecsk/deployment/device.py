@@ -172,7 +172,9 @@ class Device(Clients):
         """Raise MalformedMessage if a message of the server is not as its algorithm declares."""
         if message:
             terms = {} if self.federation.central_dp is None else {TERMS: Form((2,))}
-            message.check(self.algorithm.downloads(self.block.n_items) | terms)
+            message.of(self.block.clients).check(
+                self.algorithm.downloads(self.block.n_items) | terms
+            )
 
     def receive(self, round: int, message: Message | None) -> None:
         """Store a round's message as the server sends it, None if there is none.
