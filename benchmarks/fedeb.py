@@ -194,12 +194,6 @@ def parts(options):
         "no implicit part": {"implicit": False},
         "no sketch": {"sketch_size": 0},
         "shared noise": {"user_noise": False},
-        "points instead of distributions": {"posterior": "map"},
-        "points, no implicit part, no sketch": {
-            "posterior": "map",
-            "implicit": False,
-            "sketch_size": 0,
-        },
         "half the rate": {"learning_rate": 0.5},
         "twice the rate": {"learning_rate": 2.0},
     }

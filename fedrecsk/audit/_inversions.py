@@ -74,8 +74,6 @@ def _one_locals(model, vector, items, message):
     share = model.prox / tie
     scores = share * (items @ vector)
     multiples = confidence * (1 - scores) / (tie + confidence * square)
-    if model.aggregation != "full":
-        return {"rows": np.outer(multiples, vector) + (share - 1) * items}
     eye = np.eye(len(vector))
     others = model.prox * np.linalg.inv(tie * eye + np.outer(vector, vector)) - eye
     return {"rows": np.outer(multiples + scores / (tie + square), vector), "others": others}
@@ -346,10 +344,9 @@ def fedeb(model, message, upload, n_items):
     if model.implicit:
         center[1:width] = message["implicit"].values[items].sum(axis=0) / np.sqrt(n)
     pull = np.zeros(x.shape[1])
-    if model.posterior == "variational":
-        known = alpha * message["n_ratings"].values[items, None]
-        pull[:width] = alpha * weight * (1 / (np.array(reg) + known)).sum(axis=0)
-        pull[0] = 0
+    known = alpha * message["n_ratings"].values[items, None]
+    pull[:width] = alpha * weight * (1 / (np.array(reg) + known)).sum(axis=0)
+    pull[0] = 0
     phi = (alpha * residuals @ x + prior * center) / (prior + pull)
     ratings = scale.level + scale.unit * (received[:, 0] + x @ phi + residuals / weight)
     return Reconstruction(phi, items, ratings)

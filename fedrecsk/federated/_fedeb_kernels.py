@@ -38,7 +38,6 @@ class Model(NamedTuple):
     alpha: float  # precision of a rating, of a typical user
     # how many ratings the prior of a user's precision is worth; 0 if all users have alpha
     nu: float
-    uncertain: bool  # whether users have variances (bool); points otherwise
 
 
 class Workspace(NamedTuple):
@@ -207,13 +206,7 @@ def infer(start, stop, layout, ratings, model, work):
             rest += column[k] * rows[a, k]
         rows[a, width] = rest
         squares += ratings.weights[start + a] * rest * rest
-    spread = squares
-    if model.uncertain:
-        spread += trace / alpha + offset
-    else:
-        for k in range(width):
-            for other in range(width):
-                matrix[k, other] = 0
+    spread = squares + trace / alpha + offset
     if model.nu > 0:
         alpha = (real(model.nu) + weight) / (real(model.nu) / alpha + spread)
     return alpha, spread, squares, weight

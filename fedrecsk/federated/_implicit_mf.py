@@ -105,7 +105,7 @@ class ImplicitMF(FederatedContent, WMFModel, RankingMixin, FederatedRecommender)
     # Standard deviation of the first item vectors.
     INIT_STD = 0.03
 
-    # A parameter of FederatedWMF.
+    # A parameter of LocSGD and GlobSGD.
     aggregation: ClassVar[str] = "full"
 
     _predicted_fields = ("item_factors",)
@@ -124,11 +124,9 @@ class FederatedWMF(ImplicitMF):
     """Base class of LocALS, LocSGD and GlobSGD."""
 
     _: KW_ONLY
-    aggregation: Literal["full", "clients", "holders"] = "full"
     upload: Literal["local", "all"] = "local"
 
     _parameter_constraints: ClassVar[dict] = ImplicitMF._parameter_constraints | {
-        "aggregation": [StrOptions({"full", "clients", "holders"})],
         "upload": [StrOptions({"local", "all"})],
     }
 

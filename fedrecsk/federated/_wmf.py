@@ -163,7 +163,7 @@ class ImplicitAlgorithm(Algorithm[Any, Clients]):
     alpha: float
     reg_item: float
     reg_exponent: float = 0.0
-    aggregation: Literal["full", "clients", "holders"] = "full"
+    aggregation: Literal["full", "clients"] = "full"
     upload: Literal["local", "all"] = "local"
     INIT_STD: float = 0.03
     dtype: type[np.floating] = np.float32
@@ -218,8 +218,6 @@ class ImplicitAlgorithm(Algorithm[Any, Clients]):
         specs = {"rows": FieldSpec((n_items, d), rows)}
         if self.aggregation == "full":
             specs["others"] = FieldSpec((d, d), compressible=False)
-        if self.aggregation == "holders":
-            specs["n_holders"] = FieldSpec((n_items,), rows, dtype="uint8", learned=False)
         return specs
 
     def enter(self, block, message, key):
@@ -238,7 +236,7 @@ class ImplicitAlgorithm(Algorithm[Any, Clients]):
         return out, loss
 
     def sent(self, block, turn, out):
-        """Return rows, and matrices or numbers of holders if they are sent, as Updates."""
+        """Return rows, and matrices if they are sent, as Updates."""
         if turn.separate:
             indptr, items = block.own_rows(turn.active)
             idle = self.centers(Message()).get("others")
@@ -246,14 +244,9 @@ class ImplicitAlgorithm(Algorithm[Any, Clients]):
             fields = {
                 "rows": SparseRows(indptr, items, out.rows),
                 "others": SparseRows.stacked(squares, center=idle),
-                "n_holders": SparseRows(indptr, items, np.ones(len(items), dtype=np.uint8)),
             }
         else:
             fields = {"rows": out.rows, "others": out.squares[0]}
-            if self.aggregation == "holders":
-                sends = np.repeat(out.senders & out.is_finite, block.row_counts)
-                held = np.bincount(block.row_items[sends], minlength=block.n_items)
-                fields["n_holders"] = held
         specs = self.fields(block.n_items)
         fields = {name: one for name, one in fields.items() if name in specs}
         return Updates(fields, is_finite=out.is_finite)
@@ -270,16 +263,10 @@ class ImplicitAlgorithm(Algorithm[Any, Clients]):
 
     # ------------------------------------------------------------------- on the server
 
-    def mean_rows(self, upload):
-        """Return each row's mean over the clients, or over its holders (zero without any)."""
-        if self.aggregation != "holders":
-            return upload["rows"].mean
-        return upload["rows"].sum / np.maximum(upload["n_holders"].sum, 1)[:, None]
-
     def mean_gradient(self, items, upload):
         """Return the mean of the uploads of `gradients`, without penalties."""
         if self.aggregation != "full":
-            return self.mean_rows(upload)
+            return upload["rows"].mean
         return upload["rows"].mean + items @ upload["others"].mean
 
     def item_penalties(self, server):
@@ -346,7 +333,7 @@ class ClientItemsAlgorithm(ImplicitAlgorithm):
         items = server.items.astype(np.float64)
         full = self.aggregation == "full"
         others = upload["others"].mean if full else np.eye(self.n_factors)
-        change, penalty = self.mean_rows(upload) + items @ others.T - items, 0.0
+        change, penalty = upload["rows"].mean + items @ others.T - items, 0.0
         pull = self.item_penalties(server) / self.prox if self.prox else 0.0
         if self.reg_exponent:
             penalty = pull

@@ -94,7 +94,6 @@ class FedEBAlgorithm(Algorithm[Server, Clients]):
     implicit: bool
     sketch_size: int
     user_noise: bool
-    posterior: Literal["variational", "map"]
     learning_rate: float | Literal["auto"]
     upload: Literal["local", "all"]
     rating_scale: tuple[float, float] | None
@@ -275,12 +274,9 @@ class FedEBAlgorithm(Algorithm[Server, Clients]):
         implicit = np.zeros((len(items), 0)) if implicit is None else implicit.values
         alpha, lambda_0, *reg = scales.values
         prior = np.r_[lambda_0, np.ones(width - 1)].astype(real)
-        uncertain = self.posterior == "variational"
-        variances = np.zeros((0, width), real)
-        if uncertain:
-            # What is known has no variance.
-            precisions = np.r_[reg, np.full(width - len(reg), np.inf)].astype(real)
-            variances = 1 / (precisions + real(alpha) * clients.n_ratings[:, None])
+        # What is known has no variance.
+        precisions = np.r_[reg, np.full(width - len(reg), np.inf)].astype(real)
+        variances = 1 / (precisions + real(alpha) * clients.n_ratings[:, None])
         model = fedeb_kernels.Model(
             items.astype(real),
             implicit.astype(real, copy=False),
@@ -288,7 +284,6 @@ class FedEBAlgorithm(Algorithm[Server, Clients]):
             prior,
             float(alpha),
             self.NU if self.user_noise else 0.0,
-            uncertain,
         )
         work = fedeb_kernels.workspace(layout, model, 1 + self.n_factors)
         out = _empirical_bayes.uploads(block, turn, 1 + self.n_factors, self._n_implicit, real)
@@ -308,8 +303,6 @@ class FedEBAlgorithm(Algorithm[Server, Clients]):
             implicit = self._stepped(t, share, *given)
         users = self.regression.step(server.users, upload, server.n_clients)
         server = replace(server, n_steps=t, items=items, implicit=implicit, users=users)
-        if self.posterior == "map":
-            return server
         return learned(server, upload["scales"].sum / share)
 
     def _stepped(self, t, share, before, sums, reg, mean):
@@ -471,9 +464,6 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         do not depend on each other (f is 0), and have no audiences.
     user_noise : bool, default=True
         Whether each user has a separate noise level. If False, alpha_u is alpha for all.
-    posterior : {"variational", "map"}, default="variational"
-        "variational": users and items have variances, and the scales are learned. "map": only the
-        most likely vectors; the scales then keep their initial values.
     learning_rate : float or "auto", default="auto"
         Step size of the server's Adam (eta). "auto": ``0.05 f^1/3``, where f is the share of
         the clients whose uploads were accepted in the round.
@@ -509,8 +499,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
     item_variance_ : ndarray of shape (n_items, n_factors + 3 + n_audiences), dtype float32
         Variances of (b_i, q_i), in squared ratings, and zeros for z_i and a_i.
     noise_std_, bias_std_ : float
-        Standard deviations of a rating and of users' biases, learned from all users. With
-        ``posterior="map"``, their initial values.
+        Standard deviations of a rating and of users' biases, learned from all users.
     rating_scale_ : tuple of float
         The ends of the rating scale.
     user_days_ : sparse array of shape (n_users, 65536), dtype float32
@@ -610,7 +599,6 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
     implicit: bool = True
     sketch_size: int = 128
     user_noise: bool = True
-    posterior: Literal["variational", "map"] = "variational"
     learning_rate: float | Literal["auto"] = "auto"
     upload: Literal["local", "all"] = "local"
     rating_scale: tuple[float, float] | None = None
@@ -623,7 +611,6 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         "implicit": ["boolean"],
         "sketch_size": [Interval(Integral, 0, None, closed="left")],
         "user_noise": ["boolean"],
-        "posterior": [StrOptions({"variational", "map"})],
         "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
         "upload": [StrOptions({"local", "all"})],
         "rating_scale": [tuple, list, None],
@@ -676,8 +663,7 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         # The last row is that of an unknown item.
         n_ratings = np.append(n_ratings, 0)
         variance = np.zeros((len(n_ratings), items.shape[1]), self._dtype)
-        if self.posterior == "variational":
-            variance[:, : len(reg)] = unit**2 / (reg + alpha * n_ratings[:, None])
+        variance[:, : len(reg)] = unit**2 / (reg + alpha * n_ratings[:, None])
         attributes = {
             "item_factors_": np.ascontiguousarray(items[:, 1:]),
             "item_bias_": items[:, 0].copy(),
@@ -736,11 +722,6 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
         return super()._compared(name)[:, : self.n_factors]
 
     def _standard_deviations(self, users, items):
-        if self.posterior == "map":
-            raise ValueError(
-                'FedEB with posterior="map" has no variances; use return_std=False, or '
-                'posterior="variational".'
-            )
         # An unknown item is 0, with the variance of the prior.
         factors = np.pad(self.item_factors_, ((0, 1), (0, 0)))
         item_variance = np.vstack([self.item_variance_, self._new_item_variance])

@@ -419,7 +419,7 @@ def _infer(block, clients, items, implicit, turn, users, n_sent=0, share=1.0):
     prior = np.ones(width)
     prior[0] = LAMBDA_0
     implicit, no_variances = np.ascontiguousarray(implicit), np.zeros((0, width))
-    model = fedeb_kernels.Model(items, implicit, no_variances, prior, ALPHA, 0.0, True)
+    model = fedeb_kernels.Model(items, implicit, no_variances, prior, ALPHA, 0.0)
     work = fedeb_kernels.workspace(layout, model, n_sent)
     out = _empirical_bayes.uploads(block, turn, n_sent)
     constants = clients.row_weights, EMPHASIS, FLOOR, share

@@ -76,8 +76,7 @@ def assert_equals_reference(model, X, y, block_sizes=BLOCK_SIZES[:1], **fit_para
         np.testing.assert_allclose(
             fitted._score_pairs(users, items), np.clip(predicted, *fitted.rating_scale_), atol=1e-9
         )
-        if model.posterior != "map":
-            np.testing.assert_allclose(fitted._standard_deviations(users, items), stds, atol=1e-9)
+        np.testing.assert_allclose(fitted._standard_deviations(users, items), stds, atol=1e-9)
         assert np.abs(final.items[:, 1:] - start).max() > 1e-2
 
 
@@ -102,8 +101,7 @@ OPTIONS = [
     {"implicit": False},
     {"sketch_size": 0},
     {"user_noise": False},
-    {"posterior": "map"},
-    {"posterior": "map", "implicit": False, "user_noise": False},
+    {"implicit": False, "user_noise": False},
     {"learning_rate": 0.2, "rating_scale": (0, 10)},
     {"upload": "all"},
     {"user_features": AGES},
@@ -243,11 +241,6 @@ def test_weights_too_large_for_float32_are_refused(toy):
     make().fit(X, y, sample_weight=np.full(len(y), 1e5))
     with pytest.raises(ValueError, match=r"add up to .*e.07.*divide sample_weight by its mean"):
         make().fit(X, y, sample_weight=np.full(len(y), 5e6))
-
-
-def test_points_have_no_standard_deviations(toy):
-    with pytest.raises(ValueError, match='posterior="map" has no variances'):
-        make(posterior="map").fit(*toy).predict(toy[0], return_std=True)
 
 
 # -------------------------------------------------------------------------- what is sent

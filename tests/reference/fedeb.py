@@ -27,7 +27,6 @@ class Model:
     lambda_0: float
     alpha: float
     user_noise: bool = True
-    variational: bool = True
     # Of users' expected vectors, on (1, features); None without features.
     user_means: np.ndarray | None = None
     # a_i, (n_items, n_audiences); known to clients at the end only.
@@ -42,9 +41,8 @@ class Model:
     def variance(self):
         """V_i, as wide as x_i, 0 for z_i and a_i."""
         variance = np.zeros(self.x.shape)
-        if self.variational:
-            of_items = [1 / (self.reg + self.alpha * n) for n in self.n_ratings]
-            variance[:, : self.items.shape[1]] = of_items
+        of_items = [1 / (self.reg + self.alpha * n) for n in self.n_ratings]
+        variance[:, : self.items.shape[1]] = of_items
         return variance
 
     @property
@@ -97,8 +95,6 @@ def infer(model, ratings, weights):
         gram += weight * np.diag(np.r_[0, model.variance[i, 1:]])
     covariance = np.linalg.inv(model.alpha * gram + prior)
     phi = covariance @ (model.alpha * x.T @ (w * y) + prior @ center)
-    if not model.variational:
-        covariance = np.zeros_like(covariance)
     spread = expected_squares(model.items, model, phi, covariance, ratings, weights)
     alpha = model.alpha
     if model.user_noise:
@@ -192,10 +188,9 @@ def run(estimator, ratings, weights, users_of, start, turns, features=None):
     user_sums = None
     if features is not None:
         user_sums = [np.zeros((1 + features.shape[1], d + 3)), np.zeros(d + 3)]
-    options = estimator.user_noise, estimator.posterior == "variational"
     received = [None] * n_clients
     for receives, active, delivers in turns:
-        model = Model(items, implicit, n_ratings, reg, lambda_0, alpha, *options)
+        model = Model(items, implicit, n_ratings, reg, lambda_0, alpha, estimator.user_noise)
         received = [model if receives[c] else received[c] for c in range(n_clients)]
         arrived = [c for c in range(n_clients) if active[c] and delivers[c] and received[c]]
         if not arrived:
@@ -221,9 +216,8 @@ def run(estimator, ratings, weights, users_of, start, turns, features=None):
             rate = 0.05 * share ** (1 / 3)
         items = move_items.step(items, reg * (items - center) - gradient, rate)
         implicit = move_implicit.step(implicit, reg_implicit * implicit - gradient_implicit, rate)
-        if options[1]:
-            sums = scales if sums is None else 0.9 * sums + 0.1 * scales
-        if options[1] and t > 3:
+        sums = scales if sums is None else 0.9 * sums + 0.1 * scales
+        if t > 3:
             variance = Model(items, implicit, n_ratings, reg, lambda_0, alpha).variance[:, : d + 1]
             reg = reg.copy()
             lambda_0 = np.clip(sums[1] / sums[0], 1e-4, 1e4)
@@ -264,4 +258,4 @@ def run(estimator, ratings, weights, users_of, start, turns, features=None):
     if estimator.sketch_size:
         audiences = 0.4 * (vectors * np.sqrt(eigenvalues))[:, ::-1][:, :32]
         audiences[rated.sum(axis=0) < FEWEST_RATERS] = 0
-    return Model(*averages, n_ratings, reg, lambda_0, alpha, *options, means, audiences)
+    return Model(*averages, n_ratings, reg, lambda_0, alpha, estimator.user_noise, means, audiences)

@@ -72,11 +72,10 @@ class GlobSGD(FederatedWMF):
         preconditioner ``1 / (1 + alpha h_i)``, times twice the share of the clients whose
         uploads were accepted if that is below 1. Otherwise the server does not know the
         curvature and the step is 3, which suits MovieLens and diverges with few clients.
-    aggregation : {"full", "clients", "holders"}, default="full"
+    aggregation : {"full", "clients"}, default="full"
         Which pairs the gradient has. "full": all of them, by a d x d matrix from each
         client, which makes the mean the exact gradient of the centralised objective. "clients":
-        pairs with a row only, over the number of clients. "holders": pairs with a row only,
-        over the number of clients that hold the item.
+        pairs with a row only, over the number of clients.
     preconditioner : bool, default=False
         Whether the server multiplies the gradient by
         ``(mean P_c' P_c + reg_item / n_clients I)^-1``. It makes the comparison with LocALS
@@ -137,10 +136,12 @@ class GlobSGD(FederatedWMF):
     _: KW_ONLY
     n_rounds: int = 30
     learning_rate: float | Literal["auto"] = "auto"
+    aggregation: Literal["full", "clients"] = "full"
     preconditioner: bool = False
 
     _parameter_constraints: ClassVar[dict] = FederatedWMF._parameter_constraints | {
         "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
+        "aggregation": [StrOptions({"full", "clients"})],
         "preconditioner": ["boolean"],
     }
 

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.sklearn_compat import Interval
+from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.federated._implicit_mf import ClientItemsWMF
 from fedrecsk.federated._wmf import ClientItemsAlgorithm, wmf_kernels
 
@@ -67,10 +67,12 @@ class LocSGD(ClientItemsWMF):
         + prox (q_ci - q_i)]`` with
         ``eta_ui = min(eta, 1 / (c_ui |p_u|^2 + reg_item / n_clients + prox))``, so that no step
         goes past the pair's minimum.
-    aggregation : {"clients", "full", "holders"}, default="clients"
-        As in :class:`LocALS`. With "full" a sweep goes through all pairs of the client's users
-        and the catalogue; items that the client does not hold move by a common matrix A_c.
-        Otherwise a sweep goes through the client's own pairs.
+    aggregation : {"clients", "full"}, default="clients"
+        How the server averages the clients' versions of an item, over all clients. "clients": a
+        sweep goes through the client's own pairs, and a client that does not hold the item
+        contributes q_i unchanged. "full": a sweep goes through all pairs of the client's users and
+        the catalogue; items that the client does not hold move by a common matrix A_c, which it
+        sends, and the server steps as in :class:`LocALS`.
     upload
         As in :class:`LocALS`.
     {timestamps}
@@ -104,7 +106,8 @@ class LocSGD(ClientItemsWMF):
           6  server sends all items                             final
           7  clients solve for their users once more            personalize: kernel fit_users
 
-    *What is sent*, and what it reveals, is as in :class:`LocALS`. With "full", users of one client
+    *What is sent*, and what it reveals, is as in :class:`LocALS`, but with "clients" a client sends
+    ``q_ci - q_i`` and no matrix. With "full", users of one client
     take their steps one after the other in the order of their ids, each on all items.
 
     *Short histories* count as in :class:`LocALS`.
@@ -132,11 +135,12 @@ class LocSGD(ClientItemsWMF):
     prox: float = 0.0
     n_steps: int = 5
     learning_rate: float = 0.3
-    aggregation: Literal["full", "clients", "holders"] = "clients"
+    aggregation: Literal["full", "clients"] = "clients"
 
     _parameter_constraints: ClassVar[dict] = ClientItemsWMF._parameter_constraints | {
         "n_steps": [Interval(Integral, 1, None, closed="left")],
         "learning_rate": [Interval(Real, 0, 1000, closed="right")],
+        "aggregation": [StrOptions({"full", "clients"})],
     }
 
     def _algorithm(self):
