@@ -5,16 +5,15 @@ from __future__ import annotations
 import copy
 from dataclasses import KW_ONLY, dataclass
 from itertools import combinations
-from numbers import Integral
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
 from sklearn.base import clone
 from sklearn.utils import Bunch, check_random_state
 
+from fedrecsk._utils.constraints import ArrayLike, AtLeast1, Seed
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.sklearn_compat import BaseComposition, Interval, StrOptions
+from fedrecsk._utils.sklearn_compat import BaseComposition
 from fedrecsk.base import RankingMixin, RatingMixin, Recommender, _batches
 from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.protocol.ledger import Ledger
@@ -35,11 +34,6 @@ class RecommenderEnsemble(Recommender, BaseComposition):
     estimators: list[Any]
     _: KW_ONLY
     weights: ArrayLike | None = None
-
-    _parameter_constraints: ClassVar[dict] = Recommender._parameter_constraints | {
-        "estimators": [list],
-        "weights": ["array-like", None],
-    }
 
     _has_item_vectors = _has_user_vectors = False
 
@@ -373,14 +367,8 @@ class RankingEnsemble(RankingMixin, RecommenderEnsemble):
 
     _: KW_ONLY
     weights: ArrayLike | Literal["search"] | None = None
-    n_negatives: int | None = None
-    random_state: int | np.random.RandomState | None = None
-
-    _parameter_constraints: ClassVar[dict] = RecommenderEnsemble._parameter_constraints | {
-        "weights": ["array-like", StrOptions({"search"}), None],
-        "n_negatives": [Interval(Integral, 1, None, closed="left"), None],
-        "random_state": ["random_state"],
-    }
+    n_negatives: AtLeast1 | None = None
+    random_state: Seed = None
 
     _kind: ClassVar[tuple] = ("a ranking model of fedrecsk", RankingMixin)
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import Any, ClassVar, Self, cast
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
+from sklearn.base import OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils import Tags, column_or_1d
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
@@ -23,7 +23,6 @@ from fedrecsk._utils.given import check_given, check_numbers
 from fedrecsk._utils.parameters import PlainParameters
 from fedrecsk._utils.sklearn_compat import (
     Interval,
-    StrOptions,
     check_sample_weight,
     fit_context,
     safe_indexing,
@@ -352,12 +351,6 @@ class RatingScaler(OneToOneFeatureMixin, TransformerMixin, PlainParameters):
     feature_range: tuple[float, float] = (0, 1)
     clip: bool = True
 
-    _parameter_constraints: ClassVar[dict] = {
-        "rating_range": [tuple, None],
-        "feature_range": [tuple],
-        "clip": ["boolean"],
-    }
-
     @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: ArrayLike, y: None = None) -> Self:
         """Find or check the scale.
@@ -448,7 +441,7 @@ class RatingScaler(OneToOneFeatureMixin, TransformerMixin, PlainParameters):
 
 
 @dataclass(eq=False, repr=False)
-class IdEncoder(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+class IdEncoder(OneToOneFeatureMixin, TransformerMixin, PlainParameters):
     """Encode the ids of users and items as 0, 1, ... n - 1.
 
     The recommenders of this package take ids as they are. Use this encoder for tools that need
@@ -486,11 +479,7 @@ class IdEncoder(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     """
 
     _: KW_ONLY
-    handle_unknown: str = "use_encoded_value"
-
-    _parameter_constraints: ClassVar[dict] = {
-        "handle_unknown": [StrOptions({"error", "use_encoded_value"})]
-    }
+    handle_unknown: Literal["error", "use_encoded_value"] = "use_encoded_value"
 
     @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: ArrayLike, y: None = None) -> Self:

@@ -3,6 +3,7 @@
 import inspect
 import re
 from dataclasses import KW_ONLY, dataclass
+from numbers import Integral, Real
 
 import numpy as np
 import pytest
@@ -138,3 +139,18 @@ def test_parameters_are_described_with_their_defaults(name):
     assert own <= found.keys() | {one for names in alike for one in names.split(", ")}
     assert not re.search(r"^ *\{[a-z_ ]+\}$", Estimator.__doc__, re.MULTILINE), "a placeholder"
     assert max(map(len, Estimator.__doc__.splitlines())) <= 100
+
+
+@every_name
+def test_every_number_has_limits(name):
+    """A parameter that is declared again with the type of plain numbers would lose them."""
+    for parameter, constraints in ESTIMATORS[name]._parameter_constraints.items():
+        assert not any(one in (Integral, Real) for one in constraints), parameter
+
+
+def test_a_type_that_is_known_to_type_checkers_only_is_named():
+    Lost = dataclass(
+        type("Lost", (BiasOnly,), {"__annotations__": {"extra": "Nowhere"}, "extra": 1})
+    )
+    with pytest.raises(TypeError, match="Lost's parameter extra, Nowhere, cannot be read"):
+        Lost()._validate_params()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import numpy as np
 from sklearn.base import BaseEstimator
 
+from fedrecsk._utils.constraints import Constraints
 from fedrecsk._utils.sklearn_compat import clone, validate_parameter_constraints
 
 if TYPE_CHECKING:
@@ -86,8 +87,11 @@ class _NamesParameters(ABCMeta):
 class PlainParameters(BaseEstimator, metaclass=_NamesParameters):
     """A BaseEstimator that keeps numbers of any type as Python's bool, int and float.
 
-    ``2 * np.int8(100)`` is -56, and ``np.float16(1e-8)`` is 0.
+    ``2 * np.int8(100)`` is -56, and ``np.float16(1e-8)`` is 0. Types of parameters say which values
+    are valid (:mod:`fedrecsk._utils.constraints`).
     """
+
+    _parameter_constraints = Constraints()
 
     def __setattr__(self, name, value):
         """Set an attribute; a parameter becomes plain."""

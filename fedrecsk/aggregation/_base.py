@@ -74,8 +74,6 @@ class Aggregator(PlainParameters, ABC):
            [0.75]])}
     """
 
-    _parameter_constraints: ClassVar[dict] = {}
-
     def _check_clients(self, data, n_clients):
         """Raise if the aggregator does not suit `data` with `n_clients` clients per round."""
 

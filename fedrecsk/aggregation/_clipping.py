@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
-from numbers import Real
 from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk._utils.constraints import Above0To1, Between0And1, NotNegative, Positive
 from fedrecsk.aggregation._base import BlockAggregator, as_sum
 from fedrecsk.updates import squared_lengths
 
@@ -49,14 +48,9 @@ class NormClipping(BlockAggregator):
     6
     """
 
-    max_norm: float | Literal["median"] = "median"
+    max_norm: Positive | Literal["median"] = "median"
     _: KW_ONLY
-    multiple: float = 1.0
-
-    _parameter_constraints: ClassVar[dict] = {
-        "max_norm": [Interval(Real, 0, None, closed="neither"), StrOptions({"median"})],
-        "multiple": [Interval(Real, 0, None, closed="neither")],
-    }
+    multiple: Positive = 1.0
 
     def _total(self, updates, memory):
         return {
@@ -251,15 +245,9 @@ class HierarchicalClipping(BlockAggregator):
            [0.  , 1.41]])
     """
 
-    multiple: float = 1.0
-    total_multiple: float = 1.0
-    share: float = 1.0
-
-    _parameter_constraints: ClassVar[dict] = {
-        "multiple": [Interval(Real, 0, None, closed="neither")],
-        "total_multiple": [Interval(Real, 0, None, closed="neither")],
-        "share": [Interval(Real, 0, 1, closed="right")],
-    }
+    multiple: Positive = 1.0
+    total_multiple: Positive = 1.0
+    share: Above0To1 = 1.0
 
     def _check_specs(self, specs):
         if self.share == 1:
@@ -366,15 +354,11 @@ class PopularityFilter(RowClipping):
     >>> model = LocALS(n_factors=4, federation=federation, random_state=0).fit(X)
     """
 
-    tolerance: float = 3.0
+    tolerance: NotNegative = 3.0
     _: KW_ONLY
-    popular: float = 0.1
-    max_norm: float | Literal["median"] = "median"
+    popular: Between0And1 = 0.1
+    max_norm: Positive | Literal["median"] = "median"
 
-    _parameter_constraints: ClassVar[dict] = RowClipping._parameter_constraints | {
-        "tolerance": [Interval(Real, 0, None, closed="left")],
-        "popular": [Interval(Real, 0, 1, closed="neither")],
-    }
     _n_needed: ClassVar[int] = 5
 
     def _accepted_rows(self, updates, name):

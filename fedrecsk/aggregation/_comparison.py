@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from numbers import Integral, Real
-from typing import ClassVar
+from numbers import Real
+from typing import Annotated, ClassVar
 
 import numpy as np
 
+from fedrecsk._utils.constraints import AtLeast0, AtLeast1
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.aggregation._base import Aggregator, BlockAggregator, as_sum, weighted_sums
 from fedrecsk.data.ids import Ids, id_array
@@ -109,9 +110,7 @@ class TrimmedMean(OrderStatistic):
     TrimmedMean(trim=0.3)
     """
 
-    trim: float = 0.2
-
-    _parameter_constraints: ClassVar[dict] = {"trim": [Interval(Real, 0, 0.5, closed="left")]}
+    trim: Annotated[float, Interval(Real, 0, 0.5, closed="left")] = 0.2
 
     def _mean(self, changes):
         n_cut = int(np.ceil(self.trim * len(changes)))
@@ -142,14 +141,9 @@ class Krum(Comparison):
     Krum(n_attackers=2, n_selected=3)
     """
 
-    n_attackers: int = 1
+    n_attackers: AtLeast0 = 1
     _: KW_ONLY
-    n_selected: int = 1
-
-    _parameter_constraints: ClassVar[dict] = {
-        "n_attackers": [Interval(Integral, 0, None, closed="left")],
-        "n_selected": [Interval(Integral, 1, None, closed="left")],
-    }
+    n_selected: AtLeast1 = 1
 
     @property
     def _n_needed(self):
@@ -215,11 +209,8 @@ class GeometricMedian(BlockAggregator):
     array([[0.79, 0.79]])
     """
 
-    n_iterations: int = 10
+    n_iterations: AtLeast1 = 10
 
-    _parameter_constraints: ClassVar[dict] = {
-        "n_iterations": [Interval(Integral, 1, None, closed="left")],
-    }
     # Every point between two uploads is as close to both together.
     _n_needed: ClassVar[int] = 3
 
@@ -317,8 +308,6 @@ class FLTrust(Aggregator):
     """
 
     reference: object
-
-    _parameter_constraints: ClassVar[dict] = {"reference": "no_validation"}
 
     def _check_clients(self, data, n_clients):
         code = self._code(data.client_ids)

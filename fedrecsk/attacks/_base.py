@@ -8,10 +8,11 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from numbers import Real
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
+from fedrecsk._utils.constraints import ArrayLike, Between0And1
 from fedrecsk._utils.parameters import PlainParameters
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.data._checks import LARGEST
@@ -19,7 +20,7 @@ from fedrecsk.data.ids import Ids, id_array
 from fedrecsk.updates import SingleUploads, SparseRows, Update, as_integers, client_generator
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
     from fedrecsk.data.interactions import Interactions
     from fedrecsk.protocol.keys import Key
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 # Constraint of the parameter `strength`.
-STRENGTH: dict = {"strength": [Interval(Real, 0, LARGEST, closed="right")]}
+Strength = Annotated[float, Interval(Real, 0, LARGEST, closed="right")]
 
 
 @dataclass(eq=False)
@@ -233,14 +234,9 @@ class Adversary(PlainParameters, ABC):
     >>> federation = Federation(adversary=Double(fraction=0.2))
     """
 
-    fraction: float = 0.1
+    fraction: Between0And1 = 0.1
     _: KW_ONLY
     clients: ArrayLike | None = None
-
-    _parameter_constraints: ClassVar[dict] = {
-        "fraction": [Interval(Real, 0, 1, closed="neither")],
-        "clients": ["array-like", None],
-    }
 
     @property
     def forges(self) -> bool:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from numbers import Real
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from scipy.special import expit
 
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk._utils.constraints import Above0To1, ArrayLike, AtLeast0, AtLeast1
+from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.attacks._base import (
-    STRENGTH,
     Adversary,
+    Strength,
     random_items,
     send_rows_of,
     with_numbers,
@@ -23,7 +24,7 @@ from fedrecsk.attacks._moving import moving_of
 from fedrecsk.data._checks import LARGEST
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
     from fedrecsk.attacks._base import View
 
@@ -40,10 +41,6 @@ class _Promoter(Adversary):
     """Base class of attacks whose users all give one item the best rating."""
 
     item: object = None
-
-    _parameter_constraints: ClassVar[dict] = (
-        Adversary._parameter_constraints | STRENGTH | {"item": "no_validation"}
-    )
 
     def _target_code(self, item_ids):
         """Return the code of the item to promote."""
@@ -113,7 +110,7 @@ class Promotion(_Promoter):
     True
     """
 
-    strength: float = 10.0
+    strength: Strength = 10.0
 
     @property
     def forges(self) -> bool:
@@ -183,7 +180,7 @@ class TargetedAdversary(_Promoter):
     1.0
     """
 
-    strength: float = 1.0
+    strength: Strength = 1.0
 
     @abstractmethod
     def _moves(self, view: View) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -303,16 +300,9 @@ class PipAttack(TargetedAdversary):
     """
 
     popular: ArrayLike | None = None
-    n_popular: int = 10
-    boost: float = 1.0
-    distance: float | None = None
-
-    _parameter_constraints: ClassVar[dict] = TargetedAdversary._parameter_constraints | {
-        "popular": ["array-like", None],
-        "n_popular": [Interval(Integral, 1, None, closed="left")],
-        "boost": [Interval(Real, 0, LARGEST, closed="both")],
-        "distance": [Interval(Real, 0, LARGEST, closed="right"), None],
-    }
+    n_popular: AtLeast1 = 10
+    boost: Annotated[float, Interval(Real, 0, LARGEST, closed="both")] = 1.0
+    distance: Annotated[float, Interval(Real, 0, LARGEST, closed="right")] | None = None
 
     def enter(self, data, rates, key):
         popular = self._popular_codes(data)
@@ -406,15 +396,9 @@ class PIECK(TargetedAdversary):
     PIECK(fraction=0.05, item=37, strength=2.0)
     """
 
-    n_popular: int = 10
-    n_moves: int = 1
+    n_popular: AtLeast1 = 10
+    n_moves: AtLeast1 = 1
     variant: Literal["ipe", "uea"] = "ipe"
-
-    _parameter_constraints: ClassVar[dict] = TargetedAdversary._parameter_constraints | {
-        "n_popular": [Interval(Integral, 1, None, closed="left")],
-        "n_moves": [Interval(Integral, 1, None, closed="left")],
-        "variant": [StrOptions({"ipe", "uea"})],
-    }
 
     def _moves(self, view):
         target, vectors = self._target(view), view.item_vectors
@@ -481,13 +465,8 @@ class FedRecAttack(TargetedAdversary):
     FedRecAttack(fraction=0.05, item=37, strength=2.0)
     """
 
-    public_fraction: float = 0.05
-    n_best: int = 10
-
-    _parameter_constraints: ClassVar[dict] = TargetedAdversary._parameter_constraints | {
-        "public_fraction": [Interval(Real, 0, 1, closed="right")],
-        "n_best": [Interval(Integral, 1, None, closed="left")],
-    }
+    public_fraction: Above0To1 = 0.05
+    n_best: AtLeast1 = 10
 
     def enter(self, data, rates, key):
         attack = super().enter(data, rates, key)
@@ -544,13 +523,8 @@ class AHum(TargetedAdversary):
     AHum(fraction=0.05, item=37, strength=2.0)
     """
 
-    n_users: int = 100
-    n_steps: int = 10
-
-    _parameter_constraints: ClassVar[dict] = TargetedAdversary._parameter_constraints | {
-        "n_users": [Interval(Integral, 1, None, closed="left")],
-        "n_steps": [Interval(Integral, 0, None, closed="left")],
-    }
+    n_users: AtLeast1 = 100
+    n_steps: AtLeast0 = 10
 
     def enter(self, data, rates, key):
         attack = super().enter(data, rates, key)
@@ -602,11 +576,7 @@ class PSMU(TargetedAdversary):
     PSMU(fraction=0.05, item=37, strength=2.0)
     """
 
-    n_best: int = 10
-
-    _parameter_constraints: ClassVar[dict] = TargetedAdversary._parameter_constraints | {
-        "n_best": [Interval(Integral, 1, None, closed="left")],
-    }
+    n_best: AtLeast1 = 10
 
     def _poison(self, data, controlled, rates, key):
         poisoned = super()._poison(data, controlled, rates, key)

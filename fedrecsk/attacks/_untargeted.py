@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 from numbers import Real
-from typing import ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from scipy.stats import norm
 
 from fedrecsk._utils import memory
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.attacks._base import (
-    STRENGTH,
     Adversary,
+    Strength,
     draw,
     random_items,
     send_rows_of,
@@ -69,9 +69,7 @@ class RandomUpload(_FieldByField):
     array([3, 5])
     """
 
-    strength: float = 1.0
-
-    _parameter_constraints: ClassVar[dict] = Adversary._parameter_constraints | STRENGTH
+    strength: Strength = 1.0
 
     def _forge_field(self, view, rows, name, seeds):
         rows, numbers = draw(rows, name, seeds, np.random.Generator.standard_normal)
@@ -96,9 +94,7 @@ class SignFlip(_FieldByField):
     SignFlip(fraction=0.2, strength=1.0)
     """
 
-    strength: float = 5.0
-
-    _parameter_constraints: ClassVar[dict] = Adversary._parameter_constraints | STRENGTH
+    strength: Strength = 5.0
 
     def _forge_field(self, view, rows, name, seeds):
         if rows.factors is not None:
@@ -170,11 +166,7 @@ class ALIE(_FieldByField):
     ALIE(fraction=0.2, z=1.5)
     """
 
-    z: float | None = None
-
-    _parameter_constraints: ClassVar[dict] = Adversary._parameter_constraints | {
-        "z": [Interval(Real, 0, LARGEST, closed="both"), None],
-    }
+    z: Annotated[float, Interval(Real, 0, LARGEST, closed="both")] | None = None
 
     def _plan_field(self, view, name):
         z = largest_z(view.n_senders, view.n_own) if self.z is None else self.z
@@ -225,13 +217,8 @@ class Fang(_FieldByField):
     Fang(fraction=0.2)
     """
 
-    nearest: float = 3.0
-    farthest: float = 4.0
-
-    _parameter_constraints: ClassVar[dict] = Adversary._parameter_constraints | {
-        "nearest": [Interval(Real, 0, LARGEST, closed="both")],
-        "farthest": [Interval(Real, 0, LARGEST, closed="both")],
-    }
+    nearest: Annotated[float, Interval(Real, 0, LARGEST, closed="both")] = 3.0
+    farthest: Annotated[float, Interval(Real, 0, LARGEST, closed="both")] = 4.0
 
     def enter(self, data, rates, key):
         if self.nearest > self.farthest:
@@ -292,10 +279,6 @@ class MinMax(_FieldByField):
     """
 
     perturbation: Literal["unit_vector", "std", "sign"] = "std"
-
-    _parameter_constraints: ClassVar[dict] = Adversary._parameter_constraints | {
-        "perturbation": [StrOptions({"unit_vector", "std", "sign"})],
-    }
 
     def _plan_field(self, view, name):
         mean = view.mean(name)

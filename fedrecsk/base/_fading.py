@@ -7,16 +7,13 @@ time share the mean of their positions, and rows without a time are the user's o
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from numbers import Real
-from typing import ClassVar, Literal
 
 import numpy as np
 import pandas as pd
 
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk._utils.constraints import Column, HalfLife
 from fedrecsk.data import _times
 
-HALF_LIFE = [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"}), None]
 # With "auto", the half-life of a user with T rows is this many times the root of T.
 AUTO = 0.7
 
@@ -26,13 +23,8 @@ class FadingHistory:
     """Parameters of models in which a user's older rows count less."""
 
     _: KW_ONLY
-    timestamps: int | str | None = 2
-    history_half_life: float | Literal["auto"] | None = None
-
-    _fading_constraints: ClassVar[dict] = {
-        "timestamps": [*_times.CONSTRAINT, None],
-        "history_half_life": HALF_LIFE,
-    }
+    timestamps: Column | None = 2
+    history_half_life: HalfLife = None
 
     def _times_of(self, X, *, all_users=False):
         if self.timestamps is None or not self._fades:
@@ -50,11 +42,7 @@ class FadingPairs(FadingHistory):
     """Parameters of models that also let pairs of items fade with their distance in time."""
 
     _: KW_ONLY
-    pair_half_life: float | Literal["auto"] | None = None
-
-    _fading_constraints: ClassVar[dict] = FadingHistory._fading_constraints | {
-        "pair_half_life": HALF_LIFE,
-    }
+    pair_half_life: HalfLife = None
 
     @property
     def _fades(self):

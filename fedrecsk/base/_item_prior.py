@@ -13,13 +13,14 @@ import numpy as np
 from scipy import sparse
 from sklearn.utils.validation import check_is_fitted
 
+from fedrecsk._utils.constraints import ArrayLike, SparseMatrix
 from fedrecsk.data import item_features as reading
 from fedrecsk.data.ids import named
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
 # Most directions of the features that are used; all, if there are no more columns.
 RANK = 256
@@ -43,9 +44,7 @@ class ItemContent:
     """`item_features` and `add_items`: the ItemPrior of a fit becomes its attribute `_content`."""
 
     _: KW_ONLY
-    item_features: ArrayLike | None = None
-
-    _content_constraints: ClassVar[dict] = {"item_features": ["array-like", "sparse matrix", None]}
+    item_features: ArrayLike | SparseMatrix | None = None
 
     # Whether features must be in [0, 1].
     _bounds_features = False

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from numbers import Integral, Real
 from typing import ClassVar, Literal
 
 import numpy as np
 from scipy import sparse
 from scipy.linalg import lapack
 
+from fedrecsk._utils.constraints import AtLeast1, From0To1, NotNegative
 from fedrecsk._utils.kernels import LazyModule
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.base._fading import FadingPairs, ages, fading, rates
 from fedrecsk.portable import History, ItemWeights, largest
@@ -79,15 +78,12 @@ def _arrays(matrix):
 class NearestItemsMixin(ItemWeightsMixin):
     """Scores of a recommender whose `item_weights_` are sparse: those of the nearest items."""
 
+    n_neighbors: AtLeast1 = 100
     _: KW_ONLY
-    backward_weight: float | Literal["auto"] = "auto"
+    power: NotNegative = 0.25
+    shrinkage: NotNegative = 5.0
+    backward_weight: From0To1 | Literal["auto"] = "auto"
 
-    _nearest_constraints: ClassVar[dict] = ItemWeightsMixin._fading_constraints | {
-        "power": [Interval(Real, 0, None, closed="left")],
-        "shrinkage": [Interval(Real, 0, None, closed="left")],
-        "n_neighbors": [Interval(Integral, 1, None, closed="left")],
-        "backward_weight": [Interval(Real, 0, 1, closed="both"), StrOptions({"auto"})],
-    }
     # What "auto" stands for. From validation rows (benchmarks.next_item choices).
     _auto_lives: ClassVar[dict] = {"pair_half_life": 8.0, "history_half_life": 2.0}
 

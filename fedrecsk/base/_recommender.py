@@ -18,6 +18,7 @@ from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, va
 
 from fedrecsk import metrics
 from fedrecsk._utils import memory
+from fedrecsk._utils.constraints import ArrayLike
 from fedrecsk._utils.given import check_numbers
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.parameters import PlainParameters, checked, suggest
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Self
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
     from sklearn.utils import Tags
 
     from fedrecsk.data.interactions import Population
@@ -152,8 +153,6 @@ class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, Plai
 
     _: KW_ONLY
     items: ArrayLike | None = None
-
-    _parameter_constraints: ClassVar[dict] = {"items": ["array-like", None]}
 
     __metadata_request__fit: ClassVar[dict] = {"clients": True, "sample_weight": True}
     __metadata_request__score: ClassVar[dict] = {"sample_weight": True}

@@ -5,14 +5,20 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass, field
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy import sparse
 from sklearn.utils import check_random_state
 
-from fedrecsk._utils.sklearn_compat import Interval
+from fedrecsk._utils.constraints import (
+    Above0To1,
+    AtLeast1,
+    Between0And1,
+    NotNegative,
+    Positive,
+    Seed,
+)
 from fedrecsk.base import RatingMixin, Recommender
 from fedrecsk.base._recommender import check_resumable
 from fedrecsk.data._checks import hint
@@ -21,7 +27,7 @@ from fedrecsk.protocol.early_stopping import EarlyStopping
 from fedrecsk.protocol.keys import Key
 
 if TYPE_CHECKING:
-    from numpy.random import RandomState
+    pass
 
 DTYPE = np.float32
 
@@ -31,27 +37,15 @@ class Epochs(Recommender):
     """Base class of models fitted by passes over the rows in an order of their own."""
 
     _: KW_ONLY
-    n_epochs: int = 60
-    learning_rate: float = 0.02
-    learning_rate_decay: float = 0.96
+    n_epochs: AtLeast1 = 60
+    learning_rate: Positive = 0.02
+    learning_rate_decay: Above0To1 = 0.96
     early_stopping: bool = False
-    validation_fraction: float = 0.1
-    n_iter_no_change: int = 10
-    tol: float = 1e-4
+    validation_fraction: Between0And1 = 0.1
+    n_iter_no_change: AtLeast1 = 10
+    tol: NotNegative = 1e-4
     warm_start: bool = False
-    random_state: int | RandomState | None = None
-
-    _parameter_constraints: ClassVar[dict] = Recommender._parameter_constraints | {
-        "n_epochs": [Interval(Integral, 1, None, closed="left")],
-        "learning_rate": [Interval(Real, 0, None, closed="neither")],
-        "learning_rate_decay": [Interval(Real, 0, 1, closed="right")],
-        "early_stopping": ["boolean"],
-        "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
-        "n_iter_no_change": [Interval(Integral, 1, None, closed="left")],
-        "tol": [Interval(Real, 0, None, closed="left")],
-        "warm_start": ["boolean"],
-        "random_state": ["random_state"],
-    }
+    random_state: Seed = None
 
     # ------------------------------------------------------------------------- the method
 
@@ -149,17 +143,11 @@ class GradientDescent(RatingMixin, Epochs):
     hyperparameters mean the same on every scale.
     """
 
-    n_factors: int = 20
+    n_factors: AtLeast1 = 20
     _: KW_ONLY
-    reg: float = 0.05
-    shrinkage: float = 3.0
+    reg: NotNegative = 0.05
+    shrinkage: NotNegative = 3.0
     INIT_STD = 0.03
-
-    _parameter_constraints: ClassVar[dict] = Epochs._parameter_constraints | {
-        "n_factors": [Interval(Integral, 1, None, closed="left")],
-        "reg": [Interval(Real, 0, None, closed="left")],
-        "shrinkage": [Interval(Real, 0, None, closed="left")],
-    }
 
     @abstractmethod
     def _decays(self, rows):

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import gammaincinv
 
+from fedrecsk._utils.constraints import AtLeast0, AtLeast1, Jobs, Positive, Seed
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
-from fedrecsk._utils.sklearn_compat import Interval, get_threadpool_controller
-from fedrecsk._utils.threads import N_JOBS
+from fedrecsk._utils.sklearn_compat import get_threadpool_controller
 from fedrecsk.base import RatingMixin, Recommender, _batches
 from fedrecsk.base._item_prior import ItemContent
 from fedrecsk.centralized._sgd import Rows, Side, begun, implicit_sums
 
 if TYPE_CHECKING:
-    from numpy.random import RandomState
+    pass
 
 sampler: LazyModule = LazyModule("fedrecsk.centralized._bayesian_svdpp_kernels")
 
@@ -158,29 +157,16 @@ class BayesianSVDpp(ItemContent, RatingMixin, Recommender):
     True
     """
 
-    n_factors: int = 20
+    n_factors: AtLeast1 = 20
     _: KW_ONLY
-    n_samples: int = 50
-    n_burn_in: int = 40
-    thinning: int = 4
-    kernel_rank: int = 128
-    noise_df: float | None = 10.0
+    n_samples: AtLeast1 = 50
+    n_burn_in: AtLeast0 = 40
+    thinning: AtLeast1 = 4
+    kernel_rank: AtLeast0 = 128
+    noise_df: Positive | None = 10.0
     warm_start: bool = False
-    n_jobs: int | None = None
-    random_state: int | RandomState | None = None
-
-    _parameter_constraints: ClassVar[dict] = Recommender._parameter_constraints | {
-        "n_factors": [Interval(Integral, 1, None, closed="left")],
-        "n_samples": [Interval(Integral, 1, None, closed="left")],
-        "n_burn_in": [Interval(Integral, 0, None, closed="left")],
-        "thinning": [Interval(Integral, 1, None, closed="left")],
-        "kernel_rank": [Interval(Integral, 0, None, closed="left")],
-        "noise_df": [Interval(Real, 0, None, closed="neither"), None],
-        "warm_start": ["boolean"],
-        "n_jobs": N_JOBS,
-        "random_state": ["random_state"],
-        **ItemContent._content_constraints,
-    }
+    n_jobs: Jobs = None
+    random_state: Seed = None
 
     _predicted = ("item_factors_", "item_bias_", "item_bias_samples_")
     _absent = ("implicit_factors_",)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from numbers import Integral, Real
-from typing import ClassVar
 
 import numpy as np
 
+from fedrecsk._utils.constraints import AtLeast1, NotNegative
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base import RatingMixin, Recommender
 from fedrecsk.portable import Ridge
 
@@ -65,15 +63,9 @@ class BiasOnly(RatingMixin, Recommender):
     """
 
     _: KW_ONLY
-    reg_user: float = 15.0
-    reg_item: float = 10.0
-    n_sweeps: int = 10
-
-    _parameter_constraints: ClassVar[dict] = Recommender._parameter_constraints | {
-        "reg_user": [Interval(Real, 0, None, closed="left")],
-        "reg_item": [Interval(Real, 0, None, closed="left")],
-        "n_sweeps": [Interval(Integral, 1, None, closed="left")],
-    }
+    reg_user: NotNegative = 15.0
+    reg_item: NotNegative = 10.0
+    n_sweeps: AtLeast1 = 10
 
     _has_item_vectors = _has_user_vectors = False
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from numbers import Real
-from typing import ClassVar
 
 import numpy as np
 
+from fedrecsk._utils.constraints import NotNegative
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
-from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base._item_prior import ItemContent
 from fedrecsk.centralized import _sgd
 from fedrecsk.centralized._sgd import GradientDescent, item_vectors, ridge_by_user, vectors
@@ -100,14 +98,8 @@ class BiasedMF(ItemContent, GradientDescent):
     """
 
     _: KW_ONLY
-    reg_bias: float = 0.01
-    shrinkage_bias: float = 5.0
-
-    _parameter_constraints: ClassVar[dict] = GradientDescent._parameter_constraints | {
-        "reg_bias": [Interval(Real, 0, None, closed="left")],
-        "shrinkage_bias": [Interval(Real, 0, None, closed="left")],
-        **ItemContent._content_constraints,
-    }
+    reg_bias: NotNegative = 0.01
+    shrinkage_bias: NotNegative = 5.0
 
     _absent = ("implicit_factors_",)
 

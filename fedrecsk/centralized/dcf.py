@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from scipy import sparse
 from sklearn.utils import check_random_state
 
+from fedrecsk._utils.constraints import AtLeast1, NotNegative, RatingRange, Seed
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.integers import FRACTION_BITS, fixed
 from fedrecsk._utils.kernels import LazyModule
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions, get_threadpool_controller
+from fedrecsk._utils.sklearn_compat import get_threadpool_controller
 from fedrecsk.base import RatingMixin, Recommender
 from fedrecsk.base._hamming import HammingSearch, pack_codes, random_codes, unpack_codes
 from fedrecsk.centralized._sgd import Rows
@@ -21,7 +21,6 @@ from fedrecsk.data._checks import check_scale, hint, scale_of
 from fedrecsk.protocol.keys import Key
 
 if TYPE_CHECKING:
-    from numpy.random import RandomState
     from numpy.typing import NDArray
 
 dcf_kernels: LazyModule = LazyModule("fedrecsk.centralized._dcf_kernels")
@@ -114,28 +113,16 @@ class DCF(HammingSearch, RatingMixin, Recommender):
     (2, 3)
     """
 
-    n_bits: int = 64
+    n_bits: AtLeast1 = 64
     _: KW_ONLY
-    n_epochs: int = 15
-    balance_user: float = 2e-5
-    balance_item: float = 1e-4
+    n_epochs: AtLeast1 = 15
+    balance_user: NotNegative = 2e-5
+    balance_item: NotNegative = 1e-4
     init: Literal["relaxed", "random"] = "relaxed"
-    reg: float = 0.1
-    n_sweeps: int | None = 5
-    rating_scale: tuple[float, float] | None = None
-    random_state: int | RandomState | None = None
-
-    _parameter_constraints: ClassVar[dict] = Recommender._parameter_constraints | {
-        "n_bits": [Interval(Integral, 1, None, closed="left")],
-        "n_epochs": [Interval(Integral, 1, None, closed="left")],
-        "balance_user": [Interval(Real, 0, None, closed="left")],
-        "balance_item": [Interval(Real, 0, None, closed="left")],
-        "init": [StrOptions({"relaxed", "random"})],
-        "reg": [Interval(Real, 0, None, closed="left")],
-        "n_sweeps": [Interval(Integral, 1, None, closed="left"), None],
-        "rating_scale": [tuple, list, None],
-        "random_state": ["random_state"],
-    }
+    reg: NotNegative = 0.1
+    n_sweeps: AtLeast1 | None = 5
+    rating_scale: RatingRange = None
+    random_state: Seed = None
 
     # ------------------------------------------------------------------------------ fit
 

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, ClassVar
+from numbers import Integral
 
 import numpy as np
 from scipy.special import expit
 from sklearn.neural_network import BernoulliRBM
 
+from fedrecsk._utils.constraints import NotNegative
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.integers import fixed
-from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base._hamming import pack_codes
 from fedrecsk.base._item_prior import ItemContent
 from fedrecsk.centralized.dcf import DCF, signs_of
 from fedrecsk.data.item_features import aligned
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 # Of the network: rows per step, the learning rate of pretraining, and Adam's decays.
 BATCH, PRETRAINING_RATE = 100, 0.05
@@ -124,18 +120,11 @@ class DDL(ItemContent, DCF):
     """
 
     _: KW_ONLY
-    content_weight: float = 1e-3
+    content_weight: NotNegative = 1e-3
     hidden_layers: Sequence[int] = (200,)
     N_PRETRAINING_EPOCHS = 10
-    learning_rate: float = 1e-3
+    learning_rate: NotNegative = 1e-3
     N_TUNING_EPOCHS = 3
-
-    _parameter_constraints: ClassVar[dict] = DCF._parameter_constraints | {
-        **ItemContent._content_constraints,
-        "content_weight": [Interval(Real, 0, None, closed="left")],
-        "hidden_layers": ["array-like"],
-        "learning_rate": [Interval(Real, 0, None, closed="left")],
-    }
 
     _bounds_features = True
 

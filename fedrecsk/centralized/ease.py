@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Real
-from typing import ClassVar
 
 import numpy as np
 
 from fedrecsk._utils import memory
+from fedrecsk._utils.constraints import Positive
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.sklearn_compat import Interval, get_threadpool_controller
+from fedrecsk._utils.sklearn_compat import get_threadpool_controller
 from fedrecsk.base import RankingMixin, Recommender, check_likes
 from fedrecsk.base._item_prior import WeightsContent, filled_weights
 from fedrecsk.base._item_weights import (
@@ -107,14 +106,7 @@ class EASE(WeightsContent, ItemWeightsMixin, RankingMixin, Recommender):
     [['persuasion']]
     """
 
-    reg: float = 1000.0
-
-    _parameter_constraints: ClassVar[dict] = (
-        Recommender._parameter_constraints
-        | ItemWeightsMixin._fading_constraints
-        | WeightsContent._content_constraints
-        | {"reg": [Interval(Real, 0, None, closed="neither")]}
-    )
+    reg: Positive = 1000.0
 
     _dtype = np.float32
 

@@ -8,7 +8,7 @@ import functools
 import importlib
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
-from numbers import Integral, Real
+from numbers import Integral
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -16,9 +16,10 @@ from scipy import sparse
 from scipy.special import expit
 from sklearn.utils import check_random_state
 
+from fedrecsk._utils.constraints import AtLeast1, Jobs, NotNegative, Positive, Seed
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions, get_threadpool_controller
-from fedrecsk._utils.threads import N_JOBS, n_threads
+from fedrecsk._utils.sklearn_compat import get_threadpool_controller
+from fedrecsk._utils.threads import n_threads
 from fedrecsk.base import RankingMixin, Recommender, check_likes, linear_scores
 from fedrecsk.base._fading import FadingHistory, fading
 from fedrecsk.base._item_prior import ItemContent
@@ -29,7 +30,6 @@ from fedrecsk.portable import Ridge
 if TYPE_CHECKING:
     from typing import Any
 
-    from numpy.random import RandomState
 
 PAIRS_PER_STEP = 16
 
@@ -38,20 +38,12 @@ PAIRS_PER_STEP = 16
 class ImplicitRecommender(RankingMixin, Recommender):
     """Base class of the adapters: fit, and the scores of unknown users."""
 
-    n_factors: int = 64
+    n_factors: AtLeast1 = 64
     _: KW_ONLY
-    reg: float = 0.01
-    n_epochs: int = 15
-    n_jobs: int | None = None
-    random_state: int | RandomState | None = None
-
-    _parameter_constraints: ClassVar[dict] = Recommender._parameter_constraints | {
-        "n_factors": [Interval(Integral, 1, None, closed="left")],
-        "reg": [Interval(Real, 0, None, closed="left")],
-        "n_epochs": [Interval(Integral, 1, None, closed="left")],
-        "n_jobs": N_JOBS,
-        "random_state": ["random_state"],
-    }
+    reg: NotNegative = 0.01
+    n_epochs: AtLeast1 = 15
+    n_jobs: Jobs = None
+    random_state: Seed = None
 
     # Module and class of the library, parameters handed on beside those above, and the columns of
     # its users' and items' factors that hold biases.
@@ -269,23 +261,11 @@ class ImplicitALS(ItemContent, FadingHistory, ImplicitRecommender):
     """
 
     _: KW_ONLY
-    reg: float = 10.0
-    reg_exponent: float = 0.0
-    alpha: float = 1.0
+    reg: NotNegative = 10.0
+    reg_exponent: NotNegative = 0.0
+    alpha: Positive = 1.0
     item_bias: bool = True
     solver: Literal["cg", "cholesky"] = "cg"
-
-    _parameter_constraints: ClassVar[dict] = (
-        ImplicitRecommender._parameter_constraints
-        | FadingHistory._fading_constraints
-        | {
-            "reg_exponent": [Interval(Real, 0, None, closed="left")],
-            "alpha": [Interval(Real, 0, None, closed="neither")],
-            "item_bias": ["boolean"],
-            "solver": [StrOptions({"cg", "cholesky"})],
-            **ItemContent._content_constraints,
-        }
-    )
 
     _library = "als", "AlternatingLeastSquares"
 
@@ -476,14 +456,9 @@ class ImplicitBPR(ImplicitRecommender):
     """
 
     _: KW_ONLY
-    learning_rate: float = 0.01
-    n_epochs: int = 100
+    learning_rate: Positive = 0.01
+    n_epochs: AtLeast1 = 100
     verify_negative_samples: bool = True
-
-    _parameter_constraints: ClassVar[dict] = ImplicitRecommender._parameter_constraints | {
-        "learning_rate": [Interval(Real, 0, None, closed="neither")],
-        "verify_negative_samples": ["boolean"],
-    }
 
     _library = "bpr", "BayesianPersonalizedRanking"
     _handed_on = "learning_rate", "verify_negative_samples"
@@ -592,17 +567,12 @@ class ImplicitLMF(ImplicitRecommender):
     [['persuasion']]
     """
 
-    n_factors: int = 30
+    n_factors: AtLeast1 = 30
     _: KW_ONLY
-    learning_rate: float = 1.0
-    reg: float = 0.6
-    n_epochs: int = 30
-    neg_prop: int = 30
-
-    _parameter_constraints: ClassVar[dict] = ImplicitRecommender._parameter_constraints | {
-        "learning_rate": [Interval(Real, 0, None, closed="neither")],
-        "neg_prop": [Interval(Integral, 1, None, closed="left")],
-    }
+    learning_rate: Positive = 1.0
+    reg: NotNegative = 0.6
+    n_epochs: AtLeast1 = 30
+    neg_prop: AtLeast1 = 30
 
     _library = "lmf", "LogisticMatrixFactorization"
     _handed_on = "learning_rate", "neg_prop"

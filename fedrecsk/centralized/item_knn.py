@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 
+from fedrecsk._utils.constraints import AtLeast1
 from fedrecsk._utils.docs import documented
 from fedrecsk.base import RankingMixin, Recommender, _item_weights, check_likes
 from fedrecsk.base._fading import life_of
@@ -112,15 +112,8 @@ class ItemKNN(NearestItemsMixin, RankingMixin, Recommender):
     [['persuasion']]
     """
 
-    n_neighbors: int = 100
+    n_neighbors: AtLeast1 = 100
     _: KW_ONLY
-    power: float = 0.25
-    shrinkage: float = 5.0
-
-    _parameter_constraints: ClassVar[dict] = (
-        Recommender._parameter_constraints | NearestItemsMixin._nearest_constraints
-    )
-
     _dtype = np.float32
 
     def _fit(self, data, report):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from numbers import Real
-from typing import ClassVar
 
 import numpy as np
 
+from fedrecsk._utils.constraints import Finite, NotNegative
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
-from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.centralized import _sgd
 from fedrecsk.centralized._sgd import GradientDescent, item_vectors, ridge_by_user, vectors
 
@@ -111,15 +109,9 @@ class PMF(GradientDescent):
     """
 
     _: KW_ONLY
-    few_ratings: float = 15.0
-    prior_mean: float = 1.0
+    few_ratings: NotNegative = 15.0
+    prior_mean: Finite = 1.0
     center: bool = True
-
-    _parameter_constraints: ClassVar[dict] = GradientDescent._parameter_constraints | {
-        "few_ratings": [Interval(Real, 0, None, closed="left")],
-        "prior_mean": [Interval(Real, None, None, closed="neither")],
-        "center": ["boolean"],
-    }
 
     def _check_before_fit(self):
         if self.n_factors == 1 and self.prior_mean != 0:

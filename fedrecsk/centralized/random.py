@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from sklearn.utils import check_random_state
 
+from fedrecsk._utils.constraints import Seed
 from fedrecsk._utils.docs import documented
 from fedrecsk.base import RankingMixin, Recommender, check_likes
 from fedrecsk.protocol.keys import Key
 
 if TYPE_CHECKING:
-    from numpy.random import RandomState
+    pass
 
 
 @documented
@@ -66,11 +67,7 @@ class RandomRecommender(RankingMixin, Recommender):
     """
 
     _: KW_ONLY
-    random_state: int | RandomState | None = None
-
-    _parameter_constraints: ClassVar[dict] = Recommender._parameter_constraints | {
-        "random_state": ["random_state"],
-    }
+    random_state: Seed = None
 
     _has_item_vectors = _has_user_vectors = False
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from numbers import Real
-from typing import ClassVar
 
 import numpy as np
 
+from fedrecsk._utils.constraints import Above0To1, AtLeast1, NotNegative
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
-from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.centralized._sgd import implicit_sums, item_vectors
 from fedrecsk.centralized.biased_mf import BiasedMF
 
@@ -101,15 +99,11 @@ class SVDpp(BiasedMF):
     """
 
     _: KW_ONLY
-    n_epochs: int = 40
-    learning_rate_decay: float = 0.95
-    reg: float = 0.04
-    shrinkage: float = 5.0
-    reg_implicit: float = 0.003
-
-    _parameter_constraints: ClassVar[dict] = BiasedMF._parameter_constraints | {
-        "reg_implicit": [Interval(Real, 0, None, closed="left")],
-    }
+    n_epochs: AtLeast1 = 40
+    learning_rate_decay: Above0To1 = 0.95
+    reg: NotNegative = 0.04
+    shrinkage: NotNegative = 5.0
+    reg_implicit: NotNegative = 0.003
 
     def _least_bytes(self, data):
         return super()._least_bytes(data) + 4 * self.n_factors * data.n_items

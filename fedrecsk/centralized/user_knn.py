@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Integral
-from typing import ClassVar
 
 import numpy as np
 from scipy import sparse
 from sklearn.preprocessing import normalize
 
 from fedrecsk import metrics
+from fedrecsk._utils.constraints import AtLeast1
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base import RankingMixin, Recommender, _batches, check_likes
 from fedrecsk.base._item_weights import histories, liked
 
@@ -78,11 +76,7 @@ class UserKNN(RankingMixin, Recommender):
     [['persuasion']]
     """
 
-    n_neighbors: int = 100
-
-    _parameter_constraints: ClassVar[dict] = Recommender._parameter_constraints | {
-        "n_neighbors": [Interval(Integral, 1, None, closed="left")],
-    }
+    n_neighbors: AtLeast1 = 100
 
     _has_item_vectors = _has_user_vectors = False
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, replace
-from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
+from fedrecsk._utils.constraints import Above0To1, AtLeast1
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.parameters import PlainParameters
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.updates import INDEX_BYTES, SparseRows, Update
 
@@ -70,10 +69,9 @@ class Compressor(PlainParameters, ABC):
     """Base class of compressors: what ``Federation(compression=...)`` takes."""
 
     # Compressors without a parameter `direction` compress in both directions.
-    direction: str = "both"
+    direction: Literal["both", "down", "up"] = "both"
     # Numbers beyond it become infinite; None: there is no such limit.
     _largest_number: float | None = None
-    _parameter_constraints: ClassVar[dict] = {"direction": [StrOptions({"both", "up", "down"})]}
 
     @property
     def up(self) -> bool:
@@ -291,14 +289,9 @@ class TopK(BlockCompressor):
     16
     """
 
-    ratio: float = 1 / 16
+    ratio: Above0To1 = 1 / 16
     _: KW_ONLY
     direction: Literal["both", "up", "down"] = "both"
-
-    _parameter_constraints: ClassVar[dict] = {
-        **Compressor._parameter_constraints,
-        "ratio": [Interval(Real, 0, 1, closed="right")],
-    }
 
     def _validate_params(self):
         super()._validate_params()
@@ -389,16 +382,12 @@ class LowRank(BlockCompressor):
     5
     """
 
-    rank: int = 4
+    rank: AtLeast1 = 4
     _: KW_ONLY
     direction: Literal["both", "up", "down"] = "both"
 
     # Factors are rounded before they are multiplied.
     _is_exact: ClassVar[bool] = False
-    _parameter_constraints: ClassVar[dict] = {
-        **Compressor._parameter_constraints,
-        "rank": [Interval(Integral, 1, None, closed="left")],
-    }
 
     def _shortens(self, n_rows, width):
         return self.rank * (n_rows + width) < n_rows * width
@@ -481,11 +470,6 @@ class Quantization(BlockCompressor):
     dtype: Literal["float16", "int8"] = "int8"
     _: KW_ONLY
     direction: Literal["both", "up", "down"] = "both"
-
-    _parameter_constraints: ClassVar[dict] = {
-        **Compressor._parameter_constraints,
-        "dtype": [StrOptions({"float16", "int8"})],
-    }
 
     @property
     def _largest_number(self):

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import datetime
-from numbers import Integral
 
 import numpy as np
 import pandas as pd
 
-from fedrecsk._utils.sklearn_compat import Interval, safe_indexing
+from fedrecsk._utils.sklearn_compat import safe_indexing
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data._checks import check_resolution
 from fedrecsk.data._mistakes import EPOCH
 
 ROW_ORDER = "row_order"
-CONSTRAINT = [Interval(Integral, 2, None, closed="left"), str]
 # Seconds of a day, and the number of days from 1970 on that have a column.
 DAY, N_DAYS = 86_400, 2**16
 # Seconds, milliseconds, microseconds and nanoseconds: how many there are in a second.

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
-from numbers import Integral
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from scipy.special import expit
 
+from fedrecsk._utils.constraints import AtLeast0
 from fedrecsk._utils.kernels import LazyModule
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RankingMixin, check_likes
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.keys import Key
@@ -37,13 +36,8 @@ class LearnsFromFeedback(RankingMixin, FederatedRecommender):
 
     _: KW_ONLY
     # "bce", "squared", or what a subclass accepts beside them.
-    loss: str = "bce"
-    n_negatives: int = 4
-
-    _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
-        "loss": [StrOptions({"bce", "squared"})],
-        "n_negatives": [Interval(Integral, 0, None, closed="left")],
-    }
+    loss: Literal["bce", "squared"] = "bce"
+    n_negatives: AtLeast0 = 4
 
     @abstractmethod
     def _raw_scores(self, users: np.ndarray, items: np.ndarray) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ from scipy.linalg import eigh
 from scipy.stats import norm
 
 from fedrecsk._utils import memory
-from fedrecsk._utils.sklearn_compat import StrOptions
+from fedrecsk._utils.constraints import AtLeast1
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.base import RankingMixin, _item_weights, check_likes
 from fedrecsk.base._fading import life_of
@@ -316,14 +316,8 @@ class FederatedGram(FromPairs, RankingMixin, FederatedRecommender):
     """Base class of the estimators whose algorithm is a `GramAlgorithm`."""
 
     _: KW_ONLY
-    n_rounds: int = 1
+    n_rounds: AtLeast1 = 1
     upload: Literal["auto", "local", "all"] = "auto"
-
-    _parameter_constraints: ClassVar[dict] = (
-        FederatedRecommender._parameter_constraints
-        | FromPairs._fading_constraints
-        | {"upload": [StrOptions({"auto", "local", "all"})]}
-    )
 
     _dtype = np.float32
 

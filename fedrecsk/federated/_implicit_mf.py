@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from numbers import Integral, Real
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk._utils.constraints import AtLeast1, NotNegative, Positive
 from fedrecsk.base import RankingMixin, check_likes
 from fedrecsk.base._fading import FadingHistory
 from fedrecsk.base._item_prior import ItemFeatures
@@ -84,23 +83,11 @@ class ImplicitMF(FederatedContent, WMFModel, RankingMixin, FederatedRecommender)
     They have the parameter `upload`.
     """
 
-    n_factors: int = 20
+    n_factors: AtLeast1 = 20
     _: KW_ONLY
-    alpha: float = 1.0
-    reg_user: float = 30.0
-    reg_item: float = 10.0
-
-    _parameter_constraints: ClassVar[dict] = (
-        FederatedRecommender._parameter_constraints
-        | FadingHistory._fading_constraints
-        | FederatedContent._content_constraints
-        | {
-            "n_factors": [Interval(Integral, 1, None, closed="left")],
-            "alpha": [Interval(Real, 0, None, closed="left")],
-            "reg_user": [Interval(Real, 0, None, closed="neither")],
-            "reg_item": [Interval(Real, 0, None, closed="left")],
-        }
-    )
+    alpha: NotNegative = 1.0
+    reg_user: Positive = 30.0
+    reg_item: NotNegative = 10.0
 
     # Standard deviation of the first item vectors.
     INIT_STD = 0.03
@@ -126,20 +113,11 @@ class FederatedWMF(ImplicitMF):
     _: KW_ONLY
     upload: Literal["local", "all"] = "local"
 
-    _parameter_constraints: ClassVar[dict] = ImplicitMF._parameter_constraints | {
-        "upload": [StrOptions({"local", "all"})],
-    }
-
 
 @dataclass(eq=False, repr=False)
 class ClientItemsWMF(FederatedWMF):
     """Base class of LocALS and LocSGD: clients move the items, and the server averages."""
 
     _: KW_ONLY
-    prox: float = 10.0
-    local_epochs: int = 1
-
-    _parameter_constraints: ClassVar[dict] = FederatedWMF._parameter_constraints | {
-        "prox": [Interval(Real, 0, None, closed="left")],
-        "local_epochs": [Interval(Integral, 1, None, closed="left")],
-    }
+    prox: NotNegative = 10.0
+    local_epochs: AtLeast1 = 1

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from numbers import Real
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk._utils.constraints import Positive
 
 
 def adam(method, moments, n_steps, gradient):
@@ -54,17 +53,12 @@ class ServerStep:
     """Mixin of methods whose server steps along gradients."""
 
     _: KW_ONLY
-    learning_rate: float = 0.1
+    learning_rate: Positive = 0.1
     optimizer: Literal["adam", "gd"] = "adam"
 
     BETA_1 = 0.1
     BETA_2 = 0.99
     EPSILON = 1e-8
-
-    _step_constraints: ClassVar[dict] = {
-        "learning_rate": [Interval(Real, 0, None, closed="neither")],
-        "optimizer": [StrOptions({"adam", "gd"})],
-    }
 
     def _descent(self):
         """Return how the server steps along a gradient."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass, fields
-from numbers import Integral, Real
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from sklearn.utils import check_random_state
 
-from fedrecsk._utils.sklearn_compat import Interval, clone, get_threadpool_controller
-from fedrecsk._utils.threads import N_JOBS
+from fedrecsk._utils.constraints import Above0To1, AtLeast1, Between0And1, Jobs, NotNegative, Seed
+from fedrecsk._utils.sklearn_compat import clone, get_threadpool_controller
 from fedrecsk.base import Recommender
 from fedrecsk.base._fading import life_of
 from fedrecsk.base._item_weights import history_of
@@ -49,31 +48,17 @@ class FederatedRecommender(Updating, Recommender):
     """
 
     _: KW_ONLY
-    n_rounds: int = 100
-    client_fraction: float = 1.0
+    n_rounds: AtLeast1 = 100
+    client_fraction: Above0To1 = 1.0
     early_stopping: bool = False
     scoring: str = "loss"
-    validation_fraction: float = 0.1
-    n_iter_no_change: int = 10
-    tol: float = 1e-4
+    validation_fraction: Between0And1 = 0.1
+    n_iter_no_change: AtLeast1 = 10
+    tol: NotNegative = 1e-4
     warm_start: bool = False
-    n_jobs: int | None = None
-    random_state: int | np.random.RandomState | None = None
+    n_jobs: Jobs = None
+    random_state: Seed = None
     federation: Federation | None = None
-
-    _parameter_constraints: ClassVar[dict] = Recommender._parameter_constraints | {
-        "n_rounds": [Interval(Integral, 1, None, closed="left")],
-        "client_fraction": [Interval(Real, 0, 1, closed="right")],
-        "early_stopping": ["boolean"],
-        "scoring": [str],
-        "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
-        "n_iter_no_change": [Interval(Integral, 1, None, closed="left")],
-        "tol": [Interval(Real, 0, None, closed="left")],
-        "warm_start": ["boolean"],
-        "n_jobs": N_JOBS,
-        "random_state": ["random_state"],
-        "federation": [Federation, None],
-    }
 
     # What a fit sends last.
     _final_message: ClassVar[Message]

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
+from fedrecsk._utils.constraints import ArrayLike, AtLeast1, NotNegative
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.federated import fedmf
 from fedrecsk.federated.fedmf import AveragedItems, FedMFAlgorithm
 from fedrecsk.protocol.messages import Dense, Derived, Form, Message
 from fedrecsk.updates import FieldSpec, SparseRows, Summed
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
 
 __all__ = ["CoLR", "SCoLR"]
 
@@ -197,16 +193,10 @@ class CoLR(AveragedItems):
     True
     """
 
-    rank: int = 4
+    rank: AtLeast1 = 4
     _: KW_ONLY
-    shrinkage: float = 0.5
+    shrinkage: NotNegative = 0.5
     averaging: bool = True
-
-    _parameter_constraints: ClassVar[dict] = AveragedItems._parameter_constraints | {
-        "rank": [Interval(Integral, 1, None, closed="left")],
-        "shrinkage": [Interval(Real, 0, None, closed="left")],
-        "averaging": ["boolean"],
-    }
 
     _kind = CoLRAlgorithm
     RANK_EXPONENT = CoLRAlgorithm.RANK_EXPONENT
@@ -362,19 +352,10 @@ class SCoLR(CoLR):
     True
     """
 
-    rank: int = 16
+    rank: AtLeast1 = 16
     _: KW_ONLY
-    local_rank: Literal["uniform"] | int | ArrayLike = "uniform"
+    local_rank: Literal["uniform"] | AtLeast1 | ArrayLike = "uniform"
     aggregation: Literal["visits", "entries", "data_size"] = "visits"
-
-    _parameter_constraints: ClassVar[dict] = CoLR._parameter_constraints | {
-        "local_rank": [
-            StrOptions({"uniform"}),
-            Interval(Integral, 1, None, closed="left"),
-            "array-like",
-        ],
-        "aggregation": [StrOptions({"visits", "entries", "data_size"})],
-    }
 
     _kind = SCoLRAlgorithm
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, field, fields, is_dataclass, make_dataclass
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Literal, get_type_hints
 
-from fedrecsk._utils.sklearn_compat import StrOptions
+from fedrecsk._utils.constraints import types_of
 from fedrecsk.base import RankingMixin, RatingMixin
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.algorithm import Algorithm
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = ["estimator_of"]
-
-KINDS = {int: Integral, float: Real, bool: "boolean"}
 
 
 def estimator_of(
@@ -43,8 +40,8 @@ def estimator_of(
     learns : {"ratings", "likes"}, default="ratings"
         Whether y are ratings, which `fit` then requires, or implicit feedback.
     constraints : dict or None, default=None
-        Constraints of parameters that scikit-learn checks (``_parameter_constraints``). If None,
-        types, from the annotations.
+        Constraints of parameters that scikit-learn checks (``_parameter_constraints``), beside
+        those that follow from the types in the annotations.
     **defaults
         Other defaults of parameters that every federated method has, for example ``n_rounds=30``.
 
@@ -64,7 +61,7 @@ def estimator_of(
     """
     _check(algorithm)
     own = [one for one in fields(algorithm) if one.init]
-    hints = get_type_hints(algorithm)
+    hints = get_type_hints(algorithm, include_extras=True)
     given = [
         (one.name, hints[one.name], field(default=one.default, kw_only=place > 0))
         for place, one in enumerate(own)
@@ -76,10 +73,9 @@ def estimator_of(
             f"{algorithm.__name__}."
         )
     given += [
-        (name, object, field(default=value, kw_only=True)) for name, value in defaults.items()
+        (name, types_of(FederatedRecommender)[name], field(default=value, kw_only=True))
+        for name, value in defaults.items()
     ]
-    found = {one.name: _constraint(hints[one.name]) for one in own}
-    found = {name: one for name, one in found.items() if one is not None}
     names = [one.name for one in own]
 
     def made(self):
@@ -93,7 +89,7 @@ def estimator_of(
 
     name = algorithm.__name__.removesuffix("Algorithm")
     Mixin = RatingMixin if learns == "ratings" else RankingMixin
-    return make_dataclass(
+    estimator = make_dataclass(
         name,
         given,
         bases=(Mixin, FederatedRecommender),
@@ -103,13 +99,12 @@ def estimator_of(
             "_algorithm": made,
             "_server_attributes": server_attributes,
             "_user_attributes": user_attributes,
-            "_parameter_constraints": FederatedRecommender._parameter_constraints
-            | found
-            | dict(constraints or {}),
         },
         eq=False,
         repr=False,
     )
+    estimator._parameter_constraints |= constraints or {}
+    return estimator
 
 
 def _check(algorithm):
@@ -129,10 +124,3 @@ def _check(algorithm):
     for one in fields(algorithm):
         if one.init and one.default is MISSING:
             raise TypeError(f"The field {one.name} of {name} needs a default, as parameters have.")
-
-
-def _constraint(hint):
-    """Return what scikit-learn can check of a parameter with this annotation; None: nothing."""
-    if get_origin(hint) is Literal:
-        return [StrOptions(set(get_args(hint)))]
-    return [KINDS[hint]] if hint in KINDS else None

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from numbers import Real
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
+from fedrecsk._utils.constraints import AtLeast1, NotNegative, Positive
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.federated import _wmf
 from fedrecsk.federated._implicit_mf import ImplicitMF
 from fedrecsk.federated._optimizers import Descent, Moments, ServerStep
@@ -195,19 +194,10 @@ class FCF(ServerStep, ImplicitMF):
     """
 
     _: KW_ONLY
-    n_rounds: int = 60
-    reg_exponent: float = 0.0
-    learning_rate: float = 0.05
+    n_rounds: AtLeast1 = 60
+    reg_exponent: NotNegative = 0.0
+    learning_rate: Positive = 0.05
     upload: Literal["all", "local"] = "all"
-
-    _parameter_constraints: ClassVar[dict] = (
-        ImplicitMF._parameter_constraints
-        | ServerStep._step_constraints
-        | {
-            "reg_exponent": [Interval(Real, 0, None, closed="left")],
-            "upload": [StrOptions({"all", "local"})],
-        }
-    )
 
     def _algorithm(self):
         return self._implicit(FCFAlgorithm, descent=self._descent())

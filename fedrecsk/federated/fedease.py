@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
-from numbers import Real
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
+from fedrecsk._utils.constraints import Positive
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base._fading import life_of
 from fedrecsk.base._item_prior import ItemFeatures, WeightsContent, filled_weights
 from fedrecsk.base._item_weights import (
@@ -98,10 +97,6 @@ class OwnWeights(FederatedGram):
 
     _: KW_ONLY
     download: Literal["auto", "local", "all"] = "auto"
-
-    _parameter_constraints: ClassVar[dict] = FederatedGram._parameter_constraints | {
-        "download": [StrOptions({"auto", "local", "all"})],
-    }
 
     @abstractmethod
     def _algorithm(self) -> OwnWeightsAlgorithm:
@@ -262,12 +257,7 @@ class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeights):
     np.int64(0)
     """
 
-    reg: float | Literal["auto"] = "auto"
-
-    _parameter_constraints: ClassVar[dict] = OwnWeights._parameter_constraints | {
-        "reg": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
-        **WeightsContent._content_constraints,
-    }
+    reg: Positive | Literal["auto"] = "auto"
 
     def _algorithm(self):
         content = ItemFeatures(self.item_features, self.items)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from numbers import Integral, Real
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from scipy.sparse import csr_array
 
+from fedrecsk._utils.constraints import AtLeast0, AtLeast1, Column, DataFrame, Positive, RatingRange
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import linear_scores
 from fedrecsk.base._item_prior import ItemFeatures
 from fedrecsk.data import _times
@@ -29,7 +28,6 @@ from fedrecsk.federated._fedeb_server import (
     sketch,
 )
 from fedrecsk.federated._optimizers import adam
-from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.algorithm import Algorithm, Loss, Traits
 from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Dense, Form, Message, Rows
@@ -38,7 +36,6 @@ from fedrecsk.updates import FieldSpec, Updates
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from pandas import DataFrame
 
     from fedrecsk.protocol.blocks import Block
     from fedrecsk.protocol.keys import Key, Keys
@@ -593,31 +590,17 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
     ((3,), (3,))
     """
 
-    n_factors: int = 20
+    n_factors: AtLeast1 = 20
     _: KW_ONLY
-    n_rounds: int | Literal["auto"] = "auto"
+    n_rounds: AtLeast1 | Literal["auto"] = "auto"
     implicit: bool = True
-    sketch_size: int = 128
+    sketch_size: AtLeast0 = 128
     user_noise: bool = True
-    learning_rate: float | Literal["auto"] = "auto"
+    learning_rate: Positive | Literal["auto"] = "auto"
     upload: Literal["local", "all"] = "local"
-    rating_scale: tuple[float, float] | None = None
-    timestamps: int | str | None = None
+    rating_scale: RatingRange = None
+    timestamps: Column | None = None
     user_features: DataFrame | None = None
-
-    _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
-        "n_factors": [Interval(Integral, 1, None, closed="left")],
-        "n_rounds": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
-        "implicit": ["boolean"],
-        "sketch_size": [Interval(Integral, 0, None, closed="left")],
-        "user_noise": ["boolean"],
-        "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
-        "upload": [StrOptions({"local", "all"})],
-        "rating_scale": [tuple, list, None],
-        "timestamps": [*_times.CONSTRAINT, None],
-        "user_features": ["array-like", None],
-        **FederatedContent._content_constraints,
-    }
 
     _user_width = "_width"
     # What `fit` sets.

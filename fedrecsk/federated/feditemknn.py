@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
+from fedrecsk._utils.constraints import AtLeast1, NotNegative
 from fedrecsk._utils.docs import documented
 from fedrecsk.base._item_weights import (
     NearestItemsMixin,
@@ -163,15 +164,11 @@ class FedItemKNN(NearestItemsMixin, OwnWeights):
     True
     """
 
-    n_neighbors: int = 100
+    n_neighbors: AtLeast1 = 100
     _: KW_ONLY
-    power: float = 0.25
-    shrinkage: float = 5.0
+    power: NotNegative = 0.25
+    shrinkage: NotNegative = 5.0
     download: Literal["auto", "local", "all"] = "auto"
-
-    _parameter_constraints: ClassVar[dict] = (
-        OwnWeights._parameter_constraints | NearestItemsMixin._nearest_constraints
-    )
 
     def _algorithm(self):
         return self._of_sums(FedItemKNNAlgorithm, backward_weight=self._direction())

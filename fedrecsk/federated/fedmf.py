@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from numbers import Integral, Real
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from fedrecsk._utils.constraints import Above0To1, AtLeast1, NotNegative, Positive
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import linear_scores
 from fedrecsk.federated._feedback import LearnsFromFeedback
 from fedrecsk.federated._implicit_feedback import (
@@ -310,23 +309,14 @@ class AveragedItems(LearnsFromFeedback):
     """Base class of the estimators whose algorithm is FedMF's or derived from it."""
 
     _: KW_ONLY
-    n_factors: int = 64
-    n_rounds: int = 200
-    local_epochs: int = 2
-    batch_size: int = 64
-    learning_rate: float = 0.5
-    reg: float = 2e-3
+    n_factors: AtLeast1 = 64
+    n_rounds: AtLeast1 = 200
+    local_epochs: AtLeast1 = 2
+    batch_size: AtLeast1 = 64
+    learning_rate: Positive = 0.5
+    reg: NotNegative = 2e-3
     aggregation: Literal["visits", "data_size"] = "visits"
-    client_fraction: float = 0.2
-
-    _parameter_constraints: ClassVar[dict] = LearnsFromFeedback._parameter_constraints | {
-        "n_factors": [Interval(Integral, 1, None, closed="left")],
-        "local_epochs": [Interval(Integral, 1, None, closed="left")],
-        "batch_size": [Interval(Integral, 1, None, closed="left")],
-        "learning_rate": [Interval(Real, 0, None, closed="neither")],
-        "reg": [Interval(Real, 0, None, closed="left")],
-        "aggregation": [StrOptions({"visits", "data_size"})],
-    }
+    client_fraction: Above0To1 = 0.2
 
     INIT_STD = FedMFAlgorithm.INIT_STD
     EMPHASIS = FedMFAlgorithm.EMPHASIS
@@ -495,19 +485,9 @@ class FedMF(AveragedItems):
     True
     """
 
-    n_factors: int = 64
+    n_factors: AtLeast1 = 64
     _: KW_ONLY
     aggregation: Literal["visits", "data_size", "reptile"] = "visits"
-    server_learning_rate: float | Literal["auto"] = "auto"
-    shrinkage: float = 0.5
+    server_learning_rate: Positive | Literal["auto"] = "auto"
+    shrinkage: NotNegative = 0.5
     averaging: bool = True
-
-    _parameter_constraints: ClassVar[dict] = AveragedItems._parameter_constraints | {
-        "aggregation": [StrOptions({"visits", "data_size", "reptile"})],
-        "server_learning_rate": [
-            Interval(Real, 0, None, closed="neither"),
-            StrOptions({"auto"}),
-        ],
-        "shrinkage": [Interval(Real, 0, None, closed="left")],
-        "averaging": ["boolean"],
-    }

@@ -5,15 +5,16 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import KW_ONLY, dataclass, replace
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, ClassVar, Literal
+from numbers import Integral
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
+from fedrecsk._utils.constraints import Above0To1, AtLeast0, AtLeast1, NotNegative, RatingRange
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.integers import FRACTION_BITS
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base import RankingMixin
 from fedrecsk.base._hamming import HammingSearch, pack_codes, unpack_codes
 from fedrecsk.base._item_prior import ItemFeatures
@@ -164,35 +165,20 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
     (320, (40, 64))
     """
 
-    n_bits: int = 64
+    n_bits: AtLeast1 = 64
     _: KW_ONLY
-    n_rounds: int = 50
+    n_rounds: AtLeast1 = 50
     aggregation: Literal["full", "gradient", "parameter"] = "full"
-    user_bits: int = 4
+    user_bits: Annotated[int, Interval(Integral, 1, 16, closed="both")] = 4
     targets: Literal["implicit", "ratings"] = "implicit"
-    alpha: float = 4.0
-    n_negatives: int = 4
-    reg_user: float = 1000.0
-    balance_user: float = 0.0
-    balance_item: float = 0.0
+    alpha: NotNegative = 4.0
+    n_negatives: AtLeast0 = 4
+    reg_user: NotNegative = 1000.0
+    balance_user: NotNegative = 0.0
+    balance_item: NotNegative = 0.0
     upload: Literal["visited", "all"] = "visited"
-    rating_scale: tuple[float, float] | None = None
-    client_fraction: float = 0.6
-
-    _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
-        "n_bits": [Interval(Integral, 1, None, closed="left")],
-        "aggregation": [StrOptions({"full", "gradient", "parameter"})],
-        "user_bits": [Interval(Integral, 1, 16, closed="both")],
-        "targets": [StrOptions({"implicit", "ratings"})],
-        "alpha": [Interval(Real, 0, None, closed="left")],
-        "n_negatives": [Interval(Integral, 0, None, closed="left")],
-        "reg_user": [Interval(Real, 0, None, closed="left")],
-        "balance_user": [Interval(Real, 0, None, closed="left")],
-        "balance_item": [Interval(Real, 0, None, closed="left")],
-        "upload": [StrOptions({"visited", "all"})],
-        "rating_scale": [tuple, list, None],
-        **FederatedContent._content_constraints,
-    }
+    rating_scale: RatingRange = None
+    client_fraction: Above0To1 = 0.6
 
     POSITIVE_TARGET = 0.65  # similarities that are aimed at
     NEGATIVE_TARGET = 0.5

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from numbers import Real
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from fedrecsk._utils.constraints import AtLeast1, DataFrame, NotNegative
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.federated import _wmf
 from fedrecsk.federated._features import UserFeatures, UserRegression, UserSums
 from fedrecsk.federated._implicit_mf import ClientItemsWMF
 from fedrecsk.federated._wmf import ClientItemsAlgorithm, n_likes, wmf_kernels
 from fedrecsk.protocol.messages import Message
 from fedrecsk.protocol.participation import RoundMasks
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 __all__ = ["LocALS"]
 
@@ -296,14 +291,9 @@ class LocALS(UserFeatures, ClientItemsWMF):
     """
 
     _: KW_ONLY
-    n_rounds: int = 10
-    reg_exponent: float = 0.0
+    n_rounds: AtLeast1 = 10
+    reg_exponent: NotNegative = 0.0
     user_features: DataFrame | None = None
-
-    _parameter_constraints: ClassVar[dict] = ClientItemsWMF._parameter_constraints | {
-        "reg_exponent": [Interval(Real, 0, None, closed="left")],
-        "user_features": ["array-like", None],
-    }
 
     EXACT_UP_TO = LocALSAlgorithm.EXACT_UP_TO
 

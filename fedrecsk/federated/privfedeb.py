@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from numbers import Integral, Real
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from scipy.sparse import csr_array
 
+from fedrecsk._utils.constraints import AtLeast0, AtLeast1, From0To1, RatingRange
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.base._item_prior import ItemFeatures, ItemPrior
 from fedrecsk.data._checks import scale_of
@@ -34,7 +33,6 @@ from fedrecsk.federated._privfedeb_server import (
     tastes,
     without_popularity,
 )
-from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.algorithm import Algorithm, Loss, Traits
 from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Dense, Form, MalformedMessage, Message
@@ -616,25 +614,16 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
     (10, 10.0)
     """
 
-    n_factors: int | Literal["auto"] = "auto"
+    n_factors: AtLeast0 | Literal["auto"] = "auto"
     _: KW_ONLY
-    n_rounds: int | Literal["auto"] = "auto"
-    center: float = 0.625
+    n_rounds: AtLeast1 | Literal["auto"] = "auto"
+    center: From0To1 = 0.625
     audiences: bool | Literal["auto"] = "auto"
     INIT_STD = 0.025
-    rating_scale: tuple[float, float] | None = None
+    rating_scale: RatingRange = None
 
     # What `fit` sets.
     implicit_factors_: ClassVar[np.ndarray]
-
-    _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
-        "n_factors": [Interval(Integral, 0, None, closed="left"), StrOptions({"auto"})],
-        "n_rounds": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
-        "center": [Interval(Real, 0, 1, closed="both")],
-        "audiences": ["boolean", StrOptions({"auto"})],
-        "rating_scale": [tuple, list, None],
-        **FederatedContent._content_constraints,
-    }
 
     _predicted_fields = ("average_items",)
     _absent_fields = ("row_weights", "features", "average_implicit")

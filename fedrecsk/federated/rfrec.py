@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from numbers import Integral, Real
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from scipy.special import expit, logit
 
+from fedrecsk._utils.constraints import AtLeast1, NotNegative, Positive, RatingRange
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin, linear_scores
 from fedrecsk.base._item_prior import ItemFeatures, ItemPrior
 from fedrecsk.data._checks import scale_of
@@ -536,19 +535,19 @@ class RFRec(FederatedContent, _ratings.BiasColumn, RatingMixin, FederatedRecomme
     True
     """
 
-    n_factors: int = 19
+    n_factors: AtLeast1 = 19
     _: KW_ONLY
-    n_rounds: int = 100
-    prox: float = 0.1
-    reg_user: float = 0.04
-    reg_item: float = 0.04
-    reg_bias: float = 0.07
-    learning_rate: float = 0.1
+    n_rounds: AtLeast1 = 100
+    prox: NotNegative = 0.1
+    reg_user: NotNegative = 0.04
+    reg_item: NotNegative = 0.04
+    reg_bias: NotNegative = 0.07
+    learning_rate: Positive = 0.1
     optimizer: Literal["adam", "gd"] = "adam"
     biases: bool = True
     aggregation: Literal["clients", "holders"] = "clients"
     predict_with: Literal["global", "local"] = "global"
-    rating_scale: tuple[float, float] | None = None
+    rating_scale: RatingRange = None
 
     INIT_STD = 0.1  # standard deviation of the initial vectors
     REG_POWER = 0.5  # how fast penalties on vectors grow with the number of ratings
@@ -557,21 +556,6 @@ class RFRec(FederatedContent, _ratings.BiasColumn, RatingMixin, FederatedRecomme
     BETA_1 = 0.9
     BETA_2 = 0.9
     EPSILON = 1e-8
-
-    _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
-        "n_factors": [Interval(Integral, 1, None, closed="left")],
-        "prox": [Interval(Real, 0, None, closed="left")],
-        "reg_user": [Interval(Real, 0, None, closed="left")],
-        "reg_item": [Interval(Real, 0, None, closed="left")],
-        "reg_bias": [Interval(Real, 0, None, closed="left")],
-        "learning_rate": [Interval(Real, 0, None, closed="neither")],
-        "optimizer": [StrOptions({"adam", "gd"})],
-        "biases": ["boolean"],
-        "aggregation": [StrOptions({"clients", "holders"})],
-        "predict_with": [StrOptions({"global", "local"})],
-        "rating_scale": [tuple, list, None],
-        **FederatedContent._content_constraints,
-    }
 
     _predicted_fields = ("item_vectors",)
     _absent_fields = ("n_ratings",)

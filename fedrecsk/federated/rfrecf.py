@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from numbers import Real
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
+from fedrecsk._utils.constraints import AtLeast1, Between0And1, NotNegative, Positive
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.federated.rfrec import Common, RFRec, RFRecAlgorithm, rfrec_kernels
 
 __all__ = ["RFRecF"]
@@ -158,19 +157,15 @@ class RFRecF(RFRec):
     """
 
     _: KW_ONLY
-    n_rounds: int = 300
-    aggregation_probability: float = 0.3
-    prox: float = 5.0
-    learning_rate: float = 0.084
+    n_rounds: AtLeast1 = 300
+    aggregation_probability: Between0And1 = 0.3
+    prox: NotNegative = 5.0
+    learning_rate: Positive = 0.084
     aggregation: Literal["clients", "holders"] = "holders"
 
     BETA_1 = 0.5
     BETA_2 = 0.999
     EPSILON = 0.02  # also damps steps along tiny gradients
-
-    _parameter_constraints: ClassVar[dict] = RFRec._parameter_constraints | {
-        "aggregation_probability": [Interval(Real, 0, 1, closed="neither")],
-    }
 
     def _algorithm(self):
         return self._rfrec(RFRecFAlgorithm)

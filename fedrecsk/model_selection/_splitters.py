@@ -6,23 +6,20 @@ import datetime
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
-from numpy.random import RandomState
 from numpy.typing import NDArray
 from sklearn.utils import check_random_state
 
+from fedrecsk._utils.constraints import ArrayLike, AtLeast1, AtLeast2, Column, Seed
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval, RealNotInt
 from fedrecsk.data import _times
 from fedrecsk.data.interactions import coded_rows
 from fedrecsk.model_selection._base import Splitter, by_group, two_parts
 
-SHARE_OR_NUMBER = [
-    Interval(RealNotInt, 0, 1, closed="neither"),
-    Interval(Integral, 1, None, closed="left"),
-]
+ShareOrNumber = Annotated[float, Interval(RealNotInt, 0, 1, closed="neither")] | AtLeast1
 
 
 @documented
@@ -62,14 +59,9 @@ class LeaveLastOut(Splitter):
     [1 2] [0]
     """
 
-    n_last: int = 1
+    n_last: AtLeast1 = 1
     _: KW_ONLY
-    timestamps: int | str = 2
-
-    _parameter_constraints: ClassVar[dict] = {
-        "n_last": [Interval(Integral, 1, None, closed="left")],
-        "timestamps": _times.CONSTRAINT,
-    }
+    timestamps: Column = 2
 
     def _splits(self, X):
         times = _times.read_times(X, self.timestamps)
@@ -167,20 +159,12 @@ class TemporalHoldout(Splitter):
     >>> r2 = search.fit(X_seen, y_seen).score(X_test, y_test)
     """
 
-    test_size: float = 0.2
+    test_size: ShareOrNumber = 0.2
     _: KW_ONLY
-    validation_size: float | None = None
+    validation_size: ShareOrNumber | None = None
     per_user: bool = False
-    cutoff: Any = None
-    timestamps: int | str = 2
-
-    _parameter_constraints: ClassVar[dict] = {
-        "test_size": SHARE_OR_NUMBER,
-        "validation_size": [*SHARE_OR_NUMBER, None],
-        "per_user": ["boolean"],
-        "cutoff": [str, Real, datetime.date, np.datetime64, None],
-        "timestamps": _times.CONSTRAINT,
-    }
+    cutoff: str | Real | datetime.date | np.datetime64 | None = None
+    timestamps: Column = 2
 
     def _splits(self, X):
         train, held_out, *_ = self._parts(X).values()
@@ -280,14 +264,9 @@ class RollingOrigin(Splitter):
     [0 1 2] [3 4]
     """
 
-    cutoffs: Any = 3
+    cutoffs: AtLeast1 | ArrayLike = 3
     _: KW_ONLY
-    timestamps: int | str = 2
-
-    _parameter_constraints: ClassVar[dict] = {
-        "cutoffs": [Interval(Integral, 1, None, closed="left"), "array-like"],
-        "timestamps": _times.CONSTRAINT,
-    }
+    timestamps: Column = 2
 
     def _n_splits(self):
         return int(self.cutoffs) if isinstance(self.cutoffs, Integral) else len(self.cutoffs)
@@ -315,16 +294,10 @@ class RollingOrigin(Splitter):
 class RandomHoldout(Splitter):
     """Base class of splitters that hold out a random share, once or `n_splits` times."""
 
-    test_size: float = 0.2
+    test_size: ShareOrNumber = 0.2
     _: KW_ONLY
-    n_splits: int = 1
-    random_state: int | RandomState | None = None
-
-    _parameter_constraints: ClassVar[dict] = {
-        "test_size": SHARE_OR_NUMBER,
-        "n_splits": [Interval(Integral, 1, None, closed="left")],
-        "random_state": ["random_state"],
-    }
+    n_splits: AtLeast1 = 1
+    random_state: Seed = None
 
 
 @documented
@@ -417,7 +390,7 @@ class ColdItemHoldout(RandomHoldout):
     [['ann', 'c']]
     """
 
-    test_size: float = 0.1
+    test_size: ShareOrNumber = 0.1
 
     def _splits(self, X):
         (users, _), (items, n_items) = coded_rows(X)
@@ -489,16 +462,10 @@ def _cut(times, starts, ends, n_late):
 class FoldSplitter(Splitter):
     """Base class of splitters with `n_splits` folds; a subclass implements `_folds`."""
 
-    n_splits: int = 5
+    n_splits: AtLeast2 = 5
     _: KW_ONLY
     shuffle: bool = False
-    random_state: int | RandomState | None = None
-
-    _parameter_constraints: ClassVar[dict] = {
-        "n_splits": [Interval(Integral, 2, None, closed="left")],
-        "shuffle": ["boolean"],
-        "random_state": ["random_state"],
-    }
+    random_state: Seed = None
 
     @abstractmethod
     def _folds(self, X: Any, order: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -5,18 +5,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from fedrecsk._utils import memory
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk._utils.constraints import AtLeast1, Positive
 from fedrecsk.data.ids import id_array
 from fedrecsk.federated._feedback import LearnsFromFeedback
 from fedrecsk.neural import _checks
@@ -24,11 +23,9 @@ from fedrecsk.neural._averaging import ModuleAlgorithm
 from fedrecsk.neural._layout import Recipe, blueprint, built, own_settings, seeded
 from fedrecsk.neural._training import Plan, loss_function
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 # Pairs that are scored at once, each user's with all items, and private numbers of single pairs.
 PAIRS, NUMBERS = 2**16, 2**20
+Optimizer = Literal["adam", "sgd"] | Callable[..., torch.optim.Optimizer]
 
 
 @dataclass(eq=False, repr=False)
@@ -41,24 +38,14 @@ class NeuralRecommender(LearnsFromFeedback):
     """
 
     _: KW_ONLY
-    n_rounds: int = 100
+    n_rounds: AtLeast1 = 100
     loss: Literal["bce", "squared"] | Callable[[Tensor, Tensor], Tensor] = "bce"
-    optimizer: Literal["adam", "sgd"] | Callable[..., torch.optim.Optimizer] = "adam"
-    learning_rate: float | dict[str, float] = 0.001
-    local_epochs: int = 1
-    batch_size: int = 256
+    optimizer: Optimizer = "adam"
+    learning_rate: Positive | dict[str, float] = 0.001
+    local_epochs: AtLeast1 = 1
+    batch_size: AtLeast1 = 256
     aggregation: Literal["visits", "mean"] = "visits"
     device: str | torch.device = "cpu"
-
-    _parameter_constraints: ClassVar[dict] = LearnsFromFeedback._parameter_constraints | {
-        "loss": [StrOptions({"bce", "squared"}), callable],
-        "optimizer": [StrOptions({"adam", "sgd"}), callable],
-        "learning_rate": [Interval(Real, 0, None, closed="neither"), dict],
-        "local_epochs": [Interval(Integral, 1, None, closed="left")],
-        "batch_size": [Interval(Integral, 1, None, closed="left")],
-        "aggregation": [StrOptions({"visits", "mean"})],
-        "device": [str, torch.device],
-    }
 
     _kind: ClassVar[type[ModuleAlgorithm]] = ModuleAlgorithm
 

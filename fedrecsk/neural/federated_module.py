@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from sklearn.base import BaseEstimator
 from torch import nn
 
+from fedrecsk._utils.constraints import Positive
 from fedrecsk._utils.docs import documented
 from fedrecsk.neural._layout import Recipe
 from fedrecsk.neural.base import NeuralRecommender
@@ -207,12 +208,7 @@ class FederatedModule(NeuralRecommender):
     module: Net | Callable[..., nn.Module] | None = None
     _: KW_ONLY
     private: str | Sequence[str] = ("user*",)
-    learning_rate: float | dict[str, float] = 0.01
-
-    _parameter_constraints: ClassVar[dict] = NeuralRecommender._parameter_constraints | {
-        "module": [Net, callable, None],
-        "private": [str, "array-like"],
-    }
+    learning_rate: Positive | dict[str, float] = 0.01
 
     def set_params(self, **params: Any) -> Self:
         """Set parameters; ``module__width`` sets an argument of a :class:`Net`.

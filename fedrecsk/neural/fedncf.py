@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from numbers import Integral
-from typing import ClassVar
 
+from fedrecsk._utils.constraints import AtLeast1, Positive
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.neural._layout import Recipe
 from fedrecsk.neural.base import NeuralRecommender
 from fedrecsk.neural.modules import NeuMF
@@ -92,17 +90,12 @@ class FedNCF(NeuralRecommender):
     ((30, 8), (50, 8))
     """
 
-    n_factors: int = 12
+    n_factors: AtLeast1 = 12
     _: KW_ONLY
     layers: Sequence[int] = (48, 24, 12, 6)
-    learning_rate: float | dict[str, float] = 0.01
-    n_rounds: int = 400
-    local_epochs: int = 2
-
-    _parameter_constraints: ClassVar[dict] = NeuralRecommender._parameter_constraints | {
-        "n_factors": [Interval(Integral, 1, None, closed="left")],
-        "layers": ["array-like"],
-    }
+    learning_rate: Positive | dict[str, float] = 0.01
+    n_rounds: AtLeast1 = 400
+    local_epochs: AtLeast1 = 2
 
     def _recipe(self):
         make = partial(NeuMF, n_factors=self.n_factors, layers=self.layers)

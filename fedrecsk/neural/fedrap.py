@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from math import tanh
-from numbers import Integral, Real
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
+from fedrecsk._utils.constraints import Above0To1, AtLeast1, NotNegative, Positive
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.neural._averaging import ModuleAlgorithm
 from fedrecsk.neural._layout import Recipe
-from fedrecsk.neural.base import NeuralRecommender
+from fedrecsk.neural.base import NeuralRecommender, Optimizer
 from fedrecsk.neural.modules import AdditiveScore
 
 __all__ = ["FedRAP"]
@@ -159,27 +158,18 @@ class FedRAP(NeuralRecommender):
     ((30, 4), (50, 125))
     """
 
-    n_factors: int = 32
+    n_factors: AtLeast1 = 32
     _: KW_ONLY
-    independence: float = 0.01
-    sparsity: float = 0.001
-    n_rounds: int = 100
-    optimizer: object = "sgd"
-    learning_rate: float = 0.0001
-    item_learning_rate: float | Literal["auto"] = "auto"
-    decay: float = 0.97
-    local_epochs: int = 10
-    batch_size: int = 2048
+    independence: NotNegative = 0.01
+    sparsity: NotNegative = 0.001
+    n_rounds: AtLeast1 = 100
+    optimizer: Optimizer = "sgd"
+    learning_rate: Positive = 0.0001
+    item_learning_rate: Positive | Literal["auto"] = "auto"
+    decay: Above0To1 = 0.97
+    local_epochs: AtLeast1 = 10
+    batch_size: AtLeast1 = 2048
     aggregation: Literal["mean", "visits"] = "mean"
-
-    _parameter_constraints: ClassVar[dict] = NeuralRecommender._parameter_constraints | {
-        "n_factors": [Interval(Integral, 1, None, closed="left")],
-        "independence": [Interval(Real, 0, None, closed="left")],
-        "sparsity": [Interval(Real, 0, None, closed="left")],
-        "learning_rate": [Interval(Real, 0, None, closed="neither")],
-        "item_learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
-        "decay": [Interval(Real, 0, 1, closed="right")],
-    }
 
     _kind = FedRAPAlgorithm
 

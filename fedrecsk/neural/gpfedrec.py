@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from numbers import Integral, Real
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
+from fedrecsk._utils.constraints import AtLeast1, From0To1, Positive
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.federated._implicit_feedback import NO_LOCAL_DP
 from fedrecsk.neural import _averaging
 from fedrecsk.neural._layout import Recipe
-from fedrecsk.neural.base import NeuralRecommender
+from fedrecsk.neural.base import NeuralRecommender, Optimizer
 from fedrecsk.neural.modules import MLP, PersonalMLP
 from fedrecsk.neural.pfedrec import PACE, PFedRecAlgorithm
 from fedrecsk.protocol.algorithm import Traits
@@ -220,26 +219,16 @@ class GPFedRec(NeuralRecommender):
     'single uploads'
     """
 
-    n_factors: int = 32
+    n_factors: AtLeast1 = 32
     _: KW_ONLY
     layers: Sequence[int] = (32, 16, 8)
-    pull: float = 0.5
+    pull: From0To1 = 0.5
     personal_items: bool = False
-    n_rounds: int = 100
-    optimizer: object = "sgd"
-    learning_rate: float = 0.1
-    item_learning_rate: float | Literal["auto"] = "auto"
+    n_rounds: AtLeast1 = 100
+    optimizer: Optimizer = "sgd"
+    learning_rate: Positive = 0.1
+    item_learning_rate: Positive | Literal["auto"] = "auto"
     aggregation: Literal["mean"] = "mean"
-
-    _parameter_constraints: ClassVar[dict] = NeuralRecommender._parameter_constraints | {
-        "n_factors": [Interval(Integral, 1, None, closed="left")],
-        "layers": ["array-like"],
-        "pull": [Interval(Real, 0, 1, closed="both")],
-        "personal_items": ["boolean"],
-        "learning_rate": [Interval(Real, 0, None, closed="neither")],
-        "item_learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
-        "aggregation": [StrOptions({"mean"})],
-    }
 
     _kind = GPFedRecAlgorithm
 

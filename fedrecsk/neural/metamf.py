@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from numbers import Integral, Real
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 
+from fedrecsk._utils.constraints import Above0To1, AtLeast1, NotNegative, Positive, RatingRange
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._checks import scale_of
 from fedrecsk.federated._implicit_feedback import data_sizes
@@ -366,34 +365,25 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
     'single uploads'
     """
 
-    n_factors: int = 32
+    n_factors: AtLeast1 = 32
     _: KW_ONLY
-    rank: int = 8
-    scorer_size: int = 8
-    code_size: int = 32
-    memory_size: int = 128
-    hidden_size: int = 128
-    n_rounds: int = 750
-    learning_rate: float = 2e-3
+    rank: AtLeast1 = 8
+    scorer_size: AtLeast1 = 8
+    code_size: AtLeast1 = 32
+    memory_size: AtLeast1 = 128
+    hidden_size: AtLeast1 = 128
+    n_rounds: AtLeast1 = 750
+    learning_rate: Positive = 2e-3
     BETA_1 = MetaMFAlgorithm.BETA_1
     BETA_2 = MetaMFAlgorithm.BETA_2
     EPSILON = MetaMFAlgorithm.EPSILON
-    reg: float = 0.0
-    max_norm: float | None = 5.0
+    reg: NotNegative = 0.0
+    max_norm: Positive | None = 5.0
     INIT_COMMON = MetaMFAlgorithm.INIT_COMMON
     INIT_STD = MetaMFAlgorithm.INIT_STD
     level: bool = True
-    rating_scale: tuple[float, float] | None = None
-    client_fraction: float = 0.01
-
-    _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
-        **{size: [Interval(Integral, 1, None, closed="left")] for size in Sizes._fields[1:]},
-        "learning_rate": [Interval(Real, 0, None, closed="neither")],
-        "reg": [Interval(Real, 0, None, closed="left")],
-        "max_norm": [Interval(Real, 0, None, closed="neither"), None],
-        "level": ["boolean"],
-        "rating_scale": [tuple, list, None],
-    }
+    rating_scale: RatingRange = None
+    client_fraction: Above0To1 = 0.01
 
     _has_item_vectors = False
     _has_user_vectors = False

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from numbers import Integral
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -15,9 +16,9 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from fedrecsk._utils.constraints import Above0To1, AtLeast0, AtLeast1, NotNegative, Positive
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RankingMixin, check_likes
 from fedrecsk.centralized._sgd import DTYPE, Epochs
 from fedrecsk.neural import modules
@@ -26,8 +27,6 @@ from fedrecsk.neural._training import adam_step
 from fedrecsk.protocol.keys import Key
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sklearn.utils import Tags
 
 __all__ = ["NCF"]
@@ -164,27 +163,17 @@ class NCF(RankingMixin, Epochs):
     """
 
     architecture: Literal["neumf", "gmf", "mlp"] = "neumf"
-    n_factors: int = 64
+    n_factors: AtLeast1 = 64
     _: KW_ONLY
     layers: Sequence[int] = (64, 32, 16, 8)
     loss: Literal["bce", "squared"] = "bce"
-    n_negatives: int = 8
-    n_epochs: int = 12
-    learning_rate: float = 0.003
-    learning_rate_decay: float = 0.8
-    batch_size: int = 512
-    reg: float = 8e-3
+    n_negatives: AtLeast0 = 8
+    n_epochs: AtLeast1 = 12
+    learning_rate: Positive = 0.003
+    learning_rate_decay: Above0To1 = 0.8
+    batch_size: AtLeast1 = 512
+    reg: NotNegative = 8e-3
     INIT_STD = 0.1
-
-    _parameter_constraints: ClassVar[dict] = Epochs._parameter_constraints | {
-        "architecture": [StrOptions({"neumf", "gmf", "mlp"})],
-        "n_factors": [Interval(Integral, 1, None, closed="left")],
-        "layers": ["array-like"],
-        "loss": [StrOptions({"bce", "squared"})],
-        "n_negatives": [Interval(Integral, 0, None, closed="left")],
-        "batch_size": [Interval(Integral, 1, None, closed="left")],
-        "reg": [Interval(Real, 0, None, closed="left")],
-    }
 
     # ------------------------------------------------------------------- before the epochs
 

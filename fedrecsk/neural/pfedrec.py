@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from scipy import sparse
 
+from fedrecsk._utils.constraints import AtLeast1, Positive
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.data.ids import id_array
 from fedrecsk.neural._averaging import ModuleAlgorithm
 from fedrecsk.neural._layout import Recipe
-from fedrecsk.neural.base import NeuralRecommender
+from fedrecsk.neural.base import NeuralRecommender, Optimizer
 from fedrecsk.neural.modules import ScoreFunction
 
 if TYPE_CHECKING:
@@ -151,21 +150,14 @@ class PFedRec(NeuralRecommender):
     ((30, 4), (50, 5))
     """
 
-    n_factors: int = 32
+    n_factors: AtLeast1 = 32
     _: KW_ONLY
-    n_rounds: int = 100
-    optimizer: object = "sgd"
-    learning_rate: float = 0.1
-    item_learning_rate: float | Literal["auto"] = "auto"
+    n_rounds: AtLeast1 = 100
+    optimizer: Optimizer = "sgd"
+    learning_rate: Positive = 0.1
+    item_learning_rate: Positive | Literal["auto"] = "auto"
     aggregation: Literal["mean", "visits"] = "mean"
     personal_items: bool = False
-
-    _parameter_constraints: ClassVar[dict] = NeuralRecommender._parameter_constraints | {
-        "n_factors": [Interval(Integral, 1, None, closed="left")],
-        "learning_rate": [Interval(Real, 0, None, closed="neither")],
-        "item_learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
-        "personal_items": ["boolean"],
-    }
 
     _kind = PFedRecAlgorithm
 

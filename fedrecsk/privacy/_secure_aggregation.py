@@ -6,13 +6,13 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from fedrecsk._utils.constraints import AtLeast1
 from fedrecsk._utils.extras import require
 from fedrecsk._utils.parameters import PlainParameters
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -250,11 +250,8 @@ class SecureAggregation(PlainParameters, ABC):
 class Encryption(SecureAggregation):
     """Base class of homomorphic encryption, under which not even the server sees the sum."""
 
-    _parameter_constraints: ClassVar[dict] = {
-        "audit": [Interval(Integral, 1, None, closed="left"), StrOptions({"all"})],
-    }
     hides_sums = True
-    audit: int | Literal["all"]
+    audit: AtLeast1 | Literal["all"]
 
     def _check_size(self, largest, n_clients):
         """Raise if a value of size `largest` may overflow in a sum over `n_clients`."""

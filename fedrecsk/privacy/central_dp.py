@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from scipy.stats import binom
 
+from fedrecsk._utils.constraints import Between0And1
 from fedrecsk._utils.extras import require
 from fedrecsk._utils.parameters import PlainParameters
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.privacy._grid import STEPS, rounded, sensitivity, step_of
 from fedrecsk.privacy.accounting import CALLER
 from fedrecsk.privacy.local_dp import LARGEST, SMALLEST, norms
@@ -132,28 +133,16 @@ class CentralDP(PlainParameters):
     10.0
     """
 
-    clip: float = 1.0
-    noise_multiplier: float | None = None
+    clip: Annotated[float, Interval(Real, SMALLEST, LARGEST, closed="both")] = 1.0
+    noise_multiplier: Annotated[float, Interval(Real, 0, 1e6, closed="both")] | None = None
     _: KW_ONLY
-    epsilon: float | None = None
-    delta: float = 1e-5
-    setup_clip: float | None = None
-    setup_share: float | None = None
+    epsilon: Annotated[float, Interval(Real, 0, 1e6, closed="right")] | None = None
+    delta: Between0And1 = 1e-5
+    setup_clip: Annotated[float, Interval(Real, SMALLEST, LARGEST, closed="both")] | None = None
+    setup_share: Between0And1 | None = None
     field_weights: dict[str, float] | None = None
-    quantile: float | None = None
+    quantile: Between0And1 | None = None
     noise: Literal["server", "clients"] = "server"
-
-    _parameter_constraints: ClassVar[dict] = {
-        "clip": [Interval(Real, SMALLEST, LARGEST, closed="both")],
-        "noise_multiplier": [Interval(Real, 0, 1e6, closed="both"), None],
-        "epsilon": [Interval(Real, 0, 1e6, closed="right"), None],
-        "delta": [Interval(Real, 0, 1, closed="neither")],
-        "setup_clip": [Interval(Real, SMALLEST, LARGEST, closed="both"), None],
-        "setup_share": [Interval(Real, 0, 1, closed="neither"), None],
-        "field_weights": [dict, None],
-        "quantile": [Interval(Real, 0, 1, closed="neither"), None],
-        "noise": [StrOptions({"server", "clients"})],
-    }
 
     def _validate_params(self):
         if self.clip is None or self.clip == 0:

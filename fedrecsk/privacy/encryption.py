@@ -8,10 +8,11 @@ import math
 import secrets
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral
-from typing import ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
+from fedrecsk._utils.constraints import AtLeast1
 from fedrecsk._utils.sklearn_compat import Interval, Options
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.privacy._secure_aggregation import Encryption, Keys, Party
@@ -78,18 +79,12 @@ class CKKS(Encryption):
     array([ 1.75, -1.  ])
     """
 
-    poly_modulus_degree: int = 4096
-    coeff_mod_bit_sizes: tuple[int, ...] = (54, 55)
-    scale_bits: int = 40
+    poly_modulus_degree: Annotated[int, Options(Integral, set(_MOST_BITS))] = 4096
+    coeff_mod_bit_sizes: tuple[int, ...] | list = (54, 55)
+    scale_bits: AtLeast1 = 40
     _: KW_ONLY
-    audit: int | Literal["all"] = 2
+    audit: AtLeast1 | Literal["all"] = 2
 
-    _parameter_constraints: ClassVar[dict] = {
-        **Encryption._parameter_constraints,
-        "poly_modulus_degree": [Options(Integral, set(_MOST_BITS))],
-        "coeff_mod_bit_sizes": [tuple, list],
-        "scale_bits": [Interval(Integral, 1, None, closed="left")],
-    }
     _extra = ("tenseal",)
 
     def _check_parameters(self):
@@ -285,20 +280,13 @@ class Paillier(Encryption):
     array([ 1.75, -1.  ])
     """
 
-    key_bits: int = 3072
-    fraction_bits: int = 40
+    key_bits: Annotated[int, Interval(Integral, 128, None, closed="left")] = 3072
+    fraction_bits: Annotated[int, Interval(Integral, 0, 60, closed="both")] = 40
     _: KW_ONLY
     packing: bool = True
     allow_weak: bool = False
-    audit: int | Literal["all"] = 2
+    audit: AtLeast1 | Literal["all"] = 2
 
-    _parameter_constraints: ClassVar[dict] = {
-        **Encryption._parameter_constraints,
-        "key_bits": [Interval(Integral, 128, None, closed="left")],
-        "fraction_bits": [Interval(Integral, 0, 60, closed="both")],
-        "packing": ["boolean"],
-        "allow_weak": ["boolean"],
-    }
     _extra = ("phe", "gmpy2")
 
     def _check_parameters(self):

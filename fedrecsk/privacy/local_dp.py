@@ -8,12 +8,13 @@ from dataclasses import KW_ONLY, dataclass, replace
 from functools import lru_cache
 from numbers import Integral, Real
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar
 from scipy.special import betainc, betaincinv, betaln
 
+from fedrecsk._utils.constraints import Between0And1, From0Below1
 from fedrecsk._utils.parameters import PlainParameters, checked
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.privacy._grid import rounded, step_of, towards_zero
@@ -214,18 +215,13 @@ class LaplaceMechanism(LocalMechanism):
     (4.38, 100.0)
     """
 
-    clip: Any = None
-    scale: Any = None
+    clip: Annotated[float, Interval(Real, SMALLEST, LARGEST, closed="both")] = None
+    scale: Annotated[float, Interval(Real, SMALLEST, LARGEST, closed="both")] = None
     _: KW_ONLY
-    delta: float = 0.0
+    delta: From0Below1 = 0.0
 
     name = "laplace"
     protects_uploads = False
-    _parameter_constraints: ClassVar[dict] = {
-        "clip": [Interval(Real, SMALLEST, LARGEST, closed="both")],
-        "scale": [Interval(Real, SMALLEST, LARGEST, closed="both")],
-        "delta": [Interval(Real, 0, 1, closed="left")],
-    }
 
     def _validate_params(self):
         if self.clip is not None and self.scale is None:
@@ -323,18 +319,13 @@ class GaussianMechanism(LocalMechanism):
     (1.83, 20.0)
     """
 
-    clip: Any = None
-    noise_multiplier: Any = None
+    clip: Annotated[float, Interval(Real, SMALLEST, LARGEST, closed="both")] = None
+    noise_multiplier: Annotated[float, Interval(Real, SMALLEST, LARGEST, closed="both")] = None
     _: KW_ONLY
-    delta: float = 1e-5
+    delta: Between0And1 = 1e-5
 
     name = "gaussian"
     protects_uploads = True
-    _parameter_constraints: ClassVar[dict] = {
-        "clip": [Interval(Real, SMALLEST, LARGEST, closed="both")],
-        "noise_multiplier": [Interval(Real, SMALLEST, LARGEST, closed="both")],
-        "delta": [Interval(Real, 0, 1, closed="neither")],
-    }
 
     @classmethod
     def for_epsilon(
@@ -497,18 +488,13 @@ class SphereMechanism(LocalMechanism):
     0.659
     """
 
-    clip: Any = None
-    epsilon: Any = None
+    clip: Annotated[float, Interval(Real, SMALLEST, LARGEST, closed="both")] = None
+    epsilon: Annotated[float, Interval(Real, LEAST, MOST, closed="both")] = None
     _: KW_ONLY
-    delta: float = 0.0
+    delta: From0Below1 = 0.0
 
     name = "sphere"
     protects_uploads = True
-    _parameter_constraints: ClassVar[dict] = {
-        "clip": [Interval(Real, SMALLEST, LARGEST, closed="both")],
-        "epsilon": [Interval(Real, LEAST, MOST, closed="both")],
-        "delta": [Interval(Real, 0, 1, closed="left")],
-    }
 
     @classmethod
     def for_epsilon(

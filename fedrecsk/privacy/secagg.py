@@ -7,11 +7,12 @@ import math
 from bisect import bisect_left
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk._utils.constraints import Above0To1, AtLeast2, From0Below1, Positive
+from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.privacy._secagg_protocol import FEWEST_CLIENTS, Plan
 from fedrecsk.privacy._secure_aggregation import SecureAggregation
 
@@ -95,24 +96,17 @@ class SecAggPlus(SecureAggregation):
     (862, 480, 35)
     """
 
-    threshold: float | Literal["auto"] = "auto"
-    n_neighbors: int | Literal["auto"] = "auto"
+    threshold: Above0To1 | Literal["auto"] = "auto"
+    n_neighbors: AtLeast2 | Literal["auto"] = "auto"
     _: KW_ONLY
-    max_dropout: float = 1 / 3
-    max_colluding: float = 0.05
-    max_abs: float = 16.0
-    fraction_bits: int = 17
-    audit: int | Literal["all"] = 3
+    max_dropout: Annotated[float, Interval(Real, 0, 0.5, closed="left")] = 1 / 3
+    max_colluding: From0Below1 = 0.05
+    max_abs: Positive = 16.0
+    fraction_bits: Annotated[int, Interval(Integral, COARSER_BITS, 40, closed="both")] = 17
+    audit: (
+        Annotated[int, Interval(Integral, FEWEST_CLIENTS, None, closed="left")] | Literal["all"]
+    ) = 3
 
-    _parameter_constraints: ClassVar[dict] = {
-        "threshold": [Interval(Real, 0, 1, closed="right"), StrOptions({"auto"})],
-        "n_neighbors": [Interval(Integral, 2, None, closed="left"), StrOptions({"auto"})],
-        "max_dropout": [Interval(Real, 0, 0.5, closed="left")],
-        "max_colluding": [Interval(Real, 0, 1, closed="left")],
-        "max_abs": [Interval(Real, 0, None, closed="neither")],
-        "fraction_bits": [Interval(Integral, COARSER_BITS, 40, closed="both")],
-        "audit": [Interval(Integral, FEWEST_CLIENTS, None, closed="left"), StrOptions({"all"})],
-    }
     _extra = ("cryptography",)
     hides_sums = False
 

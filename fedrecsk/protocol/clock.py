@@ -6,19 +6,17 @@ Times follow from devices, rows and bytes, and never from the values of a model.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from dataclasses import KW_ONLY, dataclass
+from numbers import Integral
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from fedrecsk._utils.constraints import Above0To1, AtLeast1, Positive
 from fedrecsk._utils.parameters import PlainParameters
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.protocol.participation import Participation
 
 if TYPE_CHECKING:
-    from typing import Literal
-
     from numpy.typing import NDArray
 
     from fedrecsk.protocol.devices import DeviceProfile, Devices
@@ -32,6 +30,7 @@ class Schedule(PlainParameters):
     """When the server takes its step."""
 
 
+@dataclass(eq=False, repr=False)
 class Synchronous(Schedule):
     """Rounds that end at a deadline, or when enough uploads have arrived.
 
@@ -63,14 +62,9 @@ class Synchronous(Schedule):
     '0.03 hours'
     """
 
-    _parameter_constraints: ClassVar[dict] = {
-        "deadline": [Interval(Real, 0, None, closed="neither"), None],
-        "quorum": [Interval(Real, 0, 1, closed="right")],
-    }
-
-    def __init__(self, deadline: float | None = None, *, quorum: float = 1.0) -> None:
-        self.deadline = deadline
-        self.quorum = quorum
+    deadline: Positive | None = None
+    _: KW_ONLY
+    quorum: Above0To1 = 1.0
 
     def seconds(self, seconds: NDArray[np.float64], delivers: NDArray[np.bool_]) -> float:
         """Return when a round ends, given what each client of its cohort needs."""
@@ -81,6 +75,7 @@ class Synchronous(Schedule):
         return float(last if self.deadline is None else min(last, self.deadline))
 
 
+@dataclass(eq=False, repr=False)
 class Asynchronous(Schedule):
     """Rounds without waiting: FedBuff [1]_.
 
@@ -116,22 +111,9 @@ class Asynchronous(Schedule):
     [17, 6, 6]
     """
 
-    _parameter_constraints: ClassVar[dict] = {
-        "buffer_size": [
-            Interval(Integral, 1, None, closed="left"),
-            Interval(Real, 0, 1, closed="right"),
-        ],
-        "staleness": [StrOptions({"sqrt", "none"})],
-    }
-
-    def __init__(
-        self,
-        buffer_size: float = 1.0,
-        *,
-        staleness: Literal["sqrt", "none"] = "sqrt",
-    ) -> None:
-        self.buffer_size = buffer_size
-        self.staleness: Literal["sqrt", "none"] = staleness
+    buffer_size: AtLeast1 | Above0To1 = 1.0
+    _: KW_ONLY
+    staleness: Literal["sqrt", "none"] = "sqrt"
 
     def n_awaited(self, concurrency: int) -> int:
         """Return the number of uploads in a step, if `concurrency` clients train at a time."""

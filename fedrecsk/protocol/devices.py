@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 from math import isfinite
 from numbers import Real
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 
+from fedrecsk._utils.constraints import NotNegative
 from fedrecsk._utils.parameters import PlainParameters
 from fedrecsk._utils.sklearn_compat import Interval, InvalidParameterError
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from numpy.typing import NDArray
 
     from fedrecsk.protocol.keys import Key
@@ -26,8 +26,12 @@ _MBIT = 1e6 / 8
 # Beyond these, nothing is a device's or a network's, and sums of seconds would overflow.
 _MOST, _MOST_SPREAD = 1e9, 10.0
 DAY, HOUR = 86_400.0, 3_600.0
+BytesPerSecond = Annotated[float, Interval(Real, 1, None, closed="left")]
+UpToMost = Annotated[float, Interval(Real, 0, _MOST, closed="both")]
+Hours = Annotated[float, Interval(Real, 0, 24, closed="right")]
 
 
+@dataclass(eq=False, repr=False)
 class DeviceProfile(PlainParameters):
     """Speeds of the clients' devices and networks, and the hours when they are online.
 
@@ -82,37 +86,15 @@ class DeviceProfile(PlainParameters):
     '0.06 hours'
     """
 
-    _parameter_constraints: ClassVar[dict] = {
-        "download": [Interval(Real, 1, None, closed="left")],
-        "upload": [Interval(Real, 1, None, closed="left")],
-        "slowdown": [Interval(Real, 0, _MOST, closed="both")],
-        "overhead": [Interval(Real, 0, _MOST, closed="both")],
-        "client_seconds": [Interval(Real, 0, _MOST, closed="both")],
-        "speed": [Interval(Real, 0, None, closed="left"), dict],
-        "bandwidth": [Interval(Real, 0, None, closed="left"), dict],
-        "online": [Interval(Real, 0, 24, closed="right"), dict],
-    }
-
-    def __init__(
-        self,
-        download: float = 0.75 * _MIB,
-        upload: float = 0.25 * _MIB,
-        slowdown: float = 7.0,
-        overhead: float = 10.0,
-        *,
-        client_seconds: float = 0.001,
-        speed: float | dict[Any, float] = 0.0,
-        bandwidth: float | dict[Any, float] = 0.0,
-        online: float | dict[Any, tuple[float, float]] = 24.0,
-    ) -> None:
-        self.download = download
-        self.upload = upload
-        self.slowdown = slowdown
-        self.overhead = overhead
-        self.client_seconds = client_seconds
-        self.speed = speed
-        self.bandwidth = bandwidth
-        self.online = online
+    download: BytesPerSecond = 0.75 * _MIB
+    upload: BytesPerSecond = 0.25 * _MIB
+    slowdown: UpToMost = 7.0
+    overhead: UpToMost = 10.0
+    _: KW_ONLY
+    client_seconds: UpToMost = 0.001
+    speed: NotNegative | dict[Any, float] = 0.0
+    bandwidth: NotNegative | dict[Any, float] = 0.0
+    online: Hours | dict[Any, tuple[float, float]] = 24.0
 
     def communication_seconds(self, bytes_down: Any, bytes_up: Any) -> Any:
         """S_down / B_down + S_up / B_up, for the bytes of one client or of each in an array."""

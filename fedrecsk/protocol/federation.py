@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from numbers import Real
-from typing import TYPE_CHECKING, ClassVar, Literal
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Literal
 
+from fedrecsk._utils.constraints import From0Below1
 from fedrecsk._utils.parameters import PlainParameters
-from fedrecsk._utils.sklearn_compat import Interval, InvalidParameterError, StrOptions
+from fedrecsk._utils.sklearn_compat import InvalidParameterError
 from fedrecsk.aggregation import Aggregator
 from fedrecsk.attacks import Adversary
 from fedrecsk.compression import Compressor
 from fedrecsk.compression._compressors import BlockCompressor
 from fedrecsk.privacy import CentralDP, LocalMechanism, SecureAggregation
-from fedrecsk.protocol.clock import Asynchronous, Schedule, Synchronous
+from fedrecsk.protocol.clock import Asynchronous, Schedule
 from fedrecsk.protocol.devices import DeviceProfile, profile_of
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ _EXAMPLES = {
 }
 
 
+@dataclass(eq=False, repr=False)
 class Federation(PlainParameters):
     """The federation that a method runs in: dropout, sampling, protections and attacks.
 
@@ -102,49 +104,19 @@ class Federation(PlainParameters):
     Federation(dropout=0.9)
     """
 
-    _parameter_constraints: ClassVar[dict] = {
-        "dropout": [Interval(Real, 0, 1, closed="left")],
-        "dropout_mode": [StrOptions({"upload", "stale", "offline"})],
-        "sampling": [StrOptions({"auto", "random", "rotating", "poisson"})],
-        "central_dp": [CentralDP, None],
-        "local_dp": [LocalMechanism, None],
-        "wire_dtype": [StrOptions({"float32", "float64"})],
-        "compression": [Compressor, None],
-        "secure_aggregation": [SecureAggregation, None],
-        "aggregator": [Aggregator, None],
-        "adversary": [Adversary, None],
-        "devices": [DeviceProfile, str, None],
-        "schedule": [Schedule, None],
-    }
-
-    def __init__(
-        self,
-        *,
-        dropout: float = 0.0,
-        dropout_mode: Literal["upload", "stale", "offline"] = "upload",
-        sampling: Literal["auto", "random", "rotating", "poisson"] = "auto",
-        central_dp: CentralDP | None = None,
-        local_dp: LocalMechanism | None = None,
-        compression: Compressor | None = None,
-        secure_aggregation: SecureAggregation | None = None,
-        aggregator: Aggregator | None = None,
-        adversary: Adversary | None = None,
-        wire_dtype: Literal["float32", "float64"] = "float32",
-        devices: DeviceProfile | str | None = None,
-        schedule: Synchronous | Asynchronous | None = None,
-    ) -> None:
-        self.dropout = dropout
-        self.dropout_mode: Literal["upload", "stale", "offline"] = dropout_mode
-        self.sampling = sampling
-        self.central_dp = central_dp
-        self.local_dp = local_dp
-        self.compression = compression
-        self.secure_aggregation = secure_aggregation
-        self.aggregator = aggregator
-        self.adversary = adversary
-        self.wire_dtype = wire_dtype
-        self.devices = devices
-        self.schedule = schedule
+    _: KW_ONLY
+    dropout: From0Below1 = 0.0
+    dropout_mode: Literal["upload", "stale", "offline"] = "upload"
+    sampling: Literal["auto", "random", "rotating", "poisson"] = "auto"
+    central_dp: CentralDP | None = None
+    local_dp: LocalMechanism | None = None
+    compression: Compressor | None = None
+    secure_aggregation: SecureAggregation | None = None
+    aggregator: Aggregator | None = None
+    adversary: Adversary | None = None
+    wire_dtype: Literal["float32", "float64"] = "float32"
+    devices: DeviceProfile | str | None = None
+    schedule: Schedule | None = None
 
     def set_params(self, **params: object) -> Self:
         """Set parameters. Parameters of a part that is None raise an error.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
@@ -16,15 +16,15 @@ from sklearn.utils import check_random_state, get_tags
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
+from fedrecsk._utils.constraints import AtLeast1, AtLeast2, Between0And1, Jobs, Seed
 from fedrecsk._utils.parameters import PlainParameters, suggest
 from fedrecsk._utils.sklearn_compat import (
     CallbackSupportMixin,
     Interval,
-    StrOptions,
     fit_context,
     get_threadpool_controller,
 )
-from fedrecsk._utils.threads import N_JOBS, Threads
+from fedrecsk._utils.threads import Threads
 from fedrecsk.base import FitReport
 from fedrecsk.base._recommender import attributes_of
 from fedrecsk.cluster import _frames
@@ -37,7 +37,7 @@ from fedrecsk.simulation.making import parameters_of_a_run
 from fedrecsk.simulation.run import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from typing import Self
 
     from numpy.typing import ArrayLike, NDArray
@@ -71,6 +71,7 @@ def _has(name: str) -> Callable[[Any], bool]:
     return check
 
 
+@dataclass(eq=False, repr=False)
 class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters):
     """Search hyperparameters where the data are, by successive halving over rounds.
 
@@ -206,48 +207,21 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
     >>> items, scores = search.recommend([0, 1], 3)
     """
 
-    _parameter_constraints: ClassVar[dict] = {
-        "estimator": [BaseEstimator],
-        "param_distributions": [dict, list],
-        "n_candidates": [Interval(Integral, 2, None, closed="left")],
-        "factor": [Interval(Integral, 2, None, closed="left")],
-        "min_rounds": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
-        "scoring": [str, None],
-        "epsilon_scores": [Interval(Real, 0, 1e6, closed="right"), None],
-        "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
-        "refit": ["boolean", StrOptions({"anew"})],
-        "n_jobs": N_JOBS,
-        "random_state": ["random_state"],
-    }
     __metadata_request__fit: ClassVar[dict] = {"clients": True, "sample_weight": True}
     __metadata_request__score: ClassVar[dict] = {"sample_weight": True}
 
-    def __init__(
-        self,
-        estimator: Any,
-        param_distributions: Mapping[str, Any] | Sequence[Mapping[str, Any]],
-        *,
-        n_candidates: int = 27,
-        factor: int = 3,
-        min_rounds: int | str = "auto",
-        scoring: str | None = None,
-        epsilon_scores: float | None = None,
-        validation_fraction: float = 0.1,
-        refit: bool | str = True,
-        n_jobs: int | None = None,
-        random_state: int | np.random.RandomState | None = None,
-    ) -> None:
-        self.estimator = estimator
-        self.param_distributions = param_distributions
-        self.n_candidates = n_candidates
-        self.factor = factor
-        self.min_rounds = min_rounds
-        self.scoring = scoring
-        self.epsilon_scores = epsilon_scores
-        self.validation_fraction = validation_fraction
-        self.refit = refit
-        self.n_jobs = n_jobs
-        self.random_state = random_state
+    estimator: BaseEstimator
+    param_distributions: dict | list
+    _: KW_ONLY
+    n_candidates: AtLeast2 = 27
+    factor: AtLeast2 = 3
+    min_rounds: AtLeast1 | Literal["auto"] = "auto"
+    scoring: str | None = None
+    epsilon_scores: Annotated[float, Interval(Real, 0, 1e6, closed="right")] | None = None
+    validation_fraction: Between0And1 = 0.1
+    refit: bool | Literal["anew"] = True
+    n_jobs: Jobs = None
+    random_state: Seed = None
 
     # ------------------------------------------------------------------------------- fit
 

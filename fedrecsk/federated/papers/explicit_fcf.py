@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from numbers import Integral, Real
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_array
 
+from fedrecsk._utils.constraints import AtLeast1, NotNegative, Positive, RatingRange
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._checks import scale_of
 from fedrecsk.federated import _ratings
@@ -261,31 +260,18 @@ class ExplicitFCFAlgorithm(RatingAlgorithm):
 class RatingGradients(ServerStep, _ratings.BiasColumn, RatingMixin, FederatedRecommender):
     """Base class of ExplicitFCF and SemiDFEGL, the estimators of a `RatingAlgorithm`."""
 
-    n_factors: int = 20
+    n_factors: AtLeast1 = 20
     _: KW_ONLY
-    reg_user: float = 1.3
-    reg_item: float = 1.3
-    reg_bias: float = 3.0
+    reg_user: Positive = 1.3
+    reg_item: NotNegative = 1.3
+    reg_bias: Positive = 3.0
     biases: bool = True
-    rating_scale: tuple[float, float] | None = None
+    rating_scale: RatingRange = None
 
     INIT_STD = 0.1  # standard deviation of the initial item vectors
     # How fast penalties on vectors grow with the number of ratings. With 0, and biases=False, it is
     # the papers' form, which overfits.
     REG_POWER = 0.5
-
-    _parameter_constraints: ClassVar[dict] = (
-        FederatedRecommender._parameter_constraints
-        | ServerStep._step_constraints
-        | {
-            "n_factors": [Interval(Integral, 1, None, closed="left")],
-            "reg_user": [Interval(Real, 0, None, closed="neither")],
-            "reg_item": [Interval(Real, 0, None, closed="left")],
-            "reg_bias": [Interval(Real, 0, None, closed="neither")],
-            "biases": ["boolean"],
-            "rating_scale": [tuple, list, None],
-        }
-    )
 
     _dtype = np.float32
     _user_width = "n_factors"
@@ -417,13 +403,9 @@ class ExplicitFCF(RatingGradients):
     """
 
     _: KW_ONLY
-    n_rounds: int = 100
-    learning_rate: float = 0.03
+    n_rounds: AtLeast1 = 100
+    learning_rate: Positive = 0.03
     upload: Literal["local", "all"] = "local"
-
-    _parameter_constraints: ClassVar[dict] = RatingGradients._parameter_constraints | {
-        "upload": [StrOptions({"local", "all"})],
-    }
 
     def _algorithm(self):
         return self._of_ratings(ExplicitFCFAlgorithm)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from numbers import Integral, Real
-from typing import ClassVar, Literal, cast
+from typing import Literal, cast
 
 import numpy as np
 
+from fedrecsk._utils.constraints import AtLeast1, NotNegative
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions, get_threadpool_controller
+from fedrecsk._utils.sklearn_compat import get_threadpool_controller
 from fedrecsk.federated import fedmf
 from fedrecsk.federated.fedmf import (
     EPOCHS_OF_THE_NEW,
@@ -281,21 +281,13 @@ class FedFast(AveragedItems):
     'single uploads'
     """
 
-    n_factors: int = 64
+    n_factors: AtLeast1 = 64
     _: KW_ONLY
     sampling: Literal["clusters", "federation"] = "clusters"
     aggregation: Literal["active", "visits", "data_size"] = "active"
-    discount: float | None = 0.1
-    n_clusters: int = 10
-    cluster_every: int = 10
-
-    _parameter_constraints: ClassVar[dict] = AveragedItems._parameter_constraints | {
-        "sampling": [StrOptions({"clusters", "federation"})],
-        "aggregation": [StrOptions({"active", "visits", "data_size"})],
-        "discount": [Interval(Real, 0, None, closed="left"), None],
-        "n_clusters": [Interval(Integral, 1, None, closed="left")],
-        "cluster_every": [Interval(Integral, 1, None, closed="left")],
-    }
+    discount: NotNegative | None = 0.1
+    n_clusters: AtLeast1 = 10
+    cluster_every: AtLeast1 = 10
 
     _kind = FedFastAlgorithm
     FINAL_EPOCHS = FedFastAlgorithm.FINAL_EPOCHS

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from numbers import Integral, Real
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from fedrecsk._utils.constraints import (
+    Above0To1,
+    AtLeast0,
+    AtLeast1,
+    NotNegative,
+    Positive,
+    RatingRange,
+)
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._checks import scale_of
 from fedrecsk.federated._ratings import RATINGS, BiasColumn, Columns, Scale, sums_of_ratings
@@ -398,37 +404,21 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
     True
     """
 
-    n_factors: int = 20
+    n_factors: AtLeast1 = 20
     _: KW_ONLY
-    n_rounds: int | Literal["auto"] = "auto"
-    n_virtual: int = 3
+    n_rounds: AtLeast1 | Literal["auto"] = "auto"
+    n_virtual: AtLeast0 = 3
     filling: Literal["hybrid", "average"] = "hybrid"
     virtual_items: Literal["fixed", "redrawn"] = "fixed"
-    hybrid_start: int = 10
-    user_steps: int = 5
-    learning_rate: float = 0.8
-    learning_rate_decay: float = 0.95
-    reg: float | Literal["auto"] = "auto"
+    hybrid_start: AtLeast0 = 10
+    user_steps: AtLeast1 = 5
+    learning_rate: Positive = 0.8
+    learning_rate_decay: Above0To1 = 0.95
+    reg: NotNegative | Literal["auto"] = "auto"
     biases: bool = True
     upload: Literal["chosen", "all"] = "chosen"
-    rating_scale: tuple[float, float] | None = None
-    client_fraction: float = 0.05
-
-    _parameter_constraints: ClassVar[dict] = FederatedRecommender._parameter_constraints | {
-        "n_factors": [Interval(Integral, 1, None, closed="left")],
-        "n_rounds": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
-        "n_virtual": [Interval(Integral, 0, None, closed="left")],
-        "filling": [StrOptions({"hybrid", "average"})],
-        "virtual_items": [StrOptions({"fixed", "redrawn"})],
-        "hybrid_start": [Interval(Integral, 0, None, closed="left")],
-        "user_steps": [Interval(Integral, 1, None, closed="left")],
-        "learning_rate": [Interval(Real, 0, None, closed="neither")],
-        "learning_rate_decay": [Interval(Real, 0, 1, closed="right")],
-        "reg": [Interval(Real, 0, None, closed="left"), StrOptions({"auto"})],
-        "biases": ["boolean"],
-        "upload": [StrOptions({"chosen", "all"})],
-        "rating_scale": [tuple, list, None],
-    }
+    rating_scale: RatingRange = None
+    client_fraction: Above0To1 = 0.05
 
     HYBRID_STEPS = 5  # of the copy that predicts virtual ratings
     INIT_RANGE = 0.05  # initial vectors are uniform within it

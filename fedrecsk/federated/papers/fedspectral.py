@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from numbers import Integral, Real
-from typing import ClassVar
 
 import numpy as np
 from scipy import sparse
 from scipy.linalg import eigh
 from sklearn.utils.extmath import randomized_svd
 
+from fedrecsk._utils.constraints import AtLeast1, NotNegative, Positive
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base._item_weights import pairs_of, symmetric, whole
 from fedrecsk.federated._gram import FederatedGram, GramAlgorithm, signal
 from fedrecsk.federated._implicit_mf import WMFModel
@@ -171,16 +169,10 @@ class FedSpectral(WMFModel, FederatedGram):
     (2, 3)
     """
 
-    n_factors: int = 128
+    n_factors: AtLeast1 = 128
     _: KW_ONLY
-    alpha: float = 4.0
-    reg_user: float = 30.0
-
-    _parameter_constraints: ClassVar[dict] = FederatedGram._parameter_constraints | {
-        "n_factors": [Interval(Integral, 1, None, closed="left")],
-        "alpha": [Interval(Real, 0, None, closed="left")],
-        "reg_user": [Interval(Real, 0, None, closed="neither")],
-    }
+    alpha: NotNegative = 4.0
+    reg_user: Positive = 30.0
 
     def _algorithm(self):
         return self._of_sums(FedSpectralAlgorithm, problem=self._user_problem())

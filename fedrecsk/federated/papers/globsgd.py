@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from numbers import Real
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
+from fedrecsk._utils.constraints import AtLeast1, Positive
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
 from fedrecsk.federated._implicit_mf import FederatedWMF
 from fedrecsk.federated._wmf import ImplicitAlgorithm, divide
 
@@ -134,16 +133,10 @@ class GlobSGD(FederatedWMF):
     """
 
     _: KW_ONLY
-    n_rounds: int = 30
-    learning_rate: float | Literal["auto"] = "auto"
+    n_rounds: AtLeast1 = 30
+    learning_rate: Positive | Literal["auto"] = "auto"
     aggregation: Literal["full", "clients"] = "full"
     preconditioner: bool = False
-
-    _parameter_constraints: ClassVar[dict] = FederatedWMF._parameter_constraints | {
-        "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
-        "aggregation": [StrOptions({"full", "clients"})],
-        "preconditioner": ["boolean"],
-    }
 
     def _algorithm(self):
         return self._implicit(GlobSGDAlgorithm)

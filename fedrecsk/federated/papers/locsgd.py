@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from numbers import Integral, Real
-from typing import ClassVar, Literal
+from numbers import Real
+from typing import Annotated, Literal
 
 import numpy as np
 
+from fedrecsk._utils.constraints import AtLeast1, NotNegative, Positive
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.federated._implicit_mf import ClientItemsWMF
 from fedrecsk.federated._wmf import ClientItemsAlgorithm, wmf_kernels
 
@@ -129,19 +130,13 @@ class LocSGD(ClientItemsWMF):
     """
 
     _: KW_ONLY
-    n_rounds: int = 30
-    reg_user: float = 10.0
-    reg_item: float = 0.0
-    prox: float = 0.0
-    n_steps: int = 5
-    learning_rate: float = 0.3
+    n_rounds: AtLeast1 = 30
+    reg_user: Positive = 10.0
+    reg_item: NotNegative = 0.0
+    prox: NotNegative = 0.0
+    n_steps: AtLeast1 = 5
+    learning_rate: Annotated[float, Interval(Real, 0, 1000, closed="right")] = 0.3
     aggregation: Literal["full", "clients"] = "clients"
-
-    _parameter_constraints: ClassVar[dict] = ClientItemsWMF._parameter_constraints | {
-        "n_steps": [Interval(Integral, 1, None, closed="left")],
-        "learning_rate": [Interval(Real, 0, 1000, closed="right")],
-        "aggregation": [StrOptions({"full", "clients"})],
-    }
 
     def _algorithm(self):
         return self._implicit(LocSGDAlgorithm)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
+from fedrecsk._utils.constraints import Above0To1, AtLeast1
 from fedrecsk._utils.docs import documented
 from fedrecsk.federated.fedmf import FedMF
 
@@ -104,6 +105,6 @@ class PrivRec(FedMF):
     """
 
     _: KW_ONLY
-    n_rounds: int = 50
+    n_rounds: AtLeast1 = 50
     aggregation: Literal["visits", "data_size", "reptile"] = "reptile"
-    client_fraction: float = 0.6
+    client_fraction: Above0To1 = 0.6

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from numbers import Integral, Real
-from typing import ClassVar, NamedTuple
+from numbers import Integral
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_array
 from scipy.spatial.distance import cdist
 from scipy.special import softmax
 
+from fedrecsk._utils.constraints import AtLeast0, AtLeast1, Positive
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.federated._optimizers import adam
@@ -580,23 +581,16 @@ class SemiDFEGL(RatingGradients):
     """
 
     _: KW_ONLY
-    n_layers: int = 2
-    n_groups: int = 10
-    n_common: int = 20
-    n_rounds: int = 150
-    learning_rate: float = 0.02
-    user_learning_rate: float = 0.02
+    n_layers: Annotated[int, Interval(Integral, 2, 3, closed="both")] = 2
+    n_groups: AtLeast1 = 10
+    n_common: AtLeast0 = 20
+    n_rounds: AtLeast1 = 150
+    learning_rate: Positive = 0.02
+    user_learning_rate: Positive = 0.02
 
     FUZZINESS = 1.2  # exponent of the shares; towards 1, clusters are hard
     CLUSTER_EVERY = 10  # rounds, beginning with the first
     BETA_1 = 0.9
-
-    _parameter_constraints: ClassVar[dict] = RatingGradients._parameter_constraints | {
-        "n_layers": [Interval(Integral, 2, 3, closed="both")],
-        "n_groups": [Interval(Integral, 1, None, closed="left")],
-        "n_common": [Interval(Integral, 0, None, closed="left")],
-        "user_learning_rate": [Interval(Real, 0, None, closed="neither")],
-    }
 
     def _algorithm(self):
         return self._of_ratings(SemiDFEGLAlgorithm)
