@@ -8,6 +8,7 @@ import inspect
 import operator
 from abc import ABCMeta
 from collections.abc import Callable, Iterable
+from dataclasses import field
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -143,6 +144,11 @@ def _not_taken(kind):
     """Return parameters of a class's parents that its own constructor does not take."""
     parents = [one for one in kind.__mro__ if issubclass(one, BaseEstimator)]
     return {name for one in parents for name in one._get_param_names()} - {*kind._get_param_names()}
+
+
+def constant(value: T) -> T:
+    """Return the field of a dataclass of parameters that no constructor takes: a class constant."""
+    return field(default=value, init=False)
 
 
 def checked(caller: str, constraints: dict[str, list], **values: Any) -> list[Any]:

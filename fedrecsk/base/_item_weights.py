@@ -75,14 +75,19 @@ def _arrays(matrix):
 
 
 @dataclass(eq=False, repr=False)
-class NearestItemsMixin(ItemWeightsMixin):
-    """Scores of a recommender whose `item_weights_` are sparse: those of the nearest items."""
+class NearestParameters:
+    """Parameters of ItemKNN and FedItemKNN."""
 
     n_neighbors: AtLeast1 = 100
     _: KW_ONLY
     power: NotNegative = 0.25
     shrinkage: NotNegative = 5.0
     backward_weight: From0To1 | Literal["auto"] = "auto"
+
+
+@dataclass(eq=False, repr=False)
+class NearestItemsMixin(NearestParameters, ItemWeightsMixin):
+    """Scores of a recommender whose `item_weights_` are sparse: those of the nearest items."""
 
     # What "auto" stands for. From validation rows (benchmarks.next_item choices).
     _auto_lives: ClassVar[dict] = {"pair_half_life": 8.0, "history_half_life": 2.0}

@@ -6,7 +6,7 @@ import copy
 import functools
 import inspect
 from abc import ABC, abstractmethod
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -521,14 +521,14 @@ def _parameters_of(cls):
 
 def _annotated_parameters(cls):
     """Public names that a class and its bases annotate, up to one with its own ``__init__``."""
-    names = []
+    names, constants = [], {one.name for one in fields(cls) if not one.init}
     for base in cls.__mro__:
         if "__init__" in vars(base) and "__dataclass_fields__" not in vars(base):
             break
         for name, kind in inspect.get_annotations(base).items():
             if not (name.startswith("_") or name.endswith("_") or "ClassVar" in str(kind)):
                 names.append(name)
-    return names
+    return [name for name in names if name not in constants]
 
 
 # ------------------------------------------------------------------------------ warm start

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedrecsk._utils.constraints import AtLeast1
 from fedrecsk._utils.docs import documented
 from fedrecsk.base import RankingMixin, Recommender, _item_weights, check_likes
 from fedrecsk.base._fading import life_of
@@ -112,8 +111,6 @@ class ItemKNN(NearestItemsMixin, RankingMixin, Recommender):
     [['persuasion']]
     """
 
-    n_neighbors: AtLeast1 = 100
-    _: KW_ONLY
     _dtype = np.float32
 
     def _fit(self, data, report):

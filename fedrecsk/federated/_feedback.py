@@ -26,18 +26,22 @@ FEW_NEGATIVES = 4
 
 
 @dataclass(eq=False, repr=False)
-class LearnsFromFeedback(RankingMixin, FederatedRecommender):
+class FeedbackParameters:
+    """Parameters of FedMF and its kin, and of the neural methods."""
+
+    _: KW_ONLY
+    loss: Literal["bce", "squared"] = "bce"
+    n_negatives: AtLeast0 = 4
+
+
+@dataclass(eq=False, repr=False)
+class LearnsFromFeedback(FeedbackParameters, RankingMixin, FederatedRecommender):
     """Base class of FedMF and its kin, and of the neural methods.
 
     With ``loss="bce"`` rows with y > 0 are positives, and each brings `n_negatives` items that its
     user has not rated. With ``loss="squared"`` y are ratings, minus their mean, which the server
     adds up before the first round.
     """
-
-    _: KW_ONLY
-    # "bce", "squared", or what a subclass accepts beside them.
-    loss: Literal["bce", "squared"] = "bce"
-    n_negatives: AtLeast0 = 4
 
     @abstractmethod
     def _raw_scores(self, users: np.ndarray, items: np.ndarray) -> NDArray[np.float64]:

@@ -124,8 +124,16 @@ class Clients:
     takes_back: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class GramAlgorithm(Algorithm[Server, Any], SendsOnce[Clients]):
+@dataclass(eq=False, repr=False)
+class GramParameters:
+    """Parameters of FedEASE, FedSpectral and FedItemKNN."""
+
+    _: KW_ONLY
+    upload: Literal["auto", "local", "all"] = "auto"
+
+
+@dataclass(kw_only=True, eq=False)
+class GramAlgorithm(GramParameters, Algorithm[Server, Any], SendsOnce[Clients]):
     """Clients add up X'X once, and the server solves for a model: `solve` is the method's own."""
 
     # Whether `solve` takes a sparse column in place of a triangle.
@@ -134,7 +142,6 @@ class GramAlgorithm(Algorithm[Server, Any], SendsOnce[Clients]):
     has_direction: ClassVar[bool] = False
     learns_direction: ClassVar[bool] = False
 
-    upload: Literal["auto", "local", "all"]
     pair_half_life: float | Literal["auto"] | None
     # Whether the server must not learn which items a client holds.
     hides_items: bool
@@ -312,12 +319,11 @@ class GramAlgorithm(Algorithm[Server, Any], SendsOnce[Clients]):
 
 
 @dataclass(eq=False, repr=False)
-class FederatedGram(FromPairs, RankingMixin, FederatedRecommender):
+class FederatedGram(GramParameters, FromPairs, RankingMixin, FederatedRecommender):
     """Base class of the estimators whose algorithm is a `GramAlgorithm`."""
 
     _: KW_ONLY
     n_rounds: AtLeast1 = 1
-    upload: Literal["auto", "local", "all"] = "auto"
 
     _dtype = np.float32
 
@@ -332,7 +338,7 @@ class FederatedGram(FromPairs, RankingMixin, FederatedRecommender):
         clip = None if mechanism is None else mechanism._bound_of_setup
         secret = mechanism is not None or federation.secure_aggregation is not None
         parts |= {"hides_items": secret, "clip": clip}
-        return self._made(kind, pair_half_life=life_of(self, "pair_half_life"), **parts)
+        return self._build(kind, pair_half_life=life_of(self, "pair_half_life"), **parts)
 
     def _attributes_of_state(self, server):
         attributes = super()._attributes_of_state(server)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedrecsk._utils.constraints import AtLeast1, NotNegative, Positive
 from fedrecsk.base import RankingMixin, check_likes
 from fedrecsk.base._fading import FadingHistory
 from fedrecsk.base._item_prior import ItemFeatures
 from fedrecsk.federated._features import FederatedContent
-from fedrecsk.federated._wmf import UserProblem
+from fedrecsk.federated._wmf import ImplicitParameters, UserProblem
 from fedrecsk.federated.base import FederatedRecommender, Mixin
 from fedrecsk.portable import Ridge
 
@@ -26,16 +25,14 @@ class WMFModel(FadingHistory, Mixin):
 
     _dtype = np.float32
     _user_width = "n_factors"
-    # A parameter of LocALS and FCF.
-    reg_exponent = 0.0
-
     if TYPE_CHECKING:
         alpha: float
         reg_user: float
+        reg_exponent: float
 
     def _user_problem(self):
         """Return the objective of each user, given the items."""
-        return self._made(UserProblem)
+        return self._build(UserProblem)
 
     def _server_attributes(self, message):
         return {"item_factors_": message["item_factors"].values}
@@ -77,47 +74,17 @@ class WMFModel(FadingHistory, Mixin):
 
 
 @dataclass(eq=False, repr=False)
-class ImplicitMF(FederatedContent, WMFModel, RankingMixin, FederatedRecommender):
-    """Base class of the estimators whose algorithm is an `ImplicitAlgorithm`.
-
-    They have the parameter `upload`.
-    """
-
-    n_factors: AtLeast1 = 20
-    _: KW_ONLY
-    alpha: NotNegative = 1.0
-    reg_user: Positive = 30.0
-    reg_item: NotNegative = 10.0
-
-    # Standard deviation of the first item vectors.
-    INIT_STD = 0.03
-
-    # A parameter of LocSGD and GlobSGD.
-    aggregation: ClassVar[str] = "full"
+class ImplicitMF(
+    ImplicitParameters, FederatedContent, WMFModel, RankingMixin, FederatedRecommender
+):
+    """Base class of the estimators whose algorithm is an `ImplicitAlgorithm`."""
 
     _predicted_fields = ("item_factors",)
 
     def _implicit(self, kind, **parts):
         """Return an algorithm of a class, with the users' objective and the items' features."""
         content = ItemFeatures(self.item_features, self.items)
-        return self._made(kind, problem=self._user_problem(), content=content, **parts)
+        return self._build(kind, problem=self._user_problem(), content=content, **parts)
 
     def _check_setting(self, federation, data, blocks):
         check_likes(data)
-
-
-@dataclass(eq=False, repr=False)
-class FederatedWMF(ImplicitMF):
-    """Base class of LocALS, LocSGD and GlobSGD."""
-
-    _: KW_ONLY
-    upload: Literal["local", "all"] = "local"
-
-
-@dataclass(eq=False, repr=False)
-class ClientItemsWMF(FederatedWMF):
-    """Base class of LocALS and LocSGD: clients move the items, and the server averages."""
-
-    _: KW_ONLY
-    prox: NotNegative = 10.0
-    local_epochs: AtLeast1 = 1

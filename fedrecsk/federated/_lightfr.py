@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import KW_ONLY, dataclass, replace
+from numbers import Integral
+from typing import Annotated, Literal
 
 import numpy as np
 
+from fedrecsk._utils.constraints import AtLeast0, AtLeast1, NotNegative, RatingRange
 from fedrecsk._utils.integers import FRACTION_BITS, fixed
 from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.parameters import constant
+from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base._hamming import random_codes, unpack_codes
 from fedrecsk.base._item_prior import ItemFeatures, ItemPrior
 from fedrecsk.data._checks import scale_of
@@ -50,27 +54,39 @@ class Clients:
     codes: PerUser
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LightFRAlgorithm(Algorithm[Server, Clients]):
+@dataclass(eq=False, repr=False)
+class LightFRParameters:
+    """Parameters of LightFR."""
+
+    n_bits: AtLeast1 = 64
+    _: KW_ONLY
+    aggregation: Literal["full", "gradient", "parameter"] = "full"
+    user_bits: Annotated[int, Interval(Integral, 1, 16, closed="both")] = 4
+    targets: Literal["implicit", "ratings"] = "implicit"
+    alpha: NotNegative = 4.0
+    n_negatives: AtLeast0 = 4
+    reg_user: NotNegative = 1000.0
+    balance_user: NotNegative = 0.0
+    balance_item: NotNegative = 0.0
+    upload: Literal["visited", "all"] = "visited"
+    rating_scale: RatingRange = None
+    # Similarities that are aimed at.
+    POSITIVE_TARGET: float = constant(0.65)
+    NEGATIVE_TARGET: float = constant(0.5)
+    # Of users' vectors per round; None: until nothing changes.
+    N_SWEEPS: int | None = constant(3)
+    # But in "full", 1/SERVER_DECAY of the server's total is dropped per round.
+    SERVER_DECAY: int = constant(4)
+    # Whether "full" uses the mean vector, whose weight for a user with n rows is SPARSE_REG / n, if
+    # that is more.
+    MEAN_PRIOR: bool = constant(True)
+    SPARSE_REG: float = constant(12000.0)
+
+
+@dataclass(kw_only=True, eq=False)
+class LightFRAlgorithm(LightFRParameters, Algorithm[Server, Clients]):
     """Clients fit their users' vectors entry by entry, and the server moves the items' bits."""
 
-    n_bits: int
-    aggregation: Literal["full", "gradient", "parameter"]
-    user_bits: int
-    targets: Literal["implicit", "ratings"]
-    alpha: float
-    n_negatives: int
-    reg_user: float
-    balance_user: float
-    balance_item: float
-    upload: Literal["visited", "all"]
-    rating_scale: tuple[float, float] | None
-    POSITIVE_TARGET: float = 0.65
-    NEGATIVE_TARGET: float = 0.5
-    N_SWEEPS: int | None = 3
-    SERVER_DECAY: int = 4
-    MEAN_PRIOR: bool = True
-    SPARSE_REG: float = 12000.0
     trains_items: bool = True
     # Not where items are added.
     moves_users: bool = True

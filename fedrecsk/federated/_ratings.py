@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
+from fedrecsk._utils.constraints import AtLeast1
 from fedrecsk.data._checks import check_scale, scale_of
 from fedrecsk.federated.base import Mixin
 from fedrecsk.protocol.messages import Dense
@@ -65,12 +66,19 @@ class Scale(NamedTuple):
         return float((self.high - self.low) or 1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Columns:
+@dataclass(eq=False, repr=False)
+class ColumnParameters:
+    """Parameters of methods whose vectors have a bias in column 0, if there are `biases`."""
+
+    n_factors: AtLeast1 = 20
+    _: KW_ONLY
+    biases: bool = True
+
+
+@dataclass(kw_only=True)
+class Columns(ColumnParameters):
     """Vectors of items and users; column 0 is the bias, if the method has `biases`."""
 
-    n_factors: int
-    biases: bool
     dtype: type[np.floating] = np.float32
 
     @property
@@ -126,7 +134,7 @@ class BiasColumn(RatingScale):
 
     def _columns(self) -> Columns:
         """Return what vectors are made of."""
-        return self._made(Columns)
+        return self._build(Columns)
 
     def _server_attributes(self, message):
         low, high, level = Scale.received(message)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, Self
 
 import numpy as np
 
+from fedrecsk._utils.constraints import AtLeast1, NotNegative, Positive
 from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.parameters import constant
 from fedrecsk.base._item_prior import ItemFeatures, ItemPrior
 from fedrecsk.base._item_weights import fades_of
 from fedrecsk.portable import short_histories
@@ -46,14 +48,22 @@ class Clients:
     starts: np.ndarray | None = None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class UserProblem:
+@dataclass(eq=False, repr=False)
+class UserParameters:
+    """Parameters of methods that find users by weighted least squares."""
+
+    n_factors: AtLeast1 = 20
+    _: KW_ONLY
+    alpha: NotNegative = 1.0
+    reg_user: Positive = 30.0
+    # A parameter of LocALS and FCF.
+    reg_exponent: float = constant(0.0)
+
+
+@dataclass(kw_only=True, eq=False)
+class UserProblem(UserParameters):
     """The objective of each user, given the items."""
 
-    n_factors: int
-    alpha: float
-    reg_user: float
-    reg_exponent: float = 0.0
     history_half_life: float | Literal["auto"] | None = None
     dtype: type[np.floating] = np.float32
 
@@ -155,17 +165,23 @@ class Server:
         return replace(self, items=items.astype(self.items.dtype))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ImplicitAlgorithm(Algorithm[Any, Clients]):
+@dataclass(eq=False, repr=False)
+class ImplicitParameters(UserParameters):
+    """Parameters of LocALS, LocSGD, GlobSGD and FCF."""
+
+    _: KW_ONLY
+    reg_item: NotNegative = 10.0
+    upload: Literal["local", "all"] = "local"
+    # A parameter of LocSGD and GlobSGD.
+    aggregation: Literal["full", "clients"] = constant("full")
+    # Standard deviation of the first item vectors.
+    INIT_STD: float = constant(0.03)
+
+
+@dataclass(kw_only=True, eq=False)
+class ImplicitAlgorithm(ImplicitParameters, Algorithm[Any, Clients]):
     """The server's items and the clients' users of implicit feedback."""
 
-    n_factors: int
-    alpha: float
-    reg_item: float
-    reg_exponent: float = 0.0
-    aggregation: Literal["full", "clients"] = "full"
-    upload: Literal["local", "all"] = "local"
-    INIT_STD: float = 0.03
     dtype: type[np.floating] = np.float32
     problem: UserProblem
     content: ItemFeatures
@@ -287,12 +303,18 @@ class ImplicitAlgorithm(Algorithm[Any, Clients]):
         return share / (1 + lean * self.alpha * server.held_share / 2)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ClientItemsAlgorithm(ImplicitAlgorithm):
-    """The clients move the items, and the server averages: LocALS and LocSGD."""
+@dataclass(eq=False, repr=False)
+class ClientItemsParameters(ImplicitParameters):
+    """Parameters of LocALS and LocSGD."""
 
-    prox: float
-    local_epochs: int
+    _: KW_ONLY
+    prox: NotNegative = 10.0
+    local_epochs: AtLeast1 = 1
+
+
+@dataclass(kw_only=True, eq=False)
+class ClientItemsAlgorithm(ClientItemsParameters, ImplicitAlgorithm):
+    """The clients move the items, and the server averages: LocALS and LocSGD."""
 
     def centers(self, message):
         # The matrix of a client that does not change the items that it does not hold.

@@ -134,13 +134,17 @@ class FederatedRecommender(Updating, Recommender):
 
     # ------------------------------------------------------------------ what all methods have
 
-    def _made(self, kind, **parts):
-        """Return an algorithm of a class, with its fields from this estimator and `parts`."""
-        names = [one.name for one in fields(kind) if one.name not in parts]
-        own = {name: getattr(self, name) for name in names if hasattr(self, name)}
-        if "dtype" in names:
-            own["dtype"] = self._dtype
-        return kind(**own, **parts)
+    def _build(self, kind, **parts):
+        """Return an algorithm, or a part of one, of a class: with its parameters, and `parts`."""
+        own = {
+            one: getattr(self, "_dtype" if one.name == "dtype" else one.name)
+            for one in fields(kind)
+            if one.name not in parts
+        }
+        built = kind(**{one.name: value for one, value in own.items() if one.init}, **parts)
+        # A subclass may have other constants.
+        vars(built).update({one.name: value for one, value in own.items() if not one.init})
+        return built
 
     def _setting(self):
         """Return the federation that the method runs in."""

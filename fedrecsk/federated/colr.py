@@ -9,8 +9,9 @@ import numpy as np
 
 from fedrecsk._utils.constraints import ArrayLike, AtLeast1, NotNegative
 from fedrecsk._utils.docs import documented
+from fedrecsk._utils.parameters import constant
 from fedrecsk.federated import fedmf
-from fedrecsk.federated.fedmf import AveragedItems, FedMFAlgorithm
+from fedrecsk.federated.fedmf import AveragedItems, AveragingParameters, FedMFAlgorithm
 from fedrecsk.protocol.messages import Dense, Derived, Form, Message
 from fedrecsk.updates import FieldSpec, SparseRows, Summed
 
@@ -25,13 +26,22 @@ class Server(fedmf.Server):
     basis: np.ndarray | None = None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class CoLRAlgorithm(FedMFAlgorithm):
-    """Clients train the items along the rows of a matrix B that is new in each round."""
+@dataclass(eq=False, repr=False)
+class CoLRParameters(AveragingParameters):
+    """Parameters of CoLR."""
 
-    rank: int
+    rank: AtLeast1 = 4
+    _: KW_ONLY
+    aggregation: Literal["visits", "data_size"] = "visits"
+    shrinkage: NotNegative = 0.5
+    averaging: bool = True
     # A's step is learning_rate (rank / n_factors)^RANK_EXPONENT; 0.5 in the authors' code.
-    RANK_EXPONENT: float = 0.75
+    RANK_EXPONENT: float = constant(0.75)
+
+
+@dataclass(kw_only=True, eq=False)
+class CoLRAlgorithm(CoLRParameters, FedMFAlgorithm):
+    """Clients train the items along the rows of a matrix B that is new in each round."""
 
     @property
     def traits(self):
@@ -114,7 +124,7 @@ class CoLRAlgorithm(FedMFAlgorithm):
 
 @documented
 @dataclass(eq=False, repr=False)
-class CoLR(AveragedItems):
+class CoLR(CoLRParameters, AveragedItems):
     """Correlated low-rank updates: federated matrix factorisation with small uploads.
 
     As :class:`FedMF`, but a client trains ``Q + A_u B`` with the round's B fixed: r orthogonal
@@ -193,13 +203,7 @@ class CoLR(AveragedItems):
     True
     """
 
-    rank: AtLeast1 = 4
-    _: KW_ONLY
-    shrinkage: NotNegative = 0.5
-    averaging: bool = True
-
     _kind = CoLRAlgorithm
-    RANK_EXPONENT = CoLRAlgorithm.RANK_EXPONENT
 
     def _least_bytes(self, data):
         # The factors have more columns than what is sent, and B is completed in float64.
@@ -215,11 +219,19 @@ class CoLR(AveragedItems):
             )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SCoLRAlgorithm(CoLRAlgorithm):
-    """Each client trains the items along some of the rows of B."""
+@dataclass(eq=False, repr=False)
+class SCoLRParameters(CoLRParameters):
+    """Parameters of SCoLR."""
 
-    local_rank: Literal["uniform"] | int | ArrayLike
+    rank: AtLeast1 = 16
+    _: KW_ONLY
+    local_rank: Literal["uniform"] | AtLeast1 | ArrayLike = "uniform"
+    aggregation: Literal["visits", "entries", "data_size"] = "visits"
+
+
+@dataclass(kw_only=True, eq=False)
+class SCoLRAlgorithm(SCoLRParameters, CoLRAlgorithm):
+    """Each client trains the items along some of the rows of B."""
 
     @property
     def traits(self):
@@ -272,7 +284,7 @@ class SCoLRAlgorithm(CoLRAlgorithm):
 
 @documented
 @dataclass(eq=False, repr=False)
-class SCoLR(CoLR):
+class SCoLR(SCoLRParameters, CoLR):
     """CoLR for clients whose uplinks differ: each trains as many rows of B as it can send.
 
     As :class:`CoLR`, but in each round client u trains a random subset of r_u rows of the
@@ -351,11 +363,6 @@ class SCoLR(CoLR):
     >>> bool(sent[:10].mean() < sent[10:].mean())
     True
     """
-
-    rank: AtLeast1 = 16
-    _: KW_ONLY
-    local_rank: Literal["uniform"] | AtLeast1 | ArrayLike = "uniform"
-    aggregation: Literal["visits", "entries", "data_size"] = "visits"
 
     _kind = SCoLRAlgorithm
 

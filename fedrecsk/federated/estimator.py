@@ -76,10 +76,9 @@ def estimator_of(
         (name, types_of(FederatedRecommender)[name], field(default=value, kw_only=True))
         for name, value in defaults.items()
     ]
-    names = [one.name for one in own]
 
-    def made(self):
-        return algorithm(**{name: getattr(self, name) for name in names})
+    def build(self):
+        return self._build(algorithm)
 
     def server_attributes(self, message):
         return self._algorithm().server_attributes(message)
@@ -96,7 +95,7 @@ def estimator_of(
         namespace={
             "__doc__": algorithm.__doc__,
             "__module__": algorithm.__module__,
-            "_algorithm": made,
+            "_algorithm": build,
             "_server_attributes": server_attributes,
             "_user_attributes": user_attributes,
         },

@@ -12,7 +12,7 @@ from fedrecsk._utils.docs import documented
 from fedrecsk.federated import _wmf
 from fedrecsk.federated._implicit_mf import ImplicitMF
 from fedrecsk.federated._optimizers import Descent, Moments, ServerStep
-from fedrecsk.federated._wmf import ImplicitAlgorithm
+from fedrecsk.federated._wmf import ImplicitAlgorithm, ImplicitParameters
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
 __all__ = ["FCF"]
@@ -33,8 +33,17 @@ class Server(_wmf.Server):
     moments: Moments | None = None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class FCFAlgorithm(ImplicitAlgorithm):
+@dataclass(eq=False, repr=False)
+class FCFParameters(ImplicitParameters):
+    """Parameters of FCF."""
+
+    _: KW_ONLY
+    reg_exponent: NotNegative = 0.0
+    upload: Literal["all", "local"] = "all"
+
+
+@dataclass(kw_only=True, eq=False)
+class FCFAlgorithm(FCFParameters, ImplicitAlgorithm):
     """Every client solves for its users, and uploads the gradient in all items."""
 
     descent: Descent
@@ -91,7 +100,7 @@ def _of_all(block, turn, items, out):
 
 @documented
 @dataclass(eq=False, repr=False)
-class FCF(ServerStep, ImplicitMF):
+class FCF(FCFParameters, ServerStep, ImplicitMF):
     """Federated collaborative filtering: gradients of all items, and Adam on the server.
 
     Each round every client solves for its users' vectors exactly, given all items, and uploads
@@ -195,9 +204,7 @@ class FCF(ServerStep, ImplicitMF):
 
     _: KW_ONLY
     n_rounds: AtLeast1 = 60
-    reg_exponent: NotNegative = 0.0
     learning_rate: Positive = 0.05
-    upload: Literal["all", "local"] = "all"
 
     def _algorithm(self):
         return self._implicit(FCFAlgorithm, descent=self._descent())

@@ -23,7 +23,7 @@ from fedrecsk.base._item_weights import (
     weights_of,
     whole,
 )
-from fedrecsk.federated._gram import FederatedGram, GramAlgorithm
+from fedrecsk.federated._gram import FederatedGram, GramAlgorithm, GramParameters
 from fedrecsk.protocol.messages import Dense, Derived, Form, Message, Rows
 from fedrecsk.updates import FieldSpec, Updates
 
@@ -33,11 +33,17 @@ __all__ = ["FedEASE"]
 REG, PRIVATE_REG = 1000.0, 20.0
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class OwnWeightsAlgorithm(GramAlgorithm):
-    """Clients add up the weights of their users' own items."""
+@dataclass(eq=False, repr=False)
+class OwnWeightsParameters(GramParameters):
+    """Parameters of methods whose clients can do with the weights of their own items."""
 
-    download: Literal["auto", "local", "all"]
+    _: KW_ONLY
+    download: Literal["auto", "local", "all"] = "auto"
+
+
+@dataclass(kw_only=True, eq=False)
+class OwnWeightsAlgorithm(OwnWeightsParameters, GramAlgorithm):
+    """Clients add up the weights of their users' own items."""
 
     @property
     def sends_rows(self) -> bool:
@@ -56,7 +62,7 @@ class OwnWeightsAlgorithm(GramAlgorithm):
         return Updates({"held_items": held})
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class FedEASEAlgorithm(OwnWeightsAlgorithm):
     """The server inverts the sum."""
 
@@ -92,11 +98,8 @@ class FedEASEAlgorithm(OwnWeightsAlgorithm):
 
 
 @dataclass(eq=False, repr=False)
-class OwnWeights(FederatedGram):
+class OwnWeights(OwnWeightsParameters, FederatedGram):
     """Base class of the estimators whose algorithm is an `OwnWeightsAlgorithm`."""
-
-    _: KW_ONLY
-    download: Literal["auto", "local", "all"] = "auto"
 
     @abstractmethod
     def _algorithm(self) -> OwnWeightsAlgorithm:

@@ -10,6 +10,7 @@ from scipy.sparse import csr_array
 
 from fedrecsk._utils.constraints import AtLeast0, AtLeast1, Column, DataFrame, Positive, RatingRange
 from fedrecsk._utils.docs import documented
+from fedrecsk._utils.parameters import constant
 from fedrecsk.base import linear_scores
 from fedrecsk.base._item_prior import ItemFeatures
 from fedrecsk.data import _times
@@ -83,23 +84,33 @@ class Clients:
     days: object = None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class FedEBAlgorithm(Algorithm[Server, Clients]):
+@dataclass(eq=False, repr=False)
+class FedEBParameters:
+    """Parameters of FedEB."""
+
+    n_factors: AtLeast1 = 20
+    _: KW_ONLY
+    implicit: bool = True
+    sketch_size: AtLeast0 = 128
+    user_noise: bool = True
+    learning_rate: Positive | Literal["auto"] = "auto"
+    upload: Literal["local", "all"] = "local"
+    rating_scale: RatingRange = None
+    timestamps: Column | None = None
+    # Standard deviation of the initial item vectors.
+    INIT_STD: float = constant(0.1)
+    # Of the server's Adam.
+    BETA_1: float = constant(0.9)
+    BETA_2: float = constant(0.99)
+    EPSILON: float = constant(1e-8)
+    # How many ratings the prior of a user's own precision is worth (nu).
+    NU: float = constant(10.0)
+
+
+@dataclass(kw_only=True, eq=False)
+class FedEBAlgorithm(FedEBParameters, Algorithm[Server, Clients]):
     """Clients infer their users; the server steps along gradients and learns the variances."""
 
-    n_factors: int
-    implicit: bool
-    sketch_size: int
-    user_noise: bool
-    learning_rate: float | Literal["auto"]
-    upload: Literal["local", "all"]
-    rating_scale: tuple[float, float] | None
-    timestamps: int | str | None
-    INIT_STD: float
-    BETA_1: float
-    BETA_2: float
-    EPSILON: float
-    NU: float
     dtype: type[np.floating]
     content: ItemFeatures
     regression: UserRegression
@@ -422,7 +433,7 @@ def _expected(block, users, item_bias, items):
 
 @documented
 @dataclass(eq=False, repr=False)
-class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
+class FedEB(FedEBParameters, UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
     """Federated empirical Bayes: SVD++ with learned variances, trained by sums of uploads.
 
     Each client infers the exact distribution of its user vectors given the items, and uploads the
@@ -590,16 +601,8 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
     ((3,), (3,))
     """
 
-    n_factors: AtLeast1 = 20
     _: KW_ONLY
     n_rounds: AtLeast1 | Literal["auto"] = "auto"
-    implicit: bool = True
-    sketch_size: AtLeast0 = 128
-    user_noise: bool = True
-    learning_rate: Positive | Literal["auto"] = "auto"
-    upload: Literal["local", "all"] = "local"
-    rating_scale: RatingRange = None
-    timestamps: Column | None = None
     user_features: DataFrame | None = None
 
     _user_width = "_width"
@@ -614,18 +617,12 @@ class FedEB(UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
     _new_item_variance: ClassVar[np.ndarray]
     _predicted_fields = ("average_items",)
     _absent_fields = ("average_implicit", "n_ratings", "audiences")
-    # Standard deviation of the initial item vectors.
-    INIT_STD = 0.1
-    # Of the server's Adam.
-    BETA_1, BETA_2, EPSILON = 0.9, 0.99, 1e-8
-    # How many ratings the prior of a user's own precision is worth (nu).
-    NU = 10.0
     HALF_OF_USERS = 400.0
 
     def _algorithm(self):
         content = ItemFeatures(self.item_features, self.items)
         regression = self._user_regression()
-        return self._made(FedEBAlgorithm, content=content, regression=regression)
+        return self._build(FedEBAlgorithm, content=content, regression=regression)
 
     @property
     def _width(self):

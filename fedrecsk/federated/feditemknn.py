@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 
-from fedrecsk._utils.constraints import AtLeast1, NotNegative
 from fedrecsk._utils.docs import documented
 from fedrecsk.base._item_weights import (
     NearestItemsMixin,
+    NearestParameters,
     diagonal,
     nearest_items,
     sparse_weights,
@@ -22,15 +21,12 @@ from fedrecsk.protocol.messages import Dense, Derived, Form, Message, Rows
 __all__ = ["FedItemKNN"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class FedItemKNNAlgorithm(OwnWeightsAlgorithm):
+@dataclass(kw_only=True, eq=False)
+class FedItemKNNAlgorithm(NearestParameters, OwnWeightsAlgorithm):
     """The server finds the nearest items of each item."""
 
     solves_sparse = True
 
-    n_neighbors: int
-    power: float
-    shrinkage: float
     # None: what the sum says.
     backward_weight: float | None
 
@@ -163,12 +159,6 @@ class FedItemKNN(NearestItemsMixin, OwnWeights):
     >>> np.allclose(model.predict(X), centralised.predict(X))
     True
     """
-
-    n_neighbors: AtLeast1 = 100
-    _: KW_ONLY
-    power: NotNegative = 0.25
-    shrinkage: NotNegative = 5.0
-    download: Literal["auto", "local", "all"] = "auto"
 
     def _algorithm(self):
         return self._of_sums(FedItemKNNAlgorithm, backward_weight=self._direction())

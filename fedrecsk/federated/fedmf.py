@@ -9,8 +9,9 @@ import numpy as np
 
 from fedrecsk._utils.constraints import Above0To1, AtLeast1, NotNegative, Positive
 from fedrecsk._utils.docs import documented
+from fedrecsk._utils.parameters import constant
 from fedrecsk.base import linear_scores
-from fedrecsk.federated._feedback import LearnsFromFeedback
+from fedrecsk.federated._feedback import FeedbackParameters, LearnsFromFeedback
 from fedrecsk.federated._implicit_feedback import (
     NO_LOCAL_DP,
     Targets,
@@ -54,28 +55,36 @@ class Server:
     n_averaged: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class FedMFAlgorithm(Algorithm[Any, Clients]):
-    """Clients train the items and their own users by SGD; the server averages the changes."""
+@dataclass(eq=False, repr=False)
+class AveragingParameters(FeedbackParameters):
+    """Parameters of FedMF and of methods derived from it."""
 
-    n_factors: int
-    n_negatives: int
-    local_epochs: int
-    batch_size: int
-    learning_rate: float
-    reg: float
-    aggregation: str
-    server_learning_rate: float | Literal["auto"] = "auto"
-    shrinkage: float = 0.0
-    # Whether the final model is an average.
-    averages: bool = False
-    INIT_STD: float = 0.03
+    _: KW_ONLY
+    n_factors: AtLeast1 = 64
+    local_epochs: AtLeast1 = 2
+    batch_size: AtLeast1 = 64
+    learning_rate: Positive = 0.5
+    reg: NotNegative = 2e-3
+    aggregation: Literal["visits", "data_size", "entries", "active", "reptile"] = "visits"
+    # Parameters of FedMF; CoLR has the second and the third, too.
+    server_learning_rate: float | Literal["auto"] = constant("auto")
+    shrinkage: float = constant(0.0)
+    averaging: bool = constant(False)
+    INIT_STD: float = constant(0.03)
     # How much more later rounds count: the average is of the last tenth of the rounds, roughly.
-    EMPHASIS: float = 9
+    EMPHASIS: float = constant(9.0)
     # By what all vectors are multiplied before an update with new rows. A fit that ends where it
     # has learned the old rows by heart learns little from new ones (Ash and Adams, "On
     # warm-starting neural network training", NeurIPS 2020).
-    KEPT: float = 0.5
+    KEPT: float = constant(0.5)
+
+
+@dataclass(kw_only=True, eq=False)
+class FedMFAlgorithm(AveragingParameters, Algorithm[Any, Clients]):
+    """Clients train the items and their own users by SGD; the server averages the changes."""
+
+    # Whether the final model is an average.
+    averages: bool = False
     dtype: type[np.floating] = np.float32
     targets: Targets
 
@@ -305,24 +314,12 @@ def final_items(message):
 
 
 @dataclass(eq=False, repr=False)
-class AveragedItems(LearnsFromFeedback):
+class AveragedItems(AveragingParameters, LearnsFromFeedback):
     """Base class of the estimators whose algorithm is FedMF's or derived from it."""
 
     _: KW_ONLY
-    n_factors: AtLeast1 = 64
     n_rounds: AtLeast1 = 200
-    local_epochs: AtLeast1 = 2
-    batch_size: AtLeast1 = 64
-    learning_rate: Positive = 0.5
-    reg: NotNegative = 2e-3
-    aggregation: Literal["visits", "data_size"] = "visits"
     client_fraction: Above0To1 = 0.2
-
-    INIT_STD = FedMFAlgorithm.INIT_STD
-    EMPHASIS = FedMFAlgorithm.EMPHASIS
-    KEPT = FedMFAlgorithm.KEPT
-    # A parameter of FedMF and CoLR.
-    averaging: ClassVar[bool] = False
 
     _kind: ClassVar[type[FedMFAlgorithm]] = FedMFAlgorithm
     _dtype = np.float32
@@ -331,7 +328,7 @@ class AveragedItems(LearnsFromFeedback):
     def _algorithm(self):
         # With early stopping clients measure the model that they receive.
         averages = self.averaging and not self.early_stopping
-        return self._made(self._kind, targets=self._made(Targets), averages=averages)
+        return self._build(self._kind, targets=self._build(Targets), averages=averages)
 
     def _server_attributes(self, message):
         attributes = {"item_factors_": final_items(message)}

@@ -5,16 +5,14 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import KW_ONLY, dataclass, replace
-from numbers import Integral
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from fedrecsk._utils.constraints import Above0To1, AtLeast0, AtLeast1, NotNegative, RatingRange
+from fedrecsk._utils.constraints import Above0To1, AtLeast1
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.integers import FRACTION_BITS
-from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base import RankingMixin
 from fedrecsk.base._hamming import HammingSearch, pack_codes, unpack_codes
 from fedrecsk.base._item_prior import ItemFeatures
@@ -22,7 +20,7 @@ from fedrecsk.data._checks import check_scale, hint
 from fedrecsk.data.interactions import id_columns
 from fedrecsk.federated import _lightfr_new_items
 from fedrecsk.federated._features import FederatedContent
-from fedrecsk.federated._lightfr import LightFRAlgorithm
+from fedrecsk.federated._lightfr import LightFRAlgorithm, LightFRParameters
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Message
 
@@ -36,7 +34,9 @@ __all__ = ["LightFR"]
 
 @documented
 @dataclass(eq=False, repr=False)
-class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommender):
+class LightFR(
+    LightFRParameters, FederatedContent, HammingSearch, RankingMixin, FederatedRecommender
+):
     """Federated recommendation with binary codes, fitted and searched in Hamming space.
 
     Every item is a code of `n_bits` signs; the server sends and the device stores nothing else of
@@ -165,27 +165,10 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
     (320, (40, 64))
     """
 
-    n_bits: AtLeast1 = 64
     _: KW_ONLY
     n_rounds: AtLeast1 = 50
-    aggregation: Literal["full", "gradient", "parameter"] = "full"
-    user_bits: Annotated[int, Interval(Integral, 1, 16, closed="both")] = 4
-    targets: Literal["implicit", "ratings"] = "implicit"
-    alpha: NotNegative = 4.0
-    n_negatives: AtLeast0 = 4
-    reg_user: NotNegative = 1000.0
-    balance_user: NotNegative = 0.0
-    balance_item: NotNegative = 0.0
-    upload: Literal["visited", "all"] = "visited"
-    rating_scale: RatingRange = None
     client_fraction: Above0To1 = 0.6
 
-    POSITIVE_TARGET = 0.65  # similarities that are aimed at
-    NEGATIVE_TARGET = 0.5
-    N_SWEEPS = 3  # of users' vectors per round; None: until nothing changes
-    SERVER_DECAY = 4  # but in "full", 1/SERVER_DECAY of the server's total is dropped per round
-    MEAN_PRIOR = True  # whether "full" uses the mean vector
-    SPARSE_REG = 12000.0  # its weight for a user with n rows is SPARSE_REG / n, if that is more
     # False is the paper's ablation.
     _trains_items = True
     # What `fit` sets.
@@ -195,7 +178,9 @@ class LightFR(FederatedContent, HammingSearch, RankingMixin, FederatedRecommende
 
     def _algorithm(self):
         content = ItemFeatures(self.item_features, self.items)
-        return self._made(LightFRAlgorithm, content=content, trains_items=self._trains_items)
+        return self._build(
+            LightFRAlgorithm, content=content, trains_items=self._trains_items, moves_users=True
+        )
 
     def _server_attributes(self, message):
         scale = message["scale"].values if "scale" in message else None

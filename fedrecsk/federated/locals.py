@@ -8,10 +8,16 @@ import numpy as np
 
 from fedrecsk._utils.constraints import AtLeast1, DataFrame, NotNegative
 from fedrecsk._utils.docs import documented
+from fedrecsk._utils.parameters import constant
 from fedrecsk.federated import _wmf
 from fedrecsk.federated._features import UserFeatures, UserRegression, UserSums
-from fedrecsk.federated._implicit_mf import ClientItemsWMF
-from fedrecsk.federated._wmf import ClientItemsAlgorithm, n_likes, wmf_kernels
+from fedrecsk.federated._implicit_mf import ImplicitMF
+from fedrecsk.federated._wmf import (
+    ClientItemsAlgorithm,
+    ClientItemsParameters,
+    n_likes,
+    wmf_kernels,
+)
 from fedrecsk.protocol.messages import Message
 from fedrecsk.protocol.participation import RoundMasks
 
@@ -29,12 +35,20 @@ class Server(_wmf.Server):
     users: UserSums | None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LocALSAlgorithm(ClientItemsAlgorithm):
+@dataclass(eq=False, repr=False)
+class LocALSParameters(ClientItemsParameters):
+    """Parameters of LocALS."""
+
+    _: KW_ONLY
+    reg_exponent: NotNegative = 0.0
+    # With more factors users are found by conjugate gradients.
+    EXACT_UP_TO: int = constant(128)
+
+
+@dataclass(kw_only=True, eq=False)
+class LocALSAlgorithm(LocALSParameters, ClientItemsAlgorithm):
     """Every client solves for its users, and then for its own version of the items."""
 
-    # With more factors users are found by conjugate gradients.
-    EXACT_UP_TO: int = 128
     regression: UserRegression
 
     def downloads(self, n_items):
@@ -132,7 +146,7 @@ class LocALSAlgorithm(ClientItemsAlgorithm):
 
 @documented
 @dataclass(eq=False, repr=False)
-class LocALS(UserFeatures, ClientItemsWMF):
+class LocALS(LocALSParameters, UserFeatures, ImplicitMF):
     """Federated alternating least squares for implicit feedback.
 
     Each round every client solves for its users' vectors and then for its own version q_ci of
@@ -292,10 +306,7 @@ class LocALS(UserFeatures, ClientItemsWMF):
 
     _: KW_ONLY
     n_rounds: AtLeast1 = 10
-    reg_exponent: NotNegative = 0.0
     user_features: DataFrame | None = None
-
-    EXACT_UP_TO = LocALSAlgorithm.EXACT_UP_TO
 
     def _algorithm(self):
         return self._implicit(LocALSAlgorithm, regression=self._user_regression())

@@ -11,6 +11,7 @@ from scipy.sparse import csr_array
 from fedrecsk._utils.constraints import AtLeast0, AtLeast1, From0To1, RatingRange
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.parameters import constant
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.base._item_prior import ItemFeatures, ItemPrior
 from fedrecsk.data._checks import scale_of
@@ -121,22 +122,29 @@ class Clients:
     users: PerUser
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PrivFedEBAlgorithm(Algorithm[Server, Clients]):
+@dataclass(eq=False, repr=False)
+class PrivFedEBParameters:
+    """Parameters of PrivFedEB."""
+
+    n_factors: AtLeast0 | Literal["auto"] = "auto"
+    _: KW_ONLY
+    center: From0To1 = 0.625
+    rating_scale: RatingRange = None
+    INIT_STD: float = constant(0.025)
+
+
+@dataclass(kw_only=True, eq=False)
+class PrivFedEBAlgorithm(PrivFedEBParameters, Algorithm[Server, Clients]):
     """Clients infer their users; the server's steps allow for the noise in the sums."""
 
-    n_factors: int | Literal["auto"]
     # How many factors clients send.
     n_columns: int
-    center: float
-    rating_scale: tuple[float, float] | None
     # From how many clients on audiences are learned.
     fewest: float
     client_fraction: float
     dropout: float
     # Whether there is central differential privacy.
     is_private: bool
-    INIT_STD: float
     content: ItemFeatures
 
     @property
@@ -429,7 +437,7 @@ def _infer(block, clients, items, implicit, turn, users, n_sent=0, share=1.0):
 
 @documented
 @dataclass(eq=False, repr=False)
-class PrivFedEB(FederatedContent, EmpiricalBayes):
+class PrivFedEB(PrivFedEBParameters, FederatedContent, EmpiricalBayes):
     """Ratings under user-level differential privacy: federated empirical Bayes on noisy sums.
 
     Every upload is a vector of norm 1 at most, so that noise of a known size on the sum hides it.
@@ -614,13 +622,9 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
     (10, 10.0)
     """
 
-    n_factors: AtLeast0 | Literal["auto"] = "auto"
     _: KW_ONLY
     n_rounds: AtLeast1 | Literal["auto"] = "auto"
-    center: From0To1 = 0.625
     audiences: bool | Literal["auto"] = "auto"
-    INIT_STD = 0.025
-    rating_scale: RatingRange = None
 
     # What `fit` sets.
     implicit_factors_: ClassVar[np.ndarray]
@@ -629,7 +633,7 @@ class PrivFedEB(FederatedContent, EmpiricalBayes):
     _absent_fields = ("row_weights", "features", "average_implicit")
 
     def _algorithm(self):
-        return self._made(
+        return self._build(
             PrivFedEBAlgorithm,
             n_columns=self._n_columns(),
             fewest=self._fewest(),

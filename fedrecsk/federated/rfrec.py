@@ -11,6 +11,7 @@ from scipy.special import expit, logit
 from fedrecsk._utils.constraints import AtLeast1, NotNegative, Positive, RatingRange
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.parameters import constant
 from fedrecsk.base import RatingMixin, linear_scores
 from fedrecsk.base._item_prior import ItemFeatures, ItemPrior
 from fedrecsk.data._checks import scale_of
@@ -18,7 +19,7 @@ from fedrecsk.federated import _ratings
 from fedrecsk.federated._features import FederatedContent
 from fedrecsk.federated._optimizers import Moments, adam
 from fedrecsk.federated._own_items import OwnItems
-from fedrecsk.federated._ratings import Columns, Scale
+from fedrecsk.federated._ratings import ColumnParameters, Columns, Scale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.algorithm import Algorithm, SharesHistory, Traits
 from fedrecsk.protocol.messages import Dense, Form, Message
@@ -86,26 +87,36 @@ class Clients:
     common: Common | None = None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RFRecAlgorithm(Algorithm[Server, Clients], SharesHistory[Clients, Common]):
+@dataclass(eq=False, repr=False)
+class RFRecParameters(ColumnParameters):
+    """Parameters of RFRec."""
+
+    n_factors: AtLeast1 = 19
+    _: KW_ONLY
+    prox: NotNegative = 0.1
+    reg_user: NotNegative = 0.04
+    reg_item: NotNegative = 0.04
+    reg_bias: NotNegative = 0.07
+    learning_rate: Positive = 0.1
+    optimizer: Literal["adam", "gd"] = "adam"
+    aggregation: Literal["clients", "holders"] = "clients"
+    predict_with: Literal["global", "local"] = "global"
+    rating_scale: RatingRange = None
+    INIT_STD: float = constant(0.1)  # standard deviation of the initial vectors
+    REG_POWER: float = constant(0.5)  # how fast penalties grow with the number of ratings
+    # With n < FEW_RATINGS, a user's penalties count FEW_RATINGS / n times.
+    FEW_RATINGS: float = constant(15.0)
+    # From score to scaled rating; "identity" is clipped.
+    LINK: Literal["sigmoid", "identity"] = constant("sigmoid")
+    BETA_1: float = constant(0.9)
+    BETA_2: float = constant(0.9)
+    EPSILON: float = constant(1e-8)
+
+
+@dataclass(kw_only=True, eq=False)
+class RFRecAlgorithm(RFRecParameters, Algorithm[Server, Clients], SharesHistory[Clients, Common]):
     """Every client steps on an item matrix of its own, which is pulled towards their mean."""
 
-    prox: float
-    reg_user: float
-    reg_item: float
-    reg_bias: float
-    learning_rate: float
-    optimizer: Literal["adam", "gd"]
-    aggregation: Literal["clients", "holders"]
-    predict_with: Literal["global", "local"]
-    rating_scale: tuple[float, float] | None
-    INIT_STD: float = 0.1
-    REG_POWER: float = 0.5
-    FEW_RATINGS: float = 15.0
-    LINK: Literal["sigmoid", "identity"] = "sigmoid"
-    BETA_1: float = 0.9
-    BETA_2: float = 0.9
-    EPSILON: float = 1e-8
     dtype: type[np.floating] = np.float32
     columns: Columns
     content: ItemFeatures
@@ -414,7 +425,9 @@ def expected_ratings(scores, link):
 
 @documented
 @dataclass(eq=False, repr=False)
-class RFRec(FederatedContent, _ratings.BiasColumn, RatingMixin, FederatedRecommender):
+class RFRec(
+    RFRecParameters, FederatedContent, _ratings.BiasColumn, RatingMixin, FederatedRecommender
+):
     """Regularised federated recommendation: every client trains its own item matrix.
 
     Client c holds its users' private vectors and its own copy V_c of the whole item matrix, which a
@@ -535,27 +548,8 @@ class RFRec(FederatedContent, _ratings.BiasColumn, RatingMixin, FederatedRecomme
     True
     """
 
-    n_factors: AtLeast1 = 19
     _: KW_ONLY
     n_rounds: AtLeast1 = 100
-    prox: NotNegative = 0.1
-    reg_user: NotNegative = 0.04
-    reg_item: NotNegative = 0.04
-    reg_bias: NotNegative = 0.07
-    learning_rate: Positive = 0.1
-    optimizer: Literal["adam", "gd"] = "adam"
-    biases: bool = True
-    aggregation: Literal["clients", "holders"] = "clients"
-    predict_with: Literal["global", "local"] = "global"
-    rating_scale: RatingRange = None
-
-    INIT_STD = 0.1  # standard deviation of the initial vectors
-    REG_POWER = 0.5  # how fast penalties on vectors grow with the number of ratings
-    FEW_RATINGS = 15.0  # with n < FEW_RATINGS, a user's penalties count FEW_RATINGS / n times
-    LINK = "sigmoid"  # from score to scaled rating; or "identity", clipped
-    BETA_1 = 0.9
-    BETA_2 = 0.9
-    EPSILON = 1e-8
 
     _predicted_fields = ("item_vectors",)
     _absent_fields = ("n_ratings",)
@@ -570,7 +564,7 @@ class RFRec(FederatedContent, _ratings.BiasColumn, RatingMixin, FederatedRecomme
         """Return an algorithm of a class, in the federation."""
         local_dp, central_dp = self._setting().local_dp, self._setting().central_dp
         clip = None if local_dp is None else local_dp.number_clip
-        return self._made(
+        return self._build(
             kind,
             columns=self._columns(),
             content=ItemFeatures(self.item_features, self.items),

@@ -9,19 +9,29 @@ import numpy as np
 
 from fedrecsk._utils.constraints import AtLeast1, Between0And1, NotNegative, Positive
 from fedrecsk._utils.docs import documented
-from fedrecsk.federated.rfrec import Common, RFRec, RFRecAlgorithm, rfrec_kernels
+from fedrecsk._utils.parameters import constant
+from fedrecsk.federated.rfrec import Common, RFRec, RFRecAlgorithm, RFRecParameters, rfrec_kernels
 
 __all__ = ["RFRecF"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RFRecFAlgorithm(RFRecAlgorithm):
-    """RFRec's steps and averages, between which a shared coin decides."""
+@dataclass(eq=False, repr=False)
+class RFRecFParameters(RFRecParameters):
+    """Parameters of RFRecF."""
 
-    aggregation_probability: float
-    BETA_1: float = 0.5
-    BETA_2: float = 0.999
-    EPSILON: float = 0.02
+    _: KW_ONLY
+    aggregation_probability: Between0And1 = 0.3
+    prox: NotNegative = 5.0
+    learning_rate: Positive = 0.084
+    aggregation: Literal["clients", "holders"] = "holders"
+    BETA_1: float = constant(0.5)
+    BETA_2: float = constant(0.999)
+    EPSILON: float = constant(0.02)  # also damps steps along tiny gradients
+
+
+@dataclass(kw_only=True, eq=False)
+class RFRecFAlgorithm(RFRecFParameters, RFRecAlgorithm):
+    """RFRec's steps and averages, between which a shared coin decides."""
 
     @property
     def traits(self):
@@ -78,7 +88,7 @@ class RFRecFAlgorithm(RFRecAlgorithm):
 
 @documented
 @dataclass(eq=False, repr=False)
-class RFRecF(RFRec):
+class RFRecF(RFRecFParameters, RFRec):
     """RFRec with fewer messages: a shared coin decides between fitting and averaging.
 
     In each round server and clients flip the same coin, 1 with probability p. At 0, clients
@@ -158,14 +168,6 @@ class RFRecF(RFRec):
 
     _: KW_ONLY
     n_rounds: AtLeast1 = 300
-    aggregation_probability: Between0And1 = 0.3
-    prox: NotNegative = 5.0
-    learning_rate: Positive = 0.084
-    aggregation: Literal["clients", "holders"] = "holders"
-
-    BETA_1 = 0.5
-    BETA_2 = 0.999
-    EPSILON = 0.02  # also damps steps along tiny gradients
 
     def _algorithm(self):
         return self._rfrec(RFRecFAlgorithm)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -47,13 +47,20 @@ class Clients:
     own_items: list[Any] = field(default_factory=list)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ModuleAlgorithm(Algorithm[Server, Clients]):
+@dataclass(eq=False, repr=False)
+class ModuleParameters:
+    """Parameters of all methods that average a module."""
+
+    _: KW_ONLY
+    aggregation: Literal["visits", "mean"] = "visits"
+
+
+@dataclass(kw_only=True, eq=False)
+class ModuleAlgorithm(ModuleParameters, Algorithm[Server, Clients]):
     """Clients train all of a module, and upload the changes of what is not private."""
 
     recipe: Recipe
     plan: Plan
-    aggregation: Literal["visits", "mean"]
 
     @property
     def traits(self):

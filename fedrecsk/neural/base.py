@@ -19,7 +19,7 @@ from fedrecsk._utils.constraints import AtLeast1, Positive
 from fedrecsk.data.ids import id_array
 from fedrecsk.federated._feedback import LearnsFromFeedback
 from fedrecsk.neural import _checks
-from fedrecsk.neural._averaging import ModuleAlgorithm
+from fedrecsk.neural._averaging import ModuleAlgorithm, ModuleParameters
 from fedrecsk.neural._layout import Recipe, blueprint, built, own_settings, seeded
 from fedrecsk.neural._training import Plan, loss_function
 
@@ -29,7 +29,7 @@ Optimizer = Literal["adam", "sgd"] | Callable[..., torch.optim.Optimizer]
 
 
 @dataclass(eq=False, repr=False)
-class NeuralRecommender(LearnsFromFeedback):
+class NeuralRecommender(ModuleParameters, LearnsFromFeedback):
     """Base class of the estimators whose algorithm averages a torch module.
 
     Parameters that match a pattern of the module's recipe stay with their client. The others are
@@ -44,7 +44,6 @@ class NeuralRecommender(LearnsFromFeedback):
     learning_rate: Positive | dict[str, float] = 0.001
     local_epochs: AtLeast1 = 1
     batch_size: AtLeast1 = 256
-    aggregation: Literal["visits", "mean"] = "visits"
     device: str | torch.device = "cpu"
 
     _kind: ClassVar[type[ModuleAlgorithm]] = ModuleAlgorithm
@@ -54,7 +53,7 @@ class NeuralRecommender(LearnsFromFeedback):
         """Return how the module is built, whose ``module(users, items)`` gives scores of pairs."""
 
     def _algorithm(self):
-        return self._made(self._kind, recipe=self._recipe(), plan=self._plan())
+        return self._build(self._kind, recipe=self._recipe(), plan=self._plan())
 
     def _plan(self):
         """Return how clients train."""

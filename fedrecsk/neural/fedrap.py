@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedrecsk._utils.constraints import Above0To1, AtLeast1, NotNegative, Positive
 from fedrecsk._utils.docs import documented
-from fedrecsk.neural._averaging import ModuleAlgorithm
+from fedrecsk.neural._averaging import ModuleAlgorithm, ModuleParameters
 from fedrecsk.neural._layout import Recipe
 from fedrecsk.neural.base import NeuralRecommender, Optimizer
 from fedrecsk.neural.modules import AdditiveScore
@@ -37,15 +37,22 @@ class Penalty(NamedTuple):
         return self.sparsity * shared.abs().mean(-1) - self.independence * difference
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class FedRAPAlgorithm(ModuleAlgorithm):
-    """Penalties grow from round to round, and learning rates shrink."""
+@dataclass(eq=False, repr=False)
+class FedRAPParameters(ModuleParameters):
+    """Parameters of FedRAP."""
 
-    learning_rate: float
-    item_learning_rate: float | Literal["auto"]
-    decay: float
-    independence: float
-    sparsity: float
+    _: KW_ONLY
+    independence: NotNegative = 0.01
+    sparsity: NotNegative = 0.001
+    learning_rate: Positive = 0.0001
+    item_learning_rate: Positive | Literal["auto"] = "auto"
+    decay: Above0To1 = 0.97
+    aggregation: Literal["mean", "visits"] = "mean"
+
+
+@dataclass(kw_only=True, eq=False)
+class FedRAPAlgorithm(FedRAPParameters, ModuleAlgorithm):
+    """Penalties grow from round to round, and learning rates shrink."""
 
     def plan_for(self, n_items, round=None):
         # Users new to the final model take full steps with full penalties.
@@ -64,7 +71,7 @@ class FedRAPAlgorithm(ModuleAlgorithm):
 
 @documented
 @dataclass(eq=False, repr=False)
-class FedRAP(NeuralRecommender):
+class FedRAP(FedRAPParameters, NeuralRecommender):
     """Additive personalisation: a user's item vectors are the shared ones plus private ones.
 
     The score is s_u(i) = w_u . (q_i + d_ui) + b_u. All clients share the item vectors q_i; the
@@ -160,16 +167,10 @@ class FedRAP(NeuralRecommender):
 
     n_factors: AtLeast1 = 32
     _: KW_ONLY
-    independence: NotNegative = 0.01
-    sparsity: NotNegative = 0.001
     n_rounds: AtLeast1 = 100
     optimizer: Optimizer = "sgd"
-    learning_rate: Positive = 0.0001
-    item_learning_rate: Positive | Literal["auto"] = "auto"
-    decay: Above0To1 = 0.97
     local_epochs: AtLeast1 = 10
     batch_size: AtLeast1 = 2048
-    aggregation: Literal["mean", "visits"] = "mean"
 
     _kind = FedRAPAlgorithm
 

@@ -9,14 +9,14 @@ from typing import Literal
 
 import numpy as np
 
-from fedrecsk._utils.constraints import AtLeast1, From0To1, Positive
+from fedrecsk._utils.constraints import AtLeast1, From0To1
 from fedrecsk._utils.docs import documented
 from fedrecsk.federated._implicit_feedback import NO_LOCAL_DP
 from fedrecsk.neural import _averaging
 from fedrecsk.neural._layout import Recipe
 from fedrecsk.neural.base import NeuralRecommender, Optimizer
 from fedrecsk.neural.modules import MLP, PersonalMLP
-from fedrecsk.neural.pfedrec import PACE, PFedRecAlgorithm
+from fedrecsk.neural.pfedrec import PACE, PFedRecAlgorithm, PFedRecParameters
 from fedrecsk.protocol.algorithm import Traits
 from fedrecsk.protocol.messages import Form, PerClient
 from fedrecsk.updates import FieldSpec
@@ -38,11 +38,18 @@ class Server(_averaging.Server):
     offsets: np.ndarray
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class GPFedRecAlgorithm(PFedRecAlgorithm):
-    """The server links clients with similar item tables, and sends each the mean of its own."""
+@dataclass(eq=False, repr=False)
+class GPFedRecParameters(PFedRecParameters):
+    """Parameters of GPFedRec."""
 
-    pull: float
+    _: KW_ONLY
+    pull: From0To1 = 0.5
+    aggregation: Literal["mean"] = "mean"
+
+
+@dataclass(kw_only=True, eq=False)
+class GPFedRecAlgorithm(GPFedRecParameters, PFedRecAlgorithm):
+    """The server links clients with similar item tables, and sends each the mean of its own."""
 
     @property
     def traits(self):
@@ -116,7 +123,7 @@ def neighbours_means(tables):
 
 @documented
 @dataclass(eq=False, repr=False)
-class GPFedRec(NeuralRecommender):
+class GPFedRec(GPFedRecParameters, NeuralRecommender):
     """Graph-guided personalisation: the server averages the item tables of similar users.
 
     The score of user u and item i is an MLP on (p_u, q_ui). The user vector p_u and the MLP are
@@ -222,13 +229,8 @@ class GPFedRec(NeuralRecommender):
     n_factors: AtLeast1 = 32
     _: KW_ONLY
     layers: Sequence[int] = (32, 16, 8)
-    pull: From0To1 = 0.5
-    personal_items: bool = False
     n_rounds: AtLeast1 = 100
     optimizer: Optimizer = "sgd"
-    learning_rate: Positive = 0.1
-    item_learning_rate: Positive | Literal["auto"] = "auto"
-    aggregation: Literal["mean"] = "mean"
 
     _kind = GPFedRecAlgorithm
 

@@ -10,6 +10,7 @@ import torch
 
 from fedrecsk._utils.constraints import Above0To1, AtLeast1, NotNegative, Positive, RatingRange
 from fedrecsk._utils.docs import documented
+from fedrecsk._utils.parameters import constant
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._checks import scale_of
 from fedrecsk.federated._implicit_feedback import data_sizes
@@ -66,26 +67,33 @@ class Clients:
     made: Parts | None = None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class MetaMFAlgorithm(Algorithm[Server, Clients]):
+@dataclass(eq=False, repr=False)
+class MetaMFParameters:
+    """Parameters of MetaMF."""
+
+    n_factors: AtLeast1 = 32
+    _: KW_ONLY
+    rank: AtLeast1 = 8
+    scorer_size: AtLeast1 = 8
+    code_size: AtLeast1 = 32
+    memory_size: AtLeast1 = 128
+    hidden_size: AtLeast1 = 128
+    learning_rate: Positive = 2e-3
+    BETA_1: float = constant(0.9)
+    BETA_2: float = constant(0.999)
+    EPSILON: float = constant(1e-8)
+    reg: NotNegative = 0.0
+    max_norm: Positive | None = 5.0
+    INIT_COMMON: float = constant(1.0)
+    INIT_STD: float = constant(0.03)
+    level: bool = True
+    rating_scale: RatingRange = None
+
+
+@dataclass(kw_only=True, eq=False)
+class MetaMFAlgorithm(MetaMFParameters, Algorithm[Server, Clients]):
     """The server makes every client's model, and propagates its gradients back."""
 
-    n_factors: int
-    rank: int
-    scorer_size: int
-    code_size: int
-    memory_size: int
-    hidden_size: int
-    learning_rate: float
-    BETA_1: float = 0.9
-    BETA_2: float = 0.999
-    EPSILON: float = 1e-8
-    reg: float
-    max_norm: float | None
-    INIT_COMMON: float = 1.0
-    INIT_STD: float = 0.03
-    level: bool
-    rating_scale: tuple[float, float] | None
     dtype: Any = np.float32
 
     @property
@@ -236,7 +244,7 @@ def _leaf(array):
 
 @documented
 @dataclass(eq=False, repr=False)
-class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
+class MetaMF(MetaMFParameters, RatingScale, RatingMixin, FederatedRecommender):
     """Meta matrix factorization: the server makes an item table and a scorer for every client.
 
     The server stores a code for each client and a network that turns it into that client's own
@@ -365,24 +373,8 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
     'single uploads'
     """
 
-    n_factors: AtLeast1 = 32
     _: KW_ONLY
-    rank: AtLeast1 = 8
-    scorer_size: AtLeast1 = 8
-    code_size: AtLeast1 = 32
-    memory_size: AtLeast1 = 128
-    hidden_size: AtLeast1 = 128
     n_rounds: AtLeast1 = 750
-    learning_rate: Positive = 2e-3
-    BETA_1 = MetaMFAlgorithm.BETA_1
-    BETA_2 = MetaMFAlgorithm.BETA_2
-    EPSILON = MetaMFAlgorithm.EPSILON
-    reg: NotNegative = 0.0
-    max_norm: Positive | None = 5.0
-    INIT_COMMON = MetaMFAlgorithm.INIT_COMMON
-    INIT_STD = MetaMFAlgorithm.INIT_STD
-    level: bool = True
-    rating_scale: RatingRange = None
     client_fraction: Above0To1 = 0.01
 
     _has_item_vectors = False
@@ -390,7 +382,7 @@ class MetaMF(RatingScale, RatingMixin, FederatedRecommender):
     _dtype = np.float32
 
     def _algorithm(self):
-        return self._made(MetaMFAlgorithm)
+        return self._build(MetaMFAlgorithm)
 
     # ------------------------------------------------------------------ fitted attributes
 

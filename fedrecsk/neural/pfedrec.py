@@ -13,7 +13,7 @@ from scipy import sparse
 from fedrecsk._utils.constraints import AtLeast1, Positive
 from fedrecsk._utils.docs import documented
 from fedrecsk.data.ids import id_array
-from fedrecsk.neural._averaging import ModuleAlgorithm
+from fedrecsk.neural._averaging import ModuleAlgorithm, ModuleParameters
 from fedrecsk.neural._layout import Recipe
 from fedrecsk.neural.base import NeuralRecommender, Optimizer
 from fedrecsk.neural.modules import ScoreFunction
@@ -27,14 +27,21 @@ __all__ = ["PFedRec"]
 PACE = 80
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PFedRecAlgorithm(ModuleAlgorithm):
-    """In each batch, clients train their score functions, and then the items."""
+@dataclass(eq=False, repr=False)
+class PFedRecParameters(ModuleParameters):
+    """Parameters of PFedRec and GPFedRec."""
 
-    learning_rate: float
-    item_learning_rate: float | Literal["auto"]
+    _: KW_ONLY
+    learning_rate: Positive = 0.1
+    item_learning_rate: Positive | Literal["auto"] = "auto"
+    aggregation: Literal["mean", "visits"] = "mean"
     # Whether users keep the items that they train at the end.
-    personal_items: bool
+    personal_items: bool = False
+
+
+@dataclass(kw_only=True, eq=False)
+class PFedRecAlgorithm(PFedRecParameters, ModuleAlgorithm):
+    """In each batch, clients train their score functions, and then the items."""
 
     def plan_for(self, n_items, round=None):
         rate = self.item_learning_rate
@@ -65,7 +72,7 @@ class PFedRecAlgorithm(ModuleAlgorithm):
 
 @documented
 @dataclass(eq=False, repr=False)
-class PFedRec(NeuralRecommender):
+class PFedRec(PFedRecParameters, NeuralRecommender):
     """Personalised federated recommendation: each user trains a separate score function.
 
     All clients share the item vectors q_i. Instead of a user vector, a score function is private, a
@@ -154,10 +161,6 @@ class PFedRec(NeuralRecommender):
     _: KW_ONLY
     n_rounds: AtLeast1 = 100
     optimizer: Optimizer = "sgd"
-    learning_rate: Positive = 0.1
-    item_learning_rate: Positive | Literal["auto"] = "auto"
-    aggregation: Literal["mean", "visits"] = "mean"
-    personal_items: bool = False
 
     _kind = PFedRecAlgorithm
 

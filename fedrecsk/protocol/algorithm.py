@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import FrozenInstanceError, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from fedrecsk.protocol import states
@@ -94,15 +94,22 @@ class Traits:
 class Algorithm(ABC, Generic[S, C]):
     """A federated method: functions of the server's state S and of the clients' private state C.
 
-    A subclass is a frozen dataclass of hyperparameters. The functions stand in the order of a
-    paper's algorithm. Server and clients exchange only a :class:`~fedrecsk.protocol.Message`
-    (download) and :class:`~fedrecsk.protocol.Updates` (upload). States are dataclasses whose fields
-    say by what arrays are indexed, see ``fedrecsk.protocol.states``.
+    A subclass is a dataclass of hyperparameters, none of which changes. The functions stand in the
+    order of a paper's algorithm. Server and clients exchange only a
+    :class:`~fedrecsk.protocol.Message` (download) and :class:`~fedrecsk.protocol.Updates` (upload).
+    States are dataclasses whose fields say by what arrays are indexed, see
+    ``fedrecsk.protocol.states``.
 
     Server functions get the shared key, a :class:`~fedrecsk.protocol.keys.Key`; client functions
     get :class:`~fedrecsk.protocol.keys.Keys`, a shared and a private one. No function changes what
     it is given, except that clients may write into their own state.
     """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set a field, for the first time."""
+        if name in vars(self) or name not in {one.name for one in fields(self)}:
+            raise FrozenInstanceError(f"cannot assign to {name!r} of {type(self).__name__}")
+        super().__setattr__(name, value)
 
     @property
     def traits(self) -> Traits:

@@ -10,11 +10,12 @@ from scipy.sparse import csr_array
 
 from fedrecsk._utils.constraints import AtLeast1, NotNegative, Positive, RatingRange
 from fedrecsk._utils.docs import documented
+from fedrecsk._utils.parameters import constant
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._checks import scale_of
 from fedrecsk.federated import _ratings
 from fedrecsk.federated._optimizers import Descent, Moments, ServerStep
-from fedrecsk.federated._ratings import Columns, Scale
+from fedrecsk.federated._ratings import ColumnParameters, Columns, Scale
 from fedrecsk.federated._wmf import wmf_kernels
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.portable import Ridge
@@ -63,18 +64,27 @@ class Clients:
     users: Kept[PerUser]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RatingAlgorithm(Algorithm[Any, Any]):
+@dataclass(eq=False, repr=False)
+class RatingParameters(ColumnParameters):
+    """Parameters of ExplicitFCF and SemiDFEGL."""
+
+    _: KW_ONLY
+    reg_user: Positive = 1.3
+    reg_item: NotNegative = 1.3
+    reg_bias: Positive = 3.0
+    rating_scale: RatingRange = None
+    # Which items' rows are sent: those that the client has rated, or all.
+    upload: Literal["local", "all"] = constant("local")
+    INIT_STD: float = constant(0.1)  # standard deviation of the initial item vectors
+    # How fast penalties on vectors grow with the number of ratings. With 0, and biases=False, it is
+    # the papers' form, which overfits.
+    REG_POWER: float = constant(0.5)
+
+
+@dataclass(kw_only=True, eq=False)
+class RatingAlgorithm(RatingParameters, Algorithm[Any, Any]):
     """Clients send gradients of rated items: ExplicitFCF and SemiDFEGL."""
 
-    reg_user: float
-    reg_item: float
-    reg_bias: float
-    rating_scale: tuple[float, float] | None
-    # Which items' rows are sent: those that the client has rated, or all.
-    upload: Literal["local", "all"] = "local"
-    INIT_STD: float = 0.1
-    REG_POWER: float = 0.5
     dtype: type[np.floating] = np.float32
     columns: Columns
     descent: Descent
@@ -215,8 +225,16 @@ def loss_of(block, errors, weights, who):
     return (errors[positive] ** 2 / weights[positive]).sum(), weights.sum()
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ExplicitFCFAlgorithm(RatingAlgorithm):
+@dataclass(eq=False, repr=False)
+class ExplicitFCFParameters(RatingParameters):
+    """Parameters of ExplicitFCF."""
+
+    _: KW_ONLY
+    upload: Literal["local", "all"] = "local"
+
+
+@dataclass(kw_only=True, eq=False)
+class ExplicitFCFAlgorithm(ExplicitFCFParameters, RatingAlgorithm):
     """Every client solves for its users, and uploads the gradient in the items they have rated."""
 
     @property
@@ -257,28 +275,17 @@ class ExplicitFCFAlgorithm(RatingAlgorithm):
 
 
 @dataclass(eq=False, repr=False)
-class RatingGradients(ServerStep, _ratings.BiasColumn, RatingMixin, FederatedRecommender):
+class RatingGradients(
+    RatingParameters, ServerStep, _ratings.BiasColumn, RatingMixin, FederatedRecommender
+):
     """Base class of ExplicitFCF and SemiDFEGL, the estimators of a `RatingAlgorithm`."""
-
-    n_factors: AtLeast1 = 20
-    _: KW_ONLY
-    reg_user: Positive = 1.3
-    reg_item: NotNegative = 1.3
-    reg_bias: Positive = 3.0
-    biases: bool = True
-    rating_scale: RatingRange = None
-
-    INIT_STD = 0.1  # standard deviation of the initial item vectors
-    # How fast penalties on vectors grow with the number of ratings. With 0, and biases=False, it is
-    # the papers' form, which overfits.
-    REG_POWER = 0.5
 
     _dtype = np.float32
     _user_width = "n_factors"
 
     def _of_ratings(self, kind):
         """Return an algorithm of a class, with its columns and the server's steps."""
-        return self._made(kind, columns=self._columns(), descent=self._descent())
+        return self._build(kind, columns=self._columns(), descent=self._descent())
 
     def _response(self, scores):
         return np.clip(scores, *self.rating_scale_)
@@ -286,7 +293,7 @@ class RatingGradients(ServerStep, _ratings.BiasColumn, RatingMixin, FederatedRec
 
 @documented
 @dataclass(eq=False, repr=False)
-class ExplicitFCF(RatingGradients):
+class ExplicitFCF(ExplicitFCFParameters, RatingGradients):
     """Federated collaborative filtering of ratings: exact users, gradients, Adam on the server.
 
     Each round every client solves for its users' vectors and biases exactly, given the items
@@ -405,7 +412,6 @@ class ExplicitFCF(RatingGradients):
     _: KW_ONLY
     n_rounds: AtLeast1 = 100
     learning_rate: Positive = 0.03
-    upload: Literal["local", "all"] = "local"
 
     def _algorithm(self):
         return self._of_ratings(ExplicitFCFAlgorithm)

@@ -9,11 +9,13 @@ import numpy as np
 
 from fedrecsk._utils.constraints import AtLeast1, NotNegative
 from fedrecsk._utils.docs import documented
+from fedrecsk._utils.parameters import constant
 from fedrecsk._utils.sklearn_compat import get_threadpool_controller
 from fedrecsk.federated import fedmf
 from fedrecsk.federated.fedmf import (
     EPOCHS_OF_THE_NEW,
     AveragedItems,
+    AveragingParameters,
     Clients,
     FedMFAlgorithm,
 )
@@ -33,16 +35,24 @@ class Server(fedmf.Server):
     clusters: np.ndarray | None = None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class FedFastAlgorithm(FedMFAlgorithm, ChoosesCohorts[Server]):
-    """FedMF's clients upload their vectors too, which the server clusters and moves."""
+@dataclass(eq=False, repr=False)
+class FedFastParameters(AveragingParameters):
+    """Parameters of FedFast."""
 
-    sampling: Literal["clusters", "federation"]
-    discount: float | None
-    n_clusters: int
-    cluster_every: int
+    n_factors: AtLeast1 = 64
+    _: KW_ONLY
+    sampling: Literal["clusters", "federation"] = "clusters"
+    aggregation: Literal["active", "visits", "data_size"] = "active"
+    discount: NotNegative | None = 0.1
+    n_clusters: AtLeast1 = 10
+    cluster_every: AtLeast1 = 10
     # Epochs of users on the final items; 0: they keep the server's vectors, as in the paper.
-    FINAL_EPOCHS: int = 0
+    FINAL_EPOCHS: int = constant(0)
+
+
+@dataclass(kw_only=True, eq=False)
+class FedFastAlgorithm(FedFastParameters, FedMFAlgorithm, ChoosesCohorts[Server]):
+    """FedMF's clients upload their vectors too, which the server clusters and moves."""
 
     @property
     def traits(self):
@@ -175,7 +185,7 @@ class FedFastAlgorithm(FedMFAlgorithm, ChoosesCohorts[Server]):
 
 @documented
 @dataclass(eq=False, repr=False)
-class FedFast(AveragedItems):
+class FedFast(FedFastParameters, AveragedItems):
     """Federated averaging whose server stores the user vectors and moves those of absent clients.
 
     As in :class:`FedMF`, a few clients in each round train the item matrix Q and their users'
@@ -281,16 +291,7 @@ class FedFast(AveragedItems):
     'single uploads'
     """
 
-    n_factors: AtLeast1 = 64
-    _: KW_ONLY
-    sampling: Literal["clusters", "federation"] = "clusters"
-    aggregation: Literal["active", "visits", "data_size"] = "active"
-    discount: NotNegative | None = 0.1
-    n_clusters: AtLeast1 = 10
-    cluster_every: AtLeast1 = 10
-
     _kind = FedFastAlgorithm
-    FINAL_EPOCHS = FedFastAlgorithm.FINAL_EPOCHS
 
     def _as_newcomers(self, block):
         # The server has no vector of theirs.

@@ -17,9 +17,17 @@ from fedrecsk._utils.constraints import (
 )
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.parameters import constant
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._checks import scale_of
-from fedrecsk.federated._ratings import RATINGS, BiasColumn, Columns, Scale, sums_of_ratings
+from fedrecsk.federated._ratings import (
+    RATINGS,
+    BiasColumn,
+    ColumnParameters,
+    Columns,
+    Scale,
+    sums_of_ratings,
+)
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.messages import Dense, Form, Message
@@ -63,23 +71,32 @@ class Clients:
     drawn: PerUser
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class FedRecAlgorithm(Algorithm[Server, Clients]):
+@dataclass(eq=False, repr=False)
+class FedRecParameters(ColumnParameters):
+    """Parameters of FedRec."""
+
+    _: KW_ONLY
+    n_virtual: AtLeast0 = 3
+    filling: Literal["hybrid", "average"] = "hybrid"
+    virtual_items: Literal["fixed", "redrawn"] = "fixed"
+    hybrid_start: AtLeast0 = 10
+    user_steps: AtLeast1 = 5
+    learning_rate: Positive = 0.8
+    learning_rate_decay: Above0To1 = 0.95
+    reg: NotNegative | Literal["auto"] = "auto"
+    upload: Literal["chosen", "all"] = "chosen"
+    rating_scale: RatingRange = None
+    HYBRID_STEPS: int = constant(5)  # of the copy that predicts virtual ratings
+    INIT_RANGE: float = constant(0.05)  # initial vectors are uniform within it
+
+
+@dataclass(kw_only=True, eq=False)
+class FedRecAlgorithm(FedRecParameters, Algorithm[Server, Clients]):
     """Clients add virtual ratings to their own, and upload the gradients of both."""
 
-    n_virtual: int
-    filling: Literal["hybrid", "average"]
-    virtual_items: Literal["fixed", "redrawn"]
-    hybrid_start: int
-    user_steps: int
-    learning_rate: float
-    learning_rate_decay: float
+    # A number; not "auto".
     reg: float
-    upload: Literal["chosen", "all"]
-    rating_scale: tuple[float, float] | None
     client_fraction: float
-    HYBRID_STEPS: int = 5
-    INIT_RANGE: float = 0.05
     dtype: type[np.floating] = np.float32
     columns: Columns
 
@@ -277,7 +294,7 @@ def _rescaled(values, low, high):
 
 @documented
 @dataclass(eq=False, repr=False)
-class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
+class FedRec(FedRecParameters, BiasColumn, RatingMixin, FederatedRecommender):
     """Federated matrix factorisation whose clients upload gradients of items they have not rated.
 
     A client that uploads gradients of its rated items only reveals them to the server. In FedRec
@@ -404,30 +421,15 @@ class FedRec(BiasColumn, RatingMixin, FederatedRecommender):
     True
     """
 
-    n_factors: AtLeast1 = 20
     _: KW_ONLY
     n_rounds: AtLeast1 | Literal["auto"] = "auto"
-    n_virtual: AtLeast0 = 3
-    filling: Literal["hybrid", "average"] = "hybrid"
-    virtual_items: Literal["fixed", "redrawn"] = "fixed"
-    hybrid_start: AtLeast0 = 10
-    user_steps: AtLeast1 = 5
-    learning_rate: Positive = 0.8
-    learning_rate_decay: Above0To1 = 0.95
-    reg: NotNegative | Literal["auto"] = "auto"
-    biases: bool = True
-    upload: Literal["chosen", "all"] = "chosen"
-    rating_scale: RatingRange = None
     client_fraction: Above0To1 = 0.05
-
-    HYBRID_STEPS = 5  # of the copy that predicts virtual ratings
-    INIT_RANGE = 0.05  # initial vectors are uniform within it
 
     _dtype = np.float32
     _user_width = "n_factors"
 
     def _algorithm(self):
-        return self._made(FedRecAlgorithm, reg=self._reg, columns=self._columns())
+        return self._build(FedRecAlgorithm, reg=self._reg, columns=self._columns())
 
     def _private_vectors(self, clients):
         return clients.users[:, int(self.biases) :]

@@ -14,7 +14,7 @@ from fedrecsk._utils.docs import documented
 from fedrecsk.base._item_weights import pairs_of, symmetric, whole
 from fedrecsk.federated._gram import FederatedGram, GramAlgorithm, signal
 from fedrecsk.federated._implicit_mf import WMFModel
-from fedrecsk.federated._wmf import UserProblem
+from fedrecsk.federated._wmf import UserParameters, UserProblem
 from fedrecsk.protocol.messages import Dense, Form, Message
 
 __all__ = ["FedSpectral"]
@@ -27,7 +27,7 @@ RESOLUTION = 1e-10
 POWER_STEPS = 4
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class FedSpectralAlgorithm(GramAlgorithm):
     """The server finds item vectors, for which clients solve for their users."""
 
@@ -64,7 +64,7 @@ class FedSpectralAlgorithm(GramAlgorithm):
 
 @documented
 @dataclass(eq=False, repr=False)
-class FedSpectral(WMFModel, FederatedGram):
+class FedSpectral(UserParameters, WMFModel, FederatedGram):
     """Spectral item vectors from one sum in one round, and users by ridge regression.
 
     The item vectors are the leading eigenvectors of the summed and scaled X'X. Each client then

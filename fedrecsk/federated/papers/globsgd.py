@@ -9,18 +9,25 @@ import numpy as np
 
 from fedrecsk._utils.constraints import AtLeast1, Positive
 from fedrecsk._utils.docs import documented
-from fedrecsk.federated._implicit_mf import FederatedWMF
-from fedrecsk.federated._wmf import ImplicitAlgorithm, divide
+from fedrecsk.federated._implicit_mf import ImplicitMF
+from fedrecsk.federated._wmf import ImplicitAlgorithm, ImplicitParameters, divide
 
 __all__ = ["GlobSGD"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class GlobSGDAlgorithm(ImplicitAlgorithm):
-    """Every client solves for its users, and uploads the gradient in the items."""
+@dataclass(eq=False, repr=False)
+class GlobSGDParameters(ImplicitParameters):
+    """Parameters of GlobSGD."""
 
-    learning_rate: float | Literal["auto"]
-    preconditioner: bool
+    _: KW_ONLY
+    learning_rate: Positive | Literal["auto"] = "auto"
+    aggregation: Literal["full", "clients"] = "full"
+    preconditioner: bool = False
+
+
+@dataclass(kw_only=True, eq=False)
+class GlobSGDAlgorithm(GlobSGDParameters, ImplicitAlgorithm):
+    """Every client solves for its users, and uploads the gradient in the items."""
 
     def update(self, block, clients, message, turn, key):
         out, loss = self.gradients(block, clients, message, turn)
@@ -51,7 +58,7 @@ class GlobSGDAlgorithm(ImplicitAlgorithm):
 
 @documented
 @dataclass(eq=False, repr=False)
-class GlobSGD(FederatedWMF):
+class GlobSGD(GlobSGDParameters, ImplicitMF):
     """Federated matrix factorisation with gradient steps on the server.
 
     Each round every client solves for its users' vectors exactly, as in :class:`LocALS`, and
@@ -134,9 +141,6 @@ class GlobSGD(FederatedWMF):
 
     _: KW_ONLY
     n_rounds: AtLeast1 = 30
-    learning_rate: Positive | Literal["auto"] = "auto"
-    aggregation: Literal["full", "clients"] = "full"
-    preconditioner: bool = False
 
     def _algorithm(self):
         return self._implicit(GlobSGDAlgorithm)

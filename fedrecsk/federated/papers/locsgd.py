@@ -11,18 +11,28 @@ import numpy as np
 from fedrecsk._utils.constraints import AtLeast1, NotNegative, Positive
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
-from fedrecsk.federated._implicit_mf import ClientItemsWMF
-from fedrecsk.federated._wmf import ClientItemsAlgorithm, wmf_kernels
+from fedrecsk.federated._implicit_mf import ImplicitMF
+from fedrecsk.federated._wmf import ClientItemsAlgorithm, ClientItemsParameters, wmf_kernels
 
 __all__ = ["LocSGD"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LocSGDAlgorithm(ClientItemsAlgorithm):
-    """Every client solves for its users, and then takes steps on its own version of the items."""
+@dataclass(eq=False, repr=False)
+class LocSGDParameters(ClientItemsParameters):
+    """Parameters of LocSGD."""
 
-    n_steps: int
-    learning_rate: float
+    _: KW_ONLY
+    reg_user: Positive = 10.0
+    reg_item: NotNegative = 0.0
+    prox: NotNegative = 0.0
+    n_steps: AtLeast1 = 5
+    learning_rate: Annotated[float, Interval(Real, 0, 1000, closed="right")] = 0.3
+    aggregation: Literal["full", "clients"] = "clients"
+
+
+@dataclass(kw_only=True, eq=False)
+class LocSGDAlgorithm(LocSGDParameters, ClientItemsAlgorithm):
+    """Every client solves for its users, and then takes steps on its own version of the items."""
 
     def update(self, block, clients, message, turn, key):
         (items, gram), users, active = self.problem.received(message), clients.users, turn.active
@@ -47,7 +57,7 @@ class LocSGDAlgorithm(ClientItemsAlgorithm):
 
 @documented
 @dataclass(eq=False, repr=False)
-class LocSGD(ClientItemsWMF):
+class LocSGD(LocSGDParameters, ImplicitMF):
     """Federated matrix factorisation with gradient steps on the clients' items.
 
     Each round every client solves for its users' vectors exactly, as in :class:`LocALS`, and
@@ -131,12 +141,6 @@ class LocSGD(ClientItemsWMF):
 
     _: KW_ONLY
     n_rounds: AtLeast1 = 30
-    reg_user: Positive = 10.0
-    reg_item: NotNegative = 0.0
-    prox: NotNegative = 0.0
-    n_steps: AtLeast1 = 5
-    learning_rate: Annotated[float, Interval(Real, 0, 1000, closed="right")] = 0.3
-    aggregation: Literal["full", "clients"] = "clients"
 
     def _algorithm(self):
         return self._implicit(LocSGDAlgorithm)

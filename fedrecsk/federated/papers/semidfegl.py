@@ -13,12 +13,14 @@ from scipy.special import softmax
 
 from fedrecsk._utils.constraints import AtLeast0, AtLeast1, Positive
 from fedrecsk._utils.docs import documented
+from fedrecsk._utils.parameters import constant
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.federated._optimizers import adam
 from fedrecsk.federated.papers import explicit_fcf
 from fedrecsk.federated.papers.explicit_fcf import (
     RatingAlgorithm,
     RatingGradients,
+    RatingParameters,
     loss_of,
     rated_by,
 )
@@ -105,17 +107,22 @@ class Clients(explicit_fcf.Clients):
     met: states.PerClient
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SemiDFEGLAlgorithm(RatingAlgorithm, MeetsPeers[Clients]):
-    """Devices embed their users on graphs that connect them in groups."""
+@dataclass(eq=False, repr=False)
+class SemiDFEGLParameters(RatingParameters):
+    """Parameters of SemiDFEGL."""
 
-    n_factors: int
-    n_layers: int
-    n_groups: int
-    n_common: int
-    user_learning_rate: float
-    FUZZINESS: float = 1.2
-    CLUSTER_EVERY: int = 10
+    _: KW_ONLY
+    n_layers: Annotated[int, Interval(Integral, 2, 3, closed="both")] = 2
+    n_groups: AtLeast1 = 10
+    n_common: AtLeast0 = 20
+    user_learning_rate: Positive = 0.02
+    FUZZINESS: float = constant(1.2)  # exponent of the shares; towards 1, clusters are hard
+    CLUSTER_EVERY: int = constant(10)  # rounds, beginning with the first
+
+
+@dataclass(kw_only=True, eq=False)
+class SemiDFEGLAlgorithm(SemiDFEGLParameters, RatingAlgorithm, MeetsPeers[Clients]):
+    """Devices embed their users on graphs that connect them in groups."""
 
     @property
     def traits(self):
@@ -437,7 +444,7 @@ def _directions(vectors):
 
 @documented
 @dataclass(eq=False, repr=False)
-class SemiDFEGL(RatingGradients):
+class SemiDFEGL(SemiDFEGLParameters, RatingGradients):
     """Graph convolution on devices, which exchange embeddings and gradients within groups.
 
     Each client knows its ego graph: its user and the items that the user has rated. It
@@ -581,15 +588,9 @@ class SemiDFEGL(RatingGradients):
     """
 
     _: KW_ONLY
-    n_layers: Annotated[int, Interval(Integral, 2, 3, closed="both")] = 2
-    n_groups: AtLeast1 = 10
-    n_common: AtLeast0 = 20
     n_rounds: AtLeast1 = 150
     learning_rate: Positive = 0.02
-    user_learning_rate: Positive = 0.02
 
-    FUZZINESS = 1.2  # exponent of the shares; towards 1, clusters are hard
-    CLUSTER_EVERY = 10  # rounds, beginning with the first
     BETA_1 = 0.9
 
     def _algorithm(self):
