@@ -7,6 +7,7 @@ import io
 import json
 import re
 import zipfile
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -361,9 +362,9 @@ def _is_form(value):
     if not isinstance(value, dict) or not _are_names(value.get("rows")):
         return False
     computed = value.get("computed")
-    has_types = isinstance(computed, dict) and _are_digests(computed)
-    has_types = has_types and DTYPES.issuperset(computed.values())
-    return has_types and ("kept" not in value or _are_names(value["kept"]))
+    if not (isinstance(computed, dict) and _are_digests(computed)):
+        return False
+    return DTYPES.issuperset(computed.values()) and _are_names(value.get("kept", []))
 
 
 def _is_evaluation(value):
@@ -373,7 +374,7 @@ def _is_evaluation(value):
 
 
 # Parts of a request's head: how to check them, and what they should be.
-PARTS = {
+PARTS: dict[str, tuple[Callable[[Any], object], str]] = {
     "kind": (lambda value: isinstance(value, str), "a string"),
     "fit": (_is_fit, "the name of a fit"),
     "after": (_is_fit, "the name of a fit"),

@@ -80,7 +80,7 @@ class CKKS(Encryption):
     """
 
     poly_modulus_degree: Annotated[int, Options(Integral, set(_MOST_BITS))] = 4096
-    coeff_mod_bit_sizes: tuple[int, ...] | list = (54, 55)
+    coeff_mod_bit_sizes: tuple[int, ...] | list[int] = (54, 55)
     scale_bits: AtLeast1 = 40
     _: KW_ONLY
     audit: AtLeast1 | Literal["all"] = 2

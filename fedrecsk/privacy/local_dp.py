@@ -215,8 +215,8 @@ class LaplaceMechanism(LocalMechanism):
     (4.38, 100.0)
     """
 
-    clip: Annotated[float, Interval(Real, SMALLEST, LARGEST, closed="both")] = None
-    scale: Annotated[float, Interval(Real, SMALLEST, LARGEST, closed="both")] = None
+    clip: Annotated[Any, Interval(Real, SMALLEST, LARGEST, closed="both")] = None
+    scale: Annotated[Any, Interval(Real, SMALLEST, LARGEST, closed="both")] = None
     _: KW_ONLY
     delta: From0Below1 = 0.0
 
@@ -319,8 +319,8 @@ class GaussianMechanism(LocalMechanism):
     (1.83, 20.0)
     """
 
-    clip: Annotated[float, Interval(Real, SMALLEST, LARGEST, closed="both")] = None
-    noise_multiplier: Annotated[float, Interval(Real, SMALLEST, LARGEST, closed="both")] = None
+    clip: Annotated[Any, Interval(Real, SMALLEST, LARGEST, closed="both")] = None
+    noise_multiplier: Annotated[Any, Interval(Real, SMALLEST, LARGEST, closed="both")] = None
     _: KW_ONLY
     delta: Between0And1 = 1e-5
 
@@ -488,8 +488,8 @@ class SphereMechanism(LocalMechanism):
     0.659
     """
 
-    clip: Annotated[float, Interval(Real, SMALLEST, LARGEST, closed="both")] = None
-    epsilon: Annotated[float, Interval(Real, LEAST, MOST, closed="both")] = None
+    clip: Annotated[Any, Interval(Real, SMALLEST, LARGEST, closed="both")] = None
+    epsilon: Annotated[Any, Interval(Real, LEAST, MOST, closed="both")] = None
     _: KW_ONLY
     delta: From0Below1 = 0.0
 
