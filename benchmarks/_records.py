@@ -26,7 +26,7 @@ from importlib import import_module
 from pathlib import Path
 
 import fedrecsk
-from benchmarks import _seeds
+from benchmarks import _methods, _seeds
 from benchmarks._command_line import Parser
 from fedrecsk.datasets import get_data_home
 
@@ -35,14 +35,6 @@ FOLDER = Path(__file__).parent / "measured"
 PACKAGES = ("numpy", "scipy", "sklearn", "numba", "implicit", "torch")
 METHODS = [one for one in fedrecsk.__all__ if one != "__version__"]
 CHANGED = "†"
-# Modules of the methods that this process measures.
-_measured: set[str] = set()
-
-
-def add_method(model):
-    """Note that an estimator, with all that is inside it, is measured."""
-    parts = {type(part).__module__ for part in (model, *model.get_params().values())}
-    _measured.update(name for name in parts if name.startswith("fedrecsk."))
 
 
 # --------------------------------------------------------------------------------- files
@@ -134,7 +126,7 @@ def run(command):
         module.main(arguments)
     home = Path(get_data_home(Parser.options.get("data_home")))
     data = sorted(path for path in map(Path, opened) if path.is_relative_to(home))
-    modules = imported_modules(_measured or {module.__name__}) | {module.__name__}
+    modules = imported_modules(_methods.modules or {module.__name__}) | {module.__name__}
     files = sorted(Path(import_module(one).__file__) for one in modules)
     record = {
         "command": command,

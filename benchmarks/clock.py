@@ -22,8 +22,8 @@ import numpy as np
 from sklearn.base import clone
 from sklearn.metrics import root_mean_squared_error
 
-from benchmarks import _records as records
 from benchmarks._command_line import command_line
+from benchmarks._methods import add_method
 from benchmarks._seeds import reported
 from benchmarks._timing import Stopwatch
 from benchmarks.rfrec import split
@@ -99,7 +99,7 @@ def hours(options):
     print("|---|---|---|---|---|---|---|---|", flush=True)
     for name in options.only or TASKS:
         task, level = TASKS[name], None
-        records.add_method(task.model)
+        add_method(task.model)
         for label, schedule in SCHEDULES.items():
             found, model = curve(task, schedule, parts, options.points)
             best, ledger = found[:, 1].max(), model.communication_
@@ -122,7 +122,7 @@ def cost(options):
     print("| method | no clock | synchronous | asynchronous |")
     print("|---|---|---|---|", flush=True)
     for name in options.only or TASKS:
-        records.add_method(TASKS[name].model)
+        add_method(TASKS[name].model)
         settings = (None, None), ("phones", None), ("phones", SCHEDULES["asynchronous"])
         models = [prepared(TASKS[name], one, y, devices) for devices, one in settings]
         seconds = [[] for _ in models]

@@ -16,8 +16,8 @@ import subprocess
 import sys
 import tempfile
 
-from benchmarks import _records as records
 from benchmarks._command_line import command_line
+from benchmarks._methods import add_method
 
 FIT = """
 import sys, time
@@ -69,7 +69,7 @@ def main(argv=None):
     print("| method | empty cache (CPU s) | full cache (CPU s) | import (CPU s) |")
     print("|---|---|---|---|", flush=True)
     for method in options.methods or every:
-        records.add_method(getattr(fedrecsk, method)())
+        add_method(getattr(fedrecsk, method)())
         runs = []
         for _ in range(options.repeats):
             with tempfile.TemporaryDirectory() as cache:

@@ -21,9 +21,9 @@ import numpy as np
 from sklearn.base import BaseEstimator, clone
 from sklearn.metrics import root_mean_squared_error
 
-from benchmarks import _records as records
 from benchmarks import ranking
 from benchmarks._command_line import command_line
+from benchmarks._methods import add_method
 from benchmarks._seeds import reported
 from benchmarks._timing import Stopwatch
 from benchmarks.lightfr import hits, leave_one_out
@@ -194,7 +194,7 @@ def _table(metric, entries, X, y, score, options):
     print("|---|---|---|---|---|---|---|---|", flush=True)
     chosen = [entry for entry in entries if entry.label in options.only]
     for entry in chosen or [one for one in entries if any(w in one.label for w in options.only)]:
-        records.add_method(entry.model)
+        add_method(entry.model)
         model, watch = _seeded(entry.model, X), Stopwatch(time.process_time)
         model.fit(X, y)
         seconds = watch.seconds()

@@ -22,8 +22,8 @@ import numpy as np
 import pandas as pd
 from sklearn.base import clone
 
-from benchmarks import _records as records
 from benchmarks._command_line import command_line
+from benchmarks._methods import add_method
 from benchmarks._timing import Stopwatch
 from fedrecsk import FedEASE, FedItemKNN, LocALS, Popularity
 from fedrecsk.ensemble import RankingEnsemble
@@ -131,7 +131,7 @@ def scores(options):
         for label, model in models_of(name, len(np.unique(X[:, 1]))):
             if options.only and label not in options.only:
                 continue
-            records.add_method(model)
+            add_method(model)
             watch = Stopwatch(time.process_time)
             model.fit(train)
             seconds = watch.seconds()
@@ -173,7 +173,7 @@ def choices(options):
             model = FedItemKNN(
                 pair_half_life=pair, history_half_life=history, backward_weight=backward
             )
-            records.add_method(model)
+            add_method(model)
             ndcg = measured(clone(model).fit(train), rows)[1]
             print(f"| {pair} | {history} | {backward} | {ndcg:.4f} |", flush=True)
 

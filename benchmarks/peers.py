@@ -20,7 +20,7 @@ import numpy as np
 from sklearn.base import clone
 
 from benchmarks._command_line import command_line
-from benchmarks._records import add_method
+from benchmarks._methods import add_method
 from benchmarks._seeds import reported
 from benchmarks._variants import variant
 from benchmarks.lightfr import drawn_negatives, hits

@@ -22,9 +22,9 @@ from sklearn.base import clone
 from sklearn.model_selection import ParameterGrid
 
 import fedrecsk
-from benchmarks import _records as records
 from benchmarks import fedals, rfrec
 from benchmarks._command_line import command_line
+from benchmarks._methods import add_method
 from benchmarks._seeds import reported
 from fedrecsk.datasets import fetch_movielens
 from fedrecsk.metrics import make_ranking_scorer
@@ -80,7 +80,7 @@ def megabytes(model):
 def searched(name, options, **parameters):
     """Return the search of a method with some parameters."""
     method = getattr(fedrecsk, name)(random_state=0, n_jobs=options.n_jobs, **parameters)
-    records.add_method(method)
+    add_method(method)
     return FederatedSearch(method, GRID[name], n_jobs=options.n_jobs, random_state=0)
 
 

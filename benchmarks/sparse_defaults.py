@@ -14,8 +14,8 @@ from __future__ import annotations
 import numpy as np
 
 import fedrecsk
-from benchmarks import _records as records
 from benchmarks._command_line import command_line
+from benchmarks._methods import add_method
 from benchmarks._seeds import reported
 from fedrecsk.datasets import fetch_movielens, make_interactions, make_ratings
 from fedrecsk.metrics import evaluate_ranking
@@ -45,7 +45,7 @@ def ranks(X, seed):
 def new(name, seed):
     """An estimator with its defaults."""
     model = getattr(fedrecsk, name)()
-    records.add_method(model)
+    add_method(model)
     seeded = "random_state" in model.get_params(deep=False)
     return model.set_params(random_state=seed) if seeded else model
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import __main__ as command
+from benchmarks import _methods, methods
 from benchmarks import _pages as pages
 from benchmarks import _records as records
-from benchmarks import methods
 from benchmarks._records import measured
 
 pytestmark = pytest.mark.full
@@ -122,7 +122,7 @@ def test_other_pictures_show_the_records(name, draw, tmp_path):
 def folder(tmp_path, monkeypatch):
     """A folder for records."""
     monkeypatch.setattr(records, "FOLDER", tmp_path)
-    monkeypatch.setattr(records, "_measured", set())
+    monkeypatch.setattr(_methods, "modules", set())
     records.read_records.cache_clear()
     yield tmp_path
     records.read_records.cache_clear()

@@ -2,7 +2,6 @@
 
 from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.clients import Clients
-from fedrecsk.protocol.clock import Asynchronous, Synchronous
 from fedrecsk.protocol.devices import DeviceProfile
 from fedrecsk.protocol.federation import Federation
 from fedrecsk.protocol.ledger import Ledger
@@ -18,6 +17,7 @@ from fedrecsk.protocol.messages import (
     Upload,
 )
 from fedrecsk.protocol.network_time import estimate_training_time
+from fedrecsk.protocol.schedules import Asynchronous, Synchronous
 from fedrecsk.protocol.server import Server
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Summed, Updates
 

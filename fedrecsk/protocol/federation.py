@@ -13,8 +13,8 @@ from fedrecsk.attacks import Adversary
 from fedrecsk.compression import Compressor
 from fedrecsk.compression._compressors import BlockCompressor
 from fedrecsk.privacy import CentralDP, LocalMechanism, SecureAggregation
-from fedrecsk.protocol.clock import Asynchronous, Schedule
 from fedrecsk.protocol.devices import DeviceProfile, profile_of
+from fedrecsk.protocol.schedules import Asynchronous, Schedule
 
 if TYPE_CHECKING:
     from typing import Self

@@ -10,7 +10,7 @@ import numpy as np
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.protocol.algorithm import ChoosesCohorts, extended
 from fedrecsk.protocol.central_noise import CentralNoise
-from fedrecsk.protocol.clock import Clock, Synchronous, Timetable
+from fedrecsk.protocol.clock import Clock, Timetable
 from fedrecsk.protocol.early_stopping import EarlyStopping
 from fedrecsk.protocol.keys import SETUP, Key
 from fedrecsk.protocol.ledger import Ledger
@@ -24,6 +24,7 @@ from fedrecsk.protocol.links import (
 from fedrecsk.protocol.messages import Catalogue, ClientCodes, MalformedMessage, Message, Rows
 from fedrecsk.protocol.participation import Participation, Sampling
 from fedrecsk.protocol.protection import is_compressed, planned_bytes
+from fedrecsk.protocol.schedules import Synchronous
 from fedrecsk.protocol.secure_accounts import EncryptedChannel, MaskedChannel
 
 if TYPE_CHECKING:

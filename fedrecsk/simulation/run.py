@@ -22,11 +22,11 @@ from fedrecsk.data._checks import Diverged, hint
 from fedrecsk.data.item_features import columns_of
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol.clients import Clients
-from fedrecsk.protocol.clock import Asynchronous
 from fedrecsk.protocol.early_stopping import hold_out
 from fedrecsk.protocol.links import StepTotal
 from fedrecsk.protocol.loop import Loop
 from fedrecsk.protocol.messages import deliver
+from fedrecsk.protocol.schedules import Asynchronous
 from fedrecsk.protocol.server import Server
 from fedrecsk.simulation.making import (
     check_aggregator,
