@@ -54,7 +54,7 @@ METHODS = {
     "FedRec": FedRec(rating_scale=(1, 5), upload="all"),
     "FedEB": FedEB(rating_scale=(1, 5), upload="all"),
     "LocALS": LocALS(upload="all"),
-    'LocALS, "all"': LocALS(upload="all"),
+    'LocALS, "all"': LocALS(aggregation="clients", upload="all"),
     "LocSGD": LocSGD(upload="all"),
     "GlobSGD": GlobSGD(upload="all"),
     "FCF": FCF(upload="all"),

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
-from fedrecsk import Federation, FedMF, LocALS, LocSGD
+from fedrecsk import Federation, FedMF, LocALS
 from fedrecsk.aggregation import (
     Aggregator,
     CoordinateMedian,
@@ -243,7 +243,7 @@ def test_rows_are_held_back_only_where_they_are_steps():
     federation = Federation(aggregator=HierarchicalClipping(share=0.5))
     with pytest.raises(ValueError, match=r"'others', from which its server .*set share=1"):
         LocALS(4, federation=federation).fit(X)
-    LocSGD(4, federation=federation, n_rounds=1).fit(X)
+    LocALS(4, federation=federation, aggregation="clients", n_rounds=1).fit(X)
 
 
 def test_means_are_held_back_where_the_server_divides_by_the_senders_of_a_round():

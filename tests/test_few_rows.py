@@ -12,7 +12,7 @@ from fedrecsk.metrics import evaluate_ranking
 pytestmark = pytest.mark.full
 
 
-@pytest.mark.parametrize("aggregation", ["clients", "full"])
+@pytest.mark.parametrize("aggregation", ["clients", "full", "holders"])
 def test_locsgd_stays_finite_for_users_with_thousands_of_rows(aggregation):
     X = make_interactions(80, 4000, 40_000, random_state=0)[:, :2]
     X = np.vstack([X, [[1000 + u, i] for u in range(10) for i in range(u, 2500 + u)]])

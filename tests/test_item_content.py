@@ -19,7 +19,6 @@ from fedrecsk import (
     ImplicitALS,
     LightFR,
     LocALS,
-    LocSGD,
     PrivFedEB,
     RFRec,
     SVDpp,
@@ -172,12 +171,12 @@ def test_public_features_cost_no_privacy_and_are_sent_once():
     assert np.isfinite(model.add_items(NEW_FRAME.to_numpy(), NEW).predict(X)).all()
 
 
-def test_penalties_pull_rare_items_to_what_features_say():
+def test_penalties_of_locals_pull_rare_items_to_what_features_say():
     X, _, features = make_ratings(80, 40, 1500, item_features=5, random_state=0)
     features = features.loc[np.unique(X[:, 1])]
     pulls = []
     for reg_item in (10.0, 20.0):
-        model = LocSGD(4, n_rounds=1, reg_item=reg_item, prox=10.0, random_state=0)
+        model = LocALS(4, n_rounds=1, reg_item=reg_item, aggregation="clients", random_state=0)
         plain = model.fit(X).item_factors_.astype(float)
         pulls.append(model.set_params(item_features=features).fit(X).item_factors_ - plain)
     assert abs(pulls[0]).max() > 1e-6

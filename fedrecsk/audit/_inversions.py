@@ -74,6 +74,8 @@ def _one_locals(model, vector, items, message):
     share = model.prox / tie
     scores = share * (items @ vector)
     multiples = confidence * (1 - scores) / (tie + confidence * square)
+    if model.aggregation != "full":
+        return {"rows": np.outer(multiples, vector) + (share - 1) * items}
     eye = np.eye(len(vector))
     others = model.prox * np.linalg.inv(tie * eye + np.outer(vector, vector)) - eye
     return {"rows": np.outer(multiples + scores / (tie + square), vector), "others": others}

@@ -22,6 +22,7 @@ wmf_kernels: LazyModule = LazyModule("fedrecsk.federated._wmf_kernels")
 
 # Directions in which clients contribute less than this share of the largest do not change.
 RESOLUTION = 1e-6
+Aggregation = Literal["full", "clients", "holders"]
 HIDES_NOTHING = (
     "which rows a client requests and sends reveals the items it holds, and noise cannot hide "
     "that. Use RFRec under local differential privacy."
@@ -172,8 +173,8 @@ class ImplicitParameters(UserParameters):
     _: KW_ONLY
     reg_item: NotNegative = 10.0
     upload: Literal["local", "all"] = "local"
-    # A parameter of LocSGD and GlobSGD.
-    aggregation: Literal["full", "clients"] = constant("full")
+    # A parameter of all but FCF.
+    aggregation: Literal["full", "clients", "holders"] = constant("full")
     # Standard deviation of the first item vectors.
     INIT_STD: float = constant(0.03)
 
@@ -234,6 +235,8 @@ class ImplicitAlgorithm(ImplicitParameters, Algorithm[Any, Clients]):
         specs = {"rows": FieldSpec((n_items, d), rows)}
         if self.aggregation == "full":
             specs["others"] = FieldSpec((d, d), compressible=False)
+        if self.aggregation == "holders":
+            specs["n_holders"] = FieldSpec((n_items,), rows, dtype="uint8", learned=False)
         return specs
 
     def enter(self, block, message, key):
@@ -252,7 +255,7 @@ class ImplicitAlgorithm(ImplicitParameters, Algorithm[Any, Clients]):
         return out, loss
 
     def sent(self, block, turn, out):
-        """Return rows, and matrices if they are sent, as Updates."""
+        """Return rows, and matrices or numbers of holders if they are sent, as Updates."""
         if turn.separate:
             indptr, items = block.own_rows(turn.active)
             idle = self.centers(Message()).get("others")
@@ -260,9 +263,14 @@ class ImplicitAlgorithm(ImplicitParameters, Algorithm[Any, Clients]):
             fields = {
                 "rows": SparseRows(indptr, items, out.rows),
                 "others": SparseRows.stacked(squares, center=idle),
+                "n_holders": SparseRows(indptr, items, np.ones(len(items), dtype=np.uint8)),
             }
         else:
             fields = {"rows": out.rows, "others": out.squares[0]}
+            if self.aggregation == "holders":
+                sends = np.repeat(out.senders & out.is_finite, block.row_counts)
+                held = np.bincount(block.row_items[sends], minlength=block.n_items)
+                fields["n_holders"] = held
         specs = self.fields(block.n_items)
         fields = {name: one for name, one in fields.items() if name in specs}
         return Updates(fields, is_finite=out.is_finite)
@@ -279,10 +287,16 @@ class ImplicitAlgorithm(ImplicitParameters, Algorithm[Any, Clients]):
 
     # ------------------------------------------------------------------- on the server
 
+    def mean_rows(self, upload):
+        """Return each row's mean over the clients, or over its holders (zero without any)."""
+        if self.aggregation != "holders":
+            return upload["rows"].mean
+        return upload["rows"].sum / np.maximum(upload["n_holders"].sum, 1)[:, None]
+
     def mean_gradient(self, items, upload):
         """Return the mean of the uploads of `gradients`, without penalties."""
         if self.aggregation != "full":
-            return upload["rows"].mean
+            return self.mean_rows(upload)
         return upload["rows"].mean + items @ upload["others"].mean
 
     def item_penalties(self, server):
@@ -355,7 +369,7 @@ class ClientItemsAlgorithm(ClientItemsParameters, ImplicitAlgorithm):
         items = server.items.astype(np.float64)
         full = self.aggregation == "full"
         others = upload["others"].mean if full else np.eye(self.n_factors)
-        change, penalty = upload["rows"].mean + items @ others.T - items, 0.0
+        change, penalty = self.mean_rows(upload) + items @ others.T - items, 0.0
         pull = self.item_penalties(server) / self.prox if self.prox else 0.0
         if self.reg_exponent:
             penalty = pull

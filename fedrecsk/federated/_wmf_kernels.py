@@ -242,7 +242,7 @@ def solve_items(layout, ratings, raters, starts, active, items, problem, work, u
             items_of_one(c, layout, ratings, items, problem, work, users)
         elif raters is not None:
             items_of_many(c, layout, raters, starts, items, problem, work, users)
-        send(c, layout, work.rows, work.follow, True, out)
+        send(c, layout, work.rows, work.follow, problem.full, out)
 
 
 @inline_early
@@ -261,7 +261,11 @@ def items_of_one(c, layout, ratings, items, problem, work, users):
         i, confidence = np.int64(layout.row_items[first + row]), one + ratings.extra[start + row]
         score = share * dot_rows(users, u, items, i, d)
         s = (ratings.pull[start + row] - confidence * score) / (tie + confidence * length)
-        scale_row(work.rows, row, s + shrink * score, users, u, d)
+        if problem.full:
+            scale_row(work.rows, row, s + shrink * score, users, u, d)
+        else:
+            scale_row(work.rows, row, share - one, items, i, d)
+            add_row(work.rows, row, s, users, u, d)
     for f in range(d):
         scale_row(work.follow, f, -share * shrink * users[u, f], users, u, d)
         work.follow[f, f] += share
@@ -287,7 +291,7 @@ def items_of_many(c, layout, raters, starts, items, problem, work, users):
         scale_row(work.target, ONLY, prox, items, i, d)
         collect(users, raters, starts[first + row], starts[first + row + 1], work)
         solve(factor(work.matrix), d, work.target, work.rows, row)
-        subtract(row, items, i, True, work.follow, work)
+        subtract(row, items, i, problem.full, work.follow, work)
 
 
 @inline_early

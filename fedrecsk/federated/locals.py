@@ -13,6 +13,7 @@ from fedrecsk.federated import _wmf
 from fedrecsk.federated._features import UserFeatures, UserRegression, UserSums
 from fedrecsk.federated._implicit_mf import ImplicitMF
 from fedrecsk.federated._wmf import (
+    Aggregation,
     ClientItemsAlgorithm,
     ClientItemsParameters,
     n_likes,
@@ -41,6 +42,7 @@ class LocALSParameters(ClientItemsParameters):
 
     _: KW_ONLY
     reg_exponent: NotNegative = 0.0
+    aggregation: Aggregation = "full"
     # With more factors users are found by conjugate gradients.
     EXACT_UP_TO: int = constant(128)
 
@@ -114,7 +116,8 @@ class LocALSAlgorithm(LocALSParameters, ClientItemsAlgorithm):
         versions = items[block.row_items]
         for c in np.flatnonzero(active):
             rows = slice(*block.row_indptr[c : c + 2])
-            versions[rows] = versions[rows] @ out.squares[c].T
+            if self.aggregation == "full":
+                versions[rows] = versions[rows] @ out.squares[c].T
             versions[rows] += out.rows[out.slots[rows]]
         return versions, self.own_grams(block, active, message, versions, out.squares)
 
@@ -186,6 +189,14 @@ class LocALS(LocALSParameters, UserFeatures, ImplicitMF):
         ``prox + reg_item`` must be positive.
     local_epochs : int, default=1
         Number of times that a client solves for its users and its items per round (E).
+    aggregation : {"full", "clients", "holders"}, default="full"
+        How the server averages the clients' versions of an item. "full": over all clients. Those
+        that do not hold the item contribute the minimiser of their objective, ``A_c q_i`` with
+        ``A_c = prox ((prox + reg_item / n_clients) I + P_c' P_c)^-1``, and the server multiplies
+        its step by ``(I - mean A_c)^-1``; see Notes. "clients": over all
+        clients; those that do not hold it contribute q_i unchanged, which learns slowly.
+        "holders": over the clients that hold it. This ranks no better than popularity, because
+        no upload shows which users did *not* take the item.
     upload : {"local", "all"}, default="local"
         Whether clients receive and send the rows of their own items only, or of all items. See
         Notes for what each reveals.
@@ -232,22 +243,21 @@ class LocALS(LocALSParameters, UserFeatures, ImplicitMF):
     *What is sent.* Once: up, which items the client holds, with ``upload="local"`` as their indices
     and with "all" as a vector of 0 and 1 over all items; down, reg_item / n_clients. Each round,
     down: q_i of the client's own items and the d x d matrix ``sum q_i q_i'`` over all items. Up:
-    for each own item ``q_ci - A_c q_i``, and the d x d matrix A_c. At the end, down: q_i of all
-    items, which a client needs to recommend. With ``upload="all"`` the rows of all items are sent
-    in both directions, zero where the client holds nothing.
+    for each own item ``q_ci - A_c q_i`` (or ``q_ci - q_i`` where aggregation is not "full"); with
+    "full" the d x d matrix A_c; with "holders" a count of 1 for each item. At the end, down: q_i of
+    all items, which a client needs to recommend. With ``upload="all"`` the rows of all items are
+    sent in both directions, zero where the client holds nothing.
 
     *What it reveals.* "local" reveals to the server which items each client holds. "all" hides it
     only if uploads are summed securely. A plaintext upload of a client with one user gives p_u
     exactly: every row is a multiple of it, and A_c gives its length. The server uses sums over
     clients only.
 
-    *The server's step.* The server averages over all clients. A client that does not hold an item
-    contributes the minimiser of its objective, ``A_c q_i`` with
-    ``A_c = prox ((prox + reg_item / n_clients) I + P_c' P_c)^-1``. ``(I - mean A_c)^-1``, by which
-    the step is multiplied, compensates for the small steps that `prox` allows each client. Of this
-    step the server takes twice the share of the clients whose uploads were accepted in the round,
-    at most 1, over ``1 + alpha h_i t / 2``, where h_i is the share of the clients that hold item i
-    and t the mean of the diagonal of mean A_c: an item that many hold overshoots otherwise.
+    *The server's step* of "full". ``(I - mean A_c)^-1`` compensates for the small steps that `prox`
+    allows each client. Of this step the server takes twice the share of the clients whose uploads
+    were accepted in the round, at most 1, over ``1 + alpha h_i t / 2``, where h_i is the share of
+    the clients that hold item i and t the mean of the diagonal of mean A_c: an item that many hold
+    overshoots otherwise.
 
     *Training loss.* `loss_curve_` has the mean of c (r - p.q)^2 over all pairs of the round's
     users and the catalogue, weighted by confidence, with the users just solved for and the items

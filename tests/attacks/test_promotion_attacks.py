@@ -185,6 +185,8 @@ LINEAR = {
     "RFRec holders": (RFRec(4, aggregation="holders", **PART), 1e-5),
     "RFRecF": (RFRecF(4, **PART | {"n_rounds": 4}), 1e-5),
     "LocALS": (LocALS(4, alpha=0.1, **PART), 0.2),
+    "LocALS all": (LocALS(4, aggregation="clients", **PART), 1e-5),
+    "LocALS holders": (LocALS(4, aggregation="holders", **PART), 0.25),
     "LocSGD": (LocSGD(4, **PART), 1e-4),
     "GlobSGD": (GlobSGD(4, learning_rate=0.5, **PART), 1e-4),
     "GlobSGD preconditioned": (GlobSGD(4, preconditioner=True, alpha=0.1, **PART), 0.2),

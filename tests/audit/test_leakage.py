@@ -31,6 +31,8 @@ from tests.conftest import make_toy
 
 READ = [
     (LocALS(4, reg_user=1.0, local_epochs=2, reg_item=0.0), 1),
+    (LocALS(4, reg_user=1.0, aggregation="clients", reg_item=40.0), 2),
+    (LocALS(4, reg_user=1.0, aggregation="holders"), 1),
     (LocSGD(4, reg_user=1.0, reg_item=40.0, prox=0.5), 2),
     (LocSGD(4, reg_user=1.0, aggregation="full", prox=0.5), 1),
     (GlobSGD(4, reg_user=1.0), 2),
@@ -134,7 +136,7 @@ def test_a_users_method_has_its_own_inversion():
 
     register_inversion(Mine, invert)
     X, _ = make_toy(n_users=10)
-    model = Heir(3, reg_user=1.0, reg_item=7.0, random_state=0)
+    model = Heir(3, reg_user=1.0, reg_item=7.0, aggregation="clients", random_state=0)
     report = measure_leak(model, X, n_rounds=2, max_clients=4)
     assert report.interactions == 1.0
     text = "(Heir, n_clients=4, n_rounds=2: vectors 0.000 (no leak shown; without uploads 0.000)"

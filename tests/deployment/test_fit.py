@@ -26,7 +26,6 @@ from fedrecsk import (
     FedSpectral,
     LightFR,
     LocALS,
-    LocSGD,
     RFRec,
     RFRecF,
     SCoLR,
@@ -210,7 +209,7 @@ class FrozenItems(LightFR):
 VARIANTS = [
     RFRec(3, n_rounds=4, predict_with="local", optimizer="gd"),
     RFRecF(3, n_rounds=14, predict_with="local", aggregation="clients"),
-    LocSGD(3, n_rounds=3, reg_user=1.0, upload="all"),
+    LocALS(3, n_rounds=3, reg_user=1.0, aggregation="clients", upload="all"),
     FedMF(3, n_rounds=3, client_fraction=1.0, aggregation="data_size", n_negatives=1),
     FedRec(3, n_rounds=4, client_fraction=1.0, virtual_items="redrawn", hybrid_start=1),
     SCoLR(2, n_factors=3, n_rounds=3, client_fraction=1.0, aggregation="entries"),

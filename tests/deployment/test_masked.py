@@ -71,7 +71,7 @@ def a_fit(folder, **settings):
     "estimator",
     [
         FedMF(client_fraction=1.0, **SMALL),
-        LocALS(upload="all", reg_user=1.0, **SMALL),
+        LocALS(upload="all", reg_user=1.0, aggregation="clients", **SMALL),
         RFRec(**SMALL),
         FedEASE(upload="all", random_state=0),
     ],
@@ -302,7 +302,7 @@ def test_a_node_does_not_unmask_two_sums_of_one_round(tmp_path):
 )
 def test_a_server_gets_no_second_sum_of_the_same_uploads(kind, change, why, tmp_path):
     """Else the first sum, less a second one without a client, would be this client's upload."""
-    estimator = masked(LocALS(upload="all", reg_user=1.0, **SMALL))
+    estimator = masked(LocALS(upload="all", reg_user=1.0, aggregation="clients", **SMALL))
     nodes = nodes_of(estimator, tmp_path)
     one = coordinator(estimator, nodes, tmp_path)
     # Requests of the first sum, and what nodes say that refuse those of the second.

@@ -83,6 +83,12 @@ def test_lightfr_reaches_its_hit_rate_and_beats_popularity(ml100k):
     assert hit_rate(frozen) < popular
 
 
+def test_the_mean_over_holders_is_no_better_than_popularity(ml100k):
+    train, _, test, _ = split(ml100k[0][:, :2], ml100k[1], seed=0)
+    model = LocALS(aggregation="holders", random_state=0, n_rounds=30).fit(train)
+    assert precision(model, train, test) < precision(Popularity().fit(train), train, test)
+
+
 def test_fedmf_beats_popularity_on_few_users(ml100k):
     rng = np.random.default_rng(0)
     X = ml100k[0][rng.permutation(len(ml100k[0])), :2]

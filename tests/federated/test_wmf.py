@@ -39,12 +39,9 @@ def make(Estimator, **parameters):
     if Estimator is LocSGD:
         defaults |= {"learning_rate": 0.05, "n_steps": 2}
     if Estimator is GlobSGD:
-        defaults["learning_rate"] = "auto" if is_full(parameters) else 0.3
+        auto = parameters.get("aggregation", "full") == "full"
+        defaults["learning_rate"] = "auto" if auto else 0.3
     return variant(Estimator, **defaults | parameters)
-
-
-def is_full(parameters):
-    return parameters.get("aggregation", "full") == "full"
 
 
 def dense(data, alpha):
@@ -76,10 +73,7 @@ def assert_equals_reference(model, X, y=None, block_sizes=BLOCK_SIZES[:1], **fit
 
 def parameters_of(Estimator):
     """Every aggregation, with its local epochs or, for GlobSGD, preconditioners."""
-    if Estimator is LocALS:
-        yield from ({"local_epochs": number} for number in (1, 2))
-        return
-    for aggregation in ("full", "clients"):
+    for aggregation in ("full", "clients", "holders"):
         if Estimator is not GlobSGD:
             others = [{"local_epochs": 1}, {"local_epochs": 2}]
         elif aggregation == "full":
@@ -93,12 +87,6 @@ def parameters_of(Estimator):
         yield from ({"aggregation": aggregation} | other for other in others)
 
 
-FORMS = [(LocALS, {})] + [
-    (Estimator, {"aggregation": aggregation})
-    for Estimator in (LocSGD, GlobSGD)
-    for aggregation in ("full", "clients")
-]
-every_form = pytest.mark.parametrize(("Estimator", "parameters"), FORMS)
 COMBINATIONS = [(Estimator, own) for Estimator in METHODS for own in parameters_of(Estimator)]
 every_combination = pytest.mark.parametrize(("Estimator", "parameters"), COMBINATIONS)
 
@@ -128,9 +116,10 @@ def test_conjugate_gradients_equal_the_naive_reference(local_epochs, toy):
 
 
 @pytest.mark.parametrize("upload", ["local", "all"])
-def test_scaled_penalties_equal_the_naive_reference(upload, toy):
+@pytest.mark.parametrize("aggregation", ["full", "clients", "holders"])
+def test_scaled_penalties_equal_the_naive_reference(aggregation, upload, toy):
     X, y = toy
-    model = make(LocALS, reg_exponent=0.7, upload=upload)
+    model = make(LocALS, reg_exponent=0.7, upload=upload, aggregation=aggregation)
     assert_equals_reference(model, X, y - 2, clients=X[:, 0] % 5)
     assert_equals_reference(clone(model).set_params(client_fraction=0.5), X)
 
@@ -141,37 +130,45 @@ def test_what_is_sent_does_not_change_the_model(Estimator, parameters, toy):
     np.testing.assert_allclose(own.item_factors_, whole.item_factors_, atol=1e-12)
 
 
-@every_form
+@every_method
 @pytest.mark.parametrize("n_clients", [None, 4])
-def test_the_ledger_counts_own_items_and_small_matrices(Estimator, parameters, n_clients, toy):
+def test_the_ledger_counts_own_items_and_small_matrices(Estimator, n_clients, toy):
     X, _ = toy
     clients = X[:, 0] if n_clients is None else X[:, 0] % n_clients
     d, n_rounds, n = 3, 4, len(np.unique(clients))
     n_rows = len(np.unique(np.column_stack([clients, X[:, 1]]), axis=0))
-    matrices = n * d * d
-    down, up = n_rows * d + matrices, n_rows * d + matrices * is_full(parameters)
-    ledger = make(Estimator, **parameters).fit(X, clients=clients).communication_
-    catalogue, setup, *rounds, final = ledger.entries
-    assert catalogue["bytes_up"] == 0
-    assert setup["bytes_up"] == 4 * n_rows
-    assert setup["bytes_down"] == (0 if Estimator is GlobSGD else 4 * n)
-    assert [e["bytes_down"] for e in rounds] == [4 * down] * n_rounds
-    assert [e["bytes_up"] for e in rounds] == [4 * up] * n_rounds
-    # To recommend, a client needs all items.
-    assert final["bytes_down"] == 4 * n * 9 * d
+    down, up = (
+        n_rows * d + n * d * d,
+        {
+            "full": n_rows * d + n * d * d,
+            "clients": n_rows * d,
+            "holders": n_rows * d + n_rows / 4,
+        },
+    )
+    for aggregation, values in up.items():
+        model = make(Estimator, aggregation=aggregation)
+        ledger = model.fit(X, clients=clients).communication_
+        catalogue, setup, *rounds, final = ledger.entries
+        assert catalogue["bytes_up"] == 0
+        assert setup["bytes_up"] == 4 * n_rows
+        assert setup["bytes_down"] == (0 if Estimator is GlobSGD else 4 * n)
+        assert [e["bytes_down"] for e in rounds] == [4 * down] * n_rounds
+        assert [e["bytes_up"] for e in rounds] == [4 * values] * n_rounds
+        # To recommend, a client needs all items.
+        assert final["bytes_down"] == 4 * n * 9 * d
 
 
-@every_form
-def test_the_ledger_counts_the_whole_matrix(Estimator, parameters, toy):
+@every_method
+def test_the_ledger_counts_the_whole_matrix(Estimator, toy):
     X, _ = toy
     n, n_items, d = 12, 9, 3
-    model = make(Estimator, upload="all", **parameters)
-    _, setup, *rounds, final = model.fit(X).communication_.entries
-    up = n * 4 * (n_items * d + d * d * is_full(parameters))
-    assert setup["bytes_up"] == n * n_items
-    assert {e["bytes_down"] for e in rounds} == {4 * n * n_items * d}
-    assert {e["bytes_up"] for e in rounds} == {up}
-    assert final["bytes_down"] == 4 * n * n_items * d
+    for aggregation, extra in {"full": 4 * d * d, "clients": 0, "holders": n_items}.items():
+        model = make(Estimator, aggregation=aggregation, upload="all")
+        _, setup, *rounds, final = model.fit(X).communication_.entries
+        assert setup["bytes_up"] == n * n_items
+        assert {e["bytes_down"] for e in rounds} == {4 * n * n_items * d}
+        assert {e["bytes_up"] for e in rounds} == {n * (4 * n_items * d + extra)}
+        assert final["bytes_down"] == 4 * n * n_items * d
 
 
 def first_update(model, block, items, *, gram=None, separate=False, broken=None):
@@ -218,12 +215,13 @@ def test_nothing_depends_on_rows_that_a_client_does_not_hold(Estimator, n_client
             np.testing.assert_array_equal(uploads[0][name], uploads[1][name])
 
 
-@every_form
-def test_broken_clients_are_told_apart(Estimator, parameters, toy):
+@every_method
+@pytest.mark.parametrize("aggregation", ["full", "holders"])
+def test_broken_clients_are_told_apart(Estimator, aggregation, toy):
     """Sums leave them out; single uploads have them as they are."""
     X, _ = toy
     data = encode(X, clients=X[:, 0] % 4)
-    model, block = make(Estimator, **parameters), blocks.cut(data)[0]
+    model, block = make(Estimator, aggregation=aggregation), blocks.cut(data)[0]
     items, others = first_items(model, data.n_items), np.arange(block.n_clients) != 2
     whole = first_update(model, block, items, separate=True)[1]
     sums = first_update(model, block, items, broken=2)[1]

@@ -119,15 +119,15 @@ def test_ciphertexts_are_what_the_ledger_counts():
     scheme = schemes()[0]
     X, _y = make_toy()
     setting = Federation(secure_aggregation=scheme)
-    model = make(LocALS, setting).fit(X)
+    model = make(LocALS, setting, aggregation="holders").fit(X)
     n, m, d = 12, 9, 3
     catalogue, keys, setup, *rounds, final = model.communication_.entries
     assert keys["bytes_down"] == n * scheme.key_nbytes() > 0 == catalogue["bytes_up"]
-    of_setup, of_upload = scheme.ciphertext_bytes(m), scheme.ciphertext_bytes(m * d + d * d)
+    of_setup, of_upload = scheme.ciphertext_bytes(m), scheme.ciphertext_bytes(m * d + m)
     assert setup["bytes_up"] == n * of_setup
     assert setup["bytes_down"] == n * scheme.ciphertext_bytes(1)
     assert {e["bytes_up"] for e in rounds} == {n * of_upload}
-    assert {e["payload_up"] for e in rounds} == {n * (m * d + d * d) * 4}
+    assert {e["payload_up"] for e in rounds} == {n * m * d * 4}
     # The model before the first round is drawn by the server; later it has ciphertexts only.
     assert rounds[0]["bytes_down"] == n * m * d * 4
     assert {e["bytes_down"] for e in [*rounds[1:], final]} == {n * of_upload}

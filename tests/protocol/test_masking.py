@@ -78,7 +78,7 @@ def test_a_sum_is_that_of_the_clients_rounded_numbers(audit):
 SHARES = CentralDP(clip=1.0, noise_multiplier=1.0, epsilon=None, noise="clients")
 METHODS = {
     "RFRec": RFRec(**SMALL),
-    "LocALS": LocALS(upload="all", reg_user=1.0, **SMALL),
+    "LocALS": LocALS(upload="all", reg_user=1.0, aggregation="clients", **SMALL),
     "FedMF": FedMF(client_fraction=0.5, **SMALL),
     "PrivFedEB": PrivFedEB(n_factors=3, n_rounds=3, random_state=0),
 }

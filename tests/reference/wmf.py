@@ -168,12 +168,14 @@ def run(model, clients, rated, items, turns):
         if not arrived:
             continue
         step = automatic_step(model, arrived, holds, preconditioned) if rate == "auto" else rate
+        n_holders = np.maximum(np.sum([client.holds for client in arrived], axis=0), 1)[:, None]
+        by = n_holders if model.aggregation == "holders" else len(arrived)
         if is_global(model):
             gradients = [
                 gradient + catch_up(model, cl, items - old)
                 for (gradient, old), cl in zip(versions, arrived, strict=True)
             ]
-            change = -np.mean(gradients, axis=0) - model.reg_item / n_clients * items
+            change = -np.sum(gradients, axis=0) / by - model.reg_item / n_clients * items
             hessian = np.mean([cl.users.T @ cl.users for cl in arrived], axis=0)
             hessian = hessian + model.reg_item / n_clients * eye
             if preconditioned:
@@ -192,7 +194,7 @@ def run(model, clients, rated, items, turns):
             missing = eye - np.mean([cl.background() for cl in arrived], axis=0)
             change = np.linalg.solve(missing, change.T).T
         else:
-            change = np.mean([version - old for version, old in versions], axis=0)
+            change = np.sum([version - old for version, old in versions], axis=0) / by
         if getattr(model, "reg_exponent", 0):
             # Undo the division above, which knows no penalties.
             matrix = missing if preconditioned else eye

@@ -10,7 +10,7 @@ import numpy as np
 from fedrecsk._utils.constraints import AtLeast1, Positive
 from fedrecsk._utils.docs import documented
 from fedrecsk.federated._implicit_mf import ImplicitMF
-from fedrecsk.federated._wmf import ImplicitAlgorithm, ImplicitParameters, divide
+from fedrecsk.federated._wmf import Aggregation, ImplicitAlgorithm, ImplicitParameters, divide
 
 __all__ = ["GlobSGD"]
 
@@ -21,7 +21,7 @@ class GlobSGDParameters(ImplicitParameters):
 
     _: KW_ONLY
     learning_rate: Positive | Literal["auto"] = "auto"
-    aggregation: Literal["full", "clients"] = "full"
+    aggregation: Aggregation = "full"
     preconditioner: bool = False
 
 
@@ -78,10 +78,11 @@ class GlobSGD(GlobSGDParameters, ImplicitMF):
         preconditioner ``1 / (1 + alpha h_i)``, times twice the share of the clients whose
         uploads were accepted if that is below 1. Otherwise the server does not know the
         curvature and the step is 3, which suits MovieLens and diverges with few clients.
-    aggregation : {"full", "clients"}, default="full"
+    aggregation : {"full", "clients", "holders"}, default="full"
         Which pairs the gradient has. "full": all of them, by a d x d matrix from each
         client, which makes the mean the exact gradient of the centralised objective. "clients":
-        pairs with a row only, over the number of clients.
+        pairs with a row only, over the number of clients. "holders": pairs with a row only,
+        over the number of clients that hold the item.
     preconditioner : bool, default=False
         Whether the server multiplies the gradient by
         ``(mean P_c' P_c + reg_item / n_clients I)^-1``. It makes the comparison with LocALS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from numbers import Real
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 
@@ -12,7 +12,12 @@ from fedrecsk._utils.constraints import AtLeast1, NotNegative, Positive
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.federated._implicit_mf import ImplicitMF
-from fedrecsk.federated._wmf import ClientItemsAlgorithm, ClientItemsParameters, wmf_kernels
+from fedrecsk.federated._wmf import (
+    Aggregation,
+    ClientItemsAlgorithm,
+    ClientItemsParameters,
+    wmf_kernels,
+)
 
 __all__ = ["LocSGD"]
 
@@ -27,7 +32,7 @@ class LocSGDParameters(ClientItemsParameters):
     prox: NotNegative = 0.0
     n_steps: AtLeast1 = 5
     learning_rate: Annotated[float, Interval(Real, 0, 1000, closed="right")] = 0.3
-    aggregation: Literal["full", "clients"] = "clients"
+    aggregation: Aggregation = "clients"
 
 
 @dataclass(kw_only=True, eq=False)
@@ -78,12 +83,10 @@ class LocSGD(LocSGDParameters, ImplicitMF):
         + prox (q_ci - q_i)]`` with
         ``eta_ui = min(eta, 1 / (c_ui |p_u|^2 + reg_item / n_clients + prox))``, so that no step
         goes past the pair's minimum.
-    aggregation : {"clients", "full"}, default="clients"
-        How the server averages the clients' versions of an item, over all clients. "clients": a
-        sweep goes through the client's own pairs, and a client that does not hold the item
-        contributes q_i unchanged. "full": a sweep goes through all pairs of the client's users and
-        the catalogue; items that the client does not hold move by a common matrix A_c, which it
-        sends, and the server steps as in :class:`LocALS`.
+    aggregation : {"clients", "full", "holders"}, default="clients"
+        As in :class:`LocALS`. With "full" a sweep goes through all pairs of the client's users
+        and the catalogue; items that the client does not hold move by a common matrix A_c.
+        Otherwise a sweep goes through the client's own pairs.
     upload
         As in :class:`LocALS`.
     {timestamps}
@@ -117,8 +120,7 @@ class LocSGD(LocSGDParameters, ImplicitMF):
           6  server sends all items                             final
           7  clients solve for their users once more            personalize: kernel fit_users
 
-    *What is sent*, and what it reveals, is as in :class:`LocALS`, but with "clients" a client sends
-    ``q_ci - q_i`` and no matrix. With "full", users of one client
+    *What is sent*, and what it reveals, is as in :class:`LocALS`. With "full", users of one client
     take their steps one after the other in the order of their ids, each on all items.
 
     *Short histories* count as in :class:`LocALS`.
