@@ -73,9 +73,6 @@ class SecAggPlus(SecureAggregation):
     fraction_bits : int, default=17
         Bits after the binary point: learned numbers are rounded to multiples of
         ``2 ** -fraction_bits``, other real numbers to 2,048 times that.
-    audit : int or "all", default=3
-        In a simulation, number of clients per sum that really run the protocol among themselves, at
-        least 3; the result must equal the sum of their rounded numbers.
 
     Notes
     -----
@@ -103,9 +100,6 @@ class SecAggPlus(SecureAggregation):
     max_colluding: From0Below1 = 0.05
     max_abs: Positive = 16.0
     fraction_bits: Annotated[int, Interval(Integral, COARSER_BITS, 40, closed="both")] = 17
-    audit: (
-        Annotated[int, Interval(Integral, FEWEST_CLIENTS, None, closed="left")] | Literal["all"]
-    ) = 3
 
     _extra = ("cryptography",)
     hides_sums = False
