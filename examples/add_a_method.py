@@ -40,7 +40,7 @@ class Clients:
     users: Kept[PerUser]  # (n_users, 1 + n_factors)
 
 
-@dataclass(frozen=True)
+@dataclass
 class FederatedRidgeAlgorithm(Algorithm[Server, Clients]):
     """Score level + b_u + b_i + p_u . q_i: ridge on the clients, gradient steps on the server."""
 

@@ -50,7 +50,7 @@ class Clients:
     tastes: PerUser | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class GroupTastesAlgorithm(Algorithm[Server, Clients]):
     """Rating = level + what the client's group thinks of the item."""
 

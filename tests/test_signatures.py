@@ -2,15 +2,18 @@
 
 import inspect
 import re
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, FrozenInstanceError, dataclass
 from numbers import Integral, Real
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from sklearn.base import clone
 
-from fedrecsk import BiasOnly
+from benchmarks._variants import variant
+from fedrecsk import BiasOnly, LightFR, RFRec
 from fedrecsk.base import Recommender
+from fedrecsk.federated.rfrec import RFRecAlgorithm
 from tests.listed import THINGS
 
 ESTIMATORS = {
@@ -148,9 +151,47 @@ def test_every_number_has_limits(name):
         assert not any(one in (Integral, Real) for one in constraints), parameter
 
 
-def test_a_type_that_is_known_to_type_checkers_only_is_named():
-    Lost = dataclass(
-        type("Lost", (BiasOnly,), {"__annotations__": {"extra": "Nowhere"}, "extra": 1})
-    )
-    with pytest.raises(TypeError, match="Lost's parameter extra, Nowhere, cannot be read"):
-        Lost()._validate_params()
+@dataclass(eq=False, repr=False)
+class Plain(RFRec):
+    """Declares parameters again with plain types."""
+
+    _: KW_ONLY
+    prox: float = 2.0
+    n_rounds: int = 3
+    name: "KnownToTypeCheckersOnly" = None  # noqa: F821
+    something: Any = 3
+    INIT_STD: ClassVar[float] = 0.5
+
+
+def test_parameters_that_are_declared_again_keep_their_limits(toy):
+    Plain(4, name=object(), random_state=0).fit(*toy)
+    for parameters in ({"prox": -1.0}, {"n_rounds": 0}):
+        with pytest.raises(ValueError, match=f"'{next(iter(parameters))}' parameter of Plain"):
+            Plain(4, **parameters).fit(*toy)
+
+
+# ------------------------------------------------------------------------------ algorithms
+
+
+def test_constants_of_a_subclass_are_its_algorithms():
+    assert Plain()._algorithm().INIT_STD == 0.5
+    assert RFRec()._algorithm().INIT_STD == 0.1
+    # As where items are added.
+    model = variant(LightFR, POSITIVE_TARGET=0.9)
+    assert model._algorithm(moves_users=False).POSITIVE_TARGET == 0.9
+
+
+def test_a_field_that_is_no_parameter_is_named():
+    @dataclass(kw_only=True, eq=False)
+    class Misspelt(RFRecAlgorithm):
+        learning_rat: float
+
+    with pytest.raises(TypeError, match=r"'learning_rat', which is no .* mean learning_rate"):
+        RFRec()._rfrec(Misspelt)
+
+
+def test_an_algorithm_does_not_change():
+    algorithm = RFRec()._algorithm()
+    for name in ("prox", "INIT_STD", "new"):
+        with pytest.raises(FrozenInstanceError, match=name):
+            setattr(algorithm, name, 1.0)

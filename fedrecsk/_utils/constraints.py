@@ -30,7 +30,7 @@ AtLeast2 = Annotated[int, Interval(Integral, 2, None, closed="left")]
 NotNegative = Annotated[float, Interval(Real, 0, None, closed="left")]
 Positive = Annotated[float, Interval(Real, 0, None, closed="neither")]
 Finite = Annotated[float, Interval(Real, None, None, closed="neither")]
-# Shares, by their ends: a square bracket includes an end, and "open" none.
+# Shares: "Above" and "Below" leave out their end, "Between" both.
 From0To1 = Annotated[float, Interval(Real, 0, 1, closed="both")]
 From0Below1 = Annotated[float, Interval(Real, 0, 1, closed="left")]
 Above0To1 = Annotated[float, Interval(Real, 0, 1, closed="right")]
@@ -56,14 +56,23 @@ else:
     ArrayLike = DataFrame = Annotated[object, "array-like"]
     SparseMatrix = Annotated[object, "sparse matrix"]
 
-KINDS = {int: Integral, float: Real, bool: "boolean", Sequence: "array-like", Callable: callable}
+KINDS = {
+    int: Integral,
+    float: Real,
+    bool: "boolean",
+    Sequence: "array-like",
+    Callable: callable,
+    NoneType: None,
+}
+# What scikit-learn does not check.
+ANYTHING = "no_validation"
 
 
 class Constraints:
     """An attribute of classes: the constraints of their parameters, by the types of these."""
 
     def __get__(self, instance: object, owner: type) -> dict[str, Any]:
-        """Return the constraints, for scikit-learn."""
+        """Return what scikit-learn checks of a class's parameters."""
         return {name: constraints_of(hint) for name, hint in types_of(owner).items()}
 
 
@@ -71,47 +80,57 @@ class Constraints:
 def types_of(kind: type) -> dict[str, Any]:
     """Return the types of a class's parameters, those of its parents included.
 
-    Raises
-    ------
-    TypeError
-        If a type has a name that is imported for type checkers only.
+    A plain type keeps the limits of the parent's: ``n_rounds: int = 3`` is still at least 1.
     """
     parents = [one for one in reversed(kind.__mro__) if hasattr(one, "_get_param_names")]
     names = {name for one in parents for name in one._get_param_names()}
-    found = {}
+    found: dict[str, Any] = {}
     for parent in reversed(kind.__mro__):
         hints = inspect.get_annotations(parent)
         if not is_dataclass(parent) and "__init__" in vars(parent):
             hints = hints | inspect.get_annotations(parent.__init__)
-        for name in names & hints.keys():
-            # A class may let a parent's parameter be a constant.
-            if not str(hints[name]).startswith(("ClassVar", "typing.ClassVar")):
-                found[name] = _evaluated(parent, name, hints[name])
+        for name, hint in hints.items():
+            if name not in names or str(hint).startswith(("ClassVar", "typing.ClassVar")):
+                continue
+            hint = _evaluated(parent, hint, found.get(name, Any))
+            if name not in found or hint != _bare(found[name]):
+                found[name] = hint
     return found
 
 
-def _evaluated(parent, name, hint):
-    """Return the type of a class's parameter, whose annotation may be text."""
-    known, holder = vars(sys.modules[parent.__module__]), SimpleNamespace(__annotations__={0: hint})
+def _evaluated(parent, hint, otherwise):
+    """Return the type in an annotation, which may be text; for users' classes, `otherwise`."""
+    module = sys.modules.get(parent.__module__)
     try:
-        return get_type_hints(holder, known, include_extras=True)[0]
-    except NameError as error:
-        raise TypeError(
-            f"The type of {parent.__name__}'s parameter {name}, {hint}, cannot be read: {error}. "
-            "Import what it names, and not only for type checkers."
-        ) from error
+        return _hint(hint, vars(module) if module else {}, include_extras=True)
+    except NameError:
+        # It may name what is known to type checkers, or in another process, only.
+        if parent.__module__.startswith("fedrecsk."):
+            raise
+        return otherwise
+
+
+def _hint(hint, known=None, **options):
+    return get_type_hints(SimpleNamespace(__annotations__={0: hint}), known, **options)[0]
+
+
+def _bare(hint):
+    """Return a type without limits."""
+    return _hint(hint)
 
 
 def constraints_of(hint: Any) -> Any:
     """Return scikit-learn's constraints of a parameter of this type."""
     origin = get_origin(hint)
-    if hint in (Any, object):
-        return "no_validation"
     if origin is Annotated:
         return list(hint.__metadata__)
     if origin is Literal:
         return [StrOptions(set(get_args(hint)))]
     if origin in (Union, UnionType):
-        return [one for part in get_args(hint) for one in constraints_of(part)]
+        parts = [constraints_of(part) for part in get_args(hint)]
+        return ANYTHING if ANYTHING in parts else [one for part in parts for one in part]
     kind = origin or hint
-    return [None if kind is NoneType else KINDS.get(kind, kind)]
+    if kind in KINDS:
+        return [KINDS[kind]]
+    can_check = isinstance(kind, type) and not getattr(kind, "_is_protocol", False)
+    return [kind] if can_check and kind is not object else ANYTHING

@@ -8,7 +8,7 @@ import inspect
 import operator
 from abc import ABCMeta
 from collections.abc import Callable, Iterable
-from dataclasses import field
+from dataclasses import FrozenInstanceError, field, fields
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -147,8 +147,21 @@ def _not_taken(kind):
 
 
 def constant(value: T) -> T:
-    """Return the field of a dataclass of parameters that no constructor takes: a class constant."""
+    """Return a field of parameters that no constructor takes; subclasses may have another value.
+
+    `dataclasses.replace` forgets what a subclass has: build an algorithm anew instead.
+    """
     return field(default=value, init=False)
+
+
+class Value:
+    """A dataclass whose fields are set once; unlike a frozen one it derives from parameters."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set a field, for the first time."""
+        if name in vars(self) or name not in {one.name for one in fields(self)}:
+            raise FrozenInstanceError(f"cannot assign to {name!r} of {type(self).__name__}")
+        super().__setattr__(name, value)
 
 
 def checked(caller: str, constraints: dict[str, list], **values: Any) -> list[Any]:

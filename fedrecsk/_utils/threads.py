@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from numbers import Integral
 from typing import Any, Self
 
 from joblib import Parallel, cpu_count, delayed, effective_n_jobs
 from joblib.parallel import ThreadingBackend
 
-from fedrecsk._utils.sklearn_compat import Interval
-
-# Valid values of a parameter `n_jobs`: whole numbers except 0, and None.
-N_JOBS = [
-    Interval(Integral, 1, None, closed="left"),
-    Interval(Integral, None, -1, closed="right"),
-    None,
-]
 # How many tasks of each thread are handed over at a time.
 WAVE = 4
 

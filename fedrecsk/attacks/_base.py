@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedrecsk.updates import ClientUpdates, FieldSpec
 
 
-# Constraint of the parameter `strength`.
+# The type of the parameter `strength`.
 Strength = Annotated[float, Interval(Real, 0, LARGEST, closed="right")]
 
 

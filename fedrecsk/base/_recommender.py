@@ -521,14 +521,14 @@ def _parameters_of(cls):
 
 def _annotated_parameters(cls):
     """Public names that a class and its bases annotate, up to one with its own ``__init__``."""
-    names, constants = [], {one.name for one in fields(cls) if not one.init}
+    found = {one.name: False for one in fields(cls) if not one.init}
     for base in cls.__mro__:
         if "__init__" in vars(base) and "__dataclass_fields__" not in vars(base):
             break
         for name, kind in inspect.get_annotations(base).items():
-            if not (name.startswith("_") or name.endswith("_") or "ClassVar" in str(kind)):
-                names.append(name)
-    return [name for name in names if name not in constants]
+            if not (name.startswith("_") or name.endswith("_")):
+                found.setdefault(name, "ClassVar" not in str(kind))
+    return [name for name, is_parameter in found.items() if is_parameter]
 
 
 # ------------------------------------------------------------------------------ warm start

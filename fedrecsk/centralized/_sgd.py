@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import sparse
@@ -25,9 +25,6 @@ from fedrecsk.data._checks import hint
 from fedrecsk.data.item_features import fingerprint
 from fedrecsk.protocol.early_stopping import EarlyStopping
 from fedrecsk.protocol.keys import Key
-
-if TYPE_CHECKING:
-    pass
 
 DTYPE = np.float32
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import gammaincinv
@@ -15,9 +14,6 @@ from fedrecsk._utils.sklearn_compat import get_threadpool_controller
 from fedrecsk.base import RatingMixin, Recommender, _batches
 from fedrecsk.base._item_prior import ItemContent
 from fedrecsk.centralized._sgd import Rows, Side, begun, implicit_sums
-
-if TYPE_CHECKING:
-    pass
 
 sampler: LazyModule = LazyModule("fedrecsk.centralized._bayesian_svdpp_kernels")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from sklearn.utils import check_random_state
@@ -12,9 +11,6 @@ from fedrecsk._utils.constraints import Seed
 from fedrecsk._utils.docs import documented
 from fedrecsk.base import RankingMixin, Recommender, check_likes
 from fedrecsk.protocol.keys import Key
-
-if TYPE_CHECKING:
-    pass
 
 
 @documented

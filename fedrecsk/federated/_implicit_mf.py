@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,24 +10,20 @@ from fedrecsk.base import RankingMixin, check_likes
 from fedrecsk.base._fading import FadingHistory
 from fedrecsk.base._item_prior import ItemFeatures
 from fedrecsk.federated._features import FederatedContent
-from fedrecsk.federated._wmf import ImplicitParameters, UserProblem
+from fedrecsk.federated._wmf import ImplicitParameters, UserParameters, UserProblem
 from fedrecsk.federated.base import FederatedRecommender, Mixin
 from fedrecsk.portable import Ridge
 
 
-class WMFModel(FadingHistory, Mixin):
+@dataclass(eq=False, repr=False)
+class WMFModel(UserParameters, FadingHistory, Mixin):
     """Mixin of fitted models whose users are found by weighted least squares.
 
-    A method has the parameters `n_factors`, `alpha` and `reg_user`; its message has
-    `item_factors`.
+    Their message has `item_factors`.
     """
 
     _dtype = np.float32
     _user_width = "n_factors"
-    if TYPE_CHECKING:
-        alpha: float
-        reg_user: float
-        reg_exponent: float
 
     def _user_problem(self):
         """Return the objective of each user, given the items."""

@@ -73,9 +73,9 @@ class LightFRParameters:
     # Similarities that are aimed at.
     POSITIVE_TARGET: float = constant(0.65)
     NEGATIVE_TARGET: float = constant(0.5)
-    # Of users' vectors per round; None: until nothing changes.
+    # How often users' vectors are swept in a round; None: until nothing changes.
     N_SWEEPS: int | None = constant(3)
-    # But in "full", 1/SERVER_DECAY of the server's total is dropped per round.
+    # Except in "full", 1/SERVER_DECAY of the server's total is dropped per round.
     SERVER_DECAY: int = constant(4)
     # Whether "full" uses the mean vector, whose weight for a user with n rows is SPARSE_REG / n, if
     # that is more.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from fedrecsk.base._hamming import random_codes
@@ -36,7 +34,7 @@ def joined(model, users, items, values, weights, n_items):
 def fitted_codes(model, block, n_rounds):
     """Return the codes of all the block's items, after rounds in which only new ones may change."""
     # New items' codes are not balanced.
-    algorithm = replace(model._algorithm(), balance_item=0.0, moves_users=False)
+    algorithm = model._algorithm(balance_item=0.0, moves_users=False)
     known, new = model.item_codes_, np.arange(model.n_items_, block.n_items)
     new = random_codes(Key(0), "item codes", new, 1, algorithm.n_bits)[:, 0]
     mean = np.zeros(algorithm.n_bits)

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fedrecsk._utils.constraints import Positive
+from fedrecsk._utils.parameters import Value, constant
 
 
 def adam(method, moments, n_steps, gradient):
@@ -29,15 +30,21 @@ class Moments(NamedTuple):
     square: np.ndarray
 
 
-@dataclass(frozen=True)
-class Descent:
-    """How the server steps along a gradient."""
+@dataclass(eq=False, repr=False)
+class StepParameters:
+    """Parameters of methods whose server steps along gradients."""
 
-    learning_rate: float
-    optimizer: Literal["adam", "gd"]
-    BETA_1: float
-    BETA_2: float
-    EPSILON: float
+    _: KW_ONLY
+    learning_rate: Positive = 0.1
+    optimizer: Literal["adam", "gd"] = "adam"
+    BETA_1: float = constant(0.1)
+    BETA_2: float = constant(0.99)
+    EPSILON: float = constant(1e-8)
+
+
+@dataclass(eq=False)
+class Descent(StepParameters, Value):
+    """How the server steps along a gradient."""
 
     def step(self, values, gradient, moments):
         """Return values (float64) a step down the gradient, and the new Moments (None before)."""
@@ -46,21 +53,3 @@ class Descent:
             gradient, (mean, square) = adam(self, (mean, square), n_steps + 1, gradient)
             moments = Moments(n_steps + 1, mean, square)
         return values.astype(np.float64) - self.learning_rate * gradient, moments
-
-
-@dataclass(eq=False, repr=False)
-class ServerStep:
-    """Mixin of methods whose server steps along gradients."""
-
-    _: KW_ONLY
-    learning_rate: Positive = 0.1
-    optimizer: Literal["adam", "gd"] = "adam"
-
-    BETA_1 = 0.1
-    BETA_2 = 0.99
-    EPSILON = 1e-8
-
-    def _descent(self):
-        """Return how the server steps along a gradient."""
-        given = self.BETA_1, self.BETA_2, self.EPSILON
-        return Descent(float(self.learning_rate), self.optimizer, *given)

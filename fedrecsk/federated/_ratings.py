@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 import numpy as np
 
 from fedrecsk._utils.constraints import AtLeast1
+from fedrecsk._utils.parameters import Value
 from fedrecsk.data._checks import check_scale, scale_of
 from fedrecsk.federated.base import Mixin
 from fedrecsk.protocol.messages import Dense
@@ -75,8 +76,8 @@ class ColumnParameters:
     biases: bool = True
 
 
-@dataclass(kw_only=True)
-class Columns(ColumnParameters):
+@dataclass(kw_only=True, eq=False)
+class Columns(ColumnParameters, Value):
     """Vectors of items and users; column 0 is the bias, if the method has `biases`."""
 
     dtype: type[np.floating] = np.float32

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedrecsk._utils.constraints import AtLeast1, NotNegative, Positive
 from fedrecsk._utils.kernels import LazyModule
-from fedrecsk._utils.parameters import constant
+from fedrecsk._utils.parameters import Value, constant
 from fedrecsk.base._item_prior import ItemFeatures, ItemPrior
 from fedrecsk.base._item_weights import fades_of
 from fedrecsk.portable import short_histories
@@ -62,7 +62,7 @@ class UserParameters:
 
 
 @dataclass(kw_only=True, eq=False)
-class UserProblem(UserParameters):
+class UserProblem(UserParameters, Value):
     """The objective of each user, given the items."""
 
     history_half_life: float | Literal["auto"] | None = None

@@ -11,6 +11,7 @@ import numpy as np
 from sklearn.utils import check_random_state
 
 from fedrecsk._utils.constraints import Above0To1, AtLeast1, Between0And1, Jobs, NotNegative, Seed
+from fedrecsk._utils.parameters import did_you_mean
 from fedrecsk._utils.sklearn_compat import clone, get_threadpool_controller
 from fedrecsk.base import Recommender
 from fedrecsk.base._fading import life_of
@@ -135,12 +136,18 @@ class FederatedRecommender(Updating, Recommender):
     # ------------------------------------------------------------------ what all methods have
 
     def _build(self, kind, **parts):
-        """Return an algorithm, or a part of one, of a class: with its parameters, and `parts`."""
-        own = {
-            one: getattr(self, "_dtype" if one.name == "dtype" else one.name)
-            for one in fields(kind)
-            if one.name not in parts
-        }
+        """Build an algorithm, or a part of one, from this estimator's parameters and `parts`."""
+        own = {}
+        for one in fields(kind):
+            name = "_dtype" if one.name == "dtype" else one.name
+            if one.name in parts:
+                continue
+            if not hasattr(self, name):
+                raise TypeError(
+                    f"{kind.__name__} has the field {name!r}, which is no parameter of "
+                    f"{type(self).__name__}; {did_you_mean(name, vars(self), 'declare it there.')}"
+                )
+            own[one] = getattr(self, name)
         built = kind(**{one.name: value for one, value in own.items() if one.init}, **parts)
         # A subclass may have other constants.
         vars(built).update({one.name: value for one, value in own.items() if not one.init})

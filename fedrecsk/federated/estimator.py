@@ -32,7 +32,7 @@ def estimator_of(
     Parameters
     ----------
     algorithm : type
-        A frozen dataclass derived from :class:`~fedrecsk.protocol.Algorithm`, each of whose fields
+        A dataclass derived from :class:`~fedrecsk.protocol.Algorithm`, each of whose fields
         has a default. Beside the functions of an Algorithm it has
         ``server_attributes(message)`` and ``user_attributes(clients)``, which return the fitted
         attributes of the server and of the users as dicts. ``item_factors_``, ``user_factors_``,
@@ -78,7 +78,7 @@ def estimator_of(
     ]
 
     def build(self):
-        return self._build(algorithm)
+        return algorithm(**{one.name: getattr(self, one.name) for one in own})
 
     def server_attributes(self, message):
         return self._algorithm().server_attributes(message)
@@ -102,7 +102,8 @@ def estimator_of(
         eq=False,
         repr=False,
     )
-    estimator._parameter_constraints |= constraints or {}
+    if constraints:
+        estimator._parameter_constraints |= constraints
     return estimator
 
 
@@ -115,7 +116,7 @@ def _check(algorithm):
         )
     name = algorithm.__name__
     if not is_dataclass(algorithm):
-        raise TypeError(f"{name} must be a dataclass; decorate it with @dataclass(frozen=True).")
+        raise TypeError(f"{name} must be a dataclass; decorate it with @dataclass.")
     lacking = sorted(algorithm.__abstractmethods__)
     lacking += [n for n in ("server_attributes", "user_attributes") if not hasattr(algorithm, n)]
     if lacking:

@@ -11,7 +11,7 @@ from fedrecsk._utils.constraints import AtLeast1, NotNegative, Positive
 from fedrecsk._utils.docs import documented
 from fedrecsk.federated import _wmf
 from fedrecsk.federated._implicit_mf import ImplicitMF
-from fedrecsk.federated._optimizers import Descent, Moments, ServerStep
+from fedrecsk.federated._optimizers import Descent, Moments, StepParameters
 from fedrecsk.federated._wmf import ImplicitAlgorithm, ImplicitParameters
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
@@ -100,7 +100,7 @@ def _of_all(block, turn, items, out):
 
 @documented
 @dataclass(eq=False, repr=False)
-class FCF(FCFParameters, ServerStep, ImplicitMF):
+class FCF(FCFParameters, StepParameters, ImplicitMF):
     """Federated collaborative filtering: gradients of all items, and Adam on the server.
 
     Each round every client solves for its users' vectors exactly, given all items, and uploads
@@ -207,7 +207,7 @@ class FCF(FCFParameters, ServerStep, ImplicitMF):
     learning_rate: Positive = 0.05
 
     def _algorithm(self):
-        return self._implicit(FCFAlgorithm, descent=self._descent())
+        return self._implicit(FCFAlgorithm, descent=self._build(Descent))
 
     def _check_setting(self, federation, data, blocks):
         super()._check_setting(federation, data, blocks)

@@ -99,7 +99,7 @@ class FedEBParameters:
     timestamps: Column | None = None
     # Standard deviation of the initial item vectors.
     INIT_STD: float = constant(0.1)
-    # Of the server's Adam.
+    # The server's Adam.
     BETA_1: float = constant(0.9)
     BETA_2: float = constant(0.99)
     EPSILON: float = constant(1e-8)

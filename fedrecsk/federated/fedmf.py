@@ -65,7 +65,7 @@ class AveragingParameters(FeedbackParameters):
     batch_size: AtLeast1 = 64
     learning_rate: Positive = 0.5
     reg: NotNegative = 2e-3
-    aggregation: Literal["visits", "data_size", "entries", "active", "reptile"] = "visits"
+    aggregation: Literal["visits", "data_size"] = "visits"
     # Parameters of FedMF; CoLR has the second and the third, too.
     server_learning_rate: float | Literal["auto"] = constant("auto")
     shrinkage: float = constant(0.0)
@@ -83,6 +83,8 @@ class AveragingParameters(FeedbackParameters):
 class FedMFAlgorithm(AveragingParameters, Algorithm[Any, Clients]):
     """Clients train the items and their own users by SGD; the server averages the changes."""
 
+    # What subclasses have beside "visits" and "data_size".
+    aggregation: str
     # Whether the final model is an average.
     averages: bool = False
     dtype: type[np.floating] = np.float32

@@ -176,11 +176,10 @@ class LightFR(
     item_codes_: ClassVar[np.ndarray]
     n_bits_: ClassVar[int]
 
-    def _algorithm(self):
+    def _algorithm(self, **parts):
         content = ItemFeatures(self.item_features, self.items)
-        return self._build(
-            LightFRAlgorithm, content=content, trains_items=self._trains_items, moves_users=True
-        )
+        given = {"content": content, "trains_items": self._trains_items, "moves_users": True}
+        return self._build(LightFRAlgorithm, **given | parts)
 
     def _server_attributes(self, message):
         scale = message["scale"].values if "scale" in message else None

@@ -26,6 +26,7 @@ from sklearn.utils.metadata_routing import get_routing_for_object
 from sklearn.utils.parallel import Parallel, delayed
 from sklearn.utils.validation import check_consistent_length
 
+from fedrecsk._utils.constraints import Jobs, constraints_of
 from fedrecsk._utils.given import check_given, check_numbers
 from fedrecsk._utils.kernels import timed
 from fedrecsk._utils.parameters import suggest
@@ -36,7 +37,6 @@ from fedrecsk._utils.sklearn_compat import (
     safe_indexing,
     validate_parameter_constraints,
 )
-from fedrecsk._utils.threads import N_JOBS
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data.ids import factorized
 from fedrecsk.data.interactions import as_table, id_columns
@@ -65,7 +65,7 @@ _PARAMETERS = {
     "update": [StrOptions({"fit", "partial_fit", "fold_in", "none"})],
     "clients": ["array-like", None],
     "sample_weight": ["array-like", None],
-    "n_jobs": N_JOBS,
+    "n_jobs": constraints_of(Jobs),
     "return_estimator": ["boolean"],
     "error_score": [StrOptions({"raise"}), "nan"],
 }

@@ -79,15 +79,15 @@ class MetaMFParameters:
     memory_size: AtLeast1 = 128
     hidden_size: AtLeast1 = 128
     learning_rate: Positive = 2e-3
+    reg: NotNegative = 0.0
+    max_norm: Positive | None = 5.0
+    level: bool = True
+    rating_scale: RatingRange = None
     BETA_1: float = constant(0.9)
     BETA_2: float = constant(0.999)
     EPSILON: float = constant(1e-8)
-    reg: NotNegative = 0.0
-    max_norm: Positive | None = 5.0
     INIT_COMMON: float = constant(1.0)
     INIT_STD: float = constant(0.03)
-    level: bool = True
-    rating_scale: RatingRange = None
 
 
 @dataclass(kw_only=True, eq=False)

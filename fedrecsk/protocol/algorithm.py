@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import FrozenInstanceError, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
+from fedrecsk._utils.parameters import Value
 from fedrecsk.protocol import states
 from fedrecsk.protocol.messages import Message
 
@@ -91,7 +92,7 @@ class Traits:
         return self.server_sees == "clients"
 
 
-class Algorithm(ABC, Generic[S, C]):
+class Algorithm(Value, ABC, Generic[S, C]):
     """A federated method: functions of the server's state S and of the clients' private state C.
 
     A subclass is a dataclass of hyperparameters, none of which changes. The functions stand in the
@@ -104,12 +105,6 @@ class Algorithm(ABC, Generic[S, C]):
     get :class:`~fedrecsk.protocol.keys.Keys`, a shared and a private one. No function changes what
     it is given, except that clients may write into their own state.
     """
-
-    def __setattr__(self, name: str, value: object) -> None:
-        """Set a field, for the first time."""
-        if name in vars(self) or name not in {one.name for one in fields(self)}:
-            raise FrozenInstanceError(f"cannot assign to {name!r} of {type(self).__name__}")
-        super().__setattr__(name, value)
 
     @property
     def traits(self) -> Traits:

@@ -14,7 +14,7 @@ from fedrecsk._utils.parameters import constant
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._checks import scale_of
 from fedrecsk.federated import _ratings
-from fedrecsk.federated._optimizers import Descent, Moments, ServerStep
+from fedrecsk.federated._optimizers import Descent, Moments, StepParameters
 from fedrecsk.federated._ratings import ColumnParameters, Columns, Scale
 from fedrecsk.federated._wmf import wmf_kernels
 from fedrecsk.federated.base import FederatedRecommender
@@ -276,7 +276,7 @@ class ExplicitFCFAlgorithm(ExplicitFCFParameters, RatingAlgorithm):
 
 @dataclass(eq=False, repr=False)
 class RatingGradients(
-    RatingParameters, ServerStep, _ratings.BiasColumn, RatingMixin, FederatedRecommender
+    RatingParameters, StepParameters, _ratings.BiasColumn, RatingMixin, FederatedRecommender
 ):
     """Base class of ExplicitFCF and SemiDFEGL, the estimators of a `RatingAlgorithm`."""
 
@@ -285,7 +285,7 @@ class RatingGradients(
 
     def _of_ratings(self, kind):
         """Return an algorithm of a class, with its columns and the server's steps."""
-        return self._build(kind, columns=self._columns(), descent=self._descent())
+        return self._build(kind, columns=self._columns(), descent=self._build(Descent))
 
     def _response(self, scores):
         return np.clip(scores, *self.rating_scale_)

@@ -14,7 +14,7 @@ from fedrecsk._utils.docs import documented
 from fedrecsk.base._item_weights import pairs_of, symmetric, whole
 from fedrecsk.federated._gram import FederatedGram, GramAlgorithm, signal
 from fedrecsk.federated._implicit_mf import WMFModel
-from fedrecsk.federated._wmf import UserParameters, UserProblem
+from fedrecsk.federated._wmf import UserProblem
 from fedrecsk.protocol.messages import Dense, Form, Message
 
 __all__ = ["FedSpectral"]
@@ -64,7 +64,7 @@ class FedSpectralAlgorithm(GramAlgorithm):
 
 @documented
 @dataclass(eq=False, repr=False)
-class FedSpectral(UserParameters, WMFModel, FederatedGram):
+class FedSpectral(WMFModel, FederatedGram):
     """Spectral item vectors from one sum in one round, and users by ridge regression.
 
     The item vectors are the leading eigenvectors of the summed and scaled X'X. Each client then
