@@ -132,5 +132,5 @@ def constraints_of(hint: Any) -> Any:
     kind = origin or hint
     if kind in KINDS:
         return [KINDS[kind]]
-    can_check = isinstance(kind, type) and not getattr(kind, "_is_protocol", False)
-    return [kind] if can_check and kind is not object else ANYTHING
+    is_known = isinstance(kind, type) and kind not in (object, Any)
+    return [kind] if is_known and not getattr(kind, "_is_protocol", False) else ANYTHING
