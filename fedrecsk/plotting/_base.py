@@ -404,8 +404,10 @@ class TableDisplay(Display):
         ----------
         results : Comparison, DataFrame or list of dict
             One row or more for each point, such as ``comparison.per_fold`` with a column for the
-            condition. Points are means over rows, with error bars or bands of one standard
-            deviation. Rows without the score, such as those of failed fits, are left out.
+            condition. A point is the mean of a method's rows with the same x, or of all its rows in
+            `CostDisplay`, with an error bar or a band of one standard deviation; in `CostDisplay`,
+            for the score of a Comparison that has it by user, of one standard error over users.
+            Rows without the score, such as those of failed fits, are left out.
         x : str, default=None
             Column of the horizontal axis: by default "mb" of `CostDisplay`, "dropout" of
             `RobustnessDisplay` and "epsilon" of `PrivacyDisplay`. "hours" is the simulated clock.

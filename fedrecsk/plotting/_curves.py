@@ -202,7 +202,8 @@ class PrivacyDisplay(SettingsDisplay):
     The column "epsilon" of a comparison is the total privacy loss in `privacy_`, over all
     coordinates and uploads of the client with the largest loss. Papers often quote epsilon of one
     coordinate of one upload, which is smaller by orders of magnitude. Name the column that you
-    draw by `x`, so that the axis says which it is.
+    draw by `x`, so that the axis says which it is. If the folds of a setting differ in it, give
+    their rows its mean first, as `from_estimator` does.
 
     Examples
     --------
