@@ -21,7 +21,12 @@ models = {
 }
 _, (left, right) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained", sharey=True)
 RobustnessDisplay.from_estimator(
-    models, X, param_range=(0.0, 0.5, 0.9), compare_params={"cv": 3}, ax=left
+    models,
+    X,
+    param_name="federation__dropout",
+    param_range=(0.0, 0.5, 0.9),
+    compare_params={"cv": 3},
+    ax=left,
 )
 display = RobustnessDisplay.from_estimator(
     models,

@@ -210,7 +210,7 @@ def no_fits(monkeypatch):
         (RobustnessDisplay, RFRec(), {"score": "ndgc@5"}, "'ndgc'"),
         (CostDisplay, RFRec(), {"score": ["rmse"]}, "A list of scores must hold names"),
         (CostDisplay, LocALS(), {"score": "rmse"}, "'rmse' applies to rating models only, and"),
-        (CostDisplay, RFRec(), {"cost": "mbb"}, "Unknown score 'mbb'"),
+        (CostDisplay, RFRec(), {"x": "mbb"}, "Unknown score 'mbb'"),
     ],
 )
 def test_a_score_that_cannot_be_had_is_told_before_anything_is_fitted(
@@ -239,6 +239,11 @@ def test_the_comparison_is_asked_for_the_score(scoring, score):
     scoring = scoring if score == "mine" else score
     expected = compare([models[0].set_params(n_rounds=1)], *RATINGS, cv=2, scoring=scoring)
     assert display.curves["RFRec"][1][0] == expected.summary[f"mean_{score}"][0]
+    costs = CostDisplay.from_estimator(
+        models, *RATINGS, x="rounds", score=score, compare_params=params, **vary
+    )
+    rounds = {f"{name}, n_rounds={n}": n for n in (1, 2) for name in ("RFRec", "LocALS")}
+    assert dict(zip(costs.names, costs.costs, strict=True)) == rounds
 
 
 # ------------------------------------------------------------------------------- cost
@@ -303,14 +308,14 @@ def test_errors_are_better_small(comparison):
         {"estimator": "bad", "rmse": 1.1, "mb_up": 3.0},
         {"estimator": "cheap", "rmse": 1.0, "mb_up": 1.0},
     ]
-    display = CostDisplay.from_results(rows, score="rmse", cost="mb_up")
+    display = CostDisplay.from_results(rows, score="rmse", x="mb_up")
     assert display.pareto_ == ["cheap", "good"]
     np.testing.assert_array_equal(display.front_.get_xydata(), [[1.0, 1.0], [2.0, 0.9]])
     assert legend(display) == ["good", "bad", "cheap", "Pareto front"]
-    turned = CostDisplay.from_results(rows, score="rmse", cost="mb_up", greater_is_better=True)
+    turned = CostDisplay.from_results(rows, score="rmse", x="mb_up", greater_is_better=True)
     assert turned.pareto_ == ["cheap", "bad"]
     with_minus = [row | {"rmse": -row["rmse"]} for row in rows]
-    minus = CostDisplay.from_results(with_minus, score="rmse", cost="mb_up").plot(
+    minus = CostDisplay.from_results(with_minus, score="rmse", x="mb_up").plot(
         marker="*", xerr=0.5, front_kw={"c": "red"}
     )
     assert minus.pareto_ == ["cheap", "good"]
@@ -318,13 +323,13 @@ def test_errors_are_better_small(comparison):
     assert minus.front_.get_color() == "red"
     assert minus.ax_.get_xscale() == "linear"
     wide = [row | {"mb_up": row["mb_up"] ** 6} for row in rows]
-    assert CostDisplay.from_results(wide, score="rmse", cost="mb_up").ax_.get_xscale() == "log"
+    assert CostDisplay.from_results(wide, score="rmse", x="mb_up").ax_.get_xscale() == "log"
     # Ranking models have no RMSE, and are left out.
     rated = CostDisplay.from_results(comparison, score="rmse")
     assert rated.names == ["RFRec", "no recommender"]
     with pytest.raises(ValueError, match="no column 'mb_up'; give the comparison itself; this has"):
         CostDisplay.from_results(comparison.summary)
-    names = {"score": "mean_rmse", "cost": "mean_mb_up"}
+    names = {"score": "mean_rmse", "x": "mean_mb_up"}
     assert CostDisplay.from_results(comparison.summary, **names).ax_.get_ylabel() == "RMSE"
 
 
@@ -333,7 +338,7 @@ def test_errors_are_better_small(comparison):
 
 def test_curves_are_the_history():
     model = RFRec(n_factors=3, n_rounds=4, early_stopping=True, random_state=0).fit(*RATINGS)
-    display = ConvergenceDisplay.from_estimator(model)
+    display = ConvergenceDisplay.from_results(model)
     (line,) = display.lines_
     np.testing.assert_array_equal(line.get_xdata(), [1, 2, 3, 4])
     np.testing.assert_array_equal(line.get_ydata(), model.loss_curve_)
@@ -347,7 +352,7 @@ def test_curves_are_the_history():
     sent = ConvergenceDisplay.from_results({"RFRec": model.history_}, score="bytes_up")
     assert sent.lines_[0].get_ydata().tolist() == [row["bytes_up"] for row in model.history_]
     piped = make_pipeline(FunctionTransformer(), model).fit(*RATINGS)
-    display = ConvergenceDisplay.from_estimator(piped, score="validation_loss", name="mine")
+    display = ConvergenceDisplay.from_results({"mine": piped}, score="validation_loss")
     expected = [row["validation_loss"] for row in model.history_]
     np.testing.assert_array_equal(display.lines_[0].get_ydata(), expected)
     assert legend(display) == ["mine"]
@@ -374,7 +379,7 @@ def test_what_does_not_converge_is_named(comparison):
     with pytest.raises(TypeError, match="popular has no history_: Popularity does not learn in"):
         ConvergenceDisplay.from_results({"popular": Popularity().fit(RATINGS[0])})
     with pytest.raises(NotFittedError):
-        ConvergenceDisplay.from_estimator(RFRec())
+        ConvergenceDisplay.from_results(RFRec())
     with pytest.raises(ValueError, match="no column 'validation_loss'"):
         ConvergenceDisplay.from_results(comparison, score="validation_loss")
     with pytest.raises(ValueError, match="return_estimator=True"):
@@ -421,13 +426,11 @@ def test_the_worst_of_several_strengths_is_drawn():
     display = RobustnessDisplay.from_results(rows, **arguments)
     np.testing.assert_allclose(display.curves["a"][1], [0.7, 0.6])
     assert display.worst_ == {("a", 0.1): {"strength": 9}, ("a", 0.2): {"strength": 1}}
-    highest = RobustnessDisplay.from_results(rows, **arguments, worst="highest")
+    highest = RobustnessDisplay.from_results(rows, **arguments, greater_is_better=False)
     np.testing.assert_allclose(highest.curves["a"][1], [1.0, 0.8])
     exposures = [{**row, "exposure": row["s"]} for row in rows]
     found = RobustnessDisplay.from_results(exposures, **arguments | {"score": "exposure"})
     np.testing.assert_allclose(found.curves["a"][1], [1.0, 0.8])
-    with pytest.raises(ValueError, match="worst='best' must be"):
-        RobustnessDisplay.from_results(rows, **arguments, worst="best")
     with pytest.raises(ValueError, match="no column 'force'"):
         RobustnessDisplay.from_results(rows, **arguments | {"over": ["strength", "force"]})
 
@@ -450,7 +453,9 @@ def test_the_worst_of_several_attacks_from_fits():
     chosen = weak if both == alone else strong
     assert display.worst_["LocALS", "both"] == {"variant": str(chosen)}
     with pytest.raises(ValueError, match="has an empty list"):
-        RobustnessDisplay.from_estimator(model, RATINGS[0], param_range={"none": []})
+        RobustnessDisplay.from_estimator(
+            model, RATINGS[0], param_name="federation__dropout", param_range={"none": []}
+        )
 
 
 # ----------------------------------------------------------------------------- privacy
@@ -476,7 +481,12 @@ def test_privacy_from_fits():
     public = {"rating_scale": (1, 5), "items": np.unique(RATINGS[0][:, 1])}
     model = RFRec(n_factors=2, n_rounds=2, **public, random_state=0)
     display = PrivacyDisplay.from_estimator(
-        model, *RATINGS, param_range=mechanisms, score="rmse", compare_params={"cv": 2}
+        model,
+        *RATINGS,
+        param_name="federation__local_dp",
+        param_range=mechanisms,
+        score="rmse",
+        compare_params={"cv": 2},
     )
     noisy = model.set_params(federation__local_dp=mechanisms["1"])
     expected = compare([noisy], *RATINGS, cv=2).summary
@@ -539,7 +549,11 @@ BAD = [
     (lambda: _vary(param_range="12"), TypeError, "param_range must be a list of values"),
     (lambda: privacy(rows(epsilon=0.0)), ValueError, "'epsilon' must be positive"),
     (lambda: convergence({}), ValueError, NOTHING),
-    (lambda: convergence([RFRec()]), TypeError, "must be a Comparison or a dict by name, got list"),
+    (
+        lambda: convergence([RFRec()]),
+        TypeError,
+        "a fitted model, a Comparison or a dict by name, got list",
+    ),
     (lambda: convergence({"a": []}), ValueError, "a has no rounds"),
     (lambda: ConvergenceDisplay(curves={}).plot(), ValueError, NOTHING),
     (lambda: convergence({"a": 1.0}), TypeError, "numbers by round"),
@@ -554,4 +568,6 @@ def test_bad_results_are_named(draw, error, message):
 
 
 def _vary(**options):
-    return RobustnessDisplay.from_estimator(RFRec(), *RATINGS, score="rmse", **options)
+    return RobustnessDisplay.from_estimator(
+        RFRec(), *RATINGS, param_name="federation__dropout", score="rmse", **options
+    )

@@ -386,21 +386,6 @@ ax : matplotlib Axes, default=None
 {ax}
 **kwargs : dict
     Passed to :meth:`plot`.
-[comparing]
-reference : float, dict of str to float or estimator, or list of estimators, default=None
-    Baselines to draw as dashed horizontal lines: scores by name, or estimators, which are
-    cross-validated on the same folds: ``{"paper": 0.87, "biases": BiasOnly()}``.
-{ax}
-compare_params : dict, default=None
-    Further parameters of :func:`fedrecsk.model_selection.compare`: `cv`, `scoring`, `clients`,
-    `n_jobs`...
-**kwargs : dict
-    Passed to :meth:`plot`.
-[data]
-X : array-like or DataFrame of shape (n_samples, n_features >= 2)
-    Column 0 is the user's id, column 1 the item's id.
-y : array-like of shape (n_samples,), default=None
-    Rating or preference of each row.
 [lines]
 lines_ : list of matplotlib artists
     One per method that is drawn as a line or as points.
@@ -420,11 +405,9 @@ ValueError
     If a column is missing, no row has the score, or a number is out of range.
 [greater_is_better]
 greater_is_better : bool, default=None
-    Whether a larger score is better. If None, True, except for "rmse" and "mae" if they are not
-    negative.
-[column score]
-score : str, default="ndcg@10"
-    Column of the comparison to draw; the score is computed even if `scoring` does not have it.
+    Whether a larger score is better. If None, True, except for "exposure", and for "rmse" and
+    "mae" if they are not negative. Choose False for a scorer of your own that measures an attack's
+    success.
 [display attributes]
 ax_ : matplotlib Axes
     Axes of the display.

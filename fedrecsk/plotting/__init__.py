@@ -1,9 +1,9 @@
 """Displays in scikit-learn's style, of accuracy against cost, convergence, robustness and privacy.
 
-Each display has `from_results`, which draws results that you have, `from_estimator`, which
-computes them first, and `plot`, which draws a display again. All take `reference`: scores of
-baselines, drawn as dashed horizontal lines. matplotlib comes with ``pip install '.[plot]'``
-and is imported only when something is drawn.
+Each display has `from_results`, which draws results that you have, and `plot`, which draws a
+display again. Those of scores also have `from_estimator`, which cross-validates first. All take
+`reference`: scores of baselines, drawn as dashed horizontal lines. matplotlib comes with
+``pip install '.[plot]'`` and is imported only when something is drawn.
 
 A new figure measures 7.5 x 4.5 inches, unless you change
 ``matplotlib.rcParams["figure.figsize"]``. Its legend is beside the axes, or above them if the

@@ -1,24 +1,24 @@
-"""What displays share: tables of results as curves, style, and the base class of curves."""
+"""What displays share: style, and the base classes of displays and of those of a table."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import cycle, pairwise
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
-from sklearn.base import clone
+from sklearn.base import BaseEstimator, clone
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.extras import require
 from fedrecsk.model_selection import Comparison, compare
 from fedrecsk.model_selection._compare import _named, _scorers, _scorers_for
-from fedrecsk.model_selection._comparison import COSTS, HEADINGS, TIMES
+from fedrecsk.model_selection._comparison import COSTS, HEADINGS, TIMES, is_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,8 +44,6 @@ LABELS = HEADINGS | {
     "validation_score": "Validation score",
     "novelty": "Novelty (bits)",
 }
-# Scores that are worse when they are higher.
-HIGHER_IS_WORSE = ("rmse", "mae", "exposure")
 # Column of the value, where several values of a parameter share a label.
 VARIANT = "variant"
 # In inches: size of a new figure, least width for a legend beside the axes, width of a letter.
@@ -177,46 +175,12 @@ def _place_legend(ax, own, handles, labels):
     ax.figure.set_figheight(inches[1] * max(1, 3 * height))
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Display:
     """Base class of displays: what each draws around its own lines and points."""
 
-    score_name: str
-    reference: float | Mapping[str, float] | None
-
-    def _plot(self, found, ax, x_name, **kwargs):
-        """Draw what the subclass draws, then reference lines, notes of failures, labels, legend."""
-        check_any(found, self.score_name)
-        references = check_reference(self.reference)
-        ax, own = axes(f"{type(self).__name__}.plot", ax)
-        self._draw(ax, **kwargs)
-        looks = zip(cycle(REFERENCE_COLOURS), cycle(DASHES), strict=False)
-        self.references_ = [
-            draw_level(ax, score, name, color=colour, linestyle=dashes, lw=1.5)
-            for (name, score), (colour, dashes) in zip(references.items(), looks, strict=False)
-        ]
-        for note in getattr(self, "failed", ()):
-            ax.plot([], [], "x", color="0.35", label=note)
-        ax.set_xlabel(_label(x_name), wrap=True)
-        ax.set_ylabel(_label(self.score_name))
-        ax.grid(True, color="0.5", alpha=0.2, linewidth=0.8)
-        ax.set_axisbelow(True)
-        # matplotlib lists lines before error bars; put the methods first and the front last.
-        entries = zip(*ax.get_legend_handles_labels(), strict=True)
-        entries = sorted(entries, key=lambda entry: not hasattr(entry[0], "lines"))
-        handles = [handle[0] if hasattr(handle, "lines") else handle for handle, _ in entries]
-        _place_legend(ax, own, handles, [label for _, label in entries])
-        self.ax_, self.figure_ = ax, ax.figure
-        return self
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class CurvesDisplay(Display):
-    """Base class of displays with one line per method, and a band of one standard deviation."""
-
-    curves: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]]
     x_name: str
     score_name: str
-    failed: Sequence[str] = ()
     reference: float | Mapping[str, float] | None = None
 
     @documented
@@ -227,28 +191,32 @@ class CurvesDisplay(Display):
         ----------
         {ax}
         **kwargs
-            How to draw the lines: parameters of matplotlib's `plot`, or of `errorbar` for points
-            side by side.
+            How to draw lines: parameters of matplotlib's `plot`; or points: of its `errorbar`.
+            `CostDisplay` has `front_kw` too, a dict of how to draw the front.
 
         {drawn}
         """
-        return self._plot(self.curves, ax, self.x_name, **kwargs)
-
-    def _draw(self, ax, curves=None, **kwargs):
-        curves = self.curves if curves is None else curves
-        self.lines_: list[Any] = []
-        self.bands_: list[Any] = []
-        taken = len(ax.lines)
-        for name, (x, mean, std) in curves.items():
-            look = style(taken + len(self.lines_)) | {"label": legible(name), "markersize": 6}
-            if len(x) > 20:
-                look["markevery"] = len(x) // 10
-            (line,) = ax.plot(x, mean, **with_style(kwargs, **look))
-            self.lines_.append(line)
-            if np.any(np.asarray(std) > 0):
-                low, high = np.subtract(mean, std), np.add(mean, std)
-                band = ax.fill_between(x, low, high, alpha=0.2, color=line.get_color(), lw=0)
-                self.bands_.append(band)
+        references = check_reference(self.reference)
+        ax, own = axes(f"{type(self).__name__}.plot", ax)
+        self._draw(ax, **kwargs)
+        looks = zip(cycle(REFERENCE_COLOURS), cycle(DASHES), strict=False)
+        self.references_ = [
+            draw_level(ax, score, name, color=colour, linestyle=dashes, lw=1.5)
+            for (name, score), (colour, dashes) in zip(references.items(), looks, strict=False)
+        ]
+        for note in getattr(self, "failed", ()):
+            ax.plot([], [], "x", color="0.35", label=note)
+        ax.set_xlabel(_label(self.x_name), wrap=True)
+        ax.set_ylabel(_label(self.score_name))
+        ax.grid(True, color="0.5", alpha=0.2, linewidth=0.8)
+        ax.set_axisbelow(True)
+        # matplotlib lists lines before error bars; put the methods first and the front last.
+        entries = zip(*ax.get_legend_handles_labels(), strict=True)
+        entries = sorted(entries, key=lambda entry: not hasattr(entry[0], "lines"))
+        handles = [handle[0] if hasattr(handle, "lines") else handle for handle, _ in entries]
+        _place_legend(ax, own, handles, [label for _, label in entries])
+        self.ax_, self.figure_ = ax, ax.figure
+        return self
 
 
 # -------------------------------------------------------------------------------- tables
@@ -267,16 +235,23 @@ def as_table(results):
     return table.reset_index(drop=True)
 
 
-def errors_over_users(results, score, by, stds):
-    """Return the standard errors over users of a Comparison's scores, where it has them."""
+def errors_over_users(results, score, by):
+    """Return the standard errors over users of a Comparison's scores by method, if it has them."""
     if by != "estimator" or not isinstance(results, Comparison) or score not in results.per_user:
-        return stds
-    found = {name: draws[1:].std() for name, draws in results._resampled(score).items()}
-    return pd.Series({name: found.get(name, std) for name, std in stds.items()})
+        return {}
+    return {name: draws[1:].std() for name, draws in results._resampled(score).items()}
+
+
+def is_greater_better(score, values):
+    """Return whether larger scores are better, by the name and the values."""
+    return score != "exposure" and not is_error(score, values)
 
 
 def column(table, name):
-    """Return a column; the error for a missing one lists those that there are."""
+    """Return a column, or megabytes both ways; the error for a missing one lists the others."""
+    if name == "mb" and name not in table:
+        direct = 2 * numbers(table, "mb_device_to_device") if "mb_device_to_device" in table else 0
+        return numbers(table, "mb_up") + numbers(table, "mb_down") + direct
     if name not in table:
         it = "give the comparison itself; this" if f"mean_{name}" in table else "it"
         raise ValueError(f"results has no column {name!r}; {it} has {', '.join(map(str, table))}.")
@@ -330,59 +305,7 @@ def failures(table, score, by):
     ]
 
 
-def curves_by_method(table, *, setting, x, score, by):
-    """Return x, mean and standard deviation of the score over settings, by method."""
-    points = pd.DataFrame(
-        {
-            "method": list(map(str, column(table, by))),
-            "setting": pd.Series(conditions(table, setting), dtype=object),
-            "x": pd.Series(conditions(table, x), dtype=object),
-            "score": scores_of(table, score),
-        }
-    ).dropna(subset="score")
-    check_any(points, score)
-    curves = {}
-    for name, own in points.groupby("method", sort=False):
-        numeric = all(isinstance(place, Real) for place in own["x"])
-        settings = own.astype({"x": float} if numeric else {}).groupby("setting", sort=False)
-        curve = pd.DataFrame(
-            {
-                "x": settings["x"].agg("mean" if numeric else "first"),
-                "mean": settings["score"].mean(),
-                "std": settings["score"].std(ddof=0),
-            }
-        )
-        if numeric:
-            curve = curve.sort_values("x", kind="stable")
-        curves[name] = curve["x"].tolist(), curve["mean"].to_numpy(), curve["std"].to_numpy()
-    return curves
-
-
-def worst_rows(table, *, x, score, by, over, worst):
-    """Return the rows with the worst mean score over the columns `over`, and what is worst there.
-
-    The second is a dict from (method, condition) to the values of these columns.
-    """
-    if worst not in ("auto", "lowest", "highest"):
-        raise ValueError(f"worst={worst!r} must be 'auto', 'lowest' or 'highest'.")
-    highest = worst == "highest" or (worst == "auto" and score in HIGHER_IS_WORSE)
-    scores = pd.Series(scores_of(table, score) * (-1 if highest else 1))
-    places = list(zip(map(str, column(table, by)), conditions(table, x), strict=True))
-    choices = list(zip(*(conditions(table, name) for name in over), strict=True))
-    keys = [pd.Series(one, index=scores.index) for one in (places, choices)]
-    best = {}
-    for (place, choice), mean in scores.groupby(keys, sort=False).mean().items():
-        if place not in best or np.isnan(best[place][0]) or mean < best[place][0]:
-            best[place] = mean, choice
-    # Fits that failed stay, for the note in the legend.
-    kept = [best[place][1] == choice for place, choice in zip(places, choices, strict=True)]
-    found = {place: dict(zip(over, choice, strict=True)) for place, (_, choice) in best.items()}
-    return table[np.array(kept) | scores.isna().to_numpy()].reset_index(drop=True), found
-
-
-def vary(
-    estimator, X, y, param_name, param_range, scores, compare_params, reference, variants=False
-):
+def vary(estimator, X, y, param_name, param_range, scores, compare_params, reference, variants):
     """Compare the estimators with each value of a parameter.
 
     Return the table, with the value in a new column, and the reference scores by name. With
@@ -444,3 +367,149 @@ def _scoring(given, wanted, models, y):
             if not any(name in _scorers_for(one, scorers) for one in models.values()):
                 raise ValueError(f"{name!r} applies to rating models only, and there is none.")
     return scorers or given
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class TableDisplay(Display):
+    """Base class of displays of a table with a row for each fit.
+
+    A subclass says what tells points apart, how to read the column of x, whether a list is several
+    values of a parameter, and by `_data` and `_prepare` what it takes from points and fits.
+    """
+
+    failed: Sequence[str] = ()
+    worst_: dict[tuple[str, Any], dict[str, Any]] = field(init=False, default_factory=dict)
+    _point: ClassVar[list[str]] = ["method", "x"]
+    _read: ClassVar[Callable[[pd.DataFrame, str], Any]] = staticmethod(numbers)
+    _lists: ClassVar[bool] = False
+
+    @classmethod
+    @documented
+    def from_results(
+        cls,
+        results: Comparison | ArrayLike | Sequence[Mapping[str, Any]],
+        *,
+        x: str | None = None,
+        score: str = "ndcg@10",
+        by: str = "estimator",
+        over: str | Sequence[str] = (),
+        greater_is_better: bool | None = None,
+        reference: float | Mapping[str, float] | None = None,
+        ax: Axes | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Draw a comparison, or another table of scores.
+
+        Parameters
+        ----------
+        results : Comparison, DataFrame or list of dict
+            One row or more for each point, such as ``comparison.per_fold`` with a column for the
+            condition. A point is the mean of a method's rows with the same x, or of all its rows in
+            `CostDisplay`, with an error bar or a band of one standard deviation; in `CostDisplay`,
+            for the score of a Comparison that has it by user, of one standard error over users.
+            Rows without the score, such as those of failed fits, are left out.
+        x : str, default=None
+            Column of the horizontal axis: by default "mb" of `CostDisplay`, "dropout" of
+            `RobustnessDisplay` and "epsilon" of `PrivacyDisplay`. "hours" is the simulated clock.
+            If there is no column "mb", it is the sum of "mb_up", "mb_down" and, if there is one,
+            twice "mb_device_to_device", which clients both send and receive.
+        score, by : str, default="ndcg@10", "estimator"
+            Columns of the score and the methods' names.
+        over : str or list of str, default=()
+            Columns of what an attacker chooses, such as its strength. Each point is the worst mean
+            score over these columns. Fits that failed do not count, and are noted in the legend.
+        {greater_is_better}
+        {drawing}
+
+        {drawn}
+        """
+        x, over = x or cls.x_name, [over] if isinstance(over, str) else list(over)
+        table = as_table(results)
+        places, scores = cls._read(table, x), scores_of(table, score)
+        methods = list(map(str, column(table, by)))
+        choices = list(zip(methods, *(conditions(table, name) for name in over), strict=True))
+        rows = pd.DataFrame({"method": methods, "x": places, "score": scores})
+        rows = rows.assign(choice=choices).dropna(subset="score")
+        groups = rows.groupby([*cls._point, "choice"], sort=False)
+        points = groups.mean().join(groups.std(ddof=0).add_suffix("_std")).reset_index()
+        if greater_is_better is None:
+            greater_is_better = is_greater_better(score, rows["score"])
+        gain = points.assign(score=points["score"] * (1 if greater_is_better else -1))
+        points = points.loc[gain.groupby(cls._point, sort=False)["score"].idxmin()]
+        place = groups.ngroup().dropna()
+        not_chosen = place.index[~place.isin(points.index)]
+        display = cls(
+            **cls._data(points, results, score, by, greater_is_better),
+            x_name=x,
+            score_name=score,
+            failed=failures(table.drop(not_chosen), score, by),
+            reference=reference,
+        )
+        if over:
+            display.worst_ = {
+                (point.method, point.x): dict(zip(over, point.choice[1:], strict=True))
+                for point in points.itertuples()
+            }
+        return display.plot(ax, **kwargs)
+
+    @classmethod
+    @documented
+    def from_estimator(
+        cls,
+        estimator: BaseEstimator | Sequence[BaseEstimator] | Mapping[str, BaseEstimator],
+        X: ArrayLike,
+        y: ArrayLike | None = None,
+        *,
+        param_name: str,
+        param_range: Iterable[Any] | Mapping[str, Any],
+        x: str | None = None,
+        score: str = "ndcg@10",
+        reference: float | Mapping[str, Any] | Sequence[Any] | None = None,
+        ax: Axes | None = None,
+        compare_params: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Cross-validate estimators with several values of a parameter, and draw the results.
+
+        Parameters
+        ----------
+        estimator : estimator, list of estimators, or dict of str to estimator
+        X : array-like or DataFrame of shape (n_samples, n_features >= 2)
+            Column 0 is the user's id, column 1 the item's id.
+        y : array-like of shape (n_samples,), default=None
+            Rating or preference of each row.
+        param_name : str
+            Name of the parameter to vary, as in `set_params`: "federation__dropout",
+            "federation__local_dp__scale".
+        param_range : iterable, or dict of str to value
+            Values of the parameter, or a dict of labels to values: ``{"none": None, "noise":
+            RandomUpload()}`` for "federation__adversary". If a value of the dict is a list, such as
+            ``[RandomUpload(strength=s) for s in (0.1, 1, 10)]``, `RobustnessDisplay` draws the
+            worst of its values.
+        x : str, default=None
+            Column of the comparison for the horizontal axis: by default "mb" of `CostDisplay`,
+            the parameter of `RobustnessDisplay`, and "epsilon" of `PrivacyDisplay`. Curves have its
+            mean over the folds of a value.
+        score : str, default="ndcg@10"
+            Column of the comparison to draw; it is computed even if `scoring` does not have it.
+        reference : float, dict of str to float or estimator, or list of estimators, default=None
+            Baselines to draw as dashed horizontal lines: scores by name, or estimators, which are
+            cross-validated on the same folds: ``{"paper": 0.87, "biases": BiasOnly()}``.
+        {ax}
+        compare_params : dict, default=None
+            Further parameters of :func:`fedrecsk.model_selection.compare`: `cv`, `scoring`,
+            `clients`, `n_jobs`...
+        **kwargs : dict
+            Passed to :meth:`from_results`, such as `greater_is_better`.
+
+        {drawn}
+        """
+        pyplot(f"{cls.__name__}.from_estimator", ax)
+        scores = [score] if x in (None, "mb") else [score, x]
+        table, reference = vary(
+            estimator, X, y, param_name, param_range, scores, compare_params, reference, cls._lists
+        )
+        table, x = cls._prepare(table, param_name, x)
+        return cls.from_results(
+            table, x=x, score=score, over=VARIANT, reference=reference, ax=ax, **kwargs
+        )

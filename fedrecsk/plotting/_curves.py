@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -19,32 +19,75 @@ from fedrecsk._utils.sklearn_compat import StrOptions
 from fedrecsk.metrics._held_out import unwrap
 from fedrecsk.model_selection import Comparison
 from fedrecsk.plotting._base import (
-    VARIANT,
-    CurvesDisplay,
+    Display,
+    TableDisplay,
     as_table,
     check_any,
     conditions,
-    curves_by_method,
     draw_level,
-    failures,
     legible,
     make_logarithmic,
     name_ticks,
     numbers,
-    pyplot,
     style,
-    vary,
     with_style,
-    worst_rows,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
+class CurvesDisplay(Display):
+    """Base class of displays with one line per method, and a band of one standard deviation."""
+
+    curves: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]]
+
+    def __post_init__(self):
+        check_any(self.curves, self.score_name)
+
+    def _draw(self, ax, curves=None, **kwargs):
+        curves = self.curves if curves is None else curves
+        self.lines_: list[Any] = []
+        self.bands_: list[Any] = []
+        taken = len(ax.lines)
+        for name, (x, mean, std) in curves.items():
+            look = style(taken + len(self.lines_)) | {"label": legible(name), "markersize": 6}
+            if len(x) > 20:
+                look["markevery"] = len(x) // 10
+            (line,) = ax.plot(x, mean, **with_style(kwargs, **look))
+            self.lines_.append(line)
+            if np.any(np.asarray(std) > 0):
+                low, high = np.subtract(mean, std), np.add(mean, std)
+                band = ax.fill_between(x, low, high, alpha=0.2, color=line.get_color(), lw=0)
+                self.bands_.append(band)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class SettingsDisplay(CurvesDisplay, TableDisplay):
+    """Base class of displays with one line per method over the settings of a table."""
+
+    @classmethod
+    def _data(cls, points, *_):
+        curves = {}
+        for name, own in points.groupby("method", sort=False):
+            if all(isinstance(place, Real) for place in own["x"]):
+                own = own.sort_values("x", kind="stable")
+            curves[name] = own["x"].tolist(), own["score"].to_numpy(), own["score_std"].to_numpy()
+        return {"curves": curves}
+
+    @classmethod
+    def _prepare(cls, table, param_name, x):
+        # Folds of one setting may differ a little in their epsilon.
+        x = x or cls.x_name
+        settings = [table["estimator"], table[param_name]]
+        places = pd.Series(numbers(table, x)).groupby(settings, sort=False, dropna=False)
+        return table.assign(**{x: places.transform("mean")}), x
+
+
 @documented
 @dataclass(kw_only=True, eq=False, repr=False)
-class RobustnessDisplay(CurvesDisplay):
+class RobustnessDisplay(SettingsDisplay):
     """A score as conditions get worse: more dropout, stronger attacks.
 
     If the condition is a number, each method is a line. If it is a name, such as that of an attack,
@@ -96,103 +139,21 @@ class RobustnessDisplay(CurvesDisplay):
 
     x_name: str = "dropout"
     score_name: str = "ndcg@10"
-    worst_: dict[tuple[str, float | str], dict[str, Any]] = field(init=False, default_factory=dict)
+
+    _read = staticmethod(conditions)
+    _lists = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        if any(value in (np.inf, -np.inf) for x, _, _ in self.curves.values() for value in x):
+            raise ValueError(f"{self.x_name!r} is infinite in some rows; leave them out.")
 
     @classmethod
-    @documented
-    def from_results(
-        cls,
-        results: ArrayLike | Sequence[Mapping[str, Any]],
-        *,
-        x: str = "dropout",
-        score: str = "ndcg@10",
-        by: str = "estimator",
-        over: str | Sequence[str] = (),
-        worst: Literal["auto", "lowest", "highest"] = "auto",
-        reference: float | Mapping[str, float] | None = None,
-        ax: Axes | None = None,
-        **kwargs: Any,
-    ) -> Self:
-        """Draw a table of scores under several conditions.
-
-        Parameters
-        ----------
-        results : DataFrame or list of dict
-            One row or more per method and condition, such as ``comparison.per_fold`` with a column
-            for the condition. Their mean is drawn with one standard deviation. Rows without the
-            score are left out.
-        x, score, by : str, default="dropout", "ndcg@10", "estimator"
-            Columns of the condition, the score and the method's name.
-        over : str or list of str, default=()
-            Columns of what the attacker chooses, such as its strength. For each method and
-            condition, the rows with the worst mean score over these columns are drawn. Fits that
-            failed do not count, and are noted in the legend.
-        worst : {"auto", "lowest", "highest"}, default="auto"
-            Which score is the worst. "auto": the highest of "rmse", "mae" and "exposure", the
-            lowest of others.
-        {drawing}
-
-        {drawn}
-        """
-        table = as_table(results)
-        if any(value in (np.inf, -np.inf) for value in conditions(table, x)):
-            raise ValueError(f"{x!r} is infinite in some rows; leave them out.")
-        over, chosen = [over] if isinstance(over, str) else list(over), {}
-        if over:
-            table, chosen = worst_rows(table, x=x, score=score, by=by, over=over, worst=worst)
-        curves = curves_by_method(table, setting=x, x=x, score=score, by=by)
-        failed = failures(table, score, by)
-        display = cls(curves=curves, x_name=x, score_name=score, failed=failed, reference=reference)
-        display.worst_ = chosen
-        return display.plot(ax, **kwargs)
-
-    @classmethod
-    @documented
-    def from_estimator(
-        cls,
-        estimator: BaseEstimator | Sequence[BaseEstimator] | Mapping[str, BaseEstimator],
-        X: ArrayLike,
-        y: ArrayLike | None = None,
-        *,
-        param_name: str = "federation__dropout",
-        param_range: Iterable[Any] | Mapping[str, Any] = (0.0, 0.25, 0.5, 0.75),
-        score: str = "ndcg@10",
-        worst: Literal["auto", "lowest", "highest"] = "auto",
-        reference: float | Mapping[str, Any] | Sequence[Any] | None = None,
-        ax: Axes | None = None,
-        compare_params: Mapping[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> Self:
-        """Cross-validate federated models under several conditions, and draw the results.
-
-        Parameters
-        ----------
-        estimator : estimator, list of estimators, or dict of str to estimator
-        {data}
-        param_name : str, default="federation__dropout"
-            Name of the parameter to vary, as in `set_params`.
-        param_range : iterable or dict, default=(0.0, 0.25, 0.5, 0.75)
-            Values of the parameter, or a dict of labels to values: ``{"none": None, "noise":
-            RandomUpload()}`` for "federation__adversary". If a value of the dict is a list, such as
-            ``[RandomUpload(strength=s) for s in (0.1, 1, 10)]``, the worst of its values is drawn.
-        {column score}
-        worst : {"auto", "lowest", "highest"}, default="auto"
-            Which score of a list of values is the worst, as in :meth:`from_results`. Choose
-            "highest" for a scorer of your own that measures an attack's success.
-        {comparing}
-
-        {drawn}
-        """
-        pyplot("RobustnessDisplay.from_estimator", ax)
-        models, what = estimator, ([score], compare_params, reference)
-        table, reference = vary(models, X, y, param_name, param_range, *what, variants=True)
+    def _prepare(cls, table, param_name, x):
+        if x is not None:
+            return super()._prepare(table, param_name, x)
         x = param_name.split("__")[-1]
-        table = table.assign(**{x: table[param_name]})
-        values = param_range.values() if isinstance(param_range, Mapping) else ()
-        over = [VARIANT] if any(isinstance(value, list) for value in values) else []
-        return cls.from_results(
-            table, x=x, score=score, over=over, worst=worst, reference=reference, ax=ax, **kwargs
-        )
+        return table.assign(**{x: table[param_name]}), x
 
     def _draw(self, ax, **kwargs):
         conditions = [value for x, _, _ in self.curves.values() for value in x]
@@ -214,7 +175,7 @@ class RobustnessDisplay(CurvesDisplay):
 
 @documented
 @dataclass(kw_only=True, eq=False, repr=False)
-class PrivacyDisplay(CurvesDisplay):
+class PrivacyDisplay(SettingsDisplay):
     """A score against the privacy loss epsilon, on a logarithmic axis.
 
     Each method is a line. A dashed horizontal line is the method without noise.
@@ -241,7 +202,8 @@ class PrivacyDisplay(CurvesDisplay):
     The column "epsilon" of a comparison is the total privacy loss in `privacy_`, over all
     coordinates and uploads of the client with the largest loss. Papers often quote epsilon of one
     coordinate of one upload, which is smaller by orders of magnitude. Name the column that you
-    draw by `x`, so that the axis says which it is.
+    draw by `x`, so that the axis says which it is. If the folds of a setting differ in it, give
+    their rows its mean first, as `from_estimator` does.
 
     Examples
     --------
@@ -261,87 +223,16 @@ class PrivacyDisplay(CurvesDisplay):
     x_name: str = "epsilon"
     score_name: str = "ndcg@10"
 
-    @classmethod
-    @documented
-    def from_results(
-        cls,
-        results: Comparison | ArrayLike | Sequence[Mapping[str, Any]],
-        *,
-        x: str = "epsilon",
-        score: str = "ndcg@10",
-        by: str = "estimator",
-        setting: str | None = None,
-        reference: float | Mapping[str, float] | None = None,
-        ax: Axes | None = None,
-        **kwargs: Any,
-    ) -> Self:
-        """Draw a table of scores under several privacy losses.
+    def __post_init__(self):
+        super().__post_init__()
+        if any(value <= 0 for x, _, _ in self.curves.values() for value in x):
+            raise ValueError(f"{self.x_name!r} must be positive; the axis is logarithmic.")
 
-        Parameters
-        ----------
-        results : Comparison, DataFrame or list of dict
-            One row or more per method and setting. Their mean is drawn with a band of one
-            standard deviation. Rows without the score or an epsilon, such as those of centralised
-            models, are left out.
-        x, score, by : str, default="epsilon", "ndcg@10", "estimator"
-            Columns of the privacy loss, the score and the method's name.
-        setting : str, default=None
-            Column of the varied parameter, such as the scale of the noise; rows are averaged by it.
-            Folds of one setting may differ a little in their epsilon. If None, `x`.
-        {drawing}
-
-        {drawn}
-        """
-        table = as_table(results)
+    @staticmethod
+    def _read(table, x):
         losses = numbers(table, x)
-        if (losses <= 0).any():
-            raise ValueError(f"{x!r} must be positive; the axis is logarithmic.")
-        known = table[~np.isnan(losses)]
-        check_any(known, x)
-        curves = curves_by_method(known, setting=setting or x, x=x, score=score, by=by)
-        failed = failures(table, score, by)
-        display = cls(curves=curves, x_name=x, score_name=score, failed=failed, reference=reference)
-        return display.plot(ax, **kwargs)
-
-    @classmethod
-    @documented
-    def from_estimator(
-        cls,
-        estimator: BaseEstimator | Sequence[BaseEstimator] | Mapping[str, BaseEstimator],
-        X: ArrayLike,
-        y: ArrayLike | None = None,
-        *,
-        param_name: str = "federation__local_dp",
-        param_range: Iterable[Any] | Mapping[str, Any],
-        score: str = "ndcg@10",
-        reference: float | Mapping[str, Any] | Sequence[Any] | None = None,
-        ax: Axes | None = None,
-        compare_params: Mapping[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> Self:
-        """Cross-validate federated models under several mechanisms, and draw the results.
-
-        Parameters
-        ----------
-        estimator : estimator, list of estimators, or dict of str to estimator
-        {data}
-        param_name : str, default="federation__local_dp"
-            Name of the parameter to vary, as in `set_params`, such as
-            "federation__local_dp__scale".
-        param_range : iterable, or dict of str to value
-            Values of the parameter, or a dict of labels to values; None means no noise.
-        {column score}
-        {comparing}
-
-        {drawn}
-        """
-        pyplot("PrivacyDisplay.from_estimator", ax)
-        table, reference = vary(
-            estimator, X, y, param_name, param_range, [score], compare_params, reference
-        )
-        return cls.from_results(
-            table, score=score, setting=param_name, reference=reference, ax=ax, **kwargs
-        )
+        check_any(losses[~np.isnan(losses)], x)
+        return losses
 
     def _draw(self, ax, **kwargs):
         noisy, clear = {}, {}
@@ -396,61 +287,19 @@ class ConvergenceDisplay(CurvesDisplay):
     >>> from fedrecsk.plotting import ConvergenceDisplay
     >>> X, y = make_ratings(n_users=60, n_items=40, n_ratings=1000, random_state=0)
     >>> model = RFRec(n_rounds=5, random_state=0).fit(X, y)
-    >>> display = ConvergenceDisplay.from_estimator(model)
+    >>> display = ConvergenceDisplay.from_results(model)
     >>> display.lines_[0].get_xdata().tolist()
     [1, 2, 3, 4, 5]
     """
 
     x_name: str = "rounds"
     score_name: str = "loss"
-    failed: Sequence[str] = field(init=False, default=())
-
-    @classmethod
-    @documented
-    def from_estimator(
-        cls,
-        estimator: BaseEstimator,
-        *,
-        score: str = "loss",
-        x: Literal["rounds", "hours"] = "rounds",
-        name: str | None = None,
-        reference: float | Mapping[str, float] | None = None,
-        ax: Axes | None = None,
-        **kwargs: Any,
-    ) -> Self:
-        """Draw the history of a fitted federated model.
-
-        Parameters
-        ----------
-        estimator : estimator
-            A fitted federated model, or a Pipeline or search that ends in one.
-        score : str, default="loss"
-            Key of the rows of `history_`: "loss", or after early stopping "validation_loss" or
-            "validation_score".
-        x : {"rounds", "hours"}, default="rounds"
-            What the axis shows. Only fits with ``Federation(devices=...)`` have hours.
-        name : str, default=None
-            Label of the line. If None, the name of the class.
-        {drawing}
-
-        {drawn}
-        NotFittedError
-            If the estimator is not fitted.
-        TypeError
-            If it has no `history_`, because it is centralised.
-        """
-        check_is_fitted(estimator)
-        if name is None:
-            name = type(unwrap(estimator)[1]).__name__
-        return cls.from_results(
-            {name: estimator}, score=score, x=x, reference=reference, ax=ax, **kwargs
-        )
 
     @classmethod
     @documented
     def from_results(
         cls,
-        results: Comparison | Mapping[str, Any],
+        results: BaseEstimator | Comparison | Mapping[str, Any],
         *,
         score: str = "loss",
         x: Literal["rounds", "hours"] = "rounds",
@@ -458,32 +307,39 @@ class ConvergenceDisplay(CurvesDisplay):
         ax: Axes | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Draw histories of several fits.
+        """Draw histories of fits.
 
         Parameters
         ----------
-        results : Comparison or dict
-            By name, one of these: a fitted model, a `history_` (list of dict), the numbers
-            themselves, or a list of models or histories (of several folds, for example), whose
-            mean is drawn with a band of one standard deviation. A comparison must be made with
+        results : fitted model, Comparison or dict
+            A federated model, or a Pipeline or search that ends in one; or a dict with by name
+            one of these: a fitted model, a `history_` (list of dict), the numbers themselves, or a
+            list of models or histories (of several folds, for example), whose mean is drawn with
+            a band of one standard deviation. A comparison must be made with
             ``return_estimator=True``; its federated models are drawn.
         score : str, default="loss"
-            Key of the rows of `history_`, or the name of the numbers.
+            Key of the rows of `history_`: "loss", or after early stopping "validation_loss" or
+            "validation_score"; or the name of the numbers.
         x : {"rounds", "hours"}, default="rounds"
             What the axis shows: rounds, or the hours by the simulated clock, of which the mean over
             several fits counts. Only fits with ``Federation(devices=...)`` have hours.
         {drawing}
 
         {drawn}
+        NotFittedError
+            If a model is not fitted.
         TypeError
-            If a model has no `history_`, or the results are not a dict by name.
+            If a model has no `history_`, because it is centralised, or the results have no names.
         """
         checked("from_results", {"x": [StrOptions({"rounds", "hours"})]}, x=x)
         if isinstance(results, Comparison):
             results = _federated_of(results)
+        if hasattr(results, "fit"):
+            results = {type(unwrap(results)[1]).__name__: results}
         if not isinstance(results, Mapping):
             raise TypeError(
-                f"results must be a Comparison or a dict by name, got {type(results).__name__}."
+                "results must be a fitted model, a Comparison or a dict by name, got "
+                f"{type(results).__name__}."
             )
         curves = {}
         for name, result in results.items():
@@ -496,7 +352,6 @@ class ConvergenceDisplay(CurvesDisplay):
                     runs = [pd.Series(_by_round(name, run, x)) for run in _runs(name, result)]
                     places = pd.concat(runs, axis="columns").mean(axis="columns")[losses.index]
                 curves[str(name)] = np.asarray(places), mean.to_numpy(), std.to_numpy()
-        check_any(curves, score)
         display = cls(curves=curves, x_name=x, score_name=score, reference=reference)
         return display.plot(ax, **kwargs)
 
@@ -534,6 +389,7 @@ def _runs(name, result):
 
 def _by_round(name, run, score):
     if hasattr(run, "fit"):
+        check_is_fitted(run)
         _, model = unwrap(run)
         if not hasattr(model, "history_"):
             raise TypeError(

@@ -398,9 +398,9 @@ def test_comparisons_and_displays_have_hours():
     np.testing.assert_allclose(
         display.lines_[1].get_xdata(), np.mean([hours(model) for model in fits], axis=0)
     )
-    assert CostDisplay.from_results(result, score="rmse", cost="hours").costs[1] == own
+    assert CostDisplay.from_results(result, score="rmse", x="hours").costs[1] == own
     with pytest.raises(ValueError, match="has no column 'hours'"):
-        ConvergenceDisplay.from_estimator(models["plain"].fit(X, y), x="hours")
+        ConvergenceDisplay.from_results(models["plain"].fit(X, y), x="hours")
     assert hours_scorer(fits[0], None) == -fits[0].communication_.hours
 
 
