@@ -32,7 +32,10 @@ from tests.deployment.in_process import coordinator, make_nodes
 from tests.reference import ease as ease_reference
 from tests.reference import time as reference
 
-DIRECTED = [ItemKNN(4, backward_weight=0.25), FedItemKNN(4, backward_weight=0.25)]
+DIRECTED = [
+    ItemKNN(4, backward_weight=0.25),
+    FedItemKNN(4, backward_weight=0.25, history_power=0.6),
+]
 SUMS = [
     EASE(3.0),
     ItemKNN(),
@@ -99,11 +102,15 @@ def expected_scores(model, rows, n_items):
         lives |= {name: AUTO_LIVES[name] for name, life in lives.items() if life == "auto"}
     pair, history = lives.values()
     G = reference.gram(rows, n_items, pair)
-    if isinstance(model, KNN) and model.backward_weight != 1:
-        backward = model.backward_weight
+    if isinstance(model, KNN):
+        backward, power = model.backward_weight, model.history_power
+        learned = backward == "auto" and model.pair_half_life == "auto"
         if backward == "auto":
-            learned = model.pair_half_life == "auto"
             backward = reference.agreement(rows, n_items, pair) ** 2 if learned else 1
+        if power == "auto":
+            power = (2 - backward) * model.power if learned else model.power
+        if learned and model.history_half_life == "auto":
+            history = 1 + 3 * backward
         G = reference.directed(rows, n_items, pair, backward)
     if isinstance(model, FedSpectral):
         S = ease_reference.spectral(G, model.n_factors)
@@ -113,7 +120,7 @@ def expected_scores(model, rows, n_items):
         return np.array([items @ reference.user_vector(one, items, *own) for one in rows])
     x = [reference.history(one, n_items, history) for one in rows]
     if isinstance(model, KNN):
-        own = (model.power, model.shrinkage, model.n_neighbors)
+        own = (model.power, model.shrinkage, model.n_neighbors, power)
         return np.array(x) @ ease_reference.nearest(G, *own)
     return np.array(x) @ ease_reference.ease(G, model.reg)
 
@@ -233,6 +240,24 @@ def test_the_sum_says_how_much_direction_matters(model, many, n_silos, monkeypat
         assert fitted.backward_weight_ == pytest.approx(expected)
         scores = fitted._score_all(fitted._users.codes(users))
         np.testing.assert_allclose(scores, expected_scores(model, rows, n_items), atol=1e-9)
+
+
+@pytest.mark.parametrize("model", [ItemKNN(4), FedItemKNN(4)], ids=named)
+def test_histories_fade_by_what_the_sum_says_of_direction(model, tmp_path):
+    X, y, _ = in_order()
+    fitted = with_half_lives(model, pair_half_life="auto", history_half_life="auto").fit(X, y)
+    life = 1 + 3 * fitted.backward_weight_
+    same = clone(fitted).set_params(history_half_life=life).fit(X, y)
+    np.testing.assert_array_equal(fitted.predict(X), same.predict(X))
+    own = (X[:, 0] == X[0, 0]) & (y > 0)
+    X_new = X[own][np.argsort(X[own, 2], kind="stable")] + [1000, 0, 0]
+    X_new[:, 2] = np.arange(len(X_new))
+    folded = fitted.fold_in(X_new).predict(X_new)
+    np.testing.assert_array_equal(folded, same.fold_in(X_new).predict(X_new))
+    fitted.export(tmp_path / "model.fedrecsk")
+    public = portable.load(tmp_path / "model.fedrecsk")
+    scores = dict(zip(public.item_ids.tolist(), public.predict(X_new[:, 1]), strict=True))
+    np.testing.assert_allclose([scores[item] for item in X_new[:, 1]], folded, atol=1e-6)
 
 
 @pytest.mark.parametrize("upload", ["local", "all"])

@@ -81,15 +81,15 @@ class NearestItemsMixin(ItemWeightsMixin):
 
     _: KW_ONLY
     backward_weight: float | Literal["auto"] = "auto"
+    history_power: float | Literal["auto"] = "auto"
 
     _nearest_constraints: ClassVar[dict] = ItemWeightsMixin._fading_constraints | {
         "power": [Interval(Real, 0, None, closed="left")],
         "shrinkage": [Interval(Real, 0, None, closed="left")],
         "n_neighbors": [Interval(Integral, 1, None, closed="left")],
         "backward_weight": [Interval(Real, 0, 1, closed="both"), StrOptions({"auto"})],
+        "history_power": [Interval(Real, 0, None, closed="left"), StrOptions({"auto"})],
     }
-    # What "auto" stands for. From validation rows (benchmarks.next_item choices).
-    _auto_lives: ClassVar[dict] = {"pair_half_life": 8.0, "history_half_life": 2.0}
 
     def _check_before_fit(self):
         knows_time = self._fades and self.timestamps is not None
@@ -102,10 +102,18 @@ class NearestItemsMixin(ItemWeightsMixin):
             )
         super()._check_before_fit()
 
+    def _auto_life(self, name, direction=None):
+        # From validation rows (benchmarks.next_item choices).
+        if name == "pair_half_life":
+            return 8.0
+        if self._direction() is not None:
+            return 2.0
+        return 1 + 3 * (self.backward_weight_ if direction is None else direction)
+
     def _direction(self):
         """Return `backward_weight`, None if the sum of pairs is to say it."""
         if self.backward_weight != "auto":
-            return self.backward_weight
+            return float(self.backward_weight)
         return None if self.pair_half_life == "auto" and self.timestamps is not None else 1.0
 
     def _score_pairs(self, users, items):
@@ -137,7 +145,7 @@ class NearestItemsMixin(ItemWeightsMixin):
         return lambda codes: self.item_weights_[codes].toarray().astype(np.float64)
 
 
-def nearest_items(matrix, counts, n_neighbors, power, shrinkage, dtype):
+def nearest_items(matrix, counts, n_neighbors, power, history_power, shrinkage, dtype):
     """Return each item's nearest items and weights, filled up by the item itself and 0."""
     n_items = len(counts)
     width = min(n_neighbors, n_items)
@@ -145,9 +153,11 @@ def nearest_items(matrix, counts, n_neighbors, power, shrinkage, dtype):
     nearness = np.zeros(neighbors.shape, dtype=dtype)
     # Many items have the same count, and powers take long.
     counts, places = np.unique(counts, return_inverse=True)
+    more = np.where(counts > 0, counts, 1) ** (history_power - power)
     for i in range(n_items):
         others, values = _entries(matrix, i)
-        divisors = np.maximum(counts[places[i]] * counts, 0) ** power + shrinkage
+        powers = np.maximum(counts[places[i]] * counts, 0) ** power
+        divisors = powers * more[places[i]] + shrinkage
         weights = values / divisors[places[others]]
         best = largest(weights, min(width, len(weights)))
         neighbors[i, : len(best)] = others[best]

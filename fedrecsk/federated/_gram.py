@@ -115,13 +115,15 @@ class Server:
 class Clients:
     """Users of a block: what they like, and which clients have sent that, or take it back.
 
-    In `sent`, items whose counts the noise hides have the weight 0.
+    In `sent`, items whose counts the noise hides have the weight 0. `direction` is what the final
+    model says of it.
     """
 
     likes: Block
     sent: Block
     has_sent: PerClient
     takes_back: bool = False
+    direction: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
