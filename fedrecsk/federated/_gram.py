@@ -372,7 +372,8 @@ class FederatedGram(FromPairs, RankingMixin, FederatedRecommender):
                 raise ValueError(
                     f"{type(self).__name__} takes at most {most} items, because clients "
                     f"number pairs of items in 32 bits, and there are {data.n_items}. Leave out "
-                    "rare items, for example with preprocessing.filter_min_ratings."
+                    "rare items, for example with preprocessing.filter_min_ratings"
+                    + (", or set backward_weight=1." if algorithm.has_direction else ".")
                 )
             held = [n_pairs(block.row_counts.astype(np.int64)).sum() for block in blocks]
             nbytes = pair_bytes * sum(held)
