@@ -36,6 +36,7 @@ DIRECTED = [
     ItemKNN(4, backward_weight=0.25),
     FedItemKNN(4, backward_weight=0.25, history_power=0.6),
 ]
+LEARNED = FedItemKNN(4, pair_half_life="auto", history_half_life="auto")
 SUMS = [
     EASE(3.0),
     ItemKNN(),
@@ -60,12 +61,15 @@ AUTO_LIVES = {"pair_half_life": 8.0, "history_half_life": 2.0}
 def named(model):
     """Return the name of a test of a model."""
     backward = model.get_params().get("backward_weight", "auto")
-    return type(model).__name__ + ("" if backward == "auto" else f"-{backward}")
+    what = "learned" if model is LEARNED else backward
+    return type(model).__name__ + ("" if what == "auto" else f"-{what}")
 
 
 every_sum = pytest.mark.parametrize("model", SUMS, ids=lambda model: type(model).__name__)
-every_federated_sum = pytest.mark.parametrize("model", [*FEDERATED_SUMS, DIRECTED[1]], ids=named)
-every_model = pytest.mark.parametrize("model", SUMS + FACTORS + DIRECTED, ids=named)
+every_federated_sum = pytest.mark.parametrize(
+    "model", [*FEDERATED_SUMS, DIRECTED[1], LEARNED], ids=named
+)
+every_model = pytest.mark.parametrize("model", [*SUMS, *FACTORS, *DIRECTED, LEARNED], ids=named)
 
 
 @pytest.fixture(autouse=True)
@@ -166,7 +170,9 @@ def test_factors_equal_the_naive_reference(model, half_life):
 def with_half_lives(model, **parameters):
     model, names = clone(model), model.get_params()
     lives = {"history_half_life": 2.0, "pair_half_life": 1.5} | parameters
-    return model.set_params(**{name: one for name, one in lives.items() if name in names})
+    # Those of LEARNED stay.
+    unset = {name: one for name, one in lives.items() if names.get(name, "auto") != "auto"}
+    return model.set_params(**unset)
 
 
 @pytest.mark.parametrize("model", [EASE(3.0), SUMS[2], *FACTORS[::4]], ids=str)
