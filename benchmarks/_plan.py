@@ -118,6 +118,7 @@ COMMANDS = [
     "time defaults",
     "time generated",
     *(f"next_item scores --data {one}" for one in NEXT_ITEM),
+    "next_item choices",
     "updates",
     "updates --periods",
     "rounds",

@@ -4,8 +4,8 @@ The last row of each user is the test row. It is ranked among all items that the
 after a fit to the rows before it. HR@10 and NDCG@10 are means over all users; a test item that
 nobody had before counts 0. `scores` also prints megabytes per client and CPU seconds of the fit.
 `choices` prints NDCG@10 of the last rows but one, after a fit to those before: of each pair of
-half-lives and direction, and of "auto". Rows of the same day stand in the order of the original
-files, for all methods alike.
+half-lives and direction; of powers and more neighbours with the best of these; and of "auto". Rows
+of the same day stand in the order of the original files, for all methods alike.
 
 Data: MovieLens-100k, and the 5-core Amazon sets, Yelp and LastFM of Zhou et al. (S3-Rec, CIKM
 2020), in the folder --data-home or FEDRECSK_DATA. If one of them is not there, it is left out.
@@ -20,7 +20,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from sklearn.base import clone
 
 from benchmarks._command_line import command_line
 from benchmarks._methods import add_method
@@ -37,21 +36,24 @@ FILES = {
     "LastFM": "lastfm/interactions.csv.gz",
     "100k": "ml-100k/ratings.csv.gz",
 }
-# FedItemKNN's parameters, from validation rows.
+NAMES = (
+    "pair_half_life",
+    "history_half_life",
+    "backward_weight",
+    "history_power",
+    "power",
+    "shrinkage",
+    "n_neighbors",
+)
+# FedItemKNN's parameters, one after the other the best of a few on validation rows of 8,000 users.
 CHOSEN = {
-    name: {
-        "pair_half_life": pair,
-        "history_half_life": history,
-        "backward_weight": backward,
-        "power": power,
-        "shrinkage": shrinkage,
-    }
-    for name, pair, history, backward, power, shrinkage in (
-        ("Beauty", 4.0, 1.0, 0.25, 0.25, 10.0),
-        ("Sports", 8.0, 4.0, 0.35, 0.25, 5.0),
-        ("Yelp", 8.0, 3.0, 0.85, 0.25, 5.0),
-        ("LastFM", 8.0, 1.5, 0.25, 0.35, 5.0),
-        ("100k", 8.0, 2.0, 0.6, 0.5, 10.0),
+    name: dict(zip(NAMES, values, strict=True))
+    for name, *values in (
+        ("Beauty", 4.0, 1.0, 0.25, 0.55, 0.25, 10.0, 300),
+        ("Sports", 4.0, 2.0, 0.25, 0.55, 0.1, 5.0, 300),
+        ("Yelp", 32.0, 12.0, 0.75, 0.25, 0.2, 5.0, 100),
+        ("LastFM", 16.0, 6.0, 0.1, 0.65, 0.35, 5.0, 100),
+        ("100k", 8.0, 2.0, 0.75, 0.5, 0.5, 10.0, 100),
     )
 }
 AUTO = {"pair_half_life": "auto", "history_half_life": "auto"}
@@ -167,19 +169,29 @@ def choices(options):
         if len(rows) > N_USERS:
             rows = rows[np.random.default_rng(0).choice(len(rows), N_USERS, replace=False)]
         print(f"\n{name}: NDCG@10 of {len(rows)} users\n")
-        print("| pairs | history | direction | NDCG@10 |\n|---|---|---|---|")
-        tried = [(*lives, b) for *lives, b in itertools.product(*GRID)]
-        for pair, history, backward in [*tried, ("auto", "auto", "auto")]:
-            model = FedItemKNN(
-                pair_half_life=pair, history_half_life=history, backward_weight=backward
-            )
-            add_method(model)
-            ndcg = measured(clone(model).fit(train), rows)[1]
-            print(f"| {pair} | {history} | {backward} | {ndcg:.4f} |", flush=True)
+        print("| pairs | history | direction | powers | neighbours | NDCG@10 |")
+        print("|---|---|---|---|---|---|")
+        tried = {one: _print_choice(train, rows, *one) for one in itertools.product(*GRID)}
+        for more in POWERS:
+            _print_choice(train, rows, *max(tried, key=tried.get), *more)
+        _print_choice(train, rows, *["auto"] * 3)
+
+
+def _print_choice(train, rows, pair, history, backward, own="auto", power=0.25, size=100):
+    """Print and return NDCG@10 of these parameters."""
+    values = pair, history, backward, own, power, 5.0, size
+    model = FedItemKNN(**dict(zip(NAMES, values, strict=True)))
+    add_method(model)
+    ndcg = measured(model.fit(train), rows)[1]
+    powers = f"{power} both" if own == "auto" and backward != "auto" else f"{own}, {power}"
+    print(f"| {pair} | {history} | {backward} | {powers} | {size} | {ndcg:.4f} |", flush=True)
+    return ndcg
 
 
 # Half-lives of pairs and of histories, and the weight of the other direction.
-GRID = [4.0, 8.0], [1.0, 2.0, 4.0], [1.0, 0.5, 0.25, 0.1]
+GRID = [4.0, 8.0, 16.0], [1.0, 2.0, 4.0], [1.0, 0.5, 0.25]
+# Exponents of the item that users had and of the one to come, and how many neighbours are kept.
+POWERS = (0.5, 0.25), (0.5, 0.1), (0.75, 0.25), (0.5, 0.5), (0.25, 0.25, 300)
 
 
 def main(argv=None):

@@ -253,7 +253,7 @@ def candidates(name, data, python, epochs=None):
         models["FedSpectral, fading history"] = grid(FedSpectral(), history_half_life=[2.0])
         auto = {"pair_half_life": ["auto"], "history_half_life": ["auto"]}
     models["FedItemKNN, fading"] = grid(FedItemKNN(), power=[0.15, 0.25], **LIVES[name])
-    models['FedItemKNN, "auto"'] = grid(FedItemKNN(), **auto)
+    models['FedItemKNN, "auto"'] = grid(FedItemKNN(backward_weight=1), **auto)
     sasrec = Sasrec(python, name, epochs)
     if sasrec.is_there():
         models["SASRec (RecTools)"] = [
@@ -306,7 +306,8 @@ def _shown(numbers):
 
 def defaults(options):
     """Half-lives on validation rows of both data sets: none, fixed ones and those of "auto"."""
-    models = {"100k": [FedEASE(100.0), FedItemKNN()], "beauty": [FedItemKNN()]}
+    knn = FedItemKNN(backward_weight=1)
+    models = {"100k": [FedEASE(100.0), knn], "beauty": [knn]}
     for name in options.data:
         data = load(name, options.data_home)
         for model in models[name] if data is not None else ():

@@ -32,7 +32,11 @@ from tests.deployment.in_process import coordinator, make_nodes
 from tests.reference import ease as ease_reference
 from tests.reference import time as reference
 
-DIRECTED = [ItemKNN(4, backward_weight=0.25), FedItemKNN(4, backward_weight=0.25)]
+DIRECTED = [
+    ItemKNN(4, backward_weight=0.25),
+    FedItemKNN(4, backward_weight=0.25, history_power=0.6),
+]
+LEARNED = FedItemKNN(4, pair_half_life="auto", history_half_life="auto")
 SUMS = [
     EASE(3.0),
     ItemKNN(),
@@ -57,12 +61,15 @@ AUTO_LIVES = {"pair_half_life": 8.0, "history_half_life": 2.0}
 def named(model):
     """Return the name of a test of a model."""
     backward = model.get_params().get("backward_weight", "auto")
-    return type(model).__name__ + ("" if backward == "auto" else f"-{backward}")
+    what = "learned" if model is LEARNED else backward
+    return type(model).__name__ + ("" if what == "auto" else f"-{what}")
 
 
 every_sum = pytest.mark.parametrize("model", SUMS, ids=lambda model: type(model).__name__)
-every_federated_sum = pytest.mark.parametrize("model", [*FEDERATED_SUMS, DIRECTED[1]], ids=named)
-every_model = pytest.mark.parametrize("model", SUMS + FACTORS + DIRECTED, ids=named)
+every_federated_sum = pytest.mark.parametrize(
+    "model", [*FEDERATED_SUMS, DIRECTED[1], LEARNED], ids=named
+)
+every_model = pytest.mark.parametrize("model", [*SUMS, *FACTORS, *DIRECTED, LEARNED], ids=named)
 
 
 @pytest.fixture(autouse=True)
@@ -99,11 +106,15 @@ def expected_scores(model, rows, n_items):
         lives |= {name: AUTO_LIVES[name] for name, life in lives.items() if life == "auto"}
     pair, history = lives.values()
     G = reference.gram(rows, n_items, pair)
-    if isinstance(model, KNN) and model.backward_weight != 1:
-        backward = model.backward_weight
+    if isinstance(model, KNN):
+        backward, power = model.backward_weight, model.history_power
+        learned = backward == "auto" and model.pair_half_life == "auto"
         if backward == "auto":
-            learned = model.pair_half_life == "auto"
             backward = reference.agreement(rows, n_items, pair) ** 2 if learned else 1
+        if power == "auto":
+            power = (2 - backward) * model.power if learned else model.power
+        if learned and model.history_half_life == "auto":
+            history = 1 + 3 * backward
         G = reference.directed(rows, n_items, pair, backward)
     if isinstance(model, FedSpectral):
         S = ease_reference.spectral(G, model.n_factors)
@@ -113,7 +124,7 @@ def expected_scores(model, rows, n_items):
         return np.array([items @ reference.user_vector(one, items, *own) for one in rows])
     x = [reference.history(one, n_items, history) for one in rows]
     if isinstance(model, KNN):
-        own = (model.power, model.shrinkage, model.n_neighbors)
+        own = (model.power, model.shrinkage, model.n_neighbors, power)
         return np.array(x) @ ease_reference.nearest(G, *own)
     return np.array(x) @ ease_reference.ease(G, model.reg)
 
@@ -159,7 +170,9 @@ def test_factors_equal_the_naive_reference(model, half_life):
 def with_half_lives(model, **parameters):
     model, names = clone(model), model.get_params()
     lives = {"history_half_life": 2.0, "pair_half_life": 1.5} | parameters
-    return model.set_params(**{name: one for name, one in lives.items() if name in names})
+    # Those of LEARNED stay.
+    unset = {name: one for name, one in lives.items() if names.get(name, "auto") != "auto"}
+    return model.set_params(**unset)
 
 
 @pytest.mark.parametrize("model", [EASE(3.0), SUMS[2], *FACTORS[::4]], ids=str)
@@ -233,6 +246,24 @@ def test_the_sum_says_how_much_direction_matters(model, many, n_silos, monkeypat
         assert fitted.backward_weight_ == pytest.approx(expected)
         scores = fitted._score_all(fitted._users.codes(users))
         np.testing.assert_allclose(scores, expected_scores(model, rows, n_items), atol=1e-9)
+
+
+@pytest.mark.parametrize("model", [ItemKNN(4), FedItemKNN(4)], ids=named)
+def test_histories_fade_by_what_the_sum_says_of_direction(model, tmp_path):
+    X, y, _ = in_order()
+    fitted = with_half_lives(model, pair_half_life="auto", history_half_life="auto").fit(X, y)
+    life = 1 + 3 * fitted.backward_weight_
+    same = clone(fitted).set_params(history_half_life=life).fit(X, y)
+    np.testing.assert_array_equal(fitted.predict(X), same.predict(X))
+    own = (X[:, 0] == X[0, 0]) & (y > 0)
+    X_new = X[own][np.argsort(X[own, 2], kind="stable")] + [1000, 0, 0]
+    X_new[:, 2] = np.arange(len(X_new))
+    folded = fitted.fold_in(X_new).predict(X_new)
+    np.testing.assert_array_equal(folded, same.fold_in(X_new).predict(X_new))
+    fitted.export(tmp_path / "model.fedrecsk")
+    public = portable.load(tmp_path / "model.fedrecsk")
+    scores = dict(zip(public.item_ids.tolist(), public.predict(X_new[:, 1]), strict=True))
+    np.testing.assert_allclose([scores[item] for item in X_new[:, 1]], folded, atol=1e-6)
 
 
 @pytest.mark.parametrize("upload", ["local", "all"])

@@ -70,20 +70,27 @@ pair_half_life : float, "auto" or None, default={default}
     Distance in a user's history, in items, after which the weight of a pair of items halves.
     "auto": 8. If None, all pairs have the same weight.
 history_half_life : float, "auto" or None, default={default}
-    Number of later items after which an item's weight in the user's scores halves. "auto": 2.
-    If None, all items have the same weight.
+    Number of later items after which an item's weight in the user's scores halves. "auto": 2,
+    or ``1 + 3 * backward_weight_`` where the sum says `backward_weight`: the less direction
+    matters, the longer. If None, all items have the same weight.
 backward_weight : float or "auto", default="auto"
     Weight, from 0 to 1, of what users had before an item, among what is to come after it. 1:
     pairs have no direction; 0: only what came later counts. Less than 1 needs a half-life.
     "auto": what the sum of pairs says, if ``pair_half_life="auto"``, and otherwise 1.
+[history_power]
+history_power : float or "auto", default="auto"
+    Exponent of the count of the item that the user had; `power` is then that of the item to
+    come. "auto": `power`, or ``(2 - backward_weight_) * power`` where the sum says
+    `backward_weight`: the more direction matters, the closer to the share of what came next.
 [backward_weight_]
 backward_weight_ : float
     The weight of the other direction that was used.
 [direction]
 *Direction.* With `backward_weight` b below 1, the numerator of B_ij is ``F_ij + b F_ji``, where
 F_ij adds up only the pairs whose item i came before j. At one time a pair counts half in each
-direction. With "auto", b is the square of (pairs of users that have two items in opposite
-order / in the same order), both weighted as the sum is.
+direction. The denominator is ``G_ii^history_power G_jj^power + shrinkage``. With "auto", b is
+the square of (pairs of users that have two items in opposite order / in the same order), both
+weighted as the sum is.
 [power]
 power : float, default={default}
     Exponent of the popularity normalisation: 0 for none, 0.5 for cosine similarity.

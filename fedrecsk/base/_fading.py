@@ -36,6 +36,10 @@ class FadingHistory:
         """Whether any half-life is set."""
         return self.history_half_life is not None
 
+    def _auto_life(self, name, direction=None):
+        """Return what "auto" stands for; `direction` is what the sum of pairs says of it."""
+        return "auto"
+
 
 @dataclass(eq=False, repr=False)
 class FadingPairs(FadingHistory):
@@ -49,10 +53,10 @@ class FadingPairs(FadingHistory):
         return self.history_half_life is not None or self.pair_half_life is not None
 
 
-def life_of(model, name):
+def life_of(model, name, direction=None):
     """Return a half-life of a model, None without one; a number, if "auto" stands for one."""
     life = getattr(model, name, None)
-    return getattr(model, "_auto_lives", {}).get(name, life) if life == "auto" else life
+    return model._auto_life(name, direction) if life == "auto" else life
 
 
 def ages(rows):

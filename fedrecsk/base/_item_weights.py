@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from scipy import sparse
@@ -83,14 +83,12 @@ class NearestParameters:
     power: NotNegative = 0.25
     shrinkage: NotNegative = 5.0
     backward_weight: From0To1 | Literal["auto"] = "auto"
+    history_power: NotNegative | Literal["auto"] = "auto"
 
 
 @dataclass(eq=False, repr=False)
 class NearestItemsMixin(NearestParameters, ItemWeightsMixin):
     """Scores of a recommender whose `item_weights_` are sparse: those of the nearest items."""
-
-    # What "auto" stands for. From validation rows (benchmarks.next_item choices).
-    _auto_lives: ClassVar[dict] = {"pair_half_life": 8.0, "history_half_life": 2.0}
 
     def _check_before_fit(self):
         knows_time = self._fades and self.timestamps is not None
@@ -103,10 +101,18 @@ class NearestItemsMixin(NearestParameters, ItemWeightsMixin):
             )
         super()._check_before_fit()
 
+    def _auto_life(self, name, direction=None):
+        # From validation rows (benchmarks.next_item choices).
+        if name == "pair_half_life":
+            return 8.0
+        if self._direction() is not None:
+            return 2.0
+        return 1 + 3 * (self.backward_weight_ if direction is None else direction)
+
     def _direction(self):
         """Return `backward_weight`, None if the sum of pairs is to say it."""
         if self.backward_weight != "auto":
-            return self.backward_weight
+            return float(self.backward_weight)
         return None if self.pair_half_life == "auto" and self.timestamps is not None else 1.0
 
     def _score_pairs(self, users, items):
@@ -138,7 +144,7 @@ class NearestItemsMixin(NearestParameters, ItemWeightsMixin):
         return lambda codes: self.item_weights_[codes].toarray().astype(np.float64)
 
 
-def nearest_items(matrix, counts, n_neighbors, power, shrinkage, dtype):
+def nearest_items(matrix, counts, n_neighbors, power, history_power, shrinkage, dtype):
     """Return each item's nearest items and weights, filled up by the item itself and 0."""
     n_items = len(counts)
     width = min(n_neighbors, n_items)
@@ -146,9 +152,11 @@ def nearest_items(matrix, counts, n_neighbors, power, shrinkage, dtype):
     nearness = np.zeros(neighbors.shape, dtype=dtype)
     # Many items have the same count, and powers take long.
     counts, places = np.unique(counts, return_inverse=True)
+    more = np.where(counts > 0, counts, 1) ** (history_power - power)
     for i in range(n_items):
         others, values = _entries(matrix, i)
-        divisors = np.maximum(counts[places[i]] * counts, 0) ** power + shrinkage
+        powers = np.maximum(counts[places[i]] * counts, 0) ** power
+        divisors = powers * more[places[i]] + shrinkage
         weights = values / divisors[places[others]]
         best = largest(weights, min(width, len(weights)))
         neighbors[i, : len(best)] = others[best]

@@ -115,6 +115,16 @@ def directed(gram, n_items, backward_weight, squares=None):
     return (sparse.csr_array(matrix) if sparse.issparse(matrix) else matrix), backward_weight
 
 
+def own_power(history_power, power, direction, is_learned):
+    """Return the exponent of the count of the item that users had.
+
+    The more direction matters, the more the weights are shares of what came after that item.
+    """
+    if history_power != "auto":
+        return history_power
+    return (2 - direction) * power if is_learned else power
+
+
 def sparse_ordered_gram(likes, half_life, senders):
     """Return the sum over the clients of the mask, of their own pairs, as a sparse column."""
     _, numbers, values = ordered_pairs(likes, half_life, senders)

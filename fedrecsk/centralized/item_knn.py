@@ -25,6 +25,7 @@ from fedrecsk.base._item_weights import (
 from fedrecsk.base._ordered_pairs import (
     directed,
     ordered_gram,
+    own_power,
     sparse_ordered_gram,
     squares_of_pairs,
 )
@@ -49,6 +50,7 @@ class ItemKNN(NearestItemsMixin, RankingMixin, Recommender):
     ----------
     {n_neighbors}
     {power}
+    {history_power}
     {neighbours shrinkage}
     {timestamps}
     {nearest half-lives}
@@ -118,14 +120,17 @@ class ItemKNN(NearestItemsMixin, RankingMixin, Recommender):
         likes = liked(data)
         direction, half_life = self._direction(), life_of(self, "pair_half_life")
         gram, squares = self._gram(likes, half_life, direction != 1), None
-        if direction is None:
+        is_learned = direction is None
+        if is_learned:
             squares = squares_of_pairs(likes, half_life, np.ones(data.n_clients, dtype=bool))
         counts = diagonal(gram, data.n_items)
         matrix, direction = directed(gram, data.n_items, direction, squares)
-        own = self.n_neighbors, self.power, self.shrinkage, self._dtype
+        history_power = own_power(self.history_power, self.power, direction, is_learned)
+        own = self.n_neighbors, self.power, history_power, self.shrinkage, self._dtype
+        life = life_of(self, "history_half_life", direction)
         return {
             "item_weights_": sparse_weights(*nearest_items(matrix, counts, *own)),
-            "user_history_": histories(likes, self._dtype, life_of(self, "history_half_life")),
+            "user_history_": histories(likes, self._dtype, life),
             "backward_weight_": direction,
             "_popularity": popularity(counts),
         }

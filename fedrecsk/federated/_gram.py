@@ -115,13 +115,15 @@ class Server:
 class Clients:
     """Users of a block: what they like, and which clients have sent that, or take it back.
 
-    In `sent`, items whose counts the noise hides have the weight 0.
+    In `sent`, items whose counts the noise hides have the weight 0. `direction` is what the final
+    model says of it.
     """
 
     likes: Block
     sent: Block
     has_sent: PerClient
     takes_back: bool = False
+    direction: float | None = None
 
 
 @dataclass(eq=False, repr=False)
@@ -370,7 +372,8 @@ class FederatedGram(GramParameters, FromPairs, RankingMixin, FederatedRecommende
                 raise ValueError(
                     f"{type(self).__name__} takes at most {most} items, because clients "
                     f"number pairs of items in 32 bits, and there are {data.n_items}. Leave out "
-                    "rare items, for example with preprocessing.filter_min_ratings."
+                    "rare items, for example with preprocessing.filter_min_ratings"
+                    + (", or set backward_weight=1." if algorithm.has_direction else ".")
                 )
             held = [n_pairs(block.row_counts.astype(np.int64)).sum() for block in blocks]
             nbytes = pair_bytes * sum(held)

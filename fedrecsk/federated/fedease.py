@@ -109,7 +109,7 @@ class OwnWeights(OwnWeightsParameters, FederatedGram):
         return {"item_weights_": message["item_weights"].values}
 
     def _user_attributes(self, block, clients):
-        life = life_of(self, "history_half_life")
+        life = life_of(self, "history_half_life", clients.direction)
         return {"user_history_": histories(clients.likes, self._dtype, life)}
 
     def _check_before_fit(self):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from fedrecsk.base._item_weights import (
     nearest_items,
     sparse_weights,
 )
-from fedrecsk.base._ordered_pairs import directed
+from fedrecsk.base._ordered_pairs import directed, own_power
 from fedrecsk.federated.fedease import OwnWeights, OwnWeightsAlgorithm
 from fedrecsk.protocol.messages import Dense, Derived, Form, Message, Rows
 
@@ -50,15 +50,23 @@ class FedItemKNNAlgorithm(NearestParameters, OwnWeightsAlgorithm):
         gram, n_items = server.visible_gram(), server.n_items
         counts = diagonal(gram, n_items)
         matrix, direction = directed(gram, n_items, self.backward_weight, server.squares)
-        own = self.n_neighbors, self.power, self.shrinkage, self.dtype
+        learns = self.learns_direction
+        history_power = own_power(self.history_power, self.power, direction, learns)
+        own = self.n_neighbors, self.power, history_power, self.shrinkage, self.dtype
         neighbors, nearness = nearest_items(matrix, counts, *own)
         field = Rows if self.sends_rows else Dense
         message = Message(
             neighbors=field(neighbors, dtype="int32", learned=False), nearness=field(nearness)
         )
-        if self.learns_direction:
+        if learns:
             message["backward_weight"] = Dense(np.array([direction]))
         return message
+
+    def personalize(self, block, clients, message, turn, key):
+        clients = super().personalize(block, clients, message, turn, key)
+        if not self.learns_direction:
+            return clients
+        return replace(clients, direction=float(message["backward_weight"].values[0]))
 
     def decode(self, message, key):
         if "nearness" not in message:
@@ -82,6 +90,7 @@ class FedItemKNN(NearestItemsMixin, OwnWeights):
     {n_neighbors}
     {power}
         On the scale of the sum of uploads.
+    {history_power}
     {neighbours shrinkage}
     n_rounds, upload
         As in :class:`FedEASE`.

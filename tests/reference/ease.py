@@ -33,16 +33,16 @@ def ease(G, reg):
     return B
 
 
-def nearest(G, power, shrinkage, n_neighbors):
-    """ItemKNN's B: the largest G_ij / ((G_ii G_jj)^power + shrinkage) of each row.
+def nearest(G, power, shrinkage, n_neighbors, history_power=None):
+    """ItemKNN's B: the largest G_ij / (G_ii^history_power G_jj^power + shrinkage) of each row.
 
     G may have another number for (i, j) than for (j, i).
     """
-    B = np.zeros(G.shape)
+    B, own = np.zeros(G.shape), power if history_power is None else history_power
     for i in range(len(G)):
         for j in range(len(G)):
             if i != j:
-                B[i, j] = G[i, j] / ((G[i, i] * G[j, j]) ** power + shrinkage)
+                B[i, j] = G[i, j] / (G[i, i] ** own * G[j, j] ** power + shrinkage)
         for j in sorted(range(len(G)), key=lambda j: -B[i, j])[n_neighbors:]:
             B[i, j] = 0
     return B
