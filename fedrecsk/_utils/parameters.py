@@ -8,7 +8,7 @@ import inspect
 import operator
 from abc import ABCMeta
 from collections.abc import Callable, Iterable
-from dataclasses import FrozenInstanceError, field, fields
+from dataclasses import FrozenInstanceError, field
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -159,7 +159,7 @@ class Value:
 
     def __setattr__(self, name: str, value: object) -> None:
         """Set a field, for the first time."""
-        if name in vars(self) or name not in {one.name for one in fields(self)}:
+        if name in vars(self) or name not in getattr(self, "__dataclass_fields__", {name}):
             raise FrozenInstanceError(f"cannot assign to {name!r} of {type(self).__name__}")
         super().__setattr__(name, value)
 
