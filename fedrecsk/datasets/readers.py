@@ -14,12 +14,12 @@ import textwrap
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -28,7 +28,7 @@ from sklearn.utils import Bunch
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import StrOptions, validate_params
 from fedrecsk._utils.user_warnings import warn
-from fedrecsk.data._mistakes import DATE, EVENTS, ROLES, USUAL_NAMES, plain_name, role_of
+from fedrecsk.data._mistakes import DATE, ROLES, USUAL_NAMES, plain_name, role_of
 
 _SEPARATORS = ("::", "\t", ";", "|", ",", " ")
 _HEAD = 2**17  # bytes in which the separator, the header and the columns are looked for
@@ -45,30 +45,18 @@ _PARTS_OF_NAMES = {
 }
 # Excel writes long numbers so.
 _SCIENTIFIC = re.compile(r"\d([.,]\d+)?E\+\d+", re.ASCII)
-# So few different texts in so many rows are kinds of events rather than users or items.
-_FEW_TEXTS, _MANY_ROWS = 10, 100
 _COMPRESSED = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
-# What reads files that are not text, by their first bytes.
-_READERS = {
-    b"PAR1": "pandas.read_parquet",
-    b"ARROW1": "pandas.read_feather",
-    b"FEA1": "pandas.read_feather",
-    b"ORC": "pandas.read_orc",
-    b"SQLite format 3": "pandas.read_sql and sqlite3",
-    b"\x89HDF": "pandas.read_hdf",
-    b"\xd0\xcf\x11\xe0": "pandas.read_excel",
-    b"<stata_dta>": "pandas.read_stata",
-    b"$FL2": "pandas.read_spss",
-    b"\x93NUMPY": "numpy.load",
-    b"\x80": "pandas.read_pickle (or joblib.load; both can run code, so only if it is yours)",
-}
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile)
 _MARKS = {
+    codecs.BOM_UTF8: "utf-8-sig",
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
+# What JSON, XML, web pages, and pointers of Git LFS and git-annex begin with.
+_NO_TABLE = ("{", "[[", "[{", "<!doctype", "<html", "<?xml", "version https://git-lfs", "/annex/")
+_ORDINARY_MARKS = "quoted=False if quotation marks are ordinary characters here"
 
 
 @documented
@@ -234,11 +222,11 @@ class TextFile:
     quoted: bool = True
 
     @contextmanager
-    def open(self) -> Iterator[IO[bytes]]:
-        """Open the unpacked bytes; errors name the file if they are damaged or no such text."""
+    def open(self) -> Iterator[io.TextIOWrapper]:
+        """Open the unpacked text; errors name the file if it is damaged or no such text."""
         try:
             with self.open_raw() as raw, _unpacked(raw, self.name) as handle:
-                yield handle
+                yield io.TextIOWrapper(handle, self.encoding)
         except UnicodeError as error:
             raise ValueError(
                 f"{self.name} is not {self.encoding} text ({error}). If it is text, pass its "
@@ -251,27 +239,44 @@ class TextFile:
                 f"{self.name} is a damaged compressed file ({error}). Fetch or compress it again."
             ) from error
 
-    def lines(self, text: Any) -> Iterator[tuple[int, str]]:
-        """Yield the lines that are neither blank nor comments, and their numbers."""
-        for number, line in enumerate(text, start=1):
-            if line.strip() and not (self.comment and line.startswith(self.comment)):
-                yield number, line
+    def plain(self, content: str, sep: str) -> str:
+        """Blank out comments, and make one character of long separators and runs of blanks."""
+        if self.comment:
+            content = re.sub(f"(?m)^{re.escape(self.comment)}.*", "", content)
+        if sep == " ":
+            return "\n".join(" ".join(line.split()) for line in content.split("\n"))
+        return content.replace(sep, "\x1f") if len(sep) > 1 else content
 
-    def comment_lines(self) -> list[int]:
-        """Return the positions of all comments."""
-        if not self.comment:
-            return []
-        with self.open() as handle, io.TextIOWrapper(handle, self.encoding) as lines:
-            return [at for at, line in enumerate(lines) if line.startswith(self.comment)]
+    def csv_options(self, sep: str) -> dict[str, Any]:
+        """Return how plain text is read by csv or pandas."""
+        is_quoted = self.quoted and len(sep) == 1
+        return {
+            "delimiter": sep if len(sep) == 1 else "\x1f",
+            "quoting": csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE,
+            "skipinitialspace": True,
+        }
 
+    def fields(self, lines: list[str], sep: str) -> list[list[str]]:
+        """Return the fields of some lines."""
+        return list(csv.reader((self.plain(one, sep) for one in lines), **self.csv_options(sep)))
 
-class Row(NamedTuple):
-    """A row, which has several lines if a quoted field has line breaks."""
+    def rows(self, sep: str) -> Iterator[tuple[int, int, list[str]]]:
+        """Yield the first line, the last line and the fields of each row, for messages."""
+        with self.open() as file:
+            lines = (self.plain(line, sep) for line in file)
+            reader, first = csv.reader(lines, **self.csv_options(sep)), 1
+            limit = csv.field_size_limit(2**31 - 1)
+            try:
+                for fields in reader:
+                    if len(fields) > 1 or "".join(fields).strip():
+                        yield first, reader.line_num, fields
+                    first = reader.line_num + 1
+            finally:
+                csv.field_size_limit(limit)
 
-    line: int  # number of the first line
-    lines: list[str]
-    fields: list[str]
-    problem: str = ""  # with quotation marks; there are no fields then
+    def row(self, sep: str, number: int) -> tuple[int, int, list[str]]:
+        """Return a row; pandas does not say in which line it is."""
+        return next(islice(self.rows(sep), number, None))
 
 
 class Table(NamedTuple):
@@ -293,7 +298,7 @@ def read_ratings(
     """Read users, items, ratings and timestamps; guess what is not given."""
     text, lines = _first_lines(text)
     try:
-        return _read(text, lines, sep, columns, header, whole_numbers)
+        return _read(text, lines, sep, dict(columns or {}), header, whole_numbers)
     except ValueError as error:
         signs = [sign for sign in _COMMENT_SIGNS if lines[0][1].startswith(sign)]
         if not signs or text.comment:
@@ -307,7 +312,7 @@ def read_ratings(
 def _read(text, lines, sep, columns, header, whole_numbers) -> Table:
     sep, rows = _split(text, lines, sep)
     if header == "infer":
-        asks_for_names = any(isinstance(where, str) for where in (columns or {}).values())
+        asks_for_names = any(isinstance(where, str) for where in columns.values())
         header = asks_for_names or _looks_like_header(*rows[:2])
     names = [name.strip() for name in rows[0]] if header else None
     if header and len(rows) > 1:
@@ -318,55 +323,19 @@ def _read(text, lines, sep, columns, header, whole_numbers) -> Table:
     is_last_empty = not names and not any(row[-1] for row in rows)
     roles = _assign_roles(columns, names, width - is_last_empty, text.name)
     if not names:
-        _check_dates(rows, roles, columns or {}, text.name)
+        _check_dates(rows[0], roles, columns, text.name)
 
-    types = dict.fromkeys(range(width), object)
-    for role, place in roles.items():
-        if role in ("rating", "timestamp"):
-            del types[place]
-        elif whole_numbers:
-            types[place] = np.int64
-    parts = {role: [] for role in roles}
-    n_skipped = lines[0][0] if header else 0
-    comments = text.comment_lines()
-    is_quoted = text.quoted and len(sep) == 1
-    try:
-        with text.open() as handle, warnings.catch_warnings():
-            # It says that fields were left out.
-            warnings.simplefilter("error", pd.errors.ParserWarning)
-            counter = _LineCounter(handle)
-            for chunk in _chunks(text, counter, sep, width, types, n_skipped, comments):
-                if names:
-                    _check_header_again(text, sep, chunk, names, roles)
-                for role, place in roles.items():
-                    parts[role].append(_converted(text, sep, role, chunk[place], bool(header)))
-    except pd.errors.EmptyDataError:
-        pass  # a header and nothing else
-    except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
-        _check_rows(text, sep, width, roles)
-        misplaced = next((row.line for row in _rows(text, sep) if row.problem), None)
-        if misplaced is not None:
-            raise ValueError(
-                f"{text.name}, line {misplaced}: a quotation mark ends a field, but other text "
-                "follows. Double the quotation marks inside of quoted fields (in R: "
-                "qmethod='double'), or pass quoted=False if they are ordinary characters here."
-            ) from error
-        raise ValueError(
-            f"{text.name}: {str(error).split('C error: ')[-1].strip()} (separator {sep!r}). "
-            "Correct or delete the line, pass another sep, or quoted=False if quotation marks are "
-            "ordinary characters here."
-        ) from error
-    n_rows = sum(map(len, parts["user"]))
-    if not n_rows:
+    fields = _columns(text, sep, roles, width, lines[0][0] if header else 0, whole_numbers)
+    if not len(fields["user"]):
         raise ValueError(f"{text.name} has a header and no rows after it.")
-    if is_quoted and counter.has_quotes and counter.n_lines > n_rows + n_skipped + len(comments):
-        _check_rows(text, sep, width, roles)
-
-    fields = {role: _joined(chunks) for role, chunks in parts.items()}
-    if "timestamp" in fields:
-        fields["timestamp"] = _times(fields["timestamp"], text.name)
-    if not names:
-        _warn_about_words(fields, roles, columns or {}, text.name)
+    if names:
+        again = (fields["user"] == names[roles["user"]]) & (fields["item"] == names[roles["item"]])
+        if again.any():
+            raise ValueError(
+                f"{text.name}, line {text.row(sep, int(again.argmax()) + 1)[0]}: the header is "
+                "repeated, as in files that were joined. Delete this line and others like it."
+            )
+    fields = {role: _converted(text, sep, role, one, header) for role, one in fields.items()}
     for role in ("user", "item"):
         if fields[role].dtype == object and _SCIENTIFIC.fullmatch(fields[role][0]):
             warn(
@@ -423,8 +392,8 @@ def _first_lines(text: TextFile) -> tuple[TextFile, list[tuple[int, str]]]:
             f"encoding={text.encoding!r} is not an encoding of text that Python knows; common "
             "ones are 'utf-8', 'latin-1', 'cp1252' and 'utf-16'."
         ) from error
-    with text.open() as handle:
-        data = handle.read(_HEAD)
+    with text.open() as file:
+        data = file.buffer.read(_HEAD)
         is_all = len(data) < _HEAD
         marked = [encoding for mark, encoding in _MARKS.items() if data.startswith(mark)]
         if marked and codecs.lookup(text.encoding).name == "utf-8":
@@ -434,17 +403,17 @@ def _first_lines(text: TextFile) -> tuple[TextFile, list[tuple[int, str]]]:
         decoder = codecs.getincrementaldecoder(text.encoding)(lenient)
         head = decoder.decode(data, final=is_all).removeprefix("\ufeff")
     if "\0" in head:
-        for start, reader in _READERS.items():
-            if data.startswith(start):
-                raise ValueError(
-                    f"{text.name} is not text. Read it with {reader}; fit takes its columns of "
-                    "users and items as X, and load_ratings what to_csv saves."
-                )
         raise ValueError(
-            f"{text.name} has NUL characters, so it is a binary file or an archive (unpack it, or "
-            "read it with pandas.read_parquet or the like), or UTF-16: pass encoding='utf-16-le'."
+            f"{text.name} is not text, because it has NUL characters. It may be a binary file or "
+            "an archive (unpack it, or read it with pandas.read_parquet, pandas.read_excel or the "
+            "like, or with pandas.read_pickle if it is yours, because it can run code), or UTF-16: "
+            "pass encoding='utf-16-le'."
         )
-    lines = list(text.lines(io.StringIO(head, newline=None)))
+    lines = [
+        (number, line)
+        for number, line in enumerate(io.StringIO(head, newline=None), start=1)
+        if line.strip() and not (text.comment and line.startswith(text.comment))
+    ]
     if lines and not is_all and not lines[-1][1].endswith("\n"):
         lines.pop()
     if not lines:
@@ -452,23 +421,19 @@ def _first_lines(text: TextFile) -> tuple[TextFile, list[tuple[int, str]]]:
             f"{text.name} is empty, or no table with one interaction per line: it must have at "
             f"least one user and item in its first {_HEAD:,} bytes."
         )
-    first = lines[0][1].lstrip().lower()
-    if first.startswith(("version https://git-lfs", "/annex/objects/")):
+    if lines[0][1].lstrip().lower().startswith(_NO_TABLE):
         raise ValueError(
-            f"{text.name} is a pointer to a file that Git LFS or git-annex has not fetched yet; "
-            "run git lfs pull, or git annex get, in its folder."
-        )
-    if first.startswith(("{", "[[", "[{", "<!doctype", "<html", "<?xml")):
-        raise ValueError(
-            f"{text.name} is JSON, XML or a web page (an error of a download?), not a table; read "
-            "JSON with pandas.read_json, and save it with to_csv."
+            f"{text.name} is no table, but JSON, XML or a web page (an error of a download?), or a "
+            "pointer to a file. Read JSON with pandas.read_json, and save it with to_csv; fetch "
+            "the file with git lfs pull, or git annex get, in its folder."
         )
     return text, lines[:20]
 
 
 def _split(text, lines, sep) -> tuple[str, list[list[str]]]:
     """Return the separator and the fields of the first lines."""
-    rows = {one: _fields([line for _, line in lines], one, text.quoted) for one in _SEPARATORS}
+    lines = [line for _, line in lines]
+    rows = {one: text.fields(lines, one) for one in _SEPARATORS}
     fitting = [one for one, found in rows.items() if len(found[0]) > 1]
     # Without one that cuts all lines into equally many fields, the reader names a line.
     even = [one for one in fitting if len(set(map(len, rows[one]))) == 1]
@@ -477,229 +442,139 @@ def _split(text, lines, sep) -> tuple[str, list[list[str]]]:
     found = next(iter(even + fitting), None)
     if sep is None and found is not None:
         return found, rows[found]
-    first = f"its first line {textwrap.shorten(lines[0][1], 60, placeholder='...')!r}"
+    first = f"its first line {textwrap.shorten(lines[0], 60, placeholder='...')!r}"
     if sep is None:
         raise ValueError(
             f"{text.name}: no separator found in {first}. Each line needs a user and an item; pass "
             f"sep=... if they are there."
         )
-    given = _fields([line for _, line in lines], sep, text.quoted)
+    given = text.fields(lines, sep)
     if len(given[0]) == 1:
         cure = f"pass sep={found!r}, or leave sep out" if found else "leave sep out"
         raise ValueError(f"{text.name}: sep={sep!r} is not in {first}; {cure}.")
     return sep, given
 
 
-def _fields(lines: list[str], sep: str, quoted: bool) -> list[list[str]]:
-    return list(_csv_reader(lines, sep, quoted))
+def _columns(text, sep, roles, width, n_skipped, whole_numbers) -> dict[str, Any]:
+    """Let pandas read the columns that have a role; it finds the types of those without ids."""
+    ids = np.int64 if whole_numbers else object
+    types = {place: object for place in range(width) if place not in roles.values()}
+    types |= {roles["user"]: ids, roles["item"]: ids}
+    options = text.csv_options(sep)
+    options |= {"header": None, "names": range(width), "index_col": False, "dtype": types}
+    options |= {"skiprows": n_skipped, "keep_default_na": False, "na_values": [""]}
+    parts = {role: [] for role in roles}
+    try:
+        with text.open() as file, warnings.catch_warnings():
+            # It says that fields were left out.
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            if text.comment or len(sep) > 1:
+                file = io.StringIO(text.plain(file.read(), sep))
+            elif sep == " ":
+                options["delimiter"] = r"\s+"
+            with pd.read_csv(file, **options, chunksize=_CHUNK, low_memory=False) as chunks:
+                for chunk in chunks:
+                    _check_texts(text, sep, chunk, roles, bool(n_skipped))
+                    for role, place in roles.items():
+                        parts[role].append(chunk[place])
+    except pd.errors.EmptyDataError:
+        return dict.fromkeys(roles, ())  # a header and nothing else
+    except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
+        _find_fault(text, sep, width, error)
+    return {role: pd.concat(parts.pop(role)) for role in roles}
 
 
-def _csv_reader(lines: Iterable[str], sep: str, quoted: bool, *, strict: bool = False) -> Any:
-    """Return a reader of rows, which sees long separators and runs of blanks as one character."""
-    if sep == " ":
-        lines = (" ".join(line.split()) for line in lines)
-    elif len(sep) > 1:
-        long = sep
-        lines, sep, quoted = (line.replace(long, "\x1f") for line in lines), "\x1f", False
-    quoting = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
-    return csv.reader(lines, delimiter=sep, quoting=quoting, skipinitialspace=True, strict=strict)
+def _check_texts(text, sep, chunk, roles, has_header) -> None:
+    """Raise if a text that is not read has a line that looks like a row."""
+
+    def kinds(row):
+        return [_is_number(row[place]) for place in roles.values()]
+
+    for place in set(chunk.columns).difference(roles.values()):
+        texts = chunk[place].dropna()
+        for row, value in texts[texts.str.contains("\n", regex=False)].items():
+            own = kinds(chunk.loc[row])
+            inner = [line.split(sep) for line in value.split("\n")]
+            if any(own) and own in [kinds(one) for one in inner if len(one) == chunk.shape[1]]:
+                _raise_unclosed(text, *text.row(sep, row + has_header))
 
 
-def _rows(text: TextFile, sep: str) -> Iterator[Row]:
-    """Yield all rows, for messages: pandas, which is faster, does not say where they are."""
-    with text.open() as handle, io.TextIOWrapper(handle, text.encoding) as file:
-        lines: list[str] = []
-
-        def noted():
-            for line in file:
-                is_comment = text.comment and line.startswith(text.comment)
-                lines.append("" if is_comment else line.removeprefix("\ufeff"))
-                yield lines[-1]
-
-        reader = _csv_reader(noted(), sep, text.quoted, strict=True)
-        blanks = " \n" if sep == "\t" else None
-        while True:
-            lines.clear()
-            first, problem = reader.line_num + 1, ""
-            try:
-                fields = next(reader, [])
-            except csv.Error as error:
-                fields, problem = [], str(error)
-            if not lines:
-                return
-            if any(line.strip(blanks) for line in lines):
-                yield Row(first, lines.copy(), fields, problem)
+def _raise_unclosed(text, first, last, _) -> None:
+    raise ValueError(
+        f"{text.name}, line {first}: a quotation mark opens a field that takes in all up to line "
+        f"{last}. Pass {_ORDINARY_MARKS}; otherwise correct the line."
+    )
 
 
-def _line_of(text: TextFile, sep: str, row: int) -> int:
-    """Return the number of the line in which the row of that position begins."""
-    return next(islice(_rows(text, sep), row, None)).line
-
-
-def _check_rows(text: TextFile, sep: str, width: int, roles: dict[str, int]) -> None:
-    """Raise if a row has too many fields, or a quotation mark swallows lines."""
-    for row in _rows(text, sep):
-        n_more = len(row.lines) - 1
-        is_wrong = row.problem and (n_more or row.problem == "unexpected end of data")
-        if n_more and not is_wrong:
-            # Lines that look like rows are hardly quoted text.
-            kinds = _kinds(row.fields, width, roles)
-            rest = _fields(row.lines[1:], sep, quoted=False)
-            is_wrong = kinds is not None and kinds in [_kinds(one, width, roles) for one in rest]
-        if is_wrong:
+def _find_fault(text, sep, width, error) -> None:
+    """Raise an error about the line in which pandas has failed."""
+    row = 0, 0, []
+    for row in text.rows(sep):
+        if len(row[2]) > width:
             raise ValueError(
-                f"{text.name}, line {row.line}: a quotation mark opens a field that takes in "
-                f"all up to line {row.line + n_more}. Pass quoted=False if quotation marks are "
-                "ordinary characters here; otherwise correct the line."
-            )
-        if len(row.fields) > width:
-            raise ValueError(
-                f"{text.name}: Expected {width} fields in line {row.line}, saw {len(row.fields)} "
+                f"{text.name}: Expected {width} fields in line {row[0]}, saw {len(row[2])} "
                 f"(separator {sep!r}). Correct or delete the line, pass another sep, or "
-                "quoted=False if quotation marks are ordinary characters here."
-            )
-
-
-def _kinds(fields: list[str], width: int, roles: dict[str, int]) -> list[bool] | None:
-    """Return which roles have numbers, or None if there are none or another number of fields."""
-    if len(fields) != width:
-        return None
-    kinds = [_is_number(fields[place]) for place in roles.values()]
-    return kinds if any(kinds) else None
-
-
-class _LineCounter(io.BufferedIOBase):
-    """Bytes of a file; counts lines, and notes whether there are quotation marks."""
-
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
-        self._n_breaks = dict.fromkeys((b"\n", b"\r"), 0)
-        self.has_quotes = False
-
-    @property
-    def n_lines(self) -> int:
-        return max(self._n_breaks.values())
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        data = self._handle.read(size)
-        for mark in self._n_breaks:
-            self._n_breaks[mark] += data.count(mark)
-        self.has_quotes = self.has_quotes or b'"' in data
-        return data
-
-    read1 = read
-
-
-def _chunks(text, handle, sep, width, types, n_skipped, comments) -> Iterator[pd.DataFrame]:
-    """Read rows in chunks; pandas finds the types that are not given."""
-    options: dict[str, Any] = {
-        "sep": r"\s+" if sep == " " else sep,
-        "header": None,
-        "names": range(width),
-        "index_col": False,
-        "dtype": types,
-        "skiprows": [*range(n_skipped), *comments] if comments else n_skipped,
-        "skipinitialspace": True,
-        "quoting": csv.QUOTE_MINIMAL if text.quoted and len(sep) == 1 else csv.QUOTE_NONE,
-        "keep_default_na": False,
-        "na_values": [""],
-        "encoding": text.encoding,
-        "chunksize": _CHUNK,
-        "low_memory": False,
-    }
-    if len(sep) > 1:
-        # pandas reads other separators than single characters slowly.
-        content = handle.read().decode(text.encoding).replace(sep, "\x1f").encode(text.encoding)
-        handle, options["sep"] = io.BytesIO(content), "\x1f"
-    with pd.read_csv(handle, **options) as chunks:
-        yield from chunks
-
-
-def _check_header_again(text, sep, chunk, names, roles) -> None:
-    """Raise if users and items are called as their columns are."""
-    user, item = roles["user"], roles["item"]
-    again = chunk.index[(chunk[user] == names[user]).to_numpy()]
-    again = again[(chunk.loc[again, item] == names[item]).to_numpy()]
-    if len(again):
-        line = _line_of(text, sep, int(again[0]) + 1)
-        raise ValueError(
-            f"{text.name}, line {line}: the header is repeated, as in files that were joined. "
-            "Delete this line and others like it."
-        )
+                f"{_ORDINARY_MARKS}; inside of quoted fields they must be doubled (in R: "
+                "qmethod='double')."
+            ) from error
+    if "EOF" not in str(error):
+        raise ValueError(f"{text.name}: {error}") from error
+    _raise_unclosed(text, *row)
 
 
 def _converted(text, sep, role: str, column: pd.Series, has_header: bool) -> np.ndarray:
-    """Return ids as int64 or texts, ratings as float64, timestamps as numbers or texts."""
+    """Return ids as int64 or texts, ratings as float64, times as numbers or other texts."""
 
     def check(bad: np.ndarray, fault: str) -> None:
         if not bad.any():
             return
-        value = column.to_numpy()[bad.argmax()]
+        row = int(np.argmax(bad))
+        value = column.iloc[row]
         shown = "" if pd.isna(value) else " ".join(str(value).split())[:60]
         shown = shown and f" {shown!r}"
         if re.fullmatch(r" '[+-]?\d+,\d+'", shown):
             fault = "has a decimal comma: write points instead. Or"
-        line = _line_of(text, sep, int(column.index[bad.argmax()]) + has_header)
         raise ValueError(
-            f"{text.name}, line {line}: the {role}{shown} {fault} pass columns={{{role!r}: ...}}."
+            f"{text.name}, line {text.row(sep, row + has_header)[0]}: the {role}{shown} {fault} "
+            f"pass columns={{{role!r}: ...}}."
         )
 
     missing = "is missing. Fill it in or delete the line, or"
-    check(column.isna().to_numpy(), missing)
+    check(column.isna(), missing)
     if role == "rating":
         if column.dtype.kind not in "iuf":
             column = column.astype(str)
-        values = np.array(pd.to_numeric(column, errors="coerce"), dtype=np.float64)
+        values = np.asarray(pd.to_numeric(column, errors="coerce"), dtype=np.float64)
         check(~np.isfinite(values), "is not a finite number. Correct or delete the line, or")
         return values
-    if role == "timestamp" or column.dtype != object:
+    if column.dtype.kind in "iuf":
         return column.to_numpy()
-    codes, texts = pd.factorize(column.to_numpy())
-    everything = "".join(texts)
-    if "\n" in everything or "\r" in everything:
-        check(
-            np.array(["\n" in one or "\r" in one for one in texts])[codes],
-            "has a line break. Pass quoted=False if quotation marks are ordinary characters here; "
-            "otherwise take the line break out, or",
-        )
-    texts = np.array([one.strip() for one in texts], dtype=object)
-    if not all(texts):
-        check((texts == "")[codes], missing)
-    if all(map(_WHOLE_NUMBER.fullmatch, texts)):
+    if role == "timestamp":
+        return _times(column.astype(str), text.name)
+    codes, texts = pd.factorize(column)
+    texts = texts.str.strip()
+    check((texts == "")[codes], missing)
+    check(
+        texts.str.contains("\n", regex=False)[codes],
+        f"has a line break. Pass {_ORDINARY_MARKS}; otherwise take the line break out, or",
+    )
+    if texts.str.fullmatch(_WHOLE_NUMBER).all():
         texts = texts.astype(np.int64)
-    return texts[codes]
+    return np.asarray(texts).take(codes)
 
 
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    """Join chunks as numbers if all are, else as texts that each are kept once."""
-    if all(part.dtype != object for part in parts):
-        return np.concatenate(parts)
-    known: dict[str, str] = {}
-    texts = []
-    for part in parts:
-        codes, values = pd.factorize(part)
-        values = np.array([known.setdefault(one, one) for one in map(str, values)], dtype=object)
-        texts.append(values[codes])
-    return np.concatenate(texts)
-
-
-def _times(values: np.ndarray, name: str) -> np.ndarray:
+def _times(column: pd.Series, name: str) -> np.ndarray:
     """Return ISO dates as seconds; leave other text as it is, with a warning."""
-    if values.dtype != object:
-        return values
     dates = pd.to_datetime(
-        pd.Series(values).str.removesuffix(" UTC"), format="ISO8601", utc=True, errors="coerce"
+        column.str.removesuffix(" UTC"), format="ISO8601", utc=True, errors="coerce"
     )
     if dates.isna().any():
         warn(
-            f"{name}: the timestamp {values[dates.isna().argmax()]!r} is not an ISO date such as "
+            f"{name}: the timestamp {column[dates.isna().idxmax()]!r} is not an ISO date such as "
             "2024-05-01T12:30:00, so the timestamps stay text. Convert them, for example with "
             "pandas.to_datetime, before you sort or split by time."
         )
-        return values
+        return column.to_numpy(object)
     microseconds = dates.dt.as_unit("us").astype(np.int64).to_numpy()
     whole = (microseconds % 1_000_000 == 0).all()
     return microseconds // 1_000_000 if whole else microseconds / 1e6
@@ -712,15 +587,10 @@ def _looks_like_header(first: list[str], second: list[str] = ()) -> bool:
     if any(map(role_of, first)) or any(map(_is_number, second)):
         return True
     # Rows of text ids, perhaps `customer 1` and `product 1`.
-    return [_has_words_for_ids(row) for row in (first, second)] == [True, False]
-
-
-def _has_words_for_ids(row: list[str]) -> bool:
-    """Return whether one field may name the user and another one the item."""
-    users, items = (
-        {at for at, one in enumerate(row) if _hints_at(role, one)} for role in _PARTS_OF_NAMES
-    )
-    return bool(users and items and len(users | items) > 1)
+    return [
+        all(any(_hints_at(role, one) for one in row) for role in _PARTS_OF_NAMES)
+        for row in (first, second)
+    ] == [True, False]
 
 
 def _hints_at(role: str, name: str) -> bool:
@@ -728,7 +598,7 @@ def _hints_at(role: str, name: str) -> bool:
     return any(part in plain_name(name) for part in _PARTS_OF_NAMES[role].split())
 
 
-def _is_number(field: str) -> bool:
+def _is_number(field: Any) -> bool:
     try:
         float(field)
     except ValueError:
@@ -751,7 +621,7 @@ def _with_unnamed(names, rows, is_quoted_first, columns, source) -> list[str]:
             "the missing name into the header; in R, write.table(..., row.names=FALSE) leaves the "
             "names of rows out."
         )
-    if any(isinstance(where, int | np.integer) for where in (columns or {}).values()):
+    if any(isinstance(where, int | np.integer) for where in columns.values()):
         raise ValueError(
             f"{source}: the rows begin with row names, which the header lacks, so positions are "
             f"ambiguous. Give names in columns: {_listed(names)}."
@@ -759,119 +629,57 @@ def _with_unnamed(names, rows, is_quoted_first, columns, source) -> list[str]:
     return ["", *names]
 
 
-def _check_dates(rows, roles, columns, source) -> None:
-    """Raise if a column whose role is a guess by its position has dates in all first rows."""
-    dates = [
-        place
-        for place in range(len(rows[0]))
-        if all(len(row) > place and DATE.fullmatch(row[place]) for row in rows)
-    ]
-    wrong = [place for role, place in roles.items() if role != "timestamp" and place in dates]
-    wrong = [place for place in wrong if place not in columns.values()]
-    if not wrong:
-        return
-    taken = {*dates, *columns.values()}
-    free = (place for place in range(len(rows[0])) if place not in taken)
-    example = dict(columns)
-    for role in ("user", "item"):
-        example.setdefault(role, next(free, ...))
-    example.setdefault("timestamp", wrong[0])
-    shown = ", ".join(f"{role!r}: {'...' if at is ... else at}" for role, at in example.items())
-    raise ValueError(
-        f"{source} has no header, and column {wrong[0]} has dates such as {rows[0][wrong[0]]!r}. "
-        f"Say which column is what, for example columns={{{shown}}}, and which one is the rating, "
-        "if there is one."
-    )
-
-
-def _warn_about_words(fields, roles, columns, source) -> None:
-    """Warn if a column whose role is a guess by its position has the same few texts throughout."""
-    for role in ("user", "item"):
-        values = fields[role]
-        if role in columns or values.dtype != object:
-            continue
-        if len(pd.unique(values[:_MANY_ROWS])) > _FEW_TEXTS:
-            continue
-        texts = pd.unique(values)
-        are_events = {str(text).lower() for text in texts} <= EVENTS
-        if are_events or (len(texts) <= _FEW_TEXTS and len(values) >= _MANY_ROWS):
-            shown = ", ".join(map(repr, texts[:3])) + (", ..." if len(texts) > 3 else "")
-            warn(
-                f"{source} has no header; column {roles[role]} is taken as the {role}, but has "
-                f"only {len(texts)} different values: {shown}. If that is wrong, say which column "
-                "is what: columns={'user': ..., 'item': ..., 'rating': ..., 'timestamp': ...}."
+def _check_dates(row, roles, columns, source) -> None:
+    """Raise if a column whose role is a guess by its position has dates."""
+    for role, place in roles.items():
+        if role != "timestamp" and role not in columns and DATE.fullmatch(row[place]):
+            raise ValueError(
+                f"{source} has no header, and column {place} has dates such as {row[place]!r}. Say "
+                "which column is what, for example columns={'user': ..., 'item': ..., "
+                f"'timestamp': {place}}}, and which one is the rating, if there is one."
             )
 
 
 def _assign_roles(columns, names, width, source) -> dict[str, int]:
     """Map each role to its column's position: as given, or by a usual name, or in usual order."""
-    columns = dict(columns or {})
     if unknown := [role for role in columns if role not in ROLES]:
         raise ValueError(f"columns has the unknown role {unknown[0]!r}; the roles are {ROLES}.")
-    found = {
-        role: _position(role, where, names, width, source)
-        for role, where in columns.items()
-        if where is not None
-    }
+    has = f"{width} column(s) and no header, so give positions, from 0 to {width - 1}"
+    if names:
+        has = f"the columns {_listed(names)}, 0 to {width - 1}"
+    found = {}
+    for role, where in columns.items():
+        is_place = isinstance(where, int | np.integer) and not isinstance(where, bool)
+        if is_place and 0 <= where < width:
+            found[role] = int(where)
+        elif names and where in names:
+            found[role] = names.index(where)
+        elif where is not None:
+            raise ValueError(f"{source}: no column {where!r} for the {role}; it has {has}.")
+    plain = list(map(plain_name, names)) if names else ROLES[:width]
     for role in ROLES:
-        if role not in columns:
-            guess = _guess(role, names, found.values())
-            if guess is not None and guess < width:
-                found[role] = guess
+        guesses = [plain.index(one) for one in USUAL_NAMES[role] if one in plain]
+        guesses = [place for place in guesses if place not in found.values()]
+        if role not in columns and guesses:
+            found[role] = guesses[0]
     is_wide = width > _WIDE and names is None and not columns
     lacking = [role for role in ("user", "item") if role not in found or is_wide]
     if lacking:
-        seen = f"the columns {_listed(names)}" if names else f"{width} column(s) and no header"
         example = ", ".join(f"{role!r}: {_proposed(role, names, found)}" for role in lacking)
-        matrix = ""
-        if width > _WIDE:
-            matrix = " Of a matrix of users by items, make one row per rating, for example with "
-            matrix += "DataFrame.stack."
+        matrix = " Of a matrix of users by items, make one row per rating: DataFrame.stack."
         raise ValueError(
-            f"{source}: no column found for the {' and the '.join(lacking)}; it has {seen}. Say "
-            f"which it is: columns={{{example}}}.{matrix}"
+            f"{source}: no column found for the {' and the '.join(lacking)}; it has {has}. Say "
+            f"which it is: columns={{{example}}}.{matrix * (width > _WIDE)}"
         )
     if len(set(found.values())) < len(found):
         raise ValueError(f"{source}: columns gives one column two roles: {found}.")
     for role, place in found.items():
-        by_position = isinstance(columns.get(role), int | np.integer)
-        if names and not by_position and names.count(names[place]) > 1:
+        if names and columns.get(role) != place and names.count(names[place]) > 1:
             raise ValueError(
                 f"{source}: the header names {names.count(names[place])} columns {names[place]!r}. "
                 f"Say by position which one is the {role}: columns={{{role!r}: {place}}}."
             )
     return {role: found[role] for role in ROLES if role in found}
-
-
-def _position(role: str, where: str | int, names: list[str] | None, width: int, source: str) -> int:
-    if isinstance(where, str):
-        if names is None:
-            raise ValueError(
-                f"{source}: columns names {where!r} as the {role}, but the file has no header. "
-                "Give a position (0 is the first column), or header=True if line 1 is one."
-            )
-        if where not in names:
-            raise ValueError(
-                f"{source}: no column {where!r} for the {role}; the header has {_listed(names)}."
-            )
-        return names.index(where)
-    if isinstance(where, bool) or not isinstance(where, int | np.integer):
-        raise TypeError(f"columns[{role!r}] must be a name, a position or None, got {where!r}.")
-    if not 0 <= where < width:
-        raise ValueError(
-            f"{source}: no column {where} for the {role}; the file has {width} columns, "
-            f"0 to {width - 1}."
-        )
-    return int(where)
-
-
-def _guess(role: str, names: list[str] | None, taken: Iterable[int]) -> int | None:
-    """Return the first free column with a usual name, or the usual place if there is no header."""
-    places = [ROLES.index(role)]
-    if names is not None:
-        plain = list(map(plain_name, names))
-        places = [plain.index(usual) for usual in USUAL_NAMES[role] if usual in plain]
-    return next((place for place in places if place not in taken), None)
 
 
 def _proposed(role: str, names: list[str] | None, found: Mapping[str, int]) -> str:
