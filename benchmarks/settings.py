@@ -56,7 +56,7 @@ SETTINGS = {
     "Top-K, sign flip, clipping": Federation(
         compression=TopK(**UP), adversary=SignFlip(), aggregator=NormClipping()
     ),
-    "masks, three clients audited": Federation(secure_aggregation=SecAggPlus(max_abs=64)),
+    "masks": Federation(secure_aggregation=SecAggPlus(max_abs=64)),
     "CKKS, two clients audited": Federation(secure_aggregation=CKKS(8192, (60, 60, 60))),
 }
 # What needs a draw for every client and number: 12 ns each, and for every pass over them.

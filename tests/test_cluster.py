@@ -175,7 +175,7 @@ MODELS = {
         n_factors=4,
         n_rounds=3,
         upload="all",
-        federation=Federation(secure_aggregation=SecAggPlus(audit=3), dropout=0.2),
+        federation=Federation(secure_aggregation=SecAggPlus(), dropout=0.2),
     ),
     "ciphertexts": RFRec(
         n_rounds=2, federation=Federation(secure_aggregation=CKKS(audit=1)), early_stopping=True

@@ -34,7 +34,6 @@ import functools
 import hmac
 import itertools
 import secrets
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -42,7 +41,7 @@ import numpy as np
 from fedrecsk._utils.extras import require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from numpy.typing import NDArray
@@ -676,46 +675,6 @@ class MaskingServer:
                 f"Only {n_clients} clients {what}, fewer than a sum needs; it is lost, and the "
                 "server learns nothing."
             )
-
-
-# ------------------------------------------------------------------------- all in one process
-
-
-class Lost(NamedTuple):
-    """Codes of clients that are lost before they send shares, vector, confirmation, answer."""
-
-    shares: Iterable[int] = ()
-    vector: Iterable[int] = ()
-    confirmation: Iterable[int] = ()
-    answer: Iterable[int] = ()
-
-
-def masked_sum(
-    plan: Plan,
-    vectors: Mapping[int, NDArray[np.int64]],
-    ring: Ring,
-    lost: Lost = Lost(),  # noqa: B008
-) -> tuple[NDArray[np.int64], NDArray[np.bool_], float]:
-    """Run the protocol in this process: the sum, the survivors, and all clients' seconds."""
-    session, operator_secret = secrets.token_bytes(16), secrets.token_bytes(KEY_BYTES)
-    identities = {code: Identity.new(operator_secret, str(code)) for code in vectors}
-    clients = {code: MaskingClient(plan, session, code) for code in vectors}
-    server = MaskingServer(plan, session, ring, len(next(iter(vectors.values()))))
-    gone = dict(zip(("shares", "vectors", "confirm", "unmask"), map(set, lost), strict=True))
-    seconds = 0.0
-
-    def ask(stage, messages):
-        """Let clients take a step, and return the answers that arrive."""
-        nonlocal seconds
-        begun = time.thread_time()
-        sent = {
-            code: clients[code].answer(stage, message, identities[code], vectors[code])
-            for code, message in messages.items()
-        }
-        seconds += time.thread_time() - begun
-        return {code: one for code, one in sent.items() if code not in gone.get(stage, ())}
-
-    return *server.run(ask), seconds
 
 
 def bytes_of_sum(

@@ -72,9 +72,6 @@ class SecAggPlus(SecureAggregation):
     fraction_bits : int, default=17
         Bits after the binary point: learned numbers are rounded to multiples of
         ``2 ** -fraction_bits``, other real numbers to 2,048 times that.
-    audit : int or "all", default=3
-        In a simulation, number of clients per sum that really run the protocol among themselves, at
-        least 3; the result must equal the sum of their rounded numbers.
 
     Notes
     -----
@@ -102,7 +99,6 @@ class SecAggPlus(SecureAggregation):
     max_colluding: float = 0.05
     max_abs: float = 16.0
     fraction_bits: int = 17
-    audit: int | Literal["all"] = 3
 
     _parameter_constraints: ClassVar[dict] = {
         "threshold": [Interval(Real, 0, 1, closed="right"), StrOptions({"auto"})],
@@ -111,7 +107,6 @@ class SecAggPlus(SecureAggregation):
         "max_colluding": [Interval(Real, 0, 1, closed="left")],
         "max_abs": [Interval(Real, 0, None, closed="neither")],
         "fraction_bits": [Interval(Integral, COARSER_BITS, 40, closed="both")],
-        "audit": [Interval(Integral, FEWEST_CLIENTS, None, closed="left"), StrOptions({"all"})],
     }
     _extra = ("cryptography",)
     hides_sums = False

@@ -313,7 +313,7 @@ class Uplink:
             return None
         if single is None:
             return self.masks.rounded(total.sums, specs)
-        return self.masks.sum(single, specs, self.steps(specs, key), key)
+        return self.masks.sum(single, specs, self.steps(specs, key))
 
     def steps(self, specs: dict[str, FieldSpec], key: Key) -> dict[str, float]:
         """Return the grid to which clients have rounded each field, if they add central noise."""

@@ -14,12 +14,13 @@ from fedrecsk.deployment.keys import read_identity, write_identities
 from fedrecsk.deployment.records import masking_arrays, masking_of, pack, session_of, unpack
 from fedrecsk.privacy import CentralDP, SecAggPlus
 from fedrecsk.privacy._grid import STEPS
-from fedrecsk.privacy._secagg_protocol import Lost, MaskingClient, Ring, masked_sum
+from fedrecsk.privacy._secagg_protocol import MaskingClient, Ring
 from fedrecsk.protocol.central_noise import CentralNoise
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.secure_accounts import aligned_size
 from tests.deployment.in_process import Killed, coordinator, make_nodes, prepared, simulated_key
 from tests.privacy.lying_server import Clients, Lies, LyingServer, split
+from tests.privacy.masked_sums import Lost, masked_sum
 
 pytest.importorskip("cryptography", reason="needs fedrecsk[privacy]")
 

@@ -43,7 +43,7 @@ FIVE = range(5)
 
 
 def masked(estimator, **setting):
-    scheme = SecAggPlus(audit="all", max_dropout=0.4, max_colluding=0.0)
+    scheme = SecAggPlus(max_dropout=0.4, max_colluding=0.0)
     federation = Federation(secure_aggregation=scheme, **setting)
     return prepared(clone(estimator).set_params(federation=federation), X, Y, SILOS)
 

@@ -322,7 +322,7 @@ def test_a_node_that_loses_its_folder_is_told_so(tmp_path):
 @pytest.mark.full
 def test_masked_sums_find_what_the_simulation_finds(tmp_path):
     pytest.importorskip("cryptography", reason="needs fedrecsk[privacy]")
-    scheme = SecAggPlus(audit="all", max_dropout=0.4, max_colluding=0.0)
+    scheme = SecAggPlus(max_dropout=0.4, max_colluding=0.0)
     search = searched("RFRec", Federation(secure_aggregation=scheme))
     identities = write_identities(range(4), tmp_path / "identities")
     one, _ = deployed(search, tmp_path, identities=identities)

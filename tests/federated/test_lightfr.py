@@ -347,7 +347,7 @@ def test_secure_sums_take_whole_matrices_and_a_scheme_that_holds_the_integers(to
     for scheme in (
         CKKS(8192, (60, 60, 60), audit="all"),
         Paillier(512, 0, allow_weak=True, audit="all"),
-        SecAggPlus(max_abs=1e9, audit="all"),
+        SecAggPlus(max_abs=1e9),
     ):
         secure = clone(model).set_params(federation__secure_aggregation=scheme).fit(X)
         np.testing.assert_array_equal(secure.item_codes_, plain.item_codes_)

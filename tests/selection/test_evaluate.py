@@ -169,7 +169,7 @@ def test_a_pipeline_transforms_the_rows_first():
 # ------------------------------------------------------------- what protects the sums
 
 
-SECURE = {"masks": SecAggPlus(audit="all"), "CKKS": CKKS()}
+SECURE = {"masks": SecAggPlus(), "CKKS": CKKS()}
 
 
 @pytest.mark.parametrize("name", SECURE)
