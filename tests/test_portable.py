@@ -101,7 +101,7 @@ def test_a_tilde_is_the_home_folder_wherever_a_path_is_given(tmp_path, monkeypat
     Store("~/store").save("state", 1)
     assert Store(home / "store").load("state") == 1
     with checkpoints("~/fit"):
-        assert _checkpoints.Log().folder == home / "fit"
+        assert _checkpoints.Checkpoint().folder == home / "fit"
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 

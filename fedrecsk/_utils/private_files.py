@@ -68,9 +68,9 @@ def write(file: Path, put: Callable[[Any], object]) -> None:
 class Digesting:
     """Writes to a file, and computes the digest of what was written."""
 
-    def __init__(self, file: IO[bytes], digest: Any = None) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         self.file = file
-        self.digest = digest or blake2b(digest_size=N_DIGEST)
+        self.digest = blake2b(digest_size=N_DIGEST)
 
     def write(self, content: Any) -> None:
         """Write some bytes."""

@@ -455,7 +455,7 @@ def _split(text, lines, sep) -> tuple[str, list[list[str]]]:
     return sep, given
 
 
-def _columns(text, sep, roles, width, n_skipped, whole_numbers) -> dict[str, pd.Series]:
+def _columns(text, sep, roles, width, n_skipped, whole_numbers) -> dict[str, Any]:
     """Let pandas read the columns that have a role; it finds the types of those without ids."""
     ids = np.int64 if whole_numbers else object
     types = {place: object for place in range(width) if place not in roles.values()}
@@ -544,7 +544,7 @@ def _converted(text, sep, role: str, column: pd.Series, has_header: bool) -> np.
     if role == "rating":
         if column.dtype.kind not in "iuf":
             column = column.astype(str)
-        values = pd.to_numeric(column, errors="coerce").to_numpy(np.float64)
+        values = np.asarray(pd.to_numeric(column, errors="coerce"), dtype=np.float64)
         check(~np.isfinite(values), "is not a finite number. Correct or delete the line, or")
         return values
     if column.dtype.kind in "iuf":
@@ -560,7 +560,7 @@ def _converted(text, sep, role: str, column: pd.Series, has_header: bool) -> np.
     )
     if texts.str.fullmatch(_WHOLE_NUMBER).all():
         texts = texts.astype(np.int64)
-    return texts.to_numpy()[codes]
+    return np.asarray(texts).take(codes)
 
 
 def _times(column: pd.Series, name: str) -> np.ndarray:

@@ -1,19 +1,21 @@
 """A fit whose clients live on a Dask cluster: the server is here, and blocks are on workers.
 
-Each worker holds its clients in one actor. A round sends it one message, and it returns one sum.
-Sums are added up pairwise, partition by partition, so that neither the number of workers nor the
-loss of one changes a bit of them. A worker that is lost is replaced by another that reads its
-partitions and repeats, from a log, all that its clients have been told.
+Each worker holds its clients in one actor. A round sends it the model, and it returns one sum.
+Sums are added up pairwise, partition by partition, so that the number of workers does not change a
+bit of them. If a worker is lost, the others read all partitions, and the fit goes back to its last
+checkpoint, or to its start.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import time
 import uuid
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, replace
-from functools import partial
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -26,7 +28,7 @@ from fedrecsk._version import __version__
 from fedrecsk.aggregation import FLTrust
 from fedrecsk.aggregation._comparison import Comparison
 from fedrecsk.base._recommender import FitReport
-from fedrecsk.cluster._checkpoints import Log
+from fedrecsk.cluster._checkpoints import Checkpoint
 from fedrecsk.cluster._frames import Parts, client_of, together
 from fedrecsk.data import _checks
 from fedrecsk.data.ids import Ids
@@ -35,7 +37,6 @@ from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol.participation import Participation
 from fedrecsk.simulation import making
 from fedrecsk.simulation.dask_workers import (
-    ACCOUNTS,
     NOTHING,
     Holder,
     Masks,
@@ -46,7 +47,7 @@ from fedrecsk.simulation.dask_workers import (
     read,
     take_model,
 )
-from fedrecsk.simulation.run import Run, _timed, complete, fitted_attributes
+from fedrecsk.simulation.run import Run, complete, fitted_attributes, timed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -59,20 +60,30 @@ if TYPE_CHECKING:
 
     from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.protocol.blocks import Attributes
+    from fedrecsk.protocol.clients import Clients
     from fedrecsk.protocol.messages import Message, Registration
-    from fedrecsk.simulation.dask_workers import BlockNumber, Node, Sum, Summary, Sums
-    from fedrecsk.simulation.run import Seen
+    from fedrecsk.protocol.server import Server
+    from fedrecsk.simulation.dask_workers import BlockNumber, Sum, Summary, Sums
+    from fedrecsk.simulation.run import Seen, Trained
     from fedrecsk.updates import ClientUpdates, FieldSpec
     from fedrecsk.updates._client_updates import Stage
 
     T = TypeVar("T")
 
-# How often the clients of a partition may be lost in one fit.
+# How often workers may be lost in one fit.
 MOST_LOSSES = 3
 # Seconds to wait for a worker in the place of one that was lost.
 PATIENCE = 15.0
 # Errors of Dask by which a worker is known to be lost; those of a Holder come as results.
 LOST = (OSError, RuntimeError, KeyError, CancelledError)
+
+
+class WorkerLost(Exception):
+    """A worker does not answer any more."""
+
+    def __init__(self, worker: str) -> None:
+        super().__init__(worker)
+        self.worker = worker
 
 
 def fit(
@@ -91,18 +102,52 @@ def fit(
     plain = delayed(clone(estimator).set_callbacks(), pure=False)
     frame = together(X, y=y, clients=clients, sample_weight=sample_weight)
     rows = [delayed(read)(n, one, plain) for n, one in enumerate(frame.to_delayed())]
-    with Cluster(client, rows, estimator.n_jobs) as cluster:
-        summaries = cluster.read()
+    cluster = Cluster(client, rows, estimator.n_jobs)
+
+    def rounds(data, report):
+        seed, key, method = making.fresh(estimator)
+        server, reported = making.server_of(estimator, method, data, seed, key), ReportOnce(report)
+        making.check_aggregator(method._setting().aggregator, method, data)
+
+        def run_rounds():
+            run = ClusterRun.on(cluster, estimator, data, copy.deepcopy(server))
+            run.settle(estimator)
+            reported.round = run.server.round
+            return complete(estimator, run, data, reported)
+
+        attributes = cluster.repeated(run_rounds)
+        cluster.checkpoint.remove()
+        return attributes
+
+    try:
+        summaries = cluster.repeated(cluster.summaries)
         whole = Whole.of(summaries, estimator._catalogue(), cluster.n_partitions)
         vars(estimator).update(next(iter(summaries.values())).columns)
-        report = FitReport(estimator, X, y, sample_weight, whole)
+        return estimator._learn(whole, FitReport(estimator, X, y, sample_weight, whole), rounds)
+    finally:
+        cluster.let_go()
 
-        def rounds(data, report):
-            run = ClusterRun.on(cluster, estimator, data)
-            run.settle(estimator)
-            return complete(estimator, run, data, report)
 
-        return estimator._learn(whole, report, rounds)
+class ReportOnce:
+    """A FitReport to which each round is reported once, however often the fit goes back."""
+
+    def __init__(self, report: FitReport) -> None:
+        self.report = report
+        # What closes each round, by its number, and the number of the next.
+        self.closing: dict[int, Callable[..., bool]] = {}
+        self.round: int = 0
+
+    def step(self, name: str) -> Callable[[Callable[[], Attributes]], bool]:
+        """Open a round, if it is a new one, and return what closes it."""
+        round, self.round = self.round, self.round + 1
+        if round not in self.closing:
+            self.closing[round] = self.report.step(name)
+
+        def close(attributes):
+            done, self.closing[round] = self.closing[round], lambda attributes: False
+            return done(attributes)
+
+        return close
 
 
 def check_setting(estimator: FederatedRecommender) -> None:
@@ -217,31 +262,26 @@ class Elsewhere:
     block: SimpleNamespace
 
 
+@dataclass(eq=False)
 class Held:
-    """A Holder, as the driver handles it."""
+    """A Holder, as the driver handles it; without the `future`, Dask removes the `actor`."""
 
-    def __init__(
-        self, numbers: list[int], future: Future[Actor], actor: Actor, worker: str
-    ) -> None:
-        self.numbers = numbers
-        self.future = future
-        self.actor = actor
-        self.worker = worker
-        self._own = frozenset(numbers)
-        # Messages that wait for the next call of its clients.
-        self.told: list[tuple] = []
-        self.codes: NDArray[np.int64] = np.empty(0, dtype=np.int64)
-
-    def __str__(self) -> str:
-        return _partitions(self.numbers)
+    numbers: range
+    future: Future[Actor]
+    actor: Actor
+    worker: str
+    codes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def of(self, blocks: list[BlockNumber]) -> list[BlockNumber]:
         """Return those of the blocks that it has."""
-        return [block for block in blocks if block[0] in self._own]
+        return [block for block in blocks if block[0] in self.numbers]
 
-    def packed(self, arg: object) -> object:
-        """Return an argument as it is sent: of masks only those of its clients."""
-        return Masks.of(arg, self.codes) if isinstance(arg, Participation) else arg
+    def message(
+        self, blocks: list[BlockNumber], function: Callable[..., object], args: tuple[object, ...]
+    ) -> tuple:
+        """Return the arguments of a call of some blocks: of masks only those of its clients."""
+        packed = (Masks.of(a, self.codes) if isinstance(a, Participation) else a for a in args)
+        return self.of(blocks), function, *packed
 
 
 class HeldElsewhere:
@@ -274,7 +314,7 @@ class HeldElsewhere:
 
 
 class Cluster:
-    """The holders of all partitions (Delayed `rows`), and what must be known to replace them."""
+    """The holders of all partitions (Delayed `rows`), and the checkpoint of their clients."""
 
     def __init__(self, client: Client, rows: list[Delayed], n_jobs: int | None) -> None:
         self.client = client
@@ -282,105 +322,134 @@ class Cluster:
         self.n_jobs = n_jobs
         self.n_partitions: int = len(rows)
         self.holders: list[Held] = []
-        self.placing: Placing | None = None
-        self.accounts: dict[Node, dict[str, np.ndarray]] = {}
-        self.log: Log = Log()
-        self.losses: int = 0
+        self.checkpoint: Checkpoint = Checkpoint()
         self.n_workers: int = 0
-        self.killed: type[Exception] = require(
-            "distributed", "fit of a Dask DataFrame"
-        ).KilledWorker
 
-    def __enter__(self) -> Self:
-        return self
+    def repeated(self, work: Callable[[], T]) -> T:
+        """Return the result of some work, which begins anew whenever a worker is lost."""
+        lost, n_lost = None, 0
+        while True:
+            try:
+                if not self.holders:
+                    self._hold(lost)
+                return work()
+            except WorkerLost as error:
+                lost, n_lost = error.worker, n_lost + 1
+                self.let_go()
+                if n_lost > MOST_LOSSES:
+                    raise RuntimeError(
+                        f"Workers were lost {n_lost} times in this fit. If their memory was not "
+                        "enough, start more workers, or set a lower n_jobs."
+                    ) from error
+                warn(
+                    "A worker was lost. The others read all partitions, and the fit goes back to "
+                    "its start, or inside of fedrecsk.cluster.checkpoints to the last one."
+                )
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.log.close(is_over=kind is None)
-        self.holders.clear()
+    def let_go(self) -> None:
+        """Let workers forget their partitions."""
+        for one in self.holders:
+            one.future.cancel()
+        self.holders = []
 
-    def _workers(self):
+    def _hold(self, lost):
+        """Make the holders of all partitions, on all workers but a lost one."""
+        limit = time.monotonic() + PATIENCE
+        while len(workers := self._workers(lost)) < self.n_workers and time.monotonic() < limit:
+            time.sleep(0.1)
+        if not workers and lost is None:
+            raise ValueError("The Dask cluster has no workers; start some first.")
+        if not workers:
+            raise RuntimeError(
+                "All workers of the Dask cluster were lost, or its scheduler; start others and "
+                "fit again. Inside of fedrecsk.cluster.checkpoints, a fit then goes on."
+            )
+        self.n_workers = len(workers)
+        n_shares = min(len(workers), self.n_partitions)
+        bounds = [self.n_partitions * n // n_shares for n in range(n_shares + 1)]
+        futures, holders = [], []
+        with self.client.as_current():
+            for (first, end), worker in zip(pairwise(bounds), workers, strict=False):
+                parts = self.client.compute(self.rows[first:end])
+                args = range(first, end), self.n_partitions, self.n_jobs, *parts
+                options = {"workers": [worker], "allow_other_workers": True, "pure": False}
+                future = self.client.submit(Holder, *args, actor=True, **options)
+                futures.append((args[0], future))
+            for numbers, future in futures:
+                try:
+                    actor = future.result()
+                except require("distributed", "fit of a Dask DataFrame").KilledWorker as error:
+                    raise RuntimeError(
+                        f"Workers died when they read partitions {numbers[0]} to {numbers[-1]} of "
+                        "X; give them more memory, or make partitions smaller."
+                    ) from error
+                (worker,) = self.client.who_has([future])[future.key]
+                holders.append(Held(numbers, future, actor, worker))
+        self.holders = holders
+
+    def _workers(self, lost=None):
         # Not by scheduler_info, whose answer Dask overwrites now and then by one without workers.
         scheduler = self.client.scheduler
         if scheduler is None:
             return []
         try:
-            return sorted(self.client.sync(scheduler.identity, n_workers=-1)["workers"])
+            found = self.client.sync(scheduler.identity, n_workers=-1)["workers"]
         except OSError:
             # It has ended.
             return []
+        return sorted(worker for worker in found if worker != lost)
 
     # ------------------------------------------------------------------ before the rounds
 
-    def read(self) -> dict[int, Summary]:
-        """Let the workers read their partitions; return the summaries of those with rows."""
-        workers = self._workers()
-        if not workers:
-            raise ValueError("The Dask cluster has no workers; start some first.")
-        self.n_workers = len(workers)
-        shares = np.array_split(np.arange(self.n_partitions), min(len(workers), self.n_partitions))
-        self._hold([(share.tolist(), one) for share, one in zip(shares, workers, strict=False)])
-        summaries = {}
-        for _, answer in self._asked(self.holders, "summaries"):
-            summaries |= answer
+    def summaries(self) -> dict[int, Summary]:
+        """Return the summaries of the partitions with rows."""
+        summaries = self._merged("summaries")
         if not summaries:
             raise ValueError("X has no row with a weight above zero.")
         for category, text in sorted({s for one in summaries.values() for s in one.said}, key=str):
             warn(text, category)
         return dict(sorted(summaries.items()))
 
-    def _hold(self, shares):
-        """Make the holders of some partitions, on these workers if they are still there."""
-        futures, holders = [], []
-        with self.client.as_current():
-            parts = iter(self.client.compute([self.rows[n] for share, _ in shares for n in share]))
-            for share, worker in shares:
-                args = share, self.n_partitions, self.n_jobs, *(next(parts) for _ in share)
-                options = {"workers": [worker], "allow_other_workers": True, "pure": False}
-                futures.append((share, self.client.submit(Holder, *args, actor=True, **options)))
-            for share, future in futures:
-                try:
-                    actor = future.result()
-                except self.killed as error:
-                    raise RuntimeError(
-                        f"Workers died when they read {_partitions(share)}; give them more "
-                        "memory, or make partitions smaller."
-                    ) from error
-                (worker,) = self.client.who_has([future])[future.key]
-                holders.append(Held(share, future, actor, worker))
-        self.holders = sorted(self.holders + holders, key=lambda one: one.numbers)
-        return holders
-
     def place(self, placing: Placing) -> dict[BlockNumber, Registration]:
         """Let the workers make their clients; return their Registrations by block."""
-        self.placing, registrations, errors = placing, {}, []
-        for _, (own, found) in self._asked(self.holders, "place", partial(_placing_of, placing)):
-            registrations |= own
+        registrations, errors = {}, []
+
+        def own(holder):
+            codes = {n: one for n, one in placing.codes.items() if n in holder.numbers}
+            its = placing._replace(codes=codes)
+            holder.codes = its.all_codes()
+            return (its,)
+
+        for _, (registered, found) in self._asked("place", own):
+            registrations |= registered
             errors += found
         # Each has a part of the rows: what one of them accepts is no error.
         if all(error is not None for error in errors):
             raise errors[0]
         return dict(sorted(registrations.items()))
 
+    def progress(self) -> dict[BlockNumber, Clients]:
+        """Return all clients, without their rows."""
+        return self._merged("progress")
+
+    def resume(self, progress: dict[BlockNumber, Clients]) -> None:
+        """Replace all clients by those of a checkpoint."""
+        blocks = list(progress)
+        self._merged("resume", lambda one: ({b: progress[b] for b in one.of(blocks)},))
+
     # ------------------------------------------------------------------------- the rounds
 
     def tell(self, blocks: list[BlockNumber], function: Callable[..., None], *args: object) -> None:
-        """Let some clients be told something, together with the next call."""
-        args = self._noted(blocks, function, args)
-        for one in self._holding(blocks):
-            one.told.append((one.of(blocks), function, *map(one.packed, args)))
+        """Call a function of Clients, which returns nothing, for some clients."""
+        asked = self._holding(blocks)
+        self._merged("tell", lambda one: one.message(blocks, function, args), asked)
 
     def call(
         self, blocks: list[BlockNumber], function: Callable[..., object], *args: object
     ) -> Sum:
         """Call a function of Clients for some clients; return a Sum."""
-        args = self._noted(blocks, function, args)
-
-        def message(holder):
-            return _taken(holder), holder.of(blocks), function, *map(holder.packed, args)
-
-        asked, answers = self._holding(blocks), {}
-        for _, answer in self._asked(asked, "call", message):
-            answers |= {node: self._with_accounts(node, sum) for node, sum in answer.items()}
+        asked = self._holding(blocks)
+        answers = self._merged("call", lambda one: one.message(blocks, function, args), asked)
         total = self._root(asked, answers, plus, NOTHING)
         updates = total.updates
         if updates is not None and updates.held is not None:
@@ -399,43 +468,22 @@ class Cluster:
         self, function: Callable[[ClientUpdates], T], stages: tuple[Stage, ...]
     ) -> Iterator[T]:
         """Yield a function of each tile of the single updates that the workers hold."""
-        for _, answers in self._asked(self.holders, "each", lambda _: (function, stages)):
+        for _, answers in self._asked("each", lambda _: (function, stages)):
             yield from answers
 
     def added(self, function: Callable[[ClientUpdates], Sums], stages: tuple[Stage, ...]) -> Sums:
         """Add up a function of the tiles, a dict of arrays."""
-        answers = {}
-        for _, answer in self._asked(self.holders, "added", lambda _: (function, stages)):
-            answers |= answer
+        answers = self._merged("added", lambda _: (function, stages))
         return self._root(self.holders, answers, plus_sums, {})
 
     def single(self, code: int, stages: tuple[Stage, ...]) -> ClientUpdates:
         """Return the update of one client (its code)."""
         holders = [one for one in self.holders if code in one.codes]
-        ((_, update),) = self._asked(holders, "single", lambda _: (code, stages))
+        ((_, update),) = self._asked("single", lambda _: (code, stages), holders)
         return update
 
     def _holding(self, blocks):
         return [one for one in self.holders if one.of(blocks)]
-
-    def _noted(self, blocks, function, args):
-        """Write a call into the log; return its arguments, None for full participation."""
-        args = tuple(
-            None if isinstance(arg, Participation) and all(m.all() for m in arg[:3]) else arg
-            for arg in args
-        )
-        self.log.add((blocks, function, args))
-        return args
-
-    def _with_accounts(self, node, total):
-        """Fill in what a sum leaves out because it is as before."""
-        updates = total.updates
-        if updates is None:
-            return total
-        if updates.clients is None:
-            return total._replace(updates=replace(updates, **self.accounts[node]))
-        self.accounts[node] = {name: getattr(updates, name) for name in ACCOUNTS}
-        return total
 
     def end(
         self,
@@ -446,13 +494,9 @@ class Cluster:
         round: int,
     ) -> Parts:
         """Leave the users' attributes on the workers; return their Parts."""
-        token = uuid.uuid4().hex
-
-        def last(holder):
-            return _taken(holder), estimator, ours, message, round, token
-
-        said, models = set(), {}
-        for holder, texts in self._asked(self.holders, "end", last):
+        token, said, models = uuid.uuid4().hex, set(), {}
+        last = estimator, ours, message, round, token
+        for holder, texts in self._asked("end", lambda _: last):
             said |= set(texts)
             for n in filter(holder.numbers.__contains__, whole.summaries):
                 options = {"workers": [holder.worker], "allow_other_workers": True}
@@ -465,104 +509,34 @@ class Cluster:
         require("distributed", "fit of a Dask DataFrame").wait(models)
         return Parts(self.client, models, whole.user_ids, whole.part_of_user)
 
-    # ---------------------------------------------------------------------- lost workers
-
-    def _asked(self, holders, name, args_of=lambda holder: ()):
-        """Call a method of holders at the same time; yield each, or its substitute, and a result.
-
-        If a holder is lost, its substitute alone repeats the call.
-        """
-        for holder, call in [(one, _begun(one, name, args_of(one))) for one in holders]:
-            while True:
-                if isinstance(call, Exception):
-                    holder = self._substitute(holder, call)
-                try:
-                    if isinstance(call, Exception):
-                        if self.placing is not None:
-                            args = _placing_of(self.placing, holder)
-                            self._done([holder.actor.do("place", *args)])
-                            self.repeat([holder], but_last=name == "call")
-                        call = holder.actor.do(name, *args_of(holder))
-                    done, result = call.result()
-                    break
-                except LOST as reason:
-                    call = reason
+    def _asked(self, name, args_of=lambda holder: (), holders=None):
+        """Call a method of holders, or all, at the same time; yield each and its result."""
+        calls = []
+        for one in self.holders if holders is None else holders:
+            with _noticed(one):
+                calls.append((one, one.actor.do(name, *args_of(one))))
+        for one, call in calls:
+            with _noticed(one):
+                done, result = call.result()
             if not done:
                 raise result
-            yield holder, result
+            yield one, result
 
-    def _substitute(self, lost, error):
-        """Return a new holder of the partitions of a lost one."""
-        self.losses += 1
-        if self.losses > MOST_LOSSES:
-            raise RuntimeError(
-                f"Workers were lost {self.losses} times in this fit, the last one with {lost}. If "
-                "their memory was not enough, start more workers, or set a lower n_jobs."
-            ) from error
-        warn(f"A worker was lost; another one reads {lost}, and repeats its rounds.")
-        if lost in self.holders:
-            self.holders.remove(lost)
-        lost.future.cancel()
-        (holder,) = self._hold([(lost.numbers, self._free_worker(lost.worker))])
-        return holder
-
-    def _free_worker(self, lost):
-        """Wait a little for a worker in the place of the lost one; return that with least to do."""
-        limit = time.monotonic() + PATIENCE
-        while True:
-            workers = set(self._workers()) - {lost}
-            if len(workers) >= self.n_workers or (workers and time.monotonic() > limit):
-                break
-            if time.monotonic() > limit:
-                raise RuntimeError(
-                    "All workers of the Dask cluster were lost, or its scheduler; start others and "
-                    "fit again. Inside of fedrecsk.cluster.checkpoints, a fit then goes on."
-                )
-            time.sleep(0.1)
-        self.n_workers = len(workers)
-        load = dict.fromkeys(sorted(workers), 0)
-        for holder in self.holders:
-            load[holder.worker] = load.get(holder.worker, 0) + len(holder.numbers)
-        return min(workers, key=lambda one: (load[one], one))
-
-    def repeat(self, holders: list[Held], *, but_last: bool = False) -> None:
-        """Tell new holders' clients all that the log has, except perhaps the last call."""
-        for blocks, function, args in self.log.records(self.log.n_records - but_last):
-            told = [[(one.of(blocks), function, *map(one.packed, args))] for one in holders]
-            pairs = zip(holders, told, strict=True)
-            self._done([one.actor.do("call", those) for one, those in pairs if those[0][0]])
-
-    @staticmethod
-    def _done(calls):
-        for done, result in [call.result() for call in calls]:
-            if not done:
-                raise result
+    def _merged(self, *args):
+        """Call a method of holders; return what their dicts have together, if they return any."""
+        merged = {}
+        for _, answer in self._asked(*args):
+            merged |= answer or {}
+        return merged
 
 
-def _placing_of(whole, holder):
-    """Return the arguments by which a holder makes its clients."""
-    own = {n: codes for n, codes in whole.codes.items() if n in holder.numbers}
-    placing = whole._replace(codes=own)
-    holder.codes = placing.all_codes()
-    return (placing,)
-
-
-def _partitions(numbers):
-    return f"partitions {numbers[0]} to {numbers[-1]} of X"
-
-
-def _taken(holder):
-    """Return what a holder's clients must still be told."""
-    told, holder.told = holder.told, []
-    return told
-
-
-def _begun(holder, name, args):
-    """Begin a call of a method; return the call, or an error if the holder is lost."""
+@contextmanager
+def _noticed(holder):
+    """Raise WorkerLost if the worker of a holder does not answer."""
     try:
-        return holder.actor.do(name, *args)
+        yield
     except LOST as error:
-        return error
+        raise WorkerLost(holder.worker) from error
 
 
 @dataclass(eq=False, kw_only=True)
@@ -574,57 +548,58 @@ class ClusterRun(Run):
     identity: str
 
     @classmethod
-    def on(cls, cluster: Cluster, estimator: FederatedRecommender, data: Whole) -> Self:
-        """Before the set-up, or as of the last checkpoint."""
-        seed, key, method = making.fresh(estimator)
-        federation = method._setting()
-        server = making.server_of(estimator, method, data, seed, key)
-        ids, parameters = data.client_ids, making.parameters_of_a_run(estimator)
-        making.check_aggregator(federation.aggregator, method, data)
-        plan = federation.central_dp is not None and federation.central_dp.epsilon is not None
+    def on(
+        cls, cluster: Cluster, estimator: FederatedRecommender, data: Whole, server: Server
+    ) -> Self:
+        """Before the set-up, with a new server, or as of the last checkpoint."""
+        method, parameters = server.method, making.parameters_of_a_run(estimator)
+        central = method._setting().central_dp
+        plan = central is not None and central.epsilon is not None
         n_rounds = method.n_rounds if plan else None
         # The saved server has the seed.
         named = {n: v for n, v in parameters.items() if not isinstance(v, np.random.RandomState)}
         settings = type(method).__name__, n_rounds, sorted(named.items())
-        identity = repr((__version__, settings, data.fingerprint()))
-        saved = cluster.log.saved(identity)
-        blocks = np.empty(data.n_clients, dtype=np.int64)
         run = cls(
-            server=saved or server,
+            server=server,
             clients=[],
-            client_ids=ids,
+            client_ids=data.client_ids,
             attack=None,
             fingerprint=None,
             parameters=parameters,
-            block_of_client=blocks,
+            block_of_client=np.empty(data.n_clients, dtype=np.int64),
             data=data,
             cluster=cluster,
-            identity=identity,
+            identity=repr((__version__, settings, data.fingerprint())),
         )
+        saved = cluster.checkpoint.load(run.identity)
         if saved is not None:
+            run.server, progress = saved
             run.make_clients()
-            cluster.repeat(cluster.holders)
+            cluster.resume(progress)
         return run
 
     def each(
         self, clients: list[Elsewhere], function: Callable[..., object], *args: object
     ) -> Iterator[Any]:
-        """Yield the sum of the clients' results."""
-        total = self.cluster.call([one.number for one in clients], function, *args)
-        if function is _timed:
-            updates = [] if total.updates is None else [total.updates]
-            yield updates, total.loss, total.seconds
-        elif total.updates is not None:
-            yield total.updates
+        """Yield the sum of the clients' results, if there is one."""
+        updates = self.cluster.call([one.number for one in clients], function, *args).updates
+        if updates is not None:
+            yield updates
+
+    def trained(self, clients: list[Elsewhere], round: int) -> Iterator[Trained]:
+        """Yield the sum of the clients' local updates."""
+        total = self.cluster.call([one.number for one in clients], timed, round)
+        yield [] if total.updates is None else [total.updates], total.loss, total.seconds
 
     def tell(self, clients: list[Elsewhere], function: Callable[..., None], *args: object) -> None:
-        """Let clients be told something, together with the next call."""
+        """Call a function of Clients, which returns nothing, for each of these."""
         self.cluster.tell([one.number for one in clients], function, *args)
 
     def ask_round(self, participation: Participation, message: Message | None) -> Seen:
         """Let clients update, close the round, and make a checkpoint if one is due."""
         seen = super().ask_round(participation, message)
-        self.cluster.log.save(self.identity, self.server)
+        if self.cluster.checkpoint.is_due(self.server.round):
+            self.cluster.checkpoint.save(self.identity, (self.server, self.cluster.progress()))
         return seen
 
     def registrations(self) -> list[Registration]:

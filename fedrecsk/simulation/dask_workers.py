@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import sys
 import time
@@ -158,7 +159,7 @@ class Holder:
     """All clients of some partitions, on a worker: a Dask actor."""
 
     def __init__(
-        self, numbers: list[int], n_partitions: int, n_jobs: int | None, *parts: Rows | None
+        self, numbers: range, n_partitions: int, n_jobs: int | None, *parts: Rows | None
     ) -> None:
         reuse_memory()
         self.n_partitions = n_partitions
@@ -169,7 +170,6 @@ class Holder:
         self.numbers = numbers
         self.clients: dict[BlockNumber, Clients] = {}
         self.codes: NDArray[np.int64] = np.empty(0, dtype=np.int64)
-        self.accounts: dict[Node, Sums] = {}
         # Single updates of the last step, by partition, if the server needs more than their sum.
         self.held: dict[int, list[HeldUpdates]] = {}
 
@@ -224,25 +224,35 @@ class Holder:
         self.codes = placing.all_codes()
         return registrations, errors
 
-    def call(
-        self,
-        told: list[tuple],
-        blocks: Iterable[BlockNumber] = (),
-        function: Callable[..., object] | None = None,
-        *args: object,
-    ) -> dict[Node, Sum]:
-        """Tell clients what they lack, and return sums of a function's results, by tree node.
+    def progress(self) -> dict[BlockNumber, Clients]:
+        """Return all clients without their rows."""
+        progress = {block: copy.copy(one) for block, one in self.clients.items()}
+        for one in progress.values():
+            vars(one).update(block=None, held_out=None)
+        return progress
 
-        `told` are tuples of blocks, a function and its arguments; blocks are numbered
-        (partition, block), and nodes (level, place).
+    def resume(self, progress: dict[BlockNumber, Clients]) -> None:
+        """Replace clients by others, which have no rows yet."""
+        for block, one in progress.items():
+            here = self.clients[block]
+            vars(one).update(block=here.block, held_out=here.held_out)
+        self.clients |= progress
+
+    def tell(
+        self, blocks: Iterable[BlockNumber], function: Callable[..., None], *args: object
+    ) -> None:
+        """Call a function, which returns nothing, of the clients of some blocks."""
+        args = tuple(map(self._received, args))
+        for block in blocks:
+            function(self.clients[block], *args)
+
+    def call(
+        self, blocks: Iterable[BlockNumber], function: Callable[..., object], *args: object
+    ) -> dict[Node, Sum]:
+        """Return sums of a function's results, by tree node.
+
+        Blocks are numbered (partition, block), and nodes (level, place).
         """
-        for those, tell, *rest in told:
-            self.held, rest = {}, tuple(map(self._received, rest))
-            for block in those:
-                # An answer if it is repeated.
-                self._added_up(block[0], [tell(self.clients[block], *rest)])
-        if function is None:
-            return {}
         self.held, args = {}, tuple(map(self._received, args))
         clients = [self.clients[block] for block in blocks]
         n_blocks, totals = Counter(number for number, _ in blocks), {}
@@ -255,7 +265,7 @@ class Holder:
         compiling += seconds_compiling()
         node, first = next(iter(totals.items()))
         totals[node] = first._replace(seconds=first.seconds - compiling)
-        return {node: self._with_news(node, total) for node, total in totals.items()}
+        return totals
 
     def _added_up(self, number, answers):
         """Add up the answers of a partition's blocks; hold single updates."""
@@ -271,7 +281,8 @@ class Holder:
                     self.held.setdefault(number, []).append(one.held)
                     one = replace(one, held=HELD)
                 add_sums(sums, one.fields)
-                updates.append(replace(one, fields={}))
+                accounts = {name: getattr(one, name)[..., one.sends] for name in ACCOUNTS}
+                updates.append(replace(one, fields={}, **accounts))
         return Sum(replace(joined(updates), fields=sums) if updates else None, loss, seconds)
 
     def each(self, function: Callable[[ClientUpdates], T], stages: tuple[Stage, ...]) -> list[T]:
@@ -312,21 +323,8 @@ class Holder:
         masks = np.unpackbits(arg.bits, axis=1, count=arg.n_clients).astype(bool)
         return OwnParticipation(Participation(*masks), self.codes)
 
-    def _with_news(self, node, total):
-        """Leave out what the driver has of the clients since an earlier sum."""
-        updates = total.updates
-        if updates is None:
-            return total
-        updates = replace(updates, **{n: getattr(updates, n)[..., updates.sends] for n in ACCOUNTS})
-        account = {name: getattr(updates, name) for name in ACCOUNTS}
-        before, self.accounts[node] = self.accounts.get(node), account
-        if before is not None and all(np.array_equal(before[n], account[n]) for n in ACCOUNTS):
-            updates = replace(updates, **dict.fromkeys(ACCOUNTS))
-        return total._replace(updates=updates)
-
     def end(
         self,
-        told: list[tuple],
         estimator: FederatedRecommender,
         ours: Attributes,
         message: Message,
@@ -334,7 +332,6 @@ class Holder:
         token: str,
     ) -> Texts:
         """Leave a model of each partition's users for Dask to take; return what was said."""
-        self.call(told)
         with warnings.catch_warnings(record=True) as said, Threads(self.n_jobs) as parallel:
             warnings.simplefilter("always")
             for number, (data, columns, _) in self.rows.items():

@@ -56,6 +56,9 @@ if TYPE_CHECKING:
     from fedrecsk.protocol.participation import Participation
     from fedrecsk.updates import ClientUpdates, HeldUpdates
 
+    # Updates, sums of training losses and of their weights, and seconds.
+    Trained = tuple[list[ClientUpdates], NDArray[np.float64], float]
+
 
 def fit(estimator: FederatedRecommender, data: Interactions, report: FitReport) -> Attributes:
     """Run the rounds; returns the fitted attributes."""
@@ -179,6 +182,10 @@ class Run(Loop[StepTotal, "Seen"]):
         """Yield the results of a function of Clients for these, or their sums, in their order."""
         return self.parallel(function, clients, *args)
 
+    def trained(self, clients: list[Clients], round: int) -> Iterator[Trained]:
+        """Yield the results of the local update of these clients, or their sums."""
+        return self.each(clients, timed, round)
+
     def tell(self, clients: list[Clients], function: Callable[..., None], *args: object) -> None:
         """Call a function of Clients, which returns nothing, for each of these."""
         for one in clients:
@@ -214,7 +221,7 @@ class Run(Loop[StepTotal, "Seen"]):
         if attack is not None and attack.adversary.forges:
             self._show_adversary(attack, busy, received, participation)
         total, seconds = server.new_total(), -seconds_compiling()
-        for answer, loss, its_seconds in self.each(busy, _timed, round):
+        for answer, loss, its_seconds in self.trained(busy, round):
             total.loss += loss
             seconds += its_seconds
             for updates in answer:
@@ -378,7 +385,7 @@ def fitted_attributes(server: Server, message: Message, users: Callable[..., dic
     return ours | users(received, ours)
 
 
-def _timed(clients, round):
+def timed(clients: Clients, round: int) -> Trained:
     """Run the clients' local update, and return the seconds of this thread as well."""
     start = time.thread_time()
     updates, loss = clients.update(round)
