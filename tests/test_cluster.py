@@ -335,7 +335,7 @@ def test_a_lost_worker_changes_nothing(name, mortals):
     with pytest.raises(RuntimeError, match=r"held the users of partition .* is gone.*fit again"):
         other.predict(PARTED[IDS]).compute()
     assert ours.communication_ == other.communication_
-    # Nobody keeps rows, not those of the fit before the loss either.
+    # No worker keeps rows, not even those of the fit before the loss.
     while sum(mortals.run(n_actors).values()):
         time.sleep(0.1)
 

@@ -186,7 +186,7 @@ def test_a_field_that_is_no_parameter_is_named():
     class Misspelt(RFRecAlgorithm):
         learning_rat: float
 
-    with pytest.raises(TypeError, match=r"'learning_rat', which is no .* mean learning_rate"):
+    with pytest.raises(TypeError, match=r"'learning_rat', but RFRec has no .* mean learning_rate"):
         RFRec()._rfrec(Misspelt)
 
 

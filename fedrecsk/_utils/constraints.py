@@ -93,13 +93,13 @@ def types_of(kind: type) -> dict[str, Any]:
             if name not in names or str(hint).startswith(("ClassVar", "typing.ClassVar")):
                 continue
             hint = _evaluated(parent, hint, found.get(name, Any))
-            if name not in found or hint != _bare(found[name]):
+            if name not in found or hint != _hint(found[name]):
                 found[name] = hint
     return found
 
 
 def _evaluated(parent, hint, otherwise):
-    """Return the type in an annotation, which may be text; for users' classes, `otherwise`."""
+    """Return the type in an annotation; `otherwise`, if a user's class has one without meaning."""
     module = sys.modules.get(parent.__module__)
     try:
         return _hint(hint, vars(module) if module else {}, include_extras=True)
@@ -111,12 +111,8 @@ def _evaluated(parent, hint, otherwise):
 
 
 def _hint(hint, known=None, **options):
+    """Return the type in an annotation, which may be text; without limits, unless asked for."""
     return get_type_hints(SimpleNamespace(__annotations__={0: hint}), known, **options)[0]
-
-
-def _bare(hint):
-    """Return a type without limits."""
-    return _hint(hint)
 
 
 def constraints_of(hint: Any) -> Any:

@@ -144,8 +144,8 @@ class FederatedRecommender(Updating, Recommender):
                 continue
             if not hasattr(self, name):
                 raise TypeError(
-                    f"{kind.__name__} has the field {name!r}, which is no parameter of "
-                    f"{type(self).__name__}; {did_you_mean(name, vars(self), 'declare it there.')}"
+                    f"{kind.__name__} has a field {name!r}, but {type(self).__name__} has no such "
+                    f"parameter; {did_you_mean(name, vars(self), 'declare it there.')}"
                 )
             own[one] = getattr(self, name)
         built = kind(**{one.name: value for one, value in own.items() if one.init}, **parts)

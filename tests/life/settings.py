@@ -267,6 +267,7 @@ def estimator_of(setting, **others):
     if setting["known"] == "times":
         parameters["timestamps"] = 2
         parameters["history_half_life"] = 3.0
+        parameters["history_power"] = 0.5
         if "central_dp" not in FEDERATIONS[setting["federation"]]:
             parameters["backward_weight"] = 0.25
     known = {name: value for name, value in parameters.items() if name in has}

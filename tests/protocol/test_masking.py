@@ -108,7 +108,7 @@ def unmasked(monkeypatch):
             for place, code in enumerate(updates.codes)
         }
         vectors_of.append(len(vectors))
-        # Nobody knows what those would have sent whose upload is lost.
+        # What a lost client would have sent is unknown.
         gone = set(ring.order.tolist()) - vectors.keys()
         nothing = np.zeros_like(next(iter(vectors.values())))
         total, alive = masked_sum(
