@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 from fedrecsk.datasets import fetch_movielens
+from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol import blocks
 
 # Background jobs of a shell ignore Ctrl-C, and so would processes that tests start.
@@ -50,6 +52,14 @@ def ml1m():
 def toy():
     """(X, y) of 12 users and 9 items with ids that are not codes, rows shuffled."""
     return make_toy()
+
+
+def draw_each(monkeypatch, wanted=True):
+    """Let every client draw its own noise, even if only the sum matters; without `wanted`, not."""
+    plan = FederatedRecommender._plan
+    monkeypatch.setattr(
+        FederatedRecommender, "_plan", lambda self: replace(plan(self), draws_each=wanted)
+    )
 
 
 def make_toy(n_users=12, n_items=9, density=0.6, seed=0):

@@ -9,13 +9,13 @@ The reference cuts blocks of one client each. Noise is drawn client by client in
 import numpy as np
 import pytest
 
-from fedrecsk import Federation
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import Quantization
 from fedrecsk.privacy import CentralDP
 from fedrecsk.protocol import blocks
 from tests import test_golden as golden
+from tests.conftest import draw_each
 from tests.listed import cases, is_neural, tolerance
 from tests.test_contract import FEDERATED
 
@@ -57,7 +57,7 @@ ALSO = ("LightFR", "SCoLR")
 def exact(monkeypatch):
     """Real numbers in float64, and every client's own draws."""
     golden.compute_in_float64(monkeypatch)
-    monkeypatch.setattr(Federation, "draws_each", True)
+    draw_each(monkeypatch)
 
 
 def assert_equal_fits(Estimator, setting, monkeypatch, n_clients=None):

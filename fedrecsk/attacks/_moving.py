@@ -35,7 +35,7 @@ def client_items(method, view, rows, moves):
 def globsgd(method, view, rows, moves):
     """Move items by gradients on the server."""
     # The penalty is for all clients together, and about this share of them takes part.
-    share = method._cohort_share(view.data.n_clients)
+    share = method._plan().sampling.share(view.data.n_clients)
     reg = method.reg_item * share / view.n_senders * np.eye(method.n_factors)
     hessian = reg
     if method.aggregation == "full":
@@ -79,7 +79,7 @@ def _others_of(view):
 
 def _share_of_step(method, view):
     """Return the share of a preconditioned step that the server takes on items of few."""
-    return min(1.0, 2 * method._cohort_share(view.data.n_clients))
+    return min(1.0, 2 * method._plan().sampling.share(view.data.n_clients))
 
 
 def gradient_step(method, view, name, moves):
@@ -176,7 +176,7 @@ def rfrec(method, view, rows, moves):
         return {"item_vectors": view.n_senders / view.n_own * moves}
     if "n_ratings" in view.message:
         # With weights of 1 these are the numbers of holders.
-        share = method._cohort_share(view.data.n_clients)
+        share = method._plan().sampling.share(view.data.n_clients)
         n_holders = view.message["n_ratings"].values[rows, None] * share
     else:
         n_holders = view.n_expected("item_vectors")
@@ -189,7 +189,7 @@ def rfrec(method, view, rows, moves):
 def fedeb(method, view, rows, moves):
     """Move items of FedEB."""
     # Adam divides by the size of past gradients, so only much larger ones decide.
-    rate = method._algorithm().rate(method._cohort_share(view.data.n_clients))
+    rate = method._algorithm().rate(method._plan().sampling.share(view.data.n_clients))
     return {"items": _size_of_sum(view) / rate * moves}
 
 

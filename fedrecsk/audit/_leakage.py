@@ -353,7 +353,7 @@ def _read_along(model, data, n_rounds, receipts):
         if seen.upload is not None:
             message = server.announcement() | received
             receipts.take(server.key.at(round), message, list(seen.tiles()))
-        truth = _vectors(server.method, clients)
+        truth = _vectors(model, clients)
     return truth
 
 

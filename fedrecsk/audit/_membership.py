@@ -503,7 +503,7 @@ def audit_privacy(
 def _noise_of(model, data):
     """Return the noise on each round's sum in units of the clip, and the longest upload."""
     noises, longest, server = [], 0.0, None
-    for server, _, seen in model._watch(data, model._rounds(data.n_clients)):
+    for server, _, seen in model._watch(data, model._plan().rounds(data.n_clients)):
         if seen.upload is None:
             continue
         clip = float(seen.message["privacy_terms"].values[0])
@@ -521,7 +521,7 @@ def _noise_of(model, data):
         lengths = [norms(tile.fields, weights).max(initial=0) for tile in tiles]
         longest = max(longest, float(max(lengths, default=0)) / clip)
     assert server is not None
-    return noises, longest, server.privacy_report(), server.releases.plan
+    return noises, longest, server.privacy_report(), server.releases.exposure
 
 
 def _sums_of(tiles, server, message):

@@ -131,6 +131,20 @@ def _finite(estimator, data, attributes):
     return arrays
 
 
+def check_users(estimator: Any, block: Any, client_ids: NDArray, attributes: Any) -> None:
+    """Raise if an attribute of the users of a block's clients is infinite or NaN."""
+    for name, rows in attributes.items():
+        if not isinstance(rows, np.ndarray) or rows.dtype.kind != "f":
+            continue
+        broken = ~np.isfinite(rows).all(axis=tuple(range(1, rows.ndim)))
+        if broken.any():
+            (client, *_) = np.flatnonzero(block.clients_of(broken))
+            raise ValueError(
+                f"Client {client_ids[client]!s} diverged while fitting its users to the model: its "
+                f"{name} are infinite or NaN. {hint(estimator)}"
+            )
+
+
 def hint(estimator: Any, data: Any = None) -> str:
     """Return sentences about the likely causes of divergence, the likeliest first."""
     federation = getattr(estimator, "federation", None)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedrecsk._utils.sklearn_compat import clone
 from fedrecsk.compression._compressors import BlockCompressor
+from fedrecsk.simulation.making import bare
 
 if TYPE_CHECKING:
     from fedrecsk.federated.base import FederatedRecommender
 
 
-def bare(estimator: FederatedRecommender) -> FederatedRecommender:
+def deployable(estimator: FederatedRecommender) -> FederatedRecommender:
     """Check an estimator's parameters and return a copy for one side of a deployment."""
-    method = clone(estimator)._set(random_state=None).set_callbacks()
+    method = bare(estimator)
     method._validate_params()
     method._check_before_fit()
     if method.items is None:

@@ -145,7 +145,8 @@ def check(estimator: FederatedRecommender | FederatedSearch) -> None:
     for one in fits_of(estimator):
         check_deployable(one.method)
         if one.holds_out is not None:
-            one.method._scoring().check(one.method, len(catalogue_ids(one.method.items)))
+            plan, rates = one.method._plan(), one.method._sees_ratings
+            plan.scoring.check(plan.name, rates=rates, n_items=plan.n_items)
 
 
 def evaluation_of(

@@ -156,7 +156,7 @@ class Coordinator(Loop[Uploads, None]):
         progress = interrupted(ours, store)
         if progress is None:
             if last is not None:
-                n_rounds = max(1, round(SHARE * method._rounds(settings["n_clients"])))
+                n_rounds = max(1, round(SHARE * method._plan().rounds(settings["n_clients"])))
                 method = clone(method)._set(n_rounds=n_rounds)
             progress = Progress.new(method, ours, key, last)
         elif len(progress.members):
@@ -366,7 +366,7 @@ class Coordinator(Loop[Uploads, None]):
             return
         log.info(
             "Round %d of %d: %d uploads of %d clients, %.2f s",
-            *(number + 1, server.method._rounds(server.n_clients)),
+            *(number + 1, server.plan.rounds(server.n_clients)),
             *(len(_senders_of(uploads)), len(asked), traffic["seconds"]),
         )
 
@@ -415,7 +415,7 @@ class Coordinator(Loop[Uploads, None]):
             "the fit has ended; its server's model.joblib serves new users by fold_in",
         )
         model = model_for_newcomers(self.estimator, server, message)
-        model.traffic_, model.n_rounds = self.progress.traffic, self.estimator.n_rounds
+        model.traffic_ = self.progress.traffic
         if report is not None:
             model.evaluation_ = report
             self.store.save_text(REPORT, f"{report}\n")

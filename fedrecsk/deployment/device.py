@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import secrets
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +13,7 @@ import pandas as pd
 from fedrecsk.base import attributes_of
 from fedrecsk.data._checks import check_fitted
 from fedrecsk.data.ids import catalogue_ids
-from fedrecsk.deployment.bare import bare
+from fedrecsk.deployment.bare import deployable
 from fedrecsk.deployment.checks import Refused, terms_of_noise
 from fedrecsk.deployment.client_message import ClientMessage, packed
 from fedrecsk.metrics import check_rows
@@ -101,7 +102,10 @@ class Device(Clients):
         private: Key | None = None,
         holds_out: float | None = None,
     ) -> None:
-        method = bare(estimator)
+        self.method: FederatedRecommender = deployable(estimator)
+        method, plan = self.method, self.method._plan()
+        if holds_out is not None:
+            plan = replace(plan, holds_out=holds_out)
         self._clip = 0.0
         # What central privacy requires of the clients, if they add the noise, and in how many
         # rounds this client has sent something.
@@ -114,16 +118,14 @@ class Device(Clients):
         self._answers = {}
         self.data: Interactions = method._read(X, y, whose, sample_weight, item_ids=catalogue)
         training, held_out = self.data, None
-        share = method.validation_fraction if method.early_stopping else holds_out
-        if share is not None:
-            training, held_out = hold_out(self.data, share, private, is_device=True)
+        if plan.holds_out is not None:
+            training, held_out = hold_out(self.data, plan.holds_out, private, is_device=True)
             held_out = of_clients(held_out, NOBODY)
         block = of_clients(training, NOBODY)
-        method._check_setting(method._setting(), training, [block])
+        method._check_setting(plan, training, [block])
         super().__init__(
-            method,
+            plan,
             block,
-            method._setting(),
             # The server sends the shared key together with the client's code.
             Keys(Key(0), private),
             held_out=held_out,
@@ -151,7 +153,7 @@ class Device(Clients):
         mechanism = self.federation.central_dp
         if mechanism is not None and mechanism.noise == "clients":
             n_clients, shared = place.n_clients, place.shared
-            self._noise = CentralNoise(self.method, self.federation, n_clients, shared, None)
+            self._noise = CentralNoise.of(self.plan, n_clients, shared, None)
 
     def setup(self, message: Message | None) -> list[ClientMessage]:
         """Answer the set-up message; return a list of ClientMessage, which may be empty."""
@@ -212,7 +214,7 @@ class Device(Clients):
         """What all clients of a masked sum must have heard alike, so that their noise adds up."""
         if self._noise is None:
             return ""
-        return terms_of_noise(self.method, self._noise.plan.n_clients, self.keys.shared)
+        return terms_of_noise(self.method, self._noise.exposure.n_clients, self.keys.shared)
 
     def check_sum(self, kind: str, round: int, n_clients: int) -> None:
         """Raise if a masked sum over so many clients may have less noise than was planned."""
@@ -244,10 +246,10 @@ class Device(Clients):
         updates, loss = super().update(round)
         uploads = [upload for one in updates for upload in self._packed(one, self._specs)]
         self._n_uses += bool(uploads)
-        if self._noise is not None and self._n_uses > self._noise.plan.uses:
+        if self._noise is not None and self._n_uses > self._noise.exposure.uses:
             raise Refused(
                 f"the server asks for uploads of {self._n_uses} rounds, but by its own draws this "
-                f"client's noise is planned for {self._noise.plan.uses}"
+                f"client's noise is planned for {self._noise.exposure.uses}"
             )
         return uploads, loss
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedrecsk.data.ids import catalogue_ids, id_array
-from fedrecsk.deployment.bare import bare
+from fedrecsk.deployment.bare import deployable
 from fedrecsk.deployment.client_message import ClientMessage, checked, held_items, unpacked
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import MOST_USERS, Form, MalformedMessage
@@ -79,10 +79,10 @@ class DeviceServer(Server):
         ValueError
             If the estimator or its federation is not one for devices.
         """
-        method = bare(estimator)
+        method = deployable(estimator)
         key = Key(secrets.randbits(63)) if key is None else key
         ids = catalogue_ids(method.items).values
-        return cls(method, method._setting(), key, ids, secret=secret)
+        return cls(method._plan(), key, ids, secret=secret)
 
     def _added(self, registrations):
         for one in registrations:
@@ -167,7 +167,7 @@ class DeviceServer(Server):
             )
         if not self.algorithm.traits.admits_late_clients:
             raise ValueError(
-                f"No client can join {type(self.method).__name__} late, because it keeps something "
+                f"No client can join {self.plan.name} late, because it keeps something "
                 "for each client of the set-up; begin a new fit with all clients."
             )
 
@@ -306,7 +306,7 @@ class DeviceServer(Server):
         """
         step, client = (upload.phase, int(upload.round)), int(upload.client)
         is_setup = upload.phase == "setup"
-        uploads = self.federation.uploads(is_apart=self.algorithm.traits.treats_clients_apart)
+        uploads = self.plan.uploads(is_apart=self.algorithm.traits.treats_clients_apart)
         one = unpacked(
             upload,
             self._specs(step),

@@ -514,9 +514,8 @@ def _check_number(kind, number, reached, memory):
     """Raise if this request cannot follow those before it, or the fit has no such exchange."""
     if memory.device is None:
         raise Refused("this node has ended the fit, and its folder has the model")
-    method = memory.device.method
     # A node does not know how many clients there are. More of them may need more rounds.
-    n_rounds = method._rounds(np.inf)
+    n_rounds = memory.device.plan.rounds(np.inf)
     # Each may cost privacy: two masked sums of the same numbers differ by single clients' numbers.
     limits = {
         "setup": (int(bool(memory.device.algorithm.setup_fields(1))), "set-up exchanges"),

@@ -48,7 +48,7 @@ class Deployed(Candidate):
         """Return a candidate of the search with a name, before its set-up."""
         fit = f"{search}{number:04x}"
         progress = Progress.new(drawn.fit.method, drawn.fit.digests(), key, fit=fit)
-        n_rounds = drawn.model._rounds(n_clients)
+        n_rounds = drawn.model._plan().rounds(n_clients)
         return cls(drawn.params, drawn.model, n_rounds=n_rounds, progress=progress)
 
     def end(self, *, wins: bool) -> None:
@@ -92,7 +92,7 @@ class SearchCoordinator:
         self.store: Store = store
         self.carrier: Together = Together(carrier)
         self.settings: dict[str, Any] = settings | {"n_clients": n_clients, "quorum": quorum}
-        least = min(one.model._rounds(n_clients) for one in drawn)
+        least = min(one.model._plan().rounds(n_clients) for one in drawn)
         rungs = rungs_of(least, len(drawn), search.factor, search.min_rounds)
         each = [one.fit.digests() for one in drawn]
         parts = {

@@ -16,6 +16,7 @@ from fedrecsk.deployment.exchanges import Exchanges, Members
 from fedrecsk.deployment.records import message_arrays, pack
 from fedrecsk.deployment.store import MODEL, STATE
 from fedrecsk.protocol.messages import Dense, Message
+from fedrecsk.simulation.making import bare
 from fedrecsk.simulation.run import fitted_attributes
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def model_for_newcomers(
     estimator: FederatedRecommender, server: DeviceServer, message: Message
 ) -> FederatedRecommender:
     """Return a fitted estimator without users, which folds in newcomers."""
-    model = copy.copy(server.method)
+    model = bare(estimator)
     # An invented user shows which attributes users have.
     items = catalogue_ids(estimator.items)
     low, high = getattr(estimator, "rating_scale", None) or (1, 1)
@@ -41,7 +42,7 @@ def model_for_newcomers(
     if getattr(reader, "timestamps", None) is not None:
         reader.timestamps = None
     data = reader._read(X, np.array([(low + high) / 2]), None, None, item_ids=items)
-    attributes = fitted_attributes(server, message, lambda received, ours: {})
+    attributes = fitted_attributes(model, server, message, lambda received, ours: {})
     check_items(model, data, attributes)
     vars(model).update(
         attributes_of(data) | attributes,

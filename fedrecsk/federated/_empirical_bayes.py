@@ -33,11 +33,6 @@ class Scale(_ratings.Scale):
         return (block.values - self.level) / self.unit
 
 
-def planned_share(client_fraction, dropout, n_clients):
-    """Return the share of the clients whose uploads arrive in a round, as planned."""
-    return max(client_fraction, 1 / n_clients) * (1 - dropout)
-
-
 def for_nobody(block):
     """Return the masks of a step of all clients that send nothing."""
     everybody = np.ones(block.n_clients, dtype=bool)
@@ -82,10 +77,6 @@ class EmpiricalBayes(_ratings.RatingScale, RatingMixin, FederatedRecommender):
     """Base class of methods whose clients infer their users given the items."""
 
     _dtype = np.float32
-
-    def _planned_share(self, n_clients):
-        """Return the share of the clients whose uploads arrive in a round, as planned."""
-        return planned_share(self.client_fraction, self._setting().dropout, n_clients)
 
     def _scale(self):
         """Return the scale of the fitted model."""

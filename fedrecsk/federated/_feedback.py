@@ -60,7 +60,7 @@ class LearnsFromFeedback(FeedbackParameters, RankingMixin, FederatedRecommender)
     def _response(self, scores):
         return expit(scores) if self.loss == "bce" else scores
 
-    def _check_setting(self, federation, data, blocks):
+    def _check_setting(self, plan, data, blocks):
         if not self._needs_positives:
             return
         check_likes(data)

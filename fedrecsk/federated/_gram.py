@@ -362,9 +362,9 @@ class FederatedGram(GramParameters, FromPairs, RankingMixin, FederatedRecommende
             )
         super()._check_before_fit()
 
-    def _check_setting(self, federation, data, blocks):
+    def _check_setting(self, plan, data, blocks):
         check_likes(data)
-        algorithm = self._algorithm()
+        algorithm = plan.algorithm
         pair_bytes = PAIR_BYTES * (2 if algorithm.has_direction else 1)
         if algorithm.keeps_sparse(data.n_items):
             most = int(MOST_ITEMS / np.sqrt(algorithm.n_orders))
@@ -379,7 +379,7 @@ class FederatedGram(GramParameters, FromPairs, RankingMixin, FederatedRecommende
             nbytes = pair_bytes * sum(held)
         else:
             nbytes = 8 * MATRICES * data.n_items**2
-        uploads = federation.uploads(is_forged=federation.adversary is not None)
+        uploads = plan.uploads(is_forged=plan.federation.adversary is not None)
         if uploads != "sum" or algorithm.has_direction:
             each = pair_bytes if algorithm.has_direction else 16
             held = [each * n_pairs(block.row_counts.astype(np.int64)).sum() for block in blocks]

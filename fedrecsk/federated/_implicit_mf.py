@@ -81,5 +81,5 @@ class ImplicitMF(
         content = ItemFeatures(self.item_features, self.items)
         return self._build(kind, problem=self._user_problem(), content=content, **parts)
 
-    def _check_setting(self, federation, data, blocks):
+    def _check_setting(self, plan, data, blocks):
         check_likes(data)

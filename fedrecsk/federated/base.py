@@ -16,16 +16,19 @@ from fedrecsk._utils.sklearn_compat import clone, get_threadpool_controller
 from fedrecsk.base import Recommender
 from fedrecsk.base._fading import life_of
 from fedrecsk.base._item_weights import history_of
+from fedrecsk.data import _checks
+from fedrecsk.data.ids import Ids
 from fedrecsk.data.interactions import Interactions
+from fedrecsk.federated import _private_fits
 from fedrecsk.protocol import blocks as _blocks
-from fedrecsk.protocol import private_fits, refusals
+from fedrecsk.protocol import refusals
 from fedrecsk.protocol.central_noise import CentralNoise
-from fedrecsk.protocol.clients import personal_attributes
+from fedrecsk.protocol.clients import newcomers
 from fedrecsk.protocol.evaluation import Scoring
 from fedrecsk.protocol.federation import Federation
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.participation import Sampling
-from fedrecsk.protocol.server import server_sees
+from fedrecsk.protocol.plan import FitPlan
 from fedrecsk.simulation import dask_run, run, weak_fits
 from fedrecsk.simulation.updating import Updating
 
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 
     from fedrecsk.privacy import PrivacyReport
     from fedrecsk.protocol.algorithm import AnyAlgorithm
-    from fedrecsk.protocol.blocks import Attributes
+    from fedrecsk.protocol.blocks import Attributes, Block
     from fedrecsk.protocol.ledger import Ledger
     from fedrecsk.protocol.messages import Message
 
@@ -80,8 +83,8 @@ class FederatedRecommender(Updating, Recommender):
     def _algorithm(self) -> AnyAlgorithm:
         """Return the method's algorithm, with these hyperparameters."""
 
-    def _check_setting(self, federation, data, blocks):
-        """Raise, before any work, if the method does not suit its federation or data."""
+    def _check_setting(self, plan, data, blocks):
+        """Raise, before any work, if the method does not suit the plan of its fit or its data."""
 
     def _check_on_devices(self, federation):
         """Raise, before any work, if only the simulator can run the method in its federation."""
@@ -157,25 +160,28 @@ class FederatedRecommender(Updating, Recommender):
         """Return the federation that the method runs in."""
         return Federation() if self.federation is None else self.federation
 
-    def _scoring(self):
-        """Return what clients report of a model on held-out rows."""
-        return Scoring((self.scoring,))
-
-    def _sampling(self):
-        """Return how clients are drawn in each round."""
-        rotates = self._algorithm().traits.rotates
-        return Sampling.of(self._setting(), self.client_fraction, rotates=rotates)
-
-    def _rounds(self, n_clients):
-        """Return the rounds of a fit to so many clients: `n_rounds`, or what "auto" stands for."""
-        return self.n_rounds
-
-    def _cohort_share(self, n_clients):
-        """Return `client_fraction`, or the share of one client, the smallest cohort."""
-        return max(self.client_fraction, 1 / n_clients)
+    def _plan(self):
+        """Return how a fit runs, as server and clients know it."""
+        algorithm, federation = self._algorithm(), self._setting()
+        rotates = algorithm.traits.rotates
+        return FitPlan(
+            name=type(self).__name__,
+            algorithm=algorithm,
+            federation=federation,
+            sampling=Sampling.of(federation, self.client_fraction, rotates=rotates),
+            n_rounds=None if self.n_rounds == "auto" else self.n_rounds,
+            n_items=None if self.items is None else len(self.items),
+            rating_scale=getattr(self, "rating_scale", None),
+            scoring=Scoring((self.scoring,)),
+            holds_out=self.validation_fraction if self.early_stopping else None,
+            early_stopping=self.early_stopping,
+            tol=self.tol,
+            patience=self.n_iter_no_change,
+            models=ModelOfUsers(self),
+        )
 
     def _n_tasks(self, data):
-        return self._rounds(data.n_clients)
+        return self._plan().rounds(data.n_clients)
 
     def set_params(self, **params: object) -> Self:
         """Set parameters; ``federation__...`` of a federation that is None makes one.
@@ -203,20 +209,22 @@ class FederatedRecommender(Updating, Recommender):
     def _check_before_fit(self):
         federation = self._setting()
         federation._validate_params()
-        self._scoring().check(self)
-        refusals.check(type(self).__name__, self._algorithm().traits, federation)
+        plan = self._plan()
+        plan.scoring.check(plan.name, rates=self._sees_ratings)
+        refusals.check(plan.name, plan.algorithm.traits, federation)
         if federation.secure_aggregation is not None:
-            private_fits.check_secure(self)
+            _private_fits.check_secure(plan)
         if federation.central_dp is not None:
-            private_fits.check(self, federation.central_dp)
+            _private_fits.check(self, plan, federation.central_dp)
         if federation.local_dp is not None:
-            private_fits.check_local(self)
+            _private_fits.check_local(self)
 
     def _prepared(self, X, y=None, clients=None, sample_weight=None, catalogue=None):
         data = super()._prepared(X, y, clients, sample_weight, catalogue)
         if self.early_stopping:
-            self._scoring().check(self, data.n_items)
-        private_fits.warn_of_cost(self, data.n_clients)
+            scoring, name = Scoring((self.scoring,)), type(self).__name__
+            scoring.check(name, rates=self._sees_ratings, n_items=data.n_items)
+        _private_fits.warn_of_cost(self._plan(), data.n_clients)
         return data
 
     def _private_problems(self, part):
@@ -251,8 +259,9 @@ class FederatedRecommender(Updating, Recommender):
         self._validate_params()
         self._check_before_fit()
         seed = check_random_state(copy.deepcopy(self.random_state)).randint(2**31 - 1)
-        releases = CentralNoise(self, federation, n_clients, Key(int(seed)), Key(int(seed)))
-        return releases.planned(server_sees(self, federation))
+        plan = self._plan()
+        releases = CentralNoise.of(plan, n_clients, Key(int(seed)), Key(int(seed)))
+        return releases.planned(plan.server_sees)
 
     def _fit_on_cluster(self, X, y, clients, sample_weight):
         return dask_run.fit(self, X, y, clients, sample_weight)
@@ -298,19 +307,46 @@ class FederatedRecommender(Updating, Recommender):
         return super()._kept_rows(user)
 
     def _new_user_attributes(self, data):
-        clients = clone(self)
-        message = self._algorithm().decode(self._final_message, Key(0))
+        clients, algorithm = clone(self), self._algorithm()
+        message = algorithm.decode(self._final_message, Key(0))
         keys, blocks, attributes = Keys(Key(0), Key(0)), _blocks.cut(data), []
         with get_threadpool_controller().limit(limits=1, user_api="blas"):
             for block in blocks:
                 ids, block = data.client_ids[block.clients], self._as_newcomers(block)
-                attributes.append(personal_attributes(clients, block, ids, message, keys))
+                state = newcomers(algorithm, block, ids, message, keys)
+                attributes.append(clients._user_attributes(block, state))
+                _checks.check_users(self, block, ids, attributes[-1])
         joined = _blocks.by_user([block.users for block in blocks], attributes)
         return {name: rows for name, rows in joined.items() if name.startswith("user_")}
 
     def _as_newcomers(self, block):
         """Return a block of users that were not in fit, with the codes that their draws need."""
         return block
+
+
+@dataclass(frozen=True)
+class ModelOfUsers:
+    """Makes models of some users, by the functions of a method's estimator."""
+
+    method: FederatedRecommender
+
+    def of_users(self, block: Block, state: object) -> Attributes:
+        """Return the attributes of a block's users."""
+        return self.method._user_attributes(block, state)
+
+    def scored(self, message: Message, users: Attributes, block: Block) -> FederatedRecommender:
+        """Return a model of a block's users, to be evaluated."""
+        model = copy.copy(self.method)
+        vars(model).update(
+            self.method._server_attributes(message),
+            **users,
+            n_users_=block.n_users,
+            n_items_=block.n_items,
+            _users=Ids(np.arange(block.n_users), "user ids"),
+            _items=Ids(np.arange(block.n_items), "item ids"),
+            _seen=(block.indptr, block.items),
+        )
+        return model
 
 
 # What mixins derive from for type checkers, because they use what the class has.

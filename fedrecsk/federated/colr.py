@@ -210,8 +210,8 @@ class CoLR(CoLRParameters, AveragedItems):
         factors = np.dtype(self._dtype).itemsize * data.n_items * self.n_factors
         return super()._least_bytes(data) + factors + 8 * self.n_factors**2
 
-    def _check_setting(self, federation, data, blocks):
-        super()._check_setting(federation, data, blocks)
+    def _check_setting(self, plan, data, blocks):
+        super()._check_setting(plan, data, blocks)
         if self.rank > self.n_factors:
             raise ValueError(
                 f"rank={self.rank} is more than n_factors={self.n_factors}, and an update of a "
@@ -366,8 +366,8 @@ class SCoLR(SCoLRParameters, CoLR):
 
     _kind = SCoLRAlgorithm
 
-    def _check_setting(self, federation, data, blocks):
-        super()._check_setting(federation, data, blocks)
+    def _check_setting(self, plan, data, blocks):
+        super()._check_setting(plan, data, blocks)
         if isinstance(self.local_rank, str):
             return
         given = np.asarray(self.local_rank)

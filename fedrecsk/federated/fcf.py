@@ -209,9 +209,9 @@ class FCF(FCFParameters, StepParameters, ImplicitMF):
     def _algorithm(self):
         return self._implicit(FCFAlgorithm, descent=self._build(Descent))
 
-    def _check_setting(self, federation, data, blocks):
-        super()._check_setting(federation, data, blocks)
-        uploads = federation.uploads(is_forged=federation.adversary is not None)
+    def _check_setting(self, plan, data, blocks):
+        super()._check_setting(plan, data, blocks)
+        uploads = plan.uploads(is_forged=plan.federation.adversary is not None)
         if self.upload == "local" or uploads == "sum":
             return
         n_clients = max(block.n_clients for block in blocks)

@@ -29,7 +29,7 @@ from fedrecsk.federated._fedeb_server import (
     sketch,
 )
 from fedrecsk.federated._optimizers import adam
-from fedrecsk.protocol.algorithm import Algorithm, Loss, Traits
+from fedrecsk.protocol.algorithm import Algorithm, Loss, PlansRounds, Traits
 from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Dense, Form, Message, Rows
 from fedrecsk.protocol.states import PerUser
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from fedrecsk.protocol.blocks import Block
     from fedrecsk.protocol.keys import Key, Keys
     from fedrecsk.protocol.messages import Catalogue, Upload
-    from fedrecsk.protocol.participation import RoundMasks
+    from fedrecsk.protocol.participation import RoundMasks, Sampling
 
 __all__ = ["FedEB"]
 
@@ -108,7 +108,7 @@ class FedEBParameters:
 
 
 @dataclass(kw_only=True, eq=False)
-class FedEBAlgorithm(FedEBParameters, Algorithm[Server, Clients]):
+class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[Server, Clients]):
     """Clients infer their users; the server steps along gradients and learns the variances."""
 
     dtype: type[np.floating]
@@ -134,6 +134,9 @@ class FedEBAlgorithm(FedEBParameters, Algorithm[Server, Clients]):
     @property
     def _rows(self):
         return "all" if self.upload == "all" else "held"
+
+    def rounds(self, sampling: Sampling, n_clients: float) -> int:
+        return round(100 / np.sqrt(sampling.arriving(n_clients)))
 
     def downloads(self, n_items: int) -> dict[str, Form]:
         d = self.n_factors
@@ -629,10 +632,6 @@ class FedEB(FedEBParameters, UserFeatures, DayEffects, FederatedContent, Empiric
         """Return how many numbers a user has."""
         return self._algorithm().width
 
-    def _rounds(self, n_clients):
-        is_auto = self.n_rounds == "auto"
-        return round(100 / np.sqrt(self._planned_share(n_clients))) if is_auto else self.n_rounds
-
     # --------------------------------------------------------------- what a fit gives
 
     def _server_attributes(self, message):
@@ -725,8 +724,8 @@ class FedEB(FedEBParameters, UserFeatures, DayEffects, FederatedContent, Empiric
             )
         super()._check_before_fit()
 
-    def _check_setting(self, federation, data, blocks):
-        super()._check_setting(federation, data, blocks)
+    def _check_setting(self, plan, data, blocks):
+        super()._check_setting(plan, data, blocks)
         largest = weights_of_users(data).max()
         if largest > HEAVIEST:
             raise ValueError(

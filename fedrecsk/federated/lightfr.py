@@ -224,18 +224,18 @@ class LightFR(
         super()._check_on_devices(federation)
         self._algorithm().scale(None)
 
-    def _check_setting(self, federation, data, blocks):
+    def _check_setting(self, plan, data, blocks):
         if self.targets == "implicit" and not (data.values > 0).any():
             raise ValueError(
                 "No row of X has y > 0, so there are no positives. Pass y=None to count every "
                 'row, shift y so that positives are above 0, or use targets="ratings".'
             )
-        algorithm = self._algorithm()
+        algorithm = plan.algorithm
         self._check_rows(data, algorithm.scale((data.values.min(), data.values.max())))
-        scheme = federation.secure_aggregation
+        scheme = plan.federation.secure_aggregation
         if scheme is None:
             return
-        n_clients = self._sampling().cohort_size(data.n_clients)
+        n_clients = plan.sampling.cohort_size(data.n_clients)
         n_users = np.diff(data.client_indptr).max()
         weight = n_users * (data.weights.max() * (1 + self.alpha + self.n_negatives) + 1)
         largest = 2.0**FRACTION_BITS * 2 * algorithm.max_dot * algorithm.max_entry * weight

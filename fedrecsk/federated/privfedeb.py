@@ -34,10 +34,10 @@ from fedrecsk.federated._privfedeb_server import (
     tastes,
     without_popularity,
 )
-from fedrecsk.protocol.algorithm import Algorithm, Loss, Traits
+from fedrecsk.protocol.algorithm import Algorithm, Loss, PlansRounds, Traits
 from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Dense, Form, MalformedMessage, Message
-from fedrecsk.protocol.participation import RoundMasks
+from fedrecsk.protocol.participation import RoundMasks, Sampling
 from fedrecsk.protocol.states import PerItem, PerUser
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
@@ -134,13 +134,15 @@ class PrivFedEBParameters:
 
 
 @dataclass(kw_only=True, eq=False)
-class PrivFedEBAlgorithm(PrivFedEBParameters, Algorithm[Server, Clients]):
+class PrivFedEBAlgorithm(PrivFedEBParameters, PlansRounds, Algorithm[Server, Clients]):
     """Clients infer their users; the server's steps allow for the noise in the sums."""
 
     # How many factors clients send.
     n_columns: int
     # From how many clients on audiences are learned.
     fewest: float
+    # How many rounds of all clients there are if these do not.
+    full_rounds: int
     client_fraction: float
     dropout: float
     # Whether there is central differential privacy.
@@ -150,6 +152,10 @@ class PrivFedEBAlgorithm(PrivFedEBParameters, Algorithm[Server, Clients]):
     @property
     def traits(self):
         return Traits(single_uploads=True, rotates=True, refuses={"local_dp": NO_LOCAL_DP})
+
+    def rounds(self, sampling: Sampling, n_clients: float) -> int:
+        n = ROUNDS_WITH_AUDIENCES if n_clients >= self.fewest else self.full_rounds
+        return round(n / np.sqrt(sampling.arriving(n_clients)))
 
     @property
     def _n_explaining(self):
@@ -205,10 +211,8 @@ class PrivFedEBAlgorithm(PrivFedEBParameters, Algorithm[Server, Clients]):
         release = Release.of(first.sum / share, first.noise_std / share, squares)
         n_items, n_factors = len(release.counts), self.n_columns
         if self.n_factors == "auto":
-            arriving = _empirical_bayes.planned_share(
-                self.client_fraction, self.dropout, sums.n_clients
-            )
-            n_factors = min(n_factors, release.n_factors(arriving))
+            sampling = Sampling(self.client_fraction, dropout=self.dropout)
+            n_factors = min(n_factors, release.n_factors(sampling.arriving(sums.n_clients)))
         items = np.zeros((n_items, self.n_columns + 1))
         items[:, 0], bias_variance = release.biases()
         prior = self.content.prior(release.counts)
@@ -637,6 +641,7 @@ class PrivFedEB(PrivFedEBParameters, FederatedContent, EmpiricalBayes):
             PrivFedEBAlgorithm,
             n_columns=self._n_columns(),
             fewest=self._fewest(),
+            full_rounds=self._full_rounds(),
             dropout=self._setting().dropout,
             is_private=self._setting().central_dp is not None,
             content=ItemFeatures(self.item_features, self.items),
@@ -702,15 +707,11 @@ class PrivFedEB(PrivFedEBParameters, FederatedContent, EmpiricalBayes):
             return ENOUGH / mechanism.epsilon
         return ENOUGH_FOR_NOISE * mechanism.noise_multiplier or np.inf
 
-    def _rounds(self, n_clients):
-        if self.n_rounds != "auto":
-            return self.n_rounds
-        n = FEW_ROUNDS if self._is_loud() else ROUNDS
+    def _full_rounds(self):
+        """Return how many rounds of all clients there are, unless these learn on audiences."""
         if self._setting().central_dp is None:
-            n = ROUNDS_WITHOUT_NOISE
-        if n_clients >= self._fewest():
-            n = ROUNDS_WITH_AUDIENCES
-        return round(n / np.sqrt(self._planned_share(n_clients)))
+            return ROUNDS_WITHOUT_NOISE
+        return FEW_ROUNDS if self._is_loud() else ROUNDS
 
     # ------------------------------------------------------------------------- checks
 
@@ -732,8 +733,8 @@ class PrivFedEB(PrivFedEBParameters, FederatedContent, EmpiricalBayes):
                     UserWarning,
                 )
 
-    def _check_setting(self, federation, data, blocks):
-        super()._check_setting(federation, data, blocks)
+    def _check_setting(self, plan, data, blocks):
+        super()._check_setting(plan, data, blocks)
         wrong = data.weights[(data.weights < LIGHTEST) | (data.weights > HEAVIEST)]
         if len(wrong):
             raise ValueError(

@@ -19,11 +19,11 @@ from fedrecsk.federated import _ratings
 from fedrecsk.federated._features import FederatedContent
 from fedrecsk.federated._optimizers import Moments, adam
 from fedrecsk.federated._own_items import OwnItems
+from fedrecsk.federated._private_fits import problems_of_scale
 from fedrecsk.federated._ratings import ColumnParameters, Columns, Scale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.algorithm import Algorithm, SharesHistory, Traits
 from fedrecsk.protocol.messages import Dense, Form, Message
-from fedrecsk.protocol.private_fits import problems_of_scale
 from fedrecsk.protocol.states import Axis, Kept, PerClient, PerItem, PerRow
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
@@ -671,9 +671,9 @@ class RFRec(
                 f'does not protect; set aggregation="clients" with {part}.'
             )
 
-    def _check_setting(self, federation, data, blocks):
-        super()._check_setting(federation, data, blocks)
-        if not self._algorithm().traits.shares_history:
+    def _check_setting(self, plan, data, blocks):
+        super()._check_setting(plan, data, blocks)
+        if not plan.algorithm.traits.shares_history:
             return
         n_vectors = len(blocks) * data.n_items
         copies = (3 if self.optimizer == "adam" else 1) + (self.predict_with == "local")

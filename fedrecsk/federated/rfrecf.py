@@ -173,7 +173,7 @@ class RFRecF(RFRecFParameters, RFRec):
         return self._rfrec(RFRecFAlgorithm)
 
     def _check_on_devices(self, federation):
-        if self.aggregation == "clients" and federation.compression and federation.compression.up:
+        if self.aggregation == "clients" and federation.compresses_up:
             raise ValueError(
                 'RFRecF with aggregation="clients" sends compressed changes from the last '
                 "broadcast, which a device may have missed, and the server could not tell "

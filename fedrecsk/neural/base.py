@@ -53,9 +53,9 @@ class NeuralRecommender(ModuleParameters, LearnsFromFeedback):
         """Return how the module is built, whose ``module(users, items)`` gives scores of pairs."""
 
     def _algorithm(self):
-        return self._build(self._kind, recipe=self._recipe(), plan=self._plan())
+        return self._build(self._kind, recipe=self._recipe(), plan=self._local_plan())
 
-    def _plan(self):
+    def _local_plan(self):
         """Return how clients train."""
         rates = self.learning_rate
         return Plan(
@@ -126,8 +126,8 @@ class NeuralRecommender(ModuleParameters, LearnsFromFeedback):
         _checks.check_optimizer(self.optimizer)
         _checks.check_module(recipe.make, layout, self._loss_function)
 
-    def _check_setting(self, federation, data, blocks):
-        super()._check_setting(federation, data, blocks)
+    def _check_setting(self, plan, data, blocks):
+        super()._check_setting(plan, data, blocks)
         blueprint(self._recipe()).fixed(data.n_items)
         layout = self._module_layout()
         tables = layout.named("private item")

@@ -242,7 +242,7 @@ class GPFedRec(GPFedRecParameters, NeuralRecommender):
 
     def _algorithm(self):
         # Clients train a table that is theirs for the round; the sum of two is for the end.
-        return self._build(self._kind, recipe=self._recipe(MLP), plan=self._plan())
+        return self._build(self._kind, recipe=self._recipe(MLP), plan=self._local_plan())
 
     def _server_attributes(self, message):
         attributes = super()._server_attributes(message)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedrecsk.protocol.blocks import Block
     from fedrecsk.protocol.keys import Key, Keys
     from fedrecsk.protocol.messages import Catalogue, Form, GroupMessages, Upload
-    from fedrecsk.protocol.participation import RoundMasks
+    from fedrecsk.protocol.participation import RoundMasks, Sampling
     from fedrecsk.protocol.states import Remembered
     from fedrecsk.updates import FieldSpec, Updates
 
@@ -263,6 +263,14 @@ class ChoosesCohorts(ABC, Generic[S]):
     @abstractmethod
     def choose(self, server: S, n_clients: int, size: int, key: Key) -> NDArray[np.bool_] | None:
         """Server: a mask of about `size` clients; None: as the federation draws them."""
+
+
+class PlansRounds(ABC):
+    """An algorithm that says how many rounds ``n_rounds="auto"`` stands for."""
+
+    @abstractmethod
+    def rounds(self, sampling: Sampling, n_clients: float) -> int:
+        """Return the number of rounds of a fit to so many clients."""
 
 
 class MeetsPeers(ABC, Generic[C]):

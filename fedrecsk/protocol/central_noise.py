@@ -19,13 +19,14 @@ from fedrecsk.protocol.messages import Dense, Message, Total, Upload
 from fedrecsk.protocol.protection import TERMS
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from numpy.typing import NDArray
 
-    from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.privacy import CentralDP, LocalMechanism
-    from fedrecsk.protocol.algorithm import AnyAlgorithm
     from fedrecsk.protocol.federation import Federation
     from fedrecsk.protocol.participation import Sampling
+    from fedrecsk.protocol.plan import FitPlan
     from fedrecsk.updates import Counts, FieldSpec
 
 # Of the adaptive clip (Andrew et al. 2021, section 3): its learning rate, and the share of the
@@ -54,22 +55,21 @@ class Exchange(NamedTuple):
 class CentralNoise:
     """The sums that a server releases under central differential privacy.
 
-    Cohorts are drawn by the key `shared`, and the server's noise by `secret`, which no client may
-    know; None: each draw comes afresh from the operating system.
+    The server's noise is drawn by the key `secret`, which no client may know; None: each draw comes
+    afresh from the operating system.
     """
 
     def __init__(
         self,
-        method: FederatedRecommender,
         federation: Federation,
-        n_clients: int,
-        shared: Key,
+        sampling: Sampling,
+        exposure: Exposure,
         secret: Key | None,
     ) -> None:
         self.federation = federation
         self.secret = secret
-        self.plan: Plan = Plan.of(method, federation, n_clients, shared)
-        self.sizes: dict[str, int] = sizes_of_uploads(method._algorithm(), len(method.items))
+        self.exposure = exposure
+        n_clients = exposure.n_clients
         mechanism = federation.central_dp
         assert mechanism is not None
         self.mechanism: CentralDP = mechanism
@@ -77,19 +77,19 @@ class CentralNoise:
         # Whether the clip changes from round to round.
         self.adapts: bool = mechanism.quantile is not None
         # Whether noise is published even if no client has sent anything, which is secret.
-        self.always: bool = self.plan.probability < 1
-        setup_noise, noise = noise_multipliers(mechanism, self.plan, self.sizes)
-        cohort, scheme = self.plan.cohort, federation.secure_aggregation
+        self.always: bool = exposure.probability < 1
+        setup_noise, noise = noise_multipliers(mechanism, exposure)
+        cohort, scheme = exposure.cohort, federation.secure_aggregation
         # A client's own share hides nothing from it.
-        in_round = answers_in_rounds(federation, self.plan, method.client_fraction) - 1
+        in_round = answers_in_rounds(federation, exposure, sampling.fraction) - 1
         shares = n_clients - 1, in_round
         # Whether clients rely on no more shares than are in a sum of a lying server, too, and how
         # many of them may help it.
         self._is_sure: bool = False
         self._n_helpers: int = 0
         if self.by_clients and isinstance(scheme, SecAggPlus):
-            self._is_sure, shares = True, sure_shares(scheme, method._sampling(), n_clients)
-            self._n_helpers = scheme.n_helpers(method._sampling().smallest_cohort(n_clients))
+            self._is_sure, shares = True, sure_shares(scheme, sampling, n_clients)
+            self._n_helpers = scheme.n_helpers(sampling.smallest_cohort(n_clients))
         in_setup, in_round = shares
         n_expected = max(1, round((1 - federation.dropout) * cohort))
         self._setup: Exchange = Exchange(
@@ -99,7 +99,7 @@ class CentralNoise:
         # Of the noise on the count of short uploads, for the adaptive clip.
         self._count_std: float = NOISE_ON_COUNT * cohort
         if self.adapts and noise >= 2 * self._count_std:
-            more = "raise client_fraction" if method.client_fraction < 1 else "find more clients"
+            more = "raise client_fraction" if sampling.fraction < 1 else "find more clients"
             raise ValueError(
                 f"CentralDP(quantile={mechanism.quantile}) counts the short uploads of a cohort, "
                 f"and a count over about {cohort:.3g} clients cannot hide one of them; set "
@@ -111,16 +111,22 @@ class CentralNoise:
         self._n_rounds = 0
         warn_of_delta(mechanism, n_clients)
 
+    @classmethod
+    def of(cls, plan: FitPlan, n_clients: int, shared: Key, secret: Key | None) -> Self:
+        """Return those of a fit, whose cohorts are drawn by the key `shared`."""
+        exposure = Exposure.of(plan, n_clients, shared)
+        return cls(plan.federation, plan.sampling, exposure, secret)
+
     # Made by the server when it needs them: a client stores a CentralNoise, and charges nobody.
     @cached_property
     def _spent(self) -> NDArray[np.float64]:
         """What each client has spent, as the sum of 1 / z^2."""
-        return np.zeros(self.plan.n_clients)
+        return np.zeros(self.exposure.n_clients)
 
     @cached_property
     def _uses(self) -> NDArray[np.int64]:
         """In how many exchanges each client has sent something."""
-        return np.zeros(self.plan.n_clients, dtype=np.int64)
+        return np.zeros(self.exposure.n_clients, dtype=np.int64)
 
     @property
     def expected(self) -> int:
@@ -145,14 +151,14 @@ class CentralNoise:
         """Variance of each client's share of the noise, in squared steps of the grid."""
         one = self.exchange(key)
         return central_dp.share_variance(
-            one.noise_multiplier, max(self.sizes.values()), one.n_shares
+            one.noise_multiplier, max(self.exposure.sizes.values()), one.n_shares
         )
 
     def largest_sum(self, n_clients: int) -> float | None:
         """Return the largest sum over `n_clients`, in steps; None if they do not add the noise."""
         if not self.by_clients:
             return None
-        size, exchanges = max(self.sizes.values()), (self._setup, self._round)
+        size, exchanges = max(self.exposure.sizes.values()), (self._setup, self._round)
         variance = max(
             central_dp.share_variance(one.noise_multiplier, size, one.n_shares) for one in exchanges
         )
@@ -195,7 +201,8 @@ class CentralNoise:
         generator = self.secret_of(key).generator(f"noise on the sum of {name}")
         one, is_setup = self.exchange(key), key.round < 0
         if not self.by_clients:
-            noise, size = one.noise_multiplier, self.sizes["setup" if is_setup else "round"]
+            size = self.exposure.sizes["setup" if is_setup else "round"]
+            noise = one.noise_multiplier
             if self.adapts and not is_setup and noise:
                 # The count of short uploads spends some of it.
                 noise = (noise**-2 - (2 * self._count_std) ** -2) ** -0.5
@@ -239,21 +246,21 @@ class CentralNoise:
     def planned(self, server_sees: str) -> PrivacyReport:
         """Report what the planned rounds will guarantee."""
         noise = self._setup.noise_multiplier, self._round.noise_multiplier
-        events, _ = planned_events(self.mechanism, self.plan, self.sizes)
+        events, _ = planned_events(self.mechanism, self.exposure)
         events = [
             one._replace(noise_multiplier=z)
             for one, z in zip(events, noise[-len(events) :], strict=True)
         ]
-        n_coordinates = self.plan.n_setups * self.sizes["setup"]
-        n_coordinates += math.ceil(self.plan.uses) * (self.sizes["round"] + self.adapts)
-        n_uploads = self.plan.n_setups + math.ceil(self.plan.uses)
-        return self._report(events, events, n_uploads, n_coordinates, server_sees)
+        sizes, n_setups = self.exposure.sizes, self.exposure.n_setups
+        n_rounds = math.ceil(self.exposure.uses)
+        n_coordinates = n_setups * sizes["setup"] + n_rounds * (sizes["round"] + self.adapts)
+        return self._report(events, events, n_setups + n_rounds, n_coordinates, server_sees)
 
     def report(self, n_coordinates: int, server_sees: str) -> PrivacyReport:
         """Report what the releases so far guarantee."""
         kind = "skellam" if self.by_clients else "gaussian"
-        worst, size = int(np.argmax(self._spent)), max(self.sizes.values())
-        uses, probability = int(self._uses[worst]), self.plan.probability
+        worst, size = int(np.argmax(self._spent)), max(self.exposure.sizes.values())
+        uses, probability = int(self._uses[worst]), self.exposure.probability
         if self.always:
             setup = Event(kind, self._setup.noise_multiplier, self._n_setups)
             rounds = Event(kind, self._round.noise_multiplier, self._n_rounds, probability)
@@ -285,7 +292,7 @@ class CentralNoise:
             server_sees=server_sees,
             delta=delta,
             neighbours="one client more or less",
-            sampling=sampling_of(self.plan),
+            sampling=sampling_of(self.exposure),
             trust=trust,
             events=tuple(events),
         )
@@ -303,17 +310,19 @@ def warn_of_delta(mechanism: CentralDP | LocalMechanism, n_clients: int) -> None
         )
 
 
-class Plan(NamedTuple):
-    """How often a client will take part, as far as is known before the first round.
+class Exposure(NamedTuple):
+    """How much a client will send, and how often, as far as is known before the first round.
 
     In the `n_setups` exchanges before the rounds are all clients. `uses` is the number of rounds
     that the most frequent client takes part in, or, if it joins in secret, that any client can
     expect to; `probability` is that of joining a round in secret, 1 where this does not count;
     `cohort` is the expected number of clients in one; `rotates` says whether cohorts take turns;
+    `sizes` has the largest number of numbers in an upload of the "setup" and of a "round";
     `setup_share` is the method's own share of the budget for the set-up, if it has one.
     """
 
     n_clients: int
+    sizes: dict[str, int]
     n_setups: int
     n_rounds: int
     uses: float
@@ -323,15 +332,14 @@ class Plan(NamedTuple):
     setup_share: float | None = None
 
     @classmethod
-    def of(
-        cls, method: FederatedRecommender, federation: Federation, n_clients: int, key: Key
-    ) -> Plan:
-        """Return the plan of a fit."""
-        fraction, n_rounds = method.client_fraction, method._rounds(n_clients)
-        mechanism = federation.central_dp
+    def of(cls, plan: FitPlan, n_clients: int, key: Key) -> Self:
+        """Return that of a fit; its cohorts are drawn by a key."""
+        algorithm, sampling, n_items = plan.algorithm, plan.sampling, plan.n_items
+        assert n_items is not None
+        fraction, n_rounds = sampling.fraction, plan.rounds(n_clients)
+        mechanism = plan.federation.central_dp
         by_server = mechanism is not None and mechanism.noise == "server"
         cohort, probability, uses = fraction * n_clients, 1.0, n_rounds
-        sampling, algorithm = method._sampling(), method._algorithm()
         if fraction < 1:
             if sampling.rotates:
                 n_cohorts = sampling.n_cohorts(n_clients)
@@ -346,27 +354,22 @@ class Plan(NamedTuple):
         if algorithm.traits.sends_once:
             # Clients that send so seldom need no secret cohorts.
             uses, probability = 1, 1.0
-        n_setups = int(bool(algorithm.setup_fields(1)))
-        draws = uses, probability, cohort, sampling.rotates
-        return cls(n_clients, n_setups, n_rounds, *draws, algorithm.traits.setup_share)
+        specs = algorithm.setup_fields(n_items)
+        in_setup, in_round = (
+            sum(spec.size for spec in one.values()) for one in (specs, algorithm.fields(n_items))
+        )
+        sizes, draws = {"setup": max(1, in_setup), "round": in_round}, (uses, probability, cohort)
+        share = algorithm.traits.setup_share
+        return cls(n_clients, sizes, int(bool(specs)), n_rounds, *draws, sampling.rotates, share)
 
 
-def sizes_of_uploads(algorithm: AnyAlgorithm, n_items: int) -> dict[str, int]:
-    """Return how many numbers an upload has, at most in the "setup" and in a "round"."""
-    in_setup, in_round = (
-        sum(spec.size for spec in specs.values())
-        for specs in (algorithm.setup_fields(n_items), algorithm.fields(n_items))
-    )
-    return {"setup": max(1, in_setup), "round": in_round}
-
-
-def answers_in_rounds(federation: Federation, plan: Plan, client_fraction: float) -> int:
+def answers_in_rounds(federation: Federation, exposure: Exposure, client_fraction: float) -> int:
     """Return how many clients nearly always answer in a round; raise if too few."""
     arrive = 1 - federation.dropout
     if federation.sampling == "poisson" and client_fraction < 1:
-        n_answers = central_dp.nearly_always(plan.n_clients, arrive * client_fraction)
+        n_answers = central_dp.nearly_always(exposure.n_clients, arrive * client_fraction)
     else:
-        n_answers = central_dp.nearly_always(int(plan.cohort), arrive)
+        n_answers = central_dp.nearly_always(int(exposure.cohort), arrive)
     mechanism = federation.central_dp
     if mechanism is not None and mechanism.noise == "clients" and n_answers < 2:
         raise ValueError(
@@ -398,11 +401,9 @@ def sure_shares(scheme: SecAggPlus, sampling: Sampling, n_clients: int) -> tuple
     return shares
 
 
-def noise_multipliers(
-    mechanism: CentralDP, plan: Plan, sizes: dict[str, int]
-) -> tuple[float, float]:
+def noise_multipliers(mechanism: CentralDP, exposure: Exposure) -> tuple[float, float]:
     """Return the noise multipliers of set-up exchanges and of rounds."""
-    events, factor = planned_events(mechanism, plan, sizes)
+    events, factor = planned_events(mechanism, exposure)
     noise, limit, delta = mechanism.noise_multiplier, mechanism.epsilon, mechanism.delta
     if noise is None:
         noise = noise_for(events, limit, delta)
@@ -414,34 +415,32 @@ def noise_multipliers(
             enough = (1 + 5e-4) * noise_for(events, limit, delta)
             raise ValueError(
                 f"CentralDP(noise_multiplier={noise:g}) spends epsilon {spent:.4g} in "
-                f"{plan.n_rounds} rounds, more than the limit epsilon={limit:g}; set "
+                f"{exposure.n_rounds} rounds, more than the limit epsilon={limit:g}; set "
                 f"noise_multiplier to {enough:.4g} or leave it out, lower n_rounds, or raise the "
                 "limit."
             )
     return factor * noise, noise
 
 
-def planned_events(
-    mechanism: CentralDP, plan: Plan, sizes: dict[str, int]
-) -> tuple[tuple[Event, ...], float]:
+def planned_events(mechanism: CentralDP, exposure: Exposure) -> tuple[tuple[Event, ...], float]:
     """Return the rounds' events of noise multiplier 1, and the set-up's factor to it."""
     by_clients = mechanism.noise == "clients"
     kind = "skellam" if by_clients else "gaussian"
     factor, share = 1.0, mechanism.setup_share
-    share = plan.setup_share if share is None else share
-    if plan.n_setups and share is not None:
-        factor = np.sqrt(plan.n_setups * (1 - share) / (share * plan.uses))
-    count = plan.n_rounds if plan.probability < 1 else int(plan.uses)
-    size = max(sizes.values()) if by_clients else 1
-    events = [Event(kind, factor, plan.n_setups, size=size)] if plan.n_setups else []
-    events.append(Event(kind, 1.0, count, plan.probability, size))
+    share = exposure.setup_share if share is None else share
+    if exposure.n_setups and share is not None:
+        factor = np.sqrt(exposure.n_setups * (1 - share) / (share * exposure.uses))
+    count = exposure.n_rounds if exposure.probability < 1 else int(exposure.uses)
+    size = max(exposure.sizes.values()) if by_clients else 1
+    events = [Event(kind, factor, exposure.n_setups, size=size)] if exposure.n_setups else []
+    events.append(Event(kind, 1.0, count, exposure.probability, size))
     return tuple(events), float(factor)
 
 
-def sampling_of(plan: Plan) -> str:
+def sampling_of(exposure: Exposure) -> str:
     """Return what the guarantee assumes about who takes part in a round."""
-    if plan.probability < 1:
-        return f"each client joins a round with probability {plan.probability:g}, in secret"
-    if plan.uses >= plan.n_rounds:
+    if exposure.probability < 1:
+        return f"each client joins a round with probability {exposure.probability:g}, in secret"
+    if exposure.uses >= exposure.n_rounds:
         return "every client may be in every round"
-    return "cohorts take turns" if plan.rotates else "cohorts at random, which count as known"
+    return "cohorts take turns" if exposure.rotates else "cohorts at random, which count as known"

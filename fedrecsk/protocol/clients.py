@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,8 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fedrecsk.data._checks import ClientFailed, hint
-from fedrecsk.data.ids import Ids
+from fedrecsk.data._checks import ClientFailed
 from fedrecsk.privacy import SecAggPlus
 from fedrecsk.protocol.algorithm import MeetsPeers, SendsOnce, SharesHistory, extended
 from fedrecsk.protocol.blocks import by_user, codes_of_users
@@ -28,12 +26,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.protocol.algorithm import AnyAlgorithm
     from fedrecsk.protocol.blocks import Attributes, Block
-    from fedrecsk.protocol.federation import Federation, Uploads
+    from fedrecsk.protocol.federation import Federation
     from fedrecsk.protocol.keys import Keys
     from fedrecsk.protocol.messages import GroupMessages
+    from fedrecsk.protocol.plan import FitPlan, Uploads
     from fedrecsk.protocol.protection import Forge
     from fedrecsk.protocol.states import Remembered
 
@@ -61,11 +59,9 @@ class Clients:
 
     Parameters
     ----------
-    method : FederatedRecommender
-        A copy of the estimator with hyperparameters only.
+    plan : FitPlan
     block : Block
         The clients' data.
-    federation : Federation
     keys : Keys
         The keys before the first round.
     group : Group or None
@@ -82,9 +78,8 @@ class Clients:
 
     def __init__(
         self,
-        method: FederatedRecommender,
+        plan: FitPlan,
         block: Block,
-        federation: Federation,
         keys: Keys,
         *,
         group: Group | None = None,
@@ -93,28 +88,26 @@ class Clients:
         client_ids: np.ndarray | None = None,
         is_device: bool = False,
     ) -> None:
-        self.method = method
-        self.algorithm: AnyAlgorithm = method._algorithm()
+        self.plan = plan
+        self.algorithm: AnyAlgorithm = plan.algorithm
         traits = self.algorithm.traits
         self.block: Block = block
-        self.federation = federation
+        self.federation: Federation = plan.federation
         self.keys = keys
         self._specs: dict[str, FieldSpec] = self.algorithm.fields(block.n_items)
         self.group: Group = Group() if group is None else group
         self.held_out = held_out
-        self.scoring: Scoring = method._scoring()
+        self.scoring: Scoring = plan.scoring
         self.forge = forge
         # Whether nothing is added up here, not even answers in the set-up.
         self._is_apart: bool = is_device or traits.treats_clients_apart
-        self.uploads: Uploads = federation.uploads(
-            is_apart=self._is_apart, is_forged=forge is not None
-        )
+        self.uploads: Uploads = plan.uploads(is_apart=self._is_apart, is_forged=forge is not None)
         # Whether every client draws its own noise.
-        self._draws_each: bool = self.uploads == "held" or federation.draws_each
+        self._draws_each: bool = self.uploads == "held" or plan.draws_each
         # Whether clients of equal history share state, and whether they may start from an earlier
         # message again.
         self._shares_state: bool = traits.shares_history
-        stale = federation.dropout > 0 and federation.dropout_mode == "stale"
+        stale = self.federation.dropout > 0 and self.federation.dropout_mode == "stale"
         self._goes_back: bool = traits.may_be_silent or stale
         self.client_ids: np.ndarray = block.clients if client_ids is None else client_ids
         self.state: object = None
@@ -288,7 +281,7 @@ class Clients:
 
     def _completed(self, updates, step, specs, turn, uploads):
         """Check the method's updates, and add to them what the protocol must know."""
-        name, wire_dtype = type(self.method).__name__, self.federation.wire_dtype
+        name, wire_dtype = self.plan.name, self.federation.wire_dtype
         return completed(
             self.block, updates, step, specs, turn, uploads, name=name, wire_dtype=wire_dtype
         )
@@ -474,7 +467,7 @@ class Clients:
         if new.any():
             part, places = block.part(new), np.flatnonzero(block.users_of(new))
             ids = self.client_ids[new]
-            state = _newcomers(self.algorithm, part, ids, message.of(part.clients), key)
+            state = newcomers(self.algorithm, part, ids, message.of(part.clients), key)
             result.append(Personalized(part, places, np.ones(len(places), dtype=bool), state))
         return result
 
@@ -485,7 +478,7 @@ class Clients:
         for block, places, wanted, state in personalized:
             if codes is not None:
                 block = replace(block, users=codes[places])
-            its = self.method._user_attributes(block, state)
+            its = self.plan.models.of_users(block, state)
             attributes.append({name: _of_users(rows, wanted) for name, rows in its.items()})
             users.append(numbers[places[wanted]])
         return by_user(users, attributes)
@@ -493,17 +486,9 @@ class Clients:
     def _measure(self, who, personalized, message, held_out):
         """Return the sums of the clients of a mask over their held-out rows, by metric."""
         block = self.block.part(who)
-        model = copy.copy(self.method)
-        vars(model).update(
-            self.method._server_attributes(message.of(block.clients)),
-            # Users of these rows are numbered among those of the clients asked.
-            **self._attributes(who, personalized, _numbers(self.block.users_of(who))),
-            n_users_=block.n_users,
-            n_items_=block.n_items,
-            _users=Ids(np.arange(block.n_users), "user ids"),
-            _items=Ids(np.arange(block.n_items), "item ids"),
-            _seen=(block.indptr, block.items),
-        )
+        # Users of these rows are numbered among those of the clients asked.
+        own = self._attributes(who, personalized, _numbers(self.block.users_of(who)))
+        model = self.plan.models.scored(message.of(block.clients), own, block)
         clients = np.repeat(np.arange(block.n_clients), np.diff(block.client_indptr))
         key = self.keys.private
         return self.scoring.measure(model, HeldOut.of(held_out), clients, block.users, key)
@@ -567,31 +552,14 @@ class Personalized(NamedTuple):
     state: object
 
 
-def _newcomers(algorithm, block, client_ids, message, key):
+def newcomers(
+    algorithm: AnyAlgorithm, block: Block, client_ids: np.ndarray, message: Message, key: Keys
+) -> object:
     """Return the state of clients that have never updated, once they have a model."""
     everyone = np.ones(block.n_clients, dtype=bool)
     with _naming_clients(client_ids, WHEN):
         turn = RoundMasks(everyone, everyone, False)
         return algorithm.personalize(block, None, message, turn, key)
-
-
-def personal_attributes(
-    method: FederatedRecommender, block: Block, client_ids: np.ndarray, message: Message, key: Keys
-) -> Attributes:
-    """Users' attributes of clients that have never updated; an error if a number is not finite."""
-    state = _newcomers(method._algorithm(), block, client_ids, message, key)
-    attributes = method._user_attributes(block, state)
-    for name, rows in attributes.items():
-        if not isinstance(rows, np.ndarray) or rows.dtype.kind != "f":
-            continue
-        broken = ~np.isfinite(rows).all(axis=tuple(range(1, rows.ndim)))
-        if broken.any():
-            (client, *_) = np.flatnonzero(block.clients_of(broken))
-            raise ValueError(
-                f"Client {client_ids[client]!s} diverged {WHEN}: its {name} are infinite or NaN. "
-                f"{hint(method)}"
-            )
-    return attributes
 
 
 def _numbers(mask):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.protocol.blocks import Block
     from fedrecsk.protocol.keys import Key
     from fedrecsk.protocol.messages import Upload
@@ -63,6 +62,23 @@ class HeldOut(NamedTuple):
         return cls(
             users, block.items, block.values, block.weights, block.n_users, block.n_items, ranks
         )
+
+
+class Scored(Protocol):
+    """A model that is evaluated: it scores users and items by their codes."""
+
+    def _score_pairs(
+        self, users: NDArray[np.int64], items: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Score pairs."""
+
+    def _score_all(self, users: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Score every item for users."""
+
+    def _validation_losses(
+        self, held_out: HeldOut
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the loss and the weight of each held-out row."""
 
 
 class Metric(NamedTuple):
@@ -160,11 +176,13 @@ class Scoring:
         """Whether a larger value of the first metric is a better one."""
         return self._read[0].greater_is_better
 
-    def check(self, method: FederatedRecommender, n_items: int | None = None) -> None:
-        """Raise ValueError if a metric is unknown, or does not suit a method or its catalogue."""
-        name = type(method).__name__
+    def check(self, name: str, *, rates: bool, n_items: int | None = None) -> None:
+        """Raise ValueError if a metric is unknown, or does not suit a method or its catalogue.
+
+        `rates`: the method of this name estimates ratings.
+        """
         for one in self._read:
-            if one.kind in ERRORS and not method._sees_ratings:
+            if one.kind in ERRORS and not rates:
                 raise ValueError(
                     f"{one.name!r} compares ratings, but {name} learns from implicit feedback; "
                     'choose a ranking metric such as "ndcg@10".'
@@ -247,7 +265,7 @@ class Scoring:
 
     def measure(
         self,
-        model: FederatedRecommender,
+        model: Scored,
         held_out: HeldOut,
         clients: NDArray[np.int64],
         codes: NDArray[np.int64],

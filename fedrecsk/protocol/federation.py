@@ -19,11 +19,6 @@ from fedrecsk.protocol.schedules import Asynchronous, Schedule
 if TYPE_CHECKING:
     from typing import Self
 
-# What becomes of uploads on their way to the server. "sum": those of a block are added up as soon
-# as they are computed; "single": each is looked at before; "held": the server combines single ones;
-# "kept": they are added up in the round in which they arrive, which may be a later one.
-Uploads = Literal["sum", "single", "held", "kept"]
-
 # What errors suggest to pass for each part.
 _EXAMPLES = {
     "central_dp": "CentralDP(epsilon=10) from fedrecsk.privacy",
@@ -208,7 +203,7 @@ class Federation(PlainParameters):
             "bounds what one client can do.",
         )
         yield (
-            self.compression is not None and self.compression.up,
+            self.compresses_up,
             "central_dp needs each client's upload at full precision, to bound its norm, but "
             f"{compressor} compresses uploads; set compression=None.",
         )
@@ -286,26 +281,7 @@ class Federation(PlainParameters):
         """Whether clients mask their uploads, so that the server sees the sums only."""
         return self.secure_aggregation is not None and not self.secure_aggregation.hides_sums
 
-    def uploads(self, *, is_apart: bool = False, is_forged: bool = False) -> Uploads:
-        """Return what becomes of clients' uploads on their way to the server.
-
-        `is_apart`: it needs single ones, or the client is alone on its machine. `is_forged`: an
-        adversary replaces some.
-        """
-        protected = self.aggregator is not None or self.secure_aggregation is not None
-        if self.is_asynchronous:
-            return "kept"
-        if is_apart or protected or self.is_watched:
-            return "held"
-        compresses = self.compression is not None and self.compression.up
-        # Local noise is added to single uploads, or needs their norms.
-        local = self.local_dp is not None and (self.draws_each or self.local_dp.protects_uploads)
-        looks = compresses or local or is_forged or self.central_dp is not None
-        return "single" if looks else "sum"
-
-    # Whether single uploads are recorded, as by `measure_leak`.
-    is_watched = False
-
-    # Whether every client draws its own noise even if only the sum matters, so that one draw of
-    # the same distribution would do. Tests set it.
-    draws_each = False
+    @property
+    def compresses_up(self) -> bool:
+        """Whether clients compress their uploads."""
+        return self.compression is not None and self.compression.up

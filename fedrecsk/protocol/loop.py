@@ -59,13 +59,13 @@ class Loop(ABC, Generic[A, R]):
     def is_over(self) -> bool:
         """Whether all rounds were run, or early stopping has ended them."""
         server = self.server
-        return server.round >= server.method._rounds(server.n_clients) or server.stopping.stopped
+        return server.round >= server.plan.rounds(server.n_clients) or server.stopping.stopped
 
     def round(self) -> R | None:
         """Run one round; return what `ask_round` does, None if early stopping has ended the fit."""
         server = self.server
         participation, message = server.open_round()
-        if message and server.round and server.method.early_stopping:
+        if message and server.round and server.plan.early_stopping:
             self._validate(participation)
             if server.stopping.stopped:
                 return None
@@ -84,7 +84,7 @@ class Loop(ABC, Generic[A, R]):
         if stopping.stopped:
             return server.send_best()
         message = server.send_final()
-        if not server.method.early_stopping:
+        if not server.plan.early_stopping:
             return message
         self._validate(server.final_participation())
         if stopping.message is None:

@@ -131,6 +131,14 @@ class Sampling(NamedTuple):
         chance = key.hashed("cohort", np.arange(n_clients))
         return _smallest(chance, self.cohort_size(n_clients))
 
+    def share(self, n_clients: float) -> float:
+        """Return the share of the clients in a cohort, of which one client is the smallest."""
+        return max(self.fraction, 1 / n_clients)
+
+    def arriving(self, n_clients: float) -> float:
+        """Return the share of the clients whose uploads arrive in a round, as planned."""
+        return self.share(n_clients) * (1 - self.dropout)
+
     def cohort_size(self, n_clients: int) -> int:
         """Return the number of clients in a cohort that is drawn at random."""
         return max(1, round(self.fraction * n_clients))

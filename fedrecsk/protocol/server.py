@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.privacy.report import PrivacyReport
     from fedrecsk.protocol.algorithm import AnyAlgorithm
     from fedrecsk.protocol.evaluation import Scoring
     from fedrecsk.protocol.federation import Federation
     from fedrecsk.protocol.messages import Registration, Upload
+    from fedrecsk.protocol.plan import FitPlan
 
 
 class Server:
@@ -48,15 +48,13 @@ class Server:
 
     Parameters
     ----------
-    method : FederatedRecommender
-        A copy of the estimator with hyperparameters only.
-    federation : Federation
+    plan : FitPlan
     key : Key
         The shared key, before the first round.
     item_ids : ndarray of shape (n_items,)
         The catalogue, which is sent to all clients.
     rating_range : tuple of float or None
-        Lowest and highest rating. If None, the method's `rating_scale`, if it has one.
+        Lowest and highest rating. If None, that of the plan.
     secret : Key or None
         Key of the server's own draws under central privacy: noise, and secret cohorts. If None,
         each comes afresh from the operating system, so that no checkpoint holds it.
@@ -64,23 +62,20 @@ class Server:
 
     def __init__(
         self,
-        method: FederatedRecommender,
-        federation: Federation,
+        plan: FitPlan,
         key: Key,
         item_ids: np.ndarray,
         rating_range: tuple[float, float] | None = None,
         secret: Key | None = None,
     ) -> None:
-        self.method = method
-        self.algorithm: AnyAlgorithm = method._algorithm()
-        self.federation = federation
+        self.plan = plan
+        self.algorithm: AnyAlgorithm = plan.algorithm
+        self.federation: Federation = plan.federation
         self.key = key
         self.secret = secret
         self.item_ids = item_ids
-        self.rating_range: tuple[float, float] | None = rating_range or getattr(
-            method, "rating_scale", None
-        )
-        self.sampling: Sampling = method._sampling()
+        self.rating_range: tuple[float, float] | None = rating_range or plan.rating_scale
+        self.sampling: Sampling = plan.sampling
         self._round_specs = self.algorithm.fields(len(item_ids))
         # What the method keeps; None before the set-up has ended.
         self.state: object = None
@@ -90,10 +85,10 @@ class Server:
         # Rounds in which all uploads were lost, and rounds with too few for the aggregator.
         self.n_empty_rounds: int = 0
         self.n_undecided_rounds: int = 0
-        self.scoring: Scoring = method._scoring()
+        self.scoring: Scoring = plan.scoring
         # Of the final model, on rows that clients are given for it; None: it is not evaluated.
         self.evaluation: Scoring | None = None
-        self.stopping: EarlyStopping[Message] = EarlyStopping(method.tol, method.n_iter_no_change)
+        self.stopping: EarlyStopping[Message] = EarlyStopping(plan.tol, plan.patience)
         # Whether clients always receive the full model, as deployed ones do.
         self.sends_whole: bool = False
         # Of a fit of a search, whose messages travel with those of the other fits.
@@ -152,9 +147,7 @@ class Server:
         places = self._added(registrations)
         self.releases: CentralNoise | None = None
         if self.federation.central_dp is not None:
-            self.releases = CentralNoise(
-                self.method, self.federation, self.n_clients, self.key, self.secret
-            )
+            self.releases = CentralNoise.of(self.plan, self.n_clients, self.key, self.secret)
         scheme = self.federation.secure_aggregation
         # Of encryption and of masks; the latter are the uplink's alone.
         self.channel: EncryptedChannel | None = None
@@ -306,8 +299,7 @@ class Server:
             return message.check(self.algorithm.downloads(len(self.item_ids)), self.n_clients)
         except MalformedMessage as error:
             raise TypeError(
-                f"{type(self.method).__name__} sends what its algorithm's downloads() does not "
-                f"declare: {error}"
+                f"{self.plan.name} sends what its algorithm's downloads() does not declare: {error}"
             ) from error
 
     # --------------------------------------------------------------------- each round
@@ -325,7 +317,7 @@ class Server:
             )
             if cohort is not None and algorithm.traits.shares_history:
                 raise TypeError(
-                    f"{type(self.method).__name__} shares state between clients of equal history, "
+                    f"{self.plan.name} shares state between clients of equal history, "
                     "and chosen cohorts give each client its own; let `choose` return None."
                 )
         return self.sampling.draw(self.n_clients, key, cohort)
@@ -343,7 +335,7 @@ class Server:
         self._message = self.downlink.send(message, receives, delta, key)
         if not self._message and not self.algorithm.traits.may_be_silent:
             raise TypeError(
-                f"{type(self.method).__name__} broadcasts nothing in round {self.round}; a method "
+                f"{self.plan.name} broadcasts nothing in round {self.round}; a method "
                 "whose clients continue with an earlier message must have the trait may_be_silent."
             )
         if self._message and self.releases is not None:
@@ -391,7 +383,7 @@ class Server:
 
     def _warn_of_idle_compression(self, message):
         """Warn if compression has nothing to do in one of its directions."""
-        compressor, method = self.federation.compression, type(self.method).__name__
+        compressor, method = self.federation.compression, self.plan.name
         assert compressor is not None
         specs = self._specs(("round", 0)).values()
         if compressor.down and not any(
@@ -469,7 +461,7 @@ class Server:
         }
         if self.clock is not None:
             row["hours"] = self.ledger.hours
-        if self.method.early_stopping:
+        if self.plan.early_stopping:
             row[self.scoring.curve] = float("nan")
         self.history.append(row)
         self.round += 1
@@ -595,20 +587,7 @@ class Server:
     def privacy_report(self) -> PrivacyReport:
         """Report the privacy loss of all uploads so far."""
         self._check_registered()
-        return self.uplink.privacy_report(server_sees(self.method, self.federation))
-
-
-def server_sees(method: FederatedRecommender, federation: Federation) -> str:
-    """Return what the protocol shows to the server, as in :class:`PrivacyReport`."""
-    compresses = federation.compression is not None and federation.compression.up
-    if federation.encrypts:
-        return "encrypted sums"
-    apart = method._algorithm().traits.treats_clients_apart
-    if federation.aggregator is not None or compresses or apart:
-        return "single uploads"
-    central = federation.central_dp
-    noisy = federation.local_dp is not None or (central is not None and central.noise == "clients")
-    return "noisy sums" if noisy else "exact sums"
+        return self.uplink.privacy_report(self.plan.server_sees)
 
 
 def catalogue_nbytes(item_ids: np.ndarray) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from numbers import Integral, Real
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from sklearn.utils import check_random_state
@@ -20,8 +20,7 @@ from fedrecsk.data.interactions import encode
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.metrics import check_rows, unwrap, warn_if_seen, warn_if_unknown
 from fedrecsk.privacy import CentralDP, PrivacyReport
-from fedrecsk.protocol.algorithm import Traits
-from fedrecsk.protocol.central_noise import CentralNoise
+from fedrecsk.protocol.central_noise import CentralNoise, Exposure
 from fedrecsk.protocol.evaluation import ERRORS, HeldOut, Scoring
 from fedrecsk.protocol.federation import Federation
 from fedrecsk.protocol.keys import Key
@@ -31,7 +30,6 @@ from fedrecsk.protocol.messages import Message
 from fedrecsk.protocol.participation import Sampling
 from fedrecsk.protocol.protection import measured, protected, stages
 from fedrecsk.protocol.secure_accounts import EncryptedChannel, MaskedChannel, aligned_size
-from fedrecsk.protocol.server import server_sees
 from fedrecsk.selection._report import EvaluationReport
 from fedrecsk.updates import ClientUpdates, SparseRows
 
@@ -240,7 +238,7 @@ def scoring_of(
     if not names or "loss" in names:
         raise ValueError('metrics must name at least one metric, such as "ndcg@10", and no loss.')
     scoring = Scoring(names)
-    scoring.check(method, n_items)
+    scoring.check(type(method).__name__, rates=method._sees_ratings, n_items=n_items)
     if largest_error is None and scale is not None:
         largest_error = float(scale[1] - scale[0])
     if largest_error is None and not ERRORS.keys().isdisjoint(names):
@@ -315,45 +313,21 @@ def _by_user(blocks, *names):
     return users[order], arrays
 
 
-@dataclass(frozen=True)
-class _Evaluation:
-    """An evaluation, as CentralNoise looks at a method: one round of all clients."""
-
-    specs: dict[str, Any]
-    sampling: Sampling
-    items: tuple = ()
-    client_fraction: float = 1.0
-    traits: ClassVar[Traits] = Traits()
-
-    def _algorithm(self):
-        return self
-
-    def _sampling(self):
-        return self.sampling
-
-    def _rounds(self, n_clients):
-        return 1
-
-    def setup_fields(self, n_items):
-        """Return nothing."""
-        return {}
-
-    def fields(self, n_items):
-        """Return the FieldSpecs of what clients send."""
-        return self.specs
-
-
 def _summed(scoring, federation, model, rows, found, key, secret):
     """Send the clients' sums to the server, and return its report."""
     specs, n_clients, key = scoring.fields(), len(rows.client_ids), key.at(0)
     fields = scoring.packed(found)
     scheme, mechanism = federation.secure_aggregation, federation.central_dp
     sampling = Sampling.of(federation, 1.0)
+    plan = replace(model._plan(), federation=federation, sampling=sampling)
     part, releases, terms = sampling.draw(n_clients, key), None, None
     if mechanism is not None:
         # Own means and their squares are at most 1, and each client is in one bin.
         federation._set(central_dp__clip=float(np.sqrt(3 * len(scoring.metrics))))
-        releases = CentralNoise(_Evaluation(specs, sampling), federation, n_clients, key, secret)
+        sizes = {"setup": 1, "round": sum(spec.size for spec in specs.values())}
+        # One round of all clients.
+        exposure = Exposure(n_clients, sizes, 0, 1, uses=1, probability=1.0, cohort=n_clients)
+        releases = CentralNoise(federation, sampling, exposure, secret)
         terms = releases.terms(key)
     ledger = Ledger(rows.client_ids)
     ledger.open("evaluation", 0)
@@ -374,7 +348,7 @@ def _summed(scoring, federation, model, rows, found, key, secret):
     if terms is not None:
         downlink.add(terms, part.receives)
     total = StepTotal(uplink, specs)
-    total.add(_updates(specs, fields, part, federation, secret or key, terms))
+    total.add(_updates(specs, fields, part, plan, secret or key, terms))
     ledger.count(participants=part.active.sum(), dropped=part.dropped.sum())
     upload = uplink.close(total, key)
     if upload is None:
@@ -386,7 +360,7 @@ def _summed(scoring, federation, model, rows, found, key, secret):
         # Clients decrypt the sum.
         receivers = part.receives.nonzero()[0]
         ledger.more_down(receivers, np.full(len(receivers), channel.nbytes(aligned_size(specs))))
-    privacy = uplink.privacy_report(server_sees(model, federation))
+    privacy = uplink.privacy_report(plan.server_sees)
     secure = channel or masks
     encryption = secure and secure.report()
     return report_of(scoring, upload, ledger, [model.privacy_, privacy], encryption)
@@ -413,15 +387,15 @@ def report_of(
     )
 
 
-def _updates(specs, fields, part, federation, key, terms):
+def _updates(specs, fields, part, plan, key, terms):
     """Return what clients send, after clipping, rounding and noise."""
+    federation, uploads = plan.federation, plan.uploads()
     updates = single_updates(specs, fields, np.arange(len(part.active)), 0, federation.wire_dtype)
     updates.accepted = updates.arrives = part.active & part.delivers
     updates = updates.take(part.active)
-    uploads = federation.uploads()
     if uploads == "sum":
         return updates.added_up()
-    each = uploads == "held" or federation.draws_each
+    each = uploads == "held" or plan.draws_each
     return protected(updates, stages(federation, key, terms, each=each), uploads)
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from sklearn.base import clone
 
 from fedrecsk.privacy import central_dp
 from fedrecsk.privacy.accounting import Event, epsilon_of, noise_for
 from fedrecsk.privacy.report import PrivacyReport
-from fedrecsk.protocol.central_noise import Plan, planned_events, sizes_of_uploads
+from fedrecsk.protocol.central_noise import Exposure, planned_events
 from fedrecsk.protocol.evaluation import Metric, Scoring
 from fedrecsk.protocol.keys import Key
 
@@ -135,17 +134,16 @@ def noise_of_a_search(
     return Noise(noise, float(of_scores), delta)
 
 
-def _releases(one, n_rounds, method=None):
+def _releases(one, n_rounds, plan=None):
     """Return the sum of 1 / z^2 of a candidate's set-up and rounds, if z is 1 in the rounds."""
-    method = one.method if method is None else method
-    federation, n_clients = method._setting(), one.data.n_clients
-    plan = Plan.of(method, federation, n_clients, Key(0))
-    sizes = sizes_of_uploads(method._algorithm(), len(method.items))
-    _, factor = planned_events(federation.central_dp, plan, sizes)
-    return plan.n_setups / factor**2 + min(n_rounds, plan.uses)
+    plan = one.method._plan() if plan is None else plan
+    exposure = Exposure.of(plan, one.data.n_clients, Key(0))
+    _, factor = planned_events(plan.federation.central_dp, exposure)
+    return exposure.n_setups / factor**2 + min(n_rounds, exposure.uses)
 
 
 def _releases_of_refit(one, n_rounds, refit):
     """Return the same of the winner's last rounds."""
     n_left = one.n_rounds - n_rounds if one.goes_on(n_rounds, refit) else one.n_rounds
-    return _releases(one, n_left, clone(one.method)._set(n_rounds=n_left))
+    plan = replace(one.method._plan(), n_rounds=n_left)
+    return _releases(one, n_left, plan)

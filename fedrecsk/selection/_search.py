@@ -30,6 +30,7 @@ from fedrecsk.base._recommender import attributes_of
 from fedrecsk.cluster import _frames
 from fedrecsk.data._checks import check_fitted
 from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.protocol.evaluation import Scoring
 from fedrecsk.selection._halving import NEVER, Candidate, Halving, rungs_of
 from fedrecsk.selection._noise import check_private, noise_of_a_search
 from fedrecsk.simulation import continuing
@@ -470,27 +471,25 @@ class _Simulated(Candidate):
             # Found later; an epsilon would be that of this fit alone.
             _set_noise(self.method, 1.0)
         *self.rows, self.data = self.method._read_fit(**given)
-        self.method._scoring().check(self.method, self.data.n_items)
+        rates = self.method._sees_ratings
+        Scoring((scoring,)).check(type(model).__name__, rates=rates, n_items=self.data.n_items)
         if self.data.features is None and self.data.fingerprint() == first.data.fingerprint():
             self.data = first.data
-        self.n_rounds = model._rounds(self.data.n_clients)
+        self.n_rounds = model._plan().rounds(self.data.n_clients)
         for name in {"n_features_in_", "feature_names_in_"} & vars(self.method).keys():
             setattr(model, name, getattr(self.method, name))
 
     def begin(self, noise, *, is_secret):
         """Make the server and the clients, with the noise of a search (Noise), or None."""
+        self.noise, changed = noise, {"holds_out": self.method.validation_fraction}
         if noise is not None:
             for one in (self.model, self.method):
                 _set_noise(one._set(n_rounds=self.n_rounds), noise.of_rounds)
-        self.loop = Run.new(self.method, self.data, holds_out=self.method.validation_fraction)
+            changed["scoring"] = noise.scoring_of(self.method)
+        self.loop = Run.new(self.method, self.data, **changed)
         if is_secret:
             self.loop.server.secret = None
             self.model._set(random_state=None)
-        if noise is not None:
-            scoring = noise.scoring_of(self.method)
-            self.noise, self.loop.server.scoring = noise, scoring
-            for one in self.loop.clients:
-                one.scoring = scoring
 
     def model_now(self):
         """Return the model as if the rounds ended here."""

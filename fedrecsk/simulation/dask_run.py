@@ -105,12 +105,13 @@ def fit(
     cluster = Cluster(client, rows, estimator.n_jobs)
 
     def rounds(data, report):
-        seed, key, method = making.fresh(estimator)
-        server, reported = making.server_of(estimator, method, data, seed, key), ReportOnce(report)
-        making.check_aggregator(method._setting().aggregator, method, data)
+        key, method = making.fresh(estimator)
+        plan, reported = method._plan(), ReportOnce(report)
+        server = making.server_of(estimator, plan, data, key)
+        making.check_aggregator(plan, data)
 
         def run_rounds():
-            run = ClusterRun.on(cluster, estimator, data, copy.deepcopy(server))
+            run = ClusterRun.on(cluster, estimator, method, data, copy.deepcopy(server))
             run.settle(estimator)
             reported.round = run.server.round
             return complete(estimator, run, data, reported)
@@ -549,13 +550,18 @@ class ClusterRun(Run):
 
     @classmethod
     def on(
-        cls, cluster: Cluster, estimator: FederatedRecommender, data: Whole, server: Server
+        cls,
+        cluster: Cluster,
+        estimator: FederatedRecommender,
+        method: FederatedRecommender,
+        data: Whole,
+        server: Server,
     ) -> Self:
         """Before the set-up, with a new server, or as of the last checkpoint."""
-        method, parameters = server.method, making.parameters_of_a_run(estimator)
-        central = method._setting().central_dp
-        plan = central is not None and central.epsilon is not None
-        n_rounds = method.n_rounds if plan else None
+        parameters = making.parameters_of_a_run(estimator)
+        central = server.federation.central_dp
+        plans = central is not None and central.epsilon is not None
+        n_rounds = method.n_rounds if plans else None
         # The saved server has the seed.
         named = {n: v for n, v in parameters.items() if not isinstance(v, np.random.RandomState)}
         settings = type(method).__name__, n_rounds, sorted(named.items())
@@ -568,6 +574,7 @@ class ClusterRun(Run):
             parameters=parameters,
             block_of_client=np.empty(data.n_clients, dtype=np.int64),
             data=data,
+            method=method,
             cluster=cluster,
             identity=repr((__version__, settings, data.fingerprint())),
         )
@@ -615,7 +622,9 @@ class ClusterRun(Run):
             codes[number] = own, data.client_indptr[own]
         n_rows = sum(one.n_rows for one in data.summaries.values())
         size = _blocks.block_size(n_rows, data.n_items)
-        placing = Placing(server.method, keys, data.n_clients, data.item_ids, size, codes)
+        placing = Placing(
+            self.method, server.plan, keys, data.n_clients, data.item_ids, size, codes
+        )
         registrations = self.cluster.place(placing)
         for number, one in registrations.items():
             clients = np.searchsorted(data.client_ids, one.client_ids)
@@ -630,7 +639,7 @@ class ClusterRun(Run):
         def users(received, ours):
             if not kept:
                 return {}
-            args = self.data, server.method, ours, received, server.round
+            args = self.data, self.method, ours, received, server.round
             return {"_parts": self.cluster.end(*args)}
 
-        return fitted_attributes(server, message, users)
+        return fitted_attributes(self.method, server, message, users)

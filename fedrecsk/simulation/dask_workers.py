@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.protocol.blocks import Attributes
     from fedrecsk.protocol.messages import Message, Registration
+    from fedrecsk.protocol.plan import FitPlan
     from fedrecsk.updates import ClientUpdates, HeldUpdates
     from fedrecsk.updates._client_updates import Stage
 
@@ -101,6 +102,7 @@ class Placing(NamedTuple):
     """What a worker must know to make its clients; `codes` by partition: theirs, first users'."""
 
     method: FederatedRecommender
+    plan: FitPlan
     keys: Keys
     n_clients: int
     item_ids: Ids
@@ -191,9 +193,8 @@ class Holder:
         self, placing: Placing
     ) -> tuple[dict[BlockNumber, Registration], list[ValueError | None]]:
         """Make the Clients; return their Registrations by block, and the errors of checks."""
-        method, groups, registrations, errors = placing.method, {}, {}, []
-        federation = method._setting()
-        histories = making.histories_of(method, placing.n_clients, placing.keys.shared)
+        plan, groups, registrations, errors = placing.plan, {}, {}, []
+        histories = making.histories_of(plan, placing.n_clients, placing.keys.shared)
         for number, (codes, first_users) in placing.codes.items():
             data, item_ids = self.rows[number].data, placing.item_ids
             # Items of the whole catalogue, in which they are ascending.
@@ -201,21 +202,18 @@ class Holder:
             data = replace(data, item_ids=item_ids, items=items[data.items])
             users = _blocks.codes_of_users(data.client_indptr, first_users)
             training, rest = data, None
-            if method.early_stopping:
-                fraction = method.validation_fraction
-                training, rest = hold_out(data, fraction, placing.keys.shared, users)
+            if plan.holds_out is not None:
+                training, rest = hold_out(data, plan.holds_out, placing.keys.shared, users)
             own = histories[codes]
-            groups_of_clients = making.groups_of(method, federation, own, None)
-            size, share = placing.block_size, method.client_fraction
+            groups_of_clients = making.groups_of(plan, own, None)
+            size, share = placing.block_size, plan.sampling.fraction
             blocks = _blocks.cut(training, groups_of_clients, size, share)
             try:
-                errors.append(method._check_setting(federation, training, blocks))
+                errors.append(placing.method._check_setting(plan, training, blocks))
             except ValueError as error:
                 errors.append(error)
             others = {"groups": groups, "held_out": rest}
-            clients = making.clients_of(
-                method, blocks, placing.keys, data.client_ids, own, **others
-            )
+            clients = making.clients_of(plan, blocks, placing.keys, data.client_ids, own, **others)
             for b, one in enumerate(clients):
                 its = one.block.clients
                 self.clients[number, b] = one.place(codes[its], first_users[its])

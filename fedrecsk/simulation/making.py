@@ -21,36 +21,35 @@ from fedrecsk.protocol.server import Server
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fedrecsk.aggregation import Aggregator
     from fedrecsk.attacks._base import ActiveAttack
     from fedrecsk.data.interactions import Interactions, Population
     from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.protocol.blocks import Block
     from fedrecsk.protocol.federation import Federation
+    from fedrecsk.protocol.plan import FitPlan
 
 
-def fresh(
-    estimator: FederatedRecommender, *, is_watched: bool = False
-) -> tuple[int, Key, FederatedRecommender]:
-    """Return the seed and the key of a new fit, and the estimator's copy for it."""
+def fresh(estimator: FederatedRecommender) -> tuple[Key, FederatedRecommender]:
+    """Return the key of a new fit, and the estimator's copy for it."""
     seed = int(check_random_state(estimator.random_state).randint(2**31 - 1))
-    federation = clone(estimator._setting())
-    federation.is_watched = is_watched
-    method = clone(estimator)._set(random_state=None, federation=federation)
-    return seed, Key(seed), method.set_callbacks()
+    return Key(seed), bare(estimator)
 
 
-def check_aggregator(
-    aggregator: Aggregator | None, method: FederatedRecommender, data: Population
-) -> None:
+def bare(estimator: FederatedRecommender) -> FederatedRecommender:
+    """Return a copy of an estimator that has neither a seed nor callbacks."""
+    return clone(estimator)._set(random_state=None).set_callbacks()
+
+
+def check_aggregator(plan: FitPlan, data: Population) -> None:
     """Raise, before any work, if an aggregator does not suit its clients or their uploads."""
+    aggregator = plan.federation.aggregator
     if aggregator is None:
         return
-    aggregator._check_clients(data, method._sampling().smallest_cohort(data.n_clients))
-    aggregator._check_specs(method._algorithm().fields(data.n_items))
+    aggregator._check_clients(data, plan.sampling.smallest_cohort(data.n_clients))
+    aggregator._check_specs(plan.algorithm.fields(data.n_items))
 
 
-def secret_of(estimator: FederatedRecommender, data: Population, seed: int) -> Key:
+def secret_of(estimator: FederatedRecommender, data: Population, key: Key) -> Key:
     """Return the key of a fit's noise, which no fit of other data or parameters shares."""
     # Otherwise the noise of two fits with the same random_state could be subtracted.
     if estimator.random_state is None:
@@ -59,40 +58,37 @@ def secret_of(estimator: FederatedRecommender, data: Population, seed: int) -> K
     mechanism = estimator._setting().central_dp
     if mechanism is not None and mechanism.epsilon is not None:
         # The noise then depends on the planned rounds.
-        parameters["n_rounds"] = estimator._rounds(data.n_clients)
+        parameters["n_rounds"] = estimator._plan().rounds(data.n_clients)
     parameters.pop("random_state", None)
     # The clock changes no upload.
     clock = "federation__devices", "federation__schedule"
     parameters = {n: value for n, value in parameters.items() if not n.startswith(clock)}
-    identity = repr((int(seed), data.fingerprint(), sorted(parameters.items(), key=str)))
+    identity = repr((key.seed, data.fingerprint(), sorted(parameters.items(), key=str)))
     digest = hashlib.blake2b(identity.encode(), digest_size=8).digest()
     return Key(int.from_bytes(digest) >> 1)
 
 
-def histories_of(method: FederatedRecommender, n_clients: int, key: Key) -> NDArray[np.int64]:
+def histories_of(plan: FitPlan, n_clients: int, key: Key) -> NDArray[np.int64]:
     """Equal numbers for clients that must have equal histories to share a block."""
-    if not method._algorithm().traits.shares_history:
+    if not plan.algorithm.traits.shares_history:
         return np.zeros(n_clients, dtype=np.int64)
-    return method._sampling().histories(n_clients, key)
+    return plan.sampling.histories(n_clients, key)
 
 
 def groups_of(
-    method: FederatedRecommender,
-    federation: Federation,
-    histories: NDArray[np.int64],
-    forger: ActiveAttack | None,
+    plan: FitPlan, histories: NDArray[np.int64], forger: ActiveAttack | None
 ) -> NDArray[np.int64]:
     """Equal numbers for clients that may share a block; `forger` is the attack that forges."""
-    traits = method._algorithm().traits
+    traits = plan.algorithm.traits
     apart = traits.treats_clients_apart
-    uploads = federation.uploads(is_apart=apart, is_forged=forger is not None)
+    uploads = plan.uploads(is_apart=apart, is_forged=forger is not None)
     if uploads != "sum" and not traits.single_uploads:
         return np.arange(len(histories))
     return histories if forger is None else 2 * histories + forger.controlled
 
 
 def clients_of(
-    method: FederatedRecommender,
+    plan: FitPlan,
     blocks: list[Block],
     keys: Keys,
     client_ids: np.ndarray,
@@ -112,9 +108,8 @@ def clients_of(
             rest = _blocks.of_clients(held_out, block.clients)
         clients.append(
             Clients(
-                method,
+                plan,
                 block,
-                method._setting(),
                 keys,
                 # Controlled clients compute what honest ones of the same history compute.
                 group=groups.setdefault(int(histories[first]), Group()),
@@ -126,17 +121,10 @@ def clients_of(
     return clients
 
 
-def server_of(
-    estimator: FederatedRecommender,
-    method: FederatedRecommender,
-    data: Population,
-    seed: int,
-    key: Key,
-) -> Server:
+def server_of(estimator: FederatedRecommender, plan: FitPlan, data: Population, key: Key) -> Server:
     """Return the server of a new fit."""
-    federation = method._setting()
-    secret = key if federation.central_dp is None else secret_of(estimator, data, seed)
-    return Server(method, federation, key, data.item_ids.values, data.value_range(), secret)
+    secret = key if plan.federation.central_dp is None else secret_of(estimator, data, key)
+    return Server(plan, key, data.item_ids.values, data.value_range(), secret)
 
 
 def clock_of(federation: Federation, data: Interactions, key: Key) -> Clock | None:

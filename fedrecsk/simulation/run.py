@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -121,6 +121,8 @@ class Run(Loop[StepTotal, "Seen"]):
     block_of_client: np.ndarray
     # All rows.
     data: Population
+    # The estimator's copy for this fit.
+    method: FederatedRecommender
     # Runs the clients' tasks, in threads while rounds are run.
     parallel: Threads = field(default=Threads(1), init=False)
     # Of asynchronous rounds: uploads on their way, with the rounds in which they began, by the
@@ -132,34 +134,32 @@ class Run(Loop[StepTotal, "Seen"]):
         cls,
         estimator: FederatedRecommender,
         data: Interactions,
-        *,
-        is_watched: bool = False,
-        holds_out: float | None = None,
+        **changed: Any,
     ) -> Self:
-        """Before the set-up; `holds_out` is a share of rows that clients keep for evaluation."""
-        seed, key, method = fresh(estimator, is_watched=is_watched)
-        federation = method._setting()
+        """Before the set-up; `changed` are fields of the plan other than the estimator's."""
+        key, method = fresh(estimator)
+        plan = replace(method._plan(), **changed)
+        federation = plan.federation
         attack, training, held_out = None, data, None
         if federation.adversary is not None:
             federation.adversary._check_method(method)
             attack = federation.adversary.enter(data, estimator._sees_ratings, key)
             training = attack.data
-        share = method.validation_fraction if method.early_stopping else holds_out
-        if share is not None:
-            training, held_out = hold_out(training, share, key)
-        check_aggregator(federation.aggregator, method, training)
+        if plan.holds_out is not None:
+            training, held_out = hold_out(training, plan.holds_out, key)
+        check_aggregator(plan, training)
         if federation.aggregator is not None and attack is not None:
             federation.aggregator._check_adversary(data.client_ids[attack.controlled])
-        histories = histories_of(method, data.n_clients, key)
+        histories = histories_of(plan, data.n_clients, key)
         forger = attack if attack is not None and attack.adversary.forges else None
-        groups = groups_of(method, federation, histories, forger)
-        blocks = _blocks.cut(training, groups, share=method.client_fraction)
-        method._check_setting(federation, training, blocks)
-        server = server_of(estimator, method, data, seed, key)
+        groups = groups_of(plan, histories, forger)
+        blocks = _blocks.cut(training, groups, share=plan.sampling.fraction)
+        method._check_setting(plan, training, blocks)
+        server = server_of(estimator, plan, data, key)
         server.clock = clock_of(federation, data, key)
         others = {"groups": {}, "held_out": held_out, "forger": forger}
         keys = keys_of(server)
-        clients = clients_of(method, blocks, keys, data.client_ids, histories, **others)
+        clients = clients_of(plan, blocks, keys, data.client_ids, histories, **others)
         block_of_client = np.empty(data.n_clients, dtype=np.int64)
         for b, block in enumerate(blocks):
             block_of_client[block.clients] = b
@@ -172,6 +172,7 @@ class Run(Loop[StepTotal, "Seen"]):
             parameters_of_a_run(estimator),
             block_of_client,
             data,
+            method,
         )
 
     # ------------------------------------------------------------ the protocol's steps
@@ -310,7 +311,7 @@ class Run(Loop[StepTotal, "Seen"]):
         message = (server.announcement() | attack.message).of(codes)
         attack.look(
             View(
-                method=server.method,
+                method=self.method,
                 round=server.round,
                 message=message,
                 n_senders=int(participation.active.sum()),
@@ -330,7 +331,7 @@ class Run(Loop[StepTotal, "Seen"]):
         server, message = self.server, self.final_message()
         server.ledger.close()
         attributes = self._attributes(message, kept=True)
-        if server.method.early_stopping:
+        if server.plan.early_stopping:
             attributes["best_round_"] = server.stopping.best_round
         if self.attack is not None:
             attributes["compromised_clients_"] = self.client_ids[self.attack.controlled]
@@ -353,13 +354,14 @@ class Run(Loop[StepTotal, "Seen"]):
             parts = self.parallel(fitted, clients, received, self.server.round)
             return _blocks.by_user([one.block.users for one in clients], list(parts))
 
-        return fitted_attributes(self.server, message, users)
+        return fitted_attributes(self.method, self.server, message, users)
 
     def settle(self, estimator: FederatedRecommender) -> None:
         """Take the parameters that may change between the rounds of one run."""
-        self.server.method._set(n_rounds=estimator.n_rounds, n_jobs=estimator.n_jobs)
-        self.server.stopping.tol = estimator.tol
-        self.server.stopping.be_patient(estimator.n_iter_no_change)
+        server, now = self.server, estimator._plan()
+        server.plan = replace(server.plan, n_rounds=now.n_rounds)
+        server.stopping.tol = now.tol
+        server.stopping.be_patient(now.patience)
 
     def fork(self) -> Self:
         """Return a copy in which the fit may end; this one can go on."""
@@ -368,13 +370,14 @@ class Run(Loop[StepTotal, "Seen"]):
         return ended
 
 
-def fitted_attributes(server: Server, message: Message, users: Callable[..., dict]) -> dict:
+def fitted_attributes(
+    method: FederatedRecommender, server: Server, message: Message, users: Callable[..., dict]
+) -> dict:
     """Return the fitted attributes of the model in a message.
 
     `users` returns those of the users, or of where they are, from the message as clients read it
     and the server's attributes.
     """
-    method = server.method
     received = server.algorithm.decode(message, server.key.at(server.round))
     # Copies, so that writing into a fitted array does not change a running fit.
     ours = copy.deepcopy(method._server_attributes(received))
@@ -430,7 +433,7 @@ def watch(
 def _resumed(estimator, data):
     run = getattr(estimator, "_run", None) if estimator.warm_start else None
     if run is not None:
-        n_rounds = estimator._rounds(run.server.n_clients)
+        n_rounds = estimator._plan().rounds(run.server.n_clients)
         parameters = parameters_of_a_run(estimator)
         check_resumable(run, data, parameters, "n_rounds", n_rounds, run.server.round)
     return run

@@ -55,7 +55,8 @@ from fedrecsk.privacy import (
     SphereMechanism,
 )
 from fedrecsk.protocol import blocks
-from tests.conftest import make_toy
+from fedrecsk.protocol.plan import FitPlan
+from tests.conftest import draw_each, make_toy
 from tests.deployment.in_process import InProcess, coordinator, make_nodes, prepared, simulated_key
 from tests.listed import cases
 
@@ -156,12 +157,12 @@ SETTINGS = [
 
 def look_at_uploads(monkeypatch):
     """Let clients of the simulator look at each upload before they add them up."""
-    found = Federation.uploads
+    found = FitPlan.uploads
 
-    def uploads(federation, *, is_apart=False, is_forged=False):
-        return found(federation, is_apart=is_apart, is_forged=True)
+    def uploads(plan, *, is_apart=False, is_forged=False):
+        return found(plan, is_apart=is_apart, is_forged=True)
 
-    monkeypatch.setattr(Federation, "uploads", uploads)
+    monkeypatch.setattr(FitPlan, "uploads", uploads)
 
 
 @pytest.fixture
@@ -293,7 +294,7 @@ def test_so_are_cohorts_quiet_rounds_aggregators_compression_and_noise(
     monkeypatch.setattr(type(estimator), "_dtype", np.float64, raising=False)
     monkeypatch.setattr(blocks, "block_size", lambda *_: 1)
     # Each client's own noise, as its device draws it.
-    monkeypatch.setattr(Federation, "draws_each", True)
+    draw_each(monkeypatch)
     X, y = make_toy(8)
     federation = Federation(wire_dtype="float64", **setting)
     estimator = clone(estimator).set_params(random_state=1, federation=federation)

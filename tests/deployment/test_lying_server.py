@@ -216,8 +216,7 @@ def devices_of(n_clients, method, n_announced=None):
         device.place(place._replace(n_clients=n_announced, clients=place.clients % n_announced))
         device.announce(server.send_announcement())
     if server.releases is not None:
-        method = server.method
-        server.releases = CentralNoise(method, method.federation, n_announced, Key(0), None)
+        server.releases = CentralNoise.of(method._plan(), n_announced, Key(0), None)
     return devices, server
 
 

@@ -57,10 +57,10 @@ def turn_of(model, n, key):
     """The round's participation as a function of the clusters."""
     federation = model.federation or Federation()
     if model.sampling == "federation":
-        turn = model._sampling().draw(n, key)
+        turn = model._plan().sampling.draw(n, key)
         return lambda clusters: turn[:3]
     chance, offset = key.hashed("cohort", np.arange(n)), int(n * key.uniform("first of the cohort"))
-    size = model._sampling().cohort_size(n)
+    size = model._plan().sampling.cohort_size(n)
 
     def chosen(clusters):
         cohort = reference.cohort_of(clusters, size, chance, offset)

@@ -70,7 +70,7 @@ def assert_equals_reference(model, X, y=None, block_sizes=BLOCK_SIZES[:1], **fit
     items, users = first_codes(model, data)
     scale = model.rating_scale or (data.values.min(), data.values.max())
     naive = reference.LightFR(model, clients, values, weights, scale, items, users)
-    key, sampling = key_of(model), model._sampling()
+    key, sampling = key_of(model), model._plan().sampling
     for t in range(model.n_rounds):
         turn = sampling.draw(data.n_clients, key.at(t))
         naive.round(turn, key.at(t))

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 def active_in(model, data):
     """Codes of the clients of the first round."""
-    turn = model._sampling().draw(data.n_clients, key_of(model).at(0))
+    turn = model._plan().sampling.draw(data.n_clients, key_of(model).at(0))
     return np.flatnonzero(turn.active)
 
 
@@ -123,7 +123,7 @@ def similarities(model, data, whom, X, y, **_):
     items, users = test_lightfr.first_codes(model, data)
     naive = lightfr.LightFR(model, spans, values, weights, (y.min(), y.max()), items, users)
     key = key_of(model).at(0)
-    naive.round(model._sampling().draw(data.n_clients, key), key)
+    naive.round(model._plan().sampling.draw(data.n_clients, key), key)
     for u in users_of(data, whom):
         for i, w, aim in naive.pairs(u, key):
             error = (aim / w - np.dot(naive.users[u], items[i])) / (2 * naive.top)

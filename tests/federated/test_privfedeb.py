@@ -207,7 +207,7 @@ def test_audiences_are_learned_where_there_are_enough_clients():
     def n_rounds(n_clients, epsilon=None, noise=None, **parameters):
         dp = CentralDP(epsilon=epsilon, noise_multiplier=noise)
         method = PrivFedEB(federation=Federation(central_dp=dp), **parameters)
-        return method._rounds(n_clients)
+        return method._plan().rounds(n_clients)
 
     assert [n_rounds(n, epsilon=10) for n in (2999, 3000)] == [10, 16]
     assert [n_rounds(n, noise=2.0) for n in (3599, 3600)] == [10, 16]
@@ -217,7 +217,7 @@ def test_audiences_are_learned_where_there_are_enough_clients():
     assert n_rounds(10**6, epsilon=10, audiences=False) == 10
     assert n_rounds(10**6, epsilon=10, client_fraction=0.25) == 20
     assert n_rounds(100, epsilon=10, client_fraction=0.25, audiences=True) == 32
-    assert PrivFedEB()._rounds(10**6) == 20
+    assert PrivFedEB()._plan().rounds(10**6) == 20
 
 
 # ------------------------------------------------------------------------ the noisy server

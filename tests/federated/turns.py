@@ -56,5 +56,5 @@ def two_fits(X, y, shift=0):
 
 def turns_of(model, n_clients):
     """Who receives, trains and delivers in each round."""
-    key, sampling = key_of(model), model._sampling()
+    key, sampling = key_of(model), model._plan().sampling
     return [sampling.draw(n_clients, key.at(t))[:3] for t in range(model.n_rounds)]

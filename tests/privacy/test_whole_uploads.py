@@ -18,7 +18,7 @@ from fedrecsk.privacy import (
     SphereMechanism,
 )
 from fedrecsk.updates import FieldSpec, SparseRows
-from tests.conftest import make_toy
+from tests.conftest import draw_each, make_toy
 from tests.updates.making import updates_of
 
 N_CLIENTS, N_ITEMS, WIDTH = 4, 6, 2
@@ -278,7 +278,7 @@ def test_without_noise_the_sum_is_that_of_single_uploads(monkeypatch):
     """The quick path, which clips by weights, and each client's own upload."""
     X, y = make_toy()
     quick = make(GaussianMechanism(0.5, 1e-9)).fit(X, y)
-    monkeypatch.setattr(Federation, "draws_each", True)
+    draw_each(monkeypatch)
     slow = make(GaussianMechanism(0.5, 1e-9)).fit(X, y)
     np.testing.assert_allclose(quick.item_factors_, slow.item_factors_, atol=1e-5)
     loose = make(GaussianMechanism(1e6, 1e-15)).fit(X, y)
@@ -294,7 +294,7 @@ def test_noise_of_the_sum_is_distributed_as_that_of_single_uploads(mechanism, mo
     public = {"rating_scale": (1, 5), "items": np.unique(X[:, 1])}
     model = RFRec(19, n_rounds=1, federation=Federation(local_dp=mechanism), **public)
     quick = model.set_params(random_state=0).fit(X, y).item_factors_
-    monkeypatch.setattr(Federation, "draws_each", True)
+    draw_each(monkeypatch)
     slow = clone(model).set_params(random_state=1).fit(X, y).item_factors_
     assert quick.size > 3000
     assert stats.ks_2samp(quick.ravel(), slow.ravel()).pvalue > 1e-3
@@ -317,7 +317,7 @@ class Counting(RFRec):
 @pytest.mark.parametrize("draws_each", [False, True])
 def test_answers_to_the_set_up_are_clipped_and_charged(draws_each, monkeypatch):
     X, y = make_toy()
-    monkeypatch.setattr(Federation, "draws_each", draws_each)
+    draw_each(monkeypatch, draws_each)
     found = []
     begin = CountingAlgorithm.begin
     monkeypatch.setattr(

@@ -196,7 +196,7 @@ def test_a_round_ends_with_its_quorum():
 
 def seconds_of(model, profile, down, up):
     """What each client needs, by the formula."""
-    devices = profile.draw(np.arange(N_CLIENTS), fresh(model)[1])
+    devices = profile.draw(np.arange(N_CLIENTS), fresh(model)[0])
     rows = np.bincount(X[:, 0].astype(int), minlength=N_CLIENTS)
     work = profile.overhead + profile.slowdown * profile.client_seconds * rows / rows.mean()
     network = down / profile.download + up / profile.upload

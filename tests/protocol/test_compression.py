@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
-from fedrecsk import Federation, LocALS, RFRec, SCoLR
+from fedrecsk import Federation, FedMF, LocALS, RFRec, SCoLR
 from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import LowRank, Quantization, TopK
 from fedrecsk.data.interactions import encode
@@ -15,7 +15,6 @@ from fedrecsk.protocol import FieldSpec, Message, SparseRows, Summed, Updates
 from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.blocks import of_clients
 from fedrecsk.protocol.clients import Clients
-from fedrecsk.protocol.evaluation import Scoring
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.protocol.links import Downlink, StepTotal, Uplink
@@ -47,12 +46,6 @@ class Sender(Algorithm):
 
     def __init__(self, specs, upload, single):
         self.specs, self.upload, self.single = specs, upload, single
-
-    def _algorithm(self):
-        return self
-
-    def _scoring(self):
-        return Scoring()
 
     @property
     def traits(self):
@@ -89,7 +82,9 @@ def sent(federation, specs, upload, n_clients=5, single=True):
         forge = intrusion.forge if intrusion is not None and intrusion.controlled[code] else None
         block = of_clients(data, np.array([code]))
         keys = Keys(Key(0), Key(0))
-        one = Clients(Sender(specs, upload, single), block, federation, keys, forge=forge)
+        plan = replace(FedMF()._plan(), federation=federation)
+        plan = replace(plan, algorithm=Sender(specs, upload, single))
+        one = Clients(plan, block, keys, forge=forge)
         one.receive(0, Message())
         parts += one.update(0)[0]
     total = StepTotal(uplink, specs, learned=True)

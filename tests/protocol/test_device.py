@@ -30,7 +30,7 @@ from fedrecsk.protocol import FieldSpec
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import ClientCodes, Dense, Message
 from fedrecsk.simulation import making
-from tests.conftest import make_toy
+from tests.conftest import draw_each, make_toy
 
 pytestmark = pytest.mark.sampled
 
@@ -99,7 +99,7 @@ def deployed(method, X, y, seed, secret=None):
 )
 def test_central_noise_of_a_deployment_is_that_of_the_simulator(Estimator, mechanism, monkeypatch):
     # Devices cannot leave their shares to one draw for the sum.
-    monkeypatch.setattr(Federation, "draws_each", True)
+    draw_each(monkeypatch)
     X, y = make_toy()
     central = CentralDP(clip=0.5, noise_multiplier=0.1, **mechanism)
     scale = {} if Estimator is FedMF else {"rating_scale": (1, 5)}

@@ -22,7 +22,7 @@ from fedrecsk.protocol.secure_accounts import (
     units_of,
 )
 from fedrecsk.updates import HeldUpdates, RoundUpdates, SparseRows
-from tests.conftest import make_toy
+from tests.conftest import draw_each, make_toy
 from tests.privacy.masked_sums import Lost, masked_sum
 from tests.updates.making import updates_of
 
@@ -182,7 +182,7 @@ def test_too_many_lost_clients_lose_the_round_and_no_more(mode, dropout):
 
 
 def test_noise_of_the_clients_goes_through_exactly(monkeypatch, unmasked):
-    monkeypatch.setattr(Federation, "draws_each", True)
+    draw_each(monkeypatch)
     # One secret for both, which else depends on the federation.
     monkeypatch.setattr("fedrecsk.simulation.making.secret_of", lambda *given: Key(7))
     estimator = clone(METHODS["PrivFedEB"]).set_params(**PUBLIC)

@@ -98,10 +98,10 @@ def test_dropout_has_its_rate():
 @pytest.mark.parametrize(("method", "rounds"), [(FedEB, 775), (FedRec, 1800), (PrivFedEB, 155)])
 def test_rounds_of_small_cohorts(method, rounds):
     # For all clients at a time they are 100, 30 and 20; times 60, or its square root.
-    assert method(client_fraction=1e-9)._rounds(60) == rounds
-    assert method(client_fraction=1 / 60)._rounds(60) == rounds
-    assert method(client_fraction=1e-9, n_rounds=7)._rounds(60) == 7
-    assert FedEB(federation=Federation(dropout=0.9))._rounds(1000) == 316
+    assert method(client_fraction=1e-9)._plan().rounds(60) == rounds
+    assert method(client_fraction=1 / 60)._plan().rounds(60) == rounds
+    assert method(client_fraction=1e-9, n_rounds=7)._plan().rounds(60) == 7
+    assert FedEB(federation=Federation(dropout=0.9))._plan().rounds(1000) == 316
 
 
 def test_privacy_of_small_cohorts_is_planned():

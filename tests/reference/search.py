@@ -39,7 +39,7 @@ def evaluated(method, train, held_out, rung, key, share):
     n_last = int(np.ceil(share * n_cohorts))
     for n_rounds in range(rung - n_last + 1, rung + 1):
         model = clone(method).set_params(n_rounds=n_rounds).fit(*train)
-        cohort = method._sampling().draw(len(users), key.at(n_rounds)).receives
+        cohort = method._plan().sampling.draw(len(users), key.at(n_rounds)).receives
         chances = key.at(n_rounds).uniform("evaluating clients", np.arange(len(users)))
         n_chosen = int(np.ceil(share * n_cohorts / n_last * cohort.sum()))
         chosen = sorted(np.flatnonzero(cohort), key=lambda code: chances[code])[:n_chosen]

@@ -29,7 +29,7 @@ from fedrecsk.federated._ratings import (
     sums_of_ratings,
 )
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.protocol.algorithm import Algorithm, Traits
+from fedrecsk.protocol.algorithm import Algorithm, PlansRounds, Traits
 from fedrecsk.protocol.messages import Dense, Form, Message
 from fedrecsk.protocol.states import PerItem, PerUser
 from fedrecsk.updates import FieldSpec, SparseRows, Summed, Updates
@@ -91,7 +91,7 @@ class FedRecParameters(ColumnParameters):
 
 
 @dataclass(kw_only=True, eq=False)
-class FedRecAlgorithm(FedRecParameters, Algorithm[Server, Clients]):
+class FedRecAlgorithm(FedRecParameters, PlansRounds, Algorithm[Server, Clients]):
     """Clients add virtual ratings to their own, and upload the gradients of both."""
 
     # A number; not "auto".
@@ -103,6 +103,9 @@ class FedRecAlgorithm(FedRecParameters, Algorithm[Server, Clients]):
     @property
     def traits(self):
         return Traits(single_uploads=True, refuses={"local_dp": NO_LOCAL_DP})
+
+    def rounds(self, sampling, n_clients):
+        return round(30 / sampling.share(n_clients))
 
     def downloads(self, n_items):
         return {
@@ -437,10 +440,6 @@ class FedRec(FedRecParameters, BiasColumn, RatingMixin, FederatedRecommender):
     @property
     def _reg(self):
         return 0.1 / (1 + self.n_virtual) if self.reg == "auto" else float(self.reg)
-
-    def _rounds(self, n_clients):
-        is_auto = self.n_rounds == "auto"
-        return round(30 / self._cohort_share(n_clients)) if is_auto else self.n_rounds
 
     def _response(self, scores):
         low, high = self.rating_scale_

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.privacy import central_dp
-from fedrecsk.protocol.central_noise import Plan, sizes_of_uploads
+from fedrecsk.protocol.central_noise import Exposure
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.refusals import raise_all
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.privacy import CentralDP
+    from fedrecsk.protocol.plan import FitPlan
 
 # Shares that take fewer seconds are drawn without a word.
 LONG = 30.0
@@ -25,10 +26,9 @@ LONG = 30.0
 SAMPLE = 2**15
 
 
-def check(method: FederatedRecommender, mechanism: CentralDP) -> None:
+def check(method: FederatedRecommender, plan: FitPlan, mechanism: CentralDP) -> None:
     """Raise ValueError if central privacy would not protect all that a method sends."""
-    name = type(method).__name__
-    algorithm = method._algorithm()
+    algorithm = plan.algorithm
     found = list(_problems_of_settings(method, "central_dp", "on which central_dp adds no noise"))
     if method.warm_start and mechanism.epsilon is not None:
         found.append(
@@ -37,14 +37,14 @@ def check(method: FederatedRecommender, mechanism: CentralDP) -> None:
             "privacy_ adds up what each fit spends."
         )
     # Of any catalogue: what is sent, not how much.
-    n_items = 1 if method.items is None else len(method.items)
+    n_items = plan.n_items or 1
     specs = dict(algorithm.fields(n_items))
     specs |= algorithm.setup_fields(n_items)
     found += _problems_of_fields(method, specs)
     unknown = sorted(set(mechanism.field_weights or {}) - set(specs))
     if unknown:
         found.append(
-            f"CentralDP(field_weights=...) names {unknown[0]!r}, but {name} sends "
+            f"CentralDP(field_weights=...) names {unknown[0]!r}, but {plan.name} sends "
             f"{', '.join(sorted(specs))}; use these names."
         )
     raise_all(found, "this privacy")
@@ -56,33 +56,31 @@ def check_local(method: FederatedRecommender) -> None:
     raise_all(found, "this privacy")
 
 
-def check_secure(method: FederatedRecommender) -> None:
+def check_secure(plan: FitPlan) -> None:
     """Raise ValueError if secure sums cannot add up what a method sends."""
-    if any(spec.rows != "all" for spec in method._algorithm().fields(1).values()):
+    if any(spec.rows != "all" for spec in plan.algorithm.fields(1).values()):
         raise ValueError(
-            f"With secure_aggregation {type(method).__name__} must send whole matrices, because "
+            f"With secure_aggregation {plan.name} must send whole matrices, because "
             'rows of only some items cannot be added encrypted; set upload="all".'
         )
 
 
-def warn_of_cost(method: FederatedRecommender, n_clients: int) -> None:
+def warn_of_cost(plan: FitPlan, n_clients: int) -> None:
     """Warn, before any work, if clients' shares of the noise under secure sums take long."""
-    federation = method._setting()
-    mechanism, scheme = federation.central_dp, federation.secure_aggregation
+    mechanism, scheme = plan.federation.central_dp, plan.federation.secure_aggregation
     if mechanism is None or mechanism.noise != "clients" or scheme is None:
         return
-    plan = Plan.of(method, federation, n_clients, Key(0))
-    sizes = sizes_of_uploads(method._algorithm(), len(method.items))
-    n_uploads = int(plan.cohort * plan.n_rounds)
-    if method._algorithm().traits.sends_once:
+    exposure = Exposure.of(plan, n_clients, Key(0))
+    sizes, n_uploads = exposure.sizes, int(exposure.cohort * exposure.n_rounds)
+    if plan.algorithm.traits.sends_once:
         n_uploads = min(n_uploads, n_clients)
-    n_values = n_uploads * sizes["round"] + plan.n_setups * n_clients * sizes["setup"]
+    n_values = n_uploads * sizes["round"] + exposure.n_setups * n_clients * sizes["setup"]
     start = time.process_time()
     central_dp.skellam(1e4, (SAMPLE,), np.random.default_rng(0))
     seconds = n_values * (time.process_time() - start) / SAMPLE
     if seconds < LONG:
         return
-    nbytes = n_uploads * scheme._bytes_of_vector(sizes["round"], int(plan.cohort))
+    nbytes = n_uploads * scheme._bytes_of_vector(sizes["round"], int(exposure.cohort))
     warn(
         f"Each client draws its share of the noise in {n_uploads:,} uploads of {sizes['round']:,} "
         f"numbers, which takes at least {seconds:,.0f} s on this machine. Under secure sums "

@@ -1,0 +1,120 @@
+"""The plan of a fit: all that server and clients know of it before they see any data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from fedrecsk.protocol.algorithm import PlansRounds, extended
+
+if TYPE_CHECKING:
+    from fedrecsk.protocol.algorithm import AnyAlgorithm
+    from fedrecsk.protocol.blocks import Attributes, Block
+    from fedrecsk.protocol.evaluation import Scored, Scoring
+    from fedrecsk.protocol.federation import Federation
+    from fedrecsk.protocol.messages import Message
+    from fedrecsk.protocol.participation import Sampling
+
+# What becomes of uploads on their way to the server. "sum": those of a block are added up as soon
+# as they are computed; "single": each is looked at before; "held": the server combines single ones;
+# "kept": they are added up in the round in which they arrive, which may be a later one.
+Uploads = Literal["sum", "single", "held", "kept"]
+
+
+class ModelMaker(Protocol):
+    """Turns messages and clients' states into fitted attributes, and these into scores."""
+
+    def of_users(self, block: Block, state: object) -> Attributes:
+        """Return the attributes of a block's users."""
+
+    def scored(self, message: Message, users: Attributes, block: Block) -> Scored:
+        """Return a model of a block's users, to be evaluated."""
+
+
+@dataclass(frozen=True)
+class FitPlan:
+    """How a fit runs; made from an estimator, and known to the server and to all clients.
+
+    Attributes
+    ----------
+    name : str
+        Name of the method, for errors.
+    algorithm : Algorithm
+    federation : Federation
+    sampling : Sampling
+        How clients are drawn in each round.
+    n_rounds : int or None
+        None: as many as the algorithm plans (``PlansRounds``).
+    n_items : int or None
+        Number of items in the public catalogue. None: the catalogue comes from the data.
+    rating_scale : tuple of float or None
+        Lowest and highest rating, if they are public.
+    scoring : Scoring
+        What clients report of a model on rows that they hold out.
+    holds_out : float or None
+        Share of their rows that clients hold out. None: none.
+    early_stopping : bool
+        Whether clients evaluate the model in each round, and the fit may end before the last.
+    tol : float
+        Least improvement that counts.
+    patience : int
+        Number of passes over the clients without an improvement that end the fit.
+    models : ModelMaker
+    is_watched : bool
+        Whether single uploads are recorded, as by `measure_leak`.
+    draws_each : bool
+        Whether every client draws its own noise even if only the sum matters, so that one draw of
+        the same distribution would do. For tests.
+    """
+
+    name: str
+    algorithm: AnyAlgorithm
+    federation: Federation
+    sampling: Sampling
+    n_rounds: int | None
+    n_items: int | None
+    rating_scale: tuple[float, float] | None
+    scoring: Scoring
+    holds_out: float | None
+    early_stopping: bool
+    tol: float
+    patience: int
+    models: ModelMaker
+    is_watched: bool = False
+    draws_each: bool = False
+
+    def rounds(self, n_clients: float) -> int:
+        """Return the number of rounds of a fit to so many clients."""
+        if self.n_rounds is not None:
+            return self.n_rounds
+        return extended(self.algorithm, PlansRounds).rounds(self.sampling, n_clients)
+
+    def uploads(self, *, is_apart: bool = False, is_forged: bool = False) -> Uploads:
+        """Return what becomes of clients' uploads on their way to the server.
+
+        `is_apart`: it needs single ones, or the client is alone on its machine. `is_forged`: an
+        adversary replaces some.
+        """
+        federation = self.federation
+        protected = federation.aggregator is not None or federation.secure_aggregation is not None
+        if federation.is_asynchronous:
+            return "kept"
+        if is_apart or protected or self.is_watched:
+            return "held"
+        # Local noise is added to single uploads, or needs their norms.
+        mechanism = federation.local_dp
+        local = mechanism is not None and (self.draws_each or mechanism.protects_uploads)
+        looks = federation.compresses_up or local or federation.central_dp is not None
+        return "single" if looks or is_forged else "sum"
+
+    @property
+    def server_sees(self) -> str:
+        """What the protocol shows to the server, as in :class:`PrivacyReport`."""
+        federation, central = self.federation, self.federation.central_dp
+        if federation.encrypts:
+            return "encrypted sums"
+        apart = self.algorithm.traits.treats_clients_apart
+        if federation.aggregator is not None or federation.compresses_up or apart:
+            return "single uploads"
+        by_clients = central is not None and central.noise == "clients"
+        return "noisy sums" if federation.local_dp is not None or by_clients else "exact sums"
