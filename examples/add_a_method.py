@@ -111,7 +111,7 @@ class FederatedRidgeAlgorithm(Algorithm[Server, Clients]):
         items, level = message["items"].values, message["level"].values[0]
         return {"global_bias_": level, "item_bias_": items[:, 0], "item_factors_": items[:, 1:]}
 
-    def user_attributes(self, clients):
+    def user_attributes(self, block, clients):
         return {"user_bias_": clients.users[:, 0], "user_factors_": clients.users[:, 1:]}
 
     # ------------------------------------------------------------------- on the clients

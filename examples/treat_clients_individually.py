@@ -118,7 +118,7 @@ class GroupTastesAlgorithm(Algorithm[Server, Clients]):
         level, n_items = message["level"].values[0], message["tastes"].values.shape[1]
         return {"global_bias_": level, "item_factors_": np.eye(n_items)}
 
-    def user_attributes(self, clients):
+    def user_attributes(self, block, clients):
         return {"user_factors_": clients.tastes}
 
 

@@ -44,6 +44,7 @@ from fedrecsk.cluster import checkpoints, gather
 from fedrecsk.cluster._checkpoints import Checkpoint
 from fedrecsk.compression import Quantization
 from fedrecsk.datasets import make_ratings
+from fedrecsk.federated.locals import LocALSAlgorithm
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.privacy import CKKS, CentralDP, GaussianMechanism, SecAggPlus
 from fedrecsk.protocol import Federation
@@ -665,14 +666,14 @@ def test_a_user_or_a_client_in_two_partitions(client):
 
 
 def test_an_error_on_a_worker_says_where_it_was_raised(client, monkeypatch):
-    class Broken(LocALS):
-        def _user_attributes(self, *given):
-            return {}["what is not there"]
+    def broken(self, *given):
+        return {}["what is not there"]
 
     # A KeyError, which is not taken for a lost worker.
+    monkeypatch.setattr(LocALSAlgorithm, "user_attributes", broken)
     with pytest.raises(KeyError, match="what is not there") as error:
-        fitted(Broken(n_factors=4, n_rounds=1), PARTED)
-    assert "in _user_attributes" in error.value.__notes__[0]
+        fitted(LocALS(n_factors=4, n_rounds=1), PARTED)
+    assert "in broken" in error.value.__notes__[0]
 
 
 def test_what_needs_more_than_sums_is_refused(client):

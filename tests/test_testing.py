@@ -59,8 +59,8 @@ def sets_attributes(self, block, clients, message, turn, key):
     return RidgeAlgorithm.update(self, block, clients, message, turn, key)
 
 
-def looks_at_neighbours(self, clients):
-    attributes = RidgeAlgorithm.user_attributes(self, clients)
+def looks_at_neighbours(self, block, clients):
+    attributes = RidgeAlgorithm.user_attributes(self, block, clients)
     return attributes | {"user_bias_": attributes["user_bias_"] - clients.users[:, 0].mean()}
 
 

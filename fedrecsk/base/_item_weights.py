@@ -86,6 +86,11 @@ class NearestParameters:
     history_power: NotNegative | Literal["auto"] = "auto"
 
 
+def half_life_by(direction):
+    """Return the half-life of histories by how much it matters what came first in a pair."""
+    return 1 + 3 * direction
+
+
 @dataclass(eq=False, repr=False)
 class NearestItemsMixin(NearestParameters, ItemWeightsMixin):
     """Scores of a recommender whose `item_weights_` are sparse: those of the nearest items."""
@@ -107,7 +112,7 @@ class NearestItemsMixin(NearestParameters, ItemWeightsMixin):
             return 8.0
         if self._direction() is not None:
             return 2.0
-        return 1 + 3 * (self.backward_weight_ if direction is None else direction)
+        return half_life_by(self.backward_weight_ if direction is None else direction)
 
     def _direction(self):
         """Return `backward_weight`, None if the sum of pairs is to say it."""

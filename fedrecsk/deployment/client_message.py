@@ -22,7 +22,8 @@ from fedrecsk.updates import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fedrecsk.protocol.federation import Federation, Uploads
+    from fedrecsk.protocol.federation import Federation
+    from fedrecsk.protocol.plan import Uploads
 
 
 class Numbers(NamedTuple):

@@ -391,7 +391,8 @@ class Device(Clients):
         """
         complete = self._complete(message, round)
         users = super().fitted(complete, round)
-        model, attributes = copy.copy(self.method), self.method._server_attributes(complete) | users
+        model = copy.copy(self.method)
+        attributes = self.algorithm.server_attributes(complete) | users
         check_fitted(model, self.data, attributes)
         vars(model).update(
             attributes_of(self.data) | attributes,

@@ -482,7 +482,7 @@ class Node:
         message.check(declared)
         received = algorithm.decode(message, Key(0))
         vars(model).update(
-            model._server_attributes(received),
+            algorithm.server_attributes(received),
             _final_message=message,
             _items=items,
             item_ids_=items.values.copy(),

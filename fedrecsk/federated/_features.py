@@ -50,8 +50,9 @@ class FederatedContent(ItemContent, Mixin):
                 field = message[name]
                 new = self._new_rows(field.values, rows, predict)
                 message[name] = replace(field, values=np.concatenate([field.values, new]))
-        received = self._algorithm().decode(message, Key(0))
-        return self._server_attributes(received) | {"_final_message": message}
+        algorithm = self._algorithm()
+        attributes = algorithm.server_attributes(algorithm.decode(message, Key(0)))
+        return attributes | {"_final_message": message}
 
 
 class UserSums(NamedTuple):

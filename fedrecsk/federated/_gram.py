@@ -145,6 +145,7 @@ class GramAlgorithm(GramParameters, Algorithm[Server, Any], SendsOnce[Clients]):
     learns_direction: ClassVar[bool] = False
 
     pair_half_life: float | Literal["auto"] | None
+    history_half_life: float | Literal["auto"] | None
     # Whether the server must not learn which items a client holds.
     hides_items: bool
     # Bound on the counts of items that clients send first under central privacy. None: they do not.
@@ -316,6 +317,11 @@ class GramAlgorithm(GramParameters, Algorithm[Server, Any], SendsOnce[Clients]):
     def take_back(self, clients):
         return replace(clients, takes_back=True)
 
+    def state_attributes(self, server):
+        attributes = super().state_attributes(server)
+        prior = attributes.get("_content")
+        return attributes | {"_popularity": popularity(server.counts, prior)}
+
 
 # ------------------------------------------------------------------------------ the estimator
 
@@ -340,12 +346,10 @@ class FederatedGram(GramParameters, FromPairs, RankingMixin, FederatedRecommende
         clip = None if mechanism is None else mechanism._bound_of_setup
         secret = mechanism is not None or federation.secure_aggregation is not None
         parts |= {"hides_items": secret, "clip": clip}
-        return self._build(kind, pair_half_life=life_of(self, "pair_half_life"), **parts)
-
-    def _attributes_of_state(self, server):
-        attributes = super()._attributes_of_state(server)
-        prior = attributes.get("_content")
-        return attributes | {"_popularity": popularity(server.counts, prior)}
+        for name in ("pair_half_life", "history_half_life"):
+            if name not in parts:
+                parts[name] = life_of(self, name)
+        return self._build(kind, **parts)
 
     def _private_vectors(self, clients):
         return histories(clients.likes, self._dtype).toarray()

@@ -29,12 +29,6 @@ class WMFModel(UserParameters, FadingHistory, Mixin):
         """Return the objective of each user, given the items."""
         return self._build(UserProblem)
 
-    def _server_attributes(self, message):
-        return {"item_factors_": message["item_factors"].values}
-
-    def _user_attributes(self, block, clients):
-        return {"user_factors_": clients.users}
-
     def _public_half(self):
         items = self.item_factors_.astype(float)
         return Ridge.of(

@@ -316,3 +316,16 @@ class LightFRAlgorithm(LightFRParameters, Algorithm[Server, Clients]):
         """Whether users' vectors are shrunk towards the mean vector."""
         full = self.aggregation == "full" and self.trains_items
         return full and self.MEAN_PRIOR and max(self.reg_user, self.SPARSE_REG) > 0
+
+    # ------------------------------------------------------------------------ the model
+
+    def server_attributes(self, message):
+        scale = message["scale"].values if "scale" in message else None
+        return {
+            "item_codes_": message["item_codes"].values,
+            "rating_scale_": self.scale(scale),
+            "n_bits_": self.n_bits,
+        }
+
+    def user_attributes(self, block, clients):
+        return {"user_codes_": clients.codes}

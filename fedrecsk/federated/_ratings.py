@@ -108,6 +108,23 @@ class Columns(ColumnParameters, Value):
         return factors | ({f"{what}_bias_": vectors[:, 0]} if self.biases else {})
 
 
+class ColumnModel:
+    """Mixin of algorithms that have `columns`, and send `item_vectors` and a `scale`."""
+
+    if TYPE_CHECKING:
+        columns: Columns
+
+    def server_attributes(self, message):
+        """Return the fitted attributes of items, from the final message."""
+        low, high, level = Scale.received(message)
+        attributes = self.columns.attributes(message["item_vectors"].values, "item")
+        return attributes | {"global_bias_": level, "rating_scale_": (low, high)}
+
+    def user_attributes(self, block, clients):
+        """Return the fitted attributes of users."""
+        return self.columns.attributes(clients.users, "user")
+
+
 # -------------------------------------------------------------------------- for estimators
 
 
@@ -128,19 +145,3 @@ class RatingScale(Mixin):
 
     def _limits(self, is_fit):
         return self.rating_scale if is_fit else self.rating_scale_
-
-
-class BiasColumn(RatingScale):
-    """Mixin of estimators whose algorithm has `Columns`, sends `item_vectors` and a `scale`."""
-
-    def _columns(self) -> Columns:
-        """Return what vectors are made of."""
-        return self._build(Columns)
-
-    def _server_attributes(self, message):
-        low, high, level = Scale.received(message)
-        attributes = self._columns().attributes(message["item_vectors"].values, "item")
-        return attributes | {"global_bias_": level, "rating_scale_": (low, high)}
-
-    def _user_attributes(self, block, clients):
-        return self._columns().attributes(clients.users, "user")

@@ -316,6 +316,14 @@ class ImplicitAlgorithm(ImplicitParameters, Algorithm[Any, Clients]):
         share = min(1.0, 2 * upload.n_clients / server.n_clients)
         return share / (1 + lean * self.alpha * server.held_share / 2)
 
+    # ------------------------------------------------------------------------ the model
+
+    def server_attributes(self, message):
+        return {"item_factors_": message["item_factors"].values}
+
+    def user_attributes(self, block, clients):
+        return {"user_factors_": clients.users}
+
 
 @dataclass(eq=False, repr=False)
 class ClientItemsParameters(ImplicitParameters):

@@ -89,23 +89,6 @@ class FederatedRecommender(Updating, Recommender):
     def _check_on_devices(self, federation):
         """Raise, before any work, if only the simulator can run the method in its federation."""
 
-    @abstractmethod
-    def _server_attributes(self, message) -> Attributes:
-        """Fitted attributes that are the server's, from the final message; a dict."""
-
-    def _attributes_of_state(self, server):
-        """Fitted attributes that the server has in its state and does not send; a dict."""
-        prior = self._algorithm().item_prior(server)
-        return {} if prior is None else {"_content": prior}
-
-    @abstractmethod
-    def _user_attributes(self, block, state) -> Attributes:
-        """Fitted attributes that are the users' own; a dict; pure.
-
-        Arrays with a row per user of the block, with names that begin with ``user_``. Anything
-        else needs a class method ``joined(parts)``.
-        """
-
     def _validation_losses(self, held_out):
         """Clients: loss and weight of each held-out row under a model fitted for these users.
 
@@ -307,14 +290,14 @@ class FederatedRecommender(Updating, Recommender):
         return super()._kept_rows(user)
 
     def _new_user_attributes(self, data):
-        clients, algorithm = clone(self), self._algorithm()
+        algorithm = clone(self)._algorithm()
         message = algorithm.decode(self._final_message, Key(0))
         keys, blocks, attributes = Keys(Key(0), Key(0)), _blocks.cut(data), []
         with get_threadpool_controller().limit(limits=1, user_api="blas"):
             for block in blocks:
                 ids, block = data.client_ids[block.clients], self._as_newcomers(block)
                 state = newcomers(algorithm, block, ids, message, keys)
-                attributes.append(clients._user_attributes(block, state))
+                attributes.append(algorithm.user_attributes(block, state))
                 _checks.check_users(self, block, ids, attributes[-1])
         joined = _blocks.by_user([block.users for block in blocks], attributes)
         return {name: rows for name, rows in joined.items() if name.startswith("user_")}
@@ -330,15 +313,11 @@ class ModelOfUsers:
 
     method: FederatedRecommender
 
-    def of_users(self, block: Block, state: object) -> Attributes:
-        """Return the attributes of a block's users."""
-        return self.method._user_attributes(block, state)
-
     def scored(self, message: Message, users: Attributes, block: Block) -> FederatedRecommender:
         """Return a model of a block's users, to be evaluated."""
         model = copy.copy(self.method)
         vars(model).update(
-            self.method._server_attributes(message),
+            self.method._algorithm().server_attributes(message),
             **users,
             n_users_=block.n_users,
             n_items_=block.n_items,

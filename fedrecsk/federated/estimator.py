@@ -33,10 +33,8 @@ def estimator_of(
     ----------
     algorithm : type
         A dataclass derived from :class:`~fedrecsk.protocol.Algorithm`, each of whose fields
-        has a default. Beside the functions of an Algorithm it has
-        ``server_attributes(message)`` and ``user_attributes(clients)``, which return the fitted
-        attributes of the server and of the users as dicts. ``item_factors_``, ``user_factors_``,
-        ``item_bias_``, ``user_bias_`` and ``global_bias_`` are what `predict` and `recommend` use.
+        has a default. Of its fitted attributes, `predict` and `recommend` use ``item_factors_``,
+        ``user_factors_``, ``item_bias_``, ``user_bias_`` and ``global_bias_``.
     learns : {"ratings", "likes"}, default="ratings"
         Whether y are ratings, which `fit` then requires, or implicit feedback.
     constraints : dict or None, default=None
@@ -80,12 +78,6 @@ def estimator_of(
     def build(self):
         return algorithm(**{one.name: getattr(self, one.name) for one in own})
 
-    def server_attributes(self, message):
-        return self._algorithm().server_attributes(message)
-
-    def user_attributes(self, block, clients):
-        return self._algorithm().user_attributes(clients)
-
     name = algorithm.__name__.removesuffix("Algorithm")
     Mixin = RatingMixin if learns == "ratings" else RankingMixin
     estimator = make_dataclass(
@@ -96,8 +88,6 @@ def estimator_of(
             "__doc__": algorithm.__doc__,
             "__module__": algorithm.__module__,
             "_algorithm": build,
-            "_server_attributes": server_attributes,
-            "_user_attributes": user_attributes,
         },
         eq=False,
         repr=False,
@@ -118,7 +108,6 @@ def _check(algorithm):
     if not is_dataclass(algorithm):
         raise TypeError(f"{name} must be a dataclass; decorate it with @dataclass.")
     lacking = sorted(algorithm.__abstractmethods__)
-    lacking += [n for n in ("server_attributes", "user_attributes") if not hasattr(algorithm, n)]
     if lacking:
         raise TypeError(f"{name} lacks {', '.join(lacking)}; see fedrecsk.protocol.Algorithm.")
     for one in fields(algorithm):

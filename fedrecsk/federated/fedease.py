@@ -10,7 +10,6 @@ import numpy as np
 
 from fedrecsk._utils.constraints import Positive
 from fedrecsk._utils.docs import documented
-from fedrecsk.base._fading import life_of
 from fedrecsk.base._item_prior import ItemFeatures, WeightsContent, filled_weights
 from fedrecsk.base._item_weights import (
     ItemWeightsMixin,
@@ -61,6 +60,19 @@ class OwnWeightsAlgorithm(OwnWeightsParameters, GramAlgorithm):
         held = np.bincount(block.row_items, minlength=block.n_items)
         return Updates({"held_items": held})
 
+    def life_of_history(self, direction: float | None) -> float | Literal["auto"] | None:
+        """Return the half-life of histories, by what the final model says of direction."""
+        return self.history_half_life
+
+    # ------------------------------------------------------------------------ the model
+
+    def server_attributes(self, message):
+        return {"item_weights_": message["item_weights"].values}
+
+    def user_attributes(self, block, clients):
+        life = self.life_of_history(clients.direction)
+        return {"user_history_": histories(clients.likes, self.dtype, life)}
+
 
 @dataclass(kw_only=True, eq=False)
 class FedEASEAlgorithm(OwnWeightsAlgorithm):
@@ -104,13 +116,6 @@ class OwnWeights(OwnWeightsParameters, FederatedGram):
     @abstractmethod
     def _algorithm(self) -> OwnWeightsAlgorithm:
         """Return the method's algorithm, with these hyperparameters."""
-
-    def _server_attributes(self, message):
-        return {"item_weights_": message["item_weights"].values}
-
-    def _user_attributes(self, block, clients):
-        life = life_of(self, "history_half_life", clients.direction)
-        return {"user_history_": histories(clients.likes, self._dtype, life)}
 
     def _check_before_fit(self):
         algorithm = self._algorithm()

@@ -398,6 +398,41 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[Server, Clients]):
         items = replace(state.items, now=state.items.now + now.items.now)
         return replace(state, items=items)
 
+    # ------------------------------------------------------------------------ the model
+
+    def server_attributes(self, message):
+        scale = Scale.received(message)
+        alpha, lambda_0, *reg = message["scales"].values
+        unit, n_ratings = scale.unit, message["n_ratings"].values
+        items = (unit * average_rows(message)).astype(self.dtype)
+        # The last row is that of an unknown item.
+        n_ratings = np.append(n_ratings, 0)
+        variance = np.zeros((len(n_ratings), items.shape[1]), self.dtype)
+        variance[:, : len(reg)] = unit**2 / (reg + alpha * n_ratings[:, None])
+        attributes = {
+            "item_factors_": np.ascontiguousarray(items[:, 1:]),
+            "item_bias_": items[:, 0].copy(),
+            "item_variance_": variance[:-1],
+            "_new_item_variance": variance[-1],
+            "global_bias_": scale.level,
+            "rating_scale_": (scale.low, scale.high),
+            "noise_std_": float(unit / np.sqrt(alpha)),
+            "bias_std_": float(unit / np.sqrt(lambda_0)),
+        }
+        if self.implicit:
+            attributes["implicit_factors_"] = message["average_implicit"].values
+        return attributes
+
+    def user_attributes(self, block, clients):
+        users = clients.users
+        days = {} if self.timestamps is None else {"user_days_": clients.days}
+        return days | {
+            "user_factors_": np.ascontiguousarray(users[:, 1:]),
+            "user_bias_": users[:, 0].copy(),
+            "user_covariance_": clients.covariances,
+            "user_noise_": clients.noise,
+        }
+
 
 def weights_of_users(block: Block) -> np.ndarray:
     """Return the total weight of each user's ratings."""
@@ -633,39 +668,6 @@ class FedEB(FedEBParameters, UserFeatures, DayEffects, FederatedContent, Empiric
         return self._algorithm().width
 
     # --------------------------------------------------------------- what a fit gives
-
-    def _server_attributes(self, message):
-        scale = Scale.received(message)
-        alpha, lambda_0, *reg = message["scales"].values
-        unit, n_ratings = scale.unit, message["n_ratings"].values
-        items = (unit * average_rows(message)).astype(self._dtype)
-        # The last row is that of an unknown item.
-        n_ratings = np.append(n_ratings, 0)
-        variance = np.zeros((len(n_ratings), items.shape[1]), self._dtype)
-        variance[:, : len(reg)] = unit**2 / (reg + alpha * n_ratings[:, None])
-        attributes = {
-            "item_factors_": np.ascontiguousarray(items[:, 1:]),
-            "item_bias_": items[:, 0].copy(),
-            "item_variance_": variance[:-1],
-            "_new_item_variance": variance[-1],
-            "global_bias_": scale.level,
-            "rating_scale_": (scale.low, scale.high),
-            "noise_std_": float(unit / np.sqrt(alpha)),
-            "bias_std_": float(unit / np.sqrt(lambda_0)),
-        }
-        if self.implicit:
-            attributes["implicit_factors_"] = message["average_implicit"].values
-        return attributes
-
-    def _user_attributes(self, block, clients):
-        users = clients.users
-        days = {} if self.timestamps is None else {"user_days_": clients.days}
-        return days | {
-            "user_factors_": np.ascontiguousarray(users[:, 1:]),
-            "user_bias_": users[:, 0].copy(),
-            "user_covariance_": clients.covariances,
-            "user_noise_": clients.noise,
-        }
 
     def _prior_attributes(self, means):
         """Return the attributes of users of whom only the expected vectors, in units, are known."""

@@ -11,6 +11,7 @@ from fedrecsk.base._item_weights import (
     NearestItemsMixin,
     NearestParameters,
     diagonal,
+    half_life_by,
     nearest_items,
     sparse_weights,
 )
@@ -73,6 +74,18 @@ class FedItemKNNAlgorithm(NearestParameters, OwnWeightsAlgorithm):
             return message
         weights = sparse_weights(message["neighbors"].values, message["nearness"].values)
         return Message(**message, item_weights=Derived(weights))
+
+    # ------------------------------------------------------------------------ the model
+
+    def server_attributes(self, message):
+        direction = self.backward_weight
+        if direction is None:
+            direction = float(message["backward_weight"].values[0])
+        return super().server_attributes(message) | {"backward_weight_": direction}
+
+    def life_of_history(self, direction):
+        life = self.history_half_life
+        return half_life_by(direction) if direction is not None and life == "auto" else life
 
 
 @documented
@@ -170,7 +183,10 @@ class FedItemKNN(NearestItemsMixin, OwnWeights):
     """
 
     def _algorithm(self):
-        return self._of_sums(FedItemKNNAlgorithm, backward_weight=self._direction())
+        direction, lives = self._direction(), {}
+        if direction is None:
+            lives = {"history_half_life": self.history_half_life}
+        return self._of_sums(FedItemKNNAlgorithm, backward_weight=direction, **lives)
 
     def _direction(self):
         # Directions would have more noise than they tell.
@@ -183,9 +199,3 @@ class FedItemKNN(NearestItemsMixin, OwnWeights):
                 f"The noise of {part} hides what came first in pairs of items; set "
                 "backward_weight=1."
             )
-
-    def _server_attributes(self, message):
-        direction = self._direction()
-        if direction is None:
-            direction = float(message["backward_weight"].values[0])
-        return super()._server_attributes(message) | {"backward_weight_": direction}

@@ -302,6 +302,17 @@ class FedMFAlgorithm(AveragingParameters, Algorithm[Any, Clients]):
             return self.server_learning_rate
         return min(max(1.0, n_items / ITEMS_PER_UNIT), LONGEST)
 
+    # ------------------------------------------------------------------------ the model
+
+    def server_attributes(self, message):
+        attributes = {"item_factors_": final_items(message)}
+        if self.targets.loss == "squared":
+            attributes["global_bias_"] = float(message["global_bias"].values[0])
+        return attributes
+
+    def user_attributes(self, block, clients):
+        return {"user_factors_": clients.users}
+
 
 def _visit(layout, feedback, cohort, config, items, moving, users, out):
     """Train a cohort; return sums of losses and of their weights."""
@@ -331,15 +342,6 @@ class AveragedItems(AveragingParameters, LearnsFromFeedback):
         # With early stopping clients measure the model that they receive.
         averages = self.averaging and not self.early_stopping
         return self._build(self._kind, targets=self._build(Targets), averages=averages)
-
-    def _server_attributes(self, message):
-        attributes = {"item_factors_": final_items(message)}
-        if self.loss == "squared":
-            attributes["global_bias_"] = float(message["global_bias"].values[0])
-        return attributes
-
-    def _user_attributes(self, block, clients):
-        return {"user_factors_": clients.users}
 
     def _least_bytes(self, data):
         # The mean update beside the sum.

@@ -181,17 +181,6 @@ class LightFR(
         given = {"content": content, "trains_items": self._trains_items, "moves_users": True}
         return self._build(LightFRAlgorithm, **given | parts)
 
-    def _server_attributes(self, message):
-        scale = message["scale"].values if "scale" in message else None
-        return {
-            "item_codes_": message["item_codes"].values,
-            "rating_scale_": self._algorithm().scale(scale),
-            "n_bits_": self.n_bits,
-        }
-
-    def _user_attributes(self, block, clients):
-        return {"user_codes_": clients.codes}
-
     def _item_vectors(self, message):
         return message["item_signs"].values
 

@@ -145,6 +145,7 @@ class PrivFedEBAlgorithm(PrivFedEBParameters, PlansRounds, Algorithm[Server, Cli
     full_rounds: int
     client_fraction: float
     dropout: float
+    dtype: type[np.floating]
     # Whether there is central differential privacy.
     is_private: bool
     content: ItemFeatures
@@ -404,6 +405,29 @@ class PrivFedEBAlgorithm(PrivFedEBParameters, PlansRounds, Algorithm[Server, Cli
         users[:, 0] *= clients.unit
         return replace(clients, users=block.spread(users, turn.active))
 
+    # ------------------------------------------------------------------------ the model
+
+    def server_attributes(self, message):
+        scale = Scale.received(message)
+        items = scale.unit * message["average_items"].values.astype(self.dtype)
+        implicit = message.get("average_implicit")
+        attributes = {}
+        if implicit is not None:
+            attributes["implicit_factors_"] = implicit.values.astype(self.dtype)
+        return attributes | {
+            "item_factors_": np.ascontiguousarray(items[:, 1:], self.dtype),
+            "item_bias_": items[:, 0].astype(self.dtype),
+            "global_bias_": scale.level,
+            "rating_scale_": (scale.low, scale.high),
+        }
+
+    def user_attributes(self, block, clients):
+        users = clients.users.astype(self.dtype)
+        return {
+            "user_factors_": np.ascontiguousarray(users[:, 1:]),
+            "user_bias_": users[:, 0].copy(),
+        }
+
 
 def _public(values):
     """Return a field of numbers that were not learned."""
@@ -648,27 +672,6 @@ class PrivFedEB(PrivFedEBParameters, FederatedContent, EmpiricalBayes):
         )
 
     # --------------------------------------------------------------- what a fit gives
-
-    def _server_attributes(self, message):
-        scale = Scale.received(message)
-        items = scale.unit * message["average_items"].values.astype(self._dtype)
-        implicit = message.get("average_implicit")
-        attributes = {}
-        if implicit is not None:
-            attributes["implicit_factors_"] = implicit.values.astype(self._dtype)
-        return attributes | {
-            "item_factors_": np.ascontiguousarray(items[:, 1:], self._dtype),
-            "item_bias_": items[:, 0].astype(self._dtype),
-            "global_bias_": scale.level,
-            "rating_scale_": (scale.low, scale.high),
-        }
-
-    def _user_attributes(self, block, clients):
-        users = clients.users.astype(self._dtype)
-        return {
-            "user_factors_": np.ascontiguousarray(users[:, 1:]),
-            "user_bias_": users[:, 0].copy(),
-        }
 
     def _public_half(self):
         unit, prior = self._scale().unit, {}

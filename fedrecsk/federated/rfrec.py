@@ -114,7 +114,12 @@ class RFRecParameters(ColumnParameters):
 
 
 @dataclass(kw_only=True, eq=False)
-class RFRecAlgorithm(RFRecParameters, Algorithm[Server, Clients], SharesHistory[Clients, Common]):
+class RFRecAlgorithm(
+    RFRecParameters,
+    _ratings.ColumnModel,
+    Algorithm[Server, Clients],
+    SharesHistory[Clients, Common],
+):
     """Every client steps on an item matrix of its own, which is pulled towards their mean."""
 
     dtype: type[np.floating] = np.float32
@@ -417,6 +422,36 @@ class RFRecAlgorithm(RFRecParameters, Algorithm[Server, Clients], SharesHistory[
             scores, errors, loss = evaluate(users)
         return users
 
+    # ------------------------------------------------------------------------ the model
+
+    def server_attributes(self, message):
+        attributes = super().server_attributes(message)
+        return attributes | {"_mean_user_bias": self._mean_bias(message, attributes)}
+
+    def user_attributes(self, block, clients):
+        attributes = self.columns.attributes(clients.users.now, "user")
+        if self.predict_with == "local":
+            its = clients.held.now, clients.common.items
+            attributes["_own_items"] = OwnItems.of(block, *its)
+        return attributes
+
+    def _mean_bias(self, message, attributes):
+        """Return the user bias with which the items' biases alone give the mean rating."""
+        if not self.biases or "n_ratings" not in message:
+            return 0.0
+        weights = np.maximum(message["n_ratings"].values, 0).astype(np.float64)
+        if not weights.any():
+            return 0.0
+        scores = attributes["global_bias_"] + attributes["item_bias_"].astype(np.float64)
+        level = expected_ratings(attributes["global_bias_"], self.LINK)
+        low, high = -FARTHEST, FARTHEST
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            estimates = expected_ratings(scores + middle, self.LINK)
+            above = np.average(estimates, weights=weights) > level
+            low, high = (low, middle) if above else (middle, high)
+        return (low + high) / 2
+
 
 def expected_ratings(scores, link):
     """Return the scaled ratings of scores."""
@@ -426,7 +461,7 @@ def expected_ratings(scores, link):
 @documented
 @dataclass(eq=False, repr=False)
 class RFRec(
-    RFRecParameters, FederatedContent, _ratings.BiasColumn, RatingMixin, FederatedRecommender
+    RFRecParameters, FederatedContent, _ratings.RatingScale, RatingMixin, FederatedRecommender
 ):
     """Regularised federated recommendation: every client trains its own item matrix.
 
@@ -566,7 +601,7 @@ class RFRec(
         clip = None if local_dp is None else local_dp.number_clip
         return self._build(
             kind,
-            columns=self._columns(),
+            columns=self._build(Columns),
             content=ItemFeatures(self.item_features, self.items),
             is_private=local_dp is not None or central_dp is not None,
             clip=None if clip is None else float(clip),
@@ -576,34 +611,6 @@ class RFRec(
 
     def _private_vectors(self, clients):
         return clients.users.now
-
-    def _user_attributes(self, block, clients):
-        attributes = self._columns().attributes(clients.users.now, "user")
-        if self.predict_with == "local":
-            its = clients.held.now, clients.common.items
-            attributes["_own_items"] = OwnItems.of(block, *its)
-        return attributes
-
-    def _server_attributes(self, message):
-        attributes = super()._server_attributes(message)
-        return attributes | {"_mean_user_bias": self._mean_bias(message, attributes)}
-
-    def _mean_bias(self, message, attributes):
-        """Return the user bias with which the items' biases alone give the mean rating."""
-        if not self.biases or "n_ratings" not in message:
-            return 0.0
-        weights = np.maximum(message["n_ratings"].values, 0).astype(np.float64)
-        if not weights.any():
-            return 0.0
-        scores = attributes["global_bias_"] + attributes["item_bias_"].astype(np.float64)
-        level = expected_ratings(attributes["global_bias_"], self.LINK)
-        low, high = -FARTHEST, FARTHEST
-        for _ in range(BISECTIONS):
-            middle = (low + high) / 2
-            estimates = expected_ratings(scores + middle, self.LINK)
-            above = np.average(estimates, weights=weights) > level
-            low, high = (low, middle) if above else (middle, high)
-        return (low + high) / 2
 
     def _response(self, scores):
         low, high = self.rating_scale_
@@ -648,7 +655,7 @@ class RFRec(
     # ------------------------------------------------------------------- what it needs
 
     def _least_bytes(self, data):
-        own = np.dtype(self._dtype).itemsize * len(data.items) * self._columns().width
+        own = np.dtype(self._dtype).itemsize * len(data.items) * self._algorithm().columns.width
         everybody = self.client_fraction == 1 and not self.early_stopping
         return super()._least_bytes(data) + (own if everybody else 0)
 
@@ -677,7 +684,7 @@ class RFRec(
             return
         n_vectors = len(blocks) * data.n_items
         copies = (3 if self.optimizer == "adam" else 1) + (self.predict_with == "local")
-        nbytes = n_vectors * copies * self._columns().width * np.dtype(self._dtype).itemsize
+        nbytes = n_vectors * copies * plan.algorithm.columns.width * np.dtype(self._dtype).itemsize
         # Blocks of clients with equal histories never have many more vectors than ratings.
         if nbytes > DENSE_LIMIT and n_vectors > 2 * (len(data.items) + data.n_items):
             raise ValueError(

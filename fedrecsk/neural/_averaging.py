@@ -60,6 +60,8 @@ class ModuleAlgorithm(ModuleParameters, Algorithm[Server, Clients]):
     """Clients train all of a module, and upload the changes of what is not private."""
 
     recipe: Recipe
+    # Of a fitted model.
+    fitted: Recipe
     plan: Plan
 
     @property
@@ -254,3 +256,32 @@ class ModuleAlgorithm(ModuleParameters, Algorithm[Server, Clients]):
             name: np.ascontiguousarray(message[name].values, dtype=parts[name].numpy_dtype)
             for name in self.layout.sent
         }
+
+    # ------------------------------------------------------------------------ the model
+
+    def server_attributes(self, message):
+        layout = blueprint(self.fitted).layout
+        parameters = {name: message[name].values for name in layout.sent}
+        n_items = _n_items(message, layout)
+        tables = [np.empty((n_items, 0), layout.dtype)]
+        tables += [parameters[name] for name in layout.named("item")]
+        attributes = {
+            "parameters_": parameters,
+            "item_factors_": np.concatenate(tables, axis=1),
+            "newcomer_factors_": self.newcomer(message, n_items),
+            # A fitted model scores by its own module, whatever parameters are set later.
+            "_fitted_recipe": self.fitted,
+        }
+        if self.plan.loss == "squared":
+            attributes["global_bias_"] = float(message["global_bias"].values[0])
+        return attributes
+
+    def user_attributes(self, block, clients):
+        return {"user_factors_": clients.users}
+
+
+def _n_items(message, layout):
+    """Size of the catalogue, from the tables in a message."""
+    name = layout.named("item", "private item")[0]
+    values, part = message[name].values, layout.parts[name]
+    return len(values) if part.kind == "item" else values.size // part.width

@@ -53,12 +53,12 @@ class NeuralRecommender(ModuleParameters, LearnsFromFeedback):
         """Return how the module is built, whose ``module(users, items)`` gives scores of pairs."""
 
     def _algorithm(self):
-        return self._build(self._kind, recipe=self._recipe(), plan=self._local_plan())
+        return self._averaging(self._recipe())
 
-    def _local_plan(self):
-        """Return how clients train."""
+    def _averaging(self, recipe):
+        """Return the algorithm that trains the module of a recipe."""
         rates = self.learning_rate
-        return Plan(
+        plan = Plan(
             optimizer=self.optimizer,
             rates=rates if isinstance(rates, dict) else {"*": rates},
             loss=self.loss,
@@ -67,28 +67,9 @@ class NeuralRecommender(ModuleParameters, LearnsFromFeedback):
             batch_size=self.batch_size,
             device=self.device,
         )
+        return self._build(self._kind, recipe=recipe, fitted=self._recipe(), plan=plan)
 
-    # ------------------------------------------------------------------ fitted attributes
-
-    def _server_attributes(self, message):
-        layout = self._module_layout()
-        parameters = {name: message[name].values for name in layout.sent}
-        n_items = _n_items(message, layout)
-        tables = [np.empty((n_items, 0), layout.dtype)]
-        tables += [parameters[name] for name in layout.named("item")]
-        attributes = {
-            "parameters_": parameters,
-            "item_factors_": np.concatenate(tables, axis=1),
-            "newcomer_factors_": self._algorithm().newcomer(message, n_items),
-            # A fitted model scores by its own module, whatever parameters are set later.
-            "_fitted_recipe": self._recipe(),
-        }
-        if self.loss == "squared":
-            attributes["global_bias_"] = float(message["global_bias"].values[0])
-        return attributes
-
-    def _user_attributes(self, block, clients):
-        return {"user_factors_": clients.users}
+    # ------------------------------------------------------------------------ the module
 
     def _module_layout(self):
         return blueprint(self._recipe()).layout
@@ -290,10 +271,3 @@ class NeuralRecommender(ModuleParameters, LearnsFromFeedback):
         # Tied parameters have one name among these.
         module.load_state_dict(state, strict=False)
         return module.eval()
-
-
-def _n_items(message, layout):
-    """Size of the catalogue, from the tables in a message."""
-    name = layout.named("item", "private item")[0]
-    values, part = message[name].values, layout.parts[name]
-    return len(values) if part.kind == "item" else values.size // part.width

@@ -16,7 +16,7 @@ from fedrecsk.neural import _averaging
 from fedrecsk.neural._layout import Recipe
 from fedrecsk.neural.base import NeuralRecommender, Optimizer
 from fedrecsk.neural.modules import MLP, PersonalMLP
-from fedrecsk.neural.pfedrec import PACE, PFedRecAlgorithm, PFedRecParameters
+from fedrecsk.neural.pfedrec import ITEMS, PACE, PFedRecAlgorithm, PFedRecParameters
 from fedrecsk.protocol.algorithm import Traits
 from fedrecsk.protocol.messages import Form, PerClient
 from fedrecsk.updates import FieldSpec
@@ -27,7 +27,6 @@ NO_AGGREGATOR = (
     "the server averages the item tables of similar clients itself, so the aggregator would have "
     "no effect. Use PFedRec."
 )
-ITEMS = "item.weight"
 
 
 @dataclass(frozen=True)
@@ -109,6 +108,14 @@ class GPFedRecAlgorithm(GPFedRecParameters, PFedRecAlgorithm):
     def _trainer(self, plan, block, feedback, message, users):
         trainer = super()._trainer(plan, block, feedback, message, users)
         return replace(trainer, offsets=message["offsets"].values.astype(self.layout.dtype))
+
+    # ------------------------------------------------------------------------ the model
+
+    def server_attributes(self, message):
+        attributes = super().server_attributes(message)
+        own = np.zeros(message[ITEMS].values.size, self.layout.dtype)
+        newcomer = np.concatenate([attributes["newcomer_factors_"], own])
+        return attributes | {"newcomer_factors_": newcomer}
 
 
 def neighbours_means(tables):
@@ -242,13 +249,7 @@ class GPFedRec(GPFedRecParameters, NeuralRecommender):
 
     def _algorithm(self):
         # Clients train a table that is theirs for the round; the sum of two is for the end.
-        return self._build(self._kind, recipe=self._recipe(MLP), plan=self._local_plan())
-
-    def _server_attributes(self, message):
-        attributes = super()._server_attributes(message)
-        own = np.zeros(message[ITEMS].values.size, self._dtype)
-        newcomer = np.concatenate([attributes["newcomer_factors_"], own])
-        return attributes | {"newcomer_factors_": newcomer}
+        return self._averaging(self._recipe(MLP))
 
     def _as_newcomers(self, block):
         return replace(block, clients=np.full_like(block.clients, -1))

@@ -236,6 +236,25 @@ class MetaMFAlgorithm(MetaMFParameters, Algorithm[Server, Clients]):
         level = Scale.received(message).level
         return Clients(level, Parts(*(one[whose] for one in made)))
 
+    # ------------------------------------------------------------------------ the model
+
+    def server_attributes(self, message):
+        low, high, level = Scale.received(message)
+        made = message["table"].values
+        attributes = {
+            "rating_scale_": (low, high),
+            "global_bias_": level,
+            "_fitted_sizes": self.sizes(made.shape[1]),
+        }
+        if isinstance(made, Made):
+            attributes |= {"network_": made.weights, "mean_code_": _mean(made.codes)}
+        return attributes
+
+    def user_attributes(self, block, clients):
+        if isinstance(clients.made.table, Made):
+            return {"user_codes_": clients.made.table.codes}
+        return dict(zip(PARTS.values(), clients.made, strict=True))
+
 
 def _leaf(array):
     """Return a copy as a tensor with a gradient: clients may still hold an earlier message."""
@@ -384,27 +403,8 @@ class MetaMF(MetaMFParameters, RatingScale, RatingMixin, FederatedRecommender):
     def _algorithm(self):
         return self._build(MetaMFAlgorithm)
 
-    # ------------------------------------------------------------------ fitted attributes
-
     def _as_newcomers(self, block):
         return replace(block, clients=np.full_like(block.clients, -1))
-
-    def _server_attributes(self, message):
-        low, high, level = Scale.received(message)
-        made = message["table"].values
-        attributes = {
-            "rating_scale_": (low, high),
-            "global_bias_": level,
-            "_fitted_sizes": self._algorithm().sizes(made.shape[1]),
-        }
-        if isinstance(made, Made):
-            attributes |= {"network_": made.weights, "mean_code_": _mean(made.codes)}
-        return attributes
-
-    def _user_attributes(self, block, clients):
-        if isinstance(clients.made.table, Made):
-            return {"user_codes_": clients.made.table.codes}
-        return dict(zip(PARTS.values(), clients.made, strict=True))
 
     # --------------------------------------------------------------------- predictions
 

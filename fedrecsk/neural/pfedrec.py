@@ -25,6 +25,7 @@ __all__ = ["PFedRec"]
 
 # The authors' learning rate of items is this multiple of the other, times the number of items.
 PACE = 80
+ITEMS = "item.weight"
 
 
 @dataclass(eq=False, repr=False)
@@ -60,7 +61,7 @@ class PFedRecAlgorithm(PFedRecParameters, ModuleAlgorithm):
             return []
         clients, places = trained.is_row.nonzero()
         items = trained.items[clients, places]
-        vectors = trained.after["item.weight"][clients, places]
+        vectors = trained.after[ITEMS][clients, places]
         first, last = block.client_indptr[trained.clients], block.client_indptr[trained.clients + 1]
         own = []
         for number in range((last - first).max(initial=0)):
@@ -68,6 +69,20 @@ class PFedRecAlgorithm(PFedRecParameters, ModuleAlgorithm):
             those = users < last[clients]
             own.append((users[those], items[those], vectors[those]))
         return own
+
+    def user_attributes(self, block, clients):
+        attributes = super().user_attributes(block, clients)
+        if not self.personal_items:
+            return attributes
+        d = self.layout.parts[ITEMS].width
+        none = np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, d), self.layout.dtype)
+        users, items, vectors = zip(none, *clients.own_items, strict=True)
+        users, items = np.concatenate(users), np.concatenate(items)
+        columns = items[:, None] * d + np.arange(d)
+        triples = np.concatenate(vectors).ravel(), (np.repeat(users, d), columns.ravel())
+        own = sparse.coo_array(triples, (block.n_users, block.n_items * d)).tocsr()
+        own.sort_indices()
+        return attributes | {"user_items_": own}
 
 
 @documented
@@ -170,20 +185,6 @@ class PFedRec(PFedRecParameters, NeuralRecommender):
 
     # ------------------------------------------------------------- items of the users' own
 
-    def _user_attributes(self, block, clients):
-        attributes = super()._user_attributes(block, clients)
-        if not self.personal_items:
-            return attributes
-        d = self.n_factors
-        none = np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, d), self._dtype)
-        users, items, vectors = zip(none, *clients.own_items, strict=True)
-        users, items = np.concatenate(users), np.concatenate(items)
-        columns = items[:, None] * d + np.arange(d)
-        triples = np.concatenate(vectors).ravel(), (np.repeat(users, d), columns.ravel())
-        own = sparse.coo_array(triples, (block.n_users, block.n_items * d)).tocsr()
-        own.sort_indices()
-        return attributes | {"user_items_": own}
-
     def to_module(self, user: Any = None) -> nn.Module:
         """Return the fitted module, with the user's own items if it has any."""
         module = super().to_module(user)
@@ -191,7 +192,7 @@ class PFedRec(PFedRecParameters, NeuralRecommender):
             (code,) = self._users.codes(id_array([user], "user"))
             items, vectors = self._own_items(code)
             with torch.no_grad():
-                table = module.get_parameter("item.weight")
+                table = module.get_parameter(ITEMS)
                 table[torch.from_numpy(items)] = torch.from_numpy(vectors)
         return module
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedrecsk.base._item_prior import ItemPrior
-    from fedrecsk.protocol.blocks import Block
+    from fedrecsk.protocol.blocks import Attributes, Block
     from fedrecsk.protocol.keys import Key, Keys
     from fedrecsk.protocol.messages import Catalogue, Form, GroupMessages, Upload
     from fedrecsk.protocol.participation import RoundMasks, Sampling
@@ -209,6 +209,25 @@ class Algorithm(Value, ABC, Generic[S, C]):
     def item_prior(self, server: S) -> ItemPrior | None:
         """Server: what it keeps of `item_features`."""
         return getattr(server, "prior", None)
+
+    # ------------------------------------------------------------------------ the model
+
+    @abstractmethod
+    def server_attributes(self, message: Message) -> Attributes:
+        """Return the fitted attributes that the final message has, as clients read it; a dict."""
+
+    def state_attributes(self, server: S) -> Attributes:
+        """Return the fitted attributes that the server does not send; a dict."""
+        prior = self.item_prior(server)
+        return {} if prior is None else {"_content": prior}
+
+    @abstractmethod
+    def user_attributes(self, block: Block, clients: C) -> Attributes:
+        """Return the fitted attributes that are the users' own; a dict.
+
+        Arrays with a row per user of the block, with names that begin with ``user_``. Anything
+        else needs a class method ``joined(parts)``.
+        """
 
     # ------------------------------------------------------------------ with other rows
 

@@ -478,7 +478,7 @@ class Clients:
         for block, places, wanted, state in personalized:
             if codes is not None:
                 block = replace(block, users=codes[places])
-            its = self.plan.models.of_users(block, state)
+            its = self.algorithm.user_attributes(block, state)
             attributes.append({name: _of_users(rows, wanted) for name, rows in its.items()})
             users.append(numbers[places[wanted]])
         return by_user(users, attributes)

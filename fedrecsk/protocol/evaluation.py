@@ -71,14 +71,17 @@ class Scored(Protocol):
         self, users: NDArray[np.int64], items: NDArray[np.int64]
     ) -> NDArray[np.float64]:
         """Score pairs."""
+        ...
 
     def _score_all(self, users: NDArray[np.int64]) -> NDArray[np.float64]:
         """Score every item for users."""
+        ...
 
     def _validation_losses(
         self, held_out: HeldOut
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the loss and the weight of each held-out row."""
+        ...
 
 
 class Metric(NamedTuple):

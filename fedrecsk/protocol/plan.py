@@ -22,13 +22,11 @@ Uploads = Literal["sum", "single", "held", "kept"]
 
 
 class ModelMaker(Protocol):
-    """Turns messages and clients' states into fitted attributes, and these into scores."""
-
-    def of_users(self, block: Block, state: object) -> Attributes:
-        """Return the attributes of a block's users."""
+    """Turns fitted attributes into models that score."""
 
     def scored(self, message: Message, users: Attributes, block: Block) -> Scored:
         """Return a model of a block's users, to be evaluated."""
+        ...
 
 
 @dataclass(frozen=True)

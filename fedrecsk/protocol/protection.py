@@ -31,10 +31,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedrecsk.protocol.blocks import Block
-    from fedrecsk.protocol.federation import Federation, Uploads
+    from fedrecsk.protocol.federation import Federation
     from fedrecsk.protocol.keys import Key
     from fedrecsk.protocol.messages import Message
     from fedrecsk.protocol.participation import RoundMasks
+    from fedrecsk.protocol.plan import Uploads
     from fedrecsk.updates._client_updates import Stage
 
     # Takes updates, and a seed for each client.

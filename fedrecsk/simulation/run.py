@@ -380,9 +380,9 @@ def fitted_attributes(
     """
     received = server.algorithm.decode(message, server.key.at(server.round))
     # Copies, so that writing into a fitted array does not change a running fit.
-    ours = copy.deepcopy(method._server_attributes(received))
+    ours = copy.deepcopy(server.algorithm.server_attributes(received))
     ours["_final_message"] = copy.deepcopy(message)
-    ours |= method._attributes_of_state(server.state)
+    ours |= server.algorithm.state_attributes(server.state)
     if isinstance(method, ItemContent) and "_content" in ours:
         ours["_feature_columns"] = columns_of(method.item_features)
     return ours | users(received, ours)

@@ -11,6 +11,7 @@ from fedrecsk.deployment.exchanges import NotEnough
 from fedrecsk.deployment.node import Node
 from fedrecsk.deployment.records import pack, unpack
 from fedrecsk.deployment.store import Store
+from fedrecsk.federated.rfrec import RFRecAlgorithm
 from tests.conftest import make_toy
 from tests.deployment.in_process import (
     Killed,
@@ -233,12 +234,17 @@ def test_a_model_that_has_diverged_warns_on_the_server_and_on_the_nodes(tmp_path
     assert sum("item factors or biases reach" in text for text in texts) == 1
 
 
-class NoUserFits(RFRec):
+class NoUserFitsAlgorithm(RFRecAlgorithm):
     """Nobody can be fitted to its items."""
 
-    def _user_attributes(self, block, state):
-        attributes = super()._user_attributes(block, state)
+    def user_attributes(self, block, clients):
+        attributes = super().user_attributes(block, clients)
         return {name: values * np.nan for name, values in attributes.items()}
+
+
+class NoUserFits(RFRec):
+    def _algorithm(self):
+        return self._rfrec(NoUserFitsAlgorithm)
 
 
 def test_a_model_to_which_no_user_can_be_fitted_names_no_client(tmp_path):

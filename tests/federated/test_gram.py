@@ -153,16 +153,19 @@ def test_the_model_that_clients_measure_is_counted(model):
 # ------------------------------------------------------------------------- central privacy
 
 
-class Watched:
-    """Keeps the sum that the server solves, the deviation of its noise, and the items' counts."""
-
-    def _attributes_of_state(self, server):
-        type(self).seen = server.gram.copy(), server.noise_std, server.counts
-        return super()._attributes_of_state(server)
-
-
 def watched(Estimator):
-    return type(Estimator.__name__, (Watched, Estimator), {})
+    """Keep the sum that the server solves, the deviation of its noise, and the items' counts."""
+
+    def of_sums(self, kind, **parts):
+        def state_attributes(algorithm, server):
+            Watched.seen = server.gram.copy(), server.noise_std, server.counts
+            return kind.state_attributes(algorithm, server)
+
+        one = type(kind.__name__, (kind,), {"state_attributes": state_attributes})
+        return Estimator._of_sums(self, one, **parts)
+
+    Watched = type(Estimator.__name__, (Estimator,), {"_of_sums": of_sums})
+    return Watched
 
 
 def private(Estimator, setting, **dp):

@@ -42,7 +42,7 @@ def test_compression_that_loses_nothing_changes_nothing(Estimator, compressor, m
 class Sender(Algorithm):
     """As much of a method as `Clients` need to send an upload of each client."""
 
-    begin = broadcast = downloads = step = final = None
+    begin = broadcast = downloads = step = final = server_attributes = user_attributes = None
 
     def __init__(self, specs, upload, single):
         self.specs, self.upload, self.single = specs, upload, single

@@ -58,13 +58,13 @@ class NumberedAlgorithm(LocALSAlgorithm):
         clients.numbers = numbers
         return clients
 
+    def user_attributes(self, block, clients):
+        return super().user_attributes(block, clients) | {"user_number_": clients.numbers}
+
 
 class Numbered(LocALS):
     def _algorithm(self):
         return self._implicit(NumberedAlgorithm, regression=self._user_regression())
-
-    def _user_attributes(self, block, state):
-        return super()._user_attributes(block, state) | {"user_number_": state.numbers}
 
 
 def test_each_client_receives_its_own_entry_and_newcomers_those_of_all(monkeypatch):

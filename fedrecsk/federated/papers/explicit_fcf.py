@@ -82,7 +82,7 @@ class RatingParameters(ColumnParameters):
 
 
 @dataclass(kw_only=True, eq=False)
-class RatingAlgorithm(RatingParameters, Algorithm[Any, Any]):
+class RatingAlgorithm(RatingParameters, _ratings.ColumnModel, Algorithm[Any, Any]):
     """Clients send gradients of rated items: ExplicitFCF and SemiDFEGL."""
 
     dtype: type[np.floating] = np.float32
@@ -276,7 +276,7 @@ class ExplicitFCFAlgorithm(ExplicitFCFParameters, RatingAlgorithm):
 
 @dataclass(eq=False, repr=False)
 class RatingGradients(
-    RatingParameters, StepParameters, _ratings.BiasColumn, RatingMixin, FederatedRecommender
+    RatingParameters, StepParameters, _ratings.RatingScale, RatingMixin, FederatedRecommender
 ):
     """Base class of ExplicitFCF and SemiDFEGL, the estimators of a `RatingAlgorithm`."""
 
@@ -285,7 +285,7 @@ class RatingGradients(
 
     def _of_ratings(self, kind):
         """Return an algorithm of a class, with its columns and the server's steps."""
-        return self._build(kind, columns=self._columns(), descent=self._build(Descent))
+        return self._build(kind, columns=self._build(Columns), descent=self._build(Descent))
 
     def _response(self, scores):
         return np.clip(scores, *self.rating_scale_)
@@ -418,7 +418,7 @@ class ExplicitFCF(ExplicitFCFParameters, RatingGradients):
 
     def _public_half(self):
         vectors, offset = self.item_factors_, np.full(self.n_items_, self.global_bias_)
-        width = self._columns().width
+        width = self._algorithm().columns.width
         penalty, power = np.full(width, float(self.reg_user)), np.zeros(width)
         power[int(self.biases) :] = self.REG_POWER
         if self.biases:

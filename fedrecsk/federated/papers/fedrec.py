@@ -22,9 +22,10 @@ from fedrecsk.base import RatingMixin
 from fedrecsk.data._checks import scale_of
 from fedrecsk.federated._ratings import (
     RATINGS,
-    BiasColumn,
+    ColumnModel,
     ColumnParameters,
     Columns,
+    RatingScale,
     Scale,
     sums_of_ratings,
 )
@@ -91,7 +92,7 @@ class FedRecParameters(ColumnParameters):
 
 
 @dataclass(kw_only=True, eq=False)
-class FedRecAlgorithm(FedRecParameters, PlansRounds, Algorithm[Server, Clients]):
+class FedRecAlgorithm(FedRecParameters, ColumnModel, PlansRounds, Algorithm[Server, Clients]):
     """Clients add virtual ratings to their own, and upload the gradients of both."""
 
     # A number; not "auto".
@@ -297,7 +298,7 @@ def _rescaled(values, low, high):
 
 @documented
 @dataclass(eq=False, repr=False)
-class FedRec(FedRecParameters, BiasColumn, RatingMixin, FederatedRecommender):
+class FedRec(FedRecParameters, RatingScale, RatingMixin, FederatedRecommender):
     """Federated matrix factorisation whose clients upload gradients of items they have not rated.
 
     A client that uploads gradients of its rated items only reveals them to the server. In FedRec
@@ -432,7 +433,7 @@ class FedRec(FedRecParameters, BiasColumn, RatingMixin, FederatedRecommender):
     _user_width = "n_factors"
 
     def _algorithm(self):
-        return self._build(FedRecAlgorithm, reg=self._reg, columns=self._columns())
+        return self._build(FedRecAlgorithm, reg=self._reg, columns=self._build(Columns))
 
     def _private_vectors(self, clients):
         return clients.users[:, int(self.biases) :]

@@ -61,6 +61,14 @@ class FedSpectralAlgorithm(GramAlgorithm):
     def personalize(self, block, clients, message, turn, key):
         return self.problem.personalized(block, turn.active, *self.problem.received(message))
 
+    # ------------------------------------------------------------------------ the model
+
+    def server_attributes(self, message):
+        return {"item_factors_": message["item_factors"].values}
+
+    def user_attributes(self, block, clients):
+        return {"user_factors_": clients.users}
+
 
 @documented
 @dataclass(eq=False, repr=False)
