@@ -98,11 +98,14 @@ def check_fitted(estimator: Any, data: Any, attributes: Mapping) -> None:
     warn(f"{type(estimator).__name__} diverged: {what}. {hint(estimator, data)}")
 
 
-def check_items(estimator: Any, data: Any, attributes: Mapping) -> None:
-    """Raise or warn as `check_fitted` does, where a deployed fit's server has no users."""
+def check_items(estimator: Any, data: Any, attributes: Mapping, scale: float) -> None:
+    """Raise or warn as `check_fitted` does, where a deployed fit's server has no users.
+
+    `scale` is the size of what scores estimate.
+    """
     arrays = _finite(estimator, data, attributes)
     names = [name for name in ("item_factors_", "item_bias_") if name in arrays]
-    size, scale = max((largest(arrays[name]) for name in names), default=0), _scale(estimator, data)
+    size = max((largest(arrays[name]) for name in names), default=0)
     if size > ABSURD * scale:
         warn(
             f"{type(estimator).__name__} diverged: item factors or biases reach {size:.3g}, but "

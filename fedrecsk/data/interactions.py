@@ -150,6 +150,14 @@ class Interactions(Population):
     times: np.ndarray | None = None  # float64, NaN where missing; None: the model does not use it
     features: np.ndarray | None = None  # of users, NaN where missing; None: the model uses none
 
+    @classmethod
+    def of_nobody(cls, item_ids: Ids) -> Interactions:
+        """Return no ratings of these items."""
+        none = np.zeros(0, dtype=np.int64)
+        ids, start = Ids(none, "user ids"), np.zeros(1, dtype=np.int64)
+        rows = none.astype(np.int32), none.astype(float), none.astype(float)
+        return cls(ids, item_ids, none, start, start, *rows)
+
     @property
     def users(self) -> NDArray[np.int64]:
         """User code of each rating, shape (n_ratings,)."""
@@ -193,10 +201,11 @@ class Interactions(Population):
         return digest.digest()
 
     def value_range(self) -> tuple[float, float]:
-        return float(self.values.min()), float(self.values.max())
+        values = self.values if len(self.values) else np.zeros(1)
+        return float(values.min()), float(values.max())
 
     def heaviest(self) -> float:
-        return float(self.weights.max())
+        return float(self.weights.max(initial=0))
 
     def seen(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         return self.indptr, self.items

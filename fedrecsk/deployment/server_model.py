@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from fedrecsk.base import attributes_of
-from fedrecsk.data._checks import check_items, hint
-from fedrecsk.data.ids import Ids, catalogue_ids
+from fedrecsk.data._checks import check_items
+from fedrecsk.data.ids import catalogue_ids
+from fedrecsk.data.interactions import Interactions
 from fedrecsk.deployment.checks import differences, digests
 from fedrecsk.deployment.exchanges import Exchanges, Members
 from fedrecsk.deployment.records import message_arrays, pack
@@ -32,20 +30,12 @@ def model_for_newcomers(
     estimator: FederatedRecommender, server: DeviceServer, message: Message
 ) -> FederatedRecommender:
     """Return a fitted estimator without users, which folds in newcomers."""
-    model = bare(estimator)
-    # An invented user shows which attributes users have.
-    items = catalogue_ids(estimator.items)
-    low, high = getattr(estimator, "rating_scale", None) or (1, 1)
-    X = np.array([["nobody", items.values[0]]], dtype=object)
-    # The user has no time, and X of newcomers may have more columns.
-    reader = copy.copy(model)
-    if getattr(reader, "timestamps", None) is not None:
-        reader.timestamps = None
-    data = reader._read(X, np.array([(low + high) / 2]), None, None, item_ids=items)
+    model, items = bare(estimator), catalogue_ids(estimator.items)
     attributes = fitted_attributes(model, server, message, lambda received, ours: {})
-    check_items(model, data, attributes)
+    nobody, ends = Interactions.of_nobody(items), getattr(model, "rating_scale", None) or (1, 1)
+    check_items(model, nobody, attributes, max(1.0, *map(abs, ends)))
     vars(model).update(
-        attributes_of(data) | attributes,
+        attributes_of(nobody) | attributes,
         n_rounds_=server.round,
         history_=server.history,
         communication_=server.ledger,
@@ -53,22 +43,7 @@ def model_for_newcomers(
     )
     if model.early_stopping:
         vars(model)["best_round_"] = server.stopping.best_round
-    try:
-        users = model._new_user_attributes(data)
-    except ValueError as error:
-        raise ValueError(
-            f"{type(model).__name__} diverged: no user can be fitted to its final items. "
-            f"{hint(estimator)}"
-        ) from error
-    nobody = {name: rows[:0] for name, rows in users.items()}
-    no_ids = Ids(np.zeros(0, dtype=np.int64), "user ids")
-    vars(model).update(
-        nobody,
-        user_ids_=no_ids.values.copy(),
-        n_users_=0,
-        _users=no_ids,
-        _seen=(np.zeros(1, dtype=np.int64), data.items[:0]),
-    )
+    vars(model).update(model._new_user_attributes(nobody))
     return model
 
 

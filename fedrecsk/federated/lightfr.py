@@ -302,7 +302,8 @@ class LightFR(
     # ---------------------------------------------------------------- new users, new items
 
     def _new_user_attributes(self, data):
-        self._check_rows(data, self.rating_scale_)
+        if data.n_users:
+            self._check_rows(data, self.rating_scale_)
         # Section 3.3.3: new users' codes are not balanced.
         model = copy.copy(self)
         model.balance_user = 0.0

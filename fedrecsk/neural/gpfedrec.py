@@ -103,7 +103,9 @@ class GPFedRecAlgorithm(GPFedRecParameters, PFedRecAlgorithm):
         own = own.astype(self.layout.dtype)
         for users, items, vectors in fitted.own_items:
             own[users, items] = vectors - shared[items]
-        return replace(fitted, users=np.hstack([fitted.users, own.reshape(block.n_users, -1)]))
+        return replace(
+            fitted, users=np.hstack([fitted.users, own.reshape(block.n_users, shared.size)])
+        )
 
     def _trainer(self, plan, block, feedback, message, users):
         trainer = super()._trainer(plan, block, feedback, message, users)
