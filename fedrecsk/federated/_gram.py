@@ -67,6 +67,10 @@ NO_LOCAL_DP = (
     "sends reveal which items it holds. Use central_dp, whose noise is added to the sum, or "
     "RFRec for local differential privacy."
 )
+NO_COMPRESSION = (
+    "its clients send counts of pairs of items, once, which there is no need to compress; set "
+    "compression=None."
+)
 
 
 # ------------------------------------------------------------------------------ the algorithm
@@ -155,7 +159,7 @@ class GramAlgorithm(GramParameters, Algorithm[Server, Any], SendsOnce[Clients]):
     @property
     def traits(self):
         # By cohorts that take turns every client is reached once in a pass.
-        why = {"local_dp": NO_LOCAL_DP}
+        why = {"local_dp": NO_LOCAL_DP, "compression": NO_COMPRESSION}
         return Traits(
             single_uploads=True,
             rotates=True,
@@ -357,14 +361,6 @@ class FederatedGram(GramParameters, FromPairs, RankingMixin, FederatedRecommende
     def _least_bytes(self, data):
         # `_check_setting` knows more.
         return 0
-
-    def _check_before_fit(self):
-        if self._setting().compression is not None:
-            raise ValueError(
-                f"{type(self).__name__} has nothing to compress: its clients send counts of pairs "
-                "of items, once; set compression=None."
-            )
-        super()._check_before_fit()
 
     def _check_setting(self, plan, data, blocks):
         check_likes(data)

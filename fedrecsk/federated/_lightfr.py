@@ -27,10 +27,12 @@ lightfr_kernels: LazyModule = LazyModule("fedrecsk.federated._lightfr_kernels")
 TRAINING_DRAWS, FINAL_DRAWS = "negatives of a user", "negatives in the end"
 # The mean vector of fewer users would reveal too much of each to the others.
 LEAST_USERS = 10
-NO_LOCAL_DP = (
-    "noise on the scale of its gradients would drown their signs. Use RFRec for local "
-    "differential privacy."
-)
+REFUSES = {
+    "local_dp": "noise on the scale of its gradients would drown their signs. Use RFRec for local "
+    "differential privacy.",
+    "compression": "it sends codes and integers, and compressors shorten real numbers; set "
+    "compression=None, and n_bits for shorter codes.",
+}
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class LightFRAlgorithm(LightFRParameters, Algorithm[Server, Clients]):
 
     @property
     def traits(self):
-        return Traits(single_uploads=True, refuses={"local_dp": NO_LOCAL_DP})
+        return Traits(single_uploads=True, refuses=REFUSES)
 
     def downloads(self, n_items):
         codes = Form((n_items, -(-self.n_bits // 64)), "uint")

@@ -64,6 +64,10 @@ NO_LOCAL_DP = (
     "which rows a client sends reveals the items it has rated, and noise cannot hide that. Use "
     "RFRec for local differential privacy."
 )
+NO_CENTRAL_DP = (
+    "its sketch and its learned scales do not survive the noise. Use PrivFedEB, which is made for "
+    "it."
+)
 
 
 @dataclass
@@ -117,7 +121,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[Server, Clients]):
 
     @property
     def traits(self):
-        refuses = {"local_dp": NO_LOCAL_DP}
+        refuses = {"local_dp": NO_LOCAL_DP, "central_dp": NO_CENTRAL_DP}
         return Traits(
             single_uploads=True, rotates=True, goes_on=True, takes_stale=True, refuses=refuses
         )
@@ -717,14 +721,6 @@ class FedEB(FedEBParameters, UserFeatures, DayEffects, FederatedContent, Empiric
         return np.sqrt(variance)
 
     # ------------------------------------------------------------------------- checks
-
-    def _check_before_fit(self):
-        if self._setting().central_dp is not None:
-            raise ValueError(
-                "FedEB has no central_dp: its sketch and its learned scales do not survive the "
-                "noise. Use PrivFedEB, which is made for it."
-            )
-        super()._check_before_fit()
 
     def _check_setting(self, plan, data, blocks):
         super()._check_setting(plan, data, blocks)

@@ -196,12 +196,6 @@ class LightFR(
     def _check_before_fit(self):
         if self.rating_scale is not None:
             check_scale(self.rating_scale)
-        compression = self._setting().compression
-        if compression is not None:
-            raise ValueError(
-                f"{type(compression).__name__} shortens real numbers, but LightFR sends codes and "
-                "integers; set compression=None, and n_bits for shorter codes."
-            )
         if self.aggregation == "parameter" and self.upload == "all":
             raise ValueError(
                 'upload="all" hides the visited items among sums, but a vote on an item is +1 or '

@@ -42,6 +42,10 @@ NO_LOCAL_DP = (
     "clients upload the rows of their own items, and their gradients are not clipped. Use RFRec "
     "for local differential privacy."
 )
+NO_AGGREGATOR = (
+    "its server propagates single gradients through its network, so the aggregator would have no "
+    "effect; set aggregator=None."
+)
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ class MetaMFAlgorithm(MetaMFParameters, Algorithm[Server, Clients]):
 
     @property
     def traits(self):
-        refuses = {"local_dp": NO_LOCAL_DP}
+        refuses = {"local_dp": NO_LOCAL_DP, "aggregator": NO_AGGREGATOR}
         return Traits(single_uploads=True, server_sees="clients", refuses=refuses)
 
     def sizes(self, n_items) -> Sizes:
@@ -457,14 +461,6 @@ class MetaMF(MetaMFParameters, RatingScale, RatingMixin, FederatedRecommender):
         # The weights, Adam's two moments, and the fitted model.
         n = n_numbers(self._algorithm().sizes(data.n_items), data.n_clients)
         return 4 * n * np.dtype(self._dtype).itemsize
-
-    def _check_before_fit(self):
-        if self._setting().aggregator is not None:
-            raise ValueError(
-                "MetaMF propagates single gradients through its network, so the aggregator would "
-                "have no effect; set aggregator=None."
-            )
-        super()._check_before_fit()
 
 
 def _chunks(numbers):

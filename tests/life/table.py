@@ -70,7 +70,7 @@ RULES = (
         ("fit",),
         {"method": SUMS, "federation": ("int8",)},
         REFUSED,
-        "has nothing to compress.*set compression=None",
+        "no need to compress; set compression=None",
         "compression does not apply to counts, which clients send once",
     ),
     Rule(
@@ -98,7 +98,7 @@ RULES = (
         ("fit",),
         {"method": ("LightFR",), "federation": ("int8",)},
         REFUSED,
-        "LightFR sends codes and integers; set compression=None",
+        "LightFR has no compression: it sends codes and integers, .*; set compression=None",
         "binary codes cannot be compressed further",
     ),
     Rule(

@@ -26,6 +26,12 @@ from fedrecsk.updates import FieldSpec, SparseRows
 __all__ = ["FedFast"]
 
 
+NO_AGGREGATOR = (
+    "it weights single uploads itself, so the aggregator would have no effect; set "
+    "aggregator=None, or aggregation='visits' and discount=None."
+)
+
+
 @dataclass(frozen=True)
 class Server(fedmf.Server):
     """What the server knows: the items, and each client's vector and cluster."""
@@ -56,13 +62,15 @@ class FedFastAlgorithm(FedFastParameters, FedMFAlgorithm, ChoosesCohorts[Server]
 
     @property
     def traits(self):
+        traits, weights = super().traits, self.aggregation == "active" or self.discount is not None
         # The server keeps a vector and a cluster of each client of the fit.
         return replace(
-            super().traits,
+            traits,
             server_sees="clients",
             goes_on=False,
             chooses_cohorts=self.sampling == "clusters",
             admits_late_clients=False,
+            refuses=traits.refuses | ({"aggregator": NO_AGGREGATOR} if weights else {}),
         )
 
     def downloads(self, n_items):
@@ -296,16 +304,6 @@ class FedFast(FedFastParameters, AveragedItems):
     def _as_newcomers(self, block):
         # The server has no vector of theirs.
         return replace(block, clients=np.full_like(block.clients, -1))
-
-    def _check_before_fit(self):
-        if self._setting().aggregator is not None and (
-            self.aggregation == "active" or self.discount is not None
-        ):
-            raise ValueError(
-                "FedFast weights single uploads itself, so the aggregator would have no effect; "
-                "set aggregator=None, or aggregation='visits' and discount=None."
-            )
-        super()._check_before_fit()
 
 
 def _is_new(block):

@@ -76,6 +76,10 @@ NO_LOCAL_DP = (
     "its set-up counts ratings in plaintext, and what devices send to each other is neither "
     "clipped nor noised. Use RFRec for local differential privacy."
 )
+NO_AGGREGATOR = (
+    "its server takes gradients of predicted items and embeddings from single uploads, so the "
+    "aggregator would have no effect on them; set aggregator=None."
+)
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,7 @@ class SemiDFEGLAlgorithm(SemiDFEGLParameters, RatingAlgorithm, MeetsPeers[Client
             server_sees="clients",
             # None, if ego graphs stay isolated.
             n_exchanges=2 if self.n_common else 0,
-            refuses={"local_dp": NO_LOCAL_DP},
+            refuses={"local_dp": NO_LOCAL_DP, "aggregator": NO_AGGREGATOR},
         )
 
     def downloads(self, n_items):
@@ -611,11 +615,3 @@ class SemiDFEGL(SemiDFEGLParameters, RatingGradients):
                 "n_common=0, or call fit."
             )
         super()._check_on_devices(federation)
-
-    def _check_before_fit(self):
-        if self._setting().aggregator is not None:
-            raise ValueError(
-                "SemiDFEGL's server takes gradients of predicted items and embeddings from single "
-                "uploads, so the aggregator would have no effect on them; set aggregator=None."
-            )
-        super()._check_before_fit()
