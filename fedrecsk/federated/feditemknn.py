@@ -194,6 +194,7 @@ class FedItemKNN(NearestItemsMixin, OwnWeights):
         return 1.0 if is_private else super()._direction()
 
     def _private_problems(self, part):
+        yield from super()._private_problems(part)
         if self.backward_weight not in (1, "auto"):
             yield (
                 f"The noise of {part} hides what came first in pairs of items; set "

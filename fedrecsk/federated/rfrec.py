@@ -19,7 +19,6 @@ from fedrecsk.federated import _ratings
 from fedrecsk.federated._features import FederatedContent
 from fedrecsk.federated._optimizers import Moments, adam
 from fedrecsk.federated._own_items import OwnItems
-from fedrecsk.federated._private_fits import problems_of_scale
 from fedrecsk.federated._ratings import ColumnParameters, Columns, Scale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.algorithm import Algorithm, SharesHistory, Traits
@@ -670,8 +669,9 @@ class RFRec(
             )
 
     def _private_problems(self, part):
+        yield from super()._private_problems(part)
         if part == "local_dp":
-            yield from problems_of_scale(self, part)
+            yield from self._problems_of_scale(part)
         if self.aggregation == "holders":
             yield (
                 f"aggregation='holders' needs the number of holders of each item, which {part} "

@@ -58,12 +58,12 @@ if TYPE_CHECKING:
     from distributed import Actor, Client, Future
     from numpy.typing import NDArray
 
-    from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.protocol.blocks import Attributes
     from fedrecsk.protocol.clients import Clients
     from fedrecsk.protocol.messages import Message, Registration
     from fedrecsk.protocol.server import Server
     from fedrecsk.simulation.dask_workers import BlockNumber, Sum, Summary, Sums
+    from fedrecsk.simulation.method import FederatedMethod
     from fedrecsk.simulation.run import Seen, Trained
     from fedrecsk.updates import ClientUpdates, FieldSpec
     from fedrecsk.updates._client_updates import Stage
@@ -87,12 +87,12 @@ class WorkerLost(Exception):
 
 
 def fit(
-    estimator: FederatedRecommender,
+    estimator: FederatedMethod,
     X: DataFrame,
     y: Series | None,
     clients: Series | None,
     sample_weight: Series | None,
-) -> FederatedRecommender:
+) -> FederatedMethod:
     """Fit to a Dask DataFrame; return the estimator."""
     _checks.check_parameters(estimator)
     estimator._check_before_fit()
@@ -151,7 +151,7 @@ class ReportOnce:
         return close
 
 
-def check_setting(estimator: FederatedRecommender) -> None:
+def check_setting(estimator: FederatedMethod) -> None:
     """Raise if the method or its federation needs more than sums from the workers."""
     name, federation = type(estimator).__name__, estimator._setting()
     traits = estimator._algorithm().traits
@@ -489,7 +489,7 @@ class Cluster:
     def end(
         self,
         whole: Whole,
-        estimator: FederatedRecommender,
+        estimator: FederatedMethod,
         ours: Attributes,
         message: Message,
         round: int,
@@ -552,8 +552,8 @@ class ClusterRun(Run):
     def on(
         cls,
         cluster: Cluster,
-        estimator: FederatedRecommender,
-        method: FederatedRecommender,
+        estimator: FederatedMethod,
+        method: FederatedMethod,
         data: Whole,
         server: Server,
     ) -> Self:

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pandas import DataFrame
 
-    from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.protocol.blocks import Attributes
     from fedrecsk.protocol.messages import Message, Registration
     from fedrecsk.protocol.plan import FitPlan
+    from fedrecsk.simulation.method import FederatedMethod
     from fedrecsk.updates import ClientUpdates, HeldUpdates
     from fedrecsk.updates._client_updates import Stage
 
@@ -64,7 +64,7 @@ class Rows(NamedTuple):
     said: Texts
 
 
-def read(number: int, frame: DataFrame, estimator: FederatedRecommender) -> Rows | None:
+def read(number: int, frame: DataFrame, estimator: FederatedMethod) -> Rows | None:
     """Encode the rows of a partition; return Rows, or None if it has none."""
     X, others = apart(frame)
     if not len(X) or not (others.get("sample_weight", np.ones(1)) > 0).any():
@@ -101,7 +101,7 @@ class Summary(NamedTuple):
 class Placing(NamedTuple):
     """What a worker must know to make its clients; `codes` by partition: theirs, first users'."""
 
-    method: FederatedRecommender
+    method: FederatedMethod
     plan: FitPlan
     keys: Keys
     n_clients: int
@@ -323,7 +323,7 @@ class Holder:
 
     def end(
         self,
-        estimator: FederatedRecommender,
+        estimator: FederatedMethod,
         ours: Attributes,
         message: Message,
         round: int,
@@ -346,13 +346,13 @@ class Holder:
 
 
 # Models of partitions that Dask has not taken yet, on a worker.
-MODELS: dict[tuple[str, int], FederatedRecommender] = {}
+MODELS: dict[tuple[str, int], FederatedMethod] = {}
 # How often a worker was asked for a model that it does not have, and how often it gives it back.
 MISSED: Counter[tuple[str, int]] = Counter()
 TRIES, PAUSE = 20, 0.1
 
 
-def take_model(token: str, number: int) -> FederatedRecommender:
+def take_model(token: str, number: int) -> FederatedMethod:
     """Take the model of a partition, where it was left."""
     found = MODELS.pop((token, number), None)
     if found is not None:

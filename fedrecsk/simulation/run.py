@@ -50,17 +50,17 @@ if TYPE_CHECKING:
     from fedrecsk.attacks._base import ActiveAttack
     from fedrecsk.base import FitReport
     from fedrecsk.data.interactions import Interactions, Population
-    from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.protocol.blocks import Attributes
     from fedrecsk.protocol.messages import Message, Registration, Upload
     from fedrecsk.protocol.participation import Participation
+    from fedrecsk.simulation.method import FederatedMethod
     from fedrecsk.updates import ClientUpdates, HeldUpdates
 
     # Updates, sums of training losses and of their weights, and seconds.
     Trained = tuple[list[ClientUpdates], NDArray[np.float64], float]
 
 
-def fit(estimator: FederatedRecommender, data: Interactions, report: FitReport) -> Attributes:
+def fit(estimator: FederatedMethod, data: Interactions, report: FitReport) -> Attributes:
     """Run the rounds; returns the fitted attributes."""
     run = _resumed(estimator, data) or Run.new(estimator, data)
     run.settle(estimator)
@@ -70,7 +70,7 @@ def fit(estimator: FederatedRecommender, data: Interactions, report: FitReport) 
 
 
 def complete(
-    estimator: FederatedRecommender,
+    estimator: FederatedMethod,
     run: Run,
     data: Population,
     report: FitReport,
@@ -122,7 +122,7 @@ class Run(Loop[StepTotal, "Seen"]):
     # All rows.
     data: Population
     # The estimator's copy for this fit.
-    method: FederatedRecommender
+    method: FederatedMethod
     # Runs the clients' tasks, in threads while rounds are run.
     parallel: Threads = field(default=Threads(1), init=False)
     # Of asynchronous rounds: uploads on their way, with the rounds in which they began, by the
@@ -132,7 +132,7 @@ class Run(Loop[StepTotal, "Seen"]):
     @classmethod
     def new(
         cls,
-        estimator: FederatedRecommender,
+        estimator: FederatedMethod,
         data: Interactions,
         **changed: Any,
     ) -> Self:
@@ -356,7 +356,7 @@ class Run(Loop[StepTotal, "Seen"]):
 
         return fitted_attributes(self.method, self.server, message, users)
 
-    def settle(self, estimator: FederatedRecommender) -> None:
+    def settle(self, estimator: FederatedMethod) -> None:
         """Take the parameters that may change between the rounds of one run."""
         server, now = self.server, estimator._plan()
         server.plan = replace(server.plan, n_rounds=now.n_rounds)
@@ -371,7 +371,7 @@ class Run(Loop[StepTotal, "Seen"]):
 
 
 def fitted_attributes(
-    method: FederatedRecommender, server: Server, message: Message, users: Callable[..., dict]
+    method: FederatedMethod, server: Server, message: Message, users: Callable[..., dict]
 ) -> dict:
     """Return the fitted attributes of the model in a message.
 
@@ -411,7 +411,7 @@ class Seen(NamedTuple):
 
 
 def watch(
-    estimator: FederatedRecommender, data: Interactions, n_rounds: int
+    estimator: FederatedMethod, data: Interactions, n_rounds: int
 ) -> Iterator[tuple[Server, list[Clients], Seen | None]]:
     """Yield, for each round, the Server, the list of Clients, and what a curious server sees."""
     if estimator._setting().is_asynchronous:

@@ -22,6 +22,7 @@ from fedrecsk.data.ids import OF_ROWS, Ids, id_array, named
 from fedrecsk.data.interactions import encode, id_columns
 from fedrecsk.simulation import continuing
 from fedrecsk.simulation.making import parameters_of_a_run
+from fedrecsk.simulation.method import FederatedMethod
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,18 +30,17 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-    from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.protocol.federation import Federation
     from fedrecsk.simulation.run import Run
 
-    M = TypeVar("M", bound=FederatedRecommender)
+    M = TypeVar("M", bound=FederatedMethod)
 
 # Rounds of an update, as a share of those of a fit.
 SHARE = 0.2
 ROUNDS = {"n_rounds": [Interval(Integral, 1, None, closed="left"), None]}
 
 
-def goes_on(estimator: FederatedRecommender) -> bool:
+def goes_on(estimator: FederatedMethod) -> bool:
     """Return whether a model can go on from its last fit; raise AttributeError if not."""
     name = type(estimator).__name__
     if not estimator._algorithm().traits.goes_on:
@@ -56,7 +56,7 @@ def goes_on(estimator: FederatedRecommender) -> bool:
     return True
 
 
-class Updating:
+class Updating(FederatedMethod):
     """`partial_fit` and `forget` of federated methods."""
 
     # The last fit; None: it cannot go on.
@@ -222,7 +222,7 @@ class Updating:
 
 
 @contextmanager
-def _restore_on_error(estimator: FederatedRecommender) -> Iterator[None]:
+def _restore_on_error(estimator: FederatedMethod) -> Iterator[None]:
     """Leave an estimator as it was if what is done to it raises an error."""
     before = dict(vars(estimator))
     try:
@@ -250,7 +250,7 @@ def _run_of(estimator, caller_name):
     return run
 
 
-def check_exact(estimator: FederatedRecommender, federation: Federation) -> None:
+def check_exact(estimator: FederatedMethod, federation: Federation) -> None:
     """Raise if clients of a method of sums could not withdraw their uploads."""
     lost = "because the sum does not contain them as sent"
     inexact = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,9 +15,8 @@ from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.refusals import raise_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable
 
-    from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.privacy import CentralDP
     from fedrecsk.protocol.plan import FitPlan
 
@@ -26,21 +26,19 @@ LONG = 30.0
 SAMPLE = 2**15
 
 
-def check(method: FederatedRecommender, plan: FitPlan, mechanism: CentralDP) -> None:
-    """Raise ValueError if central privacy would not protect all that a method sends."""
+def check(plan: FitPlan, mechanism: CentralDP, others: Iterable[str]) -> None:
+    """Raise ValueError if central privacy would not protect all that a method sends.
+
+    `others` are texts of what else does not suit it.
+    """
     algorithm = plan.algorithm
-    found = list(_problems_of_settings(method, "central_dp", "on which central_dp adds no noise"))
-    if method.warm_start and mechanism.epsilon is not None:
-        found.append(
-            f"CentralDP(epsilon={mechanism.epsilon:g}) is spent by the planned rounds, and "
-            "warm_start would add more; set noise_multiplier instead of epsilon, so that "
-            "privacy_ adds up what each fit spends."
-        )
+    found = list(_problems_of_settings(plan, "central_dp", "on which central_dp adds no noise"))
+    found += others
     # Of any catalogue: what is sent, not how much.
     n_items = plan.n_items or 1
     specs = dict(algorithm.fields(n_items))
     specs |= algorithm.setup_fields(n_items)
-    found += _problems_of_fields(method, specs)
+    found += _problems_of_fields(plan, specs)
     unknown = sorted(set(mechanism.field_weights or {}) - set(specs))
     if unknown:
         found.append(
@@ -50,10 +48,10 @@ def check(method: FederatedRecommender, plan: FitPlan, mechanism: CentralDP) -> 
     raise_all(found, "this privacy")
 
 
-def check_local(method: FederatedRecommender) -> None:
-    """Raise ValueError if local noise would not protect all that a method sends."""
-    found = list(_problems_of_settings(method, "local_dp", "which local_dp does not protect"))
-    raise_all(found, "this privacy")
+def check_local(plan: FitPlan, others: Iterable[str]) -> None:
+    """Raise ValueError if local noise would not protect all that a method sends; see `check`."""
+    found = list(_problems_of_settings(plan, "local_dp", "which local_dp does not protect"))
+    raise_all([*found, *others], "this privacy")
 
 
 def check_secure(plan: FitPlan) -> None:
@@ -89,33 +87,21 @@ def warn_of_cost(plan: FitPlan, n_clients: int) -> None:
     )
 
 
-def _problems_of_settings(method, name, but):
-    if method.early_stopping:
+def _problems_of_settings(plan, name, but):
+    if plan.early_stopping:
         yield (
             f"early_stopping uploads validation errors, {but}; set early_stopping=False with "
             f"{name}."
         )
-    if method.items is None:
+    if plan.n_items is None:
         yield (
             f"With {name} the catalogue must be public, because one derived from the data "
             "reveals who is in them; set items= to the ids of all items on offer."
         )
-    if name == "central_dp":
-        yield from problems_of_scale(method, name)
-    yield from method._private_problems(name)
 
 
-def problems_of_scale(method: FederatedRecommender, name: str) -> Iterator[str]:
-    """Yield a text if the rating scale would be derived from the data."""
-    if getattr(method, "rating_scale", ()) is None:
-        yield (
-            f"With {name} the rating scale must be public instead of derived from the data; "
-            "set rating_scale=(low, high), for example (1, 5)."
-        )
-
-
-def _problems_of_fields(method, specs):
-    name, partial = type(method).__name__, []
+def _problems_of_fields(plan, specs):
+    name, partial = plan.name, []
     for field, spec in specs.items():
         if spec.bits or (spec.is_integer and spec.learned):
             yield (
@@ -125,11 +111,11 @@ def _problems_of_fields(method, specs):
         elif spec.rows != "all":
             partial.append(repr(field))
     if partial:
-        options = method._parameter_constraints.get("upload", [])
-        choices = {choice for one in options for choice in getattr(one, "options", ())}
-        hint = 'set upload="all"' if "all" in choices else None
+        own = fields(plan.algorithm) if is_dataclass(plan.algorithm) else ()
+        has_choice = any(one.name == "upload" and one.init for one in own)
+        hint = 'set upload="all"' if has_choice else "use a method that does, such as RFRec"
         yield (
             f"{name} sends only some rows of its matrix {', '.join(partial)}, and which ones "
             "reveals the items that a client holds; with central_dp clients must send whole "
-            f"matrices: {hint or 'use a method that does, such as RFRec'}."
+            f"matrices: {hint}."
         )

@@ -1,0 +1,291 @@
+"""What the simulation knows of a federated method's estimator: parameters, the plan, checks."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from sklearn.utils import check_random_state
+
+from fedrecsk._utils.constraints import Above0To1, AtLeast1, Between0And1, Jobs, NotNegative, Seed
+from fedrecsk._utils.parameters import did_you_mean
+from fedrecsk._utils.sklearn_compat import clone, get_threadpool_controller
+from fedrecsk.base import Recommender
+from fedrecsk.data import _checks
+from fedrecsk.data.ids import Ids
+from fedrecsk.protocol import blocks as _blocks
+from fedrecsk.protocol import private_fits, refusals
+from fedrecsk.protocol.central_noise import CentralNoise
+from fedrecsk.protocol.clients import newcomers
+from fedrecsk.protocol.evaluation import Scoring
+from fedrecsk.protocol.federation import Federation
+from fedrecsk.protocol.keys import Key, Keys
+from fedrecsk.protocol.participation import Sampling
+from fedrecsk.protocol.plan import FitPlan
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from fedrecsk.privacy import PrivacyReport
+    from fedrecsk.protocol.algorithm import AnyAlgorithm
+    from fedrecsk.protocol.blocks import Attributes, Block
+    from fedrecsk.protocol.ledger import Ledger
+    from fedrecsk.protocol.messages import Message
+
+
+@dataclass(eq=False, repr=False)
+class FederatedMethod(Recommender):
+    """An estimator, apart from its fit: the parameters of the protocol, and what a method gives."""
+
+    _: KW_ONLY
+    n_rounds: AtLeast1 = 100
+    client_fraction: Above0To1 = 1.0
+    early_stopping: bool = False
+    scoring: str = "loss"
+    validation_fraction: Between0And1 = 0.1
+    n_iter_no_change: AtLeast1 = 10
+    tol: NotNegative = 1e-4
+    warm_start: bool = False
+    n_jobs: Jobs = None
+    random_state: Seed = None
+    federation: Federation | None = None
+
+    # What a fit sends last.
+    _final_message: ClassVar[Message]
+    communication_: ClassVar[Ledger]
+    # Of what methods compute, for most of them.
+    _dtype: ClassVar[type[np.floating]]
+
+    # The parameter that says how many numbers of `_dtype` every user keeps; None if there is no
+    # such parameter. By it, fits for which there is not enough memory are refused.
+    _user_width = None
+
+    # ------------------------------------------------------------------ what a method gives
+
+    @abstractmethod
+    def _algorithm(self) -> AnyAlgorithm:
+        """Return the method's algorithm, with these hyperparameters."""
+
+    def _check_setting(self, plan, data, blocks):
+        """Raise, before any work, if the method does not suit the plan of its fit or its data."""
+
+    def _check_on_devices(self, federation):
+        """Raise, before any work, if only the simulator can run the method in its federation."""
+
+    def _validation_losses(self, held_out):
+        """Clients: loss and weight of each held-out row under a model fitted for these users.
+
+        The loss is multiplied by the weight already; the default is the squared error.
+        """
+        predicted = self._score_pairs(held_out.users, held_out.items)
+        return held_out.weights * (held_out.values - predicted) ** 2, held_out.weights
+
+    def _item_vectors(self, message):
+        """Return a broadcast's item vectors (n_items, width), as an adversary reads them.
+
+        A user's scores are their product with some vector, up to a constant; biases are a column.
+        """
+        for name in ("item_factors", "item_vectors"):
+            if name in message:
+                return message[name].values
+        raise TypeError(
+            f"{type(self).__name__} broadcasts neither item_factors nor item_vectors; implement "
+            "_item_vectors(self, message) to attack it with a View's item_vectors."
+        )
+
+    def _private_vectors(self, state):
+        """Clients: their users' vectors, with which a curious server's guesses are compared."""
+        return state.users
+
+    @property
+    def _sees_ratings(self):
+        """Whether it trains on how much users like an item, instead of whether they do."""
+        return self.__sklearn_tags__().target_tags.required
+
+    # ------------------------------------------------------------------ what all methods have
+
+    def _build(self, kind, **parts):
+        """Build an algorithm, or a part of one, from this estimator's parameters and `parts`."""
+        own = {}
+        for one in fields(kind):
+            name = "_dtype" if one.name == "dtype" else one.name
+            if one.name in parts:
+                continue
+            if not hasattr(self, name):
+                raise TypeError(
+                    f"{kind.__name__} has a field {name!r}, but {type(self).__name__} has no such "
+                    f"parameter; {did_you_mean(name, vars(self), 'declare it there.')}"
+                )
+            own[one] = getattr(self, name)
+        built = kind(**{one.name: value for one, value in own.items() if one.init}, **parts)
+        # A subclass may have other constants.
+        vars(built).update({one.name: value for one, value in own.items() if not one.init})
+        return built
+
+    def _setting(self):
+        """Return the federation that the method runs in."""
+        return Federation() if self.federation is None else self.federation
+
+    def _plan(self):
+        """Return how a fit runs, as server and clients know it."""
+        algorithm, federation = self._algorithm(), self._setting()
+        rotates = algorithm.traits.rotates
+        return FitPlan(
+            name=type(self).__name__,
+            algorithm=algorithm,
+            federation=federation,
+            sampling=Sampling.of(federation, self.client_fraction, rotates=rotates),
+            n_rounds=None if self.n_rounds == "auto" else self.n_rounds,
+            n_items=None if self.items is None else len(self.items),
+            rating_scale=getattr(self, "rating_scale", None),
+            scoring=Scoring((self.scoring,)),
+            holds_out=self.validation_fraction if self.early_stopping else None,
+            early_stopping=self.early_stopping,
+            tol=self.tol,
+            patience=self.n_iter_no_change,
+            models=ModelOfUsers(self),
+        )
+
+    def _n_tasks(self, data):
+        return self._plan().rounds(data.n_clients)
+
+    def set_params(self, **params: object) -> Self:
+        """Set parameters; ``federation__...`` of a federation that is None makes one.
+
+        Returns
+        -------
+        self : object
+        """
+        nested = any(name.startswith("federation__") for name in params)
+        if nested and self.federation is None and params.get("federation") is None:
+            params["federation"] = Federation()
+        return super().set_params(**params)
+
+    def _least_bytes(self, data):
+        # A round's sums, the server's model, and users' vectors during and after the rounds.
+        itemsize = np.dtype(getattr(self, "_dtype", np.float32)).itemsize
+        specs = self._algorithm().fields(data.n_items).values()
+        total = sum(spec.size * np.dtype(spec.sum_dtype).itemsize for spec in specs)
+        model = [spec for spec in specs if spec.learned and not spec.is_integer]
+        total += itemsize * sum(f.size for f in model if f.shape[0] == data.n_items)
+        if self._user_width is not None and self.client_fraction == 1:
+            total += 2 * itemsize * data.n_users * getattr(self, self._user_width)
+        return total
+
+    def _check_before_fit(self):
+        federation = self._setting()
+        federation._validate_params()
+        plan = self._plan()
+        plan.scoring.check(plan.name, rates=self._sees_ratings)
+        refusals.check(plan.name, plan.algorithm.traits, federation)
+        if federation.secure_aggregation is not None:
+            private_fits.check_secure(plan)
+        if federation.central_dp is not None:
+            private_fits.check(plan, federation.central_dp, self._private_problems("central_dp"))
+        if federation.local_dp is not None:
+            private_fits.check_local(plan, self._private_problems("local_dp"))
+
+    def _prepared(self, X, y=None, clients=None, sample_weight=None, catalogue=None):
+        data = super()._prepared(X, y, clients, sample_weight, catalogue)
+        if self.early_stopping:
+            scoring, name = Scoring((self.scoring,)), type(self).__name__
+            scoring.check(name, rates=self._sees_ratings, n_items=data.n_items)
+        private_fits.warn_of_cost(self._plan(), data.n_clients)
+        return data
+
+    def _private_problems(self, part):
+        """Yield what else does not suit "central_dp" or "local_dp", one text for each."""
+        if part != "central_dp":
+            return
+        mechanism = self._setting().central_dp
+        if self.warm_start and mechanism.epsilon is not None:
+            yield (
+                f"CentralDP(epsilon={mechanism.epsilon:g}) is spent by the planned rounds, and "
+                "warm_start would add more; set noise_multiplier instead of epsilon, so that "
+                "privacy_ adds up what each fit spends."
+            )
+        yield from self._problems_of_scale(part)
+
+    def _problems_of_scale(self, part):
+        """Yield a text if the rating scale would be derived from the data."""
+        if getattr(self, "rating_scale", ()) is None:
+            yield (
+                f"With {part} the rating scale must be public instead of derived from the data; "
+                "set rating_scale=(low, high), for example (1, 5)."
+            )
+
+    def planned_privacy(self, n_clients: int) -> PrivacyReport:
+        """Report what a fit with central privacy will guarantee, before it has begun.
+
+        Parameters
+        ----------
+        n_clients : int
+            Number of clients.
+
+        Returns
+        -------
+        report : PrivacyReport
+            ``privacy_`` of the fit, if all clients take part as planned. With cohorts of a fixed
+            size at random and ``random_state=None``, the fit's may differ.
+
+        Raises
+        ------
+        ValueError
+            If the federation has no `central_dp`, or if the method does not suit it.
+        """
+        federation = self._setting()
+        if federation.central_dp is None:
+            raise ValueError(
+                f"{type(self).__name__} has no central_dp, so there is nothing to plan; set "
+                "federation=Federation(central_dp=CentralDP(epsilon=10))."
+            )
+        self._validate_params()
+        self._check_before_fit()
+        seed = check_random_state(copy.deepcopy(self.random_state)).randint(2**31 - 1)
+        plan = self._plan()
+        releases = CentralNoise.of(plan, n_clients, Key(int(seed)), Key(int(seed)))
+        return releases.planned(plan.server_sees)
+
+    def _forget_features(self, users):
+        """Forget what this object has of these users beside their rows."""
+
+    def _new_user_attributes(self, data):
+        algorithm = clone(self)._algorithm()
+        message = algorithm.decode(self._final_message, Key(0))
+        keys, blocks, attributes = Keys(Key(0), Key(0)), _blocks.cut(data), []
+        with get_threadpool_controller().limit(limits=1, user_api="blas"):
+            for block in blocks:
+                ids, block = data.client_ids[block.clients], self._as_newcomers(block)
+                state = newcomers(algorithm, block, ids, message, keys)
+                attributes.append(algorithm.user_attributes(block, state))
+                _checks.check_users(self, block, ids, attributes[-1])
+        joined = _blocks.by_user([block.users for block in blocks], attributes)
+        return {name: rows for name, rows in joined.items() if name.startswith("user_")}
+
+    def _as_newcomers(self, block):
+        """Return a block of users that were not in fit, with the codes that their draws need."""
+        return block
+
+
+@dataclass(frozen=True)
+class ModelOfUsers:
+    """Makes models of some users, by the functions of a method's estimator."""
+
+    method: FederatedMethod
+
+    def scored(self, message: Message, users: Attributes, block: Block) -> FederatedMethod:
+        """Return a model of a block's users, to be evaluated."""
+        model = copy.copy(self.method)
+        vars(model).update(
+            self.method._algorithm().server_attributes(message),
+            **users,
+            n_users_=block.n_users,
+            n_items_=block.n_items,
+            _users=Ids(np.arange(block.n_users), "user ids"),
+            _items=Ids(np.arange(block.n_items), "item ids"),
+            _seen=(block.indptr, block.items),
+        )
+        return model
