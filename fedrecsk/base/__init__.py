@@ -10,6 +10,7 @@ from fedrecsk.base._recommender import (
     Recommender,
     attributes_of,
     check_likes,
+    fitted_copy,
     linear_scores,
 )
 
@@ -22,5 +23,6 @@ __all__ = [
     "StrOptions",
     "attributes_of",
     "check_likes",
+    "fitted_copy",
     "linear_scores",
 ]

@@ -106,10 +106,7 @@ class ItemContent:
                 "only, so leave these rows out."
             )
         reading.check_columns_alike(features, self._feature_columns)
-        attributes = self._with_items(rows)
-        grown = self._items.followed_by(ids)
-        vars(self).update(attributes, _items=grown, item_ids_=grown.values.copy())
-        self.n_items_ = len(grown)
+        self._take_items(self._items.followed_by(ids), self._with_items(rows))
         parts = getattr(self, "_parts", None)
         if parts is not None:
             self._parts = parts.after(_with_new_items, features, items)

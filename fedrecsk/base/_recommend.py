@@ -400,6 +400,10 @@ class Recommends:
         self.user_ids_: NDArray[Any] = self._users.values.copy()
         self.n_users_: int = len(self.user_ids_)
 
+    def _take_items(self: Any, ids, attributes):
+        """Take new items beside the old ones (Ids), with the attributes that change by them."""
+        vars(self).update(attributes, _items=ids, item_ids_=ids.values.copy(), n_items_=len(ids))
+
     def _with_users_of(self: Any, interactions):
         """Return a copy that has folded in `interactions`, which are X or (X, y), and (X, y)."""
         pair = interactions if isinstance(interactions, tuple) else (interactions, None)

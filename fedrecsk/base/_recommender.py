@@ -50,13 +50,15 @@ from fedrecsk.data.interactions import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any, Self
+    from collections.abc import Callable, Mapping
+    from typing import Any, Self, TypeVar
 
     from numpy.typing import NDArray
     from sklearn.utils import Tags
 
     from fedrecsk.data.interactions import Population
+
+    R = TypeVar("R", bound="Recommender")
 
 score_kernels: LazyModule = LazyModule("fedrecsk.base._score_kernels")
 
@@ -75,6 +77,13 @@ def attributes_of(data: Population) -> dict[str, Any]:
         "_items": data.item_ids,
         "_seen": data.seen(),
     }
+
+
+def fitted_copy(estimator: R, attributes: Mapping[str, Any]) -> R:
+    """Return a copy of an estimator that has these fitted attributes."""
+    model = copy.copy(estimator)
+    vars(model).update(attributes)
+    return model
 
 
 class FitReport:

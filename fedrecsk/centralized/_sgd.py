@@ -19,7 +19,7 @@ from fedrecsk._utils.constraints import (
     Positive,
     Seed,
 )
-from fedrecsk.base import RatingMixin, Recommender
+from fedrecsk.base import RatingMixin, Recommender, fitted_copy
 from fedrecsk.base._recommender import check_resumable
 from fedrecsk.data._checks import hint
 from fedrecsk.data.item_features import fingerprint
@@ -114,9 +114,8 @@ class Epochs(Recommender):
 
     def _validate(self, run, rows, held_out):
         """Measure the model of the moment on the held-out rows; remember it if it is the best."""
-        model = copy.copy(self)
-        vars(model).update(self._fitted(rows, run.state))
-        model.n_users_, model.n_items_ = rows.n_users, rows.n_items
+        sizes = {"n_users_": rows.n_users, "n_items_": rows.n_items}
+        model = fitted_copy(self, self._fitted(rows, run.state) | sizes)
         loss = model._validation_loss(rows, held_out)
         run.validation_curve.append(loss)
         run.stopping.judge(loss, run.n_epochs, lambda: copy.deepcopy(run.state))

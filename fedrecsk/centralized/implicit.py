@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import importlib
 from abc import abstractmethod
@@ -20,7 +19,7 @@ from fedrecsk._utils.constraints import AtLeast1, Jobs, NotNegative, Positive, S
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import get_threadpool_controller
 from fedrecsk._utils.threads import n_threads
-from fedrecsk.base import RankingMixin, Recommender, check_likes, linear_scores
+from fedrecsk.base import RankingMixin, Recommender, check_likes, fitted_copy, linear_scores
 from fedrecsk.base._fading import FadingHistory, fading
 from fedrecsk.base._item_prior import ItemContent
 from fedrecsk.base._item_weights import liked
@@ -274,8 +273,7 @@ class ImplicitALS(ItemContent, FadingHistory, ImplicitRecommender):
         if not self._fades or data.times is None:
             return attributes
         # Items are learned from whole histories, and users from what has not faded.
-        fitted = copy.copy(self)
-        vars(fitted).update(report.static | attributes)
+        fitted = fitted_copy(self, report.static | attributes)
         return attributes | fitted._new_user_attributes(data)
 
     def _least_bytes(self, data):

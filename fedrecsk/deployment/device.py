@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from fedrecsk.base import attributes_of
+from fedrecsk.base import attributes_of, fitted_copy
 from fedrecsk.data._checks import check_fitted
 from fedrecsk.data.ids import catalogue_ids
 from fedrecsk.deployment.bare import deployable
@@ -391,15 +391,10 @@ class Device(Clients):
         """
         complete = self._complete(message, round)
         users = super().fitted(complete, round)
-        model = copy.copy(self.method)
         attributes = self.algorithm.server_attributes(complete) | users
-        check_fitted(model, self.data, attributes)
-        vars(model).update(
-            attributes_of(self.data) | attributes,
-            _final_message=message,
-            n_rounds_=round,
-        )
-        return model
+        check_fitted(self.method, self.data, attributes)
+        attributes |= {"_final_message": message, "n_rounds_": round}
+        return fitted_copy(self.method, attributes_of(self.data) | attributes)
 
     def _complete(self, message, round):
         """Return the message with the fields that clients derive from it."""

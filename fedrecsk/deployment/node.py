@@ -481,12 +481,8 @@ class Node:
         items = items.followed_by(ids)
         message.check(declared)
         received = algorithm.decode(message, Key(0))
-        vars(model).update(
-            algorithm.server_attributes(received),
-            _final_message=message,
-            _items=items,
-            item_ids_=items.values.copy(),
-            n_items_=len(items),
+        model._take_items(
+            items, algorithm.server_attributes(received) | {"_final_message": message}
         )
         self.store.save(MODEL_FILE, model)
         log.info("This node's model has %d new items", len(head["ids"]))

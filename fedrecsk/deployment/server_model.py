@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from fedrecsk.base import attributes_of
+from fedrecsk.base import attributes_of, fitted_copy
 from fedrecsk.data._checks import check_items
 from fedrecsk.data.ids import catalogue_ids
 from fedrecsk.data.interactions import Interactions
@@ -34,17 +34,16 @@ def model_for_newcomers(
     attributes = fitted_attributes(model, server, message, lambda received, ours: {})
     nobody, ends = Interactions.of_nobody(items), getattr(model, "rating_scale", None) or (1, 1)
     check_items(model, nobody, attributes, max(1.0, *map(abs, ends)))
-    vars(model).update(
-        attributes_of(nobody) | attributes,
-        n_rounds_=server.round,
-        history_=server.history,
-        communication_=server.ledger,
-        privacy_=server.privacy_report(),
-    )
+    attributes |= {
+        "n_rounds_": server.round,
+        "history_": server.history,
+        "communication_": server.ledger,
+        "privacy_": server.privacy_report(),
+    }
     if model.early_stopping:
-        vars(model)["best_round_"] = server.stopping.best_round
-    vars(model).update(model._new_user_attributes(nobody))
-    return model
+        attributes["best_round_"] = server.stopping.best_round
+    model = fitted_copy(model, attributes_of(nobody) | attributes)
+    return fitted_copy(model, model._new_user_attributes(nobody))
 
 
 def send_new_items(

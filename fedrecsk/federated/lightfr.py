@@ -373,8 +373,7 @@ class LightFR(
         given = users[rows], self.n_items_ + items, new.values[rows], new.weights[rows]
         block = _lightfr_new_items.joined(self, *given, len(ids))
         codes = _lightfr_new_items.fitted_codes(self, block, n_rounds)
-        seen = {"n_items_": len(ids), "_seen": (block.indptr, block.items)}
-        vars(self).update(self._with_codes(codes), _items=ids, item_ids_=ids.values, **seen)
+        self._take_items(ids, self._with_codes(codes) | {"_seen": (block.indptr, block.items)})
         return self
 
     # ---------------------------------------------------------------------- predictions

@@ -25,8 +25,7 @@ from fedrecsk._utils.sklearn_compat import (
     get_threadpool_controller,
 )
 from fedrecsk._utils.threads import Threads
-from fedrecsk.base import FitReport
-from fedrecsk.base._recommender import attributes_of
+from fedrecsk.base import FitReport, attributes_of, fitted_copy
 from fedrecsk.cluster import _frames
 from fedrecsk.data._checks import check_fitted
 from fedrecsk.federated.base import FederatedRecommender
@@ -493,9 +492,7 @@ class _Simulated(Candidate):
 
     def model_now(self):
         """Return the model as if the rounds ended here."""
-        model = copy.copy(self.model)
-        vars(model).update(attributes_of(self.data) | self.loop.attributes_now())
-        return model
+        return fitted_copy(self.model, attributes_of(self.data) | self.loop.attributes_now())
 
     def refit(self, given, refit):
         """Fit the model to all rows; return how, and the model."""

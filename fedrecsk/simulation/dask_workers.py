@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from fedrecsk._utils.kernels import seconds_compiling
-from fedrecsk._utils.sklearn_compat import clone, get_threadpool_controller
+from fedrecsk._utils.sklearn_compat import get_threadpool_controller
 from fedrecsk._utils.threads import Threads
-from fedrecsk.base._recommender import attributes_of
+from fedrecsk.base import attributes_of, fitted_copy
 from fedrecsk.cluster._frames import apart
 from fedrecsk.data import _checks
 from fedrecsk.data.ids import Ids
@@ -339,9 +339,8 @@ class Holder:
                 users = [np.searchsorted(codes, one.block.users) for one in clients]
                 theirs = _blocks.by_user(users, list(parts), data.n_users)
                 _checks.check_fitted(estimator, data, theirs | ours)
-                model = clone(estimator).set_callbacks()
-                vars(model).update(attributes_of(data) | ours | theirs | columns)
-                MODELS[token, number] = model
+                attributes = attributes_of(data) | ours | theirs | columns
+                MODELS[token, number] = fitted_copy(estimator, attributes)
         return _texts(said)
 
 

@@ -13,7 +13,7 @@ from sklearn.utils import check_random_state
 from fedrecsk._utils.constraints import Above0To1, AtLeast1, Between0And1, Jobs, NotNegative, Seed
 from fedrecsk._utils.parameters import did_you_mean
 from fedrecsk._utils.sklearn_compat import clone, get_threadpool_controller
-from fedrecsk.base import Recommender
+from fedrecsk.base import Recommender, fitted_copy
 from fedrecsk.data import _checks
 from fedrecsk.data.ids import Ids
 from fedrecsk.protocol import blocks as _blocks
@@ -278,14 +278,12 @@ class ModelOfUsers:
 
     def scored(self, message: Message, users: Attributes, block: Block) -> FederatedMethod:
         """Return a model of a block's users, to be evaluated."""
-        model = copy.copy(self.method)
-        vars(model).update(
-            self.method._algorithm().server_attributes(message),
-            **users,
-            n_users_=block.n_users,
-            n_items_=block.n_items,
-            _users=Ids(np.arange(block.n_users), "user ids"),
-            _items=Ids(np.arange(block.n_items), "item ids"),
-            _seen=(block.indptr, block.items),
-        )
-        return model
+        ids = {
+            "n_users_": block.n_users,
+            "n_items_": block.n_items,
+            "_users": Ids(np.arange(block.n_users), "user ids"),
+            "_items": Ids(np.arange(block.n_items), "item ids"),
+            "_seen": (block.indptr, block.items),
+        }
+        of_items = self.method._algorithm().server_attributes(message)
+        return fitted_copy(self.method, of_items | users | ids)
