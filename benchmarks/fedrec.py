@@ -19,6 +19,7 @@ from benchmarks.rfrec import errors, split
 from fedrecsk import BiasOnly, Federation, FedRec
 from fedrecsk.audit import measure_leak
 from fedrecsk.datasets import fetch_movielens
+from fedrecsk.simulation.run import watch
 
 PAPER = {
     "n_rounds": 100,
@@ -139,7 +140,7 @@ def rated_among_repeated(model, X, y, lengths):
     """
     data = model._prepared(X, y)
     kept, shares = {}, []
-    for round, (_, _, seen) in enumerate(model._watch(data, max(lengths)), start=1):
+    for round, (_, _, seen) in enumerate(watch(model, data, max(lengths)), start=1):
         for tile in seen.tiles():
             for place, client in enumerate(tile.clients.tolist()):
                 sent = set(tile.upload(place)["gradients"].rows.tolist())

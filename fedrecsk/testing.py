@@ -20,6 +20,7 @@ from fedrecsk.deployment import Device, DeviceServer
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol import Algorithm, Federation, blocks
 from fedrecsk.protocol.keys import Key
+from fedrecsk.simulation.run import watch
 
 # How far two fits may differ that add up the same numbers in another order.
 _TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
@@ -218,7 +219,7 @@ def check_hooks_keep_to_their_side(estimator: FederatedRecommender) -> None:
     X, y = _rows(estimator)
     method = _quick(estimator, n_rounds=2)
     data = method._prepared(X, y)
-    for server, clients, _ in method._watch(data, 2):
+    for server, clients, _ in watch(method, data, 2):
         for one in (server, *clients):
             extra = vars(one.algorithm).keys() - vars(method._algorithm()).keys()
             assert not extra, f"a function has set {sorted(extra)} on self; keep them in states"

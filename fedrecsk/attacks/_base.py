@@ -123,7 +123,7 @@ class View:
 
         A user's scores are their product with some vector, up to a constant.
         """
-        return np.array(self.method._item_vectors(self.message), dtype=np.float64)
+        return np.array(self.method._algorithm().item_vectors(self.message), dtype=np.float64)
 
     @property
     def is_finite(self) -> bool:

@@ -37,6 +37,7 @@ from fedrecsk.audit._server_view import (
     by_lines_beside_a_matrix,
     by_pairs,
 )
+from fedrecsk.simulation.run import watch
 from fedrecsk.updates import Update
 
 if TYPE_CHECKING:
@@ -346,14 +347,14 @@ def _receipts(model, n_clients, n_rounds, max_clients, cohort, differences):
 def _read_along(model, data, n_rounds, receipts):
     """Run the rounds, record what the server receives, and return all true vectors."""
     received, truth = None, np.empty((0, 0))
-    for round, (server, clients, seen) in enumerate(model._watch(data, n_rounds)):
+    for round, (server, clients, seen) in enumerate(watch(model, data, n_rounds)):
         # In a round without a message, clients continue with the last one.
         if seen.message is not None:
             received = seen.message
         if seen.upload is not None:
             message = server.announcement() | received
             receipts.take(server.key.at(round), message, list(seen.tiles()))
-        truth = _vectors(model, clients)
+        truth = _vectors(clients)
     return truth
 
 
@@ -383,10 +384,10 @@ def _infer(receipts, model, inversion: Any, n_items, own):
     return guesses, n_profiles
 
 
-def _vectors(method, clients):
+def _vectors(clients):
     """Return private vectors of clients with one user each, in the order of clients' codes."""
     codes = np.concatenate([one.block.clients for one in clients])
-    vectors = [method._private_vectors(one.state) for one in clients]
+    vectors = [one.algorithm.private_vectors(one.state) for one in clients]
     return np.concatenate(vectors)[np.argsort(codes)].astype(np.float64)
 
 

@@ -17,6 +17,7 @@ from fedrecsk._utils import html
 from fedrecsk.audit._leakage import check_is_instance, check_same_data
 from fedrecsk.data._checks import estimates_y
 from fedrecsk.privacy.local_dp import norms
+from fedrecsk.simulation.run import watch
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -503,7 +504,7 @@ def audit_privacy(
 def _noise_of(model, data):
     """Return the noise on each round's sum in units of the clip, and the longest upload."""
     noises, longest, server = [], 0.0, None
-    for server, _, seen in model._watch(data, model._plan().rounds(data.n_clients)):
+    for server, _, seen in watch(model, data, model._plan().rounds(data.n_clients)):
         if seen.upload is None:
             continue
         clip = float(seen.message["privacy_terms"].values[0])

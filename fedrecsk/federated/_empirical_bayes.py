@@ -82,9 +82,6 @@ class EmpiricalBayes(_ratings.RatingScale, RatingMixin, FederatedRecommender):
         """Return the scale of the fitted model."""
         return Scale(*self.rating_scale_, self.global_bias_)
 
-    def _item_vectors(self, message):
-        return message["items"].values
-
     def _posterior_rule(self, noise_variance, bias_variance, **others):
         """Return the rule of users' posterior means, in ratings."""
         vectors = np.column_stack([np.ones(self.n_items_, self._dtype), self.item_factors_])

@@ -326,6 +326,9 @@ class GramAlgorithm(GramParameters, Algorithm[Server, Any], SendsOnce[Clients]):
         prior = attributes.get("_content")
         return attributes | {"_popularity": popularity(server.counts, prior)}
 
+    def private_vectors(self, clients):
+        return histories(clients.likes, self.dtype).toarray()
+
 
 # ------------------------------------------------------------------------------ the estimator
 
@@ -354,9 +357,6 @@ class FederatedGram(GramParameters, FromPairs, RankingMixin, FederatedRecommende
             if name not in parts:
                 parts[name] = life_of(self, name)
         return self._build(kind, **parts)
-
-    def _private_vectors(self, clients):
-        return histories(clients.likes, self._dtype).toarray()
 
     def _least_bytes(self, data):
         # `_check_setting` knows more.

@@ -331,3 +331,19 @@ class LightFRAlgorithm(LightFRParameters, Algorithm[Server, Clients]):
 
     def user_attributes(self, block, clients):
         return {"user_codes_": clients.codes}
+
+    def item_vectors(self, message):
+        return message["item_signs"].values
+
+    def private_vectors(self, clients):
+        return vectors_of(clients.codes, self.n_bits)
+
+    def as_newcomers(self, block):
+        # All begin and draw alike: a user's code must not depend on which others are computed.
+        return replace(block, users=np.zeros_like(block.users))
+
+
+def vectors_of(codes, n_bits):
+    """Return users' vectors from their planes, shape (n_users, n_bits)."""
+    planes = unpack_codes(codes, n_bits).astype(np.int64)
+    return np.tensordot(2 ** np.arange(planes.shape[1]), planes, (0, 1))

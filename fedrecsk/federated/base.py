@@ -39,10 +39,6 @@ class FederatedRecommender(Updating):
         if is_here and self._setting().adversary is None and not fades:
             weak_fits.warn_if_weak(self, data)
 
-    def _watch(self, data, n_rounds):
-        """Run the rounds for a curious server; see `run.watch`."""
-        return run.watch(self, data, n_rounds)
-
     if not TYPE_CHECKING:  # see Recommender
 
         def __getattr__(self, name: str) -> object:

@@ -437,6 +437,9 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[Server, Clients]):
             "user_noise_": clients.noise,
         }
 
+    def item_vectors(self, message):
+        return message["items"].values
+
 
 def weights_of_users(block: Block) -> np.ndarray:
     """Return the total weight of each user's ratings."""

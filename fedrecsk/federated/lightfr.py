@@ -20,7 +20,7 @@ from fedrecsk.data._checks import check_scale, hint
 from fedrecsk.data.interactions import id_columns
 from fedrecsk.federated import _lightfr_new_items
 from fedrecsk.federated._features import FederatedContent
-from fedrecsk.federated._lightfr import LightFRAlgorithm, LightFRParameters
+from fedrecsk.federated._lightfr import LightFRAlgorithm, LightFRParameters, vectors_of
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Message
 
@@ -181,12 +181,6 @@ class LightFR(
         given = {"content": content, "trains_items": self._trains_items, "moves_users": True}
         return self._build(LightFRAlgorithm, **given | parts)
 
-    def _item_vectors(self, message):
-        return message["item_signs"].values
-
-    def _private_vectors(self, clients):
-        return _vectors(clients.codes, self.n_bits)
-
     # ------------------------------------------------------------------------------ checks
 
     @property
@@ -303,10 +297,6 @@ class LightFR(
         model.balance_user = 0.0
         return super(LightFR, model)._new_user_attributes(data)
 
-    def _as_newcomers(self, block):
-        # All begin and draw alike: a user's code must not depend on which others are computed.
-        return replace(block, users=np.zeros_like(block.users))
-
     def _with_items(self, rows):
         signs = self._new_rows(self.item_factors_.astype(float), rows)
         return self._with_codes(np.concatenate([self.item_codes_, pack_codes(signs)]))
@@ -381,7 +371,7 @@ class LightFR(
     @property
     def user_factors_(self) -> NDArray[np.int64]:
         """Users' vectors unpacked, shape (n_users, n_bits): odd integers, +-1 for one bit."""
-        return _vectors(self.user_codes_, self.n_bits_)
+        return vectors_of(self.user_codes_, self.n_bits_)
 
     @property
     def item_factors_(self) -> NDArray[np.int8]:
@@ -415,9 +405,3 @@ class LightFR(
     @property
     def _user_planes(self):
         return self.user_codes_
-
-
-def _vectors(codes, n_bits):
-    """Users' vectors from their planes, shape (n_users, n_bits)."""
-    planes = unpack_codes(codes, n_bits).astype(np.int64)
-    return np.tensordot(2 ** np.arange(planes.shape[1]), planes, (0, 1))

@@ -428,6 +428,9 @@ class PrivFedEBAlgorithm(PrivFedEBParameters, PlansRounds, Algorithm[Server, Cli
             "user_bias_": users[:, 0].copy(),
         }
 
+    def item_vectors(self, message):
+        return message["items"].values
+
 
 def _public(values):
     """Return a field of numbers that were not learned."""

@@ -451,6 +451,9 @@ class RFRecAlgorithm(
             low, high = (low, middle) if above else (middle, high)
         return (low + high) / 2
 
+    def private_vectors(self, clients):
+        return clients.users.now
+
 
 def expected_ratings(scores, link):
     """Return the scaled ratings of scores."""
@@ -607,9 +610,6 @@ class RFRec(
         )
 
     # ----------------------------------------------------------------- how it predicts
-
-    def _private_vectors(self, clients):
-        return clients.users.now
 
     def _response(self, scores):
         low, high = self.rating_scale_

@@ -119,6 +119,9 @@ class GPFedRecAlgorithm(GPFedRecParameters, PFedRecAlgorithm):
         newcomer = np.concatenate([attributes["newcomer_factors_"], own])
         return attributes | {"newcomer_factors_": newcomer}
 
+    def as_newcomers(self, block):
+        return replace(block, clients=np.full_like(block.clients, -1))
+
 
 def neighbours_means(tables):
     """Return the mean of each row's neighbours: the rows of more than the mean cosine with it."""
@@ -252,9 +255,6 @@ class GPFedRec(GPFedRecParameters, NeuralRecommender):
     def _algorithm(self):
         # Clients train a table that is theirs for the round; the sum of two is for the end.
         return self._averaging(self._recipe(MLP))
-
-    def _as_newcomers(self, block):
-        return replace(block, clients=np.full_like(block.clients, -1))
 
     # In double precision: torch rounds products of private layers by how many users it multiplies.
 

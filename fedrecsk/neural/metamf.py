@@ -259,6 +259,9 @@ class MetaMFAlgorithm(MetaMFParameters, Algorithm[Server, Clients]):
             return {"user_codes_": clients.made.table.codes}
         return dict(zip(PARTS.values(), clients.made, strict=True))
 
+    def as_newcomers(self, block):
+        return replace(block, clients=np.full_like(block.clients, -1))
+
 
 def _leaf(array):
     """Return a copy as a tensor with a gradient: clients may still hold an earlier message."""
@@ -406,9 +409,6 @@ class MetaMF(MetaMFParameters, RatingScale, RatingMixin, FederatedRecommender):
 
     def _algorithm(self):
         return self._build(MetaMFAlgorithm)
-
-    def _as_newcomers(self, block):
-        return replace(block, clients=np.full_like(block.clients, -1))
 
     # --------------------------------------------------------------------- predictions
 

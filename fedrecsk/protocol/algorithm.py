@@ -229,6 +229,29 @@ class Algorithm(Value, ABC, Generic[S, C]):
         else needs a class method ``joined(parts)``.
         """
 
+    def as_newcomers(self, block: Block) -> Block:
+        """Return a block of users that were not in the fit, with the codes that draws need."""
+        return block
+
+    # ------------------------------------------------------------------- what others see
+
+    def item_vectors(self, message: Message) -> np.ndarray:
+        """Return a broadcast's item vectors (n_items, width), as an adversary reads them.
+
+        A user's scores are their product with some vector, up to a constant; biases are a column.
+        """
+        for name in ("item_factors", "item_vectors"):
+            if name in message:
+                return message[name].values
+        raise TypeError(
+            f"{type(self).__name__} broadcasts neither item_factors nor item_vectors; implement "
+            "item_vectors(self, message) to attack it with a View's item_vectors."
+        )
+
+    def private_vectors(self, clients: C) -> np.ndarray:
+        """Return clients' users' vectors, with which a curious server's guesses are compared."""
+        return vars(clients)["users"]
+
     # ------------------------------------------------------------------ with other rows
 
     def resume(self, now: S, before: S, places: NDArray[np.int64]) -> S:

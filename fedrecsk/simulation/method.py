@@ -83,23 +83,6 @@ class FederatedMethod(Recommender):
         predicted = self._score_pairs(held_out.users, held_out.items)
         return held_out.weights * (held_out.values - predicted) ** 2, held_out.weights
 
-    def _item_vectors(self, message):
-        """Return a broadcast's item vectors (n_items, width), as an adversary reads them.
-
-        A user's scores are their product with some vector, up to a constant; biases are a column.
-        """
-        for name in ("item_factors", "item_vectors"):
-            if name in message:
-                return message[name].values
-        raise TypeError(
-            f"{type(self).__name__} broadcasts neither item_factors nor item_vectors; implement "
-            "_item_vectors(self, message) to attack it with a View's item_vectors."
-        )
-
-    def _private_vectors(self, state):
-        """Clients: their users' vectors, with which a curious server's guesses are compared."""
-        return state.users
-
     @property
     def _sees_ratings(self):
         """Whether it trains on how much users like an item, instead of whether they do."""
@@ -258,16 +241,12 @@ class FederatedMethod(Recommender):
         keys, blocks, attributes = Keys(Key(0), Key(0)), _blocks.cut(data), []
         with get_threadpool_controller().limit(limits=1, user_api="blas"):
             for block in blocks:
-                ids, block = data.client_ids[block.clients], self._as_newcomers(block)
+                ids, block = data.client_ids[block.clients], algorithm.as_newcomers(block)
                 state = newcomers(algorithm, block, ids, message, keys)
                 attributes.append(algorithm.user_attributes(block, state))
                 _checks.check_users(self, block, ids, attributes[-1])
         joined = _blocks.by_user([block.users for block in blocks], attributes)
         return {name: rows for name, rows in joined.items() if name.startswith("user_")}
-
-    def _as_newcomers(self, block):
-        """Return a block of users that were not in fit, with the codes that their draws need."""
-        return block
 
 
 @dataclass(frozen=True)

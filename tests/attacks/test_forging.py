@@ -174,7 +174,10 @@ class Shift(TargetedAdversary):
 class Movable:
     """A method whose server moves items by what is uploaded in nearly all fields."""
 
-    def _item_vectors(self, message):
+    def _algorithm(self):
+        return self
+
+    def item_vectors(self, message):
         return np.zeros((N_ITEMS, WIDTH))
 
     def _upload_moving(self, view, rows, moves):

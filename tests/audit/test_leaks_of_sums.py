@@ -6,6 +6,7 @@ import pytest
 from fedrecsk import FedEASE, FedMF, GlobSGD, LightFR, LocALS, RFRec
 from fedrecsk.audit import measure_leak
 from fedrecsk.audit._server_view import Differences, Singles, by_pairs
+from fedrecsk.simulation.run import watch
 from tests.conftest import make_toy
 
 
@@ -17,7 +18,7 @@ def toy():
 def watched(model, X, y, receipts, n_rounds=2):
     """Let these receipts take note of the same rounds."""
     data = model._prepared(X, y)
-    for round, (server, _, seen) in enumerate(model._watch(data, n_rounds)):
+    for round, (server, _, seen) in enumerate(watch(model, data, n_rounds)):
         for one in receipts:
             message = server.announcement() | seen.message
             one.take(server.key.at(round), message, list(seen.tiles()))

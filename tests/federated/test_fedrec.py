@@ -5,6 +5,7 @@ from benchmarks._variants import variant
 from fedrecsk import Federation, FedRec
 from fedrecsk.audit import measure_leak
 from fedrecsk.data.interactions import encode
+from fedrecsk.simulation.run import watch
 from tests.conftest import BLOCK_SIZES, fits_in_blocks, make_toy
 from tests.federated.turns import PLAIN_SETTINGS, key_of, spans_of, turns_of, two_fits
 from tests.reference import fedrec as reference
@@ -97,7 +98,7 @@ def uploads_of(model, X, y, n_rounds):
     """Rows that each client sends, round by round."""
     data = model._prepared(X, y)
     rounds = []
-    for _, _, seen in model._watch(data, n_rounds):
+    for _, _, seen in watch(model, data, n_rounds):
         rounds.append({})
         for tile in seen.tiles():
             for place, client in enumerate(tile.clients):
@@ -121,7 +122,7 @@ def test_weights_do_not_tell_which_items_are_virtual(toy):
     X, y = toy
     model = make(n_virtual=1)
     data = model._prepared(X, y, sample_weight=np.full(len(y), 2.5))
-    for _, _, seen in model._watch(data, 1):
+    for _, _, seen in watch(model, data, 1):
         for tile in seen.tiles():
             assert (tile.fields["weights"].values == 2.5).all()
 

@@ -18,6 +18,7 @@ from fedrecsk.privacy.central_dp import clip_updates, round_updates
 from fedrecsk.protocol import private_fits
 from fedrecsk.protocol.central_noise import CentralNoise
 from fedrecsk.protocol.keys import Key
+from fedrecsk.simulation.run import watch
 from fedrecsk.updates import FieldSpec, SparseRows
 from tests.conftest import make_toy
 from tests.updates.making import updates_of
@@ -166,7 +167,7 @@ def test_the_clip_follows_the_quantile(quantile):
     model = make(federation, n_rounds=60, learning_rate=0.01)
     data = model._prepared(*make_toy(200, N_ITEMS, seed=1))
     shares = []
-    for _, _, seen in model._watch(data, 60):
+    for _, _, seen in watch(model, data, 60):
         weights = [tile.fields["item_vectors"].factors for tile in seen.tiles()]
         shares.append(np.mean(np.concatenate(weights) == 1))
     assert shares[0] == 1

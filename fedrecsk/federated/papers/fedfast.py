@@ -190,6 +190,10 @@ class FedFastAlgorithm(FedFastParameters, FedMFAlgorithm, ChoosesCohorts[Server]
         self.fit_users(block, clients.feedback, message, whom, n_epochs, users)
         return replace(clients, users=users)
 
+    def as_newcomers(self, block):
+        # The server has no vector of theirs.
+        return replace(block, clients=np.full_like(block.clients, -1))
+
 
 @documented
 @dataclass(eq=False, repr=False)
@@ -300,10 +304,6 @@ class FedFast(FedFastParameters, AveragedItems):
     """
 
     _kind = FedFastAlgorithm
-
-    def _as_newcomers(self, block):
-        # The server has no vector of theirs.
-        return replace(block, clients=np.full_like(block.clients, -1))
 
 
 def _is_new(block):

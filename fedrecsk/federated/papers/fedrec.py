@@ -282,6 +282,9 @@ class FedRecAlgorithm(FedRecParameters, ColumnModel, PlansRounds, Algorithm[Serv
             np.ones(held.n_clients, dtype=bool),
         )
 
+    def private_vectors(self, clients):
+        return clients.users[:, int(self.columns.biases) :]
+
 
 def _passes(round, share):
     """Return how often every client has taken part before a round, on average."""
@@ -434,9 +437,6 @@ class FedRec(FedRecParameters, RatingScale, RatingMixin, FederatedRecommender):
 
     def _algorithm(self):
         return self._build(FedRecAlgorithm, reg=self._reg, columns=self._build(Columns))
-
-    def _private_vectors(self, clients):
-        return clients.users[:, int(self.biases) :]
 
     @property
     def _reg(self):

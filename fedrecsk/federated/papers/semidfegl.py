@@ -376,6 +376,9 @@ class SemiDFEGLAlgorithm(SemiDFEGLParameters, RatingAlgorithm, MeetsPeers[Client
         self.fit_users(block, ratings, penalties, items, everyone, users)
         return replace(clients, users=users + offset)
 
+    def private_vectors(self, clients):
+        return clients.embeddings
+
 
 def _by_client(block, rows):
     """Return sums of the users' rows over each client."""
@@ -599,9 +602,6 @@ class SemiDFEGL(SemiDFEGLParameters, RatingGradients):
 
     def _algorithm(self):
         return self._of_ratings(SemiDFEGLAlgorithm)
-
-    def _private_vectors(self, clients):
-        return clients.embeddings
 
     def _least_bytes(self, data):
         # Users' moments, gradients and ego graphs.
