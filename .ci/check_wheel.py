@@ -102,6 +102,7 @@ def main():
         with tarfile.open(sdist) as archive:
             archive.extractall(folder / "source", filter="data")
         (source,) = (folder / "source").iterdir()
+        assert (source / "SECURITY.md").exists(), "not in the sdist: SECURITY.md"
         files = contents(wheel)
         assert contents(built("wheel", source, places[2])) == files, "sdist and checkout differ"
         check_contents(files)

@@ -46,9 +46,13 @@ class Results:
             )
         return cell["scores"]
 
-    def put(self, key, settings, scores):
-        """Save the scores of a cell immediately."""
-        cell = {"key": list(key), "settings": settings, "scores": scores}
+    def seconds(self, key):
+        """Return the seconds that a finished cell took; NaN if they were not saved."""
+        return self._cells[key].get("seconds", float("nan"))
+
+    def put(self, key, settings, scores, seconds=float("nan")):
+        """Save the scores of a cell, and the seconds that it took, immediately."""
+        cell = {"key": list(key), "settings": settings, "scores": scores, "seconds": seconds}
         self._cells[key] = cell
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as file:

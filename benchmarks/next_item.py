@@ -126,7 +126,7 @@ def scores(options):
         X = load(name, options.data_home)
         if X is None:
             continue
-        train, test = LeaveLastOut().train_test_split(X)
+        train, test = LeaveLastOut(ties="row_order").train_test_split(X)
         print(f"\n{name}: {len(test)} users\n")
         print("| | HR@10 | NDCG@10 | rounds | MB up | MB down | CPU s |")
         print("|---|---|---|---|---|---|---|")
@@ -164,8 +164,8 @@ def choices(options):
         X = load(name, options.data_home)
         if X is None:
             continue
-        rest, _ = LeaveLastOut().train_test_split(X)
-        train, rows = LeaveLastOut().train_test_split(rest)
+        rest, _ = LeaveLastOut(ties="row_order").train_test_split(X)
+        train, rows = LeaveLastOut(ties="row_order").train_test_split(rest)
         if len(rows) > N_USERS:
             rows = rows[np.random.default_rng(0).choice(len(rows), N_USERS, replace=False)]
         print(f"\n{name}: NDCG@10 of {len(rows)} users\n")

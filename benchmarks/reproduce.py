@@ -1,10 +1,11 @@
 """Repeat the papers' tables: ``python -m benchmarks.reproduce rfrec|lightfr|colr|fedals|all``.
 
 Every row has the paper's number, ours as mean and spread over seeds, the difference, and a reason
-if it does not reproduce. ``--quick`` runs every row with a tenth of the rounds, one seed and every
-fifth user of MovieLens-1M, to see that it works. At the end all rows that cannot be run here are
-listed by name. Finished cells are kept in the folder ``--results`` and not run again: stop with
-Ctrl-C, and run the same command to continue.
+if it does not reproduce. ``--list`` prints the tables and how long they take, and runs nothing.
+``--only`` chooses the rows that contain all of its words. ``--quick`` runs every row with a tenth
+of the rounds, one seed and every fifth user of MovieLens-1M, to see that it works. At the end all
+rows that cannot be run here are listed by name. Finished cells are kept in the folder ``--results``
+and not run again: stop with Ctrl-C, and run the same command to continue.
 
 Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DATA. Rows of other
 data say so if these are not in the folder.
@@ -22,6 +23,7 @@ import numpy as np
 from sklearn.base import clone
 
 from benchmarks._command_line import command_line
+from benchmarks._records import read_records
 from benchmarks._results import Results
 from benchmarks._timing import Stopwatch
 from benchmarks.papers import colr, fedals, lightfr, rfrec
@@ -41,6 +43,8 @@ LOWER_IS_BETTER = (
 GENERATED = ("Ciao's shape", "random numbers")
 # Rounds of a quick run of a method that chooses their number itself.
 QUICK_ROUNDS = 20
+# Head of the table of minutes, by which it is found in a record.
+MINUTES = ["table", "CPU minutes"]
 
 PAPERS = {
     "rfrec": rfrec.tables,
@@ -51,19 +55,48 @@ PAPERS = {
 
 
 def chosen(name, only):
-    """The tables of a paper, with rows whose table, label or data contain one of the words."""
-    return [
-        replace(
-            table,
-            rows=[
-                row
-                for row in table.rows
-                if not only
-                or any(word in f"{table.name}: {row.label}, {row.data}" for word in only)
-            ],
-        )
-        for table in PAPERS[name]()
-    ]
+    """Return the tables of a paper, with the rows that contain all of the words."""
+    found = []
+    for table in PAPERS[name]():
+        rows = [row for row in table.rows if all(word in _text(table, row) for word in only or ())]
+        if rows:
+            found.append(replace(table, rows=rows))
+    return found
+
+
+def _text(table, row):
+    """Return what the words of --only are looked for in."""
+    return f"{table.name}: {row.label}, {row.data}"
+
+
+def _check_words(names, only, parser):
+    """Stop if a word matches no row, or no row matches all words."""
+    tables = [table for name in names for table in PAPERS[name]()]
+    rows = [(table, row) for table in tables for row in table.rows]
+    for word in only or ():
+        if not any(word in _text(*pair) for pair in rows):
+            known = {
+                "tables": [table.name for table in tables],
+                "methods": sorted({row.label.partition(",")[0] for _, row in rows}),
+                "data": sorted({row.data for _, row in rows}),
+            }
+            lists = "".join(f"\n{kind}: {'; '.join(words)}" for kind, words in known.items())
+            parser.error(f"--only: no row contains {word!r}. There are{lists}")
+    if not any(chosen(name, only) for name in names):
+        parser.error(f"--only: no row contains all of {', '.join(map(repr, only))}; leave one out.")
+
+
+def print_list(names, only):
+    """Print tables, numbers of rows, and the CPU minutes that records have."""
+    print("CPU minutes in full, with one seed; blank where they were only measured together.\n")
+    print("| paper | table | rows | CPU minutes |\n|---|---|---|---|")
+    for name in names:
+        record = read_records().get(f"reproduce {name} --seeds 1", {"cpu_seconds": float("nan")})
+        tables = (value for key, value in record.items() if key.startswith("table "))
+        minutes = next((dict(rows) for rows in tables if rows[0] == MINUTES), {})
+        for table in chosen(name, only):
+            print(f"| {name} | {table.name} | {len(table.rows)} | {minutes.get(table.name, '')} |")
+        print(f"| {name} | all | | {record['cpu_seconds'] / 60:.1f} |")
 
 
 def run(name, options):
@@ -75,7 +108,7 @@ def run(name, options):
         Why a row cannot be run here, by table, label and data.
     """
     results = Results(options.results, f"{name}-quick" if options.quick else name)
-    tables = [table for table in chosen(name, options.only) if table.rows]
+    tables = chosen(name, options.only)
     seeds = range(options.seeds)
     cells = [
         (row, _prepared(row.model, seed, options), (table.name, row.label, row.data, seed))
@@ -95,21 +128,39 @@ def run(name, options):
         if done[n]:
             continue
         _say(f"[{n + 1}/{len(cells)}] {key[0]}: {row.label}, {row.data}, seed {key[-1]}")
-        watch = Stopwatch()
+        watch = Stopwatch(time.process_time)
         try:
             scores = _scores(row, model, key[-1], options)
         except (FileNotFoundError, NotObtainableError) as error:
             absent[key[:-1]] = _reason(error)
             _say(f" {absent[key[:-1]]}\n")
             continue
-        _say(f" {watch.seconds():.1f} s\n")
-        results.put(key, _settings(model), {name: float(value) for name, value in scores.items()})
+        scores = {name: float(value) for name, value in scores.items()}
+        _say(f" {_beside_paper(row, scores)} ({watch.seconds():.1f} CPU s)\n")
+        results.put(key, _settings(model), scores, watch.seconds())
     if options.quick:
         print("A quick run: a tenth of the rounds, a fifth of ML-1M; not to be set beside papers.")
     for table in tables:
         print(f"\n### {table.name}\n")
         print_table(table, seeds, results, options, absent)
+    print_minutes(tables, [key for *_, key in cells if key[:-1] not in absent], results)
     return absent
+
+
+def print_minutes(tables, keys, results):
+    """Print the CPU minutes of each table, without compilation."""
+    print(f"\n### CPU minutes\n\n| {' | '.join(MINUTES)} |\n|---|---|")
+    for table in tables:
+        seconds = sum(results.seconds(key) for key in keys if key[0] == table.name)
+        print(f"| {table.name} | {seconds / 60:.1f} |")
+
+
+def _beside_paper(row, scores):
+    """Return the scores of a cell, each with the paper's."""
+    return ", ".join(
+        f"{metric} {scores[metric]:.4f}" + ("" if np.isnan(paper) else f" (paper {paper:.4f})")
+        for metric, paper in row.paper.items()
+    )
 
 
 def _scores(row, model, seed, options):
@@ -219,7 +270,10 @@ def _check_data(tables, options, parser):
 def main(argv=None):
     """Reproduce one paper, or all."""
     parser = command_line("reproduce", __doc__)
-    parser.add_argument("paper", choices=[*PAPERS, "all"])
+    parser.add_argument("paper", nargs="?", choices=[*PAPERS, "all"])
+    parser.add_argument(
+        "--list", action="store_true", help="print the tables and how long they take; run nothing"
+    )
     parser.add_argument(
         "--quick", action="store_true", help="a tenth of the rounds, one seed, fewer users"
     )
@@ -227,18 +281,24 @@ def main(argv=None):
     parser.add_argument(
         "--results", default="results", help="folder of finished cells (default: %(default)s)"
     )
-    parser.add_argument("--only", nargs="+", help="words of the tables, labels and data to run")
+    parser.add_argument("--only", nargs="+", help="words of table, label or data, all in each row")
     parser.add_argument("--data-home", help="where MovieLens is (default: FEDRECSK_DATA)")
     options = parser.parse_args(argv)
     if options.seeds is None:
         options.seeds = 1 if options.quick else 3
     if options.seeds < 1:
         parser.error(f"--seeds {options.seeds}: at least one run is needed")
+    if options.paper is None and not options.list:
+        parser.error(f"name a paper ({', '.join(PAPERS)}) or all; --list prints what there is")
+    names = list(PAPERS) if options.paper in (None, "all") else [options.paper]
+    _check_words(names, options.only, parser)
+    if options.list:
+        print_list(names, options.only)
+        parser.exit()
     try:
         Path(options.results).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         parser.error(f"--results {options.results}: {error}")
-    names = list(PAPERS) if options.paper == "all" else [options.paper]
     try:
         tables = [table for name in names for table in chosen(name, options.only)]
         _check_data(tables, options, parser)

@@ -88,8 +88,8 @@ def load(name, home):
         print(f"{path} is not there; leaving {name} out.")
         return None
     X = pd.read_csv(path).iloc[:, [0, 1, -1]].to_numpy(dtype=np.int64)
-    rest, test = LeaveLastOut().train_test_split(X)
-    train, validation = LeaveLastOut().train_test_split(rest)
+    rest, test = LeaveLastOut(ties="row_order").train_test_split(X)
+    train, validation = LeaveLastOut(ties="row_order").train_test_split(rest)
     users = np.unique(test[:, 0])
     if len(users) > N_USERS:
         users = np.sort(np.random.default_rng(0).choice(users, N_USERS, replace=False))
@@ -375,7 +375,7 @@ def generated(options):
     }
     for drift in (0.0, 1.0):
         X = make_interactions(600, 300, 30_000, drift=drift, random_state=1)
-        train, test = LeaveLastOut().train_test_split(X)
+        train, test = LeaveLastOut(ties="row_order").train_test_split(X)
         for name, (model, names) in models.items():
             numbers = []
             for life in lives:

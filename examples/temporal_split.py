@@ -21,7 +21,7 @@ X = make_interactions(drift=1.0, random_state=0)
 splits = {
     "random fifth\nof each user": UserHoldout(test_size=0.2, random_state=0),
     "last fifth\nof each user": TemporalHoldout(test_size=0.2, per_user=True),
-    "last one\nof each user": LeaveLastOut(),
+    "last one\nof each user": LeaveLastOut(ties="row_order"),
     "last fifth\nof all": TemporalHoldout(test_size=0.2),
 }
 models = {"LocALS": LocALS(random_state=0), "Popularity": Popularity()}

@@ -16,7 +16,7 @@ from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.model_selection import LeaveLastOut
 
 X = make_interactions(n_users=600, n_items=300, n_interactions=30_000, drift=1.0, random_state=0)
-X_train, X_test = LeaveLastOut().train_test_split(X)
+X_train, X_test = LeaveLastOut(ties="row_order").train_test_split(X)
 fading = {"pair_half_life": 32, "history_half_life": 32}
 models = {
     "FedEASE": (FedEASE(100.0), fading),

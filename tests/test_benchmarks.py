@@ -12,6 +12,7 @@ import pytest
 reproduce = pytest.importorskip("benchmarks.reproduce", reason="run pytest from the repository")
 
 from benchmarks import _quality, lightfr  # noqa: E402
+from benchmarks._records import parse_tables  # noqa: E402
 from benchmarks._results import Results  # noqa: E402
 from benchmarks.papers import _among, _codes, _content, _data, _protocols, _uploads  # noqa: E402
 from benchmarks.papers.rfrec import printed  # noqa: E402
@@ -62,9 +63,75 @@ def test_a_stopped_run_is_resumed(options, monkeypatch, capsys):
         reproduce.run("toy", options)
     reproduce.run("toy", options)
     assert calls == [0, 1, 1]
-    printed = capsys.readouterr().out
+    printed, shown = capsys.readouterr()
     assert "| 100k | a method | RMSE | 1.0000 | 1.0000 | 0.5000 | +0.0000 |  |" in printed
     assert "| 100k | another | RMSE | 2.0000 | | | | not in fedrecsk yet |" in printed
+    assert "[2/2] Table 1: a method, 100k, seed 1 RMSE 1.5000 (paper 1.0000) (" in shown
+    assert [["table", "CPU minutes"], ["Table 1", "0.0"]] in parse_tables(printed)
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """A paper with three rows in two tables."""
+    first, second, third = (
+        reproduce.Row(label, BiasOnly(), {"RMSE": 1.0}, data, _protocols.rating_errors)
+        for label, data in (("a method, fast", "100k"), ("a method, slow", "1m"), ("other", "1m"))
+    )
+    tables = [
+        reproduce.Table("Table 1", "a protocol", [first, second]),
+        reproduce.Table("Table 2", "a protocol", [third]),
+    ]
+    monkeypatch.setattr(reproduce, "PAPERS", {"toy": lambda: tables})
+
+
+@pytest.mark.parametrize(
+    ("words", "labels"),
+    [
+        (None, ["a method, fast", "a method, slow", "other"]),
+        (["1m"], ["a method, slow", "other"]),
+        (["1m", "a method"], ["a method, slow"]),
+        (["Table 2"], ["other"]),
+        (["Table 2", "100k"], []),
+    ],
+)
+def test_rows_are_chosen_that_contain_all_words(words, labels, toy):
+    assert [row.label for table in reproduce.chosen("toy", words) for row in table.rows] == labels
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (
+            ["toy", "--only", "1m", "2m"],
+            ["'2m'", "Table 1; Table 2", "a method; other", "100k; 1m"],
+        ),
+        (["toy", "--only", "other", "100k"], ["no row contains all of 'other', '100k'"]),
+        ([], ["name a paper (toy) or all"]),
+    ],
+)
+def test_words_that_choose_nothing_are_errors(arguments, parts, toy, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        reproduce.main(arguments)
+    message = capsys.readouterr().err
+    assert all(part in message for part in parts), message
+
+
+def test_the_list_has_the_minutes_of_records(toy, monkeypatch, capsys):
+    record = {
+        "cpu_seconds": 150.0,
+        "table 1": [["data", "method"], ["1m", "other"]],
+        "table 2": [["table", "CPU minutes"], ["Table 2", "1.2"]],
+    }
+    monkeypatch.setattr(reproduce, "read_records", lambda: {"reproduce toy --seeds 1": record})
+    with pytest.raises(SystemExit) as stopped:
+        reproduce.main(["--list"])
+    assert not stopped.value.code
+    [[_, *rows]] = parse_tables(capsys.readouterr().out)
+    assert rows == [
+        ["toy", "Table 1", "2", ""],
+        ["toy", "Table 2", "1", "1.2"],
+        ["toy", "all", "", "2.5"],
+    ]
 
 
 PAPERS = ["rfrec", "lightfr", "colr", "fedals"]

@@ -1,6 +1,7 @@
 import datetime
 import itertools
 import pickle
+import warnings
 from collections import Counter, defaultdict
 
 import numpy as np
@@ -19,6 +20,7 @@ from fedrecsk import BiasOnly
 from fedrecsk.model_selection import (
     ColdItemHoldout,
     LeaveLastOut,
+    RollingOrigin,
     TemporalHoldout,
     UserHoldout,
     UserKFold,
@@ -85,25 +87,69 @@ def assert_partition(X, *parts):
 # --------------------------------------------------------------------------- guarantees
 
 
-@given(TABLES, st.integers(1, 3), st.booleans())
-def test_leave_last_out_holds_out_the_last_rows_of_each_user(X, n_last, row_order):
-    splitter = LeaveLastOut(n_last, timestamps="row_order" if row_order else 2)
+@given(
+    TABLES, st.integers(1, 3), st.booleans(), st.sampled_from([None, "row_order", "train", "test"])
+)
+def test_leave_last_out_holds_out_the_last_rows_of_each_user(X, n_last, row_order, ties):
+    splitter = LeaveLastOut(n_last, timestamps="row_order" if row_order else 2, ties=ties)
     times = np.arange(len(X)) if row_order else X[:, 2]
-    expected = []
-    for rows in rows_of(X[:, 0]).values():
-        if len(rows) > n_last:
-            expected += sorted(rows, key=lambda row: (times[row], row))[-n_last:]
-    splits, reason = splits_or_reason(splitter, X)
+    users = [rows for rows in rows_of(X[:, 0]).values() if len(rows) > n_last]
+    parts = [last_rows(rows, times, n_last, ties) for rows in users]
+    expected = [row for late, _ in parts for row in late]
+    n_tied = sum(is_tied for _, is_tied in parts)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        splits, reason = splits_or_reason(splitter, X)
+    texts = [text for one in caught if "times do not determine" in (text := str(one.message))]
     if splits:
         [(train, test)] = splits
         assert test.tolist() == sorted(expected)
+        assert len(texts) == (ties is None and n_tied > 0)
+        assert all(f"For {n_tied} of {len(users)} users" in text for text in texts)
         assert_partition(X, train, test)
         assert set(X[train, 0]) == set(X[:, 0])
     elif "all equal" in reason:
         assert len(set(times)) == 1
     else:
-        assert "lower n_last" in reason
+        assert ("lower n_last" if not users else f"ties={ties!r} leaves") in reason
         assert not expected
+
+
+def last_rows(rows, times, n_last, ties):
+    """The rows of a user to hold out, the naive way, and whether equal times leave a choice."""
+    rows = sorted(rows, key=lambda row: (times[row], row))
+    late, time = rows[-n_last:], times[rows[-n_last]]
+    is_tied = times[rows[-n_last - 1]] == time
+    if is_tied and ties == "train":
+        late = [row for row in rows if times[row] > time]
+    elif is_tied and ties == "test":
+        late = [row for row in rows if times[row] >= time]
+    return late if len(late) < len(rows) else [], is_tied
+
+
+@pytest.mark.parametrize("n_last", [1, 2])
+def test_ties_away_from_the_cut_are_no_reason_to_warn(n_last):
+    times = [1, 1, 2, 3, 4, 4, 4, 5] if n_last == 1 else [1, 1, 2, 3, 4, 5, 6, 6]
+    X = [[1, item, time] for item, time in enumerate(times)] + [[2, 1, 7]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert LeaveLastOut(n_last).fit(X).test_indices_.tolist() == [6, 7][-n_last:]
+
+
+@pytest.mark.parametrize(
+    "splitter", [TemporalHoldout(), TemporalHoldout(per_user=True), RollingOrigin()], ids=repr
+)
+def test_other_splits_by_time_do_not_depend_on_the_order_of_rows(splitter, timed):
+    X = timed[0]
+    X[:, 2] = 100 + X[:, 2] // 5
+    order = np.random.default_rng(0).permutation(len(X))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        splits = list(splitter.split(X))
+        shuffled = list(splitter.split(X[order]))
+    for parts, others in zip(splits, shuffled, strict=True):
+        for rows, other in zip(parts, others, strict=True):
+            assert rows.tolist() == sorted(order[other])
 
 
 @given(TABLES, st.one_of(st.integers(1, 3), st.floats(0.05, 0.95)), st.integers(1, 3), SEEDS)

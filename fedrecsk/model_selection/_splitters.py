@@ -6,7 +6,7 @@ import datetime
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from sklearn.utils import check_random_state
 from fedrecsk._utils.constraints import ArrayLike, AtLeast1, AtLeast2, Column, Seed
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval, RealNotInt
+from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data import _times
 from fedrecsk.data.interactions import coded_rows
 from fedrecsk.model_selection._base import Splitter, by_group, two_parts
@@ -30,7 +31,8 @@ class LeaveLastOut(Splitter):
     What it guarantees:
 
     - each user with more than `n_last` rows has exactly `n_last` test rows, none of them
-      earlier than any of its training rows;
+      earlier than any of its training rows; with ``ties="train"`` or ``"test"`` the number can
+      differ, but all test rows are later than the user's training rows;
     - all rows of every other user are training rows;
     - so every user is in training. Test items may be missing from training.
 
@@ -39,8 +41,13 @@ class LeaveLastOut(Splitter):
     n_last : int, default=1
         Number of rows to hold out per user.
     {column of times}
-        At least within each user. If two rows of a user have the same time, the one further down
-        in X counts as later.
+        At least within each user.
+    ties : {"row_order", "train", "test"} or None, default=None
+        Where rows go if the first held-out row of a user has the same time as the training row
+        before it. "row_order": the row further down in X counts as later. "train": all rows of
+        that time are training rows. "test": all of them are test rows, but a user without an
+        earlier row has no test rows. If None, as "row_order", with a warning that reports the
+        share of users with such rows.
 
     Attributes
     ----------
@@ -48,7 +55,7 @@ class LeaveLastOut(Splitter):
 
     See Also
     --------
-    TemporalHoldout : A share of each user's rows, or of all rows, by time.
+    TemporalHoldout : A share of each user's rows, or of all rows, by time. Never cuts a tie.
 
     Examples
     --------
@@ -57,11 +64,21 @@ class LeaveLastOut(Splitter):
     >>> for train, test in LeaveLastOut().split(X):
     ...     print(train, test)
     [1 2] [0]
+
+    Where times are equal, the order of the rows decides, unless `ties` says otherwise:
+
+    >>> X = [["ann", "alien", 1], ["ann", "brazil", 3], ["ann", "clue", 3], ["bob", "clue", 2]]
+    >>> for ties in ("row_order", "test"):
+    ...     train, test = next(LeaveLastOut(ties=ties).split(X))
+    ...     print(train, test)
+    [0 1 3] [2]
+    [0 3] [1 2]
     """
 
     n_last: AtLeast1 = 1
     _: KW_ONLY
     timestamps: Column = 2
+    ties: Literal["row_order", "train", "test"] | None = None
 
     def _splits(self, X):
         times = _times.read_times(X, self.timestamps)
@@ -73,7 +90,35 @@ class LeaveLastOut(Splitter):
                 f"No user has more than n_last={self.n_last} rows (the most is {counts.max()}), so "
                 "the test set would be empty; lower n_last, or give more interactions per user."
             )
+        n_last = self._resolve_ties(times[rows], starts, counts, n_last)
         return iter([two_parts(_last_of_group(rows, starts, counts, n_last))])
+
+    def _resolve_ties(self, times, starts, counts, n_last):
+        """Return how many rows of each user to hold out where its cut falls among equal times."""
+        ends = starts + counts
+        cuts = np.minimum(ends - n_last, ends - 1)
+        before, after = _tie_around(times, cuts)
+        before, after = np.maximum(before, starts), np.minimum(after, ends)
+        is_tied = (n_last > 0) & (before < cuts)
+        if self.ties == "train":
+            cuts = after
+        elif self.ties == "test":
+            cuts = np.where(before > starts, before, ends)
+        elif self.ties is None and is_tied.any():
+            n_tied, n_users = is_tied.sum(), (n_last > 0).sum()
+            warn(
+                f"For {n_tied} of {n_users} users ({n_tied / n_users:.0%}) times do not determine "
+                "which rows to hold out: some are equal, so the row further down in X counts as "
+                "later. Pass ties='train' or ties='test' to keep rows with equal times together, "
+                "or ties='row_order' to accept this split."
+            )
+        n_last = np.where(is_tied, ends - cuts, n_last)
+        if not n_last.any():
+            raise ValueError(
+                f"ties={self.ties!r} leaves the test set empty, since each user's last rows have "
+                "the same time; pass ties='row_order', or times of a finer resolution."
+            )
+        return n_last
 
 
 @documented
@@ -450,12 +495,16 @@ def _cut(times, starts, ends, n_late):
     """Cut groups where the time changes, as near as possible to `n_late` rows from their ends."""
     # Late rows are times[cuts[g]:ends[g]]: none if n_late is 0 or all rows have the same time.
     wish = np.minimum(ends - n_late, ends - 1)
-    moments = np.flatnonzero(np.concatenate([[True], times[1:] != times[:-1]]))
-    moment = np.searchsorted(moments, wish, side="right") - 1
-    before = moments[moment]
-    after = np.append(moments, len(times))[moment + 1]
+    before, after = _tie_around(times, wish)
     near = (before > starts) & ((wish - before < after - wish) | (after >= ends))
     return np.where(n_late > 0, np.where(near, before, np.minimum(after, ends)), ends)
+
+
+def _tie_around(times, places):
+    """Return where the rows with the time at each place begin and end, times being sorted."""
+    moments = np.flatnonzero(np.concatenate([[True], times[1:] != times[:-1]]))
+    moment = np.searchsorted(moments, places, side="right") - 1
+    return moments[moment], np.append(moments, len(times))[moment + 1]
 
 
 @dataclass(eq=False, repr=False)

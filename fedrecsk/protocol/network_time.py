@@ -29,6 +29,9 @@ class TrainingTime:
     ----------
     communication_seconds : float
     computation_seconds : float
+    overhead_seconds : float
+        Part of the computation that the profile assumes: its `overhead`, on each round's slowest
+        device. It is not measured.
     round_seconds : ndarray of shape (n_rounds,)
         Seconds of each round. What happens before the first round and after the last one is in the
         totals only.
@@ -36,6 +39,7 @@ class TrainingTime:
 
     communication_seconds: float
     computation_seconds: float
+    overhead_seconds: float
     round_seconds: np.ndarray
 
     @property
@@ -49,10 +53,14 @@ class TrainingTime:
         return self.seconds / 60
 
     def __repr__(self) -> str:
+        seconds = self.seconds
+        size, unit = (3600, "h") if seconds >= 3600 else (60, "min") if seconds >= 60 else (1, "s")
+        network = self.communication_seconds / seconds if seconds else 0.0
+        assumed = self.overhead_seconds / max(np.count_nonzero(self.round_seconds), 1)
         return (
-            f"TrainingTime({self.minutes:.3g} minutes: {self.communication_seconds / 60:.3g} on "
-            f"the network and {self.computation_seconds / 60:.3g} of work, "
-            f"{len(self.round_seconds)} rounds)"
+            f"TrainingTime({seconds / size:.3g} {unit}: {1 - network:.1%} computing"
+            + (f", of which {assumed:.3g} s a round are assumed" if assumed else "")
+            + f"; {network:.1%} network; {len(self.round_seconds)} rounds)"
         )
 
 
@@ -85,6 +93,9 @@ def estimate_training_time(
     of work, the mean over the clients counts. Where devices differ, it is the expected time of the
     slowest of a cohort at random. ``Federation(devices=...)`` simulates the same clock round by
     round, with deadlines and asynchronous rounds, which this estimate does not have.
+
+    The repr of the result states what the time is made of: computing, the network, and the seconds
+    a round that the profile's `overhead` adds, which are assumed and not measured.
 
     Parameters
     ----------
@@ -126,7 +137,8 @@ def estimate_training_time(
     >>> X, y = make_ratings(n_users=20, n_items=30, n_ratings=200, random_state=0)
     >>> model = RFRec(n_factors=4, n_rounds=5, random_state=0).fit(X, y)
     >>> estimate_training_time(model, "paper", client_seconds=1.2)
-    TrainingTime(1.53 minutes: 0.000283 on the network and 1.53 of work, 5 rounds)
+    TrainingTime(1.53 min: 100.0% computing, of which 10 s a round are assumed; 0.0% network;
+    5 rounds)
     """
     profile = profile_of("profile", profile)
     ledger = getattr(model, "communication_", model)
@@ -147,7 +159,7 @@ def estimate_training_time(
     # As a fit makes its key.
     key = Key(int(check_random_state(random_state).randint(2**31 - 1)))
     devices = profile.draw(ledger.client_ids, key)
-    communication, computation = np.zeros((2, len(entries)))
+    communication, computation, overhead = np.zeros((3, len(entries)))
     for k, entry in enumerate(entries):
         sizes = _bytes_of_one(entry, len(ledger.client_ids), down, up)
         ours = profile.communication_seconds(*sizes)
@@ -155,11 +167,13 @@ def estimate_training_time(
         seconds = _slowest(ours / devices.bandwidth + work / devices.speed, _n_clients(entry))
         share = ours / (ours + work) if seconds else 0.0
         communication[k] = share * seconds
+        overhead[k] = (1 - share) * seconds * (profile.overhead / work if work else 0.0)
         computation[k] = (1 - share) * seconds + server_seconds * (entry["participants"] > 0)
     rounds = np.array([entry["phase"] == "round" for entry in entries], dtype=bool)
     return TrainingTime(
         communication_seconds=float(communication.sum()),
         computation_seconds=float(computation.sum()),
+        overhead_seconds=float(overhead.sum()),
         round_seconds=(communication + computation)[rounds],
     )
 

@@ -86,6 +86,35 @@ def test_work_is_slowed_down_and_begins_late_if_anybody_takes_part():
     assert time.computation_seconds == 4 * (7 * 2 + 10 + 3)
     assert time.minutes == pytest.approx(time.seconds / 60)
     assert time.round_seconds[-1] == 0
+    assert time.overhead_seconds == 4 * 10
+
+
+@pytest.mark.parametrize(
+    ("profile", "client_seconds", "text"),
+    [
+        # In each round 1 s down and 2 s up, and 7 s of work after 10 s.
+        ("paper", 1, "3.33 h: 85.0% computing, of which 10 s a round are assumed; 15.0% network"),
+        (DeviceProfile(2**19, 2**18, 1, 0), 9, "2 h: 75.0% computing; 25.0% network"),
+        (DeviceProfile(2**19, 2**18, 0, 0), 9, "30 min: 0.0% computing; 100.0% network"),
+    ],
+)
+def test_the_time_says_what_it_is_made_of(profile, client_seconds, text):
+    if profile == "paper":
+        profile = DeviceProfile(2**19, 2**18)
+    ledger = ledger_of(600, 2**19)
+    ledger.entries[:] = [entry for entry in ledger.entries if entry["phase"] == "round"]
+    time = estimate_training_time(ledger, profile, client_seconds=client_seconds)
+    assert repr(time) == f"TrainingTime({text}; 600 rounds)"
+
+
+def test_the_assumed_seconds_are_those_of_the_slowest_device():
+    profile = DeviceProfile(2**19, 2**18, speed={client: 1.0 + client for client in range(60)})
+    time = estimate_training_time(ledger_of(5, 0), profile, client_seconds=1)
+    assert time.overhead_seconds == pytest.approx(5 * 10)
+    slow = DeviceProfile(2**19, 2**18, speed={client: 1 / (1 + client) for client in range(60)})
+    time = estimate_training_time(ledger_of(5, 0), slow, client_seconds=1)
+    assert time.overhead_seconds == pytest.approx(5 * 10 * 60)
+    assert "of which 600 s a round are assumed" in repr(time)
 
 
 NAN, INF = float("nan"), float("inf")
