@@ -224,6 +224,7 @@ def check_hooks_keep_to_their_side(estimator: FederatedRecommender) -> None:
             extra = vars(one.algorithm).keys() - vars(method._algorithm()).keys()
             assert not extra, f"a function has set {sorted(extra)} on self; keep them in states"
         state, first_round = server.state, server.key.at(0)
+        function: Any
         for name_of, function, more in (
             ("broadcast", server.algorithm.broadcast, (first_round,)),
             ("final", server.algorithm.final, ()),

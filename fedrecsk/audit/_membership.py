@@ -507,6 +507,8 @@ def _noise_of(model, data):
     for server, _, seen in watch(model, data, model._plan().rounds(data.n_clients)):
         if seen.upload is None:
             continue
+        assert seen.message is not None
+        assert server.releases is not None
         clip = float(seen.message["privacy_terms"].values[0])
         weights = server.releases.mechanism.field_weights or {}
         # Before each client adds its share of the noise.
@@ -522,6 +524,7 @@ def _noise_of(model, data):
         lengths = [norms(tile.fields, weights).max(initial=0) for tile in tiles]
         longest = max(longest, float(max(lengths, default=0)) / clip)
     assert server is not None
+    assert server.releases is not None
     return noises, longest, server.privacy_report(), server.releases.exposure
 
 

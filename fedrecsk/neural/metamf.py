@@ -255,9 +255,11 @@ class MetaMFAlgorithm(MetaMFParameters, Algorithm[Server, Clients]):
         return attributes
 
     def user_attributes(self, block, clients):
-        if isinstance(clients.made.table, Made):
-            return {"user_codes_": clients.made.table.codes}
-        return dict(zip(PARTS.values(), clients.made, strict=True))
+        made = clients.made
+        assert made is not None
+        if isinstance(made.table, Made):
+            return {"user_codes_": made.table.codes}
+        return dict(zip(PARTS.values(), made, strict=True))
 
     def as_newcomers(self, block):
         return replace(block, clients=np.full_like(block.clients, -1))

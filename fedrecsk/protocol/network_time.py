@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from scipy.special import gammaln
@@ -15,10 +15,13 @@ from fedrecsk.protocol.devices import DeviceProfile, profile_of
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.ledger import Ledger
 
-if TYPE_CHECKING:
-    from fedrecsk.federated.base import FederatedRecommender
-
 __all__ = ["TrainingTime", "estimate_training_time"]
+
+
+class HasLedger(Protocol):
+    """A fitted federated estimator."""
+
+    communication_: Ledger
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +79,7 @@ class TrainingTime:
     prefer_skip_nested_validation=True,
 )
 def estimate_training_time(
-    model: FederatedRecommender | Ledger,
+    model: HasLedger | Ledger,
     profile: DeviceProfile | str = "4g",
     *,
     client_seconds: float | None = None,

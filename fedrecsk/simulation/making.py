@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from sklearn.utils import check_random_state
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from fedrecsk.protocol.plan import FitPlan
     from fedrecsk.simulation.method import FederatedMethod
 
+    M = TypeVar("M", bound=FederatedMethod)
+
 
 def fresh(estimator: FederatedMethod) -> tuple[Key, FederatedMethod]:
     """Return the key of a new fit, and the estimator's copy for it."""
@@ -35,7 +37,7 @@ def fresh(estimator: FederatedMethod) -> tuple[Key, FederatedMethod]:
     return Key(seed), bare(estimator)
 
 
-def bare(estimator: FederatedMethod) -> FederatedMethod:
+def bare(estimator: M) -> M:
     """Return a copy of an estimator that has neither a seed nor callbacks."""
     return clone(estimator)._set(random_state=None).set_callbacks()
 

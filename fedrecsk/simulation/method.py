@@ -184,7 +184,7 @@ class FederatedMethod(Recommender):
         if part != "central_dp":
             return
         mechanism = self._setting().central_dp
-        if self.warm_start and mechanism.epsilon is not None:
+        if mechanism is not None and self.warm_start and mechanism.epsilon is not None:
             yield (
                 f"CentralDP(epsilon={mechanism.epsilon:g}) is spent by the planned rounds, and "
                 "warm_start would add more; set noise_multiplier instead of epsilon, so that "

@@ -412,7 +412,7 @@ class Seen(NamedTuple):
 
 def watch(
     estimator: FederatedMethod, data: Interactions, n_rounds: int
-) -> Iterator[tuple[Server, list[Clients], Seen | None]]:
+) -> Iterator[tuple[Server, list[Clients], Seen]]:
     """Yield, for each round, the Server, the list of Clients, and what a curious server sees."""
     if estimator._setting().is_asynchronous:
         raise ValueError(
@@ -427,6 +427,8 @@ def watch(
         run.set_up()
         for _ in range(n_rounds):
             seen = run.round()
+            # Nothing ends these rounds early.
+            assert seen is not None
             yield run.server, run.clients, seen
 
 
