@@ -6,6 +6,7 @@ import pickle
 import traceback
 import warnings
 from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 import numpy as np
