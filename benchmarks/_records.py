@@ -299,6 +299,7 @@ def caption(name, records):
         {f"{one['date']}, commit {one['commit']}, {one['processor']}" for one in records}
     )
     if changed := sorted({file for one in records for file in changed_files(one)}):
-        others = f" and {len(changed) - 1} others" if len(changed) > 1 else ""
+        # No count, which each change of the code would change on each page.
+        others = " and others" if len(changed) > 1 else ""
         parts.append(f"{CHANGED} measured before a change of `{changed[0]}`{others}")
     return " · ".join(parts)
