@@ -53,7 +53,7 @@ COMMIT = r"\bcommit (?=[0-9a-f]*\d)[0-9a-f]{7,}\b"
 HIDDEN = re.compile(
     r"^ *(?P<fence>```+|:::+)(?!\{(note|grid|container)).*?^ *(?P=fence) *$"  # code and directives
     r"|^---\n.*?^---$"  # front matter
-    r"|<!-- measured.*?<!-- end -->|\{\{.*?\}\}"  # what comes from records
+    r"|<!-- table\(.*?-->\n\n( *\|[^\n]*\n)+\n[^\n]*|<!--.*?-->"  # tables of records, comments
     r"|\$\$.*?\$\$|\$[^$\n]+\$"
     r"|(\{[\w:]+\})?`+[^`]+`+|<[^>\n]+>|(?<=\]\()[^)\s]+|https?://\S+",
     re.DOTALL | re.MULTILINE,

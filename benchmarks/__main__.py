@@ -3,7 +3,7 @@
 `NAME COMMAND [OPTIONS]` runs one benchmark, such as `fedeb quality --data 100k`, and writes its
 record. `all` runs those of benchmarks/_plan.py whose record is missing or of other files, and
 can be stopped and started again; words behind it choose commands. `list` says which these are.
-`pages` writes the tables of README and the pictures anew.
+`pages` writes the tables and numbers of README and the site's pages, and the pictures.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
-"""What README shows of the records: its tables and numbers, and the pictures in docs/_static.
+"""What README and the pages of the site show of the records, and the pictures in docs/_static.
 
-``python -m benchmarks pages`` writes them. In README, a comment like ``<!-- measured.number(...)
--->`` stands before each, and ``<!-- end -->`` behind. On the site, the same expressions stand in
-double braces, and are evaluated when it is built.
+``python -m benchmarks pages`` writes them. Each table stands below a comment like ``<!--
+table("fedeb quality") -->``. In a sentence, a comment behind a number names it, as in ``0.8251<!--
+fedeb -->``, and ``<!-- numbers``, a comment at the end of the page, has lines like ``fedeb =
+number(...)``. The number comes first, because a line that begins with a comment is not Markdown.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from textwrap import indent
 
 import matplotlib
 
@@ -18,9 +20,19 @@ import matplotlib.pyplot as plt
 from benchmarks import _records as records
 from benchmarks.methods import PUBLISHED
 
-README = records.ROOT / "README.md"
-FOLDER = records.ROOT / "docs" / "_static"
-MADE = re.compile(r"(<!-- (measured\..*?) -->\s*).*?(\s*<!-- end -->)", re.DOTALL)
+DOCS = records.ROOT / "docs"
+MADE = ("auto_examples", "generated")
+PAGES = [
+    records.ROOT / "README.md",
+    *(page for page in sorted(DOCS.rglob("*.md")) if not set(MADE) & set(page.parts)),
+]
+FOLDER = DOCS / "_static"
+# The comment of a table, and the table and its caption once they are written.
+TABLE = re.compile(
+    r"^( *)<!-- (table\((?s:.*?)\)) -->\n(?:\n(?: *\|.*\n)+\n *\*.*\*\n)?", re.MULTILINE
+)
+NUMBER = re.compile(r"[-+]?\d[\d.]*(?: [/±] \d[\d.]*)?(?=<!-- (\w+) -->)")
+NUMBERS = re.compile(r"^<!-- numbers\n(.*?)^-->$", re.DOTALL | re.MULTILINE)
 COMMANDS = {
     "ratings": ("methods ratings --train 80", "test RMSE"),
     "rankings": ("methods rankings", "HR@10 / NDCG@10"),
@@ -233,17 +245,27 @@ def draw_searches(path):
 
 
 def filled(text):
-    """Return a page with the tables and the numbers between its comments as they are now."""
-    return MADE.sub(lambda found: f"{found[1]}{_value(found[2])}{found[3]}", text)
+    """Return a page with its tables and numbers as the records are now."""
+    numbers = {}
+    for block in NUMBERS.findall(text):
+        exec(block, {"number": records.number}, numbers)
+    if wrong := numbers.keys() ^ set(NUMBER.findall(text)):
+        raise ValueError(f"Each number needs a comment behind it, and a definition: {wrong}.")
+    text = NUMBER.sub(lambda found: numbers[found[1]], text)
+    return TABLE.sub(_table, text)
 
 
-def _value(expression):
-    return eval(expression, {"measured": records.measured})
+def _table(found):
+    """Return the comment of a table, and the table."""
+    comment = found[0][: found[0].index("-->") + len("-->")]
+    table = eval(found[2], {"table": records.table})
+    return f"{comment}\n\n{indent(table, found[1])}\n"
 
 
 def write():
-    """Write the tables of README, and the pictures."""
-    README.write_text(filled(README.read_text()))
+    """Write the tables and numbers of all pages, and the pictures."""
+    for page in PAGES:
+        page.write_text(filled(page.read_text()))
     for task in TITLES:
         draw(task, FOLDER / f"{task}.svg")
     draw_hours(FOLDER / "hours.svg")

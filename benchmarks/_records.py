@@ -1,4 +1,4 @@
-"""Records of what the benchmarks measured; the tables of README and of the site are made of them.
+"""Records of what the benchmarks measured; tables and numbers on pages come from them.
 
 ``python -m benchmarks NAME COMMAND [OPTIONS]`` runs a benchmark and writes a record, a JSON file in
 benchmarks/measured: the tables it printed, its options, and digests of the data it read and of the
@@ -197,65 +197,60 @@ def read_records():
     return {one: found[one] for one in sorted(found, key=lambda one: places.get(one, -1))}
 
 
-class Measured:
-    """Shows records on pages: an object, because Sphinx stores no functions."""
+def table(name, columns=None, rows=None, across=None, number=1, where=None):
+    """Return a Markdown table of the records whose commands begin with a name.
 
-    def table(self, name, columns=None, rows=None, across=None, number=1, where=None):
-        """Return a Markdown table of the records whose commands begin with a name.
-
-        Parameters
-        ----------
-        name : str
-            A command, or its beginning.
-        columns : list of str, default=None
-            Columns that are shown. If None, all.
-        rows : list of str, default=None
-            First cells of the rows that are shown. If None, all.
-        across : (str, str), default=None
-            A column whose values become columns, and the column whose cells these show.
-        number : int, default=1
-            Which table, of a command that prints several.
-        where : dict from str to str or list of str, default=None
-            For each column, the cell or cells that a row must have to be shown.
-        """
-        body = list(rows_of(name, number))
-        head, *others = (one[f"table {number}"][0] for one in records_of(name))
-        if any(one != head for one in others):
-            raise ValueError(f"The records of {name!r} have different columns.")
-        titles = dict(zip(_keys(head), head, strict=True))
-        columns = columns or [key for key in titles if key not in (across or ())]
-        first = columns[0]
-        for column, cells in (where or {}).items():
-            cells = [cells] if isinstance(cells, str) else cells
-            body = [pair for pair in body if pair[0][column] in cells]
-            if {row[column] for row, _ in body} != set(cells):
-                raise ValueError(f"{name!r} does not have all of {cells} in the column {column!r}.")
-        if rows is not None:
-            body = [pair for label in rows for pair in body if pair[0][first] == label]
-            if {row[first] for row, _ in body} != set(rows):
-                raise ValueError(f"{name!r} does not have all of the rows {rows}.")
-        records = [record for _, record in body]
-        differ = len(set(map(mark_of, records))) > 1
-        if across:
-            body, columns = _side_by_side(body, columns, *across)
-        lines = [[titles.get(key, key) for key in columns], ["---"] * len(columns)]
-        for row, record in body:
-            cells = [row.get(key, "") for key in columns]
-            lines.append([f"{cells[0]} {mark_of(record) * differ}".strip(), *cells[1:]])
-        text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-        return f"{text}\n\n*{caption(name, records)}*"
-
-    def number(self, name, row, column, digits=None):
-        """Return one cell, of the row that begins with these cells (a str or a tuple of str)."""
-        row = (row,) if isinstance(row, str) else row
-        found = [one for one, _ in rows_of(name) if tuple(one.values())[: len(row)] == row]
-        if len(found) != 1:
-            raise ValueError(f"{len(found)} rows of {name!r} have {row!r}, not 1.")
-        cell = found[0][column]
-        return cell if digits is None else f"{float(cell):.{digits}f}"
+    Parameters
+    ----------
+    name : str
+        A command, or its beginning.
+    columns : list of str, default=None
+        Columns that are shown. If None, all.
+    rows : list of str, default=None
+        First cells of the rows that are shown. If None, all.
+    across : (str, str), default=None
+        A column whose values become columns, and the column whose cells these show.
+    number : int, default=1
+        Which table, of a command that prints several.
+    where : dict from str to str or list of str, default=None
+        For each column, the cell or cells that a row must have to be shown.
+    """
+    body = list(rows_of(name, number))
+    head, *others = (one[f"table {number}"][0] for one in records_of(name))
+    if any(one != head for one in others):
+        raise ValueError(f"The records of {name!r} have different columns.")
+    titles = dict(zip(_keys(head), head, strict=True))
+    columns = columns or [key for key in titles if key not in (across or ())]
+    first = columns[0]
+    for column, cells in (where or {}).items():
+        cells = [cells] if isinstance(cells, str) else cells
+        body = [pair for pair in body if pair[0][column] in cells]
+        if {row[column] for row, _ in body} != set(cells):
+            raise ValueError(f"{name!r} does not have all of {cells} in the column {column!r}.")
+    if rows is not None:
+        body = [pair for label in rows for pair in body if pair[0][first] == label]
+        if {row[first] for row, _ in body} != set(rows):
+            raise ValueError(f"{name!r} does not have all of the rows {rows}.")
+    records = [record for _, record in body]
+    differ = len(set(map(mark_of, records))) > 1
+    if across:
+        body, columns = _side_by_side(body, columns, *across)
+    lines = [[titles.get(key, key) for key in columns], ["---"] * len(columns)]
+    for row, record in body:
+        cells = [row.get(key, "") for key in columns]
+        lines.append([f"{cells[0]} {mark_of(record) * differ}".strip(), *cells[1:]])
+    text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return f"{text}\n\n*{caption(name, records)}*"
 
 
-measured = Measured()
+def number(name, row, column, digits=None):
+    """Return one cell, of the row that begins with these cells (a str or a tuple of str)."""
+    row = (row,) if isinstance(row, str) else row
+    found = [one for one, _ in rows_of(name) if tuple(one.values())[: len(row)] == row]
+    if len(found) != 1:
+        raise ValueError(f"{len(found)} rows of {name!r} have {row!r}, not 1.")
+    cell = found[0][column]
+    return cell if digits is None else f"{float(cell):.{digits}f}"
 
 
 def records_of(name):
@@ -304,6 +299,7 @@ def caption(name, records):
         {f"{one['date']}, commit {one['commit']}, {one['processor']}" for one in records}
     )
     if changed := sorted({file for one in records for file in changed_files(one)}):
-        others = f" and {len(changed) - 1} others" if len(changed) > 1 else ""
+        # No count, which each change of the code would change on each page.
+        others = " and others" if len(changed) > 1 else ""
         parts.append(f"{CHANGED} measured before a change of `{changed[0]}`{others}")
     return " · ".join(parts)

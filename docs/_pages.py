@@ -41,8 +41,8 @@ TAGS = {
 }
 # Recipes for files that a build does not have.
 STATIC = {"datasets"}
-# How tables, substitutions, fences and comments begin. Dashes may have become typographic ones.
-MARKUP = "|", "{{", ":::", "<!"
+# How tables, fences and comments begin. Dashes may have become typographic ones.
+MARKUP = "|", ":::", "<!"
 # The text of a display or of axes, which stand above their figure.
 OBJECT = re.compile(r"<[\w.]+ at 0x[0-9a-f]+>|<Axes: .*>|\[?<matplotlib\..*>\]?", re.DOTALL)
 # All of the output at once: IPython's %%bash passes it on in pieces, which MyST-NB breaks lines at.
@@ -117,8 +117,7 @@ def check_paragraphs(app, doctree):
         first = next(iter(one.findall(nodes.Text)), "")
         # |x| may be a formula, and anything may be code.
         if isinstance(getattr(first, "parent", None), nodes.paragraph) and first.startswith(MARKUP):
-            message = "the page shows the markup %r as text; write a substitution on one line"
-            logger.warning(message, str(first)[:40], location=one)
+            logger.warning("the page shows the markup %r as text", str(first)[:40], location=one)
 
 
 def setup(app):

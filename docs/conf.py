@@ -18,11 +18,9 @@ from fedrecsk.base import Recommender
 from fedrecsk.federated.base import FederatedRecommender
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path.insert(0, str(HERE))
 import _matrix  # noqa: E402
 from _links import TYPES, write_inventories  # noqa: E402
-
-from benchmarks._records import measured  # noqa: E402
 
 project = "fedrecsk"
 author = "The fedrecsk developers"
@@ -48,9 +46,7 @@ extensions = [
 # The tables of times would load scripts from the network.
 exclude_patterns = ["_build", "sg_execution_times.rst", "auto_examples/sg_execution_times.rst"]
 templates_path = ["_templates"]
-myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath", "substitution"]
-# Tables and numbers of pages come from records, as {{ measured.table("fedeb quality") }}.
-myst_substitutions = {"version": version, "measured": measured}
+myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 nb_execution_mode = "force"
 nb_execution_in_temp = True
 nb_execution_show_tb = True

@@ -35,16 +35,15 @@ CONF = f"""
 import sys
 sys.path.insert(0, {str(DOCS)!r})
 extensions = ["myst_parser", "_pages"]
-myst_enable_extensions = ["colon_fence", "dollarmath", "substitution"]
-myst_substitutions = {{"table": "| x |\\n|---|\\n| 1 |"}}
+myst_enable_extensions = ["colon_fence", "dollarmath"]
 """
 RIGHT = (
-    "{{ table }}\n\n| x |\n|---|\n\n:::{note}\nText.\n:::\n\n<!-- x -->\n\n$|x|$ is one, `|` too.\n"
+    "| x |\n|---|\n\n:::{note}\nText.\n:::\n\n<!-- x --y -->\n\n0.5<!-- x --> and 1<!-- y -->.\n\n"
+    "- One.\n\n  <!-- x -->\n\n  | x |\n  |---|\n\n$|x|$ is one, `|` too.\n"
 )
 WRONG = {
-    "lines.md": ("{{\n  table }}\n", "'| x |'"),
-    "list.md": ("- One.\n\n  {{\n  table\n  }}\n", "'| x |'"),
-    "open.md": ("{{ table\n", "'{{ table'"),
+    "table.md": ("| x |\n| 1 |\n", "'| x |'"),
+    "list.md": ("- One.\n\n  | x |\n  | 1 |\n", "'| x |'"),
     "fence.rst": ("::: note\n", "'::: note'"),
     "comment.rst": ("<!-- note -->\n", "'<!"),
 }

@@ -11,14 +11,11 @@ from benchmarks import __main__ as command
 from benchmarks import _methods, methods
 from benchmarks import _pages as pages
 from benchmarks import _records as records
-from benchmarks._records import measured
 
 pytestmark = pytest.mark.full
 
-DOCS = records.ROOT / "docs"
-SHOWN = [page for page in sorted(DOCS.rglob("*.md")) if "auto_examples" not in page.parts]
-EXPRESSION = re.compile(r"\{\{ (measured\..*?) \}\}", re.DOTALL)
-HIDDEN = re.compile(r"```.*?```|`[^`]*`|\$\$.*?\$\$|\$[^$]*\$", re.DOTALL)
+SHOWN = [page for page in pages.PAGES if page.is_relative_to(pages.DOCS)]
+HIDDEN = re.compile(r"<!--.*?-->|```.*?```|`[^`]*`|\$\$.*?\$\$|\$[^$]*\$", re.DOTALL)
 MARK = re.compile(r"( ·)? †( measured [^·*]*?(?= ·|\*))?")
 NUMBER = re.compile(r"(?<![\w.])\d\.(\d{3,})(?!\w)")
 # Tables of published numbers, of words and of presets.
@@ -57,9 +54,9 @@ OLD_TABLES = {
 
 def unrecorded(text):
     """Return the numbers in a page's text that are in no record it shows, and its own tables."""
-    cells = " ".join(str(eval(one, {"measured": measured})) for one in EXPRESSION.findall(text))
-    known = [float(found[0]) for found in NUMBER.finditer(cells)]
-    text = HIDDEN.sub("", EXPRESSION.sub("", text))
+    made = [found[0] for one in (pages.TABLE, pages.NUMBER) for found in one.finditer(text)]
+    known = [float(found[0]) for found in NUMBER.finditer(" ".join(made))]
+    text = HIDDEN.sub("", pages.TABLE.sub("", pages.NUMBER.sub("", text)))
     tables = re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
     own = [one for one in tables if NUMBER.search(one) and not one.startswith(GIVEN)]
     prose = re.sub(r"^\|.*", "", text, flags=re.MULTILINE)
@@ -71,27 +68,45 @@ def unrecorded(text):
     return numbers, own
 
 
-@pytest.mark.parametrize("page", SHOWN, ids=lambda page: str(page.relative_to(DOCS)))
+@pytest.mark.parametrize("page", SHOWN, ids=lambda page: str(page.relative_to(pages.DOCS)))
 def test_a_page_has_no_measured_number_that_no_record_has(page):
     numbers, own = unrecorded(page.read_text())
-    name = str(page.relative_to(DOCS))
+    name = str(page.relative_to(pages.DOCS))
     assert len(own) == OLD_TABLES.get(name, 0), own
     assert numbers == NOT_MEASURED.get(name, [])
 
 
 def test_a_number_without_a_record_is_found():
     name, table = "methods ratings --train 80", "| |\n|---|\n| 0.555 |\n"
-    known = measured.number(name, "RFRec", "test RMSE", 3)
-    text = f"{{{{ measured.table('{name}') }}}} {known}, 0.987, `0.123`\n{table}"
+    known = records.number(name, "RFRec", "test RMSE", 3)
+    text = pages.filled(f"<!-- table('{name}') -->\n\n{known}, 0.987, `0.123`\n\n{table}")
     assert unrecorded(text) == (["0.987"], [table])
 
 
-def test_readme_shows_the_records():
-    text = pages.README.read_text()
-    assert "measured.table" in text
+@pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.stem)
+def test_a_page_shows_the_records(page):
+    text = page.read_text()
     # Marks of changed files come and go with the code.
     now, then = (MARK.sub("", one) for one in (pages.filled(text), text))
     assert now == then, "run python -m benchmarks pages"
+
+
+def test_a_page_is_filled(folder):
+    write(folder, "x y", [["model", "RMSE"], ["a", "0.1 ± 0.02"]])
+    end = "<!-- numbers\na = number('x y', 'a', 'RMSE')\n-->\n"
+    comment = "  <!-- table(\n    'x y'\n  ) -->\n"
+    empty = f"- One:\n\n{comment}\n| b |\n|---|\n| 0<!-- a -->. |\n\n{end}"
+    full = empty.replace("0<", "0.1 ± 0.02<").replace(
+        comment,
+        f"{comment}\n  | model | RMSE |\n  | --- | --- |\n  | a | 0.1 ± 0.02 |\n\n"
+        "  *`python -m benchmarks x y` · 2026-01-02, commit abc, A chip*\n",
+    )
+    assert pages.filled(empty) == full
+    assert pages.filled(full) == full
+    assert pages.filled(full.replace("0.1", "7.7")) == full
+    for wrong in (empty.replace("0<!-- a -->", ""), empty.replace("a = ", "b = ")):
+        with pytest.raises(ValueError, match="Each number needs"):
+            pages.filled(wrong)
 
 
 @pytest.mark.parametrize("task", pages.TITLES)
@@ -137,11 +152,11 @@ def test_a_record_has_what_was_measured_and_is_marked_after_a_change(folder, mon
     assert {"benchmarks/data.py", "fedrecsk/datasets/generate.py"} <= record["files"].keys()
     assert {"commit", "date", "processor", "seeds", "versions", "data"} <= record.keys()
     assert records.changed_files(record) == []
-    assert records.CHANGED not in measured.table("data generate")
+    assert records.CHANGED not in records.table("data generate")
     file = "fedrecsk/datasets/generate.py"
     others = records.current_digests() - {record["files"][file]}
     monkeypatch.setattr(records, "current_digests", lambda: others)
-    assert f"† measured before a change of `{file}`" in measured.table("data generate")
+    assert f"† measured before a change of `{file}`" in records.table("data generate")
 
 
 def write(folder, command, table):
@@ -153,7 +168,7 @@ def write(folder, command, table):
 
 def test_columns_with_the_same_title_are_kept(folder):
     write(folder, "data load", [["a", "a"], ["1", "2"]])
-    assert measured.table("data load") == (
+    assert records.table("data load") == (
         "| a | a |\n| --- | --- |\n| 1 | 2 |\n\n"
         "*`python -m benchmarks data load` · 2026-01-02, commit abc, A chip*"
     )
@@ -162,16 +177,16 @@ def test_columns_with_the_same_title_are_kept(folder):
 def test_rows_stand_side_by_side(folder):
     rows = [["data", "model", "RMSE"], ["1", "a", "0.1"], ["2", "a", "0.2"], ["2", "b", "0.3"]]
     write(folder, "x y", rows)
-    assert measured.table("x", ["model"], across=("data", "RMSE")).startswith(
+    assert records.table("x", ["model"], across=("data", "RMSE")).startswith(
         "| model | 1 | 2 |\n| --- | --- | --- |\n| a | 0.1 | 0.2 |\n| b |  | 0.3 |\n"
     )
-    shown = measured.table("x", ["data", "RMSE"], where={"model": "b"})
+    shown = records.table("x", ["data", "RMSE"], where={"model": "b"})
     assert shown.startswith("| data | RMSE |\n| --- | --- |\n| 2 | 0.3 |\n\n")
     with pytest.raises(ValueError, match="does not have all of"):
-        measured.table("x", where={"model": ["b", "c"]})
-    assert measured.number("x y", ("2", "b"), "RMSE", 2) == "0.30"
+        records.table("x", where={"model": ["b", "c"]})
+    assert records.number("x y", ("2", "b"), "RMSE", 2) == "0.30"
     with pytest.raises(ValueError, match="2 rows of 'x y'"):
-        measured.number("x y", "2", "RMSE")
+        records.number("x y", "2", "RMSE")
 
 
 def test_code_counts_and_text_and_imports_do_not(tmp_path):
