@@ -25,7 +25,6 @@ from fedrecsk.protocol.messages import Catalogue, ClientCodes, MalformedMessage,
 from fedrecsk.protocol.participation import Participation, Sampling
 from fedrecsk.protocol.protection import is_compressed, planned_bytes
 from fedrecsk.protocol.schedules import Synchronous
-from fedrecsk.protocol.secure_accounts import EncryptedChannel, MaskedChannel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -147,36 +146,22 @@ class Server:
         self.releases: CentralNoise | None = None
         if self.federation.central_dp is not None:
             self.releases = CentralNoise.of(self.plan, self.n_clients, self.key, self.secret)
-        scheme = self.federation.secure_aggregation
-        # Of encryption and of masks; the latter are the uplink's alone.
-        self.channel: EncryptedChannel | None = None
-        masks = None
-        if self.federation.encrypts:
-            self.channel = EncryptedChannel(scheme)
-        elif self.federation.masks:
-            cohort = self.sampling.smallest_cohort(self.n_clients)
-            masks = MaskedChannel(scheme, cohort, self.releases)
         self.ledger: Ledger = Ledger(self.client_ids)
         self.ledger.clock = self.clock
         self.downlink: Downlink = Downlink(
-            *(self.federation, self.ledger, self.n_held, self.channel),
+            self.federation,
+            self.ledger,
+            self.n_held,
             sends_whole=self.sends_whole,
             beside=self.beside,
         )
-        self.uplink: Uplink = Uplink(
-            self.federation,
-            self.ledger,
-            self.downlink,
-            self.n_clients,
-            releases=self.releases,
-            channel=self.channel,
-            masks=masks,
-        )
+        cohort = self.sampling.smallest_cohort(self.n_clients)
+        self.uplink: Uplink = Uplink(self.downlink, cohort, self.releases)
         self.ledger.open("catalogue")
         self.downlink.count(catalogue_nbytes(self.item_ids))
-        if self.channel is not None:
+        if self.uplink.channel is not None:
             self.ledger.open("keys")
-            self.downlink.count(self.channel.scheme.key_nbytes())
+            self.downlink.count(self.uplink.channel.scheme.key_nbytes())
         if not self.has_setup:
             self.state = self.algorithm.begin(self._catalogue, None, self.key)
         return places
@@ -543,7 +528,7 @@ class Server:
         other = copy.copy(self)
         memo = {
             id(one): one
-            for one in (self.federation, self.channel, self.ledger.client_ids, self.beside)
+            for one in (self.federation, self.uplink.channel, self.ledger.client_ids, self.beside)
         }
         accounts = self.ledger, self.downlink, self.uplink
         other.ledger, other.downlink, other.uplink = copy.deepcopy(accounts, memo)
