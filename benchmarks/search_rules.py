@@ -52,7 +52,7 @@ def curves(search, train):
             one.loop.set_up()
             for number, rung in enumerate(rungs):
                 while one.loop.server.round < rung:
-                    one.loop.ask_round(*one.loop.server.open_round())
+                    one.loop.round()
                 model = one.model_now()
                 model._run = one.loop
                 sums[place, number] = total(metric, most, *_rows_held_out(model), one.loop.server)

@@ -151,7 +151,7 @@ class DeviceServer(Server):
 
     def _check_admission(self):
         """Raise if no client may join now, or ever."""
-        if self._participation is not None:
+        if self._opened is not None:
             raise ValueError(
                 f"Round {self.round} is open; admit clients after close_round, before open_round."
             )
@@ -253,7 +253,7 @@ class DeviceServer(Server):
             If no round is open, or if an upload belongs to another round, comes from an unknown
             client or one that was not selected, or is the client's second one.
         """
-        step, active = ("round", self.round), self._turn().active
+        step, active = ("round", self.round), self.opened[0].active
         return super().close_round(self._total(uploads, step, active))
 
     def close_validation(

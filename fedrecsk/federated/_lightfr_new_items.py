@@ -33,8 +33,8 @@ def joined(model, users, items, values, weights, n_items):
 
 def fitted_codes(model, block, n_rounds):
     """Return the codes of all the block's items, after rounds in which only new ones may change."""
-    # New items' codes are not balanced.
-    algorithm = model._algorithm(balance_item=0.0, moves_users=False)
+    # New items' codes are not balanced, and users send sums over all items.
+    algorithm = model._algorithm(balance_item=0.0, moves_users=False, upload="all")
     known, new = model.item_codes_, np.arange(model.n_items_, block.n_items)
     new = random_codes(Key(0), "item codes", new, 1, algorithm.n_bits)[:, 0]
     mean = np.zeros(algorithm.n_bits)
@@ -48,8 +48,7 @@ def fitted_codes(model, block, n_rounds):
         key, before = Key(0, t), server.codes
         message = algorithm.decode(algorithm.broadcast(server, key), key)
         _, updates, _ = algorithm.update(block, clients, message, turn, Keys(key, key))
-        fields = ((name, getattr(one, "values", one)) for name, one in updates.fields.items())
-        upload = {name: Total(one, block.n_clients) for name, one in fields}
+        upload = {name: Total(one, block.n_clients) for name, one in updates.fields.items()}
         server = algorithm.step(server, upload, key)
         server.codes[: len(known)] = known
         # Sampled negatives are redrawn in every round.

@@ -14,7 +14,13 @@ from fedrecsk.data._checks import Diverged
 from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.protocol.central_noise import warn_of_delta
 from fedrecsk.protocol.messages import Dense, Message, Rows, Total, Upload, narrowed
-from fedrecsk.protocol.secure_accounts import aligned_size, as_vector, fields_of
+from fedrecsk.protocol.secure_accounts import (
+    EncryptedChannel,
+    MaskedChannel,
+    aligned_size,
+    as_vector,
+    fields_of,
+)
 from fedrecsk.updates import Counts, RoundUpdates, add_sums
 
 if TYPE_CHECKING:
@@ -25,7 +31,6 @@ if TYPE_CHECKING:
     from fedrecsk.protocol.federation import Federation
     from fedrecsk.protocol.keys import Key
     from fedrecsk.protocol.ledger import Ledger
-    from fedrecsk.protocol.secure_accounts import EncryptedChannel, MaskedChannel
     from fedrecsk.updates import ClientUpdates, FieldSpec, HeldUpdates
 
 
@@ -61,17 +66,19 @@ class Downlink:
         federation: Federation,
         ledger: Ledger,
         n_held: NDArray[np.int64],
-        channel: EncryptedChannel | None,
+        *,
         sends_whole: bool = False,
         beside: SideBySide | None = None,
     ) -> None:
         self.federation = federation
         self.ledger = ledger
-        self.channel = channel
+        self.channel: EncryptedChannel | None = None
+        if federation.encrypts:
+            self.channel = EncryptedChannel(federation.secure_aggregation)
         self.beside = beside
         self._n_held = n_held
         # Bytes of the updates that each client has missed; inf if it needs the full model.
-        self._missed = np.full(len(n_held), np.inf if channel is None else 0.0)
+        self._missed = np.full(len(n_held), 0.0 if federation.encrypts else np.inf)
         # The model as clients know it, if its changes are compressed, and the fields of the last
         # message that are sent as such changes.
         self._known = {}
@@ -221,26 +228,24 @@ def matrix_to_compress(field: Dense) -> np.ndarray | None:
 
 
 class Uplink:
-    """Turns the clients' updates into what the server sees."""
+    """Turns updates of a downlink's clients into what the server sees.
+
+    Masks are planned for cohorts of `cohort` clients.
+    """
 
     def __init__(
-        self,
-        federation: Federation,
-        ledger: Ledger,
-        downlink: Downlink,
-        n_clients: int,
-        *,
-        releases: CentralNoise | None = None,
-        channel: EncryptedChannel | None = None,
-        masks: MaskedChannel | None = None,
+        self, downlink: Downlink, cohort: int, releases: CentralNoise | None = None
     ) -> None:
-        self.federation = federation
-        self.releases = releases
-        self.ledger = ledger
         self.downlink = downlink
+        self.federation = federation = downlink.federation
+        self.ledger = ledger = downlink.ledger
+        self.releases = releases
         # One of the two, if sums are secure.
-        self.channel = channel
-        self.masks = masks
+        self.channel: EncryptedChannel | None = downlink.channel
+        self.masks: MaskedChannel | None = None
+        if federation.masks:
+            self.masks = MaskedChannel(federation.secure_aggregation, cohort, releases)
+        n_clients = len(ledger.client_ids)
         if federation.local_dp is not None:
             warn_of_delta(federation.local_dp, n_clients)
         aggregator = federation.aggregator

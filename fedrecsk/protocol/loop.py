@@ -62,20 +62,29 @@ class Loop(ABC, Generic[A, R]):
         return server.round >= server.plan.rounds(server.n_clients) or server.stopping.stopped
 
     def round(self) -> R | None:
-        """Run one round; return what `ask_round` does, None if early stopping has ended the fit."""
+        """Run one round; return what `close` does, None if early stopping has ended the fit."""
         server = self.server
         participation, message = server.open_round()
         if message and server.round and server.plan.early_stopping:
             self._validate(participation)
             if server.stopping.stopped:
+                server.stop()
                 return None
-        return self.ask_round(participation, message)
+        return self.close()
+
+    def evaluate(self, participation: Participation) -> A:
+        """Let the clients that receive the current model evaluate it; return their answers."""
+        message = self.server.send_for_validation(participation.receives)
+        return self.ask_validation(participation, message)
+
+    def close(self) -> R:
+        """Run the rest of the open round; return what `ask_round` does."""
+        return self.ask_round(*self.server.opened)
 
     def _validate(self, participation):
         """Evaluate the model, and note whether it is the best so far."""
-        server, who = self.server, participation.receives
-        message = server.send_for_validation(who)
-        if server.close_validation(self.ask_validation(participation, message), who):
+        answers, who = self.evaluate(participation), participation.receives
+        if self.server.close_validation(answers, who):
             self.keep_best(who)
 
     def final_message(self) -> Message:

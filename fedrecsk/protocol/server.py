@@ -25,7 +25,6 @@ from fedrecsk.protocol.messages import Catalogue, ClientCodes, MalformedMessage,
 from fedrecsk.protocol.participation import Participation, Sampling
 from fedrecsk.protocol.protection import is_compressed, planned_bytes
 from fedrecsk.protocol.schedules import Synchronous
-from fedrecsk.protocol.secure_accounts import EncryptedChannel, MaskedChannel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,11 +100,10 @@ class Server:
         # Codes of the clients whose uploads of the last round count.
         self.accepted: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._leave_out_clients()
-        self._participation = None
+        self._opened: tuple[Participation, Message | None] | None = None
         # Clients that are late in the open round, and how long it takes if not until all have come.
         self._late: NDArray[np.bool_] | None = None
         self._seconds: float | None = None
-        self._message: Message | None = None
         # The last message that was sent.
         self._last_message = Message()
 
@@ -148,36 +146,22 @@ class Server:
         self.releases: CentralNoise | None = None
         if self.federation.central_dp is not None:
             self.releases = CentralNoise.of(self.plan, self.n_clients, self.key, self.secret)
-        scheme = self.federation.secure_aggregation
-        # Of encryption and of masks; the latter are the uplink's alone.
-        self.channel: EncryptedChannel | None = None
-        masks = None
-        if self.federation.encrypts:
-            self.channel = EncryptedChannel(scheme)
-        elif self.federation.masks:
-            cohort = self.sampling.smallest_cohort(self.n_clients)
-            masks = MaskedChannel(scheme, cohort, self.releases)
         self.ledger: Ledger = Ledger(self.client_ids)
         self.ledger.clock = self.clock
         self.downlink: Downlink = Downlink(
-            *(self.federation, self.ledger, self.n_held, self.channel),
+            self.federation,
+            self.ledger,
+            self.n_held,
             sends_whole=self.sends_whole,
             beside=self.beside,
         )
-        self.uplink: Uplink = Uplink(
-            self.federation,
-            self.ledger,
-            self.downlink,
-            self.n_clients,
-            releases=self.releases,
-            channel=self.channel,
-            masks=masks,
-        )
+        cohort = self.sampling.smallest_cohort(self.n_clients)
+        self.uplink: Uplink = Uplink(self.downlink, cohort, self.releases)
         self.ledger.open("catalogue")
         self.downlink.count(catalogue_nbytes(self.item_ids))
-        if self.channel is not None:
+        if self.uplink.channel is not None:
             self.ledger.open("keys")
-            self.downlink.count(self.channel.scheme.key_nbytes())
+            self.downlink.count(self.uplink.channel.scheme.key_nbytes())
         if not self.has_setup:
             self.state = self.algorithm.begin(self._catalogue, None, self.key)
         return places
@@ -328,25 +312,25 @@ class Server:
         key = self.key.at(self.round)
         message = self._declared(self.algorithm.broadcast(self.state, key))
         self.ledger.open("round", self.round)
-        self._participation = self._planned(message, key)
+        part = self._planned(message, key)
         if self.round == 0 and self.federation.compression is not None:
             self._warn_of_idle_compression(message or {})
-        receives, delta = self._participation.receives, self.algorithm.delta(self.state)
-        self._message = self.downlink.send(message, receives, delta, key)
-        if not self._message and not self.algorithm.traits.may_be_silent:
+        delta = self.algorithm.delta(self.state)
+        message = self.downlink.send(message, part.receives, delta, key)
+        if not message and not self.algorithm.traits.may_be_silent:
             raise TypeError(
                 f"{self.plan.name} broadcasts nothing in round {self.round}; a method "
                 "whose clients continue with an earlier message must have the trait may_be_silent."
             )
-        if self._message and self.releases is not None:
+        if message and self.releases is not None:
             terms = self.releases.terms(key)
-            self.downlink.add(terms, receives)
-            self._message = self._message | terms
-        if self._message:
-            self._has_received |= receives
-            self._last_message = self._message
-        self._leave_out_the_late()
-        return self._participation, self._message
+            self.downlink.add(terms, part.receives)
+            message = message | terms
+        if message:
+            self._has_received |= part.receives
+            self._last_message = message
+        self._opened = self._without_late(part), message
+        return self._opened
 
     def _planned(self, message, key):
         """Return the participation of a round, before anybody is late."""
@@ -365,10 +349,10 @@ class Server:
         """Return the bytes that each client will send in a round."""
         return planned_bytes(self.federation, self._round_specs, self.n_held)
 
-    def _leave_out_the_late(self):
-        """Find how long the open round will take, and whose uploads come too late for it."""
+    def _without_late(self, part):
+        """Find how long the open round will take; return its participation without late uploads."""
         self._late, self._seconds = None, None
-        schedule, part, clock = self.federation.schedule, self._turn(), self.clock
+        schedule, clock = self.federation.schedule, self.clock
         if self.timetable is not None:
             self._seconds = self.timetable.seconds(self.round)
         elif isinstance(schedule, Synchronous) and clock is not None:
@@ -378,8 +362,9 @@ class Server:
             end = schedule.seconds(seconds[part.active], part.delivers[part.active])
             late = part.delivers & (seconds > end)
             delivers, dropped = part.delivers & ~late, part.dropped | late
-            self._participation = part._replace(delivers=delivers, dropped=dropped)
+            part = part._replace(delivers=delivers, dropped=dropped)
             self._late, self._seconds = late, min(end, float(seconds.max(initial=0)))
+        return part
 
     def _warn_of_idle_compression(self, message):
         """Warn if compression has nothing to do in one of its directions."""
@@ -422,7 +407,7 @@ class Server:
         ValueError
             If no round is open.
         """
-        key, turn = self.key.at(self.round), self._turn()
+        key, (turn, _) = self.key.at(self.round), self.opened
         self.accepted = np.concatenate([np.zeros(0, dtype=np.int64), *total.accepted])
         updating = turn.active & self._has_received
         self.ledger.count(participants=updating.sum(), dropped=turn.dropped.sum())
@@ -439,15 +424,20 @@ class Server:
         self._end_round(turn, total.loss)
         return upload
 
-    def _turn(self):
-        """Return the open round's participation."""
-        if self._participation is None:
+    @property
+    def opened(self) -> tuple[Participation, Message | None]:
+        """The open round's participation and message."""
+        if self._opened is None:
             raise ValueError(f"Round {self.round} is not open; call open_round() first.")
-        return self._participation
+        return self._opened
+
+    def stop(self) -> None:
+        """Let the fit end in the open round, in which clients receive, but do not train."""
+        self.ledger.entries[-1]["phase"] = "stop"
 
     def _end_round(self, turn, loss):
         """Record the open round, and close it."""
-        self._participation = None
+        self._opened = None
         self.ledger.close(turn.active, self._late, self._seconds)
         entry, (total, weight) = self.ledger.entries[-1], loss
         # If no client has made a training step, the last loss is kept.
@@ -500,16 +490,13 @@ class Server:
         upload = self.uplink.close(total, key)
         score = self.scoring.values(upload)[self.scoring.metrics[0]]
         self.history[-1][self.scoring.curve] = score
-        is_best = self.stopping.judge(
+        return self.stopping.judge(
             -score if self.scoring.greater_is_better else score,
             self.round - 1,
             self.current_message,
             by_everybody=bool(receives.all()),
             is_last=self.ledger.entries[-1]["phase"] == "final",
         )
-        if self.stopping.stopped and self.ledger.entries[-1]["phase"] == "round":
-            self.ledger.entries[-1]["phase"] = "stop"
-        return is_best
 
     def send_for_validation(self, receives: NDArray[np.bool_]) -> Message:
         """Send the clients of the mask what they need to evaluate the model.
@@ -517,6 +504,10 @@ class Server:
         If a round's message lacks fields of the final model, has the rows of own items only, or
         has compressed changes, the rest is sent too, and counted.
         """
+        if self._opened is not None and not self._opened[1]:
+            # The open round sends nothing.
+            self.downlink.announce(self._final(), receives)
+            return self.current_message()
         sent, model = self._last_message, self._final()
         # The rounds of some methods do not send the model at all.
         if not model.keys() & sent.keys():
@@ -537,7 +528,7 @@ class Server:
         other = copy.copy(self)
         memo = {
             id(one): one
-            for one in (self.federation, self.channel, self.ledger.client_ids, self.beside)
+            for one in (self.federation, self.uplink.channel, self.ledger.client_ids, self.beside)
         }
         accounts = self.ledger, self.downlink, self.uplink
         other.ledger, other.downlink, other.uplink = copy.deepcopy(accounts, memo)

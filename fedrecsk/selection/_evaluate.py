@@ -29,7 +29,7 @@ from fedrecsk.protocol.links import Downlink, StepTotal, Uplink
 from fedrecsk.protocol.messages import Message
 from fedrecsk.protocol.participation import Sampling
 from fedrecsk.protocol.protection import measured, protected, stages
-from fedrecsk.protocol.secure_accounts import EncryptedChannel, MaskedChannel, aligned_size
+from fedrecsk.protocol.secure_accounts import aligned_size
 from fedrecsk.selection._report import EvaluationReport
 from fedrecsk.updates import ClientUpdates, SparseRows
 
@@ -317,8 +317,7 @@ def _summed(scoring, federation, model, rows, found, key, secret):
     """Send the clients' sums to the server, and return its report."""
     specs, n_clients, key = scoring.fields(), len(rows.client_ids), key.at(0)
     fields = scoring.packed(found)
-    scheme, mechanism = federation.secure_aggregation, federation.central_dp
-    sampling = Sampling.of(federation, 1.0)
+    mechanism, sampling = federation.central_dp, Sampling.of(federation, 1.0)
     plan = replace(model._plan(), federation=federation, sampling=sampling)
     part, releases, terms = sampling.draw(n_clients, key), None, None
     if mechanism is not None:
@@ -331,15 +330,9 @@ def _summed(scoring, federation, model, rows, found, key, secret):
         terms = releases.terms(key)
     ledger = Ledger(rows.client_ids)
     ledger.open("evaluation", 0)
-    channel = EncryptedChannel(scheme) if federation.encrypts else None
-    masks = None
-    if federation.masks:
-        masks = MaskedChannel(scheme, n_clients, releases)
-    nobody_holds = np.zeros(n_clients, dtype=np.int64)
-    downlink = Downlink(federation, ledger, nobody_holds, channel)
-    uplink = Uplink(
-        federation, ledger, downlink, n_clients, releases=releases, channel=channel, masks=masks
-    )
+    # Clients get no rows of their own items.
+    downlink = Downlink(federation, ledger, np.zeros(n_clients, dtype=np.int64))
+    uplink, channel = Uplink(downlink, n_clients, releases), downlink.channel
     is_new = np.bincount(rows.clients, rows.places >= 0, minlength=n_clients) == 0
     whole = Message(**model._final_message).sizes(
         np.full(n_clients, model.n_items_), federation.wire_dtype
@@ -360,8 +353,7 @@ def _summed(scoring, federation, model, rows, found, key, secret):
         # Clients decrypt the sum.
         receivers = part.receives.nonzero()[0]
         ledger.more_down(receivers, np.full(len(receivers), channel.nbytes(aligned_size(specs))))
-    privacy = uplink.privacy_report(plan.server_sees)
-    secure = channel or masks
+    privacy, secure = uplink.privacy_report(plan.server_sees), channel or uplink.masks
     encryption = secure and secure.report()
     return report_of(scoring, upload, ledger, [model.privacy_, privacy], encryption)
 
@@ -390,13 +382,11 @@ def report_of(
 def _updates(specs, fields, part, plan, key, terms):
     """Return what clients send, after clipping, rounding and noise."""
     federation, uploads = plan.federation, plan.uploads()
+    each = uploads == "held" or plan.draws_each
     updates = single_updates(specs, fields, np.arange(len(part.active)), 0, federation.wire_dtype)
     updates.accepted = updates.arrives = part.active & part.delivers
-    updates = updates.take(part.active)
-    if uploads == "sum":
-        return updates.added_up()
-    each = uploads == "held" or plan.draws_each
-    return protected(updates, stages(federation, key, terms, each=each), uploads)
+    through = stages(federation, key, terms, each=each)
+    return protected(updates.take(part.active), through, uploads)
 
 
 def single_updates(

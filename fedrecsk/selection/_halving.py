@@ -33,8 +33,6 @@ EARLIEST, LATEST = 10, 0.75
 # A client receives some two whole models to evaluate all candidates of a cut, if rounds send less;
 # the fewest clients that evaluate each.
 WHOLE_MODELS, FEWEST = 2, 50
-# Passes without progress after which a candidate's fit would end, which the search does.
-NEVER = 2**31 - 1
 
 
 @dataclass(eq=False)
@@ -46,8 +44,6 @@ class Candidate:
     n_rounds: int = 0
     # A Loop, which fits it wherever its clients are.
     loop: Any = None
-    # The message of the open round, and who gets it.
-    opened: Any = None
     # What clients have measured since the last cut.
     values: list[float] = field(default_factory=list)
     failure: str = ""
@@ -58,21 +54,16 @@ class Candidate:
     def open(self, rung: int, n_candidates: int) -> None:
         """Open a round; let clients evaluate the model if a cut after `rung` rounds is near."""
         server = self.loop.server
-        self.opened = participation, message = server.open_round()
-        share, n_cohorts = self._share(message, n_candidates), server.stopping.n_cohorts
+        participation, message = server.open_round()
+        share = self._share(message, n_candidates)
+        n_cohorts = server.sampling.n_cohorts(server.n_clients)
         n_last = math.ceil(share * n_cohorts)
         if not max(0, rung - n_last) < server.round <= rung:
             return
         who = participation.receives
         if share < 1:
             who = _drawn(who, share * n_cohorts / n_last, server.key.at(server.round))
-        if message:
-            model = server.send_for_validation(who)
-        else:
-            # This round sends nothing.
-            server.downlink.announce(server.algorithm.final(server.state), who)
-            model = server.current_message()
-        answers = self.loop.ask_validation(participation._replace(receives=who), model)
+        answers = self.loop.evaluate(participation._replace(receives=who))
         if self.noise is not None:
             self.values.append(self.noise.score(answers, server))
             return
@@ -86,11 +77,6 @@ class Candidate:
             return 1.0
         n_clients = self.loop.server.n_clients
         return min(1.0, max(WHOLE_MODELS / n_candidates, FEWEST / n_clients))
-
-    def close(self) -> None:
-        """Run the rest of the round."""
-        self.loop.ask_round(*self.opened)
-        self.opened = None
 
     @property
     def score(self) -> float:
@@ -106,7 +92,7 @@ class Candidate:
         """Stop in the round that was opened; what clients have is kept of the winner only."""
         server = self.loop.server
         if not self.failure:
-            server.ledger.entries[-1]["phase"] = "stop"
+            server.stop()
         self.ledger, self.privacy = server.ledger, server.privacy_report()
         if not wins:
             self.loop = None
@@ -173,7 +159,7 @@ class Halving(Generic[C]):
             self._cut()
         self.n_rounds += 1
         if not self.is_over:
-            self._take(lambda one: one.close(), each)
+            self._take(lambda one: one.loop.close(), each)
 
     def _take(self, step, each):
         """Take a step of each candidate; leave out those that diverge, raise if none is left."""

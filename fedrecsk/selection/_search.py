@@ -30,7 +30,7 @@ from fedrecsk.cluster import _frames
 from fedrecsk.data._checks import check_fitted
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.evaluation import Scoring
-from fedrecsk.selection._halving import NEVER, Candidate, Halving, rungs_of
+from fedrecsk.selection._halving import Candidate, Halving, rungs_of
 from fedrecsk.selection._noise import check_private, noise_of_a_search
 from fedrecsk.simulation import continuing
 from fedrecsk.simulation.making import parameters_of_a_run
@@ -513,8 +513,7 @@ class _Simulated(Candidate):
 
 def method_of(model: Any, scoring: str, share: float) -> Any:
     """Return the method that a candidate is trained by, with a share of rows held out."""
-    once = {"scoring": scoring, "validation_fraction": share, "n_iter_no_change": NEVER}
-    return clone(model)._set(**once, warm_start=False)
+    return clone(model)._set(scoring=scoring, validation_fraction=share, warm_start=False)
 
 
 def _set_noise(method, noise_multiplier):

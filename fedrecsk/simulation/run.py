@@ -335,7 +335,7 @@ class Run(Loop[StepTotal, "Seen"]):
             attributes["best_round_"] = server.stopping.best_round
         if self.attack is not None:
             attributes["compromised_clients_"] = self.client_ids[self.attack.controlled]
-        channel = server.uplink.masks or server.channel
+        channel = server.uplink.masks or server.uplink.channel
         if channel is not None:
             attributes["encryption_"] = channel.report()
         return attributes | {

@@ -72,8 +72,8 @@ def sent(federation, specs, upload, n_clients=5, single=True):
     data = encode(np.stack([np.arange(n_clients), np.zeros(n_clients)], axis=1))
     ledger = Ledger(np.arange(n_clients))
     ledger.open("round", 0)
-    downlink = Downlink(federation, ledger, np.ones(n_clients, dtype=int), None)
-    uplink = Uplink(federation, ledger, downlink, n_clients)
+    downlink = Downlink(federation, ledger, np.ones(n_clients, dtype=int))
+    uplink = Uplink(downlink, n_clients)
     intrusion = None
     if federation.adversary is not None:
         intrusion = federation.adversary.enter(data, False, Key(0))

@@ -5,6 +5,7 @@ import pytest
 
 from fedrecsk import Federation
 from fedrecsk.compression import LowRank, Quantization, TopK
+from fedrecsk.privacy import CKKS
 from fedrecsk.protocol import Dense, Derived, Ledger, Message, Rows
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.links import Downlink
@@ -13,11 +14,11 @@ N_CLIENTS = 7
 EVERYONE = np.ones(N_CLIENTS, dtype=bool)
 
 
-def make(federation=None, n_held=None, channel=None):
+def make(federation=None, n_held=None):
     ledger = Ledger(np.arange(N_CLIENTS))
     ledger.open("round", 0)
     n_held = np.full(N_CLIENTS, 2) if n_held is None else np.asarray(n_held)
-    return Downlink(federation or Federation(), ledger, n_held, channel)
+    return Downlink(federation or Federation(), ledger, n_held)
 
 
 def last(downlink):
@@ -148,7 +149,8 @@ class Channel:
 
 
 def test_under_encryption_every_sum_is_received_once_whoever_was_away():
-    downlink = make(channel=Channel())
+    downlink = make(Federation(secure_aggregation=CKKS()))
+    downlink.channel = Channel()
     model = Message(
         q=Dense(np.ones((5, 2))), basis=Dense(np.ones(2), learned=False), d=Derived(np.ones(99))
     )

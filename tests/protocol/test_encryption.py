@@ -83,11 +83,11 @@ def audited(scheme, values):
     single = RoundUpdates([HeldUpdates(updates, [], updates.accepted)])
     ledger = Ledger(updates.clients)
     ledger.open("round", 0)
-    federation, channel = Federation(secure_aggregation=scheme), EncryptedChannel(scheme)
-    downlink = Downlink(federation, ledger, np.ones(n_clients, dtype=int), channel)
-    uplink = Uplink(federation, ledger, downlink, n_clients, channel=channel)
+    federation = Federation(secure_aggregation=scheme)
+    downlink = Downlink(federation, ledger, np.ones(n_clients, dtype=int))
+    uplink = Uplink(downlink, n_clients)
     totals = {"x": single.sum("x")} | single.rest()
-    return uplink._audited(channel, single, totals, specs, Key(0, 0))
+    return uplink._audited(uplink.channel, single, totals, specs, Key(0, 0))
 
 
 def test_the_server_continues_with_the_decrypted_sum_if_all_are_encrypted():
@@ -139,7 +139,7 @@ def test_a_model_with_secret_keys_pickles_without_them():
     X, y = make_toy()
     model = make(RFRec, Federation(secure_aggregation=scheme), warm_start=True).fit(X, y)
     again = pickle.loads(pickle.dumps(model))
-    assert again._run.server.channel._keys is None
+    assert again._run.server.uplink.channel._keys is None
     for either in (model, again):
         either.set_params(n_rounds=6).fit(X, y)
     np.testing.assert_array_equal(model.item_factors_, again.item_factors_)

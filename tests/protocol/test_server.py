@@ -45,7 +45,7 @@ def opened(estimator):
 
 def test_an_upload_of_a_client_that_was_not_asked_is_refused():
     server, uploads = deployed(RFRec(3, client_fraction=0.5, **RATES))
-    asked = server._participation.active
+    asked = server.opened[0].active
     assert asked.sum() == 6
     stranger = np.flatnonzero(~asked)[0]
     with pytest.raises(
@@ -57,7 +57,7 @@ def test_an_upload_of_a_client_that_was_not_asked_is_refused():
 def test_clients_without_any_message_yet_do_not_count_as_participants():
     stale = Federation(dropout=0.6, dropout_mode="stale")
     server, total = opened(RFRec(3, n_rounds=2, aggregation="holders", federation=stale))
-    turn = server._participation
+    turn, _ = server.opened
     assert 0 < total.n_arrived == turn.receives.sum() < turn.active.sum() == 12
     server.close_round(total)
     entry, row = server.ledger.entries[-1], server.history[-1]

@@ -35,9 +35,8 @@ def closed(uplink, parts, specs=None, key=KEY, *, learned=False):
 def make(federation=None, n_clients=N_CLIENTS):
     ledger = Ledger(np.arange(n_clients))
     ledger.open("round", 0)
-    federation = federation or Federation()
-    downlink = Downlink(federation, ledger, np.ones(n_clients, dtype=int), None)
-    return Uplink(federation, ledger, downlink, n_clients)
+    downlink = Downlink(federation or Federation(), ledger, np.ones(n_clients, dtype=int))
+    return Uplink(downlink, n_clients)
 
 
 def block_of(clients):
