@@ -43,7 +43,7 @@ REFUSALS = (
     "has no local_dp",
     "has no central_dp",
     "it sends codes and integers",
-    "no need to compress",
+    "nothing to gain",
     "has no rows of items",
     "has no such rows",
     "so the aggregator would have no effect",

@@ -525,7 +525,7 @@ def _noise_of(model, data):
         longest = max(longest, float(max(lengths, default=0)) / clip)
     assert server is not None
     assert server.releases is not None
-    return noises, longest, server.privacy_report(), server.releases.exposure
+    return noises, longest, server.privacy_report(), server.releases.uploads
 
 
 def _sums_of(tiles, server, message):

@@ -98,14 +98,12 @@ def check_fitted(estimator: Any, data: Any, attributes: Mapping) -> None:
     warn(f"{type(estimator).__name__} diverged: {what}. {hint(estimator, data)}")
 
 
-def check_items(estimator: Any, data: Any, attributes: Mapping, scale: float) -> None:
-    """Raise or warn as `check_fitted` does, where a deployed fit's server has no users.
-
-    `scale` is the size of what scores estimate.
-    """
+def check_items(estimator: Any, data: Any, attributes: Mapping) -> None:
+    """Raise or warn as `check_fitted` does, where a deployed fit's server has no users."""
     arrays = _finite(estimator, data, attributes)
     names = [name for name in ("item_factors_", "item_bias_") if name in arrays]
     size = max((largest(arrays[name]) for name in names), default=0)
+    scale = max(1.0, *map(abs, getattr(estimator, "rating_scale", None) or (1, 1)))
     if size > ABSURD * scale:
         warn(
             f"{type(estimator).__name__} diverged: item factors or biases reach {size:.3g}, but "
@@ -129,7 +127,7 @@ def _finite(estimator, data, attributes):
             who = f"{name[:4]} {ids.values[finite.argmin()]!s}"
             raise ValueError(
                 f"{type(estimator).__name__} diverged: {name} of {who} is infinite or NaN. "
-                f"{hint(estimator, data)}"
+                f"{hint(estimator, data if len(data.user_ids) else None)}"
             )
     return arrays
 

@@ -201,11 +201,10 @@ class Interactions(Population):
         return digest.digest()
 
     def value_range(self) -> tuple[float, float]:
-        values = self.values if len(self.values) else np.zeros(1)
-        return float(values.min()), float(values.max())
+        return float(self.values.min()), float(self.values.max())
 
     def heaviest(self) -> float:
-        return float(self.weights.max(initial=0))
+        return float(self.weights.max())
 
     def seen(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         return self.indptr, self.items

@@ -145,8 +145,8 @@ def check(estimator: FederatedRecommender | FederatedSearch) -> None:
     for one in fits_of(estimator):
         check_deployable(one.method)
         if one.holds_out is not None:
-            plan, rates = one.method._plan(), one.method._sees_ratings
-            plan.scoring.check(plan.name, rates=rates, n_items=plan.n_items)
+            plan = one.method._plan()
+            plan.scoring.check(plan, plan.n_items)
 
 
 def evaluation_of(

@@ -410,6 +410,12 @@ class Coordinator(Loop[Uploads, None]):
         final = self._unannounced(message)
         report = None if server.evaluation is None else self._evaluate(final)
         self._ask("finish", server.round, self.members.by_code, final, 0.0)
+        if self.exchanges.failed and not self.exchanges.answered:
+            member, reason = next(iter(self.exchanges.failed.items()))
+            raise ValueError(
+                f"No client has taken the final model of {server.plan.name}; client {member.name}: "
+                f"{reason}. If the model has diverged: {hint(self.estimator)}"
+            )
         self._turn_away(
             self.members.newcomers,
             "the fit has ended; its server's model.joblib serves new users by fold_in",

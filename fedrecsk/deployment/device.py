@@ -13,9 +13,9 @@ import pandas as pd
 from fedrecsk.base import attributes_of, fitted_copy
 from fedrecsk.data._checks import check_fitted
 from fedrecsk.data.ids import catalogue_ids
-from fedrecsk.deployment.bare import deployable
 from fedrecsk.deployment.checks import Refused, terms_of_noise
 from fedrecsk.deployment.client_message import ClientMessage, packed
+from fedrecsk.deployment.deployable import deployable_copy
 from fedrecsk.metrics import check_rows
 from fedrecsk.privacy import SecAggPlus
 from fedrecsk.privacy.central_dp import steps_of
@@ -102,7 +102,7 @@ class Device(Clients):
         private: Key | None = None,
         holds_out: float | None = None,
     ) -> None:
-        self.method: FederatedRecommender = deployable(estimator)
+        self.method: FederatedRecommender = deployable_copy(estimator)
         method, plan = self.method, self.method._plan()
         if holds_out is not None:
             plan = replace(plan, holds_out=holds_out)
@@ -214,7 +214,7 @@ class Device(Clients):
         """What all clients of a masked sum must have heard alike, so that their noise adds up."""
         if self._noise is None:
             return ""
-        return terms_of_noise(self.method, self._noise.exposure.n_clients, self.keys.shared)
+        return terms_of_noise(self.method, self._noise.uploads.n_clients, self.keys.shared)
 
     def check_sum(self, kind: str, round: int, n_clients: int) -> None:
         """Raise if a masked sum over so many clients may have less noise than was planned."""
@@ -246,10 +246,10 @@ class Device(Clients):
         updates, loss = super().update(round)
         uploads = [upload for one in updates for upload in self._packed(one, self._specs)]
         self._n_uses += bool(uploads)
-        if self._noise is not None and self._n_uses > self._noise.exposure.uses:
+        if self._noise is not None and self._n_uses > self._noise.uploads.uses:
             raise Refused(
                 f"the server asks for uploads of {self._n_uses} rounds, but by its own draws this "
-                f"client's noise is planned for {self._noise.exposure.uses}"
+                f"client's noise is planned for {self._noise.uploads.uses}"
             )
         return uploads, loss
 

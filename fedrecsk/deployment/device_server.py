@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedrecsk.data.ids import catalogue_ids, id_array
-from fedrecsk.deployment.bare import deployable
 from fedrecsk.deployment.client_message import ClientMessage, checked, held_items, unpacked
+from fedrecsk.deployment.deployable import deployable_copy
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import MOST_USERS, Form, MalformedMessage
 from fedrecsk.protocol.server import Server, catalogue_nbytes
@@ -79,7 +79,7 @@ class DeviceServer(Server):
         ValueError
             If the estimator or its federation is not one for devices.
         """
-        method = deployable(estimator)
+        method = deployable_copy(estimator)
         key = Key(secrets.randbits(63)) if key is None else key
         ids = catalogue_ids(method.items).values
         return cls(method._plan(), key, ids, secret=secret)

@@ -187,6 +187,8 @@ class Exchanges:
         self.traffic = traffic
         # Members that have answered the last request.
         self.answered: set[Member] = set()
+        # Why others have not.
+        self.failed: dict[Member, str] = {}
         # When nodes were last asked to register, and nodes by the tickets of these requests.
         self._greeted_at: dict[int, float] = {}
         self._greetings: dict[Hashable, int] = {}
@@ -304,7 +306,7 @@ class Exchanges:
         counts = {"kind": kind, "number": number, "requests": len(asked), "answers": len(answers)}
         n_bytes = {name: n - before[name] for name, n in self._n_bytes.items()}
         self.traffic.append(counts | n_bytes | {"seconds": time.monotonic() - began})
-        self.answered = set(answers)
+        self.answered, self.failed = set(answers), failed
         return answers
 
     def _post(self, kind, members, request):

@@ -14,7 +14,7 @@ from fedrecsk.deployment.exchanges import Exchanges, Members
 from fedrecsk.deployment.records import message_arrays, pack
 from fedrecsk.deployment.store import MODEL, STATE
 from fedrecsk.protocol.messages import Dense, Message
-from fedrecsk.simulation.making import bare
+from fedrecsk.simulation.making import plain_copy
 from fedrecsk.simulation.run import fitted_attributes
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ def model_for_newcomers(
     estimator: FederatedRecommender, server: DeviceServer, message: Message
 ) -> FederatedRecommender:
     """Return a fitted estimator without users, which folds in newcomers."""
-    model, items = bare(estimator), catalogue_ids(estimator.items)
+    model, items = plain_copy(estimator), catalogue_ids(estimator.items)
     attributes = fitted_attributes(model, server, message, lambda received, ours: {})
-    nobody, ends = Interactions.of_nobody(items), getattr(model, "rating_scale", None) or (1, 1)
-    check_items(model, nobody, attributes, max(1.0, *map(abs, ends)))
+    nobody = Interactions.of_nobody(items)
+    check_items(model, nobody, attributes)
     attributes |= {
         "n_rounds_": server.round,
         "history_": server.history,

@@ -277,12 +277,15 @@ class UserFeatures(FederatedRecommender):
                 raise ValueError(
                     "Users of an adversary have no user_features; leave one of the two out."
                 )
-            if self._setting().central_dp is not None:
-                raise ValueError(
-                    "Sums over users' features are too small for the noise of central_dp, which "
-                    "would be added to every user; leave one of the two out."
-                )
         super()._check_before_fit()
+
+    def _private_problems(self, part):
+        yield from super()._private_problems(part)
+        if part == "central_dp" and self.user_features is not None:
+            yield (
+                "Sums over users' features are too small for the noise of central_dp, which would "
+                "be added to every user; leave one of the two out."
+            )
 
     def _check_on_devices(self, federation):
         if self.user_features is not None:

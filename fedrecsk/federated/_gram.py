@@ -68,7 +68,7 @@ NO_LOCAL_DP = (
     "RFRec for local differential privacy."
 )
 NO_COMPRESSION = (
-    "its clients send counts of pairs of items, once, which there is no need to compress; set "
+    "its clients send counts of pairs of items only once, so there is nothing to gain; set "
     "compression=None."
 )
 

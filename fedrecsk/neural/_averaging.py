@@ -60,8 +60,8 @@ class ModuleAlgorithm(ModuleParameters, Algorithm[Server, Clients]):
     """Clients train all of a module, and upload the changes of what is not private."""
 
     recipe: Recipe
-    # Of a fitted model.
-    fitted: Recipe
+    # By which a fitted model scores.
+    fitted_recipe: Recipe
     plan: Plan
 
     @property
@@ -260,7 +260,7 @@ class ModuleAlgorithm(ModuleParameters, Algorithm[Server, Clients]):
     # ------------------------------------------------------------------------ the model
 
     def server_attributes(self, message):
-        layout = blueprint(self.fitted).layout
+        layout = blueprint(self.fitted_recipe).layout
         parameters = {name: message[name].values for name in layout.sent}
         n_items = _n_items(message, layout)
         tables = [np.empty((n_items, 0), layout.dtype)]
@@ -270,7 +270,7 @@ class ModuleAlgorithm(ModuleParameters, Algorithm[Server, Clients]):
             "item_factors_": np.concatenate(tables, axis=1),
             "newcomer_factors_": self.newcomer(message, n_items),
             # A fitted model scores by its own module, whatever parameters are set later.
-            "_fitted_recipe": self.fitted,
+            "_fitted_recipe": self.fitted_recipe,
         }
         if self.plan.loss == "squared":
             attributes["global_bias_"] = float(message["global_bias"].values[0])

@@ -67,7 +67,7 @@ class NeuralRecommender(ModuleParameters, LearnsFromFeedback):
             batch_size=self.batch_size,
             device=self.device,
         )
-        return self._build(self._kind, recipe=recipe, fitted=self._recipe(), plan=plan)
+        return self._build(self._kind, recipe=recipe, fitted_recipe=self._recipe(), plan=plan)
 
     # ------------------------------------------------------------------------ the module
 

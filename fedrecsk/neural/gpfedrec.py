@@ -119,6 +119,10 @@ class GPFedRecAlgorithm(GPFedRecParameters, PFedRecAlgorithm):
         newcomer = np.concatenate([attributes["newcomer_factors_"], own])
         return attributes | {"newcomer_factors_": newcomer}
 
+    def user_attributes(self, block, clients):
+        # They have what is the users' own of the items.
+        return {"user_factors_": clients.users}
+
     def as_newcomers(self, block):
         return replace(block, clients=np.full_like(block.clients, -1))
 

@@ -250,7 +250,13 @@ class Algorithm(Value, ABC, Generic[S, C]):
 
     def private_vectors(self, clients: C) -> np.ndarray:
         """Return clients' users' vectors, with which a curious server's guesses are compared."""
-        return vars(clients)["users"]
+        vectors = getattr(clients, "users", None)
+        if vectors is None:
+            raise TypeError(
+                f"Clients of {type(self).__name__} have no state `users`; implement "
+                "private_vectors(self, clients) to measure what their uploads reveal."
+            )
+        return vectors
 
     # ------------------------------------------------------------------ with other rows
 

@@ -190,8 +190,7 @@ def cut(
     """Cut the clients into blocks of at most about `max_ratings` ratings.
 
     By default this is :func:`block_size`. It is up to eight times as many if only a share of the
-    clients takes part in a round. Clients of different `groups` are in different blocks. Without
-    clients there is one, which is empty.
+    clients takes part in a round. Clients of different `groups` are in different blocks.
     """
     if max_ratings is None:
         max_ratings = block_size(len(data.items), data.n_items)
@@ -210,7 +209,7 @@ def cut(
             end = min(end, stop)
             blocks.append(of_clients(data, order[start:end]))
             start = end
-    return blocks or [of_clients(data, order)]
+    return blocks
 
 
 def of_clients(data: Interactions | Block, clients: NDArray[np.int64]) -> Block:

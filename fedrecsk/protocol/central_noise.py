@@ -63,13 +63,13 @@ class CentralNoise:
         self,
         federation: Federation,
         sampling: Sampling,
-        exposure: Exposure,
+        uploads: PlannedUploads,
         secret: Key | None,
     ) -> None:
         self.federation = federation
         self.secret = secret
-        self.exposure = exposure
-        n_clients = exposure.n_clients
+        self.uploads = uploads
+        n_clients = uploads.n_clients
         mechanism = federation.central_dp
         assert mechanism is not None
         self.mechanism: CentralDP = mechanism
@@ -77,11 +77,11 @@ class CentralNoise:
         # Whether the clip changes from round to round.
         self.adapts: bool = mechanism.quantile is not None
         # Whether noise is published even if no client has sent anything, which is secret.
-        self.always: bool = exposure.probability < 1
-        setup_noise, noise = noise_multipliers(mechanism, exposure)
-        cohort, scheme = exposure.cohort, federation.secure_aggregation
+        self.always: bool = uploads.probability < 1
+        setup_noise, noise = noise_multipliers(mechanism, uploads)
+        cohort, scheme = uploads.cohort, federation.secure_aggregation
         # A client's own share hides nothing from it.
-        in_round = answers_in_rounds(federation, exposure, sampling.fraction) - 1
+        in_round = answers_in_rounds(federation, uploads, sampling.fraction) - 1
         shares = n_clients - 1, in_round
         # Whether clients rely on no more shares than are in a sum of a lying server, too, and how
         # many of them may help it.
@@ -113,20 +113,20 @@ class CentralNoise:
 
     @classmethod
     def of(cls, plan: FitPlan, n_clients: int, shared: Key, secret: Key | None) -> Self:
-        """Return those of a fit, whose cohorts are drawn by the key `shared`."""
-        exposure = Exposure.of(plan, n_clients, shared)
-        return cls(plan.federation, plan.sampling, exposure, secret)
+        """Return the central noise of a fit, whose cohorts are drawn by the key `shared`."""
+        uploads = PlannedUploads.of(plan, n_clients, shared)
+        return cls(plan.federation, plan.sampling, uploads, secret)
 
     # Made by the server when it needs them: a client stores a CentralNoise, and charges nobody.
     @cached_property
     def _spent(self) -> NDArray[np.float64]:
         """What each client has spent, as the sum of 1 / z^2."""
-        return np.zeros(self.exposure.n_clients)
+        return np.zeros(self.uploads.n_clients)
 
     @cached_property
     def _uses(self) -> NDArray[np.int64]:
         """In how many exchanges each client has sent something."""
-        return np.zeros(self.exposure.n_clients, dtype=np.int64)
+        return np.zeros(self.uploads.n_clients, dtype=np.int64)
 
     @property
     def expected(self) -> int:
@@ -151,14 +151,14 @@ class CentralNoise:
         """Variance of each client's share of the noise, in squared steps of the grid."""
         one = self.exchange(key)
         return central_dp.share_variance(
-            one.noise_multiplier, max(self.exposure.sizes.values()), one.n_shares
+            one.noise_multiplier, max(self.uploads.sizes.values()), one.n_shares
         )
 
     def largest_sum(self, n_clients: int) -> float | None:
         """Return the largest sum over `n_clients`, in steps; None if they do not add the noise."""
         if not self.by_clients:
             return None
-        size, exchanges = max(self.exposure.sizes.values()), (self._setup, self._round)
+        size, exchanges = max(self.uploads.sizes.values()), (self._setup, self._round)
         variance = max(
             central_dp.share_variance(one.noise_multiplier, size, one.n_shares) for one in exchanges
         )
@@ -201,7 +201,7 @@ class CentralNoise:
         generator = self.secret_of(key).generator(f"noise on the sum of {name}")
         one, is_setup = self.exchange(key), key.round < 0
         if not self.by_clients:
-            size = self.exposure.sizes["setup" if is_setup else "round"]
+            size = self.uploads.sizes["setup" if is_setup else "round"]
             noise = one.noise_multiplier
             if self.adapts and not is_setup and noise:
                 # The count of short uploads spends some of it.
@@ -246,21 +246,21 @@ class CentralNoise:
     def planned(self, server_sees: str) -> PrivacyReport:
         """Report what the planned rounds will guarantee."""
         noise = self._setup.noise_multiplier, self._round.noise_multiplier
-        events, _ = planned_events(self.mechanism, self.exposure)
+        events, _ = planned_events(self.mechanism, self.uploads)
         events = [
             one._replace(noise_multiplier=z)
             for one, z in zip(events, noise[-len(events) :], strict=True)
         ]
-        sizes, n_setups = self.exposure.sizes, self.exposure.n_setups
-        n_rounds = math.ceil(self.exposure.uses)
+        sizes, n_setups = self.uploads.sizes, self.uploads.n_setups
+        n_rounds = math.ceil(self.uploads.uses)
         n_coordinates = n_setups * sizes["setup"] + n_rounds * (sizes["round"] + self.adapts)
         return self._report(events, events, n_setups + n_rounds, n_coordinates, server_sees)
 
     def report(self, n_coordinates: int, server_sees: str) -> PrivacyReport:
         """Report what the releases so far guarantee."""
         kind = "skellam" if self.by_clients else "gaussian"
-        worst, size = int(np.argmax(self._spent)), max(self.exposure.sizes.values())
-        uses, probability = int(self._uses[worst]), self.exposure.probability
+        worst, size = int(np.argmax(self._spent)), max(self.uploads.sizes.values())
+        uses, probability = int(self._uses[worst]), self.uploads.probability
         if self.always:
             setup = Event(kind, self._setup.noise_multiplier, self._n_setups)
             rounds = Event(kind, self._round.noise_multiplier, self._n_rounds, probability)
@@ -292,7 +292,7 @@ class CentralNoise:
             server_sees=server_sees,
             delta=delta,
             neighbours="one client more or less",
-            sampling=sampling_of(self.exposure),
+            sampling=sampling_of(self.uploads),
             trust=trust,
             events=tuple(events),
         )
@@ -310,7 +310,7 @@ def warn_of_delta(mechanism: CentralDP | LocalMechanism, n_clients: int) -> None
         )
 
 
-class Exposure(NamedTuple):
+class PlannedUploads(NamedTuple):
     """How much a client will send, and how often, as far as is known before the first round.
 
     In the `n_setups` exchanges before the rounds are all clients. `uses` is the number of rounds
@@ -333,7 +333,7 @@ class Exposure(NamedTuple):
 
     @classmethod
     def of(cls, plan: FitPlan, n_clients: int, key: Key) -> Self:
-        """Return that of a fit; its cohorts are drawn by a key."""
+        """Return the planned uploads of a fit, whose cohorts are drawn by a key."""
         algorithm, sampling, n_items = plan.algorithm, plan.sampling, plan.n_items
         assert n_items is not None
         fraction, n_rounds = sampling.fraction, plan.rounds(n_clients)
@@ -363,13 +363,15 @@ class Exposure(NamedTuple):
         return cls(n_clients, sizes, int(bool(specs)), n_rounds, *draws, sampling.rotates, share)
 
 
-def answers_in_rounds(federation: Federation, exposure: Exposure, client_fraction: float) -> int:
+def answers_in_rounds(
+    federation: Federation, uploads: PlannedUploads, client_fraction: float
+) -> int:
     """Return how many clients nearly always answer in a round; raise if too few."""
     arrive = 1 - federation.dropout
     if federation.sampling == "poisson" and client_fraction < 1:
-        n_answers = central_dp.nearly_always(exposure.n_clients, arrive * client_fraction)
+        n_answers = central_dp.nearly_always(uploads.n_clients, arrive * client_fraction)
     else:
-        n_answers = central_dp.nearly_always(int(exposure.cohort), arrive)
+        n_answers = central_dp.nearly_always(int(uploads.cohort), arrive)
     mechanism = federation.central_dp
     if mechanism is not None and mechanism.noise == "clients" and n_answers < 2:
         raise ValueError(
@@ -401,9 +403,9 @@ def sure_shares(scheme: SecAggPlus, sampling: Sampling, n_clients: int) -> tuple
     return shares
 
 
-def noise_multipliers(mechanism: CentralDP, exposure: Exposure) -> tuple[float, float]:
+def noise_multipliers(mechanism: CentralDP, uploads: PlannedUploads) -> tuple[float, float]:
     """Return the noise multipliers of set-up exchanges and of rounds."""
-    events, factor = planned_events(mechanism, exposure)
+    events, factor = planned_events(mechanism, uploads)
     noise, limit, delta = mechanism.noise_multiplier, mechanism.epsilon, mechanism.delta
     if noise is None:
         noise = noise_for(events, limit, delta)
@@ -415,32 +417,34 @@ def noise_multipliers(mechanism: CentralDP, exposure: Exposure) -> tuple[float, 
             enough = (1 + 5e-4) * noise_for(events, limit, delta)
             raise ValueError(
                 f"CentralDP(noise_multiplier={noise:g}) spends epsilon {spent:.4g} in "
-                f"{exposure.n_rounds} rounds, more than the limit epsilon={limit:g}; set "
+                f"{uploads.n_rounds} rounds, more than the limit epsilon={limit:g}; set "
                 f"noise_multiplier to {enough:.4g} or leave it out, lower n_rounds, or raise the "
                 "limit."
             )
     return factor * noise, noise
 
 
-def planned_events(mechanism: CentralDP, exposure: Exposure) -> tuple[tuple[Event, ...], float]:
+def planned_events(
+    mechanism: CentralDP, uploads: PlannedUploads
+) -> tuple[tuple[Event, ...], float]:
     """Return the rounds' events of noise multiplier 1, and the set-up's factor to it."""
     by_clients = mechanism.noise == "clients"
     kind = "skellam" if by_clients else "gaussian"
     factor, share = 1.0, mechanism.setup_share
-    share = exposure.setup_share if share is None else share
-    if exposure.n_setups and share is not None:
-        factor = np.sqrt(exposure.n_setups * (1 - share) / (share * exposure.uses))
-    count = exposure.n_rounds if exposure.probability < 1 else int(exposure.uses)
-    size = max(exposure.sizes.values()) if by_clients else 1
-    events = [Event(kind, factor, exposure.n_setups, size=size)] if exposure.n_setups else []
-    events.append(Event(kind, 1.0, count, exposure.probability, size))
+    share = uploads.setup_share if share is None else share
+    if uploads.n_setups and share is not None:
+        factor = np.sqrt(uploads.n_setups * (1 - share) / (share * uploads.uses))
+    count = uploads.n_rounds if uploads.probability < 1 else int(uploads.uses)
+    size = max(uploads.sizes.values()) if by_clients else 1
+    events = [Event(kind, factor, uploads.n_setups, size=size)] if uploads.n_setups else []
+    events.append(Event(kind, 1.0, count, uploads.probability, size))
     return tuple(events), float(factor)
 
 
-def sampling_of(exposure: Exposure) -> str:
+def sampling_of(uploads: PlannedUploads) -> str:
     """Return what the guarantee assumes about who takes part in a round."""
-    if exposure.probability < 1:
-        return f"each client joins a round with probability {exposure.probability:g}, in secret"
-    if exposure.uses >= exposure.n_rounds:
+    if uploads.probability < 1:
+        return f"each client joins a round with probability {uploads.probability:g}, in secret"
+    if uploads.uses >= uploads.n_rounds:
         return "every client may be in every round"
-    return "cohorts take turns" if exposure.rotates else "cohorts at random, which count as known"
+    return "cohorts take turns" if uploads.rotates else "cohorts at random, which count as known"

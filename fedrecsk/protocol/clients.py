@@ -60,6 +60,7 @@ class Clients:
     Parameters
     ----------
     plan : FitPlan
+        How the fit runs, as the server has it.
     block : Block
         The clients' data.
     keys : Keys
@@ -488,7 +489,8 @@ class Clients:
         block = self.block.part(who)
         # Users of these rows are numbered among those of the clients asked.
         own = self._attributes(who, personalized, _numbers(self.block.users_of(who)))
-        model = self.plan.models.scored(message.of(block.clients), own, block)
+        of_items = self.algorithm.server_attributes(message.of(block.clients))
+        model = self.plan.models.make_model(of_items | own, block)
         clients = np.repeat(np.arange(block.n_clients), np.diff(block.client_indptr))
         key = self.keys.private
         return self.scoring.measure(model, HeldOut.of(held_out), clients, block.users, key)

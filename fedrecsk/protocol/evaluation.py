@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedrecsk.protocol.blocks import Block
     from fedrecsk.protocol.keys import Key
     from fedrecsk.protocol.messages import Upload
+    from fedrecsk.protocol.plan import FitPlan
 
 ERRORS: dict[str, Callable[[NDArray], NDArray]] = {"rmse": np.square, "mae": np.abs}
 N_BINS = 10
@@ -64,7 +65,7 @@ class HeldOut(NamedTuple):
         )
 
 
-class Scored(Protocol):
+class ScoringModel(Protocol):
     """A model that is evaluated: it scores users and items by their codes."""
 
     def _score_pairs(
@@ -179,16 +180,13 @@ class Scoring:
         """Whether a larger value of the first metric is a better one."""
         return self._read[0].greater_is_better
 
-    def check(self, name: str, *, rates: bool, n_items: int | None = None) -> None:
-        """Raise ValueError if a metric is unknown, or does not suit a method or its catalogue.
-
-        `rates`: the method of this name estimates ratings.
-        """
+    def check(self, plan: FitPlan, n_items: int | None = None) -> None:
+        """Raise ValueError if a metric is unknown, or does not suit a plan or the catalogue."""
         for one in self._read:
-            if one.kind in ERRORS and not rates:
+            if one.kind in ERRORS and not plan.rates:
                 raise ValueError(
-                    f"{one.name!r} compares ratings, but {name} learns from implicit feedback; "
-                    'choose a ranking metric such as "ndcg@10".'
+                    f"{one.name!r} compares ratings, but {plan.name} learns from implicit "
+                    'feedback; choose a ranking metric such as "ndcg@10".'
                 )
             if self.n_negatives is None and n_items is not None and one.k > n_items:
                 raise ValueError(
@@ -268,7 +266,7 @@ class Scoring:
 
     def measure(
         self,
-        model: Scored,
+        model: ScoringModel,
         held_out: HeldOut,
         clients: NDArray[np.int64],
         codes: NDArray[np.int64],

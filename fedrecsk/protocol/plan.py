@@ -10,9 +10,8 @@ from fedrecsk.protocol.algorithm import PlansRounds, extended
 if TYPE_CHECKING:
     from fedrecsk.protocol.algorithm import AnyAlgorithm
     from fedrecsk.protocol.blocks import Attributes, Block
-    from fedrecsk.protocol.evaluation import Scored, Scoring
+    from fedrecsk.protocol.evaluation import Scoring, ScoringModel
     from fedrecsk.protocol.federation import Federation
-    from fedrecsk.protocol.messages import Message
     from fedrecsk.protocol.participation import Sampling
 
 # What becomes of uploads on their way to the server. "sum": those of a block are added up as soon
@@ -24,8 +23,8 @@ Uploads = Literal["sum", "single", "held", "kept"]
 class ModelMaker(Protocol):
     """Turns fitted attributes into models that score."""
 
-    def scored(self, message: Message, users: Attributes, block: Block) -> Scored:
-        """Return a model of a block's users, to be evaluated."""
+    def make_model(self, attributes: Attributes, block: Block) -> ScoringModel:
+        """Return a model of a block's users."""
         ...
 
 
@@ -47,6 +46,8 @@ class FitPlan:
         Number of items in the public catalogue. None: the catalogue comes from the data.
     rating_scale : tuple of float or None
         Lowest and highest rating, if they are public.
+    rates : bool
+        Whether the method learns how much users like an item, instead of whether they do.
     scoring : Scoring
         What clients report of a model on rows that they hold out.
     holds_out : float or None
@@ -58,6 +59,7 @@ class FitPlan:
     patience : int
         Number of passes over the clients without an improvement that end the fit.
     models : ModelMaker
+        What makes the models that clients measure.
     is_watched : bool
         Whether single uploads are recorded, as by `measure_leak`.
     draws_each : bool
@@ -72,6 +74,7 @@ class FitPlan:
     n_rounds: int | None
     n_items: int | None
     rating_scale: tuple[float, float] | None
+    rates: bool
     scoring: Scoring
     holds_out: float | None
     early_stopping: bool
@@ -107,7 +110,7 @@ class FitPlan:
 
     @property
     def server_sees(self) -> str:
-        """What the protocol shows to the server, as in :class:`PrivacyReport`."""
+        """Kind of uploads that the protocol shows to the server, as in :class:`PrivacyReport`."""
         federation, central = self.federation, self.federation.central_dp
         if federation.encrypts:
             return "encrypted sums"

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.privacy import central_dp
-from fedrecsk.protocol.central_noise import Exposure
+from fedrecsk.protocol.central_noise import PlannedUploads
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.refusals import raise_all
 
@@ -68,17 +68,17 @@ def warn_of_cost(plan: FitPlan, n_clients: int) -> None:
     mechanism, scheme = plan.federation.central_dp, plan.federation.secure_aggregation
     if mechanism is None or mechanism.noise != "clients" or scheme is None:
         return
-    exposure = Exposure.of(plan, n_clients, Key(0))
-    sizes, n_uploads = exposure.sizes, int(exposure.cohort * exposure.n_rounds)
+    uploads = PlannedUploads.of(plan, n_clients, Key(0))
+    sizes, n_uploads = uploads.sizes, int(uploads.cohort * uploads.n_rounds)
     if plan.algorithm.traits.sends_once:
         n_uploads = min(n_uploads, n_clients)
-    n_values = n_uploads * sizes["round"] + exposure.n_setups * n_clients * sizes["setup"]
+    n_values = n_uploads * sizes["round"] + uploads.n_setups * n_clients * sizes["setup"]
     start = time.process_time()
     central_dp.skellam(1e4, (SAMPLE,), np.random.default_rng(0))
     seconds = n_values * (time.process_time() - start) / SAMPLE
     if seconds < LONG:
         return
-    nbytes = n_uploads * scheme._bytes_of_vector(sizes["round"], int(exposure.cohort))
+    nbytes = n_uploads * scheme._bytes_of_vector(sizes["round"], int(uploads.cohort))
     warn(
         f"Each client draws its share of the noise in {n_uploads:,} uploads of {sizes['round']:,} "
         f"numbers, which takes at least {seconds:,.0f} s on this machine. Under secure sums "

@@ -48,6 +48,7 @@ class Server:
     Parameters
     ----------
     plan : FitPlan
+        How the fit runs.
     key : Key
         The shared key, before the first round.
     item_ids : ndarray of shape (n_items,)

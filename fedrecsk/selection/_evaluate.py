@@ -20,7 +20,7 @@ from fedrecsk.data.interactions import encode
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.metrics import check_rows, unwrap, warn_if_seen, warn_if_unknown
 from fedrecsk.privacy import CentralDP, PrivacyReport
-from fedrecsk.protocol.central_noise import CentralNoise, Exposure
+from fedrecsk.protocol.central_noise import CentralNoise, PlannedUploads
 from fedrecsk.protocol.evaluation import ERRORS, HeldOut, Scoring
 from fedrecsk.protocol.federation import Federation
 from fedrecsk.protocol.keys import Key
@@ -238,7 +238,7 @@ def scoring_of(
     if not names or "loss" in names:
         raise ValueError('metrics must name at least one metric, such as "ndcg@10", and no loss.')
     scoring = Scoring(names)
-    scoring.check(type(method).__name__, rates=method._sees_ratings, n_items=n_items)
+    scoring.check(method._plan(), n_items)
     if largest_error is None and scale is not None:
         largest_error = float(scale[1] - scale[0])
     if largest_error is None and not ERRORS.keys().isdisjoint(names):
@@ -325,8 +325,8 @@ def _summed(scoring, federation, model, rows, found, key, secret):
         federation._set(central_dp__clip=float(np.sqrt(3 * len(scoring.metrics))))
         sizes = {"setup": 1, "round": sum(spec.size for spec in specs.values())}
         # One round of all clients.
-        exposure = Exposure(n_clients, sizes, 0, 1, uses=1, probability=1.0, cohort=n_clients)
-        releases = CentralNoise(federation, sampling, exposure, secret)
+        uploads = PlannedUploads(n_clients, sizes, 0, 1, uses=1, probability=1.0, cohort=n_clients)
+        releases = CentralNoise(federation, sampling, uploads, secret)
         terms = releases.terms(key)
     ledger = Ledger(rows.client_ids)
     ledger.open("evaluation", 0)

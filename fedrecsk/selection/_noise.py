@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from fedrecsk.privacy import central_dp
 from fedrecsk.privacy.accounting import Event, epsilon_of, noise_for
 from fedrecsk.privacy.report import PrivacyReport
-from fedrecsk.protocol.central_noise import Exposure, planned_events
+from fedrecsk.protocol.central_noise import PlannedUploads, planned_events
 from fedrecsk.protocol.evaluation import Metric, Scoring
 from fedrecsk.protocol.keys import Key
 
@@ -110,12 +111,13 @@ def noise_of_a_search(
     the costliest one.
     """
     delta, alive, n_scores, releases = mechanism.delta, len(candidates), 0, 0.0
+    plans = [one.method._plan() for one in candidates]
     for number, rung in enumerate(rungs):
         kept = 1 if number == len(rungs) - 1 else -(-alive // factor)
         n_scores += alive
-        releases += (alive - kept) * max(_releases(one, rung) for one in candidates)
+        releases += (alive - kept) * max(map(_releases, candidates, plans, repeat(rung)))
         alive = kept
-    releases += max(_releases(one, rungs[-1]) for one in candidates)
+    releases += max(map(_releases, candidates, plans, repeat(rungs[-1])))
     if refit:
         releases += max(_releases_of_refit(one, rungs[-1], refit) for one in candidates)
     of_scores = np.sqrt(n_scores) * noise_for([Event("gaussian", 1.0)], epsilon_scores, delta)
@@ -134,16 +136,15 @@ def noise_of_a_search(
     return Noise(noise, float(of_scores), delta)
 
 
-def _releases(one, n_rounds, plan=None):
+def _releases(one, plan, n_rounds):
     """Return the sum of 1 / z^2 of a candidate's set-up and rounds, if z is 1 in the rounds."""
-    plan = one.method._plan() if plan is None else plan
-    exposure = Exposure.of(plan, one.data.n_clients, Key(0))
-    _, factor = planned_events(plan.federation.central_dp, exposure)
-    return exposure.n_setups / factor**2 + min(n_rounds, exposure.uses)
+    uploads = PlannedUploads.of(plan, one.data.n_clients, Key(0))
+    _, factor = planned_events(plan.federation.central_dp, uploads)
+    return uploads.n_setups / factor**2 + min(n_rounds, uploads.uses)
 
 
 def _releases_of_refit(one, n_rounds, refit):
     """Return the same of the winner's last rounds."""
     n_left = one.n_rounds - n_rounds if one.goes_on(n_rounds, refit) else one.n_rounds
     plan = replace(one.method._plan(), n_rounds=n_left)
-    return _releases(one, n_left, plan)
+    return _releases(one, plan, n_left)

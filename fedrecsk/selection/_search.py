@@ -29,7 +29,6 @@ from fedrecsk.base import FitReport, attributes_of, fitted_copy
 from fedrecsk.cluster import _frames
 from fedrecsk.data._checks import check_fitted
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.protocol.evaluation import Scoring
 from fedrecsk.selection._halving import Candidate, Halving, rungs_of
 from fedrecsk.selection._noise import check_private, noise_of_a_search
 from fedrecsk.simulation import continuing
@@ -470,8 +469,8 @@ class _Simulated(Candidate):
             # Found later; an epsilon would be that of this fit alone.
             _set_noise(self.method, 1.0)
         *self.rows, self.data = self.method._read_fit(**given)
-        rates = self.method._sees_ratings
-        Scoring((scoring,)).check(type(model).__name__, rates=rates, n_items=self.data.n_items)
+        plan = self.method._plan()
+        plan.scoring.check(plan, self.data.n_items)
         if self.data.features is None and self.data.fingerprint() == first.data.fingerprint():
             self.data = first.data
         self.n_rounds = model._plan().rounds(self.data.n_clients)

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 def fresh(estimator: FederatedMethod) -> tuple[Key, FederatedMethod]:
     """Return the key of a new fit, and the estimator's copy for it."""
     seed = int(check_random_state(estimator.random_state).randint(2**31 - 1))
-    return Key(seed), bare(estimator)
+    return Key(seed), plain_copy(estimator)
 
 
-def bare(estimator: M) -> M:
+def plain_copy(estimator: M) -> M:
     """Return a copy of an estimator that has neither a seed nor callbacks."""
     return clone(estimator)._set(random_state=None).set_callbacks()
 

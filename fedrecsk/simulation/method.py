@@ -1,4 +1,4 @@
-"""What the simulation knows of a federated method's estimator: parameters, the plan, checks."""
+"""The base class of federated estimators, apart from their fit: parameters, plan and checks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class FederatedMethod(Recommender):
     # What a fit sends last.
     _final_message: ClassVar[Message]
     communication_: ClassVar[Ledger]
-    # Of what methods compute, for most of them.
+    # The type that most methods compute in.
     _dtype: ClassVar[type[np.floating]]
 
     # The parameter that says how many numbers of `_dtype` every user keeps; None if there is no
@@ -124,6 +124,7 @@ class FederatedMethod(Recommender):
             n_rounds=None if self.n_rounds == "auto" else self.n_rounds,
             n_items=None if self.items is None else len(self.items),
             rating_scale=getattr(self, "rating_scale", None),
+            rates=self._sees_ratings,
             scoring=Scoring((self.scoring,)),
             holds_out=self.validation_fraction if self.early_stopping else None,
             early_stopping=self.early_stopping,
@@ -162,7 +163,7 @@ class FederatedMethod(Recommender):
         federation = self._setting()
         federation._validate_params()
         plan = self._plan()
-        plan.scoring.check(plan.name, rates=self._sees_ratings)
+        plan.scoring.check(plan)
         refusals.check(plan.name, plan.algorithm.traits, federation)
         if federation.secure_aggregation is not None:
             private_fits.check_secure(plan)
@@ -173,10 +174,10 @@ class FederatedMethod(Recommender):
 
     def _prepared(self, X, y=None, clients=None, sample_weight=None, catalogue=None):
         data = super()._prepared(X, y, clients, sample_weight, catalogue)
-        if self.early_stopping:
-            scoring, name = Scoring((self.scoring,)), type(self).__name__
-            scoring.check(name, rates=self._sees_ratings, n_items=data.n_items)
-        private_fits.warn_of_cost(self._plan(), data.n_clients)
+        plan = self._plan()
+        if plan.early_stopping:
+            plan.scoring.check(plan, data.n_items)
+        private_fits.warn_of_cost(plan, data.n_clients)
         return data
 
     def _private_problems(self, part):
@@ -239,6 +240,8 @@ class FederatedMethod(Recommender):
         algorithm = clone(self)._algorithm()
         message = algorithm.decode(self._final_message, Key(0))
         keys, blocks, attributes = Keys(Key(0), Key(0)), _blocks.cut(data), []
+        if not blocks:
+            blocks = [_blocks.of_clients(data, np.zeros(0, dtype=np.int64))]
         with get_threadpool_controller().limit(limits=1, user_api="blas"):
             for block in blocks:
                 ids, block = data.client_ids[block.clients], algorithm.as_newcomers(block)
@@ -255,8 +258,8 @@ class ModelOfUsers:
 
     method: FederatedMethod
 
-    def scored(self, message: Message, users: Attributes, block: Block) -> FederatedMethod:
-        """Return a model of a block's users, to be evaluated."""
+    def make_model(self, attributes: Attributes, block: Block) -> FederatedMethod:
+        """Return a model of a block's users."""
         ids = {
             "n_users_": block.n_users,
             "n_items_": block.n_items,
@@ -264,5 +267,4 @@ class ModelOfUsers:
             "_items": Ids(np.arange(block.n_items), "item ids"),
             "_seen": (block.indptr, block.items),
         }
-        of_items = self.method._algorithm().server_attributes(message)
-        return fitted_copy(self.method, of_items | users | ids)
+        return fitted_copy(self.method, attributes | ids)

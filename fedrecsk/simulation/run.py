@@ -359,7 +359,8 @@ class Run(Loop[StepTotal, "Seen"]):
     def settle(self, estimator: FederatedMethod) -> None:
         """Take the parameters that may change between the rounds of one run."""
         server, now = self.server, estimator._plan()
-        server.plan = replace(server.plan, n_rounds=now.n_rounds)
+        given = {"n_rounds": now.rounds(len(self.client_ids)), "tol": now.tol}
+        server.plan = replace(server.plan, **given, patience=now.patience)
         server.stopping.tol = now.tol
         server.stopping.be_patient(now.patience)
 

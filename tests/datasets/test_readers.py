@@ -21,6 +21,11 @@ from fedrecsk.datasets import load_ratings, readers
 ROWS = "user,item,rating\n1,2,3\n4,5,4.5\n"
 
 
+def gzipped(content):
+    """The same bytes at any time, which name a test."""
+    return gzip.compress(content, mtime=0)
+
+
 def zipped(*names, text=ROWS):
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -251,7 +256,7 @@ def test_what_is_written_is_read(tmp_path_factory, rows, sep):
         ("\n" + ROWS.replace("\n", "\n\n") + "  \n", {}),
         (ROWS.replace(",", " , "), {}),
         ('"user","item","rating"\n"1","2","3"\n4,5,"4.5"\n', {}),
-        (gzip.compress(ROWS.encode(), mtime=0), {}),
+        (gzipped(ROWS.encode()), {}),
         (ROWS.encode("utf-16"), {}),
         (b"\xfe\xff" + ROWS.encode("utf-16-be"), {}),
         (ROWS.encode("utf-16-le"), {"encoding": "utf-16-le"}),
@@ -296,14 +301,14 @@ def test_read_right(write, content, options):
         ((ROWS * 30_000 + "1,é,3").encode("latin-1"), {}, "not utf-8 text.*'latin-1'"),
         (ROWS, {"encoding": "utf-9"}, "encoding='utf-9' is not an encoding.*'latin-1'"),
         (b"PAR1\x15\x90" + bytes(99), {}, "not text.*pandas.read_parquet"),
-        (gzip.compress(pickle.dumps({"user": [1]})), {}, "not text.*pandas.read_pickle"),
+        (gzipped(pickle.dumps({"user": [1]})), {}, "not text.*pandas.read_pickle"),
         (b"\x28\xb5\x2f\xfd" + bytes(99), {}, "binary file or an archive"),
         (zipped("a.csv", "b.csv"), {}, r"2 files \(a.csv, b.csv.*unpack"),
         (zipped(), {}, "binary file|archive"),
         # Deflate64, as Windows' Explorer compresses large files.
         (zipped("a.csv").replace(b"\x14\0\0\0\x08\0", b"\x14\0\0\0\x09\0"), {}, "Unpack it"),
-        (gzip.compress(b"1,2,3\n" * 99, mtime=0)[:-12], {}, "damaged"),
-        (gzip.compress(os.urandom(2**18).hex().encode().replace(b"a", b"\n"))[:-12], {}, "."),
+        (gzipped(b"1,2,3\n" * 99)[:-12], {}, "damaged"),
+        (gzipped(os.urandom(2**18).hex().encode().replace(b"a", b"\n"))[:-12], {}, "."),
         (lzma.compress(ROWS.encode() * 99)[:-9], {}, "damaged"),
         (tarred("ratings.csv"), {}, "archive .unpack it"),
         ("1,2,3\n" * 9 + "1" * 2**22, {}, "line 10: the item is missing"),

@@ -70,7 +70,7 @@ RULES = (
         ("fit",),
         {"method": SUMS, "federation": ("int8",)},
         REFUSED,
-        "no need to compress; set compression=None",
+        "nothing to gain; set compression=None",
         "compression does not apply to counts, which clients send once",
     ),
     Rule(

@@ -50,7 +50,7 @@ def rated_of(data, client, targets, weights):
 
 def two_rounds_by_a_loop(model, X, y, clients):
     """Server and private parameters after two rounds, from the same beginning as the fit."""
-    run = Run.new(model, model._prepared(X, y, clients), is_watched=False)
+    run = Run.new(model, model._prepared(X, y, clients))
     algorithm, data = run.server.algorithm, model._prepared(X, y, clients)
     key, layout = run.server.key, algorithm.layout
     state = algorithm.begin(type("Catalogue", (), {"n_items": data.n_items}), None, key)

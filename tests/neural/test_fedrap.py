@@ -23,7 +23,7 @@ SETTINGS = {
 
 def shared_by_a_loop(model, X):
     """Shared items after all rounds, from the same beginning as the fit."""
-    run, data = Run.new(model, model._prepared(X), is_watched=False), model._prepared(X)
+    run, data = Run.new(model, model._prepared(X)), model._prepared(X)
     algorithm, n_items, d = run.server.algorithm, data.n_items, model.n_factors
     server = algorithm.begin(data, None, run.server.key)
     first = {name: torch.from_numpy(one).double() for name, one in server.first.items()}

@@ -36,7 +36,7 @@ def model_of(**parameters):
 def by_a_loop(model, X):
     """Shared items, each user's table, and each user's private parameters, one after the other."""
     data = model._prepared(X)
-    run = Run.new(model, data, is_watched=False)
+    run = Run.new(model, data)
     algorithm, n_items, (clients,) = run.server.algorithm, data.n_items, run.clients
     server = algorithm.begin(data, None, run.server.key)
     private = algorithm.enter(clients.block, algorithm.announce(server), clients.keys.at(0)).users

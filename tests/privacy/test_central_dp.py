@@ -231,7 +231,7 @@ def test_under_masks_only_sure_shares_are_counted(toy, dropout):
     assert report.trust.startswith("no party, if at most one client helps the server;")
     # Each share is that of the fewest clients that are sure to be there.
     releases = CentralNoise.of(model._plan(), N_CLIENTS, Key(0), Key(0))
-    everything = (noise * sensitivity(max(releases.exposure.sizes.values()))) ** 2
+    everything = (noise * sensitivity(max(releases.uploads.sizes.values()))) ** 2
     share = releases.variance_of_share(Key(0).at(0))
     assert share * scheme.sure_shares(N_CLIENTS) == pytest.approx(everything, rel=1e-3)
     assert share * N_CLIENTS > 3 * everything

@@ -11,7 +11,7 @@ from scipy.stats import binom
 from fedrecsk import Federation, PrivFedEB, RFRec
 from fedrecsk.privacy import CentralDP, central_dp
 from fedrecsk.privacy.central_dp import clip_updates, round_updates
-from fedrecsk.protocol.central_noise import CentralNoise, Exposure, noise_multipliers
+from fedrecsk.protocol.central_noise import CentralNoise, PlannedUploads, noise_multipliers
 from fedrecsk.protocol.keys import Key
 from fedrecsk.updates import FieldSpec, SparseRows
 from tests.updates.making import updates_of
@@ -98,8 +98,10 @@ def test_secret_cohorts_count_as_often_as_they_are_expected():
 def test_several_exchanges_before_the_rounds_share_their_part():
     mechanism = CentralDP(noise_multiplier=2.0, setup_share=0.2)
     sizes = {"setup": 5, "round": 5}
-    exposure = Exposure(40, sizes, n_setups=3, n_rounds=8, uses=8, probability=1.0, cohort=40.0)
-    setup, in_rounds = noise_multipliers(mechanism, exposure)
+    uploads = PlannedUploads(
+        40, sizes, n_setups=3, n_rounds=8, uses=8, probability=1.0, cohort=40.0
+    )
+    setup, in_rounds = noise_multipliers(mechanism, uploads)
     # 8 / 2^2 = 2 are four fifths, so that each of the three has a sixth.
     assert (setup, in_rounds) == (pytest.approx(np.sqrt(6)), 2.0)
 
@@ -126,7 +128,7 @@ def test_a_clients_own_share_hides_nothing_from_it():
     releases = releases_of(model, 8)
     for number in (-1, 0):
         noise = releases.exchange(Key(0).at(number)).noise_multiplier
-        everything = (noise * central_dp.sensitivity(max(releases.exposure.sizes.values()))) ** 2
+        everything = (noise * central_dp.sensitivity(max(releases.uploads.sizes.values()))) ** 2
         # The shares of the other 7 are the noise that is promised.
         assert 7 * releases.variance_of_share(Key(0).at(number)) == pytest.approx(everything)
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedrecsk.compression._compressors import BlockCompressor
-from fedrecsk.simulation.making import bare
+from fedrecsk.simulation.making import plain_copy
 
 if TYPE_CHECKING:
     from fedrecsk.federated.base import FederatedRecommender
 
 
-def deployable(estimator: FederatedRecommender) -> FederatedRecommender:
+def deployable_copy(estimator: FederatedRecommender) -> FederatedRecommender:
     """Check an estimator's parameters and return a copy for one side of a deployment."""
-    method = bare(estimator)
+    method = plain_copy(estimator)
     method._validate_params()
     method._check_before_fit()
     if method.items is None:
