@@ -272,6 +272,8 @@ def test_wrong_uses_are_named(model):
     with pytest.raises(ValueError, match="Users of an adversary have no user_features"):
         make(user_features=FEATURES, federation=adversary).fit(X, Y)
     private = Federation(central_dp=CentralDP(epsilon=10))
+    with pytest.raises(ValueError, match=r"FedEB has no central_dp.*Use PrivFedEB"):
+        make(user_features=FEATURES, federation=private).fit(X, Y)
     with pytest.raises(ValueError, match="too small for the noise of central_dp"):
         make_wmf(user_features=FEATURES, federation=private).fit(LIKED)
     with pytest.raises(ValueError, match="not a sum over the user's rows"):

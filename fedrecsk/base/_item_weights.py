@@ -87,8 +87,8 @@ class NearestParameters:
 
 
 def half_life_by(direction):
-    """Return the half-life of histories by how much it matters what came first in a pair."""
-    return 1 + 3 * direction
+    """Return what "auto" stands for in histories, by what the sum of pairs says of direction."""
+    return 2.0 if direction is None else 1 + 3 * direction
 
 
 @dataclass(eq=False, repr=False)
@@ -111,7 +111,7 @@ class NearestItemsMixin(NearestParameters, ItemWeightsMixin):
         if name == "pair_half_life":
             return 8.0
         if self._direction() is not None:
-            return 2.0
+            return half_life_by(None)
         return half_life_by(self.backward_weight_ if direction is None else direction)
 
     def _direction(self):

@@ -149,7 +149,6 @@ class GramAlgorithm(GramParameters, Algorithm[Server, Any], SendsOnce[Clients]):
     learns_direction: ClassVar[bool] = False
 
     pair_half_life: float | Literal["auto"] | None
-    history_half_life: float | Literal["auto"] | None
     # Whether the server must not learn which items a client holds.
     hides_items: bool
     # Bound on the counts of items that clients send first under central privacy. None: they do not.
@@ -321,6 +320,8 @@ class GramAlgorithm(GramParameters, Algorithm[Server, Any], SendsOnce[Clients]):
     def take_back(self, clients):
         return replace(clients, takes_back=True)
 
+    # ------------------------------------------------------------------------ the model
+
     def state_attributes(self, server):
         attributes = super().state_attributes(server)
         prior = attributes.get("_content")
@@ -353,10 +354,7 @@ class FederatedGram(GramParameters, FromPairs, RankingMixin, FederatedRecommende
         clip = None if mechanism is None else mechanism._bound_of_setup
         secret = mechanism is not None or federation.secure_aggregation is not None
         parts |= {"hides_items": secret, "clip": clip}
-        for name in ("pair_half_life", "history_half_life"):
-            if name not in parts:
-                parts[name] = life_of(self, name)
-        return self._build(kind, **parts)
+        return self._build(kind, pair_half_life=life_of(self, "pair_half_life"), **parts)
 
     def _least_bytes(self, data):
         # `_check_setting` knows more.

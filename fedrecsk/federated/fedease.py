@@ -44,6 +44,8 @@ class OwnWeightsParameters(GramParameters):
 class OwnWeightsAlgorithm(OwnWeightsParameters, GramAlgorithm):
     """Clients add up the weights of their users' own items."""
 
+    history_half_life: float | Literal["auto"] | None
+
     @property
     def sends_rows(self) -> bool:
         """Return whether clients receive the weights of their own items only."""

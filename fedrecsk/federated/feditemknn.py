@@ -85,7 +85,7 @@ class FedItemKNNAlgorithm(NearestParameters, OwnWeightsAlgorithm):
 
     def life_of_history(self, direction):
         life = self.history_half_life
-        return half_life_by(direction) if direction is not None and life == "auto" else life
+        return half_life_by(direction) if life == "auto" else life
 
 
 @documented
@@ -183,10 +183,7 @@ class FedItemKNN(NearestItemsMixin, OwnWeights):
     """
 
     def _algorithm(self):
-        direction, lives = self._direction(), {}
-        if direction is None:
-            lives = {"history_half_life": self.history_half_life}
-        return self._of_sums(FedItemKNNAlgorithm, backward_weight=direction, **lives)
+        return self._of_sums(FedItemKNNAlgorithm, backward_weight=self._direction())
 
     def _direction(self):
         # Directions would have more noise than they tell.

@@ -674,8 +674,6 @@ class PrivFedEB(PrivFedEBParameters, FederatedContent, EmpiricalBayes):
             content=ItemFeatures(self.item_features, self.items),
         )
 
-    # --------------------------------------------------------------- what a fit gives
-
     def _public_half(self):
         unit, prior = self._scale().unit, {}
         if hasattr(self, "implicit_factors_"):

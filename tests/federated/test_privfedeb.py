@@ -220,6 +220,15 @@ def test_audiences_are_learned_where_there_are_enough_clients():
     assert PrivFedEB()._plan().rounds(10**6) == 20
 
 
+def test_a_warm_start_runs_as_many_rounds_as_a_fit_with_auto():
+    X, y = make_toy(40, 9, seed=0)
+    dp = CentralDP(noise_multiplier=0.005, delta=1e-3)
+    public = {"items": np.unique(X[:, 1]), "rating_scale": (1, 5), "random_state": 0}
+    model = PrivFedEB(n_rounds=3, warm_start=True, federation=Federation(central_dp=dp), **public)
+    model.fit(X, y).set_params(n_rounds="auto")
+    assert model.fit(X, y).n_rounds_ == model._plan().rounds(40) == 16
+
+
 # ------------------------------------------------------------------------ the noisy server
 
 

@@ -117,6 +117,8 @@ def test_clients_that_take_no_part_keep_the_shared_items(toy):
 
 def test_scores_are_the_modules(toy):
     model = model_of(personal_items=True).fit(toy[0])
+    # Their own items are in their vectors.
+    assert not hasattr(model, "user_items_")
     items = torch.arange(model.n_items_)
     for code, user in enumerate(model.user_ids_.tolist()):
         with torch.no_grad():

@@ -282,6 +282,8 @@ class FedRecAlgorithm(FedRecParameters, ColumnModel, PlansRounds, Algorithm[Serv
             np.ones(held.n_clients, dtype=bool),
         )
 
+    # ------------------------------------------------------------------------ the model
+
     def private_vectors(self, clients):
         return clients.users[:, int(self.columns.biases) :]
 

@@ -376,6 +376,8 @@ class SemiDFEGLAlgorithm(SemiDFEGLParameters, RatingAlgorithm, MeetsPeers[Client
         self.fit_users(block, ratings, penalties, items, everyone, users)
         return replace(clients, users=users + offset)
 
+    # ------------------------------------------------------------------------ the model
+
     def private_vectors(self, clients):
         return clients.embeddings
 
