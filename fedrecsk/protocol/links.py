@@ -237,8 +237,9 @@ class Uplink:
         self, downlink: Downlink, cohort: int, releases: CentralNoise | None = None
     ) -> None:
         self.downlink = downlink
-        self.federation = federation = downlink.federation
-        self.ledger = ledger = downlink.ledger
+        self.federation: Federation = downlink.federation
+        self.ledger: Ledger = downlink.ledger
+        federation, ledger = self.federation, self.ledger
         self.releases = releases
         # One of the two, if sums are secure.
         self.channel: EncryptedChannel | None = downlink.channel
