@@ -4,6 +4,7 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
+from joblib import parallel_config
 from sklearn import config_context
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.dummy import DummyRegressor
@@ -582,3 +583,108 @@ def test_failed_folds_are_left_out_of_the_differences(ratings):
         "estimator"
     )
     assert found["difference"] == pytest.approx(errors["rmse"]["peer"] - errors["rmse"]["biases"])
+
+
+# ------------------------------------------------------------------------------ long work
+
+
+class Stopped(Plain):
+    """Ctrl-C comes in the third fit of all."""
+
+    n_fits = 0
+
+    def fit(self, X, y):
+        type(self).n_fits += 1
+        if self.n_fits == 3:
+            raise KeyboardInterrupt
+        return super().fit(X, y)
+
+    def partial_fit(self, X, y):
+        return self.fit(X, y)
+
+
+@pytest.fixture
+def stopped(monkeypatch):
+    monkeypatch.setattr(Stopped, "n_fits", 0)
+    return Stopped()
+
+
+def test_an_interrupt_keeps_the_fits_that_have_ended(stopped, ratings):
+    models = {"biases": BiasOnly(), "stopped": stopped}
+    with pytest.warns(UserWarning, match="Interrupted after 5 of 8 fits; the others"):
+        result = compare(models, *ratings, cv=4, scoring="rmse", return_estimator=True)
+    assert result.is_partial
+    table = result.per_fold
+    assert table["estimator"].tolist() == ["biases"] * 4 + ["stopped"] * 4
+    assert table["error"].tolist() == [""] * 3 + ["interrupted"] + [""] * 2 + ["interrupted"] * 2
+    whole = compare({"biases": BiasOnly(), "stopped": Plain()}, *ratings, cv=4, scoring="rmse")
+    assert not whole.is_partial
+    has_ended = table["error"] == ""
+    assert table["rmse"][has_ended].tolist() == whole.per_fold["rmse"][has_ended].tolist()
+    assert table.loc[~has_ended, ["rmse", *TIMES]].isna().all(axis=None)
+    assert [one is None for one in result.estimators["stopped"]] == [False, False, True, True]
+    caption = "2 recommenders on 4 folds, mean ± standard deviation, interrupted after 5 of 8 fits"
+    assert repr(result).splitlines()[0] == caption
+    assert caption in result.to_html()
+    assert "stopped, folds 2, 3: interrupted" in repr(result)
+    assert "interrupted" not in repr(whole)
+
+
+def test_an_interrupt_keeps_the_fits_of_threads(stopped, ratings):
+    with (
+        parallel_config("threading"),
+        pytest.warns(UserWarning, match="Interrupted after"),
+    ):
+        result = compare([BiasOnly(), stopped], *ratings, cv=4, scoring="rmse", n_jobs=2)
+    # When the third fit begins, at most one of the four tasks before it is still running.
+    assert (result.per_fold["error"] == "").sum() >= 3
+    assert result.is_partial
+
+
+def test_an_interrupt_keeps_the_folds_of_a_model_that_is_kept_up(stopped, ratings):
+    folds = [(np.arange(40 + 20 * i), np.arange(40 + 20 * i, 60 + 20 * i)) for i in range(4)]
+    how = {"cv": folds, "scoring": "rmse", "update": "partial_fit"}
+    with pytest.warns(UserWarning, match="Interrupted after 2 of 4 fits"):
+        result = compare([stopped], *ratings, **how)
+    assert result.per_fold["error"].tolist() == ["", "", "interrupted", "interrupted"]
+
+
+def test_an_interrupt_of_the_first_fit_goes_through(stopped, ratings, monkeypatch):
+    monkeypatch.setattr(Stopped, "n_fits", 2)
+    with pytest.raises(KeyboardInterrupt):
+        compare([stopped, BiasOnly()], *ratings, cv=2)
+
+
+@pytest.mark.parametrize("n_jobs", [None, pytest.param(2, marks=pytest.mark.full)])
+def test_each_fit_is_reported_as_it_ends(n_jobs, ratings, capsys):
+    X, y = ratings
+    models = {"fragile": RatingPeer(needs_user=X[0, 0]), "biases": BiasOnly()}
+    folds = list(GroupKFold(2).split(X, y, groups=X[:, 0]))
+    how = {"cv": folds, "scoring": ["rmse", "ndcg@3"], "n_jobs": n_jobs}
+    with pytest.warns(FitFailedWarning):
+        result = compare(models, X, y, verbose=True, **how)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
+    shown = {line.split(maxsplit=1)[1] for line in lines}
+    for row in result.per_fold.to_dict("records"):
+        scores = f"rmse {row['rmse']:.3f}, ndcg@3 {row['ndcg@3']:.3f}"
+        text = row["error"] or f"{scores}, fit {row['fit_seconds']:.1f} s"
+        assert f"{row['estimator']}, fold {row['fold']}: {text}" in shown
+    with pytest.warns(FitFailedWarning):
+        compare(models, X, y, **how)
+    assert capsys.readouterr().out == ""
+
+
+def test_the_time_left_is_that_of_the_model_or_of_those_before():
+    progress = _compare._Progress(["slow", "fast", "new"], n_folds=3)
+
+    def line(name, fold, seconds, n_workers=1):
+        values = {"rmse": 1.0, "fit_seconds": seconds - 1, "score_seconds": 1.0}
+        return progress.line(_compare.Outcome(name, fold, values), n_workers)
+
+    begin = "[1/9] slow, fold 0: rmse 1.000, fit 599.0 s; about "
+    assert line("slow", 0, 600.0) == begin + "80 min left"
+    # Twice 10 minutes, twice 2, and three times the mean of both.
+    assert line("fast", 0, 120.0).endswith("; about 42 min left")
+    assert line("slow", 1, 600.0, n_workers=2).endswith("; about 16 min left")
+    assert "left" not in line("slow", 2, 600.0, n_workers=60)

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from numbers import Integral
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
+from joblib import effective_n_jobs
+from joblib.parallel import get_active_backend
 from numpy.typing import ArrayLike
 from sklearn import config_context
 from sklearn.base import BaseEstimator, clone
@@ -47,6 +49,7 @@ from fedrecsk.metrics._scorers import RankingScorer, RankingScorers, Recommender
 from fedrecsk.model_selection._comparison import (
     COSTS,
     ERRORS,
+    INTERRUPTED,
     POWERS,
     TIMES,
     Comparison,
@@ -68,6 +71,7 @@ _PARAMETERS = {
     "n_jobs": constraints_of(Jobs),
     "return_estimator": ["boolean"],
     "error_score": [StrOptions({"raise"}), "nan"],
+    "verbose": ["verbose"],
 }
 
 
@@ -85,6 +89,7 @@ def compare(
     n_jobs: int | None = None,
     return_estimator: bool = False,
     error_score: str | float = np.nan,
+    verbose: int = 0,
 ) -> Comparison:
     """Cross-validate recommenders on the same folds, and show quality and cost in one table.
 
@@ -132,6 +137,10 @@ def compare(
     error_score : "raise" or NaN, default=np.nan
         What happens if a fit or a score fails. NaN: it is NaN, and the column `error` holds the
         reason. "raise": the error is raised.
+    verbose : int, default=0
+        If above 0, print a line for each finished fit: its scores and seconds, and an estimate of
+        the time left if that is a minute or more. Unless `update` is "fit", the lines of a model
+        come after its last fold.
 
     Returns
     -------
@@ -155,7 +164,8 @@ def compare(
         If some fits failed.
     UserWarning
         If some scores failed, a score does not apply to an estimator, or if test rows of a fold are
-        among its training rows, have pairs that are there, or repeat pairs.
+        among its training rows, have pairs that are there, or repeat pairs. If an interrupt leaves
+        the comparison partial.
 
     See Also
     --------
@@ -166,6 +176,12 @@ def compare(
     -----
     A model is a rating model if scikit-learn calls it a regressor, or if its tags or its `fit`
     require y. Ranking scores apply to all models; rating models rank by their predictions.
+
+    **Interrupts.** All models are fitted in the first fold before any is fitted in the second.
+    Ctrl-C, or a notebook's stop button, ends a comparison early: finished fits are kept,
+    `is_partial` is True, and the rows of other fits are NaN with the error "interrupted". Before
+    the first fit has ended there is nothing to keep, and KeyboardInterrupt is raised. In other
+    processes, a model that is brought up to date from fold to fold is kept once its last fold ends.
 
     **Models of other packages** need `get_params`, ``fit(X, y)`` and ``predict(X)``: a subclass of
     :class:`sklearn.base.BaseEstimator` with two methods will do. They are ranked by `predict` over
@@ -211,17 +227,27 @@ def compare(
         chains = [list(enumerate(folds))]
 
     data, how = _Data(X, y, metadata, users), {"raises": error_score == "raise"}
-    found = Parallel(n_jobs=n_jobs)(
-        delayed(_with_warnings)(
-            name, chain, estimator, data, scorers, update, **how, keep=return_estimator
-        )
-        for name, estimator in estimators.items()
-        for chain in chains
+    done, said = _run(
+        [
+            (name, chain, estimator, data, scorers, update)
+            for chain in chains
+            for name, estimator in estimators.items()
+        ],
+        how | {"keep": return_estimator},
+        n_jobs,
+        _Progress(list(estimators), len(folds)) if verbose else None,
     )
-    found = cast("list[tuple[list[Outcome], list[Said]]]", found)
-    outcomes = [one for chain, _ in found for one in chain]
-    _repeat(one for _, said in found for one in said)
-    _warn_or_raise(outcomes, asked=() if scoring is None else scorers)
+    names = list(estimators)
+    done.sort(key=lambda one: (names.index(one.name), one.fold))
+    said.sort(key=lambda one: names.index(one[0]))
+    _repeat(said)
+    _warn_or_raise(done, asked=() if scoring is None else scorers)
+    ended = {(one.name, one.fold): one for one in done}
+    outcomes = [
+        ended.get((name, fold), Outcome(name, fold, {}, INTERRUPTED))
+        for name in names
+        for fold in range(len(folds))
+    ]
     columns = [*scorers, *TIMES, *COSTS]
     blank = dict.fromkeys(columns, float("nan"))
     rows = [
@@ -233,7 +259,10 @@ def compare(
     per_user = [one.per_user for one in outcomes if one.per_user is not None]
     per_user = pd.concat(per_user, ignore_index=True) if per_user else None
     unknown = {"users": _share_unknown(users, folds), "items": _share_unknown(items, folds)}
-    return Comparison(rows, columns, unknown, fitted, per_user)
+    comparison = Comparison(rows, columns, unknown, fitted, per_user)
+    if comparison.is_partial:
+        warn(f"Interrupted after {len(done)} of {len(outcomes)} fits; the others are NaN.")
+    return comparison
 
 
 # -------------------------------------------------------------------------------- arguments
@@ -471,21 +500,75 @@ class _RowErrors:
 Said = tuple[str, type[Warning], str]
 
 
-def _with_warnings(name, *args, **kwargs):
-    """Return the outcomes of a chain of folds, and the warnings on the way."""
+def _run(tasks, how, n_jobs, report):
+    """Return outcomes and warnings of all tasks, or of those that ended before an interrupt."""
+    found: list[tuple[list[Outcome], list[Said]]] = [([], []) for _ in tasks]
+    as_they_end = get_active_backend()[0].supports_return_generator
+    parallel = Parallel(n_jobs=n_jobs, return_as="generator_unordered" if as_they_end else "list")
+    n_workers = min(effective_n_jobs(n_jobs), len(tasks))
+    try:
+        # Tasks in this process fill in `found` themselves, so that an interrupt loses no fold.
+        for number, result in parallel(
+            delayed(_with_warnings)(number, found[number], *task, **how)
+            for number, task in enumerate(tasks)
+        ):
+            found[number] = result
+            for outcome in result[0] if report else ():
+                print(report.line(outcome, n_workers), flush=True)
+    except KeyboardInterrupt:
+        if not any(outcomes for outcomes, _ in found):
+            raise
+    return [[one for part in parts for one in part] for parts in zip(*found, strict=True)]
+
+
+class _Progress:
+    """Lines about fits as they end."""
+
+    def __init__(self, names, n_folds):
+        self.n_folds = n_folds
+        self.seconds = {name: [] for name in names}
+
+    def line(self, outcome, n_workers):
+        """Return a line about a fit that has just ended."""
+        values = outcome.values
+        self.seconds[outcome.name].append(sum(values.get(time, 0.0) for time in TIMES))
+        n_done, n_fits = sum(map(len, self.seconds.values())), len(self.seconds) * self.n_folds
+        shown = [f"{name} {values[name]:.3f}" for name in values if name not in {*TIMES, *COSTS}]
+        shown += [f"fit {values['fit_seconds']:.1f} s"] if outcome.fitted else []
+        text = ", ".join([*shown, *([outcome.error] if outcome.error else [])])
+        minutes = self.seconds_left() / n_workers / 60
+        left = f"; about {minutes:.0f} min left" if minutes >= 1 else ""
+        return f"[{n_done}/{n_fits}] {outcome.name}, fold {outcome.fold}: {text}{left}"
+
+    def seconds_left(self):
+        """Estimate the seconds of the other fits: the model's own mean, or that of all models."""
+        means = {name: np.mean(own) for name, own in self.seconds.items() if own}
+        typical = np.mean(list(means.values()))
+        return sum(
+            (self.n_folds - len(own)) * means.get(name, typical)
+            for name, own in self.seconds.items()
+        )
+
+
+def _with_warnings(number, found, name, *args, **kwargs):
+    """Fill in the outcomes of a chain of folds and the warnings on the way; return both."""
+    outcomes, told = found
     if threading.current_thread() is not threading.main_thread():
         # Threads share what is done with warnings.
-        return _fit_and_keep_up(name, *args, **kwargs), []
+        _fit_and_keep_up(outcomes, name, *args, **kwargs)
+        return number, found
+    failed = None
     with warnings.catch_warnings(record=True) as said:
         try:
-            outcomes, failed = _fit_and_keep_up(name, *args, **kwargs), None
+            _fit_and_keep_up(outcomes, name, *args, **kwargs)
         except Exception as error:
-            outcomes, failed = [], error
-    told = [(name, one.category, str(one.message)) for one in said]
+            failed = error
+        finally:
+            told += [(name, one.category, str(one.message)) for one in said]
     if failed is not None:
         _repeat(told)
         raise failed
-    return outcomes, told
+    return number, found
 
 
 def _repeat(said):
@@ -501,9 +584,9 @@ def _repeat(said):
         warn(f"{name}: {text}", category if plain else UserWarning)
 
 
-def _fit_and_keep_up(name, chain, estimator, data, scorers, update, *, raises, keep):
+def _fit_and_keep_up(outcomes, name, chain, estimator, data, scorers, update, *, raises, keep):
     """Fit an estimator in a chain's first fold, bring it up to date in the others; score it."""
-    outcomes, before = [], None
+    model = before = None
     for fold, (train, test) in chain:
         if outcomes and not outcomes[-1].fitted:
             outcomes.append(outcomes[-1]._replace(fold=fold))
@@ -515,7 +598,6 @@ def _fit_and_keep_up(name, chain, estimator, data, scorers, update, *, raises, k
             if before is None:
                 model, seconds = timed(_fit, estimator, of_fit.rows(train))
             else:
-                model = outcomes[-1].estimator
                 model = copy.deepcopy(model) if keep else model
                 rows = of_fit.rows(train if update == "fold_in" else new)
                 model, seconds = timed(_update, model, update if len(new) else "none", rows)
@@ -536,8 +618,7 @@ def _fit_and_keep_up(name, chain, estimator, data, scorers, update, *, raises, k
         if per_user is not None:
             per_user = per_user.assign(estimator=name, fold=fold)
         values |= scores | {"score_seconds": seconds}
-        outcomes.append(Outcome(name, fold, values, error, model, per_user))
-    return outcomes if keep else [one._replace(estimator=None) for one in outcomes]
+        outcomes.append(Outcome(name, fold, values, error, model if keep else None, per_user))
 
 
 def _told(error):

@@ -63,6 +63,8 @@ LATEX = str.maketrans(
 )
 
 
+# The error of fits that had not ended.
+INTERRUPTED = "interrupted"
 # Below this share of the test rows, new users and items hardly change a score.
 WORTH_SAYING = 0.01
 N_RESAMPLES = 1000
@@ -86,9 +88,9 @@ class Comparison:
         empty unless the fit or a score failed. NaN means that a number does not apply, or that its
         computation failed.
     summary : DataFrame
-        One row per estimator: `estimator`, `n_folds`, `n_failed` (folds with an error), and for
-        each number ``mean_...`` and ``std_...`` over the folds that have it (the population's
-        standard deviation, as in scikit-learn's searches).
+        One row per estimator: `estimator`, `n_folds`, `n_failed` (folds with an error, even if it
+        is "interrupted"), and for each number ``mean_...`` and ``std_...`` over the folds that have
+        it (the population's standard deviation, as in scikit-learn's searches).
     per_user : DataFrame
         One row per estimator, fold and user with test rows: `estimator`, `fold`, `user`,
         `n_rows` (the number, or total weight, of the user's test rows), and a column for each
@@ -100,6 +102,9 @@ class Comparison:
     estimators : dict of str to list, or None
         The fitted estimators by name and fold, None for a failed fit. Only with
         ``return_estimator=True``.
+    is_partial : bool
+        Whether an interrupt ended the comparison early. The `error` of unfinished fits is
+        "interrupted".
 
     Notes
     -----
@@ -114,6 +119,7 @@ class Comparison:
     summary: pd.DataFrame
     unknown: dict[str, float]
     estimators: dict[str, list[Any]] | None
+    is_partial: bool
 
     def __init__(
         self,
@@ -133,6 +139,7 @@ class Comparison:
         self.summary = _summary(table, self._columns)
         self.unknown = dict(unknown)
         self.estimators = estimators
+        self.is_partial = bool((table["error"] == INTERRUPTED).any())
         own = ["estimator", "fold", "user", "n_rows"]
         table = pd.DataFrame(columns=own) if per_user is None else per_user
         self.per_user = table[[*own, *(name for name in self._columns if name in table)]]
@@ -310,7 +317,9 @@ class Comparison:
     def _caption(self):
         n, n_folds = self._table["estimator"].nunique(), self._table["fold"].nunique()
         folds = "1 fold" if n_folds == 1 else f"{n_folds} folds, mean ± standard deviation"
-        return f"{n} recommender{'s' * (n > 1)} on {folds}"
+        left = (self._table["error"] == INTERRUPTED).sum()
+        fits = f", interrupted after {len(self._table) - left} of {len(self._table)} fits"
+        return f"{n} recommender{'s' * (n > 1)} on {folds}{fits * self.is_partial}"
 
     def _shown(self):
         """Return columns that any estimator has, and whether smaller is better (None: a cost)."""
