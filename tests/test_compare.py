@@ -15,8 +15,9 @@ from sklearn.model_selection import GridSearchCV, GroupKFold, cross_validate
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
 
-from fedrecsk import BiasOnly, Federation, LocALS, Popularity, RFRec
-from fedrecsk.datasets import make_ratings
+from fedrecsk import BiasOnly, Federation, LocALS, Popularity, RandomRecommender, RFRec
+from fedrecsk.attacks import SignFlip
+from fedrecsk.datasets import make_interactions, make_ratings
 from fedrecsk.metrics import (
     bytes_up_scorer,
     evaluate_ranking,
@@ -688,3 +689,72 @@ def test_the_time_left_is_that_of_the_model_or_of_those_before():
     assert line("fast", 0, 120.0).endswith("; about 42 min left")
     assert line("slow", 1, 600.0, n_workers=2).endswith("; about 16 min left")
     assert "left" not in line("slow", 2, 600.0, n_workers=60)
+
+
+class Worse(Plain):
+    """Predicts the opposite of what it has learned."""
+
+    def predict(self, X):
+        return 2 * self.level - super().predict(X)
+
+
+def weak_ones(warned):
+    return sorted(str(one.message).partition(":")[0] for one in warned if "alone" in str(one))
+
+
+def test_models_that_are_worse_than_their_baseline_are_named():
+    X, y = make_ratings(n_users=60, n_items=40, n_ratings=1000, random_state=0)
+    models = {"worse": Worse(), "same": BiasOnly(), "biases": BiasOnly()}
+    scoring = ["rmse", "ndcg@10"]
+    with pytest.warns(UserWarning, match="alone") as warned:
+        result = compare(models, X, y, cv=2, scoring=scoring)
+    assert weak_ones(warned) == ["'worse' predicts the test rows worse than biases alone"]
+    row = result.against("biases").set_index(["estimator", "score"]).loc[("worse", "rmse")]
+    assert f"alone: rmse {row['difference']:+.2g} (95% interval {row['low']:+.2g} to" in str(
+        warned[-1].message
+    )
+    assert warned[-1].filename == __file__
+    few = np.isin(X[:, 0], np.unique(X[:, 0])[:20])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compare(models, X[few], y[few], cv=2, scoring=scoring)
+        compare({"worse": Worse()}, X, y, cv=2, scoring=scoring)
+
+
+class Unpopular(BaseEstimator):
+    """Recommends what few users have."""
+
+    def fit(self, X, y=None):
+        self.counts = {item: np.sum(X[:, 1] == item) for item in np.unique(X[:, 1])}
+        return self
+
+    def predict(self, X):
+        return np.array([-self.counts.get(item, 0) for item in np.asarray(X)[:, 1]])
+
+
+def test_models_that_rank_worse_than_popularity_are_named():
+    X = make_interactions(60, 40, 1000, random_state=0)
+    models = {
+        "unpopular": Unpopular(),
+        "popular": Popularity(),
+        "as popular": Popularity(),
+        "random": RandomRecommender(random_state=0),
+    }
+    with pytest.warns(UserWarning, match="alone") as warned:
+        compare(models, X, cv=2, scoring=["ndcg@5", "novelty@5", "auc"])
+    assert weak_ones(warned) == ["'unpopular' ranks worse than popularity alone"]
+    text = str(warned[-1].message)
+    assert ["ndcg@5" in text, "auc" in text, "novelty" in text] == [True, True, False]
+
+
+def test_a_fit_that_has_warned_of_its_training_rows_is_not_named_twice():
+    X, y = make_ratings(n_users=300, n_items=200, n_ratings=25_000, random_state=0)
+    attacked = rfrec(n_rounds=1, federation=Federation(adversary=SignFlip(0.1)))
+    models = {"short": rfrec(n_rounds=1), "attacked": attacked, "biases": BiasOnly()}
+    with pytest.warns(UserWarning, match="alone") as warned:
+        result = compare(models, X, y, cv=2, scoring="rmse")
+    # In a study of attacks the reason is known.
+    assert result.against("biases")["better"].tolist() == [False, False]
+    assert [str(one.message)[:28] for one in warned if "alone" in str(one)] == [
+        "short: RFRec predicts the tr"
+    ]

@@ -44,7 +44,7 @@ from fedrecsk.data.ids import factorized
 from fedrecsk.data.interactions import as_table, id_columns
 from fedrecsk.metrics import make_ranking_scorer
 from fedrecsk.metrics._held_out import REPEATED, TOLERATED_SHARE, unwrap
-from fedrecsk.metrics._ranking import METRICS, key_of
+from fedrecsk.metrics._ranking import METRICS, OF_LISTS, key_of
 from fedrecsk.metrics._scorers import RankingScorer, RankingScorers, RecommenderScorer
 from fedrecsk.model_selection._comparison import (
     COSTS,
@@ -59,6 +59,8 @@ from fedrecsk.model_selection._splitters import UserKFold
 
 # Only scikit-learn's routing passes metadata on inside a Pipeline.
 _ROUTING = {"enable_metadata_routing": True}
+# A bootstrap over fewer users gives intervals that are too narrow.
+LEAST_USERS = 30
 # Not by scikit-learn's decorator, which would name `compare` in the estimators' own errors.
 _PARAMETERS = {
     "X": ["array-like"],
@@ -165,7 +167,11 @@ def compare(
     UserWarning
         If some scores failed, a score does not apply to an estimator, or if test rows of a fold are
         among its training rows, have pairs that are there, or repeat pairs. If an interrupt leaves
-        the comparison partial.
+        the comparison partial. If a rating model has larger errors than :class:`BiasOnly`, or a
+        ranking model ranks worse than :class:`Popularity`: only if that baseline is among the
+        estimators, there are at least 30 test users, the 95% interval of the difference leaves out
+        0, the fit did not warn of the same on its training rows, and its federation has no
+        adversary.
 
     See Also
     --------
@@ -262,6 +268,7 @@ def compare(
     comparison = Comparison(rows, columns, unknown, fitted, per_user)
     if comparison.is_partial:
         warn(f"Interrupted after {len(done)} of {len(outcomes)} fits; the others are NaN.")
+    _warn_if_weak(comparison, estimators, said)
     return comparison
 
 
@@ -761,3 +768,35 @@ def _warn_or_raise(outcomes, asked):
 
 def _listed(outcomes):
     return "\n".join(error_lines((one.name, one.fold, one.error) for one in outcomes))
+
+
+def _warn_if_weak(comparison, estimators, said):
+    """Warn of models that are worse than biases or popularity alone, unless their fits have."""
+    kinds = {type(estimator).__name__: name for name, estimator in estimators.items()}
+    has_warned = {name for name, _, text in said if " alone would: " in text}
+    attacked = {
+        name
+        for name, estimator in estimators.items()
+        if getattr(getattr(estimator, "federation", None), "adversary", None) is not None
+    }
+    left_out = {*has_warned, *attacked, kinds.get("RandomRecommender")}
+    if comparison.per_user["user"].nunique() < LEAST_USERS:
+        return
+    for kind, rates, scores, text in (
+        ("BiasOnly", True, ERRORS, "predicts the test rows worse than biases alone"),
+        ("Popularity", False, METRICS.keys() - OF_LISTS, "ranks worse than popularity alone"),
+    ):
+        if kind not in kinds:
+            continue
+        worse = {}
+        for row in comparison.against(kinds[kind]).to_dict("records"):
+            if row["score"].partition("@")[0] in scores and row["better"] is False:
+                interval = f"95% interval {row['low']:+.2g} to {row['high']:+.2g}"
+                shown = f"{row['score']} {row['difference']:+.2g} ({interval})"
+                worse.setdefault(row["estimator"], []).append(shown)
+        for name in worse:
+            if name not in left_out and _rates(estimators[name]) is rates:
+                warn(
+                    f"{name!r} {text}: {', '.join(worse[name])}. Allow more rounds or less noise, "
+                    "or search for other parameters."
+                )
