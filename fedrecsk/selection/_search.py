@@ -195,9 +195,9 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
 
     **Scores.** `best_score_` was used to choose, so it is too good. Report a score on other rows.
     It has no standard error, because clients send no squares. Over n rows that of an RMSE is about
-    ``RMSE / sqrt(2 n)`` if errors are normal, and over n users that of a ranking metric is at most
-    ``0.5 / sqrt(n)``. The noise of `gain_` is usually less, because all candidates are evaluated
-    on the same rows.
+    ``RMSE / sqrt(2 n)`` if errors are normal and independent, and more if users differ. Over n
+    users that of a ranking metric is at most ``0.5 / sqrt(n)``. The noise of `gain_` is usually
+    less, because all candidates are evaluated on the same rows.
 
     Examples
     --------
