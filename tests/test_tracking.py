@@ -64,6 +64,25 @@ def test_centralised_models_and_searches(toy):
     assert [step for step, _ in mlflow.rows] == [0] * 4
 
 
+def test_mlflow_stores_all_rounds(toy, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow = pytest.importorskip("mlflow")
+    mlflow.set_tracking_uri((tmp_path / "runs").as_uri())
+    with mlflow.start_run() as run:
+        model = RFRec(2, n_rounds=3, random_state=0)
+        model.set_callbacks(Tracker(mlflow.log_metrics, scoring="r2"))
+        mlflow.log_params(model.get_params())
+        model.fit(*toy)
+    client = mlflow.MlflowClient()
+    assert client.get_run(run.info.run_id).data.params["n_rounds"] == "3"
+    for name in ("loss", "bytes_up"):
+        logged = {m.step: m.value for m in client.get_metric_history(run.info.run_id, name)}
+        assert logged == pytest.approx({row["round"]: row[name] for row in model.history_})
+    assert client.get_metric_history(run.info.run_id, "r2")[-1].value == pytest.approx(
+        model.score(*toy)
+    )
+
+
 def test_wrong_arguments_are_named():
     with pytest.raises(TypeError, match="sink should be a function"):
         Tracker("mlflow")

@@ -213,6 +213,7 @@ def text_of(search: Any) -> str:
         f"negative):\n\n{table}\n\n"
         f"Winner: {search.best_params_}, {search.best_score_:.6g} after "
         f"{search.n_resources_[-1]} rounds, then fitted to all rows ({search.refit_})\n"
+        f"Gain over the estimator's own parameters: {search.gain_:.6g}\n"
         f"Sent: {ledger.bytes_down:,} bytes down and {ledger.bytes_up:,} bytes up, of which the "
         f"last rounds {search.best_estimator_.communication_.bytes_down:,} and "
         f"{search.best_estimator_.communication_.bytes_up:,}\n"

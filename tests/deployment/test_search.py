@@ -350,6 +350,7 @@ def test_the_report_can_be_read(tmp_path):
     text = (tmp_path / "server" / "search.txt").read_text()
     assert "RFRec: 6 candidates, 12 rounds" in text
     assert str(found.best_params_) in text
+    assert f"own parameters: {found.gain_:.6g}" in text
     assert f"{found.communication_.bytes_up:,} bytes up" in text
     table = text.partition("param_learning_rate")[2]
     assert table.count("\n") >= len(found.cv_results_["iter"])

@@ -219,6 +219,14 @@ def test_the_estimator_as_it_is_stays_until_the_last_cut():
     defaults = table[table["param_learning_rate"] == 1e-6]
     assert defaults["iter"].tolist() == list(range(ours.n_iterations_))
     assert ours.best_params_["learning_rate"] > 1e-6
+    assert ours.gain_ == ours.best_score_ - defaults["mean_test_score"].iloc[-1] > 0
+
+
+def test_the_gain_is_0_if_the_estimator_as_it_is_wins():
+    ours = search(grid={"learning_rate": [1e-6, 1e-7]}).fit(X, Y)
+    assert ours.best_params_ == {"learning_rate": RFRec().learning_rate}
+    assert ours.gain_ == 0
+    assert not hasattr(clone(ours), "gain_")
 
 
 def test_cuts_come_between_a_tenth_and_three_quarters_of_the_rounds():
@@ -338,6 +346,9 @@ def test_candidates_that_diverge_lose():
     assert np.isnan(scores).any()
     assert np.isfinite(ours.best_score_)
     assert ours.cv_results_["rank_test_score"][np.isnan(scores)].max() == len(scores)
+    diverging = RFRec(3, n_rounds=20, learning_rate=1e14, optimizer="gd", prox=0.0)
+    with pytest.warns(FitFailedWarning, match=r"1 of 3 candidates have diverged"):
+        assert np.isnan(search(diverging, {"learning_rate": [0.1, 0.2]}).fit(X, Y).gain_)
 
 
 def test_cohorts_that_hold_out_nothing_do_not_count():
