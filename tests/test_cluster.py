@@ -680,15 +680,19 @@ def test_a_user_or_a_client_in_two_partitions(client):
     assert_same(fitted(model, whole), fitted(model, FRAME))
 
 
-def test_an_error_on_a_worker_says_where_it_was_raised(client, monkeypatch):
-    def broken(self, *given):
-        return {}["what is not there"]
+def test_an_error_on_a_worker_says_where_it_was_raised(client):
+    class BrokenAlgorithm(LocALSAlgorithm):
+        def user_attributes(self, *given):
+            return {}["what is not there"]
+
+    class Broken(LocALS):
+        def _algorithm(self):
+            return self._implicit(BrokenAlgorithm, regression=self._user_regression())
 
     # A KeyError, which is not taken for a lost worker.
-    monkeypatch.setattr(LocALSAlgorithm, "user_attributes", broken)
     with pytest.raises(KeyError, match="what is not there") as error:
-        fitted(LocALS(n_factors=4, n_rounds=1), PARTED)
-    assert "in broken" in error.value.__notes__[0]
+        fitted(Broken(n_factors=4, n_rounds=1), PARTED)
+    assert "in user_attributes" in error.value.__notes__[0]
 
 
 def test_what_needs_more_than_sums_is_refused(client):
