@@ -167,11 +167,11 @@ def compare(
     UserWarning
         If some scores failed, a score does not apply to an estimator, or if test rows of a fold are
         among its training rows, have pairs that are there, or repeat pairs. If an interrupt leaves
-        the comparison partial. If a rating model has larger errors than :class:`BiasOnly`, or a
-        ranking model ranks worse than :class:`Popularity`: only if that baseline is among the
-        estimators, there are at least 30 test users, the 95% interval of the difference leaves out
-        0, the fit did not warn of the same on its training rows, and its federation has no
-        adversary.
+        the comparison partial. If a rating model has larger errors than
+        :class:`~fedrecsk.BiasOnly`, or a ranking model ranks worse than
+        :class:`~fedrecsk.Popularity`: only if that baseline is among the estimators, there are at
+        least 30 test users, the 95% interval of the difference leaves out 0, the fit did not warn
+        of the same on its training rows, and its federation has no adversary.
 
     See Also
     --------
