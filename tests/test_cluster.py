@@ -1,11 +1,12 @@
 """Fits to Dask DataFrames, whose clients live on the workers of a cluster of real processes."""
 
 import copy
-import importlib
 import os
 import pickle
 import signal
 import socket
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -59,6 +60,7 @@ pytestmark = [
 ]
 
 IDS = ["user", "item"]
+PRELOADED = ["distributed", "dask.dataframe", "numba", "fedrecsk.simulation.dask_workers"]
 
 
 def frame_of(n_users=90, cuts=(20, 21, 60), empty=1):
@@ -81,21 +83,14 @@ FRAME, PARTED = frame_of()
 
 
 @contextmanager
-def forks():
-    """Fork Dask's processes from one that has imported for seconds what they need."""
-    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):
-        context = get_mp_context()
-        needed = ["distributed", "dask.dataframe", "numba", "fedrecsk.simulation.dask_workers"]
-        context.set_forkserver_preload(needed)
-        yield context
-
-
-@contextmanager
 def started():
     """Start two processes, as on two machines."""
     options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
-    with forks(), LocalCluster(**options) as cluster, Client(cluster) as client:
-        yield client
+    # All workers are forked from one process, which has imported for seconds what they need.
+    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):
+        get_mp_context().set_forkserver_preload(PRELOADED)
+        with LocalCluster(**options) as cluster, Client(cluster) as client:
+            yield client
 
 
 @pytest.fixture(scope="module")
@@ -417,11 +412,6 @@ def test_an_added_worker_takes_the_place_of_a_lost_one(mortals):
     assert who - before
 
 
-def run_program(name, *arguments):
-    """Run a program of Dask."""
-    importlib.import_module(f"distributed.cli.dask_{name}").main([*arguments, "--no-dashboard"])
-
-
 @contextmanager
 def processes(commands):
     """Start programs of Dask; the list may grow."""
@@ -429,18 +419,18 @@ def processes(commands):
 
     def start(*commands):
         for one in commands:
-            running.append(context.Process(target=run_program, args=one))
-            running[-1].start()
+            command = [sys.executable, "-m", f"distributed.cli.dask_{one[0]}", *one[1:]]
+            command += ["--no-dashboard"]
+            running.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
 
-    with forks() as context:
-        try:
-            start(*commands)
-            yield running, start
-        finally:
-            for one in running:
-                one.terminate()
-            for one in running:
-                one.join()
+    try:
+        start(*commands)
+        yield running, start
+    finally:
+        for one in running:
+            one.terminate()
+        for one in running:
+            one.wait()
 
 
 def answers(port):
@@ -456,20 +446,20 @@ def test_a_scheduler_that_ends(comes_back, client, monkeypatch, tmp_path):
         port = str(free.getsockname()[1])
     address = f"127.0.0.1:{port}"
     cluster = [("scheduler", "--host", "127.0.0.1", "--port", port)]
-    cluster += 2 * [("worker", address, "--nthreads", "1", "--no-nanny")]
+    cluster += 2 * [("worker", address, "--nthreads", "1")]
     model = RFRec(n_rounds=5, random_state=0)
     seconds = "600s" if comes_back else "20s"
     timeouts = dask.config.set({"distributed.comm.timeouts.connect": seconds})
     with timeouts, processes(cluster) as (running, start), checkpoints(tmp_path):
         while not answers(int(port)):
-            assert running[0].is_alive()
+            assert running[0].poll() is None
             time.sleep(0.1)
         with Client(address) as mortals:
             mortals.wait_for_workers(2)
 
             def end():
                 running[0].kill()
-                running[0].join()
+                running[0].wait()
                 if comes_back:
                     start(*cluster)
 
