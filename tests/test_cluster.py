@@ -19,7 +19,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from dask.distributed import Client, LocalCluster
-from distributed.utils import get_mp_context
 from sklearn.base import clone
 
 from fedrecsk import (
@@ -60,7 +59,6 @@ pytestmark = [
 ]
 
 IDS = ["user", "item"]
-PRELOADED = ["distributed", "dask.dataframe", "numba", "fedrecsk.simulation.dask_workers"]
 
 
 def frame_of(n_users=90, cuts=(20, 21, 60), empty=1):
@@ -86,11 +84,8 @@ FRAME, PARTED = frame_of()
 def started():
     """Start two processes, as on two machines."""
     options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
-    # All workers are forked from one process, which has imported for seconds what they need.
-    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):
-        get_mp_context().set_forkserver_preload(PRELOADED)
-        with LocalCluster(**options) as cluster, Client(cluster) as client:
-            yield client
+    with LocalCluster(**options) as cluster, Client(cluster) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
