@@ -10,12 +10,14 @@ from sklearn.base import is_regressor
 
 import fedrecsk
 from fedrecsk import LightFR, Popularity, RFRec, RFRecF, base
+from fedrecsk.data.interactions import Interactions
 from fedrecsk.datasets import make_ratings
 from fedrecsk.metrics import evaluate_ranking
 from tests.conftest import make_toy
 from tests.test_contract import (
     assert_same_fit,
     every_estimator,
+    every_federated,
     federated_representatives,
     fitted_arrays,
     make,
@@ -278,3 +280,17 @@ def test_strangers_are_ranked_about_as_by_popularity(name):
         assert evaluate_ranking(model, X[new])["ndcg@10"] > 0.8 * best
     items, scores = model.recommend([-7], 9)
     np.testing.assert_allclose(scores[0], model.predict([[-7, item] for item in items[0]]))
+
+
+# -------------------------------------------------------------------- a model without users
+
+
+@every_federated
+def test_nobody_has_attributes_of_the_same_form_as_a_user(Estimator, toy):
+    model, (X, y) = make(Estimator, n_rounds=1).fit(*toy), toy
+    one = X[:, 0] == X[0, 0]
+    user = model._new_user_attributes(model._read(X[one], y[one], item_ids=model._items))
+    nobody = model._new_user_attributes(Interactions.empty(model._items))
+    assert nobody.keys() == user.keys()
+    for name, rows in nobody.items():
+        assert (rows.shape, rows.dtype) == ((0, *user[name].shape[1:]), user[name].dtype), name

@@ -151,8 +151,8 @@ class Interactions(Population):
     features: np.ndarray | None = None  # of users, NaN where missing; None: the model uses none
 
     @classmethod
-    def of_nobody(cls, item_ids: Ids) -> Interactions:
-        """Return no ratings of these items."""
+    def empty(cls, item_ids: Ids) -> Interactions:
+        """Return no rows, of no users, with these items."""
         none = np.zeros(0, dtype=np.int64)
         ids, start = Ids(none, "user ids"), np.zeros(1, dtype=np.int64)
         rows = none.astype(np.int32), none.astype(float), none.astype(float)

@@ -32,8 +32,8 @@ def model_for_newcomers(
     """Return a fitted estimator without users, which folds in newcomers."""
     model, items = plain_copy(estimator), catalogue_ids(estimator.items)
     attributes = fitted_attributes(model, server, message, lambda received, ours: {})
-    nobody = Interactions.of_nobody(items)
-    check_items(model, nobody, attributes)
+    no_rows = Interactions.empty(items)
+    check_items(model, no_rows, attributes)
     attributes |= {
         "n_rounds_": server.round,
         "history_": server.history,
@@ -42,8 +42,8 @@ def model_for_newcomers(
     }
     if model.early_stopping:
         attributes["best_round_"] = server.stopping.best_round
-    model = fitted_copy(model, attributes_of(nobody) | attributes)
-    return fitted_copy(model, model._new_user_attributes(nobody))
+    model = fitted_copy(model, attributes_of(no_rows) | attributes)
+    return fitted_copy(model, model._new_user_attributes(no_rows))
 
 
 def send_new_items(

@@ -141,7 +141,7 @@ class PrivFedEBAlgorithm(PrivFedEBParameters, PlansRounds, Algorithm[Server, Cli
     n_columns: int
     # From how many clients on audiences are learned.
     fewest: float
-    # How many rounds of all clients there are if these do not.
+    # Number of rounds with all clients, unless audiences are learned.
     full_rounds: int
     client_fraction: float
     dropout: float
@@ -712,7 +712,7 @@ class PrivFedEB(PrivFedEBParameters, FederatedContent, EmpiricalBayes):
         return ENOUGH_FOR_NOISE * mechanism.noise_multiplier or np.inf
 
     def _full_rounds(self):
-        """Return how many rounds of all clients there are, unless these learn on audiences."""
+        """Return the number of rounds with all clients, unless audiences are learned."""
         if self._setting().central_dp is None:
             return ROUNDS_WITHOUT_NOISE
         return FEW_ROUNDS if self._is_loud() else ROUNDS

@@ -318,7 +318,7 @@ class PlansRounds(ABC):
 
     @abstractmethod
     def rounds(self, sampling: Sampling, n_clients: float) -> int:
-        """Return the number of rounds of a fit to so many clients."""
+        """Return the number of rounds of a fit to `n_clients` clients."""
 
 
 class MeetsPeers(ABC, Generic[C]):

@@ -85,7 +85,7 @@ class FitPlan:
     draws_each: bool = False
 
     def rounds(self, n_clients: float) -> int:
-        """Return the number of rounds of a fit to so many clients."""
+        """Return the number of rounds of a fit to `n_clients` clients."""
         if self.n_rounds is not None:
             return self.n_rounds
         return extended(self.algorithm, PlansRounds).rounds(self.sampling, n_clients)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from fedrecsk import LocALS
 from fedrecsk.attacks import (
     ALIE,
     Adversary,
@@ -21,6 +22,7 @@ from fedrecsk.attacks import (
 )
 from fedrecsk.data.interactions import encode
 from fedrecsk.protocol.keys import Key
+from fedrecsk.protocol.messages import Message
 from fedrecsk.updates import (
     FieldSpec,
     SparseRows,
@@ -389,3 +391,11 @@ def test_a_view_with_a_broken_upload_says_so():
     assert make_view([updates], method=Movable()).is_finite
     updates.fields["held"].values[0, 0] = np.inf
     assert not make_view([updates], method=Movable()).is_finite
+
+
+def test_vectors_that_an_algorithm_does_not_name_are_an_error_with_the_cure():
+    algorithm = LocALS()._algorithm()
+    with pytest.raises(TypeError, match=r"LocALSAlgorithm broadcasts .*implement item_vectors"):
+        algorithm.item_vectors(Message())
+    with pytest.raises(TypeError, match=r"no state `users`; implement private_vectors"):
+        algorithm.private_vectors(())
