@@ -24,7 +24,7 @@ from fedrecsk import ImplicitALS, ImplicitBPR, LightFR, Popularity
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.datasets import fetch_movielens
 
-score_kernels = LazyModule("fedrecsk.base._score_kernels")
+score_kernels = LazyModule("fedrecsk.models._score_kernels")
 
 
 class WithoutPrior(LightFR):

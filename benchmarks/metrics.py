@@ -5,7 +5,7 @@ over the full catalogue, for the last row of each user and for 80/20 at random. 
 which does not change the time.
 
 "bare product": the product of the factors in float64, the type of scores. "model's scores":
-`_score_all`. "reading": checking and encoding the test rows. "all": evaluate_ranking with five
+`score_all`. "reading": checking and encoding the test rows. "all": evaluate_ranking with five
 metrics at three cutoffs.
 
 Data: MovieLens-1M, in the folder --data-home or FEDRECSK_DATA.
@@ -60,7 +60,7 @@ def boards(model, users_per_block):
     """The model's own scores of everything, in blocks."""
     codes = np.arange(model.n_users_)
     for start in range(0, model.n_users_, users_per_block):
-        model._score_all(codes[start : start + users_per_block])
+        model._model().score_all(codes[start : start + users_per_block])
 
 
 def read(model, X, y):

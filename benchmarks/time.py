@@ -135,7 +135,7 @@ def _gain(score, others):
 
 def scores_of(model):
     """What `evaluate` takes, of a fitted recommender."""
-    return lambda users: (model.item_ids_, model._score_all(model._users.codes(users)))
+    return lambda users: (model.item_ids_, model._model().score_all(model._users.codes(users)))
 
 
 def fitted(model):

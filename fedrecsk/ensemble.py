@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import combinations
 from typing import Any, ClassVar, Literal, Self
 
@@ -14,7 +14,9 @@ from sklearn.utils import Bunch, check_random_state
 from fedrecsk._utils.constraints import ArrayLike, AtLeast1, Seed
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import BaseComposition
-from fedrecsk.base import RankingMixin, RatingMixin, Recommender, _batches
+from fedrecsk.base import RankingMixin, RatingMixin, Recommender, deviations
+from fedrecsk.models import Scores
+from fedrecsk.models.model import batches
 from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.protocol.ledger import Ledger
 
@@ -117,9 +119,13 @@ class RecommenderEnsemble(Recommender, BaseComposition):
         self.named_estimators_ = Bunch(**dict(zip(self.named_estimators_, parts, strict=True)))
         return {}
 
+    def _model(self):
+        own = {"pairs": self._score_pairs, "board": self._score_all}
+        return Scores(n_items=self.n_items_, **own)
+
     def _weighted_sum(self, scores_of):
         parts = zip(self.weights_, self.estimators_, strict=True)
-        return sum(weight * scores_of(part) for weight, part in parts)
+        return sum(weight * scores_of(part._model()) for weight, part in parts)
 
     def _named_parts(self):
         """Return names and copies of the parts that are kept, with this model's catalogue."""
@@ -267,20 +273,20 @@ class RatingEnsemble(RatingMixin, RecommenderEnsemble):
     _kind: ClassVar[tuple] = ("a rating model of fedrecsk", RatingMixin)
 
     def _score_pairs(self, users, items):
-        return self._weighted_sum(lambda part: part._score_pairs(users, items))
+        return self._weighted_sum(lambda model: model.predict(users, items))
 
     def _score_all(self, users):
-        return self._weighted_sum(lambda part: part._response(part._score_all(users)))
+        return self._weighted_sum(lambda model: model.response(model.score_all(users)))
 
-    def _standard_deviations(self, users, items):
-        # Of a mixture of the parts' distributions.
-        mean = self._score_pairs(users, items)
-        square = self._weighted_sum(
-            lambda part: (
-                part._standard_deviations(users, items) ** 2 + part._score_pairs(users, items) ** 2
-            )
-        )
-        return np.sqrt(np.maximum(square - mean**2, 0))
+    def _spread(self, users, items):
+        """Return the standard deviations of the parts' distributions, mixed."""
+        square = self._weighted_sum(lambda model: model.predict(users, items) ** 2)
+        for weight, part in zip(self.weights_, self.estimators_, strict=True):
+            square += weight * deviations(part, users, items) ** 2
+        return np.sqrt(np.maximum(square - self._score_pairs(users, items) ** 2, 0))
+
+    def _model(self):
+        return replace(super()._model(), deviations=self._spread)
 
 
 @documented
@@ -397,14 +403,14 @@ class RankingEnsemble(RankingMixin, RecommenderEnsemble):
                 )
 
     def _score_all(self, users):
-        return self._weighted_sum(lambda part: _standardised(part, users))
+        return self._weighted_sum(lambda model: _standardised(model, users))
 
     def _score_pairs(self, users, items):
         scores = np.zeros(len(users))
         distinct, places = np.unique(users, return_inverse=True)
         order = np.argsort(places, kind="stable")
         starts = np.searchsorted(places[order], np.arange(len(distinct) + 1))
-        for batch in _batches(len(distinct), self.n_items_):
+        for batch in batches(len(distinct), self.n_items_):
             rows = order[starts[batch.start] : starts[batch.stop]]
             board = self._score_all(distinct[batch])
             known = items[rows] >= 0
@@ -413,9 +419,9 @@ class RankingEnsemble(RankingMixin, RecommenderEnsemble):
         return scores
 
 
-def _standardised(part, users):
-    """Return a part's scores of all items, for each user with mean 0 and standard deviation 1."""
-    board = np.asarray(part._score_all(users), dtype=np.float64)
+def _standardised(model, users):
+    """Return a model's scores of all items, for each user with mean 0 and standard deviation 1."""
+    board = np.asarray(model.score_all(users), dtype=np.float64)
     board = board - board.mean(axis=1, keepdims=True)
     spread = board.std(axis=1, keepdims=True)
     # Scores that differ only by rounding count as equal.
@@ -475,7 +481,7 @@ def _mean_ndcg(weights, parts, data, mask, n_negatives, generator):
     """Return the mean NDCG@K of the held-out rows under each of the weights, (n_candidates,)."""
     users, items = data.users[mask], data.items[mask]
     totals = np.zeros(len(weights))
-    for batch in _batches(len(users), data.n_items * len(parts)):
+    for batch in batches(len(users), data.n_items * len(parts)):
         rows = np.arange(len(users[batch]))
         # The items without any row of the users, held out or not; of these a sample.
         others = np.ones((len(rows), data.n_items), dtype=bool)
@@ -485,7 +491,7 @@ def _mean_ndcg(weights, parts, data, mask, n_negatives, generator):
             draws = np.where(others, generator.uniform(size=others.shape), 2.0)
             bound = np.partition(draws, n_negatives - 1, axis=1)[:, [n_negatives - 1]]
             others &= draws <= bound
-        boards = np.stack([_standardised(part, users[batch]) for part in parts])
+        boards = np.stack([_standardised(part._model(), users[batch]) for part in parts])
         for candidate, one in enumerate(weights):
             board = np.tensordot(one, boards, 1)
             own = board[rows, items[batch]][:, None]

@@ -120,7 +120,7 @@ def test_unrated_items_change_nothing_and_are_nobodys_favourites(model, data):
     alone, model, X = fitted(model, data)
     assert model.n_items_ == alone.n_items_ + 4
     np.testing.assert_array_equal(model.predict(X), alone.predict(X))
-    scores = model._score_all(np.arange(-1, model.n_users_))
+    scores = model._model().score_all(np.arange(-1, model.n_users_))
     unrated = np.isin(model.item_ids_, data[2])
     assert np.isfinite(scores).all()
     assert (np.ptp(scores[:, unrated], axis=1) < 1e-6).all()

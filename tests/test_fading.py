@@ -25,7 +25,7 @@ from fedrecsk.attacks import Promotion
 from fedrecsk.base import _item_weights
 from fedrecsk.ensemble import RankingEnsemble
 from fedrecsk.federated._gram import FederatedGram
-from fedrecsk.federated._implicit_mf import WMFModel
+from fedrecsk.federated._implicit_mf import ImplicitMF
 from fedrecsk.privacy import CentralDP, SecAggPlus
 from tests.conftest import fits_in_blocks, make_toy
 from tests.deployment.in_process import coordinator, make_nodes
@@ -74,7 +74,7 @@ every_model = pytest.mark.parametrize("model", [*SUMS, *FACTORS, *DIRECTED, LEAR
 
 @pytest.fixture(autouse=True)
 def float64(monkeypatch):
-    for owner in (EASE, ItemKNN, FederatedGram, WMFModel):
+    for owner in (EASE, ItemKNN, FederatedGram, ImplicitMF):
         monkeypatch.setattr(owner, "_dtype", np.float64)
 
 
@@ -137,7 +137,7 @@ def test_sums_equal_the_naive_reference(model, half_lives):
     model = clone(model).set_params(pair_half_life=pair, history_half_life=history)
     users, rows, n_items = histories(X, y, weight)
     for fitted in fits_in_blocks(model, X, y, sample_weight=weight):
-        scores = fitted._score_all(fitted._users.codes(users))
+        scores = fitted._model().score_all(fitted._users.codes(users))
         np.testing.assert_allclose(scores, expected_scores(model, rows, n_items), atol=1e-9)
 
 
@@ -215,7 +215,7 @@ def test_pairs_with_a_direction_equal_the_naive_reference(
     users, rows, n_items = histories(X, y, weight)
     clients = None if n_silos is None else X[:, 0] // 7 % n_silos
     for fitted in fits_in_blocks(model, X, y, clients=clients, sample_weight=weight):
-        scores = fitted._score_all(fitted._users.codes(users))
+        scores = fitted._model().score_all(fitted._users.codes(users))
         np.testing.assert_allclose(scores, expected_scores(model, rows, n_items), atol=1e-9)
 
 
@@ -244,7 +244,7 @@ def test_the_sum_says_how_much_direction_matters(model, many, n_silos, monkeypat
     assert 0.01 < expected < 0.8
     for fitted in fits_in_blocks(model, X, y, clients=clients, sample_weight=weight):
         assert fitted.backward_weight_ == pytest.approx(expected)
-        scores = fitted._score_all(fitted._users.codes(users))
+        scores = fitted._model().score_all(fitted._users.codes(users))
         np.testing.assert_allclose(scores, expected_scores(model, rows, n_items), atol=1e-9)
 
 
@@ -301,7 +301,7 @@ def test_rows_without_a_time_are_the_oldest(model):
     X[::5, 2] = np.nan
     model = with_half_lives(model).fit(X, y, sample_weight=weight)
     users, rows, n_items = histories(X, y, weight)
-    scores = model._score_all(model._users.codes(users))
+    scores = model._model().score_all(model._users.codes(users))
     np.testing.assert_allclose(scores, expected_scores(model, rows, n_items), atol=1e-9)
 
 
@@ -340,12 +340,12 @@ def test_fold_in_and_recommend_know_what_came_last(model):
     own = X[:, 0] == X[0, 0]
     model = with_half_lives(model)
     fitted = clone(model).fit(X, y)
-    scores = fitted._score_all(fitted._users.codes(X[:1, 0]))
+    scores = fitted._model().score_all(fitted._users.codes(X[:1, 0]))
     table = X[own].copy()
     table[:, 0] = 9999
     again = fitted.fold_in(table, y[own])
     np.testing.assert_allclose(
-        again._score_all(again._users.codes(np.array([9999]))), scores, atol=1e-5
+        again._model().score_all(again._users.codes(np.array([9999]))), scores, atol=1e-5
     )
     table = table[np.argsort(table[:, 2], kind="stable")]
     table[:, 2] = np.arange(len(table))
@@ -526,7 +526,9 @@ def test_an_ensemble_hands_times_to_its_parts():
     frame = pd.DataFrame(X, columns=["user", "item", "when"])
     model = RankingEnsemble([("ease", part), ("plain", EASE(5.0))]).fit(frame, y)
     ours, alone = model.estimators_[0], clone(part).fit(frame, y)
-    np.testing.assert_array_equal(ours._score_all(np.arange(9)), alone._score_all(np.arange(9)))
+    np.testing.assert_array_equal(
+        ours._model().score_all(np.arange(9)), alone._model().score_all(np.arange(9))
+    )
     others = RankingEnsemble([("a", part), ("b", EASE(history_half_life=1.0))])
     with pytest.raises(ValueError, match="times from different columns"):
         others.fit(frame, y)

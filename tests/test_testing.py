@@ -10,7 +10,10 @@ import pytest
 
 from fedrecsk import BiasOnly, testing
 from fedrecsk.federated import estimator_of
+from fedrecsk.models import clipped
+from fedrecsk.selection import federated_evaluate
 from fedrecsk.testing import check_federated_estimator
+from tests.conftest import make_toy
 from tests.test_contract import FEDERATED
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "add_a_method.py"
@@ -97,6 +100,35 @@ def is_infinite(self, server, upload, key):
 def test_a_broken_method_fails(functions, check):
     with pytest.raises(AssertionError):
         check(broken(**functions)(n_factors=2))
+
+
+def scores_on_the_scale(self, fitted):
+    return replace(RidgeAlgorithm.model(self, fitted), response=clipped(2.0, 3.0))
+
+
+def always_worse(self, model, held_out, seen):
+    assert np.isin(model.predict(held_out.users, held_out.items), [2, 3]).any()
+    first = len(MEASURED)
+    MEASURED.append(first)
+    return np.full((2, len(held_out.users)), [[1.0 + first], [1.0]])
+
+
+MEASURED = []
+
+
+def test_a_model_of_ones_own_predicts_recommends_and_is_evaluated():
+    X, y = make_toy(20, 12, density=0.6)
+    MEASURED.clear()
+    Own = broken(model=scores_on_the_scale, losses=always_worse)
+    model = Own(n_factors=2, early_stopping=True, random_state=0).fit(X, y)
+    assert len(MEASURED) == 3
+    assert model.best_round_ == 0
+    predicted = model.predict(X)
+    assert predicted.min() == 2
+    assert predicted.max() == 3
+    assert model.recommend(X[:4, 0], 3)[1].max() == 3
+    found = federated_evaluate(model, X, y, metrics="rmse", largest_error=4).values
+    assert found["rmse"] == pytest.approx(np.sqrt(np.mean((y - predicted) ** 2)))
 
 
 def test_a_method_that_no_device_could_store_fails():

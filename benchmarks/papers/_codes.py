@@ -13,7 +13,7 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.datasets import make_ratings
 from fedrecsk.federated import pack_codes
 
-score_kernels = LazyModule("fedrecsk.base._score_kernels")
+score_kernels = LazyModule("fedrecsk.models._score_kernels")
 
 CIAO = {"n_users": 7375, "n_items": 105_096, "n_ratings": 282_619}
 SEARCHES = 100

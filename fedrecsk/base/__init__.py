@@ -1,7 +1,6 @@
 """The base classes of all recommenders of the package."""
 
 from fedrecsk._utils.sklearn_compat import Interval, StrOptions
-from fedrecsk.base._recommend import _batches as _batches
 from fedrecsk.base._recommend import _placed as _placed
 from fedrecsk.base._recommender import (
     FitReport,
@@ -10,8 +9,8 @@ from fedrecsk.base._recommender import (
     Recommender,
     attributes_of,
     check_likes,
+    deviations,
     fitted_copy,
-    linear_scores,
 )
 
 __all__ = [
@@ -23,6 +22,6 @@ __all__ = [
     "StrOptions",
     "attributes_of",
     "check_likes",
+    "deviations",
     "fitted_copy",
-    "linear_scores",
 ]

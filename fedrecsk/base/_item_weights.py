@@ -13,51 +13,27 @@ from fedrecsk._utils.constraints import AtLeast1, From0To1, NotNegative
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.base._fading import FadingPairs, ages, fading, rates
-from fedrecsk.portable import History, ItemWeights, largest
+from fedrecsk.portable import History, largest
 
-score_kernels: LazyModule = LazyModule("fedrecsk.base._score_kernels")
+score_kernels: LazyModule = LazyModule("fedrecsk.models._score_kernels")
 
 # Least number of items at which X'X is kept sparse, where the model can be.
 MANY_ITEMS = 5000
-# Whose pairs fill 400 MB.
-MOST_ITEMS = 10_000
 # For each pair of items: what a sparse matrix of them takes while it is made, and an array.
 SPARSE_BYTES, DENSE_BYTES = 64, 24
 # Of a core that inverts a matrix of n items, which are n^3 operations, and of a fit that warns.
 OPERATIONS_PER_SECOND, MANY_SECONDS = 2e10, 30
 
 
-class FromPairs(FadingPairs):
-    """Scores of unknown users by a model of X'X, on whose diagonal is how many like each item."""
-
-    def _scores_of_unknown_users(self):
-        # Only a client's own model has no counts, and users of its own.
-        return getattr(self, "_popularity", None)
-
-
-class ItemWeightsMixin(FromPairs):
-    """Scores of a recommender that has `item_weights_` and its users' `user_history_`."""
+class ItemWeightsMixin(FadingPairs):
+    """A recommender that has `item_weights_` and its users' `user_history_`."""
 
     _has_user_vectors = False
 
-    def _score_pairs(self, users, items):
-        scores = np.zeros(len(users))
-        history = _arrays(self.user_history_)
-        score_kernels.pairs_by_weights(users, items, *history, self.item_weights_, scores)
-        return self._with_unknown_users(scores, users, items)
-
-    def _score_all(self, users):
-        scores = np.zeros((len(users), self.n_items_))
-        history = _arrays(self.user_history_)
-        score_kernels.all_by_weights(users, *history, self.item_weights_, scores)
-        return self._with_unknown_users(scores, users)
-
-    def _public_half(self):
-        return ItemWeights(self.item_weights_)
-
     def _kept_rows(self, user):
-        indptr, items, weights = _arrays(self.user_history_)
-        own = slice(indptr[user], indptr[user + 1])
+        history = self.user_history_
+        items, weights = history.indices, history.data
+        own = slice(*history.indptr[user : user + 2])
         return History(items[own], np.ones(own.stop - own.start), weights[own].astype(float))
 
     def _item_likeness(self):
@@ -68,10 +44,6 @@ class ItemWeightsMixin(FromPairs):
             return np.sign(there) * np.sqrt(np.maximum(there * back, 0))
 
         return partial_correlations
-
-
-def _arrays(matrix):
-    return matrix.indptr, matrix.indices, matrix.data
 
 
 @dataclass(eq=False, repr=False)
@@ -93,7 +65,7 @@ def half_life_by(direction):
 
 @dataclass(eq=False, repr=False)
 class NearestItemsMixin(NearestParameters, ItemWeightsMixin):
-    """Scores of a recommender whose `item_weights_` are sparse: those of the nearest items."""
+    """A recommender whose `item_weights_` are sparse: those of the nearest items."""
 
     def _check_before_fit(self):
         knows_time = self._fades and self.timestamps is not None
@@ -119,31 +91,6 @@ class NearestItemsMixin(NearestParameters, ItemWeightsMixin):
         if self.backward_weight != "auto":
             return float(self.backward_weight)
         return None if self.pair_half_life == "auto" and self.timestamps is not None else 1.0
-
-    def _score_pairs(self, users, items):
-        known, scores = (users >= 0) & (items >= 0), np.zeros(len(users))
-        own = self.user_history_[users[known]]
-        weights = self.item_weights_.T.tocsr()[items[known]]
-        scores[known] = own.multiply(weights).sum(axis=1)
-        return self._with_unknown_users(scores, users, items)
-
-    def _score_all(self, users):
-        known, scores = users >= 0, np.zeros((len(users), self.n_items_))
-        scores[known] = (self.user_history_[users[known]] @ self.item_weights_).toarray()
-        return self._with_unknown_users(scores, users)
-
-    def _public_half(self):
-        if self.n_items_ > MOST_ITEMS:
-            raise ValueError(
-                f"{type(self).__name__} has {self.n_items_} items, and export takes at most "
-                f"{MOST_ITEMS}, because the file has the weights of all pairs of items."
-            )
-        return ItemWeights(self.item_weights_.toarray())
-
-    def _rule_of(self, item):
-        # One column is enough, and there may be too many items for all of them.
-        column = self.item_weights_[:, [item]].toarray()
-        return ItemWeights(np.broadcast_to(column, (self.n_items_, self.n_items_)))
 
     def _item_likeness(self):
         return lambda codes: self.item_weights_[codes].toarray().astype(np.float64)

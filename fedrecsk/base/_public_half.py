@@ -36,18 +36,17 @@ ROUNDING = 1e-3
 
 
 class PublicHalf:
-    """`explain` and `export`, for models that have `_public_half`."""
+    """`explain` and `export`, for models that have a rule."""
 
-    def _public_half(self):
-        """Return the rule of `fedrecsk.portable` that computes scores from a history."""
-        raise ValueError(
-            f"{type(self).__name__} has no formula for the scores of new users, whom it trains "
-            f"step by step. Use one of {LINEAR}."
-        )
-
-    def _rule_of(self, item):
-        """Return a rule that has at least what the scores of one item (a code) need."""
-        return self._public_half()
+    def _rule(self, item=None):
+        """Return the rule for scores from a history, or one that suffices for an item's scores."""
+        rule = self._model().rule(item)
+        if rule is None:
+            raise ValueError(
+                f"{type(self).__name__} has no formula for the scores of new users, whom it trains "
+                f"step by step. Use one of {LINEAR}."
+            )
+        return rule
 
     def _kept_rows(self, user):
         """Return the History of a user (a code) as far as the model has it; None if it has not."""
@@ -162,12 +161,13 @@ class PublicHalf:
         kinds = {"n": [Interval(Integral, 1, None, closed="left")], "as_frame": ["boolean"]}
         checked("explain", kinds, n=n, as_frame=as_frame)
         (wanted,) = self._items.codes(_one(item, "item"))
-        rule = self._rule_of(int(wanted))
+        rule = self._rule(int(wanted))
         if wanted < 0:
             raise ValueError(f"Item {item!s} is not an item that the model knows.")
         served, code, rows = self._with_rows(_one(user, "user"), interactions)
         rest, contributions = rule.contributions(rows, int(wanted))
-        score = served._score_all(np.array([code]))[0, wanted]
+        model = served._model()
+        score = model.score_all(np.array([code]))[0, wanted]
         size = max(1e-9, np.abs(contributions).sum() + abs(rest))
         if abs(contributions.sum() + rest - score) > ROUNDING * size:
             raise ValueError(
@@ -180,7 +180,7 @@ class PublicHalf:
         if not as_frame:
             return items, contributions, float(rest + others)
         sums = {"other rows": others, "all users": rest}
-        if clipped := served._response(np.array([score]))[0] - score:
+        if clipped := model.response(np.array([score]))[0] - score:
             sums["clipped"] = clipped
         none = np.repeat(missing_id(self.item_ids_.dtype), len(sums)).astype(items.dtype)
         return pd.DataFrame(
@@ -262,7 +262,7 @@ class PublicHalf:
 
     def _portable(self):
         """Return the public half as a PortableModel."""
-        rule = self._public_half()
+        rule = self._rule()
         if self.item_ids_.dtype.kind == "O":
             raise ValueError(
                 "Item ids are integers beyond 64 bits, which a file cannot hold; convert them to "
@@ -282,7 +282,7 @@ class PublicHalf:
                 "scikit-learn": sklearn.__version__,
             },
         }
-        unknown = self._score_all(np.array([-1]))[0]
+        unknown = self._model().score_all(np.array([-1]))[0]
         return portable.PortableModel(rule, self.item_ids_, unknown, about)
 
 

@@ -11,7 +11,6 @@ import pandas as pd
 from scipy import sparse
 from sklearn.utils.validation import check_is_fitted
 
-from fedrecsk import metrics
 from fedrecsk._utils import memory
 from fedrecsk._utils.parameters import checked, suggest
 from fedrecsk._utils.sklearn_compat import Interval, safe_indexing
@@ -19,6 +18,7 @@ from fedrecsk._utils.user_warnings import warn
 from fedrecsk.cluster import _frames
 from fedrecsk.data.ids import Ids, id_array, missing_id, named
 from fedrecsk.data.interactions import as_table, id_columns
+from fedrecsk.models.model import batches
 
 if TYPE_CHECKING:
     from typing import Any, Self
@@ -28,17 +28,11 @@ if TYPE_CHECKING:
 
 # Lists that take more bytes than this are checked against the available memory.
 UNCHECKED_BYTES = 2**28
-SCORES_PER_BATCH = 2**22
 KINDS = {
     "n_recommendations": [Interval(Integral, 1, None, closed="left")],
     "exclude_seen": ["boolean"],
     "as_frame": ["boolean"],
 }
-
-
-def _batches(n_rows, n_columns):
-    size = max(1, SCORES_PER_BATCH // max(1, n_columns))
-    return [slice(start, min(start + size, n_rows)) for start in range(0, n_rows, size)]
 
 
 def require_room(n_rows, n_columns, itemsize, what, hint):
@@ -217,15 +211,16 @@ class Recommends:
         )
         best = np.empty((len(codes), n_best), dtype=np.int64)
         scores = np.empty(best.shape)
-        for batch in _batches(len(codes), self.n_items_):
+        model = self._model()
+        for batch in batches(len(codes), self.n_items_):
             inside = slice(*np.searchsorted(barred_rows, [batch.start, batch.stop]))
             barred = barred_rows[inside] - batch.start, barred_items[inside]
             if exclude_seen:
                 barred = np.concatenate([barred, self._seen_by(codes[batch])], axis=1)
-            best[batch], scores[batch] = self._best_items(codes[batch], n_best, eligible, barred)
+            best[batch], scores[batch] = model.best(codes[batch], n_best, eligible, barred)
         found = np.isfinite(scores)
         self._warn_of_ties(users, codes, scores)
-        scores[found] = self._response(scores[found])
+        scores[found] = model.response(scores[found])
         items = np.where(found, self.item_ids_[best], missing_id(self.item_ids_.dtype))
         return tidy(users, items, scores, ("user", "item")) if as_frame else (items, scores)
 
@@ -280,22 +275,6 @@ class Recommends:
                 "leave unknown items out."
             )
         return np.unique(codes)
-
-    def _best_items(self, users, n, eligible, barred):
-        """Return codes and scores of each user's n best items, ties by code; -inf if too few.
-
-        The ascending codes `eligible` are to choose from (None: all); `barred` are positions in
-        `users` and items not to recommend.
-        """
-        board = self._score_all(users)
-        board[barred[0], barred[1]] = -np.inf
-        if eligible is not None:
-            board = np.take(board, eligible, axis=1)
-        top = metrics.top_k(board, n)
-        items, scores = top, np.take_along_axis(board, top, axis=1)
-        if eligible is not None:
-            items = eligible[top]
-        return items, np.where(np.isfinite(scores), scores, -np.inf)
 
     # ------------------------------------------------------------------------- adding users
 

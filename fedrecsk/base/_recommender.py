@@ -20,7 +20,6 @@ from fedrecsk import metrics
 from fedrecsk._utils import memory
 from fedrecsk._utils.constraints import ArrayLike
 from fedrecsk._utils.given import check_numbers
-from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.parameters import PlainParameters, checked, suggest
 from fedrecsk._utils.sklearn_compat import (
     CallbackSupportMixin,
@@ -29,7 +28,7 @@ from fedrecsk._utils.sklearn_compat import (
     safe_indexing,
 )
 from fedrecsk.base._public_half import PublicHalf
-from fedrecsk.base._recommend import Recommends, _batches
+from fedrecsk.base._recommend import Recommends
 from fedrecsk.base._similarity import Similarity
 from fedrecsk.cluster import _frames
 from fedrecsk.data import _checks
@@ -48,6 +47,7 @@ from fedrecsk.data.interactions import (
     matrix_rows,
     shape_of_ids,
 )
+from fedrecsk.models import Factors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -57,10 +57,9 @@ if TYPE_CHECKING:
     from sklearn.utils import Tags
 
     from fedrecsk.data.interactions import Population
+    from fedrecsk.models import Model
 
     R = TypeVar("R", bound="Recommender")
-
-score_kernels: LazyModule = LazyModule("fedrecsk.base._score_kernels")
 
 # Number of rows of a score that are looked at for known users and items before all others.
 ROWS_LOOKED_AT = 1000
@@ -151,7 +150,7 @@ class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, Plai
     """Base class of all recommenders: reads input, predicts and recommends.
 
     A subclass defines `_fit`, which returns factors and biases under their usual names (any of
-    them may be missing), or else its own `_score_pairs` and `_score_all`. Decorate it with
+    them may be missing), or else its own `_model`. Decorate it with
     ``@dataclass(eq=False, repr=False)``: its annotated names become constructor parameters.
 
     Parameters
@@ -183,20 +182,13 @@ class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, Plai
         """Return a lower bound, never too large, on the bytes that a fit to Interactions needs."""
         return 0
 
-    def _response(self, scores):
-        """Turn scores into predictions, without changing their order."""
-        return scores
-
     @abstractmethod
     def _new_user_attributes(self, data):
         """Return per-user fitted attributes (a dict of arrays) for the users of `data` alone."""
 
-    def _standard_deviations(self, users, items):
-        """Return standard deviations of ratings of pairs of codes, -1 for unknown; shape (n,)."""
-        raise ValueError(
-            f"{type(self).__name__} has no standard deviations; use return_std=False, or a "
-            "Bayesian model: FedEB or BayesianSVDpp."
-        )
+    def _model(self) -> Model:
+        """Return the fitted model, which scores users and items by their codes."""
+        return Factors.of(vars(self))
 
     def _forget_users(self, users):
         """Drop further state of replaced users, in new arrays: copies share the fitted ones."""
@@ -440,56 +432,9 @@ class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, Plai
         codes = self._users.codes(users), self._items.codes(items)
         warn_about_unknown_pairs(users, items, codes, (self._users, self._items))
         if not return_std:
-            return self._score_pairs(*codes)
-        deviations = self._standard_deviations(*codes)
-        return self._score_pairs(*codes), deviations
-
-    # ------------------------------------------------------------------------------ scores
-
-    def _score_pairs(self, users, items):
-        """Score pairs of codes, -1 for unknown; shape (n,)."""
-        scores = linear_scores(users, items, *self._linear_part())
-        return self._response(self._with_unknown_users(scores, users, items))
-
-    def _score_all(self, users):
-        """Score every item for users (n, n_items), before `_response`, which may make ties."""
-        offset, user_bias, item_bias, user_factors, item_factors = self._linear_part()
-        known = users >= 0
-        # With the biases as two more columns, one product gives all scores.
-        left = np.zeros((len(users), user_factors.shape[1] + 2))
-        left[known, :-2], left[known, -2] = user_factors[users[known]], user_bias[users[known]]
-        left[:, -2] += offset
-        left[:, -1] = 1
-        # C order, in which it is filled fastest.
-        right = np.empty((len(item_bias), left.shape[1]))
-        right[:, :-2], right[:, -2], right[:, -1] = item_factors, 1, item_bias
-        return self._with_unknown_users(left @ right.T, users)
-
-    def _scores_of_unknown_users(self):
-        """Return each item's score for users of whom nothing is known, (n_items,); None: all 0."""
-        return None
-
-    def _with_unknown_users(self, scores, users, items=None):
-        """Add the scores of unknown users to those of pairs or, without items, to their rows."""
-        unknown = users < 0 if items is None else (users < 0) & (items >= 0)
-        if unknown.any():
-            common = self._scores_of_unknown_users()
-            if common is not None:
-                scores[unknown] += common if items is None else common[items[unknown]]
-        return scores
-
-    def _linear_part(self):
-        """Return the global, users' and items' biases, and vectors, of which any may be missing."""
-        # Vectors that live on a cluster are not missing.
-        _frames.check_users_are_here(self)
-        n_users, n_items = self.n_users_, self.n_items_
-        return (
-            float(getattr(self, "global_bias_", 0.0)),
-            getattr(self, "user_bias_", np.zeros(n_users)),
-            getattr(self, "item_bias_", np.zeros(n_items)),
-            getattr(self, "user_factors_", np.zeros((n_users, 0))),
-            getattr(self, "item_factors_", np.zeros((n_items, 0))),
-        )
+            return self._model().predict(*codes)
+        spread = deviations(self, *codes)
+        return self._model().predict(*codes), spread
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -499,13 +444,17 @@ class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, Plai
         return tags
 
 
-def linear_scores(users: np.ndarray, items: np.ndarray, *linear_part: Any) -> NDArray[np.float64]:
-    """Return scores (n,) of pairs of codes, -1 for unknown, under `Recommender._linear_part`."""
-    scores = np.empty(len(users))
-    # In batches, because Ctrl-C is noticed only between two calls of a kernel.
-    for batch in _batches(len(users), 1):
-        score_kernels.pairs_by_factors(users[batch], items[batch], *linear_part, scores[batch])
-    return scores
+def deviations(
+    estimator: Recommender, users: NDArray[np.int64], items: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return standard deviations of ratings of pairs of codes, -1 for unknown; shape (n,)."""
+    found = estimator._model().deviations
+    if found is None:
+        raise ValueError(
+            f"{type(estimator).__name__} has no standard deviations; use return_std=False, or a "
+            "Bayesian model: FedEB or BayesianSVDpp."
+        )
+    return found(users, items)
 
 
 @functools.cache

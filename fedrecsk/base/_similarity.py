@@ -12,8 +12,9 @@ from sklearn.utils.validation import check_is_fitted
 from fedrecsk import metrics
 from fedrecsk._utils.parameters import checked, suggest
 from fedrecsk._utils.sklearn_compat import Interval
-from fedrecsk.base._recommend import _batches, require_room, tidy
+from fedrecsk.base._recommend import require_room, tidy
 from fedrecsk.data.ids import id_array, named
+from fedrecsk.models.model import batches
 
 if TYPE_CHECKING:
     from typing import Any
@@ -232,7 +233,7 @@ def _nearest(likeness, codes, n, ids, what):
     )
     nearest = np.empty((len(codes), n_nearest), dtype=np.int64)
     scores = np.empty(nearest.shape)
-    for batch in _batches(len(codes), len(ids)):
+    for batch in batches(len(codes), len(ids)):
         board = likeness(codes[batch])
         board[np.arange(len(board)), codes[batch]] = -np.inf
         nearest[batch] = metrics.top_k(board, n_nearest) if n_nearest else 0

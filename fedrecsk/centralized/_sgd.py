@@ -23,6 +23,7 @@ from fedrecsk.base import RatingMixin, Recommender, fitted_copy
 from fedrecsk.base._recommender import check_resumable
 from fedrecsk.data._checks import hint
 from fedrecsk.data.item_features import fingerprint
+from fedrecsk.models import Factors, clipped
 from fedrecsk.protocol.early_stopping import EarlyStopping
 from fedrecsk.protocol.keys import Key
 
@@ -175,7 +176,7 @@ class GradientDescent(RatingMixin, Epochs):
 
     def _validation_loss(self, rows, held_out):
         users = np.argsort(rows.rank_of_user)[held_out.users]
-        predicted = self._score_pairs(users, held_out.items)
+        predicted = self._model().predict(users, held_out.items)
         return float(np.average((held_out.values - predicted) ** 2, weights=held_out.weights))
 
     def _fitted(self, rows, state):
@@ -189,8 +190,8 @@ class GradientDescent(RatingMixin, Epochs):
             fitted[name] = value[rows.rank_of_user] if name.startswith("user_") else value
         return fitted
 
-    def _response(self, scores):
-        return np.clip(scores, *self.rating_range_)
+    def _model(self):
+        return Factors.of(vars(self), response=clipped(*self.rating_range_))
 
 
 @dataclass(eq=False)

@@ -11,9 +11,11 @@ from fedrecsk._utils.constraints import AtLeast0, AtLeast1, Jobs, Positive, Seed
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import get_threadpool_controller
-from fedrecsk.base import RatingMixin, Recommender, _batches
+from fedrecsk.base import RatingMixin, Recommender
 from fedrecsk.base._item_prior import ItemContent
 from fedrecsk.centralized._sgd import Rows, Side, begun, implicit_sums
+from fedrecsk.models import Factors, clipped
+from fedrecsk.models.model import batches
 
 sampler: LazyModule = LazyModule("fedrecsk.centralized._bayesian_svdpp_kernels")
 
@@ -250,12 +252,14 @@ class BayesianSVDpp(ItemContent, RatingMixin, Recommender):
         }
         return self._with_content(attributes, rows.n_ratings, shrunk=False)
 
-    def _response(self, scores):
-        return np.clip(scores, *self.rating_range_)
+    def _model(self):
+        response = clipped(*self.rating_range_)
+        return Factors.of(vars(self), response=response, deviations=self._spread)
 
     # -------------------------------------------------------------------------- predict
 
-    def _standard_deviations(self, users, items):
+    def _spread(self, users, items):
+        """Return the standard deviations of the ratings of pairs."""
         # The spread over the samples and the user's own noise, of a rating of weight 1. Of unknown
         # users and items it is the spread of all of them, and an unknown user has the mean noise.
         unrated = np.ones(self.n_items_, dtype=bool)
@@ -267,7 +271,7 @@ class BayesianSVDpp(ItemContent, RatingMixin, Recommender):
         units[0] **= 2
         of_users = self.user_bias_samples_, self.user_factors_, units / self._user_precision
         of_items = self.item_bias_samples_, self.item_factors_, units * self._item_variance
-        for some in _batches(len(users), self.user_factors_.shape[1]):
+        for some in batches(len(users), self.user_factors_.shape[1]):
             p, p_spread = _moments(users[some], *of_users)
             q, q_spread = _moments(items[some], *of_items)
             q[..., 1:] *= self.n_samples_

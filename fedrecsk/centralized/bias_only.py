@@ -9,6 +9,7 @@ import numpy as np
 from fedrecsk._utils.constraints import AtLeast1, NotNegative
 from fedrecsk._utils.docs import documented
 from fedrecsk.base import RatingMixin, Recommender
+from fedrecsk.models import Factors
 from fedrecsk.portable import Ridge
 
 
@@ -79,14 +80,15 @@ class BiasOnly(RatingMixin, Recommender):
             user_bias = _shrunk_means(centred - item_bias[items], *by_user, self.reg_user)
         return {"global_bias_": float(mean), "user_bias_": user_bias, "item_bias_": item_bias}
 
-    def _public_half(self):
-        return Ridge.of(
-            np.ones((self.n_items_, 1)),
-            np.full((1, 1), float(self.reg_user)),
-            offset=self.global_bias_ + self.item_bias_,
-            rates=True,
-            confidence=1.0,
-        )
+    def _model(self):
+        level, item_bias, penalty = self.global_bias_, self.item_bias_, float(self.reg_user)
+
+        def formula():
+            offset = level + item_bias
+            ones, penalties = np.ones((len(offset), 1)), np.full((1, 1), penalty)
+            return Ridge.of(ones, penalties, offset=offset, rates=True, confidence=1.0)
+
+        return Factors.of(vars(self), formula=formula)
 
     def _new_user_attributes(self, data):
         residual = data.values - self.global_bias_ - self.item_bias_[data.items]

@@ -15,9 +15,9 @@ from fedrecsk._utils.integers import FRACTION_BITS, fixed
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import get_threadpool_controller
 from fedrecsk.base import RatingMixin, Recommender
-from fedrecsk.base._hamming import HammingSearch, pack_codes, random_codes, unpack_codes
 from fedrecsk.centralized._sgd import Rows
 from fedrecsk.data._checks import check_scale, hint, scale_of
+from fedrecsk.models.codes import Codes, pack_codes, random_codes, unpack_codes
 from fedrecsk.protocol.keys import Key
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ N_RELAXED = 10
 
 @documented
 @dataclass(eq=False, repr=False)
-class DCF(HammingSearch, RatingMixin, Recommender):
+class DCF(RatingMixin, Recommender):
     """Discrete collaborative filtering: binary codes of users and items, fitted to ratings.
 
     Users have codes b_u and items codes d_i of `n_bits` signs. The similarity
@@ -236,14 +236,10 @@ class DCF(HammingSearch, RatingMixin, Recommender):
         """Items' codes unpacked, shape (n_items, n_bits): +1 and -1."""
         return unpack_codes(self.item_codes_, self.n_bits_)
 
-    @property
-    def _user_planes(self):
-        return self.user_codes_[:, None]
-
-    @property
-    def _unknown_similarity(self):
+    def _model(self):
         low, high = self.rating_scale_
-        return (self.mean_rating_ - low) / (high - low) if high > low else 0.5
+        unknown = (self.mean_rating_ - low) / (high - low) if high > low else 0.5
+        return Codes.of(vars(self), self.user_codes_[:, None], unknown_similarity=unknown)
 
     def _new_user_attributes(self, data):
         rows = Rows.of(data)

@@ -23,6 +23,7 @@ from fedrecsk.base._item_weights import (
     warn_if_slow,
     weights_of,
 )
+from fedrecsk.models import Weights
 
 # At most so many of a float64 for each pair of items at a time: X'X, and its inverse.
 MATRICES = 4
@@ -132,6 +133,9 @@ class EASE(WeightsContent, ItemWeightsMixin, RankingMixin, Recommender):
             weights = filled_weights(prior, attributes["item_weights_"])
             attributes |= {"item_weights_": weights, "_content": prior}
         return attributes | {"_popularity": popularity(diagonal(gram, data.n_items), prior)}
+
+    def _model(self):
+        return Weights.of(vars(self))
 
     def _new_user_attributes(self, data):
         return {"user_history_": histories(liked(data), self._dtype, self.history_half_life)}

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import importlib
 from abc import abstractmethod
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -19,11 +19,13 @@ from fedrecsk._utils.constraints import AtLeast1, Jobs, NotNegative, Positive, S
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import get_threadpool_controller
 from fedrecsk._utils.threads import n_threads
-from fedrecsk.base import RankingMixin, Recommender, check_likes, fitted_copy, linear_scores
+from fedrecsk.base import RankingMixin, Recommender, check_likes, fitted_copy
 from fedrecsk.base._fading import FadingHistory, fading
 from fedrecsk.base._item_prior import ItemContent
 from fedrecsk.base._item_weights import liked
 from fedrecsk.data._checks import hint
+from fedrecsk.models import Factors
+from fedrecsk.models.factors import linear_scores
 from fedrecsk.portable import Ridge
 
 if TYPE_CHECKING:
@@ -150,13 +152,21 @@ class ImplicitRecommender(RankingMixin, Recommender):
                 f"{n_done}. {hint(self, data)}"
             )
 
-    def _scores_of_unknown_users(self):
-        return self.item_factors_ @ self._mean_user["user_factors_"]
+    def _model(self):
+        mean, items = self._mean_user, self.item_factors_
+        bias = mean.get("user_bias_", 0.0)
+        return MeanUser.of(vars(self), unknown=lambda: items @ mean["user_factors_"], bias=bias)
 
-    def _with_unknown_users(self, scores, users, items=None):
-        # Their bias counts for unknown items too.
-        scores[users < 0] += self._mean_user.get("user_bias_", 0.0)
-        return super()._with_unknown_users(scores, users, items)
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MeanUser(Factors):
+    """Vectors and biases; unknown users have the mean user's, also the bias of unknown items."""
+
+    bias: float
+
+    def _with_unknown(self, scores, users, items=None):
+        scores[users < 0] += self.bias
+        return super()._with_unknown(scores, users, items)
 
 
 @documented
@@ -319,7 +329,11 @@ class ImplicitALS(ItemContent, FadingHistory, ImplicitRecommender):
         # With tiny weights, rounding may leave nothing of an item that everybody likes.
         return total / np.maximum(total_weight, 1e-9)
 
-    def _public_half(self):
+    def _model(self):
+        return replace(super()._model(), formula=self._equations)
+
+    def _equations(self):
+        """Return the rule by which a user's vector is found."""
         items = self.item_factors_.astype(float)
         return Ridge.of(
             self.item_factors_,

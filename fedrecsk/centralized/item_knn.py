@@ -29,6 +29,7 @@ from fedrecsk.base._ordered_pairs import (
     sparse_ordered_gram,
     squares_of_pairs,
 )
+from fedrecsk.models import NearestWeights
 from fedrecsk.protocol import blocks
 
 
@@ -80,7 +81,7 @@ class ItemKNN(NearestItemsMixin, RankingMixin, Recommender):
 
         1  G = X'X                            dense_gram, sparse_gram: kernel add_pairs
         2  B, the nearest items of each item  nearest_items
-        3  scores of a user: x_u' B           _score_all
+        3  scores of a user: x_u' B
 
     With ``power=0.5`` and ``shrinkage=0`` the weights are cosines. Smaller powers favour popular
     items, which ranks better on Amazon Beauty; `shrinkage` keeps pairs that one user
@@ -149,6 +150,9 @@ class ItemKNN(NearestItemsMixin, RankingMixin, Recommender):
             gram_of(block, half_life, np.ones(block.n_clients, dtype=bool))
             for block in blocks.cut(by_user)
         )
+
+    def _model(self):
+        return NearestWeights.of(vars(self))
 
     def _new_user_attributes(self, data):
         life = life_of(self, "history_half_life")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +12,10 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.centralized import _sgd
 from fedrecsk.centralized._sgd import GradientDescent, item_vectors, ridge_by_user, vectors
+from fedrecsk.models import Factors, clipped
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 sgd_kernels: LazyModule = LazyModule("fedrecsk.centralized._sgd_kernels")
 
@@ -170,11 +175,20 @@ class PMF(GradientDescent):
         """Return the priors' means in the units of the fitted vectors."""
         return self._prior_means(self.item_factors_.shape[1]) * np.sqrt(self._scale)
 
-    def _scores_of_unknown_users(self):
-        return self.item_factors_ @ self._fitted_prior_means()[0]
+    def _model(self):
+        (user, item), items = self._fitted_prior_means(), self.item_factors_
+        own = {"unknown": lambda: items @ user, "unknown_item": item}
+        return PriorMeans.of(vars(self), response=clipped(*self.rating_range_), **own)
 
-    def _with_unknown_users(self, scores, users, items=None):
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PriorMeans(Factors):
+    """Vectors; those of unknown users and items are the means of their priors."""
+
+    unknown_item: NDArray[np.floating]
+
+    def _with_unknown(self, scores, users, items=None):
         if items is not None:
             new = (items < 0) & (users >= 0)
-            scores[new] += self.user_factors_[users[new]] @ self._fitted_prior_means()[1]
-        return super()._with_unknown_users(scores, users, items)
+            scores[new] += self.users[users[new]] @ self.unknown_item
+        return super()._with_unknown(scores, users, items)

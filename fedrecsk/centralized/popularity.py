@@ -8,6 +8,7 @@ import numpy as np
 
 from fedrecsk._utils.docs import documented
 from fedrecsk.base import RankingMixin, Recommender, check_likes
+from fedrecsk.models import Factors
 
 
 @documented
@@ -62,6 +63,5 @@ class Popularity(RankingMixin, Recommender):
     def _new_user_attributes(self, data):
         return {}
 
-    def _linear_part(self):
-        offset, user_bias, _, user_factors, item_factors = super()._linear_part()
-        return offset, user_bias, self.item_popularity_, user_factors, item_factors
+    def _model(self):
+        return Factors.of(vars(self), item_bias=self.item_popularity_)

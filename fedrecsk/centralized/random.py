@@ -10,6 +10,7 @@ from sklearn.utils import check_random_state
 from fedrecsk._utils.constraints import Seed
 from fedrecsk._utils.docs import documented
 from fedrecsk.base import RankingMixin, Recommender, check_likes
+from fedrecsk.models import Scores
 from fedrecsk.protocol.keys import Key
 
 
@@ -74,6 +75,10 @@ class RandomRecommender(RankingMixin, Recommender):
 
     def _new_user_attributes(self, data):
         return {"user_seed_": _user_seeds(data, self.seed_)}
+
+    def _model(self):
+        own = {"pairs": self._score_pairs, "board": self._score_all}
+        return Scores(n_items=self.n_items_, **own)
 
     def _score_pairs(self, users, items):
         seeds = np.where(users >= 0, self.user_seed_[users], np.uint64(0))

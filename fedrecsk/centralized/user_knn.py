@@ -11,8 +11,10 @@ from sklearn.preprocessing import normalize
 from fedrecsk import metrics
 from fedrecsk._utils.constraints import AtLeast1
 from fedrecsk._utils.docs import documented
-from fedrecsk.base import RankingMixin, Recommender, _batches, check_likes
+from fedrecsk.base import RankingMixin, Recommender, check_likes
 from fedrecsk.base._item_weights import histories, liked
+from fedrecsk.models import Scores
+from fedrecsk.models.model import batches
 
 
 @documented
@@ -97,7 +99,7 @@ class UserKNN(RankingMixin, Recommender):
     def _neighbors(self, rows, fitted, but_itself=False):
         """Return weights (CSR) of the nearest fitted users of each row."""
         n_fitted, found = fitted.shape[0], []
-        for batch in _batches(rows.shape[0], n_fitted):
+        for batch in batches(rows.shape[0], n_fitted):
             alike = (rows[batch] @ fitted.T).toarray()
             if but_itself:
                 alike[np.arange(len(alike)), batch.start + np.arange(len(alike))] = 0.0
@@ -107,6 +109,10 @@ class UserKNN(RankingMixin, Recommender):
             found.append(sparse.csr_array(kept))
         return sparse.csr_array(normalize(sparse.vstack(found, "csr"), "l1"))
 
+    def _model(self):
+        own = {"pairs": self._score_pairs, "board": self._score_all}
+        return Scores(n_items=self.n_items_, **own)
+
     def _score_all(self, users):
         scores = np.zeros((len(users), self.n_items_))
         known = users >= 0
@@ -115,7 +121,7 @@ class UserKNN(RankingMixin, Recommender):
 
     def _score_pairs(self, users, items):
         scores, holders = np.zeros(len(users)), self.neighbor_history_.T.tocsr()
-        for batch in _batches(len(users), 8 * self.n_neighbors):
+        for batch in batches(len(users), 8 * self.n_neighbors):
             known = np.flatnonzero((users[batch] >= 0) & (items[batch] >= 0)) + batch.start
             weights = self.user_neighbors_[users[known]]
             scores[known] = weights.multiply(holders[items[known]]).sum(axis=1)

@@ -303,8 +303,8 @@ class Device(Clients):
             X, y, _ = check_rows(X, y)
             model = self.fitted(message, round)
             rows = rows_of(model, X, y, np.full(len(X), self.client_ids[0]))
-            key, places = self.keys.private, rows.places
-            found = scoring.measure(model, rows.held_out, rows.clients, rows.codes, key, places)
+            own = rows.held_out, rows.clients, rows.codes, self.keys.private, rows.places
+            found = scoring.measure(model._model(), model._seen, *own)
         specs, clients = scoring.fields(), self.block.clients
         dtype = self.federation.wire_dtype
         updates = single_updates(specs, scoring.packed(found), clients, round, dtype)

@@ -1,6 +1,5 @@
 """The federated methods: one file for each and its variants."""
 
-from fedrecsk.base._hamming import pack_codes, unpack_codes
 from fedrecsk.federated.colr import CoLR, SCoLR
 from fedrecsk.federated.estimator import estimator_of
 from fedrecsk.federated.fcf import FCF
@@ -21,6 +20,7 @@ from fedrecsk.federated.papers.semidfegl import SemiDFEGL
 from fedrecsk.federated.privfedeb import PrivFedEB
 from fedrecsk.federated.rfrec import RFRec
 from fedrecsk.federated.rfrecf import RFRecF
+from fedrecsk.models.codes import pack_codes, unpack_codes
 
 __all__ = [
     "FCF",

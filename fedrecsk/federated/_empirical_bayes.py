@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedrecsk._utils.kernels import LazyModule
-from fedrecsk.base import RatingMixin
 from fedrecsk.federated import _ratings
-from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.portable import Ridge
 from fedrecsk.protocol.participation import RoundMasks
 from fedrecsk.updates import SparseRows
@@ -70,31 +68,22 @@ def written(block, turn, out):
     }
 
 
-# -------------------------------------------------------------------------- for estimators
+def posterior_rule(fitted, noise_variance, bias_variance, **others):
+    """Return the rule of users' posterior means, in ratings."""
+    factors = fitted["item_factors_"]
+    vectors = np.column_stack([np.ones(len(factors), factors.dtype), factors])
+    prior_precision = np.ones(vectors.shape[1])
+    prior_precision[0] = 1 / bias_variance
+    return Ridge.of(
+        vectors,
+        np.diag(prior_precision),
+        offset=fitted["global_bias_"] + fitted["item_bias_"].astype(float),
+        rates=True,
+        confidence=1 / noise_variance,
+        **others,
+    )
 
 
-class EmpiricalBayes(_ratings.RatingScale, RatingMixin, FederatedRecommender):
-    """Base class of methods whose clients infer their users given the items."""
-
-    _dtype = np.float32
-
-    def _scale(self):
-        """Return the scale of the fitted model."""
-        return Scale(*self.rating_scale_, self.global_bias_)
-
-    def _posterior_rule(self, noise_variance, bias_variance, **others):
-        """Return the rule of users' posterior means, in ratings."""
-        vectors = np.column_stack([np.ones(self.n_items_, self._dtype), self.item_factors_])
-        prior_precision = np.ones(vectors.shape[1])
-        prior_precision[0] = 1 / bias_variance
-        return Ridge.of(
-            vectors,
-            np.diag(prior_precision),
-            offset=self.global_bias_ + self.item_bias_.astype(float),
-            rates=True,
-            confidence=1 / noise_variance,
-            **others,
-        )
-
-    def _response(self, scores):
-        return np.clip(scores, *self.rating_scale_)
+def scale_of(fitted):
+    """Return the scale of a fitted model."""
+    return Scale(*fitted["rating_scale_"], fitted["global_bias_"])

@@ -295,13 +295,13 @@ class UserFeatures(FederatedRecommender):
             )
         super()._check_on_devices(federation)
 
-    def _rule_of(self, item):
-        if MEANS in self._final_message:
+    def _rule(self, item=None):
+        if item is not None and MEANS in self._final_message:
             raise ValueError(
                 "With user_features a score is not a sum over the user's rows; explain a model "
                 "fitted without them."
             )
-        return super()._rule_of(item)
+        return super()._rule(item)
 
 
 def read(features, what="user_features"):

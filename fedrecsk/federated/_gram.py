@@ -16,9 +16,8 @@ from fedrecsk._utils import memory
 from fedrecsk._utils.constraints import AtLeast1
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.base import RankingMixin, _item_weights, check_likes
-from fedrecsk.base._fading import life_of
+from fedrecsk.base._fading import FadingPairs, life_of
 from fedrecsk.base._item_weights import (
-    FromPairs,
     dense_gram,
     diagonal,
     histories,
@@ -335,13 +334,11 @@ class GramAlgorithm(GramParameters, Algorithm[Server, Any], SendsOnce[Clients]):
 
 
 @dataclass(eq=False, repr=False)
-class FederatedGram(GramParameters, FromPairs, RankingMixin, FederatedRecommender):
+class FederatedGram(GramParameters, FadingPairs, RankingMixin, FederatedRecommender):
     """Base class of the estimators whose algorithm is a `GramAlgorithm`."""
 
     _: KW_ONLY
     n_rounds: AtLeast1 = 1
-
-    _dtype = np.float32
 
     @abstractmethod
     def _algorithm(self) -> GramAlgorithm:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.special import expit
 
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.federated._ratings import RATINGS, sums_of_ratings
+from fedrecsk.models import Factors
+from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Dense, Form, Message
 from fedrecsk.updates import Updates
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
 
 fedmf_kernels: LazyModule = LazyModule("fedrecsk.federated._fedmf_kernels")
 
@@ -78,3 +86,50 @@ def data_sizes(block):
 def layout_of(block):
     """Return the layout of a block's ratings, for kernels."""
     return fedmf_kernels.Layout(block.client_indptr, block.indptr, block.items)
+
+
+# ------------------------------------------------------------------------ the fitted model
+
+
+def likely(fitted: Mapping[str, Any], loss: str) -> Factors:
+    """Return a model of vectors, whose response is a probability for the loss "bce"."""
+    return Factors.of(fitted, **responses(loss))
+
+
+def responses(loss: Any) -> dict[str, Any]:
+    """Return the response of a loss, if it has one, by the name of a Model's part."""
+    return {"response": expit} if loss == "bce" else {}
+
+
+def cross_entropies(model):
+    """Return the loss "bce" of pairs and targets under a model, as a function."""
+
+    def losses(users, items, targets):
+        scores = model.score_pairs(users, items)
+        return np.logaddexp(0, np.where(targets > 0, -scores, scores))
+
+    return losses
+
+
+def losses_with_negatives(losses_of, held_out, seen, n):
+    """Return loss and weight of held-out rows, of which each positive brings `n` negatives."""
+    losses = losses_of(held_out.users, held_out.items, held_out.values)
+    rows, negatives = unseen_items(held_out, held_out.values > 0, seen, n)
+    others = losses_of(held_out.users[rows], negatives, np.zeros(len(rows)))
+    losses += np.bincount(rows, others, minlength=len(losses))
+    counts = 1 + np.bincount(rows, minlength=len(losses))
+    return held_out.weights * losses, held_out.weights * counts
+
+
+def unseen_items(held_out, positive, seen, n):
+    """Return held-out rows, repeated for each of their `n` negatives, and the negatives."""
+    indptr, items = seen
+    n_unseen = held_out.n_items - np.diff(indptr)
+    rows = np.repeat(np.flatnonzero(positive & (n_unseen[held_out.users] > 0)), n)
+    users = held_out.users[rows]
+    addresses = held_out.ranks[rows] * n + np.arange(len(rows)) % n
+    chance = Key(0).uniform("held-out negatives", addresses)
+    negatives = np.empty(len(rows), dtype=items.dtype)
+    ranks = (chance * n_unseen[users]).astype(np.int64)
+    fedmf_kernels.unseen_items(ranks, users, indptr, items, negatives)
+    return rows, negatives

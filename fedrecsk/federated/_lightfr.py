@@ -13,9 +13,9 @@ from fedrecsk._utils.integers import FRACTION_BITS, fixed
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.parameters import constant
 from fedrecsk._utils.sklearn_compat import Interval
-from fedrecsk.base._hamming import random_codes, unpack_codes
 from fedrecsk.base._item_prior import ItemFeatures, ItemPrior
 from fedrecsk.data._checks import scale_of
+from fedrecsk.models.codes import Codes, random_codes, unpack_codes
 from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.messages import Dense, Derived, Form, Message
 from fedrecsk.protocol.states import PerItem, PerUser
@@ -331,6 +331,35 @@ class LightFRAlgorithm(LightFRParameters, Algorithm[Server, Clients]):
 
     def user_attributes(self, block, clients):
         return {"user_codes_": clients.codes}
+
+    def model(self, fitted):
+        return Codes.of(fitted, fitted["user_codes_"])
+
+    def losses(self, model, held_out, seen):
+        """Return the objective on held-out rows, which share the items without a row."""
+        if self.targets == "ratings":
+            return super().losses(model, held_out, seen)
+        max_dot, (chosen, aims) = self.max_dot, self.aims(held_out, None)
+        similarity = model.predict(held_out.users, held_out.items)
+        users, n_users, n_items = held_out.users, held_out.n_users, held_out.n_items
+        vectors = vectors_of(model.users, self.n_bits).astype(float)
+        signs = unpack_codes(model.items, self.n_bits).astype(float)
+        goal = (2 * self.NEGATIVE_TARGET - 1) * max_dot
+        squares = np.sum((vectors @ (signs.T @ signs)) * vectors, axis=1)
+        squares += n_items * goal**2 - 2 * goal * (vectors @ signs.sum(axis=0))
+        seen_indptr, seen_items = seen
+        n_seen = np.diff(seen_indptr)
+        seen_users = np.repeat(np.arange(n_users), n_seen)
+        errors = (model.predict(seen_users, seen_items) - self.NEGATIVE_TARGET) ** 2
+        unseen = squares / (2 * max_dot) ** 2 - np.bincount(seen_users, errors, n_users)
+        if self.aggregation == "full":
+            weights = held_out.weights * self.alpha + 1
+            shares = 1 / np.maximum(np.bincount(users, chosen, n_users), 1)[users]
+        else:
+            weights = held_out.weights
+            shares = weights * self.n_negatives / np.maximum(n_items - n_seen, 1)[users]
+        losses = weights * (aims - similarity) ** 2 + shares * unseen[users]
+        return np.where(chosen, losses, 0), np.where(chosen, weights, 0)
 
     def item_vectors(self, message):
         return message["item_signs"].values

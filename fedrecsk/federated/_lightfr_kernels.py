@@ -1,7 +1,7 @@
 """LightFR's clients and server, in integers.
 
 Users' vectors are odd integers in [-limit, limit] and items' are +1 and -1, both packed as
-:mod:`fedrecsk.base._score_kernels` says. A user's visits are its own rows that count and its
+:mod:`fedrecsk.models._score_kernels` says. A user's visits are its own rows that count and its
 drawn negatives; a visit has a weight w and a target t, the dot product that is aimed at, both in
 fixed point. Sums of integers do not depend on their order, so neither do the codes.
 """
@@ -13,8 +13,8 @@ import numpy as np
 from fedrecsk._utils.integers import GOLDEN
 from fedrecsk._utils.jit import inline, kernel
 from fedrecsk._utils.shared_kernels import uniform, unseen_item
-from fedrecsk.base._hamming import n_words
-from fedrecsk.base._score_kernels import popcount
+from fedrecsk.models._score_kernels import popcount
+from fedrecsk.models.codes import n_words
 
 # Honest sums converge in a few sweeps. Forged ones need not be symmetric and may never.
 MOST_SWEEPS = 100

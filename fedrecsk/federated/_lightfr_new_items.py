@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedrecsk.base._hamming import random_codes
 from fedrecsk.federated._lightfr import Clients, Server
+from fedrecsk.models.codes import random_codes
 from fedrecsk.protocol.blocks import Block
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.messages import Total

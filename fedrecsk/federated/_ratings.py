@@ -11,6 +11,7 @@ from fedrecsk._utils.constraints import AtLeast1
 from fedrecsk._utils.parameters import Value
 from fedrecsk.data._checks import check_scale, scale_of
 from fedrecsk.federated.base import Mixin
+from fedrecsk.models import Factors, clipped
 from fedrecsk.protocol.messages import Dense
 from fedrecsk.updates import FieldSpec, Updates
 
@@ -123,6 +124,10 @@ class ColumnModel:
     def user_attributes(self, block, clients):
         """Return the fitted attributes of users."""
         return self.columns.attributes(clients.users, "user")
+
+    def model(self, fitted):
+        """Return the model, whose scores are clipped to the scale."""
+        return Factors.of(fitted, response=clipped(*fitted["rating_scale_"]))
 
 
 # -------------------------------------------------------------------------- for estimators

@@ -12,6 +12,7 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.parameters import Value, constant
 from fedrecsk.base._item_prior import ItemFeatures, ItemPrior
 from fedrecsk.base._item_weights import fades_of
+from fedrecsk.models import weighted_factors
 from fedrecsk.portable import short_histories
 from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.messages import Dense, Derived, Form, Message, Rows
@@ -122,6 +123,19 @@ class UserProblem(UserParameters, Value):
             self.solve(part, clients, everyone, items, gram)
             clients.users += (shares[:, None] * (clients.users @ gram)).astype(self.dtype)
         return replace(clients, users=block.spread(clients.users, active))
+
+    def losses(self, model, held_out, seen):
+        """Return the objective on held-out rows, which share the items without a row."""
+        confidence = 1.0 + self.preferences(held_out)[0]
+        scores = model.score_pairs(held_out.users, held_out.items)
+        users, n_users = held_out.users, held_out.n_users
+        everything = np.einsum("ud,de,ue->u", model.users, self.gram(model.items), model.users)
+        seen_indptr, seen_items = seen
+        seen_users = np.repeat(np.arange(n_users), np.diff(seen_indptr))
+        squares = model.score_pairs(seen_users, seen_items) ** 2
+        others = everything - np.bincount(seen_users, squares, n_users)
+        unseen = others / np.maximum(np.bincount(users, minlength=n_users), 1)
+        return confidence * ((held_out.values > 0) - scores) ** 2 + unseen[users], confidence
 
     def received(self, message):
         """Return the item vectors (a client reads only its own) and the sum of all q q'."""
@@ -323,6 +337,12 @@ class ImplicitAlgorithm(ImplicitParameters, Algorithm[Any, Clients]):
 
     def user_attributes(self, block, clients):
         return {"user_factors_": clients.users}
+
+    def model(self, fitted):
+        return weighted_factors(fitted, self.problem)
+
+    def losses(self, model, held_out, seen):
+        return self.problem.losses(model, held_out, seen)
 
 
 @dataclass(eq=False, repr=False)

@@ -34,7 +34,8 @@ def estimator_of(
     algorithm : type
         A dataclass derived from :class:`~fedrecsk.protocol.Algorithm`, each of whose fields
         has a default. Of its fitted attributes, `predict` and `recommend` use ``item_factors_``,
-        ``user_factors_``, ``item_bias_``, ``user_bias_`` and ``global_bias_``.
+        ``user_factors_``, ``item_bias_``, ``user_bias_`` and ``global_bias_``, unless it implements
+        ``model``.
     learns : {"ratings", "likes"}, default="ratings"
         Whether y are ratings, which `fit` then requires, or implicit feedback.
     constraints : dict or None, default=None

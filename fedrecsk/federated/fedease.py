@@ -23,6 +23,7 @@ from fedrecsk.base._item_weights import (
     whole,
 )
 from fedrecsk.federated._gram import FederatedGram, GramAlgorithm, GramParameters
+from fedrecsk.models import Weights
 from fedrecsk.protocol.messages import Dense, Derived, Form, Message, Rows
 from fedrecsk.updates import FieldSpec, Updates
 
@@ -74,6 +75,15 @@ class OwnWeightsAlgorithm(OwnWeightsParameters, GramAlgorithm):
     def user_attributes(self, block, clients):
         life = self.life_of_history(clients.direction)
         return {"user_history_": histories(clients.likes, self.dtype, life)}
+
+    def model(self, fitted):
+        return Weights.of(fitted)
+
+    def losses(self, model, held_out, seen):
+        """Return the objective, without its penalty, on rows that the client does not train on."""
+        likes = np.where(held_out.values > 0, held_out.weights, 0.0)
+        scores = model.score_pairs(held_out.users, held_out.items)
+        return (likes - scores) ** 2, np.ones(len(scores))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -129,12 +139,6 @@ class OwnWeights(OwnWeightsParameters, FederatedGram):
                 f'{by} must hide; set download="all" or "auto".'
             )
         super()._check_before_fit()
-
-    def _validation_losses(self, held_out):
-        """Return the objective, without its penalty, on rows that the client does not train on."""
-        likes = np.where(held_out.values > 0, held_out.weights, 0.0)
-        scores = self._score_pairs(held_out.users, held_out.items)
-        return (likes - scores) ** 2, np.ones(len(scores))
 
 
 @documented

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -11,13 +12,13 @@ from scipy.sparse import csr_array
 from fedrecsk._utils.constraints import AtLeast0, AtLeast1, Column, DataFrame, Positive, RatingRange
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.parameters import constant
-from fedrecsk.base import linear_scores
+from fedrecsk.base import RatingMixin
 from fedrecsk.base._item_prior import ItemFeatures
 from fedrecsk.data import _times
 from fedrecsk.data._checks import scale_of
 from fedrecsk.federated import _empirical_bayes, _ratings
 from fedrecsk.federated._day_effects import DayEffects, effects_of_days
-from fedrecsk.federated._empirical_bayes import EmpiricalBayes, Scale, fedeb_kernels
+from fedrecsk.federated._empirical_bayes import Scale, fedeb_kernels
 from fedrecsk.federated._features import FederatedContent, UserFeatures, UserRegression
 from fedrecsk.federated._fedeb_server import (
     Learned,
@@ -29,6 +30,9 @@ from fedrecsk.federated._fedeb_server import (
     sketch,
 )
 from fedrecsk.federated._optimizers import adam
+from fedrecsk.federated._ratings import RatingScale
+from fedrecsk.models import Factors, clipped
+from fedrecsk.models.factors import linear_scores
 from fedrecsk.protocol.algorithm import Algorithm, Loss, PlansRounds, Traits
 from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Dense, Form, Message, Rows
@@ -437,6 +441,43 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[Server, Clients]):
             "user_noise_": clients.noise,
         }
 
+    def model(self, fitted):
+        response = clipped(*fitted["rating_scale_"])
+        own = {"formula": partial(self._rule, fitted), "deviations": partial(self._spread, fitted)}
+        return Factors.of(fitted, response=response, **own)
+
+    def _rule(self, fitted):
+        """Return the rule of users' posterior means."""
+        # The bias has no variance here, because its partner, 1, is known.
+        variance = fitted["item_variance_"]
+        width = variance.shape[1]
+        spread = {"variance": variance * (np.arange(width) > 0)}
+        if self.implicit:
+            n_known = width - 1 - self.n_factors
+            spread["prior"] = np.pad(fitted["implicit_factors_"], ((0, 0), (1, n_known)))
+        scales = fitted["noise_std_"] ** 2, fitted["bias_std_"] ** 2
+        return _empirical_bayes.posterior_rule(fitted, *scales, **spread)
+
+    def _spread(self, fitted, users, items):
+        """Return the standard deviations of the ratings of pairs."""
+        # An unknown item is 0, with the variance of the prior.
+        factors = np.pad(fitted["item_factors_"], ((0, 1), (0, 0)))
+        item_variance = np.vstack([fitted["item_variance_"], fitted["_new_item_variance"]])
+        items = np.where(items < 0, len(factors) - 1, items)
+        spread = (factors**2).sum(axis=1, dtype=float) + item_variance.sum(axis=1, dtype=float)
+        variance = self.typical_variance(fitted) + fitted["bias_std_"] ** 2 + spread[items]
+        known = np.flatnonzero(users >= 0)
+        of_known, pairs = np.empty(len(known)), (users[known], items[known])
+        of_users = (fitted[f"user_{name}_"] for name in ("factors", "covariance", "noise"))
+        fedeb_kernels.variances(*pairs, *of_users, factors, item_variance, of_known)
+        variance[known] = of_known
+        return np.sqrt(variance)
+
+    def typical_variance(self, fitted):
+        """Return the variance of the ratings of a user of whom nothing is known."""
+        share = self.NU / (self.NU - 2) if self.user_noise else 1
+        return fitted["noise_std_"] ** 2 * share
+
     def item_vectors(self, message):
         return message["items"].values
 
@@ -478,7 +519,7 @@ def _expected(block, users, item_bias, items):
 
 @documented
 @dataclass(eq=False, repr=False)
-class FedEB(FedEBParameters, UserFeatures, DayEffects, FederatedContent, EmpiricalBayes):
+class FedEB(FedEBParameters, RatingScale, RatingMixin, UserFeatures, DayEffects, FederatedContent):
     """Federated empirical Bayes: SVD++ with learned variances, trained by sums of uploads.
 
     Each client infers the exact distribution of its user vectors given the items, and uploads the
@@ -678,7 +719,7 @@ class FedEB(FedEBParameters, UserFeatures, DayEffects, FederatedContent, Empiric
 
     def _prior_attributes(self, means):
         """Return the attributes of users of whom only the expected vectors, in units, are known."""
-        n, unit = len(means), self._scale().unit
+        n, unit = len(means), _empirical_bayes.scale_of(vars(self)).unit
         prior = np.r_[self.bias_std_**2, np.ones(self._width - 1)]
         n_audiences = 1 + self.item_factors_.shape[1] - self._width
         days = {}
@@ -688,40 +729,13 @@ class FedEB(FedEBParameters, UserFeatures, DayEffects, FederatedContent, Empiric
             "user_factors_": np.pad(means[:, 1:], ((0, 0), (0, n_audiences))),
             "user_bias_": unit * means[:, 0],
             "user_covariance_": np.tile(np.diag(prior), (n, 1, 1)),
-            "user_noise_": np.full(n, np.sqrt(self._typical_variance())),
+            "user_noise_": np.full(n, np.sqrt(self._algorithm().typical_variance(vars(self)))),
         }
         return days | {name: rows.astype(self._dtype) for name, rows in attributes.items()}
-
-    def _public_half(self):
-        # The bias has no variance here, because its partner, 1, is known.
-        width = self.item_variance_.shape[1]
-        spread = {"variance": self.item_variance_ * (np.arange(width) > 0)}
-        if self.implicit:
-            n_known = width - 1 - self.n_factors
-            spread["prior"] = np.pad(self.implicit_factors_, ((0, 0), (1, n_known)))
-        return self._posterior_rule(self.noise_std_**2, self.bias_std_**2, **spread)
-
-    def _typical_variance(self):
-        """Return the variance of the ratings of a user of whom nothing is known."""
-        return self.noise_std_**2 * (self.NU / (self.NU - 2) if self.user_noise else 1)
 
     def _compared(self, name):
         # By q and p alone: popularity and biases say nothing of what an item is like.
         return super()._compared(name)[:, : self.n_factors]
-
-    def _standard_deviations(self, users, items):
-        # An unknown item is 0, with the variance of the prior.
-        factors = np.pad(self.item_factors_, ((0, 1), (0, 0)))
-        item_variance = np.vstack([self.item_variance_, self._new_item_variance])
-        items = np.where(items < 0, len(self.item_factors_), items)
-        spread = (factors**2).sum(axis=1, dtype=float) + item_variance.sum(axis=1, dtype=float)
-        variance = self._typical_variance() + self.bias_std_**2 + spread[items]
-        known = np.flatnonzero(users >= 0)
-        of_known, pairs = np.empty(len(known)), (users[known], items[known])
-        of_users = self.user_factors_, self.user_covariance_, self.user_noise_
-        fedeb_kernels.variances(*pairs, *of_users, factors, item_variance, of_known)
-        variance[known] = of_known
-        return np.sqrt(variance)
 
     # ------------------------------------------------------------------------- checks
 

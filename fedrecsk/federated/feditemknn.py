@@ -17,6 +17,7 @@ from fedrecsk.base._item_weights import (
 )
 from fedrecsk.base._ordered_pairs import directed, own_power
 from fedrecsk.federated.fedease import OwnWeights, OwnWeightsAlgorithm
+from fedrecsk.models import NearestWeights
 from fedrecsk.protocol.messages import Dense, Derived, Form, Message, Rows
 
 __all__ = ["FedItemKNN"]
@@ -82,6 +83,9 @@ class FedItemKNNAlgorithm(NearestParameters, OwnWeightsAlgorithm):
         if direction is None:
             direction = float(message["backward_weight"].values[0])
         return super().server_attributes(message) | {"backward_weight_": direction}
+
+    def model(self, fitted):
+        return NearestWeights.of(fitted)
 
     def life_of_history(self, direction):
         life = self.history_half_life
@@ -149,7 +153,7 @@ class FedItemKNN(NearestItemsMixin, OwnWeights):
           4  server finds the nearest items of each item,
              by B_ij = G_ij / ((G_ii G_jj)^power + shrinkage)   solve
           5  clients receive those of their items               final
-          6  ... and add up those of a user's own items         _score_all
+          6  ... and add up those of a user's own items
 
     {time}
     What is sent is as large as without time, and as private.

@@ -10,14 +10,16 @@ import numpy as np
 from fedrecsk._utils.constraints import Above0To1, AtLeast1, NotNegative, Positive
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.parameters import constant
-from fedrecsk.base import linear_scores
 from fedrecsk.federated._feedback import FeedbackParameters, LearnsFromFeedback
 from fedrecsk.federated._implicit_feedback import (
     NO_LOCAL_DP,
     Targets,
+    cross_entropies,
     data_sizes,
     fedmf_kernels,
     layout_of,
+    likely,
+    losses_with_negatives,
 )
 from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.keys import Key
@@ -313,6 +315,15 @@ class FedMFAlgorithm(AveragingParameters, Algorithm[Any, Clients]):
     def user_attributes(self, block, clients):
         return {"user_factors_": clients.users}
 
+    def model(self, fitted):
+        return likely(fitted, self.loss)
+
+    def losses(self, model, held_out, seen):
+        if self.loss == "squared":
+            return super().losses(model, held_out, seen)
+        n_negatives = max(1, self.n_negatives)
+        return losses_with_negatives(cross_entropies(model), held_out, seen, n_negatives)
+
 
 def _visit(layout, feedback, cohort, config, items, moving, users, out):
     """Train a cohort; return sums of losses and of their weights."""
@@ -335,7 +346,6 @@ class AveragedItems(AveragingParameters, LearnsFromFeedback):
     client_fraction: Above0To1 = 0.2
 
     _kind: ClassVar[type[FedMFAlgorithm]] = FedMFAlgorithm
-    _dtype = np.float32
     _user_width = "n_factors"
 
     def _algorithm(self):
@@ -346,9 +356,6 @@ class AveragedItems(AveragingParameters, LearnsFromFeedback):
     def _least_bytes(self, data):
         # The mean update beside the sum.
         return super()._least_bytes(data) + 8 * data.n_items * self._algorithm().n_columns
-
-    def _raw_scores(self, users, items):
-        return linear_scores(users, items, *self._linear_part())
 
 
 @documented

@@ -14,7 +14,6 @@ from fedrecsk._utils.constraints import Above0To1, AtLeast1
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.integers import FRACTION_BITS
 from fedrecsk.base import RankingMixin
-from fedrecsk.base._hamming import HammingSearch, pack_codes, unpack_codes
 from fedrecsk.base._item_prior import ItemFeatures
 from fedrecsk.data._checks import check_scale, hint
 from fedrecsk.data.interactions import id_columns
@@ -22,6 +21,7 @@ from fedrecsk.federated import _lightfr_new_items
 from fedrecsk.federated._features import FederatedContent
 from fedrecsk.federated._lightfr import LightFRAlgorithm, LightFRParameters, vectors_of
 from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.models.codes import pack_codes, unpack_codes
 from fedrecsk.protocol.messages import Message
 
 if TYPE_CHECKING:
@@ -34,9 +34,7 @@ __all__ = ["LightFR"]
 
 @documented
 @dataclass(eq=False, repr=False)
-class LightFR(
-    LightFRParameters, FederatedContent, HammingSearch, RankingMixin, FederatedRecommender
-):
+class LightFR(LightFRParameters, FederatedContent, RankingMixin, FederatedRecommender):
     """Federated recommendation with binary codes, fitted and searched in Hamming space.
 
     Every item is a code of `n_bits` signs; the server sends and the device stores nothing else of
@@ -259,34 +257,6 @@ class LightFR(
         weight = weight + max(self.reg_user, self.SPARSE_REG) + balance
         return 2.0**FRACTION_BITS * 4 * max_dot * max_entry * weight
 
-    # ----------------------------------------------------------------------- early stopping
-
-    def _validation_losses(self, held_out):
-        """Return the objective on held-out rows, which share the items without a row."""
-        if self.targets == "ratings":
-            return super()._validation_losses(held_out)
-        algorithm = self._algorithm()
-        max_dot, (chosen, aims) = algorithm.max_dot, algorithm.aims(held_out, None)
-        similarity = self._score_pairs(held_out.users, held_out.items)
-        users, n_users, n_items = held_out.users, held_out.n_users, held_out.n_items
-        vectors, signs = self.user_factors_.astype(float), self.item_factors_.astype(float)
-        goal = (2 * self.NEGATIVE_TARGET - 1) * max_dot
-        squares = np.sum((vectors @ (signs.T @ signs)) * vectors, axis=1)
-        squares += n_items * goal**2 - 2 * goal * (vectors @ signs.sum(axis=0))
-        seen_indptr, seen_items = self._seen
-        n_seen = np.diff(seen_indptr)
-        seen_users = np.repeat(np.arange(n_users), n_seen)
-        seen = (self._score_pairs(seen_users, seen_items) - self.NEGATIVE_TARGET) ** 2
-        unseen = squares / (2 * max_dot) ** 2 - np.bincount(seen_users, seen, n_users)
-        if self.aggregation == "full":
-            weights = held_out.weights * self.alpha + 1
-            shares = 1 / np.maximum(np.bincount(users, chosen, n_users), 1)[users]
-        else:
-            weights = held_out.weights
-            shares = weights * self.n_negatives / np.maximum(n_items - n_seen, 1)[users]
-        losses = weights * (aims - similarity) ** 2 + shares * unseen[users]
-        return np.where(chosen, losses, 0), np.where(chosen, weights, 0)
-
     # ---------------------------------------------------------------- new users, new items
 
     def _new_user_attributes(self, data):
@@ -401,7 +371,3 @@ class LightFR(
             "user_factors_float32": self.n_bits_ * 4,
             "download_float32": self.n_items_ * self.n_bits_ * 4,
         }
-
-    @property
-    def _user_planes(self):
-        return self.user_codes_

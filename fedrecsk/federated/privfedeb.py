@@ -13,10 +13,11 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.parameters import constant
 from fedrecsk._utils.user_warnings import warn
+from fedrecsk.base import RatingMixin
 from fedrecsk.base._item_prior import ItemFeatures, ItemPrior
 from fedrecsk.data._checks import scale_of
 from fedrecsk.federated import _empirical_bayes
-from fedrecsk.federated._empirical_bayes import EmpiricalBayes, Scale, fedeb_kernels
+from fedrecsk.federated._empirical_bayes import Scale, fedeb_kernels
 from fedrecsk.federated._features import FederatedContent
 from fedrecsk.federated._privfedeb_server import (
     ALPHA,
@@ -34,6 +35,9 @@ from fedrecsk.federated._privfedeb_server import (
     tastes,
     without_popularity,
 )
+from fedrecsk.federated._ratings import RatingScale
+from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.models import Factors, clipped
 from fedrecsk.protocol.algorithm import Algorithm, Loss, PlansRounds, Traits
 from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Dense, Form, MalformedMessage, Message
@@ -428,6 +432,19 @@ class PrivFedEBAlgorithm(PrivFedEBParameters, PlansRounds, Algorithm[Server, Cli
             "user_bias_": users[:, 0].copy(),
         }
 
+    def model(self, fitted):
+        def formula():
+            unit, prior = _empirical_bayes.scale_of(fitted).unit, {}
+            if "implicit_factors_" in fitted:
+                factors = fitted["implicit_factors_"]
+                n_others = fitted["item_factors_"].shape[1] - factors.shape[1]
+                prior["prior"] = np.pad(factors, ((0, 0), (1, n_others)))
+            variances = unit**2 / ALPHA, unit**2 / LAMBDA_0
+            return _empirical_bayes.posterior_rule(fitted, *variances, **prior)
+
+        response = clipped(*fitted["rating_scale_"])
+        return Factors.of(fitted, response=response, formula=formula)
+
     def item_vectors(self, message):
         return message["items"].values
 
@@ -468,7 +485,9 @@ def _infer(block, clients, items, implicit, turn, users, n_sent=0, share=1.0):
 
 @documented
 @dataclass(eq=False, repr=False)
-class PrivFedEB(PrivFedEBParameters, FederatedContent, EmpiricalBayes):
+class PrivFedEB(
+    PrivFedEBParameters, FederatedContent, RatingScale, RatingMixin, FederatedRecommender
+):
     """Ratings under user-level differential privacy: federated empirical Bayes on noisy sums.
 
     Every upload is a vector of norm 1 at most, so that noise of a known size on the sum hides it.
@@ -673,13 +692,6 @@ class PrivFedEB(PrivFedEBParameters, FederatedContent, EmpiricalBayes):
             is_private=self._setting().central_dp is not None,
             content=ItemFeatures(self.item_features, self.items),
         )
-
-    def _public_half(self):
-        unit, prior = self._scale().unit, {}
-        if hasattr(self, "implicit_factors_"):
-            n_others = self.item_factors_.shape[1] - self.implicit_factors_.shape[1]
-            prior["prior"] = np.pad(self.implicit_factors_, ((0, 0), (1, n_others)))
-        return self._posterior_rule(unit**2 / ALPHA, unit**2 / LAMBDA_0, **prior)
 
     # ----------------------------------------------------- how many factors and rounds
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from functools import partial
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from scipy.special import expit, logit
@@ -12,15 +13,17 @@ from fedrecsk._utils.constraints import AtLeast1, NotNegative, Positive, RatingR
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.parameters import constant
-from fedrecsk.base import RatingMixin, linear_scores
+from fedrecsk.base import RatingMixin
 from fedrecsk.base._item_prior import ItemFeatures, ItemPrior
 from fedrecsk.data._checks import scale_of
 from fedrecsk.federated import _ratings
 from fedrecsk.federated._features import FederatedContent
 from fedrecsk.federated._optimizers import Moments, adam
-from fedrecsk.federated._own_items import OwnItems
 from fedrecsk.federated._ratings import ColumnParameters, Columns, Scale
 from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.models import Factors
+from fedrecsk.models.factors import linear_scores
+from fedrecsk.models.own_items import OwnFactors, OwnItems
 from fedrecsk.protocol.algorithm import Algorithm, SharesHistory, Traits
 from fedrecsk.protocol.messages import Dense, Form, Message
 from fedrecsk.protocol.states import Axis, Kept, PerClient, PerItem, PerRow
@@ -434,6 +437,21 @@ class RFRecAlgorithm(
             attributes["_own_items"] = OwnItems.of(block, *its)
         return attributes
 
+    def model(self, fitted):
+        low, high = fitted["rating_scale_"]
+
+        def response(scores):
+            if self.LINK == "sigmoid":
+                return low + (high - low) * expit(scores)
+            return np.clip(low + (high - low) * scores, low, high)
+
+        unknown = partial(np.full, fitted["n_items_"], fitted["_mean_user_bias"])
+        parts = {"response": response, "unknown": unknown}
+        if self.predict_with == "global":
+            return Factors.of(fitted, **parts)
+        own = {"own": fitted["_own_items"], "has_biases": self.biases}
+        return OwnFactors.of(fitted, **parts, **own)
+
     def _mean_bias(self, message, attributes):
         """Return the user bias with which the items' biases alone give the mean rating."""
         if not self.biases or "n_ratings" not in message:
@@ -590,9 +608,7 @@ class RFRec(
 
     _predicted_fields = ("item_vectors",)
     _absent_fields = ("n_ratings",)
-    _dtype = np.float32
     _user_width = "n_factors"
-    _mean_user_bias: ClassVar[float]
 
     def _algorithm(self):
         return self._rfrec(RFRecAlgorithm)
@@ -608,44 +624,6 @@ class RFRec(
             is_private=local_dp is not None or central_dp is not None,
             clip=None if clip is None else float(clip),
         )
-
-    # ----------------------------------------------------------------- how it predicts
-
-    def _response(self, scores):
-        low, high = self.rating_scale_
-        if self.LINK == "sigmoid":
-            return low + (high - low) * expit(scores)
-        return np.clip(low + (high - low) * scores, low, high)
-
-    def _score_pairs(self, users, items):
-        if self.predict_with == "global":
-            scores = linear_scores(users, items, *self._linear_part())
-        else:
-            scores = self._own_scores(users, items)
-        scores[(users < 0) & (items >= 0)] += self._mean_user_bias
-        return self._response(scores)
-
-    def _score_all(self, users):
-        if self.predict_with == "global":
-            scores = super()._score_all(users)
-        else:
-            items = np.arange(self.n_items_)
-            rows = [self._own_scores(np.full(len(items), user), items) for user in users]
-            scores = np.stack(rows)
-        scores[users < 0] += self._mean_user_bias
-        return scores
-
-    def _own_scores(self, users, items):
-        """Return the scores of pairs with the item vectors of the users' clients."""
-        level, user_bias, item_bias, user_factors, item_factors = self._linear_part()
-        known_user, known_item = (users >= 0)[:, None], (items >= 0)[:, None]
-        partners = np.where(known_user, user_factors[users], 0)
-        if self.biases:
-            item_factors = np.column_stack([item_bias, item_factors])
-            partners = np.column_stack([np.ones(len(users)), partners])
-        own = self._own_items.vectors(users, np.maximum(items, 0), item_factors)
-        scores = level + np.where(users >= 0, user_bias[users], 0)
-        return scores + np.sum(np.where(known_item, own, 0) * partners, axis=1)
 
     def _forget_users(self, users):
         if hasattr(self, "_own_items"):

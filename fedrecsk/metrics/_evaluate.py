@@ -23,6 +23,7 @@ from fedrecsk.data.ids import id_array
 from fedrecsk.data.interactions import id_columns
 from fedrecsk.metrics._held_out import (
     PEERS,
+    Own,
     adapt,
     check_rows,
     draw_negatives,
@@ -205,6 +206,7 @@ def catalogue_ndcg(
 
 def values_by_user(
     model: Any,
+    seen: tuple[NDArray[np.int64], NDArray[np.int64]],
     rows: Any,
     places: NDArray[np.int64],
     metrics: Sequence[tuple[str, int]],
@@ -215,10 +217,12 @@ def values_by_user(
     """Return the users that have a relevant row, and their values of metrics with cutoffs.
 
     `rows` are of users with numbers and of items with codes (see `of_codes`), and `places` the
-    users' codes in `model`, of this package. The catalogue is ranked, or the negatives by the draws
-    that `uniform` returns for these users.
+    users' codes in `model`, of this package, whose `seen` says where each user's items begin, and
+    which these are. The catalogue is ranked, or the negatives by the draws that `uniform` returns
+    for these users.
     """
-    adapted, (users, held_out) = adapt(model), of_codes(rows, places, threshold)
+    adapted = Own(model, seen, range(model.n_items))
+    users, held_out = of_codes(rows, places, threshold)
     if not len(users):
         return users, [np.empty(0) for _ in metrics]
     negatives = None

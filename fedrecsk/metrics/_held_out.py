@@ -508,20 +508,21 @@ def unwrap_and_adapt(estimator, X_train=None):
 
 def adapt(recommender: Any) -> Any:
     """Adapt a recommender: by its codes if it is of this package, else by `predict`."""
-    ours = hasattr(recommender, "_score_all") and hasattr(recommender, "_seen")
-    return _Own(recommender) if ours else _Peer(recommender)
+    ours = hasattr(recommender, "_model") and hasattr(recommender, "_seen")
+    if not ours:
+        return _Peer(recommender)
+    known = recommender._items, recommender._users
+    return Own(recommender._model(), recommender._seen, *known)
 
 
-class _Own:
-    """A recommender of this package, by its codes; scores are those before the response."""
+class Own:
+    """A model of this package, by its codes; scores are those before the response."""
 
     scores_per_batch = 2**22
 
-    def __init__(self, model):
-        self._model = model
-        self.item_ids = model._items
-        self.user_ids = model._users
-        self.seen = _ones(*model._seen, len(model._items))
+    def __init__(self, model, seen, item_ids, user_ids=None):
+        self._model, self.item_ids, self.user_ids = model, item_ids, user_ids
+        self.seen = _ones(*seen, model.n_items)
 
     def n_scored(self, n_candidates):
         """Return the number of scores to compute for each user's candidates."""
@@ -529,11 +530,11 @@ class _Own:
 
     def board(self, users, ids):
         """Return scores of all items, which the caller may overwrite, (n_users, n_items)."""
-        return np.ascontiguousarray(self._model._score_all(users))
+        return np.ascontiguousarray(self._model.score_all(users))
 
     def pairs(self, users, ids, rows, items):
         """Return scores of pairs: position in `users` and item code of each."""
-        return self._model._score_all(users)[rows, items]
+        return self._model.score_all(users)[rows, items]
 
 
 class _Peer:

@@ -9,8 +9,15 @@ import numpy as np
 import torch
 
 from fedrecsk.data._checks import ClientFailed
-from fedrecsk.federated._implicit_feedback import NO_LOCAL_DP, Targets
+from fedrecsk.federated._implicit_feedback import (
+    NO_LOCAL_DP,
+    Targets,
+    cross_entropies,
+    losses_with_negatives,
+    responses,
+)
 from fedrecsk.neural._layout import Kind, Layout, Recipe, blueprint, built, own_settings, seeded
+from fedrecsk.neural._modules import ModuleScores
 from fedrecsk.neural._training import VISITS, Plan, Trainer, uploads, write_private
 from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.keys import Key
@@ -278,6 +285,28 @@ class ModuleAlgorithm(ModuleParameters, Algorithm[Server, Clients]):
 
     def user_attributes(self, block, clients):
         return {"user_factors_": clients.users}
+
+    def model(self, fitted):
+        return self._scores_by(ModuleScores, fitted)
+
+    def _scores_by(self, kind, fitted, **parts):
+        """Return a model of a kind, whose response is that of the loss."""
+        parts |= responses(self.plan.loss)
+        return kind(n_items=fitted["n_items_"], fitted=fitted, **parts)
+
+    def losses(self, model, held_out, seen):
+        loss, n_negatives = self.plan.loss, self.plan.n_negatives
+        if loss == "squared":
+            return super().losses(model, held_out, seen)
+        if loss == "bce":
+            losses_of, n_negatives = cross_entropies(model), max(1, n_negatives)
+        else:
+
+            def losses_of(users, items, targets):
+                scores = torch.from_numpy(model.score_pairs(users, items))
+                return loss(scores, torch.from_numpy(targets)).numpy().copy()
+
+        return losses_with_negatives(losses_of, held_out, seen, n_negatives)
 
 
 def _n_items(message, layout):

@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
-from torch.nn import functional
 
 from fedrecsk._utils import memory
 from fedrecsk._utils.constraints import AtLeast1, Positive
@@ -20,11 +18,9 @@ from fedrecsk.data.ids import id_array
 from fedrecsk.federated._feedback import LearnsFromFeedback
 from fedrecsk.neural import _checks
 from fedrecsk.neural._averaging import ModuleAlgorithm, ModuleParameters
-from fedrecsk.neural._layout import Recipe, blueprint, built, own_settings, seeded
+from fedrecsk.neural._layout import Recipe, blueprint, built, seeded
 from fedrecsk.neural._training import Plan, loss_function
 
-# Pairs that are scored at once, each user's with all items, and private numbers of single pairs.
-PAIRS, NUMBERS = 2**16, 2**20
 Optimizer = Literal["adam", "sgd"] | Callable[..., torch.optim.Optimizer]
 
 
@@ -75,10 +71,6 @@ class NeuralRecommender(ModuleParameters, LearnsFromFeedback):
         return blueprint(self._recipe()).layout
 
     @property
-    def _loss_function(self):
-        return loss_function(self.loss)
-
-    @property
     def _n_negatives(self):
         return 0 if self.loss == "squared" else self.n_negatives
 
@@ -105,7 +97,7 @@ class NeuralRecommender(ModuleParameters, LearnsFromFeedback):
         _checks.check_rates(self._algorithm().plan_for(1).rates, layout)
         _checks.check_device(self.device)
         _checks.check_optimizer(self.optimizer)
-        _checks.check_module(recipe.make, layout, self._loss_function)
+        _checks.check_module(recipe.make, layout, loss_function(self.loss))
 
     def _check_setting(self, plan, data, blocks):
         super()._check_setting(plan, data, blocks)
@@ -127,90 +119,10 @@ class NeuralRecommender(ModuleParameters, LearnsFromFeedback):
     def _sees_ratings(self):
         return self.loss != "bce"
 
-    def _validation_losses(self, held_out):
-        if not callable(self.loss):
-            return super()._validation_losses(held_out)
-        losses = self._losses_of(held_out.users, held_out.items, held_out.values)
-        counts = np.ones(len(losses))
-        if self.n_negatives > 0:
-            rows, negatives = self._held_out_negatives(held_out, held_out.values > 0)
-            others = self._losses_of(held_out.users[rows], negatives, np.zeros(len(rows)))
-            losses += np.bincount(rows, others, minlength=len(losses))
-            counts += np.bincount(rows, minlength=len(losses))
-        return held_out.weights * losses, held_out.weights * counts
-
-    def _losses_of(self, users, items, targets):
-        """Return the losses of pairs under a fitted model."""
-        scores = torch.from_numpy(self._raw_scores(users, items))
-        return self._loss_function(scores, torch.from_numpy(targets)).numpy().copy()
-
     def _least_bytes(self, data):
         users = data.n_users * self._module_layout().n_private(data.n_items)
         everybody = 2 * np.dtype(self._dtype).itemsize * users if self.client_fraction == 1 else 0
         return super()._least_bytes(data) + everybody
-
-    # --------------------------------------------------------------------- predictions
-
-    def _raw_scores(self, users, items):
-        """Return scores of pairs of codes (-1 for unknown) before the sigmoid, (n,), float64."""
-        # An unknown item has a row of zeros, the last.
-        items = np.where(items < 0, self.n_items_, items)[:, None]
-        return self._scores(users, items, NUMBERS // (1 + len(self.newcomer_factors_)))[:, 0]
-
-    def _score_pairs(self, users, items):
-        return self._response(self._raw_scores(users, items))
-
-    def _score_all(self, users):
-        return self._scores(users, np.arange(self.n_items_), PAIRS // max(1, self.n_items_))
-
-    def _scores(self, users, items, n_at_once):
-        """Return scores of items (n_users, n) or, if they are the same for all, (n,)."""
-        scores, common = np.empty((len(users), items.shape[-1])), self._common_parameters()
-        with own_settings(), torch.no_grad():
-            for start in range(0, len(users), max(1, n_at_once)):
-                some = slice(start, start + max(1, n_at_once))
-                theirs = items[some] if items.ndim == 2 else items
-                scores[some] = self._scores_at_once(common, users[some], theirs)
-        return scores + getattr(self, "global_bias_", 0.0)
-
-    def _scores_at_once(self, common, users, items):
-        module, private = blueprint(self._fitted_recipe).module, self._private_parameters(users)
-        codes = torch.from_numpy(items)
-
-        def score(own, codes):
-            return functional_call(module, common | own, (torch.zeros_like(codes), codes))
-
-        if not private:
-            return np.broadcast_to(score({}, codes).numpy(), (len(users), items.shape[-1]))
-        return vmap(score, (0, 0 if items.ndim == 2 else None))(private, codes).numpy()
-
-    def _common_parameters(self):
-        """Return the parameters that all users have; tables end with a row for unknown items."""
-        made, common = blueprint(self._fitted_recipe), {}
-        fixed = {name: value.numpy() for name, value in made.fixed(self.n_items_).items()}
-        for name, values in (self.parameters_ | fixed).items():
-            part = made.layout.parts[name]
-            if part.kind in ("item", "fixed item"):
-                rows = values.reshape(-1, *part.shape)
-                common[name] = torch.from_numpy(np.concatenate([rows, np.zeros_like(rows[:1])]))
-            else:
-                common[name] = torch.from_numpy(values).reshape(part.shape)
-        return common
-
-    def _private_parameters(self, users):
-        """Return the private parameters of users, with the user as first axis."""
-        layout, own = blueprint(self._fitted_recipe).layout, {}
-        rows = np.tile(self.newcomer_factors_, (len(users), 1))
-        rows[users >= 0] = self.user_factors_[users[users >= 0]]
-        rows = torch.from_numpy(rows)
-        for name, column in layout.columns(self.n_items_).items():
-            part = layout.parts[name]
-            values = rows[:, column].to(part.dtype)
-            if part.kind == "private item":
-                values = functional.pad(values, (0, part.width))
-            shape = part.shape if part.kind == "private" else (-1, *part.shape)
-            own[name] = values.reshape(len(users), *shape)
-        return own
 
     def to_module(self, user: Any = None) -> nn.Module:
         """Return the fitted module, with copies of the parameters.

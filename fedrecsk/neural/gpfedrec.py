@@ -14,6 +14,7 @@ from fedrecsk._utils.docs import documented
 from fedrecsk.federated._implicit_feedback import NO_LOCAL_DP
 from fedrecsk.neural import _averaging
 from fedrecsk.neural._layout import Recipe
+from fedrecsk.neural._modules import ModuleScores
 from fedrecsk.neural.base import NeuralRecommender, Optimizer
 from fedrecsk.neural.modules import MLP, PersonalMLP
 from fedrecsk.neural.pfedrec import ITEMS, PACE, PFedRecAlgorithm, PFedRecParameters
@@ -122,6 +123,10 @@ class GPFedRecAlgorithm(GPFedRecParameters, PFedRecAlgorithm):
     def user_attributes(self, block, clients):
         # They have what is the users' own of the items.
         return {"user_factors_": clients.users}
+
+    def model(self, fitted):
+        # torch rounds products of private layers by how many users it multiplies.
+        return self._scores_by(ModuleScores, fitted, is_double=True)
 
     def as_newcomers(self, block):
         return replace(block, clients=np.full_like(block.clients, -1))
@@ -259,15 +264,6 @@ class GPFedRec(GPFedRecParameters, NeuralRecommender):
     def _algorithm(self):
         # Clients train a table that is theirs for the round; the sum of two is for the end.
         return self._averaging(self._recipe(MLP))
-
-    # In double precision: torch rounds products of private layers by how many users it multiplies.
-
-    def _common_parameters(self):
-        return {name: value.double() for name, value in super()._common_parameters().items()}
-
-    def _private_parameters(self, users):
-        own = super()._private_parameters(users)
-        return {name: value.double() for name, value in own.items()}
 
     def _least_bytes(self, data):
         # The server's tables, before and after a step.

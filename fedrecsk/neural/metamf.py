@@ -16,6 +16,7 @@ from fedrecsk.data._checks import scale_of
 from fedrecsk.federated._implicit_feedback import data_sizes
 from fedrecsk.federated._ratings import RATINGS, RatingScale, Scale, sums_of_ratings
 from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.models import Scores, clipped
 from fedrecsk.neural._layout import own_settings
 from fedrecsk.neural._metamf_network import (
     CLIENTS_AT_A_TIME,
@@ -261,8 +262,48 @@ class MetaMFAlgorithm(MetaMFParameters, Algorithm[Server, Clients]):
             return {"user_codes_": made.table.codes}
         return dict(zip(PARTS.values(), made, strict=True))
 
+    def model(self, fitted):
+        n_items, level = fitted["n_items_"], fitted["global_bias_"]
+
+        def pairs(users, items):
+            values = np.full(len(users), level)
+            distinct, whose = np.unique(users, return_inverse=True)
+            for some in _chunks(np.arange(len(distinct))):
+                pairs = np.flatnonzero((whose >= some[0]) & (whose <= some[-1]) & (items >= 0))
+                columns, places = np.unique(items[pairs], return_inverse=True)
+                found = _scores_of(fitted, distinct[some], columns)
+                values[pairs] = found[whose[pairs] - some[0], places]
+            return values
+
+        def board(users):
+            values, items = np.empty((len(users), n_items)), np.arange(n_items)
+            for some in _chunks(np.arange(len(users))):
+                values[some] = _scores_of(fitted, users[some], items)
+            return values
+
+        response = clipped(*fitted["rating_scale_"])
+        return Scores(n_items=n_items, response=response, pairs=pairs, board=board)
+
     def as_newcomers(self, block):
         return replace(block, clients=np.full_like(block.clients, -1))
+
+
+def _scores_of(fitted, users, items):
+    """Return scores of all pairs of users (codes, -1 for unknown) and items."""
+    # In double precision, so that they do not depend on which others are asked for.
+    sizes = fitted["_fitted_sizes"]
+    with own_settings(), torch.no_grad():
+        if "network_" in fitted:
+            known = (users >= 0)[:, None]
+            codes = np.where(known, fitted["user_codes_"][users], fitted["mean_code_"])
+            weights = {name: one.astype(np.float64) for name, one in fitted["network_"].items()}
+            parts = Made("table", weights, codes.astype(np.float64), sizes).parts(items)
+        else:
+            users = np.maximum(users, 0)
+            table, basis, scorer = (fitted[name][users] for name in PARTS.values())
+            own = (one.astype(np.float64) for one in (table[:, items], basis, scorer))
+            parts = Parts(*map(torch.from_numpy, own))
+        return scores(parts, sizes).numpy() + fitted["global_bias_"]
 
 
 def _leaf(array):
@@ -407,7 +448,6 @@ class MetaMF(MetaMFParameters, RatingScale, RatingMixin, FederatedRecommender):
 
     _has_item_vectors = False
     _has_user_vectors = False
-    _dtype = np.float32
 
     def _algorithm(self):
         return self._build(MetaMFAlgorithm)
@@ -420,42 +460,6 @@ class MetaMF(MetaMFParameters, RatingScale, RatingMixin, FederatedRecommender):
             return super().__getattr__(name)
         with own_settings():
             return np.asarray(Made(made[name], self.network_, self.user_codes_, self._fitted_sizes))
-
-    def _score_pairs(self, users, items):
-        values = np.full(len(users), self.global_bias_)
-        distinct, whose = np.unique(users, return_inverse=True)
-        for some in _chunks(np.arange(len(distinct))):
-            pairs = np.flatnonzero((whose >= some[0]) & (whose <= some[-1]) & (items >= 0))
-            columns, places = np.unique(items[pairs], return_inverse=True)
-            found = self._scores_of(distinct[some], columns)
-            values[pairs] = found[whose[pairs] - some[0], places]
-        return self._response(values)
-
-    def _score_all(self, users):
-        values, items = np.empty((len(users), self.n_items_)), np.arange(self.n_items_)
-        for some in _chunks(np.arange(len(users))):
-            values[some] = self._scores_of(users[some], items)
-        return values
-
-    def _scores_of(self, users, items):
-        """Return scores of all pairs of users (codes, -1 for unknown) and items."""
-        # In double precision, so that they do not depend on which others are asked for.
-        sizes = self._fitted_sizes
-        with own_settings(), torch.no_grad():
-            if "network_" in vars(self):
-                known = (users >= 0)[:, None]
-                codes = np.where(known, self.user_codes_[users], self.mean_code_)
-                weights = {name: value.astype(np.float64) for name, value in self.network_.items()}
-                parts = Made("table", weights, codes.astype(np.float64), sizes).parts(items)
-            else:
-                users = np.maximum(users, 0)
-                table, basis, scorer = (getattr(self, name)[users] for name in PARTS.values())
-                own = (one.astype(np.float64) for one in (table[:, items], basis, scorer))
-                parts = Parts(*map(torch.from_numpy, own))
-            return scores(parts, sizes).numpy() + self.global_bias_
-
-    def _response(self, scores):
-        return np.clip(scores, *self.rating_scale_)
 
     # ------------------------------------------------------------------- what it needs
 

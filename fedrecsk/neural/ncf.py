@@ -21,6 +21,7 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.base import RankingMixin, check_likes
 from fedrecsk.centralized._sgd import DTYPE, Epochs
+from fedrecsk.models import Scores
 from fedrecsk.neural import modules
 from fedrecsk.neural._layout import own_settings, seeded
 from fedrecsk.neural._training import adam_step
@@ -285,13 +286,17 @@ class NCF(RankingMixin, Epochs):
         tags.target_tags.required = self.loss == "squared"
         return tags
 
+    def _model(self):
+        own = {"pairs": self._score_pairs, "board": self._score_all}
+        return Scores(n_items=self.n_items_, response=self._response, **own)
+
     def _response(self, scores):
         if self.loss == "bce":
             return expit(scores)
         return np.clip(self.global_bias_ + self._scale * scores, *self.rating_range_)
 
     def _score_pairs(self, users, items):
-        return self._response(self._scores(users, items[:, None])[:, 0])
+        return self._scores(users, items[:, None])[:, 0]
 
     def _score_all(self, users):
         everything = np.broadcast_to(np.arange(self.n_items_), (len(users), self.n_items_))

@@ -15,6 +15,7 @@ from fedrecsk._utils.docs import documented
 from fedrecsk.data.ids import id_array
 from fedrecsk.neural._averaging import ModuleAlgorithm, ModuleParameters
 from fedrecsk.neural._layout import Recipe
+from fedrecsk.neural._modules import OwnItemScores
 from fedrecsk.neural.base import NeuralRecommender, Optimizer
 from fedrecsk.neural.modules import ScoreFunction
 
@@ -83,6 +84,11 @@ class PFedRecAlgorithm(PFedRecParameters, ModuleAlgorithm):
         own = sparse.coo_array(triples, (block.n_users, block.n_items * d)).tocsr()
         own.sort_indices()
         return attributes | {"user_items_": own}
+
+    def model(self, fitted):
+        if not self.personal_items:
+            return super().model(fitted)
+        return self._scores_by(OwnItemScores, fitted, width=self.layout.parts[ITEMS].width)
 
 
 @documented
@@ -190,40 +196,8 @@ class PFedRec(PFedRecParameters, NeuralRecommender):
         module = super().to_module(user)
         if self.personal_items:
             (code,) = self._users.codes(id_array([user], "user"))
-            items, vectors = self._own_items(code)
+            items, vectors = self._model().items_of(code)
             with torch.no_grad():
                 table = module.get_parameter(ITEMS)
                 table[torch.from_numpy(items)] = torch.from_numpy(vectors)
         return module
-
-    def _score_all(self, users):
-        scores = super()._score_all(users)
-        if self.personal_items:
-            for place in np.flatnonzero(users >= 0):
-                items, own = self._own_scores(users[place])
-                scores[place, items] = own
-        return scores
-
-    def _raw_scores(self, users, items):
-        scores = super()._raw_scores(users, items)
-        if self.personal_items:
-            for user in np.unique(users[users >= 0]):
-                board = np.full(self.n_items_, np.nan)
-                rated, own = self._own_scores(user)
-                board[rated] = own
-                places = np.flatnonzero((users == user) & (items >= 0))
-                known = places[~np.isnan(board[items[places]])]
-                scores[known] = board[items[known]]
-        return scores
-
-    def _own_items(self, user):
-        """Return the items of which a user has vectors of its own, and these."""
-        span = slice(*self.user_items_.indptr[user : user + 2])
-        vectors = self.user_items_.data[span].reshape(-1, self.n_factors)
-        return self.user_items_.indices[span][:: self.n_factors] // self.n_factors, vectors
-
-    def _own_scores(self, user):
-        """Return a user's own items, and their scores."""
-        items, vectors = self._own_items(user)
-        own = self.user_factors_[user].astype(np.float64)
-        return items, vectors @ own[:-1] + own[-1] + getattr(self, "global_bias_", 0.0)

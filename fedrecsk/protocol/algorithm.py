@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from fedrecsk._utils.parameters import Value
+from fedrecsk.models import Factors
 from fedrecsk.protocol import states
 from fedrecsk.protocol.messages import Message
 
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedrecsk.base._item_prior import ItemPrior
+    from fedrecsk.models import Model
     from fedrecsk.protocol.blocks import Attributes, Block
+    from fedrecsk.protocol.evaluation import HeldOut
     from fedrecsk.protocol.keys import Key, Keys
     from fedrecsk.protocol.messages import Catalogue, Form, GroupMessages, Upload
     from fedrecsk.protocol.participation import RoundMasks, Sampling
@@ -228,6 +231,21 @@ class Algorithm(Value, ABC, Generic[S, C]):
         Arrays with a row per user of the block, with names that begin with ``user_``. Anything
         else needs a class method ``joined(parts)``.
         """
+
+    def model(self, fitted: Mapping[str, Any]) -> Model:
+        """Return the model of fitted attributes, by their names; by default vectors and biases."""
+        return Factors.of(fitted)
+
+    def losses(
+        self, model: Any, held_out: HeldOut, seen: tuple[NDArray, NDArray]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Clients: loss and weight of each held-out row under a model fitted for these users.
+
+        The loss is multiplied by the weight already; the default is the squared error. `seen` are
+        the users' other rows: where each user's begin, and their items.
+        """
+        predicted = model.predict(held_out.users, held_out.items)
+        return held_out.weights * (held_out.values - predicted) ** 2, held_out.weights
 
     def as_newcomers(self, block: Block) -> Block:
         """Return a block of users that were not in the fit, with the codes that draws need."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -490,10 +491,13 @@ class Clients:
         # Users of these rows are numbered among those of the clients asked.
         own = self._attributes(who, personalized, _numbers(self.block.users_of(who)))
         of_items = self.algorithm.server_attributes(message.of(block.clients))
-        model = self.plan.models.make_model(of_items | own, block)
+        sizes = {"n_users_": block.n_users, "n_items_": block.n_items}
+        model = self.algorithm.model(of_items | own | sizes)
         clients = np.repeat(np.arange(block.n_clients), np.diff(block.client_indptr))
         key = self.keys.private
-        return self.scoring.measure(model, HeldOut.of(held_out), clients, block.users, key)
+        seen, rows = (block.indptr, block.items), HeldOut.of(held_out)
+        losses = partial(self.algorithm.losses, seen=seen)
+        return self.scoring.measure(model, seen, rows, clients, block.users, key, losses=losses)
 
     def keep_measured(self) -> None:
         """Keep the users' state under the model evaluated last, because it is the best so far."""

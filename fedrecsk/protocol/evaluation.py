@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from fedrecsk.models import Model
     from fedrecsk.protocol.blocks import Block
     from fedrecsk.protocol.keys import Key
     from fedrecsk.protocol.messages import Upload
     from fedrecsk.protocol.plan import FitPlan
+
+    Losses = Callable[[Model, "HeldOut"], tuple[NDArray[np.float64], NDArray[np.float64]]]
 
 ERRORS: dict[str, Callable[[NDArray], NDArray]] = {"rmse": np.square, "mae": np.abs}
 N_BINS = 10
@@ -63,26 +66,6 @@ class HeldOut(NamedTuple):
         return cls(
             users, block.items, block.values, block.weights, block.n_users, block.n_items, ranks
         )
-
-
-class ScoringModel(Protocol):
-    """A model that is evaluated: it scores users and items by their codes."""
-
-    def _score_pairs(
-        self, users: NDArray[np.int64], items: NDArray[np.int64]
-    ) -> NDArray[np.float64]:
-        """Score pairs."""
-        ...
-
-    def _score_all(self, users: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Score every item for users."""
-        ...
-
-    def _validation_losses(
-        self, held_out: HeldOut
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the loss and the weight of each held-out row."""
-        ...
 
 
 class Metric(NamedTuple):
@@ -266,18 +249,21 @@ class Scoring:
 
     def measure(
         self,
-        model: ScoringModel,
+        model: Model,
+        seen: tuple[NDArray[np.int64], NDArray[np.int64]],
         held_out: HeldOut,
         clients: NDArray[np.int64],
         codes: NDArray[np.int64],
         key: Key,
         places: NDArray[np.int64] | None = None,
+        losses: Losses | None = None,
     ) -> dict[str, NDArray[np.float64]]:
         """Return the sums of each client, by metric, of shape (n_clients, 2).
 
+        `seen` are the users' rows in the fit: where each user's begin, and their items.
         `clients` are the clients of the users of the held-out rows, and `codes` the users' codes,
         by which `key` draws negatives. `places` are their numbers in the model, -1 for unknown
-        users; None: the model has these users only.
+        users; None: the model has these users only. `losses` gives the loss and the weight of rows.
         """
         places = np.arange(held_out.n_users) if places is None else places
         n_clients = int(clients.max(initial=-1)) + 1
@@ -291,7 +277,7 @@ class Scoring:
                 return key.uniform("negatives of an evaluation", addresses)
 
             draws = {"threshold": self.threshold, "uniform": uniform if self.n_negatives else None}
-            users, values = values_by_user(model, held_out, places, rankings, **draws)
+            users, values = values_by_user(model, seen, held_out, places, rankings, **draws)
             weights, owners = np.ones(len(users)), clients[users]
             ranked = {
                 one: (owners, each, weights) for one, each in zip(rankings, values, strict=True)
@@ -299,7 +285,7 @@ class Scoring:
         found = {}
         for one in self._read:
             owners, *sums = ranked.get((one.kind, one.k)) or self._by_row(
-                one, model, held_out, clients, places
+                one, model, held_out, clients, places, losses
             )
             found[one.name] = np.stack(
                 [np.bincount(owners, each, minlength=n_clients) for each in sums], axis=1
@@ -307,12 +293,12 @@ class Scoring:
         return found
 
     @staticmethod
-    def _by_row(metric, model, held_out, clients, places):
+    def _by_row(metric, model, held_out, clients, places, losses):
         """Return each row's client, its loss or error, and its weight."""
         users, weights = held_out.users, held_out.weights
         if metric.kind == "loss":
-            return clients[users], *model._validation_losses(held_out)
-        errors = held_out.values - model._score_pairs(places[users], held_out.items)
+            return clients[users], *losses(model, held_out)
+        errors = held_out.values - model.predict(places[users], held_out.items)
         return clients[users], weights * ERRORS[metric.kind](errors), weights
 
 

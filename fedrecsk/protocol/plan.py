@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from fedrecsk.protocol.algorithm import PlansRounds, extended
 
 if TYPE_CHECKING:
     from fedrecsk.protocol.algorithm import AnyAlgorithm
-    from fedrecsk.protocol.blocks import Attributes, Block
-    from fedrecsk.protocol.evaluation import Scoring, ScoringModel
+    from fedrecsk.protocol.evaluation import Scoring
     from fedrecsk.protocol.federation import Federation
     from fedrecsk.protocol.participation import Sampling
 
@@ -18,14 +17,6 @@ if TYPE_CHECKING:
 # as they are computed; "single": each is looked at before; "held": the server combines single ones;
 # "kept": they are added up in the round in which they arrive, which may be a later one.
 Uploads = Literal["sum", "single", "held", "kept"]
-
-
-class ModelMaker(Protocol):
-    """Turns fitted attributes into models that score."""
-
-    def make_model(self, attributes: Attributes, block: Block) -> ScoringModel:
-        """Return a model of a block's users."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -58,8 +49,6 @@ class FitPlan:
         Least improvement that counts.
     patience : int
         Number of passes over the clients without an improvement that end the fit.
-    models : ModelMaker
-        What makes the models that clients measure.
     is_watched : bool
         Whether single uploads are recorded, as by `measure_leak`.
     draws_each : bool
@@ -80,7 +69,6 @@ class FitPlan:
     early_stopping: bool
     tol: float
     patience: int
-    models: ModelMaker
     is_watched: bool = False
     draws_each: bool = False
 

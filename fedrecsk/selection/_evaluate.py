@@ -167,8 +167,9 @@ def federated_evaluate(
         # Raises if they are too few.
         scheme.plan(len(rows.client_ids))
     seed = int(check_random_state(random_state).randint(2**31 - 1))
+    model, seen = recommender._model(), recommender._seen
     found = scoring.measure(
-        recommender, rows.held_out, rows.clients, rows.codes, Key(seed), rows.places
+        model, seen, rows.held_out, rows.clients, rows.codes, Key(seed), rows.places
     )
     secret = None
     if isinstance(random_state, Integral):

@@ -13,9 +13,9 @@ from sklearn.utils import check_random_state
 from fedrecsk._utils.constraints import Above0To1, AtLeast1, Between0And1, Jobs, NotNegative, Seed
 from fedrecsk._utils.parameters import did_you_mean
 from fedrecsk._utils.sklearn_compat import clone, get_threadpool_controller
-from fedrecsk.base import Recommender, fitted_copy
+from fedrecsk.base import Recommender
+from fedrecsk.cluster import _frames
 from fedrecsk.data import _checks
-from fedrecsk.data.ids import Ids
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol import private_fits, refusals
 from fedrecsk.protocol.central_noise import CentralNoise
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from fedrecsk.privacy import PrivacyReport
     from fedrecsk.protocol.algorithm import AnyAlgorithm
-    from fedrecsk.protocol.blocks import Attributes, Block
     from fedrecsk.protocol.ledger import Ledger
     from fedrecsk.protocol.messages import Message
 
@@ -57,7 +56,7 @@ class FederatedMethod(Recommender):
     _final_message: ClassVar[Message]
     communication_: ClassVar[Ledger]
     # The type that most methods compute in.
-    _dtype: ClassVar[type[np.floating]]
+    _dtype: ClassVar[type[np.floating]] = np.float32
 
     # The parameter that says how many numbers of `_dtype` every user keeps; None if there is no
     # such parameter. By it, fits for which there is not enough memory are refused.
@@ -74,14 +73,6 @@ class FederatedMethod(Recommender):
 
     def _check_on_devices(self, federation):
         """Raise, before any work, if only the simulator can run the method in its federation."""
-
-    def _validation_losses(self, held_out):
-        """Clients: loss and weight of each held-out row under a model fitted for these users.
-
-        The loss is multiplied by the weight already; the default is the squared error.
-        """
-        predicted = self._score_pairs(held_out.users, held_out.items)
-        return held_out.weights * (held_out.values - predicted) ** 2, held_out.weights
 
     @property
     def _sees_ratings(self):
@@ -130,8 +121,12 @@ class FederatedMethod(Recommender):
             early_stopping=self.early_stopping,
             tol=self.tol,
             patience=self.n_iter_no_change,
-            models=ModelOfUsers(self),
         )
+
+    def _model(self):
+        # A model does without vectors that are missing.
+        _frames.check_users_are_here(self)
+        return self._algorithm().model(vars(self))
 
     def _n_tasks(self, data):
         return self._plan().rounds(data.n_clients)
@@ -150,7 +145,7 @@ class FederatedMethod(Recommender):
 
     def _least_bytes(self, data):
         # A round's sums, the server's model, and users' vectors during and after the rounds.
-        itemsize = np.dtype(getattr(self, "_dtype", np.float32)).itemsize
+        itemsize = np.dtype(self._dtype).itemsize
         specs = self._algorithm().fields(data.n_items).values()
         total = sum(spec.size * np.dtype(spec.sum_dtype).itemsize for spec in specs)
         model = [spec for spec in specs if spec.learned and not spec.is_integer]
@@ -250,21 +245,3 @@ class FederatedMethod(Recommender):
                 _checks.check_users(self, block, ids, attributes[-1])
         joined = _blocks.by_user([block.users for block in blocks], attributes)
         return {name: rows for name, rows in joined.items() if name.startswith("user_")}
-
-
-@dataclass(frozen=True)
-class ModelOfUsers:
-    """Makes models of some users, by the functions of a method's estimator."""
-
-    method: FederatedMethod
-
-    def make_model(self, attributes: Attributes, block: Block) -> FederatedMethod:
-        """Return a model of a block's users."""
-        ids = {
-            "n_users_": block.n_users,
-            "n_items_": block.n_items,
-            "_users": Ids(np.arange(block.n_users), "user ids"),
-            "_items": Ids(np.arange(block.n_items), "item ids"),
-            "_seen": (block.indptr, block.items),
-        }
-        return fitted_copy(self.method, attributes | ids)

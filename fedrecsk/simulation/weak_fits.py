@@ -62,7 +62,7 @@ def _errors(model, data, owners, rows):
     for codes in (data.items, owners):
         sums = np.bincount(codes, weights * (values - biases))
         biases += (sums / (np.bincount(codes, weights) + SHRINKAGE))[codes]
-    estimates = model._score_pairs(owners[rows], data.items[rows]), biases[rows]
+    estimates = model._model().predict(owners[rows], data.items[rows]), biases[rows]
     return [
         np.sqrt(np.average((values[rows] - one) ** 2, weights=weights[rows])) for one in estimates
     ]
@@ -78,7 +78,7 @@ def _areas(model, data, users, owners, rows):
     able = n_pairs > 0
     counts = np.bincount(data.items[data.values > 0], minlength=data.n_items)
     areas = []
-    for scores in (model._score_all(users), counts[None]):
+    for scores in (model._model().score_all(users), counts[None]):
         n_below = np.sum(rankdata(scores, axis=1) * own, axis=1) - n_own * (n_own + 1) / 2
         areas.append(np.mean(n_below[able] / n_pairs[able]) if able.any() else 0.5)
     return areas

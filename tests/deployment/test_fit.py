@@ -47,6 +47,7 @@ from fedrecsk.compression import LowRank, Quantization, TopK
 from fedrecsk.deployment.server_model import send_new_items
 from fedrecsk.deployment.store import Store
 from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.federated.rfrec import RFRecAlgorithm
 from fedrecsk.privacy import (
     CentralDP,
     GaussianMechanism,
@@ -389,11 +390,16 @@ def test_new_items_that_cannot_be_sent_are_refused(tmp_path):
         send_new_items(estimator, features[-1:], None, store, n_clients=2)
 
 
+class AlwaysAlike(RFRecAlgorithm):
+    def losses(self, model, held_out, seen):
+        return np.ones((2, len(held_out.users)))
+
+
 class NeverBetter(RFRec):
     """The first model stays the best."""
 
-    def _validation_losses(self, held_out):
-        return np.ones((2, len(held_out.users)))
+    def _algorithm(self):
+        return self._rfrec(AlwaysAlike)
 
 
 STOPPED = [RFRec, NeverBetter, FedEB, LocALS, FedMF, LightFR, RFRecF, ExplicitFCF]

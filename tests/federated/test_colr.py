@@ -10,6 +10,7 @@ from sklearn.base import clone
 from benchmarks._variants import variant
 from fedrecsk import CoLR, Federation, FedMF, PrivRec, SCoLR
 from fedrecsk.data.interactions import encode
+from fedrecsk.federated._implicit_feedback import unseen_items
 from fedrecsk.federated.fedmf import EPOCHS_OF_THE_NEW
 from fedrecsk.protocol import blocks
 from fedrecsk.protocol.evaluation import HeldOut
@@ -220,10 +221,10 @@ def test_early_stopping_measures_cross_entropy_on_held_out_rows(toy):
     X, _ = toy
     data, held_out = first_rows(X)
     model = make(FedMF).fit(X)
-    losses, weights = model._validation_losses(held_out)
+    losses, weights = model._algorithm().losses(model._model(), held_out, model._seen)
     full = np.diff(data.indptr)[held_out.users] == data.n_items
     np.testing.assert_array_equal(weights, np.where(full, 1, 3))
-    chance = model._score_pairs(held_out.users, held_out.items)
+    chance = model._model().predict(held_out.users, held_out.items)
     assert (losses >= -np.log(chance) - 1e-12).all()
     np.testing.assert_allclose(losses[full], -np.log(chance[full]))
 
@@ -232,13 +233,12 @@ def test_a_client_alone_validates_with_the_same_negatives(toy):
     X, _ = toy
     model = make(FedMF).fit(X)
     data, held_out = first_rows(X)
-    rows, negatives = model._held_out_negatives(held_out, held_out.values > 0)
+    rows, negatives = unseen_items(held_out, held_out.values > 0, model._seen, model.n_negatives)
     for user in range(data.n_users):
-        alone = clone(model).fit(X)
         seen = data.items[data.indptr[user] : data.indptr[user + 1]]
-        alone._seen = np.array([0, len(seen)]), seen
         _, mine = first_rows(X[X[:, 0] == data.user_ids.values[user]])
-        _, drawn = alone._held_out_negatives(mine, mine.values > 0)
+        own = np.array([0, len(seen)]), seen
+        _, drawn = unseen_items(mine, mine.values > 0, own, model.n_negatives)
         np.testing.assert_array_equal(drawn, negatives[held_out.users[rows] == user])
         assert not np.isin(drawn, seen).any()
 

@@ -74,9 +74,11 @@ def assert_equals_reference(model, X, y, block_sizes=BLOCK_SIZES[:1], **fit_para
             fitted.user_noise_, [unit / np.sqrt(p.alpha) for p in posteriors], atol=1e-9
         )
         np.testing.assert_allclose(
-            fitted._score_pairs(users, items), np.clip(predicted, *fitted.rating_scale_), atol=1e-9
+            fitted._model().predict(users, items),
+            np.clip(predicted, *fitted.rating_scale_),
+            atol=1e-9,
         )
-        np.testing.assert_allclose(fitted._standard_deviations(users, items), stds, atol=1e-9)
+        np.testing.assert_allclose(fitted._model().deviations(users, items), stds, atol=1e-9)
         assert np.abs(final.items[:, 1:] - start).max() > 1e-2
 
 

@@ -50,7 +50,7 @@ def assert_equals_the_reference(model, X, y, clients=None, weight=None):
     else:
         expected = reference.spectral_scores(G, rows, model.n_factors, model.alpha, model.reg_user)
     np.testing.assert_allclose(
-        model._score_all(np.arange(data.n_users)), expected, rtol=1e-7, atol=1e-9
+        model._model().score_all(np.arange(data.n_users)), expected, rtol=1e-7, atol=1e-9
     )
 
 
@@ -213,7 +213,7 @@ def test_noisy_sums_are_solved_for_what_is_visible(Estimator, setting, n_silos, 
         expected = reference.noisy_spectral_scores(
             seen, kept, std, rows, model.n_factors, model.alpha, model.reg_user
         )
-    scores = model._score_all(np.arange(data.n_users))
+    scores = model._model().score_all(np.arange(data.n_users))
     np.testing.assert_allclose(scores, expected, rtol=1e-7, atol=1e-9)
 
 

@@ -52,7 +52,7 @@ def test_equals_the_naive_reference(Estimator, n_silos, kind, monkeypatch):
     for fitted in fits_in_blocks(model, X, y, clients=clients, sample_weight=weight):
         np.testing.assert_allclose(fitted.item_weights_.toarray(), expected, atol=1e-6)
         assert np.diff(fitted.item_weights_.indptr).max() == 4
-        scores = fitted._score_all(np.arange(data.n_users))
+        scores = fitted._model().score_all(np.arange(data.n_users))
         np.testing.assert_allclose(scores, rows @ expected, atol=1e-5)
         np.testing.assert_allclose(fitted.predict(X), scores[_codes(fitted, X)], atol=1e-6)
 
@@ -145,7 +145,7 @@ def test_noise_on_the_sum_leaves_what_is_visible():
     federation = Federation(central_dp=CentralDP(noise_multiplier=0.01, clip=100))
     model = FedItemKNN(items=np.unique(X[:, 1]), federation=federation, random_state=0).fit(X)
     plain = FedItemKNN(items=np.unique(X[:, 1])).fit(X)
-    ours, theirs = (one._score_all(np.arange(50)).ravel() for one in (model, plain))
+    ours, theirs = (one._model().score_all(np.arange(50)).ravel() for one in (model, plain))
     assert np.corrcoef(ours, theirs)[0, 1] > 0.9
 
 

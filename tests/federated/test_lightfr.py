@@ -9,10 +9,10 @@ from sklearn.base import clone
 from benchmarks._variants import variant
 from fedrecsk import Federation
 from fedrecsk._utils.kernels import LazyModule
-from fedrecsk.base import Recommender
-from fedrecsk.base._hamming import n_words, random_codes
 from fedrecsk.data.interactions import encode
 from fedrecsk.federated import LightFR, pack_codes, unpack_codes
+from fedrecsk.models import Scores
+from fedrecsk.models.codes import n_words, random_codes
 from fedrecsk.privacy import CKKS, Paillier, SecAggPlus
 from fedrecsk.protocol import blocks
 from fedrecsk.protocol.keys import Key, Keys
@@ -171,7 +171,13 @@ def test_the_packed_search_finds_what_the_scores_say(n_bits, user_bits, asked):
     X = np.column_stack([rng.integers(0, 6, 1500), np.arange(1500)])
     model = make(n_bits=n_bits, user_bits=user_bits, n_rounds=1).fit(X)
     naive = copy.copy(model)
-    naive._best_items = lambda *arguments: Recommender._best_items(model, *arguments)
+    codes = model._model()
+    plain = Scores(
+        **{name: getattr(codes, name) for name in ("n_items", "response")},
+        pairs=codes.score_pairs,
+        board=codes.score_all,
+    )
+    naive._model = lambda: plain
     users, options = np.arange(6), {}
     if asked == "candidates":
         options["candidates"] = rng.permutation(1500)[:700]

@@ -289,7 +289,8 @@ def test_the_validation_loss_is_the_objective_on_what_was_not_trained_on(toy):
     mask[everything.indptr[:-1]] = True
     held_out = everything.take(mask)
     model = make(LocALS).fit(X)
-    losses, weights = model._validation_losses(held_out)
+    seen = everything.indptr, everything.items
+    losses, weights = model._algorithm().losses(model._model(), held_out, seen)
     c, r, rated = dense(everything, 2.0)
     trained = rated.copy()
     trained[held_out.users, held_out.items] = False

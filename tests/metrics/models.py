@@ -7,6 +7,7 @@ from scipy import sparse
 from sklearn.base import BaseEstimator
 
 from fedrecsk.base import RankingMixin, Recommender
+from fedrecsk.models import Scores
 
 
 def score(user, item):
@@ -27,6 +28,10 @@ class Given(RankingMixin, Recommender):
 
     def _new_user_attributes(self, data):
         return {}
+
+    def _model(self):
+        scores = {"pairs": self._score_pairs, "board": self._score_all}
+        return Scores(n_items=self.n_items_, **scores)
 
     def _score_all(self, users):
         table = [

@@ -241,7 +241,7 @@ def test_neither_the_order_of_rows_nor_batches_matter_but_the_seed_does(Model, m
     assert values == evaluate_ranking(model, test[::-1], **drawn)
     assert values == evaluate_ranking(reordered, test, **drawn)
     assert values != evaluate_ranking(model, test, **drawn | {"random_state": 4})
-    side = _held_out._Own if Model is Given else _held_out._Peer
+    side = _held_out.Own if Model is Given else _held_out._Peer
     monkeypatch.setattr(side, "scores_per_batch", 90)
     assert evaluate_ranking(model, test, **options) == pytest.approx(whole)
     assert evaluate_ranking(model, test, **drawn) == pytest.approx(values)

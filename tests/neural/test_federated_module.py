@@ -172,8 +172,10 @@ def test_scores_are_the_modules(toy, module):
         with torch.no_grad():
             scores = built(torch.zeros_like(items), items).numpy()
         codes = np.full(model.n_items_, code)
-        np.testing.assert_allclose(model._score_all(np.array([code]))[0], scores, rtol=1e-9)
-        np.testing.assert_allclose(model._raw_scores(codes, items.numpy()), scores, rtol=1e-9)
+        np.testing.assert_allclose(model._model().score_all(np.array([code]))[0], scores, rtol=1e-9)
+        np.testing.assert_allclose(
+            model._model().score_pairs(codes, items.numpy()), scores, rtol=1e-9
+        )
 
 
 def test_a_module_of_all_users_is_there_if_they_have_no_layers_of_their_own(toy):

@@ -69,7 +69,7 @@ def test_scores_are_the_modules(toy):
     for code, user in enumerate(model.user_ids_.tolist()):
         with torch.no_grad():
             scores = model.to_module(user)(torch.zeros_like(items), items).numpy()
-        np.testing.assert_allclose(model._score_all(np.array([code]))[0], scores, rtol=1e-5)
+        np.testing.assert_allclose(model._model().score_all(np.array([code]))[0], scores, rtol=1e-5)
 
 
 def test_private_items_are_trained_to_differ(toy):

@@ -43,7 +43,7 @@ def client_sums(metric, model, rows, seen, own_negatives):
 def scores_of(model, user, candidates):
     """Scores before the response, as models are ranked; -inf for unknown items."""
     places = {item: place for place, item in enumerate(model.item_ids_.tolist())}
-    board = model._score_all(model._users.codes(np.array([user])))[0]
+    board = model._model().score_all(model._users.codes(np.array([user])))[0]
     return [board[places[item]] if item in places else -np.inf for item in candidates]
 
 

@@ -273,6 +273,20 @@ class ExplicitFCFAlgorithm(ExplicitFCFParameters, RatingAlgorithm):
         self.fit_users(part, clients.ratings, clients.penalties, items, everyone, users)
         return replace(clients, users=block.spread(users, turn.active))
 
+    def model(self, fitted):
+        def formula():
+            vectors, width = fitted["item_factors_"], self.columns.width
+            offset = np.full(len(vectors), fitted["global_bias_"])
+            penalty, power = np.full(width, float(self.reg_user)), np.zeros(width)
+            power[int(self.columns.biases) :] = self.REG_POWER
+            if self.columns.biases:
+                vectors = np.column_stack([np.ones_like(vectors[:, 0]), vectors])
+                offset, penalty[0] = offset + fitted["item_bias_"], self.reg_bias
+            rule = {"offset": offset, "power": power, "rates": True, "confidence": 1.0}
+            return Ridge.of(vectors, np.diag(penalty), **rule)
+
+        return replace(super().model(fitted), formula=formula)
+
 
 @dataclass(eq=False, repr=False)
 class RatingGradients(
@@ -280,15 +294,11 @@ class RatingGradients(
 ):
     """Base class of ExplicitFCF and SemiDFEGL, the estimators of a `RatingAlgorithm`."""
 
-    _dtype = np.float32
     _user_width = "n_factors"
 
     def _of_ratings(self, kind):
         """Return an algorithm of a class, with its columns and the server's steps."""
         return self._build(kind, columns=self._build(Columns), descent=self._build(Descent))
-
-    def _response(self, scores):
-        return np.clip(scores, *self.rating_scale_)
 
 
 @documented
@@ -415,15 +425,3 @@ class ExplicitFCF(ExplicitFCFParameters, RatingGradients):
 
     def _algorithm(self):
         return self._of_ratings(ExplicitFCFAlgorithm)
-
-    def _public_half(self):
-        vectors, offset = self.item_factors_, np.full(self.n_items_, self.global_bias_)
-        width = self._algorithm().columns.width
-        penalty, power = np.full(width, float(self.reg_user)), np.zeros(width)
-        power[int(self.biases) :] = self.REG_POWER
-        if self.biases:
-            vectors = np.column_stack([np.ones_like(vectors[:, 0]), vectors])
-            offset, penalty[0] = offset + self.item_bias_, self.reg_bias
-        return Ridge.of(
-            vectors, np.diag(penalty), offset=offset, power=power, rates=True, confidence=1.0
-        )

@@ -30,6 +30,7 @@ from fedrecsk.federated._ratings import (
     sums_of_ratings,
 )
 from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.models import Factors
 from fedrecsk.protocol.algorithm import Algorithm, PlansRounds, Traits
 from fedrecsk.protocol.messages import Dense, Form, Message
 from fedrecsk.protocol.states import PerItem, PerUser
@@ -287,6 +288,14 @@ class FedRecAlgorithm(FedRecParameters, ColumnModel, PlansRounds, Algorithm[Serv
     def private_vectors(self, clients):
         return clients.users[:, int(self.columns.biases) :]
 
+    def model(self, fitted):
+        low, high = fitted["rating_scale_"]
+
+        def response(scores):
+            return low + (high - low) * np.clip((scores - LOW) / (HIGH - LOW), 0, 1)
+
+        return Factors.of(fitted, response=response)
+
 
 def _passes(round, share):
     """Return how often every client has taken part before a round, on average."""
@@ -434,7 +443,6 @@ class FedRec(FedRecParameters, RatingScale, RatingMixin, FederatedRecommender):
     n_rounds: AtLeast1 | Literal["auto"] = "auto"
     client_fraction: Above0To1 = 0.05
 
-    _dtype = np.float32
     _user_width = "n_factors"
 
     def _algorithm(self):
@@ -443,8 +451,3 @@ class FedRec(FedRecParameters, RatingScale, RatingMixin, FederatedRecommender):
     @property
     def _reg(self):
         return 0.1 / (1 + self.n_virtual) if self.reg == "auto" else float(self.reg)
-
-    def _response(self, scores):
-        low, high = self.rating_scale_
-        share = np.clip((scores - LOW) / (HIGH - LOW), 0, 1)
-        return low + (high - low) * share

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
 from scipy import sparse
@@ -13,8 +13,8 @@ from fedrecsk._utils.constraints import AtLeast1, NotNegative, Positive
 from fedrecsk._utils.docs import documented
 from fedrecsk.base._item_weights import pairs_of, symmetric, whole
 from fedrecsk.federated._gram import FederatedGram, GramAlgorithm, signal
-from fedrecsk.federated._implicit_mf import WMFModel
-from fedrecsk.federated._wmf import UserProblem
+from fedrecsk.federated._wmf import UserParameters, UserProblem
+from fedrecsk.models import weighted_factors
 from fedrecsk.protocol.messages import Dense, Form, Message
 
 __all__ = ["FedSpectral"]
@@ -69,10 +69,17 @@ class FedSpectralAlgorithm(GramAlgorithm):
     def user_attributes(self, block, clients):
         return {"user_factors_": clients.users}
 
+    def model(self, fitted):
+        model = weighted_factors(fitted, self.problem)
+        return replace(model, unknown=lambda: fitted["_popularity"])
+
+    def losses(self, model, held_out, seen):
+        return self.problem.losses(model, held_out, seen)
+
 
 @documented
 @dataclass(eq=False, repr=False)
-class FedSpectral(WMFModel, FederatedGram):
+class FedSpectral(UserParameters, FederatedGram):
     """Spectral item vectors from one sum in one round, and users by ridge regression.
 
     The item vectors are the leading eigenvectors of the summed and scaled X'X. Each client then
@@ -183,10 +190,7 @@ class FedSpectral(WMFModel, FederatedGram):
     reg_user: Positive = 30.0
 
     def _algorithm(self):
-        return self._of_sums(FedSpectralAlgorithm, problem=self._user_problem())
-
-    def _scores_of_unknown_users(self):
-        return FederatedGram._scores_of_unknown_users(self)
+        return self._of_sums(FedSpectralAlgorithm, problem=self._build(UserProblem))
 
 
 def _spectral_factors(gram, n_factors):

@@ -1,10 +1,12 @@
-"""Predictions of clients that keep item vectors of their own, as RFRec's may."""
+"""Models of clients that keep item vectors of their own, as RFRec's may."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 import numpy as np
+
+from fedrecsk.models.factors import Factors
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,3 +72,28 @@ class OwnItems:
         held = self.keys[rows] == keys
         vectors[ours[held]] = self.held[rows[held]]
         return vectors
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OwnFactors(Factors):
+    """Scores by the item vectors of the users' own clients."""
+
+    own: OwnItems
+    # Whether clients have biases of items, the first numbers of their vectors.
+    has_biases: bool
+
+    def score_pairs(self, users, items):
+        known_user, known_item = (users >= 0)[:, None], (items >= 0)[:, None]
+        partners, default = np.where(known_user, self.users[users], 0), self.items
+        if self.has_biases:
+            default = np.column_stack([self.item_bias, default])
+            partners = np.column_stack([np.ones(len(users)), partners])
+        own = self.own.vectors(users, np.maximum(items, 0), default)
+        scores = self.level + np.where(users >= 0, self.user_bias[users], 0)
+        scores = scores + np.sum(np.where(known_item, own, 0) * partners, axis=1)
+        return self._with_unknown(scores, users, items)
+
+    def score_all(self, users):
+        items = np.arange(self.n_items)
+        rows = [self.score_pairs(np.full(len(items), user), items) for user in users]
+        return np.stack(rows)

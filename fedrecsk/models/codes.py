@@ -1,18 +1,22 @@
-"""Binary codes in 64-bit words, and scores and lists by their Hamming distances."""
+"""Models of binary codes, in 64-bit words, and of their Hamming distances."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedrecsk._utils.kernels import LazyModule
-from fedrecsk.base._recommend import _batches
+from fedrecsk.models.model import Model, batches
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, Self
+
     from numpy.typing import ArrayLike, NDArray
 
-score_kernels: LazyModule = LazyModule("fedrecsk.base._score_kernels")
+score_kernels: LazyModule = LazyModule("fedrecsk.models._score_kernels")
 
 BITS_PER_WORD = 64
 
@@ -101,42 +105,51 @@ def random_codes(key, purpose, index, n_planes, n_bits):
     return codes
 
 
-class HammingSearch:
-    """Scores by `item_codes_` and users' codes, `_user_planes`, (n_users, n_planes, n_words)."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Codes(Model):
+    """Similarities, 1 less the share of the largest Hamming distance between codes."""
 
+    # (n_users, n_planes, n_words) and (n_items, n_words)
+    users: NDArray[np.uint64]
+    items: NDArray[np.uint64]
+    # The largest distance between codes of these lengths.
+    farthest: int
     # Similarity of a pair with an unknown user or item.
-    _unknown_similarity = 0.5
+    unknown_similarity: float = 0.5
 
-    def _response(self, scores):
-        low, high = self.rating_scale_
-        return low + (high - low) * scores
+    @classmethod
+    def of(cls, fitted: Mapping[str, Any], users: NDArray[np.uint64], **parts: Any) -> Self:
+        """Return the model of fitted attributes and of users' codes, whose planes are given."""
+        low, high = fitted["rating_scale_"]
+        return cls(
+            n_items=fitted["n_items_"],
+            response=lambda scores: low + (high - low) * scores,
+            users=users,
+            items=fitted["item_codes_"],
+            farthest=fitted["n_bits_"] * (2 ** users.shape[1] - 1),
+            **parts,
+        )
 
-    @property
-    def _farthest(self):
-        """Return the largest distance between codes of the fitted lengths."""
-        return self.n_bits_ * (2 ** self._user_planes.shape[1] - 1)
-
-    def _score_pairs(self, users, items):
+    def score_pairs(self, users, items):
         distances = np.empty(len(users), dtype=np.int64)
-        for batch in _batches(len(users), 1):
-            codes = self._user_planes, self.item_codes_
+        for batch in batches(len(users), 1):
+            codes = self.users, self.items
             score_kernels.pairs_by_codes(users[batch], items[batch], *codes, distances[batch])
-        similarities = 1 - distances / self._farthest
-        return self._response(np.where(distances < 0, self._unknown_similarity, similarities))
+        return np.where(distances < 0, self.unknown_similarity, 1 - distances / self.farthest)
 
-    def _score_all(self, users):
-        board = np.empty((len(users), self.n_items_))
-        near = np.empty(self.n_items_, dtype=np.int32)
-        codes = self._user_planes, np.ascontiguousarray(self.item_codes_.T)
-        score_kernels.all_by_codes(users, *codes, float(self._farthest), near, board)
-        board[users < 0] = self._unknown_similarity
+    def score_all(self, users):
+        board = np.empty((len(users), self.n_items))
+        near = np.empty(self.n_items, dtype=np.int32)
+        codes = self.users, np.ascontiguousarray(self.items.T)
+        score_kernels.all_by_codes(users, *codes, float(self.farthest), near, board)
+        board[users < 0] = self.unknown_similarity
         return board
 
-    def _best_items(self, users, n, eligible, barred):
-        codes = self.item_codes_ if eligible is None else self.item_codes_[eligible]
+    def best(self, users, n, eligible, barred):
+        codes = self.items if eligible is None else self.items[eligible]
         # The search finds the top of a list, for users that have codes.
         if (users < 0).any() or 16 * n > len(codes):
-            return super()._best_items(users, n, eligible, barred)
+            return super().best(users, n, eligible, barred)
         rows, items = barred
         if eligible is not None:
             places = np.minimum(np.searchsorted(eligible, items), len(eligible) - 1)
@@ -148,7 +161,7 @@ class HammingSearch:
         distances = np.full(best.shape, -1)
         near = np.empty(score_kernels.BLOCK, dtype=np.int32)
         barred = indptr, items[order].astype(np.int64)
-        codes = self._user_planes, np.ascontiguousarray(codes.T)
+        codes = self.users, np.ascontiguousarray(codes.T)
         score_kernels.nearest_of_users(users, *codes, *barred, near, best, distances)
         best = best if eligible is None else eligible[best]
-        return best, np.where(distances < 0, -np.inf, 1 - distances / self._farthest)
+        return best, np.where(distances < 0, -np.inf, 1 - distances / self.farthest)
