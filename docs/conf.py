@@ -149,6 +149,7 @@ FOR_AUTHORS = {
     "fedrecsk.deployment": ["ClientMessage", "Device", "DeviceServer", "Numbers"],
     "fedrecsk.federated": ["estimator_of", "pack_codes", "unpack_codes"],
     "fedrecsk.federated.base": ["FederatedRecommender"],
+    "fedrecsk.models": ["Factors", "Model", "Scores", "clipped"],
     "fedrecsk.neural.base": ["NeuralRecommender"],
     "fedrecsk.neural.modules": ["GMF", "MLP", "NeuMF", "ScoreFunction"],
     "fedrecsk.protocol.blocks": ["Block", "of_clients"],
@@ -190,6 +191,7 @@ NOT_LISTED = {
     "fedrecsk.base",
     "fedrecsk.data",
     "fedrecsk.deployment",
+    "fedrecsk.models",
     "fedrecsk.simulation",
     "fedrecsk.updates",
 }

@@ -16,7 +16,7 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import BaseComposition
 from fedrecsk.base import RankingMixin, RatingMixin, Recommender, deviations
 from fedrecsk.models import Scores
-from fedrecsk.models.model import batches
+from fedrecsk.models._model import batches
 from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.protocol.ledger import Ledger
 

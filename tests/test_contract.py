@@ -571,7 +571,7 @@ def similarities(model, kind):
 @pytest.mark.parametrize("kind", ["item", "user"])
 def test_neighbours_are_those_of_the_definition(Estimator, toy, kind, monkeypatch):
     X, y = toy
-    monkeypatch.setattr("fedrecsk.models.model.SCORES_PER_BATCH", 20)
+    monkeypatch.setattr("fedrecsk.models._model.SCORES_PER_BATCH", 20)
     # Item 5 is in the catalogue, and nobody has rated it.
     items = np.append(5, np.unique(X[:, 1]))
     setting = {"client_fraction": 0.4} if Estimator in FEDERATED else {}

@@ -28,6 +28,7 @@ MODULES = [
     "fedrecsk.federated",
     "fedrecsk.metrics",
     "fedrecsk.model_selection",
+    "fedrecsk.models",
     "fedrecsk.neural",
     "fedrecsk.plotting",
     "fedrecsk.portable",

@@ -18,7 +18,7 @@ from fedrecsk._utils.user_warnings import warn
 from fedrecsk.cluster import _frames
 from fedrecsk.data.ids import Ids, id_array, missing_id, named
 from fedrecsk.data.interactions import as_table, id_columns
-from fedrecsk.models.model import batches
+from fedrecsk.models._model import batches
 
 if TYPE_CHECKING:
     from typing import Any, Self

@@ -14,7 +14,7 @@ from fedrecsk._utils.parameters import checked, suggest
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base._recommend import require_room, tidy
 from fedrecsk.data.ids import id_array, named
-from fedrecsk.models.model import batches
+from fedrecsk.models._model import batches
 
 if TYPE_CHECKING:
     from typing import Any

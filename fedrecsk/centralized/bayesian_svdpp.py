@@ -15,7 +15,7 @@ from fedrecsk.base import RatingMixin, Recommender
 from fedrecsk.base._item_prior import ItemContent
 from fedrecsk.centralized._sgd import Rows, Side, begun, implicit_sums
 from fedrecsk.models import Factors, clipped
-from fedrecsk.models.model import batches
+from fedrecsk.models._model import batches
 
 sampler: LazyModule = LazyModule("fedrecsk.centralized._bayesian_svdpp_kernels")
 

@@ -17,7 +17,7 @@ from fedrecsk._utils.sklearn_compat import get_threadpool_controller
 from fedrecsk.base import RatingMixin, Recommender
 from fedrecsk.centralized._sgd import Rows
 from fedrecsk.data._checks import check_scale, hint, scale_of
-from fedrecsk.models.codes import Codes, pack_codes, random_codes, unpack_codes
+from fedrecsk.models._codes import Codes, pack_codes, random_codes, unpack_codes
 from fedrecsk.protocol.keys import Key
 
 if TYPE_CHECKING:

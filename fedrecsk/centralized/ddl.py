@@ -16,7 +16,7 @@ from fedrecsk._utils.integers import fixed
 from fedrecsk.base._item_prior import ItemContent
 from fedrecsk.centralized.dcf import DCF, signs_of
 from fedrecsk.data.item_features import aligned
-from fedrecsk.models.codes import pack_codes
+from fedrecsk.models._codes import pack_codes
 
 # Of the network: rows per step, the learning rate of pretraining, and Adam's decays.
 BATCH, PRETRAINING_RATE = 100, 0.05

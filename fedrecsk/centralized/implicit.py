@@ -25,7 +25,7 @@ from fedrecsk.base._item_prior import ItemContent
 from fedrecsk.base._item_weights import liked
 from fedrecsk.data._checks import hint
 from fedrecsk.models import Factors
-from fedrecsk.models.factors import linear_scores
+from fedrecsk.models._factors import linear_scores
 from fedrecsk.portable import Ridge
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from fedrecsk._utils.docs import documented
 from fedrecsk.base import RankingMixin, Recommender, check_likes
 from fedrecsk.base._item_weights import histories, liked
 from fedrecsk.models import Scores
-from fedrecsk.models.model import batches
+from fedrecsk.models._model import batches
 
 
 @documented

@@ -20,7 +20,7 @@ from fedrecsk.federated.papers.semidfegl import SemiDFEGL
 from fedrecsk.federated.privfedeb import PrivFedEB
 from fedrecsk.federated.rfrec import RFRec
 from fedrecsk.federated.rfrecf import RFRecF
-from fedrecsk.models.codes import pack_codes, unpack_codes
+from fedrecsk.models._codes import pack_codes, unpack_codes
 
 __all__ = [
     "FCF",

@@ -15,7 +15,7 @@ from fedrecsk._utils.parameters import constant
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base._item_prior import ItemFeatures, ItemPrior
 from fedrecsk.data._checks import scale_of
-from fedrecsk.models.codes import Codes, random_codes, unpack_codes
+from fedrecsk.models._codes import Codes, random_codes, unpack_codes
 from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.messages import Dense, Derived, Form, Message
 from fedrecsk.protocol.states import PerItem, PerUser

@@ -13,8 +13,8 @@ import numpy as np
 from fedrecsk._utils.integers import GOLDEN
 from fedrecsk._utils.jit import inline, kernel
 from fedrecsk._utils.shared_kernels import uniform, unseen_item
+from fedrecsk.models._codes import n_words
 from fedrecsk.models._score_kernels import popcount
-from fedrecsk.models.codes import n_words
 
 # Honest sums converge in a few sweeps. Forged ones need not be symmetric and may never.
 MOST_SWEEPS = 100

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedrecsk.federated._lightfr import Clients, Server
-from fedrecsk.models.codes import random_codes
+from fedrecsk.models._codes import random_codes
 from fedrecsk.protocol.blocks import Block
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.messages import Total

@@ -32,7 +32,7 @@ from fedrecsk.federated._fedeb_server import (
 from fedrecsk.federated._optimizers import adam
 from fedrecsk.federated._ratings import RatingScale
 from fedrecsk.models import Factors, clipped
-from fedrecsk.models.factors import linear_scores
+from fedrecsk.models._factors import linear_scores
 from fedrecsk.protocol.algorithm import Algorithm, Loss, PlansRounds, Traits
 from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Dense, Form, Message, Rows

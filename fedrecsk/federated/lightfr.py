@@ -21,7 +21,7 @@ from fedrecsk.federated import _lightfr_new_items
 from fedrecsk.federated._features import FederatedContent
 from fedrecsk.federated._lightfr import LightFRAlgorithm, LightFRParameters, vectors_of
 from fedrecsk.federated.base import FederatedRecommender
-from fedrecsk.models.codes import pack_codes, unpack_codes
+from fedrecsk.models._codes import pack_codes, unpack_codes
 from fedrecsk.protocol.messages import Message
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from fedrecsk.federated._optimizers import Moments, adam
 from fedrecsk.federated._ratings import ColumnParameters, Columns, Scale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.models import Factors
-from fedrecsk.models.factors import linear_scores
-from fedrecsk.models.own_items import OwnFactors, OwnItems
+from fedrecsk.models._factors import linear_scores
+from fedrecsk.models._own_items import OwnFactors, OwnItems
 from fedrecsk.protocol.algorithm import Algorithm, SharesHistory, Traits
 from fedrecsk.protocol.messages import Dense, Form, Message
 from fedrecsk.protocol.states import Axis, Kept, PerClient, PerItem, PerRow

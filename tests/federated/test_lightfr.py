@@ -12,7 +12,7 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.data.interactions import encode
 from fedrecsk.federated import LightFR, pack_codes, unpack_codes
 from fedrecsk.models import Scores
-from fedrecsk.models.codes import n_words, random_codes
+from fedrecsk.models._codes import n_words, random_codes
 from fedrecsk.privacy import CKKS, Paillier, SecAggPlus
 from fedrecsk.protocol import blocks
 from fedrecsk.protocol.keys import Key, Keys

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedrecsk._utils.kernels import LazyModule
-from fedrecsk.models.model import Model, batches
+from fedrecsk.models._model import Model, batches
 from fedrecsk.portable import Ridge
 
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
     from numpy.typing import NDArray
+
+    from fedrecsk.models._model import Floats, Integers
 
 score_kernels: LazyModule = LazyModule("fedrecsk.models._score_kernels")
 
@@ -43,11 +45,11 @@ class Factors(Model):
         }
         return cls(n_items=n_items, **own | parts)
 
-    def score_pairs(self, users, items):
+    def score_pairs(self, users: Integers, items: Integers) -> Floats:
         linear = self.level, self.user_bias, self.item_bias, self.users, self.items
         return self._with_unknown(linear_scores(users, items, *linear), users, items)
 
-    def score_all(self, users):
+    def score_all(self, users: Integers) -> Floats:
         known = users >= 0
         # With the biases as two more columns, one product gives all scores.
         left = np.zeros((len(users), self.users.shape[1] + 2))

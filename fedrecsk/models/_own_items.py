@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedrecsk.models.factors import Factors
+from fedrecsk.models._factors import Factors
+
+if TYPE_CHECKING:
+    from fedrecsk.models._model import Floats, Integers
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +86,7 @@ class OwnFactors(Factors):
     # Whether clients have biases of items, the first numbers of their vectors.
     has_biases: bool
 
-    def score_pairs(self, users, items):
+    def score_pairs(self, users: Integers, items: Integers) -> Floats:
         known_user, known_item = (users >= 0)[:, None], (items >= 0)[:, None]
         partners, default = np.where(known_user, self.users[users], 0), self.items
         if self.has_biases:
@@ -93,7 +97,7 @@ class OwnFactors(Factors):
         scores = scores + np.sum(np.where(known_item, own, 0) * partners, axis=1)
         return self._with_unknown(scores, users, items)
 
-    def score_all(self, users):
+    def score_all(self, users: Integers) -> Floats:
         items = np.arange(self.n_items)
         rows = [self.score_pairs(np.full(len(items), user), items) for user in users]
         return np.stack(rows)

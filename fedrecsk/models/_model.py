@@ -113,8 +113,8 @@ class Scores(Model):
     pairs: Callable[[Integers, Integers], Floats]
     board: Callable[[Integers], Floats]
 
-    def score_pairs(self, users, items):
+    def score_pairs(self, users: Integers, items: Integers) -> Floats:
         return self.pairs(users, items)
 
-    def score_all(self, users):
+    def score_all(self, users: Integers) -> Floats:
         return self.board(users)

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedrecsk._utils.kernels import LazyModule
-from fedrecsk.models.model import Model
+from fedrecsk.models._model import Model
 from fedrecsk.portable import ItemWeights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any, Self
+
+    from fedrecsk.models._model import Floats, Integers
 
 score_kernels: LazyModule = LazyModule("fedrecsk.models._score_kernels")
 
@@ -41,17 +43,17 @@ class Weights(Model):
             histories=fitted["user_history_"],
         )
 
-    def score_pairs(self, users, items):
+    def score_pairs(self, users: Integers, items: Integers) -> Floats:
         scores = np.zeros(len(users))
         score_kernels.pairs_by_weights(users, items, *self._rows, self.matrix, scores)
         return self._with_unknown(scores, users, items)
 
-    def score_all(self, users):
+    def score_all(self, users: Integers) -> Floats:
         scores = np.zeros((len(users), self.n_items))
         score_kernels.all_by_weights(users, *self._rows, self.matrix, scores)
         return self._with_unknown(scores, users)
 
-    def rule(self, item=None):
+    def rule(self, item: int | None = None) -> ItemWeights:
         return ItemWeights(self.matrix)
 
     @property
@@ -62,18 +64,18 @@ class Weights(Model):
 class NearestWeights(Weights):
     """The same by a sparse matrix B, the weights of each item's nearest items."""
 
-    def score_pairs(self, users, items):
+    def score_pairs(self, users: Integers, items: Integers) -> Floats:
         known, scores = (users >= 0) & (items >= 0), np.zeros(len(users))
         weights = self.matrix.T.tocsr()[items[known]]
         scores[known] = self.histories[users[known]].multiply(weights).sum(axis=1)
         return self._with_unknown(scores, users, items)
 
-    def score_all(self, users):
+    def score_all(self, users: Integers) -> Floats:
         known, scores = users >= 0, np.zeros((len(users), self.n_items))
         scores[known] = (self.histories[users[known]] @ self.matrix).toarray()
         return self._with_unknown(scores, users)
 
-    def rule(self, item=None):
+    def rule(self, item: int | None = None) -> ItemWeights:
         if item is not None:
             # One column is enough, and there may be too many items for all of them.
             column = self.matrix[:, [item]].toarray()

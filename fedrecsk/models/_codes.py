@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedrecsk._utils.kernels import LazyModule
-from fedrecsk.models.model import Model, batches
+from fedrecsk.models._model import Model, batches
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any, Self
 
     from numpy.typing import ArrayLike, NDArray
+
+    from fedrecsk.models._model import Floats, Integers
 
 score_kernels: LazyModule = LazyModule("fedrecsk.models._score_kernels")
 
@@ -130,14 +132,14 @@ class Codes(Model):
             **parts,
         )
 
-    def score_pairs(self, users, items):
+    def score_pairs(self, users: Integers, items: Integers) -> Floats:
         distances = np.empty(len(users), dtype=np.int64)
         for batch in batches(len(users), 1):
             codes = self.users, self.items
             score_kernels.pairs_by_codes(users[batch], items[batch], *codes, distances[batch])
         return np.where(distances < 0, self.unknown_similarity, 1 - distances / self.farthest)
 
-    def score_all(self, users):
+    def score_all(self, users: Integers) -> Floats:
         board = np.empty((len(users), self.n_items))
         near = np.empty(self.n_items, dtype=np.int32)
         codes = self.users, np.ascontiguousarray(self.items.T)
@@ -145,7 +147,9 @@ class Codes(Model):
         board[users < 0] = self.unknown_similarity
         return board
 
-    def best(self, users, n, eligible, barred):
+    def best(
+        self, users: Integers, n: int, eligible: Integers | None, barred: Integers
+    ) -> tuple[Integers, Floats]:
         codes = self.items if eligible is None else self.items[eligible]
         # The search finds the top of a list, for users that have codes.
         if (users < 0).any() or 16 * n > len(codes):
@@ -160,8 +164,8 @@ class Codes(Model):
         best = np.zeros((len(users), n), dtype=np.int64)
         distances = np.full(best.shape, -1)
         near = np.empty(score_kernels.BLOCK, dtype=np.int32)
-        barred = indptr, items[order].astype(np.int64)
+        hidden = indptr, items[order].astype(np.int64)
         codes = self.users, np.ascontiguousarray(codes.T)
-        score_kernels.nearest_of_users(users, *codes, *barred, near, best, distances)
+        score_kernels.nearest_of_users(users, *codes, *hidden, near, best, distances)
         best = best if eligible is None else eligible[best]
         return best, np.where(distances < 0, -np.inf, 1 - distances / self.farthest)
