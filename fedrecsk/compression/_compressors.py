@@ -226,7 +226,7 @@ class BlockCompressor(Compressor):
 
     def _sizes_of_upload(self, spec, n_rows, itemsize):
         """Return the bytes of messages with these rows, and the bytes that papers count."""
-        message = Compressed(np.empty(0), **self._lengths(n_rows, spec.width))
+        message = Compressed(np.empty(0), **self._lengths(spec.rows_sent(n_rows), spec.width))
         nbytes = message.nbytes(itemsize) + row_number_bytes(spec, n_rows)
         return nbytes, message.payload_nbytes(itemsize)
 
@@ -239,7 +239,7 @@ class BlockCompressor(Compressor):
     def _compress_rows(self, rows, seeds, itemsize):
         if self._is_changed:
             return super()._compress_rows(rows, seeds, itemsize)
-        sizes = self._sizes_of_upload(rows.spec, rows.rows_sent, itemsize)
+        sizes = self._sizes_of_upload(rows.spec, rows.n_rows, itemsize)
         own = rows.written_out()
         matrix = own.matrix.astype(np.float64, order="C", copy=own is rows)
         generators = (np.random.default_rng(int(seed)) for seed in seeds)

@@ -86,27 +86,26 @@ class ClientMessage:
 def packed(
     updates: ClientUpdates | None,
     specs: dict[str, FieldSpec],
+    federation: Federation,
     *,
     numbered: bool,
-    federation: Federation | None = None,
 ) -> list[ClientMessage]:
     """Turn updates into uploads, one for each client that sends.
 
-    `numbered`: with the row numbers of the items that the client holds. Only the compression and
-    the central privacy of the federation count.
+    `numbered`: with the row numbers of the items that the client holds.
     """
     if updates is None:
         return []
     specs, uploads = _as_sent(specs, federation), []
+    compressor = _compressor(updates.phase, federation)
     for place in np.flatnonzero(updates.sends).tolist():
         upload = ClientMessage(updates.phase, updates.round, int(updates.clients[place]))
         fields = updates.fields if updates.held is None else updates.held.sent(place).fields
         is_broken = bool(updates.arrives[place] and not updates.accepted[place])
         for name, spec in specs.items():
             one, extra = fields.get(name), None
-            is_rows = isinstance(one, SparseRows)
-            if federation and is_rows and _is_compressed(upload, one, spec, federation):
-                numbers, extra = _compressed(one, federation.compression, is_broken)
+            if isinstance(one, SparseRows) and is_compressed(compressor, spec, one.columns):
+                numbers, extra = _compressed(one, compressor, is_broken)
             else:
                 numbers = _numbers(one, spec, is_broken)
             unnumbered = spec.rows == "all" or (spec.rows == "held" and not numbered)
@@ -121,7 +120,7 @@ def packed(
 
 def _as_sent(specs, federation):
     """Return the specs of what crosses: clipped integers are real numbers."""
-    if federation is None or federation.central_dp is None:
+    if federation.central_dp is None:
         return specs
     return {
         name: replace(spec, dtype=None, bits=False) if spec.is_integer else spec
@@ -131,8 +130,13 @@ def _as_sent(specs, federation):
 
 def _says_short(phase, federation):
     """Return whether a client says if its upload was shorter than the clip."""
-    mechanism = None if federation is None else federation.central_dp
+    mechanism = federation.central_dp
     return phase == "round" and mechanism is not None and mechanism.quantile is not None
+
+
+def _compressor(phase, federation):
+    """Return what compresses the uploads of a phase, or None."""
+    return federation.compression if phase == "round" else None
 
 
 def _numbers(one, spec, is_broken):
@@ -228,13 +232,12 @@ def _senders(one):
 def unpacked(
     upload: ClientMessage,
     specs: dict[str, FieldSpec],
+    federation: Federation,
     n_held: int,
     *,
-    held: np.ndarray | None = None,
-    centers: dict[str, np.ndarray] | None = None,
-    wire_dtype: str = "float32",
-    uploads: Uploads = "single",
-    federation: Federation | None = None,
+    held: np.ndarray | None,
+    centers: dict[str, np.ndarray],
+    uploads: Uploads,
 ) -> ClientUpdates:
     """Turn an upload into ClientUpdates, which are rejected if anything in it is malformed.
 
@@ -242,12 +245,16 @@ def unpacked(
     `held` are these, if the server knows them; `centers` are what a client without any change would
     send, unless that is zero. With `uploads` "held" the single upload is kept instead of sums.
     """
-    sends = np.ones(1, dtype=bool)
+    sends, compressor = np.ones(1, dtype=bool), _compressor(upload.phase, federation)
+    says_short = _says_short(upload.phase, federation)
     fields = _fields(upload, _as_sent(specs, federation), int(n_held), held, federation)
     is_valid = fields is not None
     if fields is None:
         # As many bytes as of a sound upload.
         fields = {name: _field(np.zeros((0, *one.shape[1:])), one) for name, one in specs.items()}
+    sizes = measured(fields, specs, np.array([n_held]), federation.wire_dtype, compressor)
+    # The bit of `_says_short` takes a byte.
+    sizes[[0, 2]] += says_short
     updates = ClientUpdates(
         fields,
         phase=upload.phase,
@@ -257,49 +264,26 @@ def unpacked(
         arrives=sends,
         accepted=sends & is_valid,
         specs=specs,
-        sizes=_sizes(upload, fields, specs, np.array([n_held]), wire_dtype, federation),
+        sizes=sizes,
     )
     if not is_valid:
         return replace(updates, fields={})
     hold = uploads == "held"
-    for name, center in (centers or {}).items():
+    for name, center in centers.items():
         if name not in fields:
             continue
-        one, changed = fields[name], _is_compressed(upload, fields[name], specs[name], federation)
+        one = fields[name]
+        changed = is_compressed(compressor, specs[name], one.columns)
         if not changed and hold:
             # Absolute numbers become changes from the center.
             one = one.with_values(one.values - np.asarray(center, dtype=np.float64)[one.rows])
         fields[name] = replace(one, center=center) if changed or hold else one
     updates = protected(updates, [], uploads)
-    mechanism = None if federation is None else federation.central_dp
+    mechanism = federation.central_dp
     if mechanism is not None:
-        short = bool(upload.extras[TERMS][0]) if _says_short(upload.phase, federation) else False
+        short = says_short and bool(upload.extras[TERMS][0])
         updates.counts = Counts(int(mechanism.noise == "clients"), 0, short - 0.5)
     return updates
-
-
-def _is_compressed(upload, one, spec, federation):
-    """Return whether a field crosses compressed; what has columns of its own does not."""
-    compresses = federation is not None and is_compressed(federation, spec)
-    return compresses and upload.phase == "round" and one.columns is None
-
-
-def _sizes(upload, fields, specs, n_held, wire_dtype, federation):
-    """Return the sizes of an upload, with what compression and the adaptive clip make of them."""
-    sizes = measured(fields, specs, n_held, wire_dtype)
-    for name, spec in specs.items():
-        if not _is_compressed(upload, fields[name], spec, federation):
-            continue
-        n_rows = {"all": np.array([spec.shape[0]]), "held": n_held}.get(
-            spec.rows, fields[name].n_rows
-        )
-        itemsize = np.dtype(spec.dtype or wire_dtype).itemsize
-        nbytes, payload = federation.compression._sizes_of_upload(spec, n_rows, itemsize)
-        whole = spec.sizes(wire_dtype, n_rows)
-        sizes[:2] += np.array([nbytes, payload]) - whole[:2]
-    if _says_short(upload.phase, federation):
-        sizes[[0, 2]] += 1
-    return sizes
 
 
 def held_items(updates: ClientUpdates) -> np.ndarray | None:
@@ -319,6 +303,7 @@ def _fields(upload, specs, n_held, held, federation):
             return None
         known = held if upload.phase != "setup" else None
         fields, extras = {}, dict(upload.extras)
+        compressor = _compressor(upload.phase, federation)
         if _says_short(upload.phase, federation):
             bit = extras.pop(TERMS)
             if type(bit) is not np.ndarray or bit.dtype != bool or bit.shape != (1,):
@@ -328,9 +313,10 @@ def _fields(upload, specs, n_held, held, federation):
             rows = _rows(numbers.rows, spec, n_held, known)
             if rows is None:
                 return None
-            if _is_compressed(upload, numbers, spec, federation):
-                decode, shape = federation.compression._decoded, (len(rows), spec.width)
-                numbers = Numbers(decode(numbers.values, extras.pop(name, None), shape))
+            if is_compressed(compressor, spec, numbers.columns):
+                shape = len(rows), spec.width
+                values = compressor._decoded(numbers.values, extras.pop(name, None), shape)
+                numbers = Numbers(values)
             fields[name] = _rebuilt(numbers, rows, spec)
         if extras:
             return None

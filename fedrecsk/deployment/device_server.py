@@ -310,12 +310,11 @@ class DeviceServer(Server):
         one = unpacked(
             upload,
             self._specs(step),
+            self.federation,
             self.n_held[client],
             held=self._held.get(client),
             centers=self._centers(),
-            wire_dtype=self.federation.wire_dtype,
             uploads="held" if is_setup else "single" if upload.phase != "round" else uploads,
-            federation=self.federation,
         )
         if is_setup:
             held = held_items(one)
