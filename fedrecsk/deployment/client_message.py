@@ -11,13 +11,7 @@ import numpy as np
 
 from fedrecsk.data._checks import LARGEST
 from fedrecsk.protocol.protection import TERMS, is_compressed, measured, protected
-from fedrecsk.updates import (
-    LARGEST_INTEGER,
-    ClientUpdates,
-    Counts,
-    FieldSpec,
-    SparseRows,
-)
+from fedrecsk.updates import ClientUpdates, Counts, FieldSpec, SparseRows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -361,10 +355,8 @@ def _field(values, spec, rows=None, columns=None):
 # ------------------------------------------------------------------ checks of the numbers
 
 
-def are_numbers(
-    values: object, spec: FieldSpec, shape: tuple[int, ...], n_clients: int = 1
-) -> bool:
-    """Return whether this is a valid sum of a field over `n_clients` clients."""
+def are_numbers(values: object, spec: FieldSpec, shape: tuple[int, ...]) -> bool:
+    """Return whether a client may send these numbers in a field."""
     kinds = "iub" if spec.is_integer else "iubf"
     if type(values) is not np.ndarray or values.dtype.kind not in kinds:
         return False
@@ -374,23 +366,11 @@ def are_numbers(
         return True
     if not spec.is_integer:
         # NaN is not within the bound, either.
-        return bool((np.abs(values.astype(np.float64)) <= n_clients * LARGEST).all())
-    low, high = _range(spec, n_clients)
+        return bool((np.abs(values.astype(np.float64)) <= LARGEST).all())
+    low, high = spec.limits
     if int(values.min()) < low or int(values.max()) > high:
         return False
-    return not spec.bits or n_clients > 1 or bool((values != 0).all())
-
-
-def _range(spec, n_clients):
-    """Smallest and largest possible sum of an integer field over `n_clients` clients."""
-    largest = int(LARGEST_INTEGER)
-    if spec.bits:
-        return -n_clients, n_clients
-    if np.dtype(spec.dtype).kind == "b":
-        return 0, n_clients
-    limits = np.iinfo(spec.dtype)
-    low, high = n_clients * int(limits.min), n_clients * int(limits.max)
-    return max(low, -largest), min(high, largest)
+    return not spec.bits or bool((values != 0).all())
 
 
 def are_rows(rows: object, spec: FieldSpec) -> bool:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Bytes of a row's number in a message: int32.
 INDEX_BYTES = 4
-# Largest integer that an attacker may send, so that a sum of them still fits into 64 bits.
+# Largest integer that a client may send, so that a sum of them still fits into 64 bits.
 LARGEST_INTEGER = 2.0**53
 
 
@@ -91,7 +91,9 @@ class FieldSpec:
 
     @property
     def limits(self) -> tuple[float, float]:
-        """Smallest and largest integer that an attacker may send."""
+        """Smallest and largest integer that a client may send."""
+        if self.bits:
+            return -1.0, 1.0
         dtype = np.dtype(self.dtype)
         if dtype.kind == "b":
             return 0.0, 1.0
