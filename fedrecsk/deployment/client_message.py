@@ -180,36 +180,32 @@ def checked(
 
     `asked` is a mask of the registered clients, in the order of their codes, as `client_ids` is.
     """
-    uploads, seen = list(uploads), np.zeros(len(asked), dtype=bool)
+    uploads, n_sent = list(uploads), np.zeros(len(asked), dtype=np.int64)
     for one in uploads:
-        senders = _senders(one)
+        codes = senders(one)
         if (one.phase, one.round) != step:
             raise ValueError(
                 f"An upload of {one.phase} {one.round} came in {step[0]} {step[1]}; send uploads "
                 "in their own step."
             )
-        unknown = senders[(senders < 0) | (senders >= len(asked))]
+        unknown = codes[(codes < 0) | (codes >= len(asked))]
         if len(unknown):
             raise ValueError(
                 f"An upload came from the unknown client {unknown[0]}; only the {len(asked)} "
                 "registered clients may send."
             )
-        # If a client occurs twice, only its last position is kept.
-        places = np.empty(len(asked), dtype=np.intp)
-        places[senders] = np.arange(len(senders))
-        twice = seen[senders] | (places[senders] != np.arange(len(senders)))
+        np.add.at(n_sent, codes, 1)
         for mask, what in (
-            (~asked[senders], "was not selected in"),
-            (twice, "has already sent in"),
+            (~asked[codes], "was not selected in"),
+            (n_sent[codes] > 1, "has already sent in"),
         ):
             if mask.any():
-                name = client_ids[senders[mask][0]]
+                name = client_ids[codes[mask][0]]
                 raise ValueError(f"Client {name!s} {what} {step[0]} {step[1]}.")
-        seen[senders] = True
     return uploads
 
 
-def _senders(one):
+def senders(one: ClientMessage | ClientUpdates) -> NDArray[np.int64]:
     """Return the codes of the clients that an upload claims to come from."""
     if not isinstance(one, ClientMessage):
         return one.clients[one.sends]
@@ -239,7 +235,7 @@ def unpacked(
     `held` are these, if the server knows them; `centers` are what a client without any change would
     send, unless that is zero. With `uploads` "held" the single upload is kept instead of sums.
     """
-    sends, compressor = np.ones(1, dtype=bool), _compressor(upload.phase, federation)
+    compressor = _compressor(upload.phase, federation)
     says_short = _says_short(upload.phase, federation)
     fields = _fields(upload, _as_sent(specs, federation), int(n_held), held, federation)
     is_valid = fields is not None
@@ -249,19 +245,10 @@ def unpacked(
     sizes = measured(fields, specs, np.array([n_held]), federation.wire_dtype, compressor)
     # The bit of `_says_short` takes a byte.
     sizes[[0, 2]] += says_short
-    updates = ClientUpdates(
-        fields,
-        phase=upload.phase,
-        round=int(upload.round),
-        clients=np.array([int(upload.client)]),
-        sends=sends,
-        arrives=sends,
-        accepted=sends & is_valid,
-        specs=specs,
-        sizes=sizes,
-    )
+    step, client = (upload.phase, int(upload.round)), np.array([int(upload.client)])
+    updates = ClientUpdates.of_all(fields, step, client, specs, sizes)
     if not is_valid:
-        return replace(updates, fields={})
+        return replace(updates, fields={}, accepted=np.zeros(1, dtype=bool))
     hold = uploads == "held"
     for name, center in centers.items():
         if name not in fields:

@@ -19,7 +19,7 @@ from fedrecsk.deployment.checks import (
     evaluation_of,
     terms_of_noise,
 )
-from fedrecsk.deployment.client_message import ClientMessage
+from fedrecsk.deployment.client_message import ClientMessage, senders
 from fedrecsk.deployment.exchanges import Exchanges, NotEnough
 from fedrecsk.deployment.progress import CHECKPOINT, SUMS, Progress, interrupted, last_fit
 from fedrecsk.deployment.records import (
@@ -574,11 +574,7 @@ class Coordinator(Loop[Uploads, None]):
 
 def _senders_of(uploads):
     """Return the codes of the clients of messages, or of a sum."""
-    return {
-        code
-        for one in uploads
-        for code in (one.clients.tolist() if isinstance(one, ClientUpdates) else [int(one.client)])
-    }
+    return {code for one in uploads for code in senders(one).tolist()}
 
 
 def _same(field, other, whole):
