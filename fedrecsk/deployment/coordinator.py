@@ -31,7 +31,7 @@ from fedrecsk.deployment.records import (
     session_of,
     upload_of,
 )
-from fedrecsk.deployment.secagg_rounds import MaskedSum
+from fedrecsk.deployment.secagg_rounds import masked_sum
 from fedrecsk.deployment.server_model import model_for_newcomers
 from fedrecsk.deployment.store import MODEL, STATE
 from fedrecsk.privacy import MaskingFailed
@@ -513,13 +513,13 @@ class Coordinator(Loop[Uploads, None]):
                 self.exchanges.ask(kind, number, (), lambda member: b"", 0)
                 raise MaskingFailed(f"Its cohort has {len(asked)} clients, fewer than a sum needs.")
             plan, ring = masks.ring_of(np.array(sorted(asked)), key)
-            total, alive = MaskedSum(
+            total, alive = masked_sum(
                 MaskingServer(plan, session, ring, aligned_size(specs)),
                 send=send,
                 quorum=math.ceil(quorum * len(asked)),
                 survivors=self.survivors.get((kind, number)),
                 save=save,
-            ).run()
+            )
         except MaskingFailed as error:
             log.warning("The sum of %s %d is lost, and the model stays as it is: %s", *step, error)
             return []

@@ -23,46 +23,35 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 
 
-class MaskedSum:
-    """The masked sum of one exchange, for which nodes are asked.
+def masked_sum(
+    server: MaskingServer,
+    *,
+    send: Callable[[str, Messages, int], Answers],
+    quorum: int,
+    survivors: list[int] | None,
+    save: Callable[[list[int]], None],
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the sum of one exchange, and the mask of who is in it, by code.
 
     It takes five requests: for keys, for shares, for the masked vectors (the request that a plain
     fit has), for confirmations, and for shares again. Each exchange has one sum: a node answers a
-    repeated request with the same bytes, and no other.
+    repeated request with the same bytes, and no other. Raises MaskingFailed if the sum is lost.
+
+    ``send(stage, messages by client code, quorum)`` returns the answers, or raises NotEnough.
+    `quorum` clients must send keys, shares and vectors. `survivors` are the codes of the clients in
+    this sum, if a server that was killed has named them already; ``save(survivors)`` writes a
+    checkpoint, before they are sent to any client.
     """
 
-    def __init__(
-        self,
-        server: MaskingServer,
-        *,
-        send: Callable[[str, Messages, int], Answers],
-        quorum: int,
-        survivors: list[int] | None,
-        save: Callable[[list[int]], None],
-    ) -> None:
-        self.server = server
-        # send(stage, messages by client code, quorum): returns the answers, or raises NotEnough.
-        self.send = send
-        # How many must send keys, shares and vectors.
-        self.quorum = quorum
-        # Codes of the clients in this sum, if a server that was killed has named them already.
-        self.survivors = survivors
-        # save(survivors): writes a checkpoint, before the survivors are sent to any client.
-        self.save = save
-
-    def run(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the sum, and the mask of who is in it, by code; raise MaskingFailed if lost."""
-        return self.server.run(self.ask)
-
-    def ask(self, stage: str, messages: Messages) -> dict[int, Any]:
+    def ask(stage: str, messages: Messages) -> dict[int, Any]:
         """Send messages of a stage, and return the answers that arrive and can be read."""
-        quorum = self.quorum
+        n_enough = quorum
         if stage == "confirm":
-            self.save(list(messages))
+            save(list(messages))
         if stage in ("confirm", "unmask"):
-            quorum = min(len(messages), self.server.plan.threshold + 1)
+            n_enough = min(len(messages), server.plan.threshold + 1)
         found = {}
-        for member, (_, arrays) in self.send(stage, messages, quorum).items():
+        for member, (_, arrays) in send(stage, messages, n_enough).items():
             try:
                 answer = masking_of(arrays)
             except MalformedMessage as error:
@@ -71,6 +60,8 @@ class MaskedSum:
             # A client that has diverged sends nothing.
             if isinstance(answer, bytes if stage in ("keys", "vectors") else dict):
                 found[member.code] = answer
-        if stage == "vectors" and self.survivors is not None:
-            return {code: one for code, one in found.items() if code in self.survivors}
+        if stage == "vectors" and survivors is not None:
+            return {code: one for code, one in found.items() if code in survivors}
         return found
+
+    return server.run(ask)
