@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -84,32 +84,28 @@ def packed(
     *,
     numbered: bool,
 ) -> list[ClientMessage]:
-    """Turn updates into uploads, one for each client that sends.
+    """Turn the updates of one client into a list of its upload, empty if it sends nothing.
 
     `numbered`: with the row numbers of the items that the client holds.
     """
-    if updates is None:
+    if updates is None or not updates.sends.any():
         return []
-    specs, uploads = _as_sent(specs, federation), []
-    compressor = _compressor(updates.phase, federation)
-    for place in np.flatnonzero(updates.sends).tolist():
-        upload = ClientMessage(updates.phase, updates.round, int(updates.clients[place]))
-        fields = updates.fields if updates.held is None else updates.held.sent(place).fields
-        is_broken = bool(updates.arrives[place] and not updates.accepted[place])
-        for name, spec in specs.items():
-            one, extra = fields.get(name), None
-            if isinstance(one, SparseRows) and is_compressed(compressor, spec, one.columns):
-                numbers, extra = _compressed(one, compressor, is_broken)
-            else:
-                numbers = _numbers(one, spec, is_broken)
-            unnumbered = spec.rows == "all" or (spec.rows == "held" and not numbered)
-            upload.fields[name] = numbers._replace(rows=None) if unnumbered else numbers
-            if extra is not None:
-                upload.extras[name] = extra
-        if _says_short(updates.phase, federation):
-            upload.extras[TERMS] = np.array([updates.counts.short_excess > 0])
-        uploads.append(upload)
-    return uploads
+    upload = ClientMessage(updates.phase, updates.round, int(updates.clients[0]))
+    fields = updates.fields if updates.held is None else updates.held.sent(0).fields
+    compressor, is_broken = _compressor(updates.phase, federation), not updates.accepted[0]
+    for name, spec in _as_sent(specs, federation).items():
+        one, extra = fields.get(name), None
+        if isinstance(one, SparseRows) and is_compressed(compressor, spec, one.columns):
+            numbers, extra = _compressed(one, compressor, is_broken)
+        else:
+            numbers = _numbers(one, spec, is_broken)
+        unnumbered = spec.rows == "all" or (spec.rows == "held" and not numbered)
+        upload.fields[name] = numbers._replace(rows=None) if unnumbered else numbers
+        if extra is not None:
+            upload.extras[name] = extra
+    if _says_short(updates.phase, federation):
+        upload.extras[TERMS] = np.array([updates.counts.short_excess > 0])
+    return [upload]
 
 
 def _as_sent(specs, federation):
@@ -128,7 +124,7 @@ def _says_short(phase, federation):
     return phase == "round" and mechanism is not None and mechanism.quantile is not None
 
 
-def _compressor(phase, federation):
+def _compressor(phase, federation) -> Any:
     """Return what compresses the uploads of a phase, or None."""
     return federation.compression if phase == "round" else None
 

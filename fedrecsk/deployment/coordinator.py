@@ -394,7 +394,8 @@ class Coordinator(Loop[Uploads, None]):
     def ask_validation(self, participation: Participation, message: Message) -> Uploads:
         """Return the clients' sums of losses on the rows that they hold out."""
         server, asked = self.server, self._of(participation.receives)
-        message = self._measured = self._unannounced(message)
+        # Clients know the announcement.
+        message = self._measured = message.without(server.announcement())
         uploads, n_malformed = self._ask("validate", server.round, asked, message, self.quorum)
         server.ledger.count(rejected=n_malformed)
         return uploads
@@ -407,7 +408,7 @@ class Coordinator(Loop[Uploads, None]):
         """Send the final model; save the server's model and return it."""
         server = self.server
         message = self.final_message()
-        final = self._unannounced(message)
+        final = message.without(server.announcement())
         report = None if server.evaluation is None else self._evaluate(final)
         self._ask("finish", server.round, self.members.by_code, final, 0.0)
         if self.exchanges.failed and not self.exchanges.answered:
@@ -446,11 +447,6 @@ class Coordinator(Loop[Uploads, None]):
         masks, scoring = server.uplink.masks, server.evaluation
         masking, privacy = masks and masks.report(), [server.privacy_report()]
         return report_of(scoring, upload, server.ledger.since(first), privacy, masking)
-
-    def _unannounced(self, message):
-        """Return a message without what clients know from the announcement."""
-        known = self.server.announcement()
-        return Message(**{name: field for name, field in message.items() if name not in known})
 
     # ---------------------------------------------------------------------- exchanges
 
@@ -562,7 +558,7 @@ class Coordinator(Loop[Uploads, None]):
             # It has what it has just measured, of Rows those of its own items.
             whole = kind == "finish" and code in known
             kept = [n for n in message if _same(message[n], self._measured.get(n), whole)]
-            parts["message"] = Message(**{n: f for n, f in message.items() if n not in kept})
+            parts["message"] = message.without(kept)
         arrays = dict(arrays or {})
         for name, one in parts.items():
             head[name], own = message_arrays(one, held, code, server.federation.wire_dtype)

@@ -572,10 +572,8 @@ class Server:
                 "send_final() instead."
             )
         self.ledger.open("best", self.round)
-        announced = self.announcement()
         # The full model, because the latest change does not lead back to an earlier one.
-        model = Message(**{n: f for n, f in best.items() if n not in announced})
-        self.downlink.send(model, self._everyone)
+        self.downlink.send(best.without(self.announcement()), self._everyone)
         return best
 
     def privacy_report(self) -> PrivacyReport:
