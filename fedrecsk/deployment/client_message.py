@@ -263,15 +263,6 @@ def unpacked(
     return updates
 
 
-def held_items(updates: ClientUpdates) -> np.ndarray | None:
-    """Return the items that a client holds by its set-up upload; None if it does not say."""
-    if updates.held is None or not updates.accepted.all():
-        return None
-    (tile,) = updates.held.tiles()
-    named = [name for name, spec in tile.specs.items() if spec.rows == "held"]
-    return tile.fields[named[0]].rows if named else None
-
-
 def _fields(upload, specs, n_held, held, federation):
     """Return each field as SparseRows of one client, or None if any is malformed."""
     # Any error in processing an unchecked upload is due to the upload, so it is rejected.

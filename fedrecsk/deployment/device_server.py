@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedrecsk.data.ids import catalogue_ids, id_array
-from fedrecsk.deployment.client_message import ClientMessage, checked, held_items, unpacked
+from fedrecsk.deployment.client_message import ClientMessage, Numbers, checked, unpacked
 from fedrecsk.deployment.deployable import deployable_copy
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import MOST_USERS, Form, MalformedMessage
@@ -304,22 +304,20 @@ class DeviceServer(Server):
         ClientUpdates
             Not accepted if anything in the upload is malformed.
         """
-        step, client = (upload.phase, int(upload.round)), int(upload.client)
-        is_setup = upload.phase == "setup"
+        specs, client = self._specs((upload.phase, int(upload.round))), int(upload.client)
         uploads = self.plan.uploads(is_apart=self.algorithm.traits.treats_clients_apart)
         one = unpacked(
             upload,
-            self._specs(step),
+            specs,
             self.federation,
             self.n_held[client],
             held=self._held.get(client),
             centers=self._centers(),
-            uploads="held" if is_setup else "single" if upload.phase != "round" else uploads,
+            uploads="single" if upload.phase in ("validation", "evaluation") else uploads,
         )
-        if is_setup:
-            held = held_items(one)
-            if held is not None:
-                self._held[client] = held
+        named = [name for name, spec in specs.items() if spec.rows == "held"]
+        if upload.phase == "setup" and one.n_accepted and named:
+            self._held[client] = Numbers(*upload.fields[named[0]]).rows.astype(np.int64)
         return one
 
 
