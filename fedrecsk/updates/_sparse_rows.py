@@ -113,6 +113,10 @@ class FieldSpec:
         """Return how many rows clients send that have so many of their own."""
         return np.full_like(n_rows, self.shape[0]) if self.rows == "all" else np.asarray(n_rows)
 
+    def index_bytes(self, n_rows: Any) -> Any:
+        """Return the bytes of the rows' indices, which are sent if clients choose their rows."""
+        return n_rows * INDEX_BYTES if self.rows == "chosen" else 0
+
     def sizes(
         self, wire_dtype: str, n_rows: ArrayLike, n_columns: ArrayLike | None = None
     ) -> NDArray[np.int64]:
@@ -122,13 +126,12 @@ class FieldSpec:
         many numbers.
         """
         n_rows = self.rows_sent(n_rows)
-        indices = n_rows * INDEX_BYTES if self.rows == "chosen" else 0
         n_numbers: Any = n_rows * np.asarray(self.width if n_columns is None else n_columns)
         if self.bits:
             nbytes = n_rows * 8 * -(-self.width // 64)
         else:
             nbytes = n_numbers * self.itemsize(wire_dtype)
-        return np.array([nbytes + indices, nbytes * self.learned, n_numbers])
+        return np.array([nbytes + self.index_bytes(n_rows), nbytes * self.learned, n_numbers])
 
 
 def split_fields(vector: np.ndarray, specs: Mapping[str, FieldSpec]) -> dict[str, np.ndarray]:
