@@ -25,13 +25,13 @@ from fedrecsk.deployment.progress import CHECKPOINT, SUMS, Progress, interrupted
 from fedrecsk.deployment.records import (
     MalformedMessage,
     masking_arrays,
+    masking_of,
     message_arrays,
     pack,
     place_head,
     session_of,
     upload_of,
 )
-from fedrecsk.deployment.secagg_rounds import masked_sum
 from fedrecsk.deployment.server_model import model_for_newcomers
 from fedrecsk.deployment.store import MODEL, STATE
 from fedrecsk.privacy import MaskingFailed
@@ -475,33 +475,39 @@ class Coordinator(Loop[Uploads, None]):
         return uploads, n_malformed
 
     def _masked(self, masks, kind, number, asked, message, specs, quorum):
-        """Ask clients for a masked sum; return a list of their updates, empty if it is lost."""
+        """Ask clients for a masked sum; return a list of their updates, empty if it is lost.
+
+        It takes five requests: for keys, for shares, for the masked vectors (the request that a
+        plain fit has), for confirmations, and for shares again. Each exchange has one sum: a node
+        answers a repeated request with the same bytes, and no other.
+        """
         server, step = self.server, (PHASES[kind], number)
         key = server.key.at(SETUP if kind == "setup" else number)
         terms = terms_of_noise(self.estimator, server.n_clients, server.key)
         session = session_of(self.progress.fit, kind, number, terms)
+        # Codes of the clients in this sum, if a server that was killed has named them already.
+        named = self.survivors.get((kind, number))
 
-        def send(stage, messages, n_enough):
-            """Send clients messages of a stage of the sum; return their answers."""
+        def ask(stage, messages):
+            """Send clients messages of a stage; return the answers that arrive and can be read."""
             # Vectors are what a plain fit asks for, too.
             name, sent = (kind, message) if stage == "vectors" else (f"{kind} {stage}", None)
+            n_enough = math.ceil(quorum * len(asked))
+            if stage == "confirm":
+                self._name_survivors(kind, number, list(messages))
+            if stage in ("confirm", "unmask"):
+                n_enough = min(len(messages), plan.threshold + 1)
 
             def request(member):
                 arrays = masking_arrays(messages[member.code])
                 more = {"n_clients": plan.n_clients, "n_bits": plan.n_bits}
                 return self._request(name, number, member, sent, more, arrays)
 
-            return self.exchanges.ask(
-                name, number, [asked[code] for code in messages], request, n_enough
-            )
-
-        def save(survivors):
-            """Let a server that is killed now go on with the same survivors."""
-            # Of a validation, too, which a restarted server repeats with its round.
-            now = {one: codes for one, codes in self.survivors.items() if one[1] == number}
-            self.survivors = now | {(kind, number): survivors}
-            if kind != "setup":
-                self.store.save(self._sums, self.survivors)
+            members = [asked[code] for code in messages]
+            found = _masks_of(self.exchanges.ask(name, number, members, request, n_enough), stage)
+            if stage == "vectors" and named is not None:
+                return {code: one for code, one in found.items() if code in named}
+            return found
 
         try:
             if len(asked) < FEWEST_CLIENTS:
@@ -509,18 +515,20 @@ class Coordinator(Loop[Uploads, None]):
                 self.exchanges.ask(kind, number, (), lambda member: b"", 0)
                 raise MaskingFailed(f"Its cohort has {len(asked)} clients, fewer than a sum needs.")
             plan, ring = masks.ring_of(np.array(sorted(asked)), key)
-            total, alive = masked_sum(
-                MaskingServer(plan, session, ring, aligned_size(specs)),
-                send=send,
-                quorum=math.ceil(quorum * len(asked)),
-                survivors=self.survivors.get((kind, number)),
-                save=save,
-            )
+            total, alive = MaskingServer(plan, session, ring, aligned_size(specs)).run(ask)
         except MaskingFailed as error:
             log.warning("The sum of %s %d is lost, and the model stays as it is: %s", *step, error)
             return []
         units = units_of(masks.scheme, specs, server.uplink.steps(specs, key))
         return [summed_updates(total, step, np.flatnonzero(alive), specs, units)]
+
+    def _name_survivors(self, kind, number, codes):
+        """Let a server that is killed now go on with the same clients in a masked sum."""
+        # Of a validation, too, which a restarted server repeats with its round.
+        now = {one: named for one, named in self.survivors.items() if one[1] == number}
+        self.survivors = now | {(kind, number): codes}
+        if kind != "setup":
+            self.store.save(self._sums, self.survivors)
 
     def _read(self, kind, number, answers, specs):
         """Return the messages of answers in the order of codes, and how many were malformed."""
@@ -566,6 +574,21 @@ class Coordinator(Loop[Uploads, None]):
         if kept:
             head["message"]["kept"] = kept
         return pack(head, arrays)
+
+
+def _masks_of(answers, stage):
+    """Return what clients have answered in a stage of a masked sum, by code, if it can be read."""
+    found = {}
+    for member, (_, arrays) in answers.items():
+        try:
+            answer = masking_of(arrays)
+        except MalformedMessage as error:
+            log.warning("Client %s: %s", member.name, error)
+            continue
+        # A client that has diverged sends nothing.
+        if isinstance(answer, bytes if stage in ("keys", "vectors") else dict):
+            found[member.code] = answer
+    return found
 
 
 def _senders_of(uploads):
