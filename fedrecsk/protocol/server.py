@@ -338,8 +338,7 @@ class Server:
         if not self.federation.is_asynchronous:
             return self._drawn(key)
         if self.timetable is None:
-            wire_dtype = self.federation.wire_dtype
-            sizes = message.sizes(self.n_held, wire_dtype)[0], self._bytes_up()
+            sizes = self.downlink.nbytes(message), self._bytes_up()
             given = self.clock, self.federation.schedule, self.sampling, self.key
             self.timetable = Timetable(*given, self.ledger.now, *sizes)
             # A pass reaches each client about once.
