@@ -53,7 +53,7 @@ class DeviceServer(Server):
         self._held = {}
         self._is_set_up = False
         # Mask of the clients that have joined since the last round; None before any.
-        self._late: NDArray[np.bool_] | None = None
+        self._joined: NDArray[np.bool_] | None = None
 
     @classmethod
     def of(
@@ -117,13 +117,13 @@ class DeviceServer(Server):
         self._check_late_ids(np.concatenate([one.client_ids for one in registrations]))
         first = self.n_clients
         places = self._added(registrations)
-        n_late = self.n_clients - first
-        self._late = np.arange(self.n_clients) >= first - self._n_late
+        n_new = self.n_clients - first
+        self._joined = np.arange(self.n_clients) >= first - self._n_joined
         self.ledger.admit(self.client_ids[first:])
         self.downlink.admit(self.n_held[first:])
-        self.uplink.admit(n_late)
+        self.uplink.admit(n_new)
         if self.only is not None:
-            self.only: NDArray[np.bool_] | None = np.pad(self.only, (0, n_late))
+            self.only: NDArray[np.bool_] | None = np.pad(self.only, (0, n_new))
         self.ledger.open("catalogue")
         newest = np.arange(self.n_clients) >= first
         self.downlink.count(catalogue_nbytes(self.item_ids), newest)
@@ -143,11 +143,11 @@ class DeviceServer(Server):
             If a round or the set-up is open.
         """
         self._check_admission()
-        self._late = np.isin(np.arange(self.n_clients), codes)
+        self._joined = np.isin(np.arange(self.n_clients), codes)
 
     @property
-    def _n_late(self):
-        return 0 if self._late is None else int(self._late.sum())
+    def _n_joined(self):
+        return 0 if self._joined is None else int(self._joined.sum())
 
     def _check_admission(self):
         """Raise if no client may join now, or ever."""
@@ -188,9 +188,9 @@ class DeviceServer(Server):
 
     def _asked(self, late):
         """Mask of the clients of a set-up exchange."""
-        if late and not self._n_late:
+        if late and not self._n_joined:
             raise ValueError("No client has joined since the last round; call admit() first.")
-        return self._late if late else self._everyone
+        return self._joined if late else self._everyone
 
     # ------------------------------------------------------------------------- exchanges
 
@@ -226,7 +226,7 @@ class DeviceServer(Server):
 
     def open_round(self) -> tuple[Participation, Message | None]:
         """Begin a round; return the participation and the message, None if none is sent."""
-        self._late = None
+        self._joined = None
         return super().open_round()
 
     def close_round(self, uploads: Iterable[ClientMessage | ClientUpdates]) -> Upload | None:
