@@ -317,7 +317,8 @@ class DeviceServer(Server):
         )
         named = [name for name, spec in specs.items() if spec.rows == "held"]
         if upload.phase == "setup" and one.n_accepted and named:
-            self._held[client] = Numbers(*upload.fields[named[0]]).rows.astype(np.int64)
+            rows = Numbers(*upload.fields[named[0]]).rows
+            self._held[client] = np.array(rows, dtype=np.int64)
         return one
 
 

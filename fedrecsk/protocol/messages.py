@@ -248,7 +248,7 @@ class Message(dict[str, Dense]):
         for name, field in self.items():
             if isinstance(field, PerClient):
                 own = replace(field, values=field.values[clients])
-                received = received | {name: own}
+                received = Message(**(received | {name: own}))
         return received
 
     def sizes(self, n_held: NDArray[np.int64], wire_dtype: str) -> NDArray[np.int64]:
