@@ -183,19 +183,15 @@ class BlockAggregator(Aggregator):
 
 def as_round(uploads, shapes):
     """Make RoundUpdates of single uploads."""
-    everyone, numbers = np.ones(len(uploads), dtype=bool), np.arange(len(uploads))
-    specs, fields = {}, {}
+    numbers, specs, fields = np.arange(len(uploads)), {}, {}
     for name, shape in shapes.items():
         updates = [upload[name] for upload in uploads]
         exact = all(update.change.dtype.kind in "iub" for update in updates)
         specs[name] = FieldSpec(shape, dtype="int64" if exact else None)
         fields[name] = SparseRows.listed(updates, specs[name])
-    masks = {"sends": everyone, "arrives": everyone, "accepted": everyone}
     sizes = np.stack([numbers] * 3)
-    block = ClientUpdates(
-        fields, phase="round", round=0, clients=numbers, specs=specs, sizes=sizes, **masks
-    )
-    return RoundUpdates([HeldUpdates(block, [], everyone)])
+    block = ClientUpdates.of_all(fields, ("round", 0), numbers, specs, sizes)
+    return RoundUpdates([HeldUpdates(block, [], block.accepted)])
 
 
 def weighted_sums(updates, weights):

@@ -136,7 +136,7 @@ class Compressor(PlainParameters, ABC):
                 # The server rejects it.
                 sent = untouched(change)
             updates.append(Update(numbers, np.asarray(sent.values, dtype=np.float64)))
-            nbytes.append(sent.nbytes(itemsize) + row_number_bytes(rows.spec, len(change)))
+            nbytes.append(sent.nbytes(itemsize) + rows.spec.index_bytes(len(change)))
             payload.append(sent.payload_nbytes(itemsize))
         received = SparseRows.listed(updates, rows.spec, center=rows.center)
         return Packed(received, np.array(nbytes), np.array(payload))
@@ -167,11 +167,6 @@ def _check_compressed(name, change, sent):
             f"{name}.compress returned NaN for a field of shape {change.shape} of finite "
             "numbers; look for a division by zero."
         )
-
-
-def row_number_bytes(spec, n_rows):
-    """Return the bytes of the rows' indices, if clients choose their rows."""
-    return n_rows * INDEX_BYTES if spec.rows == "chosen" else 0
 
 
 def untouched(values):
@@ -226,8 +221,8 @@ class BlockCompressor(Compressor):
 
     def _sizes_of_upload(self, spec, n_rows, itemsize):
         """Return the bytes of messages with these rows, and the bytes that papers count."""
-        message = Compressed(np.empty(0), **self._lengths(n_rows, spec.width))
-        nbytes = message.nbytes(itemsize) + row_number_bytes(spec, n_rows)
+        message = Compressed(np.empty(0), **self._lengths(spec.rows_sent(n_rows), spec.width))
+        nbytes = message.nbytes(itemsize) + spec.index_bytes(n_rows)
         return nbytes, message.payload_nbytes(itemsize)
 
     @property
@@ -239,7 +234,7 @@ class BlockCompressor(Compressor):
     def _compress_rows(self, rows, seeds, itemsize):
         if self._is_changed:
             return super()._compress_rows(rows, seeds, itemsize)
-        sizes = self._sizes_of_upload(rows.spec, rows.rows_sent, itemsize)
+        sizes = self._sizes_of_upload(rows.spec, rows.n_rows, itemsize)
         own = rows.written_out()
         matrix = own.matrix.astype(np.float64, order="C", copy=own is rows)
         generators = (np.random.default_rng(int(seed)) for seed in seeds)

@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fedrecsk.data._checks import LARGEST
 from fedrecsk.protocol.protection import TERMS, is_compressed, measured, protected
-from fedrecsk.updates import (
-    LARGEST_INTEGER,
-    ClientUpdates,
-    Counts,
-    FieldSpec,
-    SparseRows,
-)
+from fedrecsk.updates import ClientUpdates, Counts, FieldSpec, SparseRows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -86,42 +80,37 @@ class ClientMessage:
 def packed(
     updates: ClientUpdates | None,
     specs: dict[str, FieldSpec],
+    federation: Federation,
     *,
     numbered: bool,
-    federation: Federation | None = None,
 ) -> list[ClientMessage]:
-    """Turn updates into uploads, one for each client that sends.
+    """Turn the updates of one client into a list of its upload, empty if it sends nothing.
 
-    `numbered`: with the row numbers of the items that the client holds. Only the compression and
-    the central privacy of the federation count.
+    `numbered`: with the row numbers of the items that the client holds.
     """
-    if updates is None:
+    if updates is None or not updates.sends.any():
         return []
-    specs, uploads = _as_sent(specs, federation), []
-    for place in np.flatnonzero(updates.sends).tolist():
-        upload = ClientMessage(updates.phase, updates.round, int(updates.clients[place]))
-        fields = updates.fields if updates.held is None else updates.held.sent(place).fields
-        is_broken = bool(updates.arrives[place] and not updates.accepted[place])
-        for name, spec in specs.items():
-            one, extra = fields.get(name), None
-            is_rows = isinstance(one, SparseRows)
-            if federation and is_rows and _is_compressed(upload, one, spec, federation):
-                numbers, extra = _compressed(one, federation.compression, is_broken)
-            else:
-                numbers = _numbers(one, spec, is_broken)
-            unnumbered = spec.rows == "all" or (spec.rows == "held" and not numbered)
-            upload.fields[name] = numbers._replace(rows=None) if unnumbered else numbers
-            if extra is not None:
-                upload.extras[name] = extra
-        if _says_short(updates.phase, federation):
-            upload.extras[TERMS] = np.array([updates.counts.short_excess > 0])
-        uploads.append(upload)
-    return uploads
+    upload = ClientMessage(updates.phase, updates.round, int(updates.clients[0]))
+    fields = updates.fields if updates.held is None else updates.held.sent(0).fields
+    compressor, is_broken = _compressor(updates.phase, federation), not updates.accepted[0]
+    for name, spec in _as_sent(specs, federation).items():
+        one, extra = fields.get(name), None
+        if isinstance(one, SparseRows) and is_compressed(compressor, spec, one.columns):
+            numbers, extra = _compressed(one, compressor, is_broken)
+        else:
+            numbers = _numbers(one, spec, is_broken)
+        unnumbered = spec.rows == "all" or (spec.rows == "held" and not numbered)
+        upload.fields[name] = numbers._replace(rows=None) if unnumbered else numbers
+        if extra is not None:
+            upload.extras[name] = extra
+    if _says_short(updates.phase, federation):
+        upload.extras[TERMS] = np.array([updates.counts.short_excess > 0])
+    return [upload]
 
 
 def _as_sent(specs, federation):
     """Return the specs of what crosses: clipped integers are real numbers."""
-    if federation is None or federation.central_dp is None:
+    if federation.central_dp is None:
         return specs
     return {
         name: replace(spec, dtype=None, bits=False) if spec.is_integer else spec
@@ -131,8 +120,13 @@ def _as_sent(specs, federation):
 
 def _says_short(phase, federation):
     """Return whether a client says if its upload was shorter than the clip."""
-    mechanism = None if federation is None else federation.central_dp
+    mechanism = federation.central_dp
     return phase == "round" and mechanism is not None and mechanism.quantile is not None
+
+
+def _compressor(phase, federation) -> Any:
+    """Return what compresses the uploads of a phase, or None."""
+    return federation.compression if phase == "round" else None
 
 
 def _numbers(one, spec, is_broken):
@@ -182,36 +176,32 @@ def checked(
 
     `asked` is a mask of the registered clients, in the order of their codes, as `client_ids` is.
     """
-    uploads, seen = list(uploads), np.zeros(len(asked), dtype=bool)
+    uploads, n_sent = list(uploads), np.zeros(len(asked), dtype=np.int64)
     for one in uploads:
-        senders = _senders(one)
+        codes = senders(one)
         if (one.phase, one.round) != step:
             raise ValueError(
                 f"An upload of {one.phase} {one.round} came in {step[0]} {step[1]}; send uploads "
                 "in their own step."
             )
-        unknown = senders[(senders < 0) | (senders >= len(asked))]
+        unknown = codes[(codes < 0) | (codes >= len(asked))]
         if len(unknown):
             raise ValueError(
                 f"An upload came from the unknown client {unknown[0]}; only the {len(asked)} "
                 "registered clients may send."
             )
-        # If a client occurs twice, only its last position is kept.
-        places = np.empty(len(asked), dtype=np.intp)
-        places[senders] = np.arange(len(senders))
-        twice = seen[senders] | (places[senders] != np.arange(len(senders)))
+        np.add.at(n_sent, codes, 1)
         for mask, what in (
-            (~asked[senders], "was not selected in"),
-            (twice, "has already sent in"),
+            (~asked[codes], "was not selected in"),
+            (n_sent[codes] > 1, "has already sent in"),
         ):
             if mask.any():
-                name = client_ids[senders[mask][0]]
+                name = client_ids[codes[mask][0]]
                 raise ValueError(f"Client {name!s} {what} {step[0]} {step[1]}.")
-        seen[senders] = True
     return uploads
 
 
-def _senders(one):
+def senders(one: ClientMessage | ClientUpdates) -> NDArray[np.int64]:
     """Return the codes of the clients that an upload claims to come from."""
     if not isinstance(one, ClientMessage):
         return one.clients[one.sends]
@@ -228,13 +218,12 @@ def _senders(one):
 def unpacked(
     upload: ClientMessage,
     specs: dict[str, FieldSpec],
+    federation: Federation,
     n_held: int,
     *,
-    held: np.ndarray | None = None,
-    centers: dict[str, np.ndarray] | None = None,
-    wire_dtype: str = "float32",
-    uploads: Uploads = "single",
-    federation: Federation | None = None,
+    held: np.ndarray | None,
+    centers: dict[str, np.ndarray],
+    uploads: Uploads,
 ) -> ClientUpdates:
     """Turn an upload into ClientUpdates, which are rejected if anything in it is malformed.
 
@@ -242,73 +231,36 @@ def unpacked(
     `held` are these, if the server knows them; `centers` are what a client without any change would
     send, unless that is zero. With `uploads` "held" the single upload is kept instead of sums.
     """
-    sends = np.ones(1, dtype=bool)
+    compressor = _compressor(upload.phase, federation)
+    says_short = _says_short(upload.phase, federation)
     fields = _fields(upload, _as_sent(specs, federation), int(n_held), held, federation)
     is_valid = fields is not None
     if fields is None:
         # As many bytes as of a sound upload.
         fields = {name: _field(np.zeros((0, *one.shape[1:])), one) for name, one in specs.items()}
-    updates = ClientUpdates(
-        fields,
-        phase=upload.phase,
-        round=int(upload.round),
-        clients=np.array([int(upload.client)]),
-        sends=sends,
-        arrives=sends,
-        accepted=sends & is_valid,
-        specs=specs,
-        sizes=_sizes(upload, fields, specs, np.array([n_held]), wire_dtype, federation),
-    )
+    sizes = measured(fields, specs, np.array([n_held]), federation.wire_dtype, compressor)
+    # The bit of `_says_short` takes a byte.
+    sizes[[0, 2]] += says_short
+    step, client = (upload.phase, int(upload.round)), np.array([int(upload.client)])
+    updates = ClientUpdates.of_all(fields, step, client, specs, sizes)
     if not is_valid:
-        return replace(updates, fields={})
+        return replace(updates, fields={}, accepted=np.zeros(1, dtype=bool))
     hold = uploads == "held"
-    for name, center in (centers or {}).items():
+    for name, center in centers.items():
         if name not in fields:
             continue
-        one, changed = fields[name], _is_compressed(upload, fields[name], specs[name], federation)
+        one = fields[name]
+        changed = is_compressed(compressor, specs[name], one.columns)
         if not changed and hold:
             # Absolute numbers become changes from the center.
             one = one.with_values(one.values - np.asarray(center, dtype=np.float64)[one.rows])
         fields[name] = replace(one, center=center) if changed or hold else one
     updates = protected(updates, [], uploads)
-    mechanism = None if federation is None else federation.central_dp
+    mechanism = federation.central_dp
     if mechanism is not None:
-        short = bool(upload.extras[TERMS][0]) if _says_short(upload.phase, federation) else False
+        short = says_short and bool(upload.extras[TERMS][0])
         updates.counts = Counts(int(mechanism.noise == "clients"), 0, short - 0.5)
     return updates
-
-
-def _is_compressed(upload, one, spec, federation):
-    """Return whether a field crosses compressed; what has columns of its own does not."""
-    compresses = federation is not None and is_compressed(federation, spec)
-    return compresses and upload.phase == "round" and one.columns is None
-
-
-def _sizes(upload, fields, specs, n_held, wire_dtype, federation):
-    """Return the sizes of an upload, with what compression and the adaptive clip make of them."""
-    sizes = measured(fields, specs, n_held, wire_dtype)
-    for name, spec in specs.items():
-        if not _is_compressed(upload, fields[name], spec, federation):
-            continue
-        n_rows = {"all": np.array([spec.shape[0]]), "held": n_held}.get(
-            spec.rows, fields[name].n_rows
-        )
-        itemsize = np.dtype(spec.dtype or wire_dtype).itemsize
-        nbytes, payload = federation.compression._sizes_of_upload(spec, n_rows, itemsize)
-        whole = spec.sizes(wire_dtype, n_rows)
-        sizes[:2] += np.array([nbytes, payload]) - whole[:2]
-    if _says_short(upload.phase, federation):
-        sizes[[0, 2]] += 1
-    return sizes
-
-
-def held_items(updates: ClientUpdates) -> np.ndarray | None:
-    """Return the items that a client holds by its set-up upload; None if it does not say."""
-    if updates.held is None or not updates.accepted.all():
-        return None
-    (tile,) = updates.held.tiles()
-    named = [name for name, spec in tile.specs.items() if spec.rows == "held"]
-    return tile.fields[named[0]].rows if named else None
 
 
 def _fields(upload, specs, n_held, held, federation):
@@ -319,6 +271,7 @@ def _fields(upload, specs, n_held, held, federation):
             return None
         known = held if upload.phase != "setup" else None
         fields, extras = {}, dict(upload.extras)
+        compressor = _compressor(upload.phase, federation)
         if _says_short(upload.phase, federation):
             bit = extras.pop(TERMS)
             if type(bit) is not np.ndarray or bit.dtype != bool or bit.shape != (1,):
@@ -328,9 +281,10 @@ def _fields(upload, specs, n_held, held, federation):
             rows = _rows(numbers.rows, spec, n_held, known)
             if rows is None:
                 return None
-            if _is_compressed(upload, numbers, spec, federation):
-                decode, shape = federation.compression._decoded, (len(rows), spec.width)
-                numbers = Numbers(decode(numbers.values, extras.pop(name, None), shape))
+            if is_compressed(compressor, spec, numbers.columns):
+                shape = len(rows), spec.width
+                values = compressor._decoded(numbers.values, extras.pop(name, None), shape)
+                numbers = Numbers(values)
             fields[name] = _rebuilt(numbers, rows, spec)
         if extras:
             return None
@@ -375,10 +329,8 @@ def _field(values, spec, rows=None, columns=None):
 # ------------------------------------------------------------------ checks of the numbers
 
 
-def are_numbers(
-    values: object, spec: FieldSpec, shape: tuple[int, ...], n_clients: int = 1
-) -> bool:
-    """Return whether this is a valid sum of a field over `n_clients` clients."""
+def are_numbers(values: object, spec: FieldSpec, shape: tuple[int, ...]) -> bool:
+    """Return whether a client may send these numbers in a field."""
     kinds = "iub" if spec.is_integer else "iubf"
     if type(values) is not np.ndarray or values.dtype.kind not in kinds:
         return False
@@ -388,23 +340,11 @@ def are_numbers(
         return True
     if not spec.is_integer:
         # NaN is not within the bound, either.
-        return bool((np.abs(values.astype(np.float64)) <= n_clients * LARGEST).all())
-    low, high = _range(spec, n_clients)
+        return bool((np.abs(values.astype(np.float64)) <= LARGEST).all())
+    low, high = spec.limits
     if int(values.min()) < low or int(values.max()) > high:
         return False
-    return not spec.bits or n_clients > 1 or bool((values != 0).all())
-
-
-def _range(spec, n_clients):
-    """Smallest and largest possible sum of an integer field over `n_clients` clients."""
-    largest = int(LARGEST_INTEGER)
-    if spec.bits:
-        return -n_clients, n_clients
-    if np.dtype(spec.dtype).kind == "b":
-        return 0, n_clients
-    limits = np.iinfo(spec.dtype)
-    low, high = n_clients * int(limits.min), n_clients * int(limits.max)
-    return max(low, -largest), min(high, largest)
+    return not spec.bits or bool((values != 0).all())
 
 
 def are_rows(rows: object, spec: FieldSpec) -> bool:

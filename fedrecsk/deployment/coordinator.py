@@ -19,19 +19,19 @@ from fedrecsk.deployment.checks import (
     evaluation_of,
     terms_of_noise,
 )
-from fedrecsk.deployment.client_message import ClientMessage
+from fedrecsk.deployment.client_message import ClientMessage, senders
 from fedrecsk.deployment.exchanges import Exchanges, NotEnough
 from fedrecsk.deployment.progress import CHECKPOINT, SUMS, Progress, interrupted, last_fit
 from fedrecsk.deployment.records import (
     MalformedMessage,
     masking_arrays,
+    masking_of,
     message_arrays,
     pack,
     place_head,
     session_of,
     upload_of,
 )
-from fedrecsk.deployment.secagg_rounds import MaskedSum
 from fedrecsk.deployment.server_model import model_for_newcomers
 from fedrecsk.deployment.store import MODEL, STATE
 from fedrecsk.privacy import MaskingFailed
@@ -394,7 +394,8 @@ class Coordinator(Loop[Uploads, None]):
     def ask_validation(self, participation: Participation, message: Message) -> Uploads:
         """Return the clients' sums of losses on the rows that they hold out."""
         server, asked = self.server, self._of(participation.receives)
-        message = self._measured = self._unannounced(message)
+        # Clients know the announcement.
+        message = self._measured = message.without(server.announcement())
         uploads, n_malformed = self._ask("validate", server.round, asked, message, self.quorum)
         server.ledger.count(rejected=n_malformed)
         return uploads
@@ -407,7 +408,7 @@ class Coordinator(Loop[Uploads, None]):
         """Send the final model; save the server's model and return it."""
         server = self.server
         message = self.final_message()
-        final = self._unannounced(message)
+        final = message.without(server.announcement())
         report = None if server.evaluation is None else self._evaluate(final)
         self._ask("finish", server.round, self.members.by_code, final, 0.0)
         if self.exchanges.failed and not self.exchanges.answered:
@@ -447,11 +448,6 @@ class Coordinator(Loop[Uploads, None]):
         masking, privacy = masks and masks.report(), [server.privacy_report()]
         return report_of(scoring, upload, server.ledger.since(first), privacy, masking)
 
-    def _unannounced(self, message):
-        """Return a message without what clients know from the announcement."""
-        known = self.server.announcement()
-        return Message(**{name: field for name, field in message.items() if name not in known})
-
     # ---------------------------------------------------------------------- exchanges
 
     def _ask(self, kind, number, asked, message, quorum, late=False):
@@ -479,33 +475,39 @@ class Coordinator(Loop[Uploads, None]):
         return uploads, n_malformed
 
     def _masked(self, masks, kind, number, asked, message, specs, quorum):
-        """Ask clients for a masked sum; return a list of their updates, empty if it is lost."""
+        """Ask clients for a masked sum; return a list of their updates, empty if it is lost.
+
+        It takes five requests: for keys, for shares, for the masked vectors (the request that a
+        plain fit has), for confirmations, and for shares again. Each exchange has one sum: a node
+        answers a repeated request with the same bytes, and no other.
+        """
         server, step = self.server, (PHASES[kind], number)
         key = server.key.at(SETUP if kind == "setup" else number)
         terms = terms_of_noise(self.estimator, server.n_clients, server.key)
         session = session_of(self.progress.fit, kind, number, terms)
+        # Codes of the clients in this sum, if a server that was killed has named them already.
+        named = self.survivors.get((kind, number))
 
-        def send(stage, messages, n_enough):
-            """Send clients messages of a stage of the sum; return their answers."""
+        def ask(stage, messages):
+            """Send clients messages of a stage; return the answers that arrive and can be read."""
             # Vectors are what a plain fit asks for, too.
             name, sent = (kind, message) if stage == "vectors" else (f"{kind} {stage}", None)
+            n_enough = math.ceil(quorum * len(asked))
+            if stage == "confirm":
+                self._name_survivors(kind, number, list(messages))
+            if stage in ("confirm", "unmask"):
+                n_enough = min(len(messages), plan.threshold + 1)
 
             def request(member):
                 arrays = masking_arrays(messages[member.code])
                 more = {"n_clients": plan.n_clients, "n_bits": plan.n_bits}
                 return self._request(name, number, member, sent, more, arrays)
 
-            return self.exchanges.ask(
-                name, number, [asked[code] for code in messages], request, n_enough
-            )
-
-        def save(survivors):
-            """Let a server that is killed now go on with the same survivors."""
-            # Of a validation, too, which a restarted server repeats with its round.
-            now = {one: codes for one, codes in self.survivors.items() if one[1] == number}
-            self.survivors = now | {(kind, number): survivors}
-            if kind != "setup":
-                self.store.save(self._sums, self.survivors)
+            members = [asked[code] for code in messages]
+            found = _masks_of(self.exchanges.ask(name, number, members, request, n_enough), stage)
+            if stage == "vectors" and named is not None:
+                return {code: one for code, one in found.items() if code in named}
+            return found
 
         try:
             if len(asked) < FEWEST_CLIENTS:
@@ -513,18 +515,20 @@ class Coordinator(Loop[Uploads, None]):
                 self.exchanges.ask(kind, number, (), lambda member: b"", 0)
                 raise MaskingFailed(f"Its cohort has {len(asked)} clients, fewer than a sum needs.")
             plan, ring = masks.ring_of(np.array(sorted(asked)), key)
-            total, alive = MaskedSum(
-                MaskingServer(plan, session, ring, aligned_size(specs)),
-                send=send,
-                quorum=math.ceil(quorum * len(asked)),
-                survivors=self.survivors.get((kind, number)),
-                save=save,
-            ).run()
+            total, alive = MaskingServer(plan, session, ring, aligned_size(specs)).run(ask)
         except MaskingFailed as error:
             log.warning("The sum of %s %d is lost, and the model stays as it is: %s", *step, error)
             return []
         units = units_of(masks.scheme, specs, server.uplink.steps(specs, key))
         return [summed_updates(total, step, np.flatnonzero(alive), specs, units)]
+
+    def _name_survivors(self, kind, number, codes):
+        """Let a server that is killed now go on with the same clients in a masked sum."""
+        # Of a validation, too, which a restarted server repeats with its round.
+        now = {one: named for one, named in self.survivors.items() if one[1] == number}
+        self.survivors = now | {(kind, number): codes}
+        if kind != "setup":
+            self.store.save(self._sums, self.survivors)
 
     def _read(self, kind, number, answers, specs):
         """Return the messages of answers in the order of codes, and how many were malformed."""
@@ -562,7 +566,7 @@ class Coordinator(Loop[Uploads, None]):
             # It has what it has just measured, of Rows those of its own items.
             whole = kind == "finish" and code in known
             kept = [n for n in message if _same(message[n], self._measured.get(n), whole)]
-            parts["message"] = Message(**{n: f for n, f in message.items() if n not in kept})
+            parts["message"] = message.without(kept)
         arrays = dict(arrays or {})
         for name, one in parts.items():
             head[name], own = message_arrays(one, held, code, server.federation.wire_dtype)
@@ -572,13 +576,24 @@ class Coordinator(Loop[Uploads, None]):
         return pack(head, arrays)
 
 
+def _masks_of(answers, stage):
+    """Return what clients have answered in a stage of a masked sum, by code, if it can be read."""
+    found = {}
+    for member, (_, arrays) in answers.items():
+        try:
+            answer = masking_of(arrays)
+        except MalformedMessage as error:
+            log.warning("Client %s: %s", member.name, error)
+            continue
+        # A client that has diverged sends nothing.
+        if isinstance(answer, bytes if stage in ("keys", "vectors") else dict):
+            found[member.code] = answer
+    return found
+
+
 def _senders_of(uploads):
     """Return the codes of the clients of messages, or of a sum."""
-    return {
-        code
-        for one in uploads
-        for code in (one.clients.tolist() if isinstance(one, ClientUpdates) else [int(one.client)])
-    }
+    return {code for one in uploads for code in senders(one).tolist()}
 
 
 def _same(field, other, whole):

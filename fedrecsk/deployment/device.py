@@ -321,7 +321,7 @@ class Device(Clients):
         if self.federation.secure_aggregation is not None:
             return self._secured(updates, specs)
         told = updates is not None and updates.phase != "setup" and self._has_told
-        return packed(updates, specs, numbered=not told, federation=self.federation)
+        return packed(updates, specs, self.federation, numbered=not told)
 
     @property
     def _has_told(self):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedrecsk.data.ids import catalogue_ids, id_array
-from fedrecsk.deployment.client_message import ClientMessage, checked, held_items, unpacked
+from fedrecsk.deployment.client_message import ClientMessage, Numbers, checked, unpacked
 from fedrecsk.deployment.deployable import deployable_copy
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import MOST_USERS, Form, MalformedMessage
@@ -53,7 +53,7 @@ class DeviceServer(Server):
         self._held = {}
         self._is_set_up = False
         # Mask of the clients that have joined since the last round; None before any.
-        self._late: NDArray[np.bool_] | None = None
+        self._joined: NDArray[np.bool_] | None = None
 
     @classmethod
     def of(
@@ -117,13 +117,13 @@ class DeviceServer(Server):
         self._check_late_ids(np.concatenate([one.client_ids for one in registrations]))
         first = self.n_clients
         places = self._added(registrations)
-        n_late = self.n_clients - first
-        self._late = np.arange(self.n_clients) >= first - self._n_late
+        n_new = self.n_clients - first
+        self._joined = np.arange(self.n_clients) >= first - self._n_joined
         self.ledger.admit(self.client_ids[first:])
         self.downlink.admit(self.n_held[first:])
-        self.uplink.admit(n_late)
+        self.uplink.admit(n_new)
         if self.only is not None:
-            self.only: NDArray[np.bool_] | None = np.pad(self.only, (0, n_late))
+            self.only: NDArray[np.bool_] | None = np.pad(self.only, (0, n_new))
         self.ledger.open("catalogue")
         newest = np.arange(self.n_clients) >= first
         self.downlink.count(catalogue_nbytes(self.item_ids), newest)
@@ -143,11 +143,11 @@ class DeviceServer(Server):
             If a round or the set-up is open.
         """
         self._check_admission()
-        self._late = np.isin(np.arange(self.n_clients), codes)
+        self._joined = np.isin(np.arange(self.n_clients), codes)
 
     @property
-    def _n_late(self):
-        return 0 if self._late is None else int(self._late.sum())
+    def _n_joined(self):
+        return 0 if self._joined is None else int(self._joined.sum())
 
     def _check_admission(self):
         """Raise if no client may join now, or ever."""
@@ -188,9 +188,9 @@ class DeviceServer(Server):
 
     def _asked(self, late):
         """Mask of the clients of a set-up exchange."""
-        if late and not self._n_late:
+        if late and not self._n_joined:
             raise ValueError("No client has joined since the last round; call admit() first.")
-        return self._late if late else self._everyone
+        return self._joined if late else self._everyone
 
     # ------------------------------------------------------------------------- exchanges
 
@@ -226,7 +226,7 @@ class DeviceServer(Server):
 
     def open_round(self) -> tuple[Participation, Message | None]:
         """Begin a round; return the participation and the message, None if none is sent."""
-        self._late = None
+        self._joined = None
         return super().open_round()
 
     def close_round(self, uploads: Iterable[ClientMessage | ClientUpdates]) -> Upload | None:
@@ -304,23 +304,21 @@ class DeviceServer(Server):
         ClientUpdates
             Not accepted if anything in the upload is malformed.
         """
-        step, client = (upload.phase, int(upload.round)), int(upload.client)
-        is_setup = upload.phase == "setup"
+        specs, client = self._specs((upload.phase, int(upload.round))), int(upload.client)
         uploads = self.plan.uploads(is_apart=self.algorithm.traits.treats_clients_apart)
         one = unpacked(
             upload,
-            self._specs(step),
+            specs,
+            self.federation,
             self.n_held[client],
             held=self._held.get(client),
             centers=self._centers(),
-            wire_dtype=self.federation.wire_dtype,
-            uploads="held" if is_setup else "single" if upload.phase != "round" else uploads,
-            federation=self.federation,
+            uploads="single" if upload.phase in ("validation", "evaluation") else uploads,
         )
-        if is_setup:
-            held = held_items(one)
-            if held is not None:
-                self._held[client] = held
+        named = [name for name, spec in specs.items() if spec.rows == "held"]
+        if upload.phase == "setup" and one.n_accepted and named:
+            rows = Numbers(*upload.fields[named[0]]).rows
+            self._held[client] = np.array(rows, dtype=np.int64)
         return one
 
 

@@ -79,8 +79,7 @@ def send_new_items(
         )
     spec, arrays = message_arrays(Message(**rows), None, 0, last.server.federation.wire_dtype)
     head = {"fit": last.fit, "ids": model.item_ids_[n_known:].tolist(), "rows": spec}
-    greeting = pack({"kind": "register", "fit": last.fit, "parameters": ours}, {})
-    exchanges = Exchanges(carrier, members, greeting, patience, n_known, [])
+    exchanges = Exchanges(carrier, members, last.greeting(), patience, n_known, [])
     exchanges.gather(n_clients, gathering)
     content = pack(head | {"kind": "items"}, arrays)
     exchanges.ask("items", 0, members, lambda member: content, math.ceil(quorum * len(members)))

@@ -18,7 +18,7 @@ from fedrecsk.protocol.evaluation import HeldOut, Scoring
 from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Message, Registration
 from fedrecsk.protocol.participation import Participation, RoundMasks
-from fedrecsk.protocol.protection import completed, measured, protected, stages
+from fedrecsk.protocol.protection import completed, protected, stages
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Updates
 from fedrecsk.updates import through as apply
 
@@ -424,33 +424,24 @@ class Clients:
             raise ValueError(
                 "These clients hold no rows out to evaluate a model on; set early_stopping=True."
             )
-        block, part = self.block, self._part_in(participation)
-        asked, specs = part.receives, self.scoring.fields()
+        part, specs = self._part_in(participation), self.scoring.fields()
+        asked = part.receives
         users = self._personalized(asked, message, round)
         found = self._measure(asked, users, message, self.held_out.part(asked))
         is_finite = asked.copy()
         is_finite[asked] = np.isfinite(list(found.values())).all(axis=(0, 2))
-        arrives = part.receives & part.delivers
-        accepted = arrives & is_finite
-        own = self.scoring.packed({n: sums[accepted[asked]] for n, sums in found.items()})
+        accepted = (part.delivers & is_finite)[asked]
+        own = self.scoring.packed({n: sums[accepted] for n, sums in found.items()})
         scheme = self.federation.secure_aggregation
         if isinstance(scheme, SecAggPlus):
             units = {name: scheme.unit_of(spec) for name, spec in specs.items()}
             own = {name: units[name] * scheme.fixed(one, units[name]) for name, one in own.items()}
         self._measured = self._attributes(asked, users, self._codes), asked
-        return ClientUpdates(
-            {name: one.sum(axis=0) for name, one in own.items()} if accepted.any() else {},
-            phase="validation",
-            round=round,
-            clients=block.clients,
-            sends=part.receives,
-            arrives=arrives,
-            accepted=accepted,
-            specs=specs,
-            sizes=measured(
-                dict.fromkeys(specs), specs, block.row_counts, self.federation.wire_dtype
-            ),
-        )
+        updates = Updates({name: one.sum(axis=0) for name, one in own.items()}, is_finite)
+        turn, step = RoundMasks(asked, part.delivers, False), ("validation", round)
+        done = self._completed(updates, step, specs, turn, "sum")
+        # Nobody adds noise to it.
+        return replace(done, lacks_noise=False)
 
     def _personalized(self, who, message, round):
         """Personalise users of the clients of a mask: first where they have updated, then others.

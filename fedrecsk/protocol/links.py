@@ -120,7 +120,7 @@ class Downlink:
             # The server sends only encrypted sums and its own draws.
             first = self._pending is None
             drawn = {name: f for name, f in message.items() if first or not f.is_learned}
-            latest = self._sizes(Message(**drawn)) + (self._pending or 0)
+            latest = self.nbytes(Message(**drawn)) + (self._pending or 0)
             self._pending = 0
             self._missed += latest
             whole = self._missed.astype(np.int64)
@@ -150,7 +150,7 @@ class Downlink:
         who = np.ones(len(self._missed), dtype=bool) if who is None else who
         if self.beside is not None:
             message = self.beside.new(message, who)
-        sizes = self._sizes(message)
+        sizes = self.nbytes(message)
         if self.channel is not None:
             n_values = sum(np.size(field.values) for field in message.values())
             sizes = np.full(len(sizes), self.channel.nbytes(n_values))
@@ -163,7 +163,7 @@ class Downlink:
 
     def add(self, message: Message, receives: NDArray[np.bool_]) -> None:
         """Count a message that the clients of the mask receive together with the last one."""
-        self.ledger.more_down(receives.nonzero()[0], self._sizes(message)[receives])
+        self.ledger.more_down(receives.nonzero()[0], self.nbytes(message)[receives])
 
     def owe(self, nbytes: int) -> None:
         """Note that clients are still to receive an encrypted sum of `nbytes` bytes."""
@@ -213,7 +213,7 @@ class Downlink:
         received = compression._decoded(narrowed(values, wire), extra, change.shape)
         return replace(packed, values=received.astype(change.dtype))
 
-    def _sizes(self, message):
+    def nbytes(self, message: Message) -> NDArray[np.int64]:
         """Return the bytes of the message for each client, shape (n_clients,)."""
         return message.sizes(self._n_held, self.federation.wire_dtype)[0]
 

@@ -10,7 +10,7 @@ import numpy as np
 from fedrecsk.compression import Compressed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Container, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -221,6 +221,10 @@ class Message(dict[str, Dense]):
 
     def __missing__(self, name: str) -> Dense:
         raise MalformedMessage(f"The message has no field {name!r}.")
+
+    def without(self, names: Container[str]) -> Message:
+        """Return the message without the fields of these names."""
+        return Message(**{name: field for name, field in self.items() if name not in names})
 
     def check(self, forms: Mapping[str, Form], n_clients: int = 1) -> Message:
         """Return the message, to `n_clients` clients, if all its fields have the declared form.

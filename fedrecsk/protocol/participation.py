@@ -40,13 +40,7 @@ class Participation(NamedTuple):
 
     def of(self, clients: NDArray[np.int64]) -> Participation:
         """Participation of some clients (codes)."""
-        return Participation(
-            self.receives[clients],
-            self.active[clients],
-            self.delivers[clients],
-            self.dropped[clients],
-            None if self.arrivals is None else self.arrivals[clients],
-        )
+        return Participation(*(None if one is None else one[clients] for one in self))
 
 
 class RoundMasks(NamedTuple):

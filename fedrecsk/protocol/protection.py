@@ -30,6 +30,7 @@ from fedrecsk.updates import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from fedrecsk.compression import Compressor
     from fedrecsk.protocol.blocks import Block
     from fedrecsk.protocol.federation import Federation
     from fedrecsk.protocol.keys import Key
@@ -127,8 +128,13 @@ def measured(
     specs: Mapping[str, FieldSpec],
     n_held: NDArray[np.int64],
     wire_dtype: str,
+    compressor: Compressor | None = None,
 ) -> NDArray[np.int64]:
-    """Return the `sizes` of a method's fields, by the number of items that each client holds."""
+    """Return the `sizes` of a method's fields, by the number of items that each client holds.
+
+    If the number of rows that clients choose is not known, it is taken to be that of their items.
+    `compressor`: what becomes of the fields, if its messages have lengths by shape.
+    """
     sizes = np.zeros((3, len(n_held)), dtype=np.int64)
     for name, spec in specs.items():
         one, n_rows, n_columns = fields[name], n_held, None
@@ -136,7 +142,10 @@ def measured(
             n_columns = one.n_columns
             if spec.rows == "chosen":
                 n_rows = one.n_rows
-        sizes += spec.sizes(wire_dtype, n_rows, n_columns)
+        own = spec.sizes(wire_dtype, n_rows, n_columns)
+        if isinstance(compressor, BlockCompressor) and is_compressed(compressor, spec, n_columns):
+            own[:2] = compressor._sizes_of_upload(spec, n_rows, spec.itemsize(wire_dtype))
+        sizes += own
     return sizes
 
 
@@ -210,11 +219,13 @@ def _add_noise(updates, *, mechanism, key, each):
     return mechanism._protect(updates, seeds, each=each)
 
 
-def is_compressed(federation: Federation | None, spec: FieldSpec) -> bool:
-    """Return whether clients compress a field of this form, if they send all its columns."""
-    compressor = None if federation is None else federation.compression
+def is_compressed(
+    compressor: Compressor | None, spec: FieldSpec, columns: np.ndarray | None = None
+) -> bool:
+    """Return whether clients compress a field of this form; not if they send some columns only."""
     is_matrix = len(spec.shape) == 2 and not spec.is_integer and spec.learned
-    return compressor is not None and compressor.up and is_matrix and spec.compressible
+    is_whole = columns is None and spec.compressible
+    return compressor is not None and compressor.up and is_matrix and is_whole
 
 
 def _compress(updates, *, federation, key):
@@ -223,34 +234,15 @@ def _compress(updates, *, federation, key):
     fields, sizes = {}, updates.sizes.copy()
     for name, rows in updates.learned.items():
         spec = updates.specs[name]
-        if not is_compressed(federation, spec) or rows.columns is not None:
+        if not is_compressed(compressor, spec, rows.columns):
             continue
         seeds = key.hashed(f"compression of {name}", updates.clients)
-        itemsize = np.dtype(spec.dtype or wire_dtype).itemsize
-        packed = compressor._compress_rows(rows, seeds, itemsize)
+        packed = compressor._compress_rows(rows, seeds, spec.itemsize(wire_dtype))
         fields[name] = packed.rows
         whole = spec.sizes(wire_dtype, rows.n_rows)
         sizes[:2] += np.array([packed.nbytes, packed.payload]) - whole[:2]
     updates = updates.with_fields(**fields)
     return replace(updates, sizes=sizes)
-
-
-def planned_bytes(
-    federation: Federation, specs: Mapping[str, FieldSpec], n_held: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Return the bytes that clients will send, from how many items each holds, before training.
-
-    Clients that choose their rows are taken to send one for each item that they hold.
-    """
-    nbytes = measured(dict.fromkeys(specs), specs, n_held, federation.wire_dtype)[0]
-    compressor = federation.compression
-    for spec in specs.values():
-        if isinstance(compressor, BlockCompressor) and is_compressed(federation, spec):
-            n_rows = np.full_like(n_held, spec.shape[0]) if spec.rows == "all" else n_held
-            itemsize = np.dtype(spec.dtype or federation.wire_dtype).itemsize
-            packed, _ = compressor._sizes_of_upload(spec, n_rows, itemsize)
-            nbytes = nbytes + packed - spec.sizes(federation.wire_dtype, n_rows)[0]
-    return nbytes
 
 
 def _clip(updates, *, clip, field_weights, adds, is_late, says_short):

@@ -15,7 +15,7 @@ from scipy import sparse
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.privacy import secure_sum
 from fedrecsk.privacy._secagg_protocol import FEWEST_CLIENTS, Plan, Ring, bytes_of_sum
-from fedrecsk.updates import ClientUpdates, split_fields
+from fedrecsk.updates import ClientUpdates, Counts, split_fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -346,7 +346,9 @@ def summed_updates(
         name: _as_field(part, units[name], specs[name])
         for name, part in split_fields(total, specs).items()
     }
-    return ClientUpdates.of_sum(fields, step, clients, specs)
+    # Their noise is in the sum already.
+    sizes, counts = np.zeros((3, len(clients)), dtype=np.int64), Counts(n_shares=len(clients))
+    return ClientUpdates.of_all(fields, step, clients, specs, sizes, counts=counts)
 
 
 def aligned_size(specs: dict[str, FieldSpec]) -> int:

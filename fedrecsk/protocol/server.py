@@ -23,7 +23,7 @@ from fedrecsk.protocol.links import (
 )
 from fedrecsk.protocol.messages import Catalogue, ClientCodes, MalformedMessage, Message, Rows
 from fedrecsk.protocol.participation import Participation, Sampling
-from fedrecsk.protocol.protection import is_compressed, planned_bytes
+from fedrecsk.protocol.protection import is_compressed, measured
 from fedrecsk.protocol.schedules import Synchronous
 
 if TYPE_CHECKING:
@@ -338,8 +338,7 @@ class Server:
         if not self.federation.is_asynchronous:
             return self._drawn(key)
         if self.timetable is None:
-            wire_dtype = self.federation.wire_dtype
-            sizes = message.sizes(self.n_held, wire_dtype)[0], self._bytes_up()
+            sizes = self.downlink.nbytes(message), self._bytes_up()
             given = self.clock, self.federation.schedule, self.sampling, self.key
             self.timetable = Timetable(*given, self.ledger.now, *sizes)
             # A pass reaches each client about once.
@@ -348,7 +347,9 @@ class Server:
 
     def _bytes_up(self):
         """Return the bytes that each client will send in a round."""
-        return planned_bytes(self.federation, self._round_specs, self.n_held)
+        specs, federation = self._round_specs, self.federation
+        how = federation.wire_dtype, federation.compression
+        return measured(dict.fromkeys(specs), specs, self.n_held, *how)[0]
 
     def _without_late(self, part):
         """Find how long the open round will take; return its participation without late uploads."""
@@ -380,7 +381,7 @@ class Server:
                 "because rows of a client's own items, vectors and counts are sent as they are; "
                 'set direction="up".'
             )
-        if compressor.up and not any(is_compressed(self.federation, spec) for spec in specs):
+        if compressor.up and not any(is_compressed(compressor, spec) for spec in specs):
             warn(
                 f"{compressor} compresses nothing that clients of {method} upload in a round, "
                 "because the method has shortened it already, or sends no matrices of real "
@@ -570,10 +571,8 @@ class Server:
                 "send_final() instead."
             )
         self.ledger.open("best", self.round)
-        announced = self.announcement()
         # The full model, because the latest change does not lead back to an earlier one.
-        model = Message(**{n: f for n, f in best.items() if n not in announced})
-        self.downlink.send(model, self._everyone)
+        self.downlink.send(best.without(self.announcement()), self._everyone)
         return best
 
     def privacy_report(self) -> PrivacyReport:

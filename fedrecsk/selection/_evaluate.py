@@ -398,15 +398,6 @@ def single_updates(
     wire_dtype: str,
 ) -> ClientUpdates:
     """Return what these clients (codes) send in an evaluation, one by one."""
-    everyone = np.ones(len(clients), dtype=bool)
-    return ClientUpdates(
-        {name: SparseRows.stacked(one, spec=specs[name]) for name, one in fields.items()},
-        phase="evaluation",
-        round=round,
-        clients=clients,
-        sends=everyone,
-        arrives=everyone,
-        accepted=everyone,
-        specs=specs,
-        sizes=measured(dict.fromkeys(specs), specs, np.zeros_like(clients), wire_dtype),
-    )
+    rows = {name: SparseRows.stacked(one, spec=specs[name]) for name, one in fields.items()}
+    sizes = measured(dict.fromkeys(specs), specs, np.zeros_like(clients), wire_dtype)
+    return ClientUpdates.of_all(rows, ("evaluation", round), clients, specs, sizes)

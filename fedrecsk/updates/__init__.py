@@ -16,7 +16,6 @@ from fedrecsk.updates._client_updates import (
 )
 from fedrecsk.updates._sparse_rows import (
     INDEX_BYTES,
-    LARGEST_INTEGER,
     FieldSpec,
     SparseRows,
     Update,
@@ -28,7 +27,6 @@ from fedrecsk.updates._sparse_rows import (
 
 __all__ = [
     "INDEX_BYTES",
-    "LARGEST_INTEGER",
     "ClientUpdates",
     "Counts",
     "FieldSpec",

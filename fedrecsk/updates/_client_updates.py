@@ -136,23 +136,18 @@ class ClientUpdates:
     held: HeldUpdates | None = None
 
     @classmethod
-    def of_sum(
-        cls, fields: dict[str, Any], step: tuple[str, int], clients: np.ndarray, specs: Any
+    def of_all(
+        cls,
+        fields: dict[str, Any],
+        step: tuple[str, int],
+        clients: np.ndarray,
+        specs: Mapping[str, FieldSpec],
+        sizes: NDArray[np.int64],
+        **others: Any,
     ) -> ClientUpdates:
-        """Return the sums over these clients (codes), whose noise is in them already."""
+        """Return updates that all of these clients (codes) send, and that are all accepted."""
         everyone = np.ones(len(clients), dtype=bool)
-        return cls(
-            fields,
-            phase=step[0],
-            round=step[1],
-            clients=clients,
-            sends=everyone,
-            arrives=everyone,
-            accepted=everyone,
-            specs=specs,
-            sizes=np.zeros((3, len(clients)), dtype=np.int64),
-            counts=Counts(n_shares=len(clients)),
-        )
+        return cls(fields, *step, clients, everyone, everyone, everyone, specs, sizes, **others)
 
     @property
     def is_sum(self) -> bool:

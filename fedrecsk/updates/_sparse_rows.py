@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Bytes of a row's number in a message: int32.
 INDEX_BYTES = 4
-# Largest integer that an attacker may send, so that a sum of them still fits into 64 bits.
+# Largest integer that a client may send, so that a sum of them still fits into 64 bits.
 LARGEST_INTEGER = 2.0**53
 
 
@@ -91,7 +91,9 @@ class FieldSpec:
 
     @property
     def limits(self) -> tuple[float, float]:
-        """Smallest and largest integer that an attacker may send."""
+        """Smallest and largest integer that a client may send."""
+        if self.bits:
+            return -1.0, 1.0
         dtype = np.dtype(self.dtype)
         if dtype.kind == "b":
             return 0.0, 1.0
@@ -103,6 +105,18 @@ class FieldSpec:
         """Data type of the sum over clients."""
         return np.int64 if self.is_integer else np.float64
 
+    def itemsize(self, wire_dtype: str) -> int:
+        """Return the bytes of a number in the message."""
+        return np.dtype(self.dtype or wire_dtype).itemsize
+
+    def rows_sent(self, n_rows: ArrayLike) -> NDArray[np.int64]:
+        """Return how many rows clients send that have so many of their own."""
+        return np.full_like(n_rows, self.shape[0]) if self.rows == "all" else np.asarray(n_rows)
+
+    def index_bytes(self, n_rows: Any) -> Any:
+        """Return the bytes of the rows' indices, which are sent if clients choose their rows."""
+        return n_rows * INDEX_BYTES if self.rows == "chosen" else 0
+
     def sizes(
         self, wire_dtype: str, n_rows: ArrayLike, n_columns: ArrayLike | None = None
     ) -> NDArray[np.int64]:
@@ -111,14 +125,13 @@ class FieldSpec:
         Bytes with the indices of chosen rows; bytes of what is learned, as papers count them; how
         many numbers.
         """
-        indices = np.asarray(n_rows) * INDEX_BYTES if self.rows == "chosen" else 0
-        n_rows = np.asarray(n_rows) if self.rows != "all" else np.full_like(n_rows, self.shape[0])
+        n_rows = self.rows_sent(n_rows)
         n_numbers: Any = n_rows * np.asarray(self.width if n_columns is None else n_columns)
         if self.bits:
             nbytes = n_rows * 8 * -(-self.width // 64)
         else:
-            nbytes = n_numbers * np.dtype(self.dtype or wire_dtype).itemsize
-        return np.array([nbytes + indices, nbytes * self.learned, n_numbers])
+            nbytes = n_numbers * self.itemsize(wire_dtype)
+        return np.array([nbytes + self.index_bytes(n_rows), nbytes * self.learned, n_numbers])
 
 
 def split_fields(vector: np.ndarray, specs: Mapping[str, FieldSpec]) -> dict[str, np.ndarray]:
@@ -258,9 +271,7 @@ class SparseRows:
     @property
     def rows_sent(self) -> np.ndarray:
         """Number of rows that each client sends, shape (n_clients,)."""
-        if self.spec.rows == "all":
-            return np.full(self.n_clients, self.spec.shape[0])
-        return self.n_rows
+        return self.spec.rows_sent(self.n_rows)
 
     @cached_property
     def owners(self) -> np.ndarray:
