@@ -21,6 +21,7 @@ from benchmarks import _quality
 from benchmarks._command_line import command_line
 from benchmarks._quality import split
 from fedrecsk.neural import FedNCF, FedRAP, PFedRec
+from fedrecsk.neural._training import loss_function
 from fedrecsk.simulation.run import Run
 
 MODELS = {
@@ -121,7 +122,7 @@ def plain_seconds(label, model, X, n_sampled=60):
                 for optimizer in _optimizers(label, model, module, n_items):
                     optimizer.zero_grad()
                     scores = module(torch.zeros_like(batch), batch)
-                    model._loss_function(scores, target).mean().backward()
+                    loss_function(model.loss)(scores, target).mean().backward()
                     optimizer.step()
         seconds.append(time.process_time() - start)
     torch.set_num_threads(n_threads)

@@ -5,6 +5,7 @@ suit a method are refused before that.
 """
 
 import inspect
+import re
 import warnings
 from unittest import mock
 
@@ -12,7 +13,7 @@ import fedrecsk
 import fedrecsk.neural
 from fedrecsk import Federation
 from fedrecsk.base import RatingMixin, Recommender
-from fedrecsk.base._public_half import PublicHalf
+from fedrecsk.base._public_half import LINEAR
 from fedrecsk.compression import Quantization
 from fedrecsk.datasets import make_ratings
 from fedrecsk.deployment.checks import check_deployable
@@ -132,7 +133,7 @@ def row_of(Method):
         "item features": tick("item_features" in known),
         "user features": tick("user_features" in known),
         "time": tick({"history_half_life", "timestamps"} & set(known)),
-        "explain, export": tick(Method._public_half is not PublicHalf._public_half),
+        "explain, export": tick(re.search(rf"\b{Method.__name__}\b", LINEAR)),
     }
 
 

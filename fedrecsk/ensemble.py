@@ -13,10 +13,11 @@ from sklearn.utils import Bunch, check_random_state
 
 from fedrecsk._utils.constraints import ArrayLike, AtLeast1, Seed
 from fedrecsk._utils.docs import documented
+from fedrecsk._utils.memory import batches
 from fedrecsk._utils.sklearn_compat import BaseComposition
-from fedrecsk.base import RankingMixin, RatingMixin, Recommender, deviations
+from fedrecsk.base import RankingMixin, RatingMixin, Recommender
+from fedrecsk.base._recommender import deviations
 from fedrecsk.models import Scores
-from fedrecsk.models._model import batches
 from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.protocol.ledger import Ledger
 
@@ -120,8 +121,7 @@ class RecommenderEnsemble(Recommender, BaseComposition):
         return {}
 
     def _model(self):
-        own = {"pairs": self._score_pairs, "board": self._score_all}
-        return Scores(n_items=self.n_items_, **own)
+        return Scores(n_items=self.n_items_, pairs=self._score_pairs, board=self._score_all)
 
     def _weighted_sum(self, scores_of):
         parts = zip(self.weights_, self.estimators_, strict=True)
@@ -278,7 +278,7 @@ class RatingEnsemble(RatingMixin, RecommenderEnsemble):
     def _score_all(self, users):
         return self._weighted_sum(lambda model: model.response(model.score_all(users)))
 
-    def _spread(self, users, items):
+    def _deviations(self, users, items):
         """Return the standard deviations of the parts' distributions, mixed."""
         square = self._weighted_sum(lambda model: model.predict(users, items) ** 2)
         for weight, part in zip(self.weights_, self.estimators_, strict=True):
@@ -286,7 +286,7 @@ class RatingEnsemble(RatingMixin, RecommenderEnsemble):
         return np.sqrt(np.maximum(square - self._score_pairs(users, items) ** 2, 0))
 
     def _model(self):
-        return replace(super()._model(), deviations=self._spread)
+        return replace(super()._model(), deviations=self._deviations)
 
 
 @documented

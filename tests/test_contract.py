@@ -74,6 +74,12 @@ def test_scikit_learn_compatible(estimator):
     check_estimator(estimator)
 
 
+@pytest.mark.parametrize("Estimator", ESTIMATORS)
+def test_mixins_come_before_the_base_class(Estimator):
+    """Or else what they replace would be asked first."""
+    assert Estimator.__mro__[-len(Recommender.__mro__) :] == Recommender.__mro__
+
+
 @pytest.fixture
 def as_golden(Estimator, monkeypatch):
     """Let estimators compute in the type in which golden predictions have compiled them.
@@ -571,7 +577,7 @@ def similarities(model, kind):
 @pytest.mark.parametrize("kind", ["item", "user"])
 def test_neighbours_are_those_of_the_definition(Estimator, toy, kind, monkeypatch):
     X, y = toy
-    monkeypatch.setattr("fedrecsk.models._model.SCORES_PER_BATCH", 20)
+    monkeypatch.setattr("fedrecsk._utils.memory.SCORES_PER_BATCH", 20)
     # Item 5 is in the catalogue, and nobody has rated it.
     items = np.append(5, np.unique(X[:, 1]))
     setting = {"client_fraction": 0.4} if Estimator in FEDERATED else {}

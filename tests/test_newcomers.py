@@ -9,7 +9,7 @@ import pytest
 from sklearn.base import is_regressor
 
 import fedrecsk
-from fedrecsk import LightFR, Popularity, RFRec, RFRecF, base, models
+from fedrecsk import LightFR, Popularity, RFRec, RFRecF, base
 from fedrecsk.data.interactions import Interactions
 from fedrecsk.datasets import make_ratings
 from fedrecsk.metrics import evaluate_ranking
@@ -71,7 +71,7 @@ def test_short_lists_hold_what_is_left(Estimator, toy, monkeypatch):
     items, scores = model.recommend([user], 5, candidates=asked)
     assert sorted(items[0]) == [-1, *left]
     assert np.isfinite(scores[0]).tolist() == [True, True, False]
-    monkeypatch.setattr(models._model, "SCORES_PER_BATCH", 20)
+    monkeypatch.setattr(base._recommend.memory, "SCORES_PER_BATCH", 20)
     for n, (items, scores) in found.items():
         in_batches = model.recommend(users, n)
         np.testing.assert_array_equal(in_batches[0], items)

@@ -9,6 +9,7 @@ GIB = 2**30
 # Files in which Linux reports the memory of the machine and of the container.
 MACHINE = Path("/proc/meminfo")
 CONTAINER = Path("/sys/fs/cgroup")
+SCORES_PER_BATCH = 2**22
 
 
 def available() -> int | None:
@@ -25,6 +26,12 @@ def require(nbytes: int, what: str, hint: str) -> None:
             f"{what} take about {nbytes / GIB:.3g} GiB, but only {free / GIB:.3g} GiB of memory "
             f"are available. {hint}"
         )
+
+
+def batches(n_rows: int, n_columns: int) -> list[slice]:
+    """Cut rows, so that a batch has no more scores than fit into memory."""
+    size = max(1, SCORES_PER_BATCH // max(1, n_columns))
+    return [slice(start, min(start + size, n_rows)) for start in range(0, n_rows, size)]
 
 
 def _of_machine():

@@ -9,7 +9,6 @@ from fedrecsk.base._recommender import (
     Recommender,
     attributes_of,
     check_likes,
-    deviations,
     fitted_copy,
 )
 
@@ -22,6 +21,5 @@ __all__ = [
     "StrOptions",
     "attributes_of",
     "check_likes",
-    "deviations",
     "fitted_copy",
 ]

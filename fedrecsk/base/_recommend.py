@@ -12,13 +12,13 @@ from scipy import sparse
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk._utils import memory
+from fedrecsk._utils.memory import batches
 from fedrecsk._utils.parameters import checked, suggest
 from fedrecsk._utils.sklearn_compat import Interval, safe_indexing
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.cluster import _frames
 from fedrecsk.data.ids import Ids, id_array, missing_id, named
 from fedrecsk.data.interactions import as_table, id_columns
-from fedrecsk.models._model import batches
 
 if TYPE_CHECKING:
     from typing import Any, Self

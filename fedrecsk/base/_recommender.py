@@ -431,10 +431,9 @@ class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, Plai
         users, items = id_columns(X)
         codes = self._users.codes(users), self._items.codes(items)
         warn_about_unknown_pairs(users, items, codes, (self._users, self._items))
-        if not return_std:
-            return self._model().predict(*codes)
-        spread = deviations(self, *codes)
-        return self._model().predict(*codes), spread
+        spread = (deviations(self, *codes),) if return_std else ()
+        predicted = self._model().predict(*codes)
+        return (predicted, *spread) if return_std else predicted
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

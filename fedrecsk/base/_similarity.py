@@ -10,11 +10,11 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk import metrics
+from fedrecsk._utils.memory import batches
 from fedrecsk._utils.parameters import checked, suggest
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base._recommend import require_room, tidy
 from fedrecsk.data.ids import id_array, named
-from fedrecsk.models._model import batches
 
 if TYPE_CHECKING:
     from typing import Any

@@ -10,12 +10,12 @@ from scipy.special import gammaincinv
 from fedrecsk._utils.constraints import AtLeast0, AtLeast1, Jobs, Positive, Seed
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.memory import batches
 from fedrecsk._utils.sklearn_compat import get_threadpool_controller
 from fedrecsk.base import RatingMixin, Recommender
 from fedrecsk.base._item_prior import ItemContent
 from fedrecsk.centralized._sgd import Rows, Side, begun, implicit_sums
 from fedrecsk.models import Factors, clipped
-from fedrecsk.models._model import batches
 
 sampler: LazyModule = LazyModule("fedrecsk.centralized._bayesian_svdpp_kernels")
 
@@ -254,11 +254,11 @@ class BayesianSVDpp(ItemContent, RatingMixin, Recommender):
 
     def _model(self):
         response = clipped(*self.rating_range_)
-        return Factors.of(vars(self), response=response, deviations=self._spread)
+        return Factors.of(vars(self), response=response, deviations=self._deviations)
 
     # -------------------------------------------------------------------------- predict
 
-    def _spread(self, users, items):
+    def _deviations(self, users, items):
         """Return the standard deviations of the ratings of pairs."""
         # The spread over the samples and the user's own noise, of a rating of weight 1. Of unknown
         # users and items it is the spread of all of them, and an unknown user has the mean noise.

@@ -83,12 +83,12 @@ class BiasOnly(RatingMixin, Recommender):
     def _model(self):
         level, item_bias, penalty = self.global_bias_, self.item_bias_, float(self.reg_user)
 
-        def formula():
+        def rule():
             offset = level + item_bias
             ones, penalties = np.ones((len(offset), 1)), np.full((1, 1), penalty)
             return Ridge.of(ones, penalties, offset=offset, rates=True, confidence=1.0)
 
-        return Factors.of(vars(self), formula=formula)
+        return Factors.of(vars(self), make_rule=rule)
 
     def _new_user_attributes(self, data):
         residual = data.values - self.global_bias_ - self.item_bias_[data.items]

@@ -17,7 +17,7 @@ from fedrecsk._utils.sklearn_compat import get_threadpool_controller
 from fedrecsk.base import RatingMixin, Recommender
 from fedrecsk.centralized._sgd import Rows
 from fedrecsk.data._checks import check_scale, hint, scale_of
-from fedrecsk.models._codes import Codes, pack_codes, random_codes, unpack_codes
+from fedrecsk.models._codes import BinaryCodes, pack_codes, random_codes, unpack_codes
 from fedrecsk.protocol.keys import Key
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ class DCF(RatingMixin, Recommender):
     def _model(self):
         low, high = self.rating_scale_
         unknown = (self.mean_rating_ - low) / (high - low) if high > low else 0.5
-        return Codes.of(vars(self), self.user_codes_[:, None], unknown_similarity=unknown)
+        return BinaryCodes.of(vars(self), self.user_codes_[:, None], unknown_similarity=unknown)
 
     def _new_user_attributes(self, data):
         rows = Rows.of(data)

@@ -23,7 +23,7 @@ from fedrecsk.base._item_weights import (
     warn_if_slow,
     weights_of,
 )
-from fedrecsk.models._item_weights import Weights
+from fedrecsk.models._model import Weights
 
 # At most so many of a float64 for each pair of items at a time: X'X, and its inverse.
 MATRICES = 4

@@ -25,7 +25,7 @@ from fedrecsk.base._item_prior import ItemContent
 from fedrecsk.base._item_weights import liked
 from fedrecsk.data._checks import hint
 from fedrecsk.models import Factors
-from fedrecsk.models._factors import linear_scores
+from fedrecsk.models._model import linear_scores
 from fedrecsk.portable import Ridge
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class ImplicitRecommender(RankingMixin, Recommender):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MeanUser(Factors):
-    """Vectors and biases; unknown users have the mean user's, also the bias of unknown items."""
+    """Vectors and biases; unknown users have the mean user's, even for unknown items."""
 
     bias: float
 
@@ -330,7 +330,7 @@ class ImplicitALS(ItemContent, FadingHistory, ImplicitRecommender):
         return total / np.maximum(total_weight, 1e-9)
 
     def _model(self):
-        return replace(super()._model(), formula=self._equations)
+        return replace(super()._model(), make_rule=self._equations)
 
     def _equations(self):
         """Return the rule by which a user's vector is found."""

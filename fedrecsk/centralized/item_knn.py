@@ -29,7 +29,7 @@ from fedrecsk.base._ordered_pairs import (
     sparse_ordered_gram,
     squares_of_pairs,
 )
-from fedrecsk.models._item_weights import NearestWeights
+from fedrecsk.models._model import NearestWeights
 from fedrecsk.protocol import blocks
 
 

@@ -77,8 +77,7 @@ class RandomRecommender(RankingMixin, Recommender):
         return {"user_seed_": _user_seeds(data, self.seed_)}
 
     def _model(self):
-        own = {"pairs": self._score_pairs, "board": self._score_all}
-        return Scores(n_items=self.n_items_, **own)
+        return Scores(n_items=self.n_items_, pairs=self._score_pairs, board=self._score_all)
 
     def _score_pairs(self, users, items):
         seeds = np.where(users >= 0, self.user_seed_[users], np.uint64(0))

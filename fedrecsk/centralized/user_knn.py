@@ -11,10 +11,10 @@ from sklearn.preprocessing import normalize
 from fedrecsk import metrics
 from fedrecsk._utils.constraints import AtLeast1
 from fedrecsk._utils.docs import documented
+from fedrecsk._utils.memory import batches
 from fedrecsk.base import RankingMixin, Recommender, check_likes
 from fedrecsk.base._item_weights import histories, liked
 from fedrecsk.models import Scores
-from fedrecsk.models._model import batches
 
 
 @documented
@@ -110,8 +110,7 @@ class UserKNN(RankingMixin, Recommender):
         return sparse.csr_array(normalize(sparse.vstack(found, "csr"), "l1"))
 
     def _model(self):
-        own = {"pairs": self._score_pairs, "board": self._score_all}
-        return Scores(n_items=self.n_items_, **own)
+        return Scores(n_items=self.n_items_, pairs=self._score_pairs, board=self._score_all)
 
     def _score_all(self, users):
         scores = np.zeros((len(users), self.n_items_))

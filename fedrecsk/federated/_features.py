@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted
 from fedrecsk.base._item_prior import ROUNDING, SHRINKAGE, ItemContent, shrunk
 from fedrecsk.data.ids import Ids, id_array, named
 from fedrecsk.data.item_features import has_ids
-from fedrecsk.federated.base import FederatedRecommender, Mixin
+from fedrecsk.federated.base import Mixin
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Dense, Form, Message
 from fedrecsk.updates import FieldSpec, SparseRows
@@ -144,7 +144,7 @@ class UserRegression:
         return n_rows / (n_rows + self.half)
 
 
-class UserFeatures(FederatedRecommender):
+class UserFeatures(Mixin):
     """`user_features` and `add_users` of a method whose users have vectors.
 
     Its algorithm has a `UserRegression`, and the estimator `_prior_attributes`.

@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from fedrecsk._utils.constraints import AtLeast0
-from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.base import RankingMixin, check_likes
 from fedrecsk.federated.base import FederatedRecommender
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
-
-fedmf_kernels: LazyModule = LazyModule("fedrecsk.federated._fedmf_kernels")
 
 # Up to this many negatives are accepted for any catalogue, so that the default always works.
 FEW_NEGATIVES = 4

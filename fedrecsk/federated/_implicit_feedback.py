@@ -6,18 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.special import expit
 
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.federated._ratings import RATINGS, sums_of_ratings
-from fedrecsk.models import Factors
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Dense, Form, Message
 from fedrecsk.updates import Updates
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
+    pass
 
 fedmf_kernels: LazyModule = LazyModule("fedrecsk.federated._fedmf_kernels")
 
@@ -91,16 +88,6 @@ def layout_of(block):
 # ------------------------------------------------------------------------ the fitted model
 
 
-def likely(fitted: Mapping[str, Any], loss: str) -> Factors:
-    """Return a model of vectors, whose response is a probability for the loss "bce"."""
-    return Factors.of(fitted, **responses(loss))
-
-
-def responses(loss: Any) -> dict[str, Any]:
-    """Return the response of a loss, if it has one, by the name of a Model's part."""
-    return {"response": expit} if loss == "bce" else {}
-
-
 def cross_entropies(model):
     """Return the loss "bce" of pairs and targets under a model, as a function."""
 
@@ -115,8 +102,9 @@ def losses_with_negatives(losses_of, held_out, seen, n):
     """Return loss and weight of held-out rows, of which each positive brings `n` negatives."""
     losses = losses_of(held_out.users, held_out.items, held_out.values)
     rows, negatives = unseen_items(held_out, held_out.values > 0, seen, n)
-    others = losses_of(held_out.users[rows], negatives, np.zeros(len(rows)))
-    losses += np.bincount(rows, others, minlength=len(losses))
+    if len(rows):
+        others = losses_of(held_out.users[rows], negatives, np.zeros(len(rows)))
+        losses += np.bincount(rows, others, minlength=len(losses))
     counts = 1 + np.bincount(rows, minlength=len(losses))
     return held_out.weights * losses, held_out.weights * counts
 

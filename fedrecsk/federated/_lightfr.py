@@ -15,7 +15,7 @@ from fedrecsk._utils.parameters import constant
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base._item_prior import ItemFeatures, ItemPrior
 from fedrecsk.data._checks import scale_of
-from fedrecsk.models._codes import Codes, random_codes, unpack_codes
+from fedrecsk.models._codes import BinaryCodes, random_codes, unpack_codes
 from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.messages import Dense, Derived, Form, Message
 from fedrecsk.protocol.states import PerItem, PerUser
@@ -333,7 +333,7 @@ class LightFRAlgorithm(LightFRParameters, Algorithm[Server, Clients]):
         return {"user_codes_": clients.codes}
 
     def model(self, fitted):
-        return Codes.of(fitted, fitted["user_codes_"])
+        return BinaryCodes.of(fitted, fitted["user_codes_"])
 
     def losses(self, model, held_out, seen):
         """Return the objective on held-out rows, which share the items without a row."""

@@ -12,7 +12,7 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.parameters import Value, constant
 from fedrecsk.base._item_prior import ItemFeatures, ItemPrior
 from fedrecsk.base._item_weights import fades_of
-from fedrecsk.models._factors import weighted_factors
+from fedrecsk.models._model import weighted_factors
 from fedrecsk.portable import short_histories
 from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.messages import Dense, Derived, Form, Message, Rows

@@ -23,7 +23,7 @@ from fedrecsk.base._item_weights import (
     whole,
 )
 from fedrecsk.federated._gram import FederatedGram, GramAlgorithm, GramParameters
-from fedrecsk.models._item_weights import Weights
+from fedrecsk.models._model import Weights
 from fedrecsk.protocol.messages import Dense, Derived, Form, Message, Rows
 from fedrecsk.updates import FieldSpec, Updates
 

@@ -31,8 +31,9 @@ from fedrecsk.federated._fedeb_server import (
 )
 from fedrecsk.federated._optimizers import adam
 from fedrecsk.federated._ratings import RatingScale
+from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.models import Factors, clipped
-from fedrecsk.models._factors import linear_scores
+from fedrecsk.models._model import linear_scores
 from fedrecsk.protocol.algorithm import Algorithm, Loss, PlansRounds, Traits
 from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Dense, Form, Message, Rows
@@ -443,7 +444,8 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[Server, Clients]):
 
     def model(self, fitted):
         response = clipped(*fitted["rating_scale_"])
-        own = {"formula": partial(self._rule, fitted), "deviations": partial(self._spread, fitted)}
+        own = {"make_rule": partial(self._rule, fitted)}
+        own["deviations"] = partial(self._deviations, fitted)
         return Factors.of(fitted, response=response, **own)
 
     def _rule(self, fitted):
@@ -458,7 +460,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[Server, Clients]):
         scales = fitted["noise_std_"] ** 2, fitted["bias_std_"] ** 2
         return _empirical_bayes.posterior_rule(fitted, *scales, **spread)
 
-    def _spread(self, fitted, users, items):
+    def _deviations(self, fitted, users, items):
         """Return the standard deviations of the ratings of pairs."""
         # An unknown item is 0, with the variance of the prior.
         factors = np.pad(fitted["item_factors_"], ((0, 1), (0, 0)))
@@ -519,7 +521,15 @@ def _expected(block, users, item_bias, items):
 
 @documented
 @dataclass(eq=False, repr=False)
-class FedEB(FedEBParameters, RatingScale, RatingMixin, UserFeatures, DayEffects, FederatedContent):
+class FedEB(
+    FedEBParameters,
+    UserFeatures,
+    DayEffects,
+    FederatedContent,
+    RatingScale,
+    RatingMixin,
+    FederatedRecommender,
+):
     """Federated empirical Bayes: SVD++ with learned variances, trained by sums of uploads.
 
     Each client infers the exact distribution of its user vectors given the items, and uploads the
@@ -700,7 +710,6 @@ class FedEB(FedEBParameters, RatingScale, RatingMixin, UserFeatures, DayEffects,
     implicit_factors_: ClassVar[np.ndarray]
     noise_std_: ClassVar[float]
     bias_std_: ClassVar[float]
-    _new_item_variance: ClassVar[np.ndarray]
     _predicted_fields = ("average_items",)
     _absent_fields = ("average_implicit", "n_ratings", "audiences")
     HALF_OF_USERS = 400.0

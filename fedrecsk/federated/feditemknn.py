@@ -17,7 +17,7 @@ from fedrecsk.base._item_weights import (
 )
 from fedrecsk.base._ordered_pairs import directed, own_power
 from fedrecsk.federated.fedease import OwnWeights, OwnWeightsAlgorithm
-from fedrecsk.models._item_weights import NearestWeights
+from fedrecsk.models._model import NearestWeights
 from fedrecsk.protocol.messages import Dense, Derived, Form, Message, Rows
 
 __all__ = ["FedItemKNN"]

@@ -6,6 +6,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from scipy.special import expit
 
 from fedrecsk._utils.constraints import Above0To1, AtLeast1, NotNegative, Positive
 from fedrecsk._utils.docs import documented
@@ -18,9 +19,9 @@ from fedrecsk.federated._implicit_feedback import (
     data_sizes,
     fedmf_kernels,
     layout_of,
-    likely,
     losses_with_negatives,
 )
+from fedrecsk.models._model import Factors, identity
 from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Dense, Form, Message
@@ -316,7 +317,7 @@ class FedMFAlgorithm(AveragingParameters, Algorithm[Any, Clients]):
         return {"user_factors_": clients.users}
 
     def model(self, fitted):
-        return likely(fitted, self.loss)
+        return Factors.of(fitted, response=expit if self.loss == "bce" else identity)
 
     def losses(self, model, held_out, seen):
         if self.loss == "squared":

@@ -433,7 +433,7 @@ class PrivFedEBAlgorithm(PrivFedEBParameters, PlansRounds, Algorithm[Server, Cli
         }
 
     def model(self, fitted):
-        def formula():
+        def rule():
             unit, prior = _empirical_bayes.scale_of(fitted).unit, {}
             if "implicit_factors_" in fitted:
                 factors = fitted["implicit_factors_"]
@@ -443,7 +443,7 @@ class PrivFedEBAlgorithm(PrivFedEBParameters, PlansRounds, Algorithm[Server, Cli
             return _empirical_bayes.posterior_rule(fitted, *variances, **prior)
 
         response = clipped(*fitted["rating_scale_"])
-        return Factors.of(fitted, response=response, formula=formula)
+        return Factors.of(fitted, response=response, make_rule=rule)
 
     def item_vectors(self, message):
         return message["items"].values

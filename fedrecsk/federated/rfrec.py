@@ -22,7 +22,7 @@ from fedrecsk.federated._optimizers import Moments, adam
 from fedrecsk.federated._ratings import ColumnParameters, Columns, Scale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.models import Factors
-from fedrecsk.models._factors import linear_scores
+from fedrecsk.models._model import linear_scores
 from fedrecsk.models._own_items import OwnFactors, OwnItems
 from fedrecsk.protocol.algorithm import Algorithm, SharesHistory, Traits
 from fedrecsk.protocol.messages import Dense, Form, Message
@@ -441,16 +441,13 @@ class RFRecAlgorithm(
         low, high = fitted["rating_scale_"]
 
         def response(scores):
-            if self.LINK == "sigmoid":
-                return low + (high - low) * expit(scores)
-            return np.clip(low + (high - low) * scores, low, high)
+            return np.clip(low + (high - low) * expected_ratings(scores, self.LINK), low, high)
 
         unknown = partial(np.full, fitted["n_items_"], fitted["_mean_user_bias"])
         parts = {"response": response, "unknown": unknown}
-        if self.predict_with == "global":
-            return Factors.of(fitted, **parts)
-        own = {"own": fitted["_own_items"], "has_biases": self.biases}
-        return OwnFactors.of(fitted, **parts, **own)
+        if self.predict_with == "local":
+            return OwnFactors.of(fitted, own=fitted["_own_items"], **parts)
+        return Factors.of(fitted, **parts)
 
     def _mean_bias(self, message, attributes):
         """Return the user bias with which the items' biases alone give the mean rating."""

@@ -508,8 +508,7 @@ def unwrap_and_adapt(estimator, X_train=None):
 
 def adapt(recommender: Any) -> Any:
     """Adapt a recommender: by its codes if it is of this package, else by `predict`."""
-    ours = hasattr(recommender, "_model") and hasattr(recommender, "_seen")
-    if not ours:
+    if not (hasattr(recommender, "_model") and hasattr(recommender, "_seen")):
         return _Peer(recommender)
     known = recommender._items, recommender._users
     return Own(recommender._model(), recommender._seen, *known)

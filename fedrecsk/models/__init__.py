@@ -1,6 +1,5 @@
-"""What a fit leaves: models that score users and items by their codes."""
+"""Fitted models, which score users and items by their codes."""
 
-from fedrecsk.models._factors import Factors
-from fedrecsk.models._model import Model, Scores, clipped
+from fedrecsk.models._model import Factors, Model, Scores, clipped
 
 __all__ = ["Factors", "Model", "Scores", "clipped"]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedrecsk._utils.kernels import LazyModule
-from fedrecsk.models._model import Model, batches
+from fedrecsk._utils.memory import batches
+from fedrecsk.models._model import Model, score_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from fedrecsk.models._model import Floats, Integers
-
-score_kernels: LazyModule = LazyModule("fedrecsk.models._score_kernels")
 
 BITS_PER_WORD = 64
 
@@ -108,7 +106,7 @@ def random_codes(key, purpose, index, n_planes, n_bits):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Codes(Model):
+class BinaryCodes(Model):
     """Similarities, 1 less the share of the largest Hamming distance between codes."""
 
     # (n_users, n_planes, n_words) and (n_items, n_words)

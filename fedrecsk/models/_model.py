@@ -1,4 +1,4 @@
-"""The base class of fitted models."""
+"""Fitted models: their base class, and kinds by vectors and by weights between items."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedrecsk import metrics
+from fedrecsk._utils.kernels import LazyModule
+from fedrecsk._utils.memory import batches
+from fedrecsk.portable import ItemWeights, Ridge
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from collections.abc import Mapping
+    from typing import Any, Self
 
-    from fedrecsk.portable import ItemWeights, Ridge
+    from numpy.typing import NDArray
 
     Integers = NDArray[np.int64]
     Floats = NDArray[np.float64]
 
-SCORES_PER_BATCH = 2**22
+score_kernels: LazyModule = LazyModule("fedrecsk.models._score_kernels")
+
+# The most items whose weights a file holds: they fill 400 MB.
+MOST_ITEMS = 10_000
 
 
-def batches(n_rows: int, n_columns: int) -> list[slice]:
-    """Cut rows, so that a batch has no more scores than fit into memory."""
-    size = max(1, SCORES_PER_BATCH // max(1, n_columns))
-    return [slice(start, min(start + size, n_rows)) for start in range(0, n_rows, size)]
-
-
-def as_they_are(scores: Floats) -> Floats:
+def identity(scores: Floats) -> Floats:
     """Return scores as predictions."""
     return scores
 
@@ -50,7 +51,7 @@ class Model(ABC):
         It keeps the order of scores, and may make ties.
     unknown : function or None
         Returns the scores (n_items,) of users of whom nothing is known; None: all are 0.
-    formula : function or None
+    make_rule : function or None
         Returns the rule of :mod:`fedrecsk.portable` by which a history gives scores. None: there
         is none.
     deviations : function or None
@@ -58,9 +59,9 @@ class Model(ABC):
     """
 
     n_items: int
-    response: Callable[[Floats], Floats] = as_they_are
+    response: Callable[[Floats], Floats] = identity
     unknown: Callable[[], NDArray[np.floating]] | None = None
-    formula: Callable[[], ItemWeights | Ridge] | None = None
+    make_rule: Callable[[], ItemWeights | Ridge] | None = None
     deviations: Callable[[Integers, Integers], Floats] | None = None
 
     @abstractmethod
@@ -95,7 +96,7 @@ class Model(ABC):
 
     def rule(self, item: int | None = None) -> ItemWeights | Ridge | None:
         """Return the rule for scores from a history, or one that suffices for an item's scores."""
-        return None if self.formula is None else self.formula()
+        return None if self.make_rule is None else self.make_rule()
 
     def _with_unknown(self, scores, users, items=None):
         """Add the scores of unknown users to those of pairs or, without items, to their rows."""
@@ -118,3 +119,149 @@ class Scores(Model):
 
     def score_all(self, users: Integers) -> Floats:
         return self.board(users)
+
+
+# ----------------------------------------------------------------- vectors and biases
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Factors(Model):
+    """Scores ``level + b_u + b_i + p_u . q_i``, without the parts of unknown users and items."""
+
+    level: float
+    user_bias: NDArray[np.floating]
+    item_bias: NDArray[np.floating]
+    users: NDArray[np.floating]
+    items: NDArray[np.floating]
+
+    @classmethod
+    def of(cls, fitted: Mapping[str, Any], **parts: Any) -> Self:
+        """Return the model of fitted attributes, of which any may be missing."""
+        n_users, n_items = fitted["n_users_"], fitted["n_items_"]
+        own = {
+            "level": float(fitted.get("global_bias_", 0.0)),
+            "user_bias": fitted.get("user_bias_", np.zeros(n_users)),
+            "item_bias": fitted.get("item_bias_", np.zeros(n_items)),
+            "users": fitted.get("user_factors_", np.zeros((n_users, 0))),
+            "items": fitted.get("item_factors_", np.zeros((n_items, 0))),
+        }
+        return cls(n_items=n_items, **own | parts)
+
+    def score_pairs(self, users: Integers, items: Integers) -> Floats:
+        linear = self.level, self.user_bias, self.item_bias, self.users, self.items
+        return self._with_unknown(linear_scores(users, items, *linear), users, items)
+
+    def score_all(self, users: Integers) -> Floats:
+        known = users >= 0
+        # With the biases as two more columns, one product gives all scores.
+        left = np.zeros((len(users), self.users.shape[1] + 2))
+        left[known, :-2] = self.users[users[known]]
+        left[known, -2] = self.user_bias[users[known]]
+        left[:, -2] += self.level
+        left[:, -1] = 1
+        # C order, in which it is filled fastest.
+        right = np.empty((len(self.item_bias), left.shape[1]))
+        right[:, :-2], right[:, -2], right[:, -1] = self.items, 1, self.item_bias
+        return self._with_unknown(left @ right.T, users)
+
+
+def linear_scores(users: np.ndarray, items: np.ndarray, *linear: Any) -> NDArray[np.float64]:
+    """Return scores (n,) of pairs, given the level, biases and vectors of users and items."""
+    scores = np.empty(len(users))
+    # In batches, because Ctrl-C is noticed only between two calls of a kernel.
+    for batch in batches(len(users), 1):
+        score_kernels.pairs_by_factors(users[batch], items[batch], *linear, scores[batch])
+    return scores
+
+
+def weighted_factors(fitted: Mapping[str, Any], problem: Any) -> Factors:
+    """Return a model whose users' vectors solve a `UserProblem` of weighted least squares."""
+    factors = fitted["item_factors_"]
+
+    def popular_directions():
+        # Popular items have long vectors, and much in common: this ranks like popularity.
+        scores = factors @ factors.mean(axis=0)
+        return scores / max(scores.max(), np.finfo(scores.dtype).tiny)
+
+    def rule():
+        items = factors.astype(float)
+        return Ridge.of(
+            factors,
+            items.T @ items,
+            reg=float(problem.reg_user),
+            reg_exponent=float(problem.reg_exponent),
+            n_items=len(items),
+            rates=False,
+            confidence=float(problem.alpha),
+            is_cautious=True,
+        )
+
+    return Factors.of(fitted, unknown=popular_directions, make_rule=rule)
+
+
+# ---------------------------------------------------------------- weights between items
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Weights(Model):
+    """Scores ``x_u B`` of a user's history x_u, by a dense matrix B."""
+
+    matrix: Any
+    # A CSR array with a row for each user.
+    histories: Any
+
+    @classmethod
+    def of(cls, fitted: Mapping[str, Any]) -> Self:
+        """Return the model of fitted attributes, which ranks by popularity for unknown users."""
+        # Only a client's own model has no counts, and users of its own.
+        popularity = fitted.get("_popularity")
+        return cls(
+            n_items=fitted["n_items_"],
+            unknown=None if popularity is None else lambda: popularity,
+            matrix=fitted["item_weights_"],
+            histories=fitted["user_history_"],
+        )
+
+    def score_pairs(self, users: Integers, items: Integers) -> Floats:
+        scores = np.zeros(len(users))
+        score_kernels.pairs_by_weights(users, items, *self._rows, self.matrix, scores)
+        return self._with_unknown(scores, users, items)
+
+    def score_all(self, users: Integers) -> Floats:
+        scores = np.zeros((len(users), self.n_items))
+        score_kernels.all_by_weights(users, *self._rows, self.matrix, scores)
+        return self._with_unknown(scores, users)
+
+    def rule(self, item: int | None = None) -> ItemWeights:
+        return ItemWeights(self.matrix)
+
+    @property
+    def _rows(self):
+        return self.histories.indptr, self.histories.indices, self.histories.data
+
+
+class NearestWeights(Weights):
+    """The same by a sparse matrix B, the weights of each item's nearest items."""
+
+    def score_pairs(self, users: Integers, items: Integers) -> Floats:
+        known, scores = (users >= 0) & (items >= 0), np.zeros(len(users))
+        weights = self.matrix.T.tocsr()[items[known]]
+        scores[known] = self.histories[users[known]].multiply(weights).sum(axis=1)
+        return self._with_unknown(scores, users, items)
+
+    def score_all(self, users: Integers) -> Floats:
+        known, scores = users >= 0, np.zeros((len(users), self.n_items))
+        scores[known] = (self.histories[users[known]] @ self.matrix).toarray()
+        return self._with_unknown(scores, users)
+
+    def rule(self, item: int | None = None) -> ItemWeights:
+        if item is not None:
+            # One column is enough, and there may be too many items for all of them.
+            column = self.matrix[:, [item]].toarray()
+            return ItemWeights(np.broadcast_to(column, (self.n_items, self.n_items)))
+        if self.n_items > MOST_ITEMS:
+            raise ValueError(
+                f"The model has {self.n_items} items, and export takes at most {MOST_ITEMS}, "
+                "because the file has the weights of all pairs of items."
+            )
+        return ItemWeights(self.matrix.toarray())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedrecsk.models._factors import Factors
+from fedrecsk.models._model import Factors
 
 if TYPE_CHECKING:
     from fedrecsk.models._model import Floats, Integers
@@ -83,13 +83,12 @@ class OwnFactors(Factors):
     """Scores by the item vectors of the users' own clients."""
 
     own: OwnItems
-    # Whether clients have biases of items, the first numbers of their vectors.
-    has_biases: bool
 
     def score_pairs(self, users: Integers, items: Integers) -> Floats:
         known_user, known_item = (users >= 0)[:, None], (items >= 0)[:, None]
         partners, default = np.where(known_user, self.users[users], 0), self.items
-        if self.has_biases:
+        # With a bias of the item, as first number.
+        if self.own.held.shape[1] > default.shape[1]:
             default = np.column_stack([self.item_bias, default])
             partners = np.column_stack([np.ones(len(users)), partners])
         own = self.own.vectors(users, np.maximum(items, 0), default)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from scipy.special import expit
 
 from fedrecsk.data._checks import ClientFailed
 from fedrecsk.federated._implicit_feedback import (
@@ -14,8 +15,8 @@ from fedrecsk.federated._implicit_feedback import (
     Targets,
     cross_entropies,
     losses_with_negatives,
-    responses,
 )
+from fedrecsk.models._model import identity
 from fedrecsk.neural._layout import Kind, Layout, Recipe, blueprint, built, own_settings, seeded
 from fedrecsk.neural._modules import ModuleScores
 from fedrecsk.neural._training import VISITS, Plan, Trainer, uploads, write_private
@@ -291,8 +292,8 @@ class ModuleAlgorithm(ModuleParameters, Algorithm[Server, Clients]):
 
     def _scores_by(self, kind, fitted, **parts):
         """Return a model of a kind, whose response is that of the loss."""
-        parts |= responses(self.plan.loss)
-        return kind(n_items=fitted["n_items_"], fitted=fitted, **parts)
+        response = expit if self.plan.loss == "bce" else identity
+        return kind(n_items=fitted["n_items_"], fitted=fitted, response=response, **parts)
 
     def losses(self, model, held_out, seen):
         loss, n_negatives = self.plan.loss, self.plan.n_negatives

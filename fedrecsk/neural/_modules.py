@@ -95,9 +95,7 @@ class ModuleScores(Model):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OwnItemScores(ModuleScores):
-    """The same of users who also keep vectors of items: sparse rows of those of all items."""
-
-    width: int
+    """Scores of a module for users who also keep item vectors of their own."""
 
     def score_all(self, users):
         scores = super().score_all(users)
@@ -119,10 +117,10 @@ class OwnItemScores(ModuleScores):
 
     def items_of(self, user):
         """Return the items of which a user has vectors of its own, and these."""
-        own = self.fitted["user_items_"]
+        own, width = self.fitted["user_items_"], self.fitted["user_factors_"].shape[1] - 1
         span = slice(*own.indptr[user : user + 2])
-        vectors = own.data[span].reshape(-1, self.width)
-        return own.indices[span][:: self.width] // self.width, vectors
+        vectors = own.data[span].reshape(-1, width)
+        return own.indices[span][::width] // width, vectors
 
     def _own_scores(self, user):
         """Return a user's own items, and their scores."""

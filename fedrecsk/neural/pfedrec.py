@@ -15,7 +15,7 @@ from fedrecsk._utils.docs import documented
 from fedrecsk.data.ids import id_array
 from fedrecsk.neural._averaging import ModuleAlgorithm, ModuleParameters
 from fedrecsk.neural._layout import Recipe
-from fedrecsk.neural._modules import OwnItemScores
+from fedrecsk.neural._modules import ModuleScores, OwnItemScores
 from fedrecsk.neural.base import NeuralRecommender, Optimizer
 from fedrecsk.neural.modules import ScoreFunction
 
@@ -86,9 +86,7 @@ class PFedRecAlgorithm(PFedRecParameters, ModuleAlgorithm):
         return attributes | {"user_items_": own}
 
     def model(self, fitted):
-        if not self.personal_items:
-            return super().model(fitted)
-        return self._scores_by(OwnItemScores, fitted, width=self.layout.parts[ITEMS].width)
+        return self._scores_by(OwnItemScores if self.personal_items else ModuleScores, fitted)
 
 
 @documented

@@ -237,7 +237,7 @@ class Algorithm(Value, ABC, Generic[S, C]):
         return Factors.of(fitted)
 
     def losses(
-        self, model: Any, held_out: HeldOut, seen: tuple[NDArray, NDArray]
+        self, model: Model, held_out: HeldOut, seen: tuple[NDArray, NDArray]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Clients: loss and weight of each held-out row under a model fitted for these users.
 

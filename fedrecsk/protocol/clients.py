@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -485,10 +484,9 @@ class Clients:
         sizes = {"n_users_": block.n_users, "n_items_": block.n_items}
         model = self.algorithm.model(of_items | own | sizes)
         clients = np.repeat(np.arange(block.n_clients), np.diff(block.client_indptr))
-        key = self.keys.private
-        seen, rows = (block.indptr, block.items), HeldOut.of(held_out)
-        losses = partial(self.algorithm.losses, seen=seen)
-        return self.scoring.measure(model, seen, rows, clients, block.users, key, losses=losses)
+        rows = (block.indptr, block.items), HeldOut.of(held_out), clients, block.users
+        losses = self.algorithm.losses
+        return self.scoring.measure(model, *rows, self.keys.private, losses=losses)
 
     def keep_measured(self) -> None:
         """Keep the users' state under the model evaluated last, because it is the best so far."""

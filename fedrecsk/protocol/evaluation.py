@@ -14,7 +14,7 @@ from fedrecsk.updates import FieldSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Self
+    from typing import Any, Self
 
     from numpy.typing import NDArray
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedrecsk.protocol.messages import Upload
     from fedrecsk.protocol.plan import FitPlan
 
-    Losses = Callable[[Model, "HeldOut"], tuple[NDArray[np.float64], NDArray[np.float64]]]
+    Losses = Callable[[Model, "HeldOut", Any], tuple[NDArray[np.float64], NDArray[np.float64]]]
 
 ERRORS: dict[str, Callable[[NDArray], NDArray]] = {"rmse": np.square, "mae": np.abs}
 N_BINS = 10
@@ -285,7 +285,7 @@ class Scoring:
         found = {}
         for one in self._read:
             owners, *sums = ranked.get((one.kind, one.k)) or self._by_row(
-                one, model, held_out, clients, places, losses
+                one, model, seen, held_out, clients, places, losses
             )
             found[one.name] = np.stack(
                 [np.bincount(owners, each, minlength=n_clients) for each in sums], axis=1
@@ -293,11 +293,11 @@ class Scoring:
         return found
 
     @staticmethod
-    def _by_row(metric, model, held_out, clients, places, losses):
+    def _by_row(metric, model, seen, held_out, clients, places, losses):
         """Return each row's client, its loss or error, and its weight."""
         users, weights = held_out.users, held_out.weights
         if metric.kind == "loss":
-            return clients[users], *losses(model, held_out)
+            return clients[users], *losses(model, held_out, seen)
         errors = held_out.values - model.predict(places[users], held_out.items)
         return clients[users], weights * ERRORS[metric.kind](errors), weights
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from fedrecsk import Federation
 from fedrecsk.neural import FederatedModule, Net, PFedRec
+from fedrecsk.neural._training import loss_function
 from fedrecsk.neural.modules import GMF, NeuMF
 from fedrecsk.simulation.run import Run
 from tests.conftest import fits_in_blocks
@@ -85,7 +86,7 @@ def two_rounds_by_a_loop(model, X, y, clients):
             server,
             own_users,
             data.n_items,
-            model._loss_function,
+            loss_function(model.loss),
             lambda module: [make(module.parameters(), lr=model.learning_rate)],
             settings,
             seeds,

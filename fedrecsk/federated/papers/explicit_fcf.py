@@ -274,7 +274,7 @@ class ExplicitFCFAlgorithm(ExplicitFCFParameters, RatingAlgorithm):
         return replace(clients, users=block.spread(users, turn.active))
 
     def model(self, fitted):
-        def formula():
+        def rule():
             vectors, width = fitted["item_factors_"], self.columns.width
             offset = np.full(len(vectors), fitted["global_bias_"])
             penalty, power = np.full(width, float(self.reg_user)), np.zeros(width)
@@ -282,10 +282,10 @@ class ExplicitFCFAlgorithm(ExplicitFCFParameters, RatingAlgorithm):
             if self.columns.biases:
                 vectors = np.column_stack([np.ones_like(vectors[:, 0]), vectors])
                 offset, penalty[0] = offset + fitted["item_bias_"], self.reg_bias
-            rule = {"offset": offset, "power": power, "rates": True, "confidence": 1.0}
-            return Ridge.of(vectors, np.diag(penalty), **rule)
+            own = {"offset": offset, "power": power, "rates": True, "confidence": 1.0}
+            return Ridge.of(vectors, np.diag(penalty), **own)
 
-        return replace(super().model(fitted), formula=formula)
+        return replace(super().model(fitted), make_rule=rule)
 
 
 @dataclass(eq=False, repr=False)

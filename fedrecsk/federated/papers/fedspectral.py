@@ -14,7 +14,7 @@ from fedrecsk._utils.docs import documented
 from fedrecsk.base._item_weights import pairs_of, symmetric, whole
 from fedrecsk.federated._gram import FederatedGram, GramAlgorithm, signal
 from fedrecsk.federated._wmf import UserParameters, UserProblem
-from fedrecsk.models._factors import weighted_factors
+from fedrecsk.models._model import weighted_factors
 from fedrecsk.protocol.messages import Dense, Form, Message
 
 __all__ = ["FedSpectral"]
