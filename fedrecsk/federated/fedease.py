@@ -119,17 +119,6 @@ class OwnWeights(OwnWeightsParameters, FederatedGram):
     def _algorithm(self) -> OwnWeightsAlgorithm:
         """Return the method's algorithm, with these hyperparameters."""
 
-    def _check_before_fit(self):
-        algorithm = self._algorithm()
-        if algorithm.hides_items and algorithm.sends_rows:
-            secure = self._setting().secure_aggregation is not None
-            by = "secure_aggregation" if secure else "central_dp"
-            raise ValueError(
-                'download="local" reports to the server which items a client holds, which '
-                f'{by} must hide; set download="all" or "auto".'
-            )
-        super()._check_before_fit()
-
     def _validation_losses(self, held_out):
         """Return the objective, without its penalty, on rows that the client does not train on."""
         likes = np.where(held_out.values > 0, held_out.weights, 0.0)

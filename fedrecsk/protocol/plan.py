@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from fedrecsk.protocol.algorithm import PlansRounds, extended
 
 if TYPE_CHECKING:
-    from fedrecsk.protocol.algorithm import AnyAlgorithm
+    from fedrecsk.protocol.algorithm import AnyAlgorithm, Traits
     from fedrecsk.protocol.blocks import Attributes, Block
     from fedrecsk.protocol.evaluation import Scoring, ScoringModel
     from fedrecsk.protocol.federation import Federation
@@ -60,6 +60,8 @@ class FitPlan:
         Number of passes over the clients without an improvement that end the fit.
     models : ModelMaker
         What makes the models that clients measure.
+    warm_start : bool
+        Whether clients keep their rows after the fit, for another one.
     is_watched : bool
         Whether single uploads are recorded, as by `measure_leak`.
     draws_each : bool
@@ -81,8 +83,14 @@ class FitPlan:
     tol: float
     patience: int
     models: ModelMaker
+    warm_start: bool
     is_watched: bool = False
     draws_each: bool = False
+
+    @property
+    def traits(self) -> Traits:
+        """Traits of the algorithm."""
+        return self.algorithm.traits
 
     def rounds(self, n_clients: float) -> int:
         """Return the number of rounds of a fit to `n_clients` clients."""
