@@ -72,6 +72,10 @@ def _is_stale(plan):
     return plan.federation.dropout > 0 and plan.federation.dropout_mode == "stale"
 
 
+def _loses_clips(plan):
+    return plan.federation.central_dp.quantile and _is_stale(plan)
+
+
 def _is_not_stale(plan):
     is_apart = plan.traits.treats_clients_apart or plan.traits.chooses_cohorts
     return plan.federation.is_asynchronous and (is_apart or not plan.traits.takes_stale)
@@ -176,10 +180,9 @@ _TEXTS: dict[tuple[Where, str, Applies], str] = {
     "compression=None.",
     ("fit", "central_dp", _adds_under_encryption): "Under encryption the server sees no sum to "
     'which it could add noise; set CentralDP(noise="clients"), by which clients add it in shares.',
-    ("fit", "central_dp", lambda p: p.federation.central_dp.quantile and _is_stale(p)): (
-        "CentralDP with a quantile announces a new clip in each round, which clients that are "
-        'offline do not receive; set dropout_mode="upload" or "offline", or quantile=None.'
-    ),
+    ("fit", "central_dp", _loses_clips): "CentralDP with a quantile announces a new clip in each "
+    "round, which clients that are offline do not receive; set "
+    'dropout_mode="upload" or "offline", or quantile=None.',
     ("fit", "schedule", lambda p: p.federation.devices is None): "{kind} needs to know how long "
     "clients take; set devices, for example to DeviceProfile(speed=1.5) from fedrecsk.protocol, "
     'or "phones".',
