@@ -269,7 +269,7 @@ def test_wrong_uses_are_named(model):
     with pytest.raises(ValueError, match="give the same columns in the same order"):
         model.add_users(NEW_FEATURES[["noise", "taste"]])
     adversary = Federation(adversary=Promotion(item=1))
-    with pytest.raises(ValueError, match="Users of an adversary have no user_features"):
+    with pytest.raises(ValueError, match="users of an adversary have no user_features"):
         make(user_features=FEATURES, federation=adversary).fit(X, Y)
     private = Federation(central_dp=CentralDP(epsilon=10))
     with pytest.raises(ValueError, match=r"FedEB has no central_dp.*Use PrivFedEB"):

@@ -15,11 +15,12 @@ from fedrecsk.data.ids import catalogue_ids
 from fedrecsk.deployment.device_server import DeviceServer
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.privacy._secagg_protocol import FEWEST_CLIENTS
+from fedrecsk.protocol import refusals
 from fedrecsk.protocol.messages import Registration
 from fedrecsk.selection import FederatedSearch
 from fedrecsk.selection._evaluate import KINDS, scoring_of
 from fedrecsk.selection._search import method_of
-from fedrecsk.simulation.updating import check_exact, goes_on
+from fedrecsk.simulation.updating import goes_on
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,17 +54,9 @@ def check_deployable(estimator: FederatedRecommender) -> None:
             "pass sklearn.base.clone(estimator). To go on from the model of an earlier deployment, "
             "set update=True."
         )
+    estimator._validate_params()
     federation = estimator._setting()
-    if federation.dropout > 0:
-        raise ValueError(
-            "federation.dropout simulates lost uploads, and a real network loses its own; set "
-            "federation.dropout=0, or call fit."
-        )
-    if federation.devices is not None:
-        raise ValueError(
-            "federation.devices simulates a clock, and real devices have their own; set "
-            "federation.devices=None and schedule=None, or call fit."
-        )
+    refusals.check("deployment", estimator._plan())
     # A trial registration shows all that a server misses. A cohort must be able to mask its
     # uploads, and FLTrust needs its reference.
     n_clients = math.ceil(FEWEST_CLIENTS / estimator.client_fraction) if federation.masks else 1
@@ -116,11 +109,7 @@ def candidates_of(search: FederatedSearch) -> list[Drawn]:
             "A deployed search is one of a federated method alone, because the steps of a Pipeline "
             f"learn from the rows of all clients, which no machine has; got {method!r}."
         )
-    if method._setting().central_dp is not None:
-        raise ValueError(
-            "A deployed search cannot calibrate central_dp's noise to all its fits; leave it out, "
-            "or search by fit."
-        )
+    refusals.check("deployed search", method._plan())
     _, drawn = search._draw()
     found, share, grid = [], search.validation_fraction, {}
     for name in sorted({name for params, _ in drawn for name in params}):
@@ -160,13 +149,7 @@ def evaluation_of(
             )
         return None
     checked("server_app", {"n_negatives": KINDS["n_negatives"]}, n_negatives=n_negatives)
-    federation = estimator._setting()
-    for part in ("central_dp", "local_dp"):
-        if getattr(federation, part) is not None:
-            raise ValueError(
-                f"evaluate adds no noise to what clients report, as {part} asks for; leave it out, "
-                "or simulate it by federated_evaluate."
-            )
+    refusals.check("deployed evaluation", estimator._plan())
     scale = getattr(estimator, "rating_scale", None)
     return scoring_of(
         estimator, metrics, len(catalogue_ids(estimator.items)), scale, n_negatives=n_negatives
@@ -175,16 +158,13 @@ def evaluation_of(
 
 def check_updatable(estimator: FederatedRecommender) -> None:
     """Raise if a deployed fit of an estimator cannot go on from an earlier one."""
-    name, federation = type(estimator).__name__, estimator._setting()
     try:
         goes_on(estimator)
     except AttributeError as error:
         raise ValueError(f"{error} Or leave out update.") from error
-    is_secret = estimator._algorithm().traits.sends_once and federation.masks
-    if is_secret or estimator.early_stopping:
-        which = "early_stopping" if estimator.early_stopping else "secure_aggregation"
-        raise ValueError(f"With {which} a deployed {name} always begins anew; leave out update.")
-    check_exact(estimator, federation)
+    plan = estimator._plan()
+    refusals.check("deployed update", plan)
+    refusals.check("update", plan)
 
 
 def digests(estimator: FederatedRecommender) -> dict[str, str]:

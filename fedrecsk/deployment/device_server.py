@@ -10,6 +10,7 @@ import numpy as np
 from fedrecsk.data.ids import catalogue_ids, id_array
 from fedrecsk.deployment.client_message import ClientMessage, Numbers, checked, unpacked
 from fedrecsk.deployment.deployable import deployable_copy
+from fedrecsk.protocol import refusals
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import MOST_USERS, Form, MalformedMessage
 from fedrecsk.protocol.server import Server, catalogue_nbytes
@@ -160,16 +161,7 @@ class DeviceServer(Server):
                 "The set-up is not over; register all clients that are there before it, and admit "
                 "late ones after send_announcement()."
             )
-        if self.federation.central_dp is not None:
-            raise ValueError(
-                "No client can join late under central_dp, whose plan and noise were made for the "
-                "clients of the set-up; begin a new fit with all clients."
-            )
-        if not self.algorithm.traits.admits_late_clients:
-            raise ValueError(
-                f"No client can join {self.plan.name} late, because it keeps something "
-                "for each client of the set-up; begin a new fit with all clients."
-            )
+        refusals.check("late registration", self.plan)
 
     def _check_late_ids(self, ids):
         """Raise if ids of late clients are of another type, or known."""

@@ -31,6 +31,15 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
 SQUARES, SUMS, MEANS = "user_features", "user_sums", "user_means"
+REFUSES = {
+    "adversary": "users of an adversary have no user_features; leave one of the two out.",
+    "central_dp": "sums over users' features are too small for the noise of central_dp, which "
+    "would be added to every user; leave one of the two out.",
+    "fit on devices": "user_features are in one DataFrame, which no device has; call fit, or leave "
+    "them out.",
+    "fit on a cluster": "user_features are in one frame; leave them out, or fit in one process: "
+    "X.compute().",
+}
 
 
 @dataclass(eq=False, repr=False)
@@ -73,6 +82,11 @@ class UserRegression:
     n_features: int
     # Number of rows at which a user counts half of one with very many (h).
     half: float
+
+    @property
+    def refuses(self):
+        """Return what does not suit users' features, as in Traits."""
+        return REFUSES if self.n_features else {}
 
     def downloads(self, width):
         """Return the form of what the server sends of users' vectors of this width."""
@@ -273,27 +287,7 @@ class UserFeatures(Mixin):
     def _check_before_fit(self):
         if self.user_features is not None:
             read(self.user_features)
-            if self._setting().adversary is not None:
-                raise ValueError(
-                    "Users of an adversary have no user_features; leave one of the two out."
-                )
         super()._check_before_fit()
-
-    def _private_problems(self, part):
-        yield from super()._private_problems(part)
-        if part == "central_dp" and self.user_features is not None:
-            yield (
-                "Sums over users' features are too small for the noise of central_dp, which would "
-                "be added to every user; leave one of the two out."
-            )
-
-    def _check_on_devices(self, federation):
-        if self.user_features is not None:
-            raise ValueError(
-                "user_features are in one DataFrame, which no device has; call fit, or leave them "
-                "out."
-            )
-        super()._check_on_devices(federation)
 
     def _rule(self, item=None):
         if item is not None and MEANS in self._final_message:

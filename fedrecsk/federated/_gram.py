@@ -66,6 +66,7 @@ NO_LOCAL_DP = (
     "sends reveal which items it holds. Use central_dp, whose noise is added to the sum, or "
     "RFRec for local differential privacy."
 )
+NO_DIRECTION = "its noise hides what came first in pairs of items; set backward_weight=1."
 NO_COMPRESSION = (
     "its clients send counts of pairs of items only once, so there is nothing to gain; set "
     "compression=None."
@@ -158,6 +159,8 @@ class GramAlgorithm(GramParameters, Algorithm[Server, Any], SendsOnce[Clients]):
     def traits(self):
         # By cohorts that take turns every client is reached once in a pass.
         why = {"local_dp": NO_LOCAL_DP, "compression": NO_COMPRESSION}
+        if self.has_direction:
+            why["central_dp"] = NO_DIRECTION
         return Traits(
             single_uploads=True,
             rotates=True,

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedrecsk._utils.constraints import AtLeast1
 from fedrecsk._utils.parameters import Value
-from fedrecsk.data._checks import check_scale, scale_of
+from fedrecsk.data._checks import check_scale
 from fedrecsk.federated.base import Mixin
 from fedrecsk.models import Factors, clipped
 from fedrecsk.protocol.messages import Dense
@@ -143,10 +143,6 @@ class RatingScale(Mixin):
         super()._check_before_fit()
         if self.rating_scale is not None:
             check_scale(self.rating_scale)
-
-    def _check_on_devices(self, federation):
-        super()._check_on_devices(federation)
-        scale_of(self.rating_scale, None)
 
     def _limits(self, is_fit):
         return self.rating_scale if is_fit else self.rating_scale_

@@ -129,17 +129,6 @@ class OwnWeights(OwnWeightsParameters, FederatedGram):
     def _algorithm(self) -> OwnWeightsAlgorithm:
         """Return the method's algorithm, with these hyperparameters."""
 
-    def _check_before_fit(self):
-        algorithm = self._algorithm()
-        if algorithm.hides_items and algorithm.sends_rows:
-            secure = self._setting().secure_aggregation is not None
-            by = "secure_aggregation" if secure else "central_dp"
-            raise ValueError(
-                'download="local" reports to the server which items a client holds, which '
-                f'{by} must hide; set download="all" or "auto".'
-            )
-        super()._check_before_fit()
-
 
 @documented
 @dataclass(eq=False, repr=False)

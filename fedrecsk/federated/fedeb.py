@@ -65,14 +65,12 @@ LOOK_BACK = 10
 # Where precisions start, in units: of ratings, of users' biases, of items' biases and vectors given
 # their prior mean (R), and of that mean (psi).
 ALPHA, LAMBDA_0, REG_BIAS, REG, PSI = 1.3, 6.0, 5.0, 100.0, 10.0
-NO_LOCAL_DP = (
-    "which rows a client sends reveals the items it has rated, and noise cannot hide that. Use "
-    "RFRec for local differential privacy."
-)
-NO_CENTRAL_DP = (
-    "its sketch and its learned scales do not survive the noise. Use PrivFedEB, which is made for "
-    "it."
-)
+REFUSES = {
+    "local_dp": "which rows a client sends reveals the items it has rated, and noise cannot hide "
+    "that. Use RFRec for local differential privacy.",
+    "central_dp": "its sketch and its learned scales do not survive the noise. Use PrivFedEB, "
+    "which is made for it.",
+}
 
 
 @dataclass
@@ -126,7 +124,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[Server, Clients]):
 
     @property
     def traits(self):
-        refuses = {"local_dp": NO_LOCAL_DP, "central_dp": NO_CENTRAL_DP}
+        refuses = self.regression.refuses | REFUSES
         return Traits(
             single_uploads=True, rotates=True, goes_on=True, takes_stale=True, refuses=refuses
         )

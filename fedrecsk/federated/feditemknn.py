@@ -193,11 +193,3 @@ class FedItemKNN(NearestItemsMixin, OwnWeights):
         # Directions would have more noise than they tell.
         is_private = self.backward_weight == "auto" and self._setting().central_dp is not None
         return 1.0 if is_private else super()._direction()
-
-    def _private_problems(self, part):
-        yield from super()._private_problems(part)
-        if self.backward_weight not in (1, "auto"):
-            yield (
-                f"The noise of {part} hides what came first in pairs of items; set "
-                "backward_weight=1."
-            )

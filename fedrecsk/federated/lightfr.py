@@ -195,10 +195,6 @@ class LightFR(LightFRParameters, FederatedContent, RankingMixin, FederatedRecomm
             )
         super()._check_before_fit()
 
-    def _check_on_devices(self, federation):
-        super()._check_on_devices(federation)
-        self._algorithm().scale(None)
-
     def _check_setting(self, plan, data, blocks):
         if self.targets == "implicit" and not (data.values > 0).any():
             raise ValueError(

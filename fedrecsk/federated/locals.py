@@ -53,6 +53,11 @@ class LocALSAlgorithm(LocALSParameters, ClientItemsAlgorithm):
 
     regression: UserRegression
 
+    @property
+    def traits(self):
+        traits = super().traits
+        return replace(traits, refuses=traits.refuses | self.regression.refuses)
+
     def downloads(self, n_items):
         return super().downloads(n_items) | self.regression.downloads(self.n_factors)
 

@@ -35,6 +35,10 @@ rfrec_kernels: LazyModule = LazyModule("fedrecsk.federated._rfrec_kernels")
 wmf_kernels: LazyModule = LazyModule("fedrecsk.federated._wmf_kernels")
 
 DENSE_LIMIT = 2 * 2**30
+OF_HOLDERS = (
+    "aggregation='holders' needs the number of holders of each item, which noise does not protect; "
+    'set aggregation="clients".'
+)
 # Gauss-Newton steps for users that were in no round, and how often each of them is halved.
 SOLVER_STEPS, HALVINGS = 10, 8
 # Added to penalties that may be zero, and the least slope of the link.
@@ -136,7 +140,9 @@ class RFRecAlgorithm(
     def traits(self):
         # Otherwise the vectors of items that a client has not rated are not needed.
         shares = self.aggregation == "clients" or self.predict_with == "local"
-        return Traits(single_uploads=True, goes_on=True, shares_history=shares)
+        why = dict.fromkeys(("central_dp", "local_dp"), OF_HOLDERS)
+        refuses = why if self.aggregation == "holders" else {}
+        return Traits(single_uploads=True, goes_on=True, shares_history=shares, refuses=refuses)
 
     def downloads(self, n_items):
         return {
@@ -641,16 +647,6 @@ class RFRec(
             raise ValueError(
                 "item_features are the prior of the server's items, but predict_with='local' "
                 'predicts with the clients\' own; set predict_with="global".'
-            )
-
-    def _private_problems(self, part):
-        yield from super()._private_problems(part)
-        if part == "local_dp":
-            yield from self._problems_of_scale(part)
-        if self.aggregation == "holders":
-            yield (
-                f"aggregation='holders' needs the number of holders of each item, which {part} "
-                f'does not protect; set aggregation="clients" with {part}.'
             )
 
     def _check_setting(self, plan, data, blocks):

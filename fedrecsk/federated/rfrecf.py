@@ -171,12 +171,3 @@ class RFRecF(RFRecFParameters, RFRec):
 
     def _algorithm(self):
         return self._rfrec(RFRecFAlgorithm)
-
-    def _check_on_devices(self, federation):
-        if self.aggregation == "clients" and federation.compresses_up:
-            raise ValueError(
-                'RFRecF with aggregation="clients" sends compressed changes from the last '
-                "broadcast, which a device may have missed, and the server could not tell "
-                'from what they start; set aggregation="holders" or compression=None, or call fit.'
-            )
-        super()._check_on_devices(federation)

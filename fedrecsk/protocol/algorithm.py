@@ -72,7 +72,8 @@ class Traits:
     admits_late_clients : bool
         Whether clients may join after the set-up: the server keeps nothing for each client.
     refuses : dict of {str: str}
-        Why the method does not suit a part of a federation, by the name of the part.
+        Why the method, with its parameters, does not suit a part of a federation, by the name of
+        the part, or a "fit on devices" or a "fit on a cluster".
     """
 
     single_uploads: bool = False

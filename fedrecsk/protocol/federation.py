@@ -11,7 +11,6 @@ from fedrecsk._utils.sklearn_compat import InvalidParameterError
 from fedrecsk.aggregation import Aggregator
 from fedrecsk.attacks import Adversary
 from fedrecsk.compression import Compressor
-from fedrecsk.compression._compressors import BlockCompressor
 from fedrecsk.privacy import CentralDP, LocalMechanism, SecureAggregation
 from fedrecsk.protocol.devices import DeviceProfile, profile_of
 from fedrecsk.protocol.schedules import Asynchronous, Schedule
@@ -143,9 +142,6 @@ class Federation(PlainParameters):
         super()._validate_params()
         if self.devices is not None:
             profile_of("devices", self.devices)
-        for applies, message in self._conflicts():
-            if applies:
-                raise ValueError(message)
         for part in (getattr(self, name) for name in _EXAMPLES):
             if part is not None:
                 part._validate_params()
@@ -171,100 +167,6 @@ class Federation(PlainParameters):
             f"The likely cause is {self.compression}, whose numbers end at {largest:g}: use "
             'Quantization("int8").'
         )
-
-    def _conflicts(self):
-        """Yield whether two parts do not go together, and why."""
-        aggregator, compressor = type(self.aggregator).__name__, type(self.compression).__name__
-        if self.secure_aggregation is not None:
-            yield (
-                self.aggregator is not None,
-                "secure_aggregation shows the server only sums, but "
-                f"{aggregator} looks at single uploads; set aggregator=None, "
-                "or secure_aggregation=None.",
-            )
-            yield (
-                self.compression is not None,
-                f"Secure uploads can only be added, but uploads compressed by {compressor} cannot "
-                "be; set compression=None with secure_aggregation. CoLR is a method with small "
-                "uploads that can be added.",
-            )
-        yield from self._conflicts_of_schedule()
-        if self.central_dp is None:
-            return
-        yield (
-            self.local_dp is not None,
-            "Federation has both central_dp and local_dp, which would add noise twice. If "
-            "clients trust the server, set local_dp=None; otherwise set central_dp=None.",
-        )
-        yield (
-            self.aggregator is not None,
-            f"central_dp adds noise to a sum of clipped uploads, but {aggregator} combines them in "
-            "another way, to which that noise does not fit; set aggregator=None. Clipping alone "
-            "bounds what one client can do.",
-        )
-        yield (
-            self.compresses_up,
-            "central_dp needs each client's upload at full precision, to bound its norm, but "
-            f"{compressor} compresses uploads; set compression=None.",
-        )
-        yield (
-            self.encrypts and self.central_dp.noise == "server",
-            "Under encryption the server sees no sum to which it could add noise; set "
-            'CentralDP(noise="clients"), by which clients add it in shares.',
-        )
-        yield (
-            self.dropout > 0 and self.dropout_mode == "stale" and self.central_dp.quantile,
-            "CentralDP with a quantile announces a new clip in each round, which clients that "
-            'are offline do not receive; set dropout_mode="upload" or "offline", or quantile=None.',
-        )
-
-    def _conflicts_of_schedule(self):
-        """Yield whether a schedule does not go with other parts, and why."""
-        if self.schedule is None:
-            return
-        schedule, parts = type(self.schedule).__name__, ("secure_aggregation", "central_dp")
-        yield (
-            self.devices is None,
-            f"{schedule} needs to know how long clients take; set devices, for example to "
-            'DeviceProfile(speed=1.5) from fedrecsk.protocol, or "phones".',
-        )
-        yield (
-            self.compression is not None and not isinstance(self.compression, BlockCompressor),
-            f"{schedule} must know how many bytes clients will send, and "
-            f"{type(self.compression).__name__} decides when it compresses; use Quantization, TopK "
-            "or LowRank, or set schedule=None.",
-        )
-        why = {
-            "secure_aggregation": "the bytes of secure uploads depend on who answers",
-            "central_dp": "which uploads a sum has depends on how many rows clients have, which "
-            "the noise does not hide",
-        }
-        if isinstance(self.schedule, Asynchronous):
-            parts += "local_dp", "aggregator", "adversary"
-            why["local_dp"] = why["aggregator"] = (
-                "uploads of different rounds, which may be large, would be kept one by one"
-            )
-            why["adversary"] = "attacks are on rounds in which all clients have the same model"
-            yield (
-                self.compression is not None and self.compression.down,
-                "In asynchronous rounds clients do not follow the changes of the model, which is "
-                'what is compressed on its way down; set direction="up".',
-            )
-            yield (
-                self.dropout > 0 and self.dropout_mode != "upload",
-                "In asynchronous rounds only clients that are online are asked; set "
-                'dropout_mode="upload".',
-            )
-            yield (
-                self.sampling == "poisson",
-                'Asynchronous rounds have no cohorts; set sampling="random" or "rotating".',
-            )
-        for name in parts:
-            yield (
-                getattr(self, name) is not None,
-                f"{schedule} does not go with {name}: {why[name]}. Set {name}=None or "
-                "schedule=None.",
-            )
 
     @property
     def is_asynchronous(self) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from fedrecsk.protocol.algorithm import PlansRounds, extended
 
 if TYPE_CHECKING:
-    from fedrecsk.protocol.algorithm import AnyAlgorithm
+    from fedrecsk.protocol.algorithm import AnyAlgorithm, Traits
     from fedrecsk.protocol.evaluation import Scoring
     from fedrecsk.protocol.federation import Federation
     from fedrecsk.protocol.participation import Sampling
@@ -49,6 +49,8 @@ class FitPlan:
         Least improvement that counts.
     patience : int
         Number of passes over the clients without an improvement that end the fit.
+    warm_start : bool
+        Whether clients keep their rows after the fit, for another one.
     is_watched : bool
         Whether single uploads are recorded, as by `measure_leak`.
     draws_each : bool
@@ -69,8 +71,14 @@ class FitPlan:
     early_stopping: bool
     tol: float
     patience: int
+    warm_start: bool
     is_watched: bool = False
     draws_each: bool = False
+
+    @property
+    def traits(self) -> Traits:
+        """Traits of the algorithm."""
+        return self.algorithm.traits
 
     def rounds(self, n_clients: float) -> int:
         """Return the number of rounds of a fit to `n_clients` clients."""

@@ -20,6 +20,7 @@ from fedrecsk.data.interactions import encode
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.metrics import check_rows, unwrap, warn_if_seen, warn_if_unknown
 from fedrecsk.privacy import CentralDP, PrivacyReport
+from fedrecsk.protocol import refusals
 from fedrecsk.protocol.central_noise import CentralNoise, PlannedUploads
 from fedrecsk.protocol.evaluation import ERRORS, HeldOut, Scoring
 from fedrecsk.protocol.federation import Federation
@@ -197,11 +198,7 @@ class Rows(NamedTuple):
 def _federation(model, epsilon):
     """Return the federation of an evaluation, with what of the model's protects sums."""
     federation, name = model._setting(), type(model).__name__
-    if federation.local_dp is not None:
-        raise ValueError(
-            f"The federation of {name} has local_dp, which does not protect the sums of an "
-            "evaluation; evaluate a model with central_dp, or with federation.local_dp=None."
-        )
+    refusals.check("evaluation", model._plan())
     mechanism = federation.central_dp
     if mechanism is not None and epsilon is None:
         raise ValueError(

@@ -72,18 +72,12 @@ class Noise:
 
 def check_private(method: Any, scoring: str | None, epsilon_scores: float | None) -> None:
     """Raise ValueError if the noise of a search with this method cannot be calibrated."""
-    federation = method._setting()
-    mechanism: CentralDP = federation.central_dp
-    wrong = {
-        "noise by the clients": mechanism.noise == "clients",
-        "an adaptive clip (quantile)": mechanism.quantile is not None,
-        "client_fraction below 1": method.client_fraction < 1,
-        "secure_aggregation": federation.secure_aggregation is not None,
-        'scoring="loss", which has no bound': scoring == "loss",
-    }
-    for what, applies in wrong.items():
-        if applies:
-            raise ValueError(f"A search under central_dp does not support {what}; leave it out.")
+    mechanism: CentralDP = method._setting().central_dp
+    if scoring == "loss":
+        raise ValueError(
+            'A search under central_dp does not support scoring="loss", which has no bound; leave '
+            "it out."
+        )
     if epsilon_scores is None:
         raise ValueError(
             "Under central_dp the scores of candidates spend privacy too; set epsilon_scores, for "

@@ -29,6 +29,7 @@ from fedrecsk.base import FitReport, attributes_of, fitted_copy
 from fedrecsk.cluster import _frames
 from fedrecsk.data._checks import check_fitted
 from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.protocol import refusals
 from fedrecsk.selection._halving import Candidate, Halving, rungs_of
 from fedrecsk.selection._noise import check_private, noise_of_a_search
 from fedrecsk.simulation import continuing
@@ -486,7 +487,6 @@ class _Simulated(Candidate):
     def read(self, given, scoring, share, first):
         """Check the parameters, and read the data; all candidates of the same data share them."""
         model = self.model
-        model._validate_params()
         model._check_before_fit()
         self.method = method_of(model, scoring, share)
         if model._setting().central_dp is not None:
@@ -552,22 +552,8 @@ def _set_noise(method, noise_multiplier):
 
 def _check_method(method):
     """Raise ValueError if the estimator, as it is given, cannot be searched."""
-    name, federation = type(method).__name__, method._setting()
-    if method.early_stopping:
-        raise ValueError(
-            f"FederatedSearch ends the rounds of candidates itself; set early_stopping=False in "
-            f"{name}."
-        )
-    if federation.devices is not None:
-        raise ValueError(
-            "FederatedSearch runs its candidates side by side, for which there is no clock; set "
-            "federation.devices=None and schedule=None."
-        )
-    if federation.local_dp is not None:
-        raise ValueError(
-            "local_dp does not protect what clients measure; set local_dp=None, or search with "
-            "central_dp, which does."
-        )
+    method._validate_params()
+    refusals.check("search", method._plan())
 
 
 def _check_searchable(name, prefix):

@@ -25,8 +25,6 @@ from fedrecsk._utils.extras import require
 from fedrecsk._utils.sklearn_compat import clone
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk._version import __version__
-from fedrecsk.aggregation import FLTrust
-from fedrecsk.aggregation._comparison import Comparison
 from fedrecsk.base._recommender import FitReport
 from fedrecsk.cluster._checkpoints import Checkpoint
 from fedrecsk.cluster._frames import Parts, client_of, together
@@ -34,6 +32,7 @@ from fedrecsk.data import _checks
 from fedrecsk.data.ids import Ids
 from fedrecsk.data.interactions import Population
 from fedrecsk.protocol import blocks as _blocks
+from fedrecsk.protocol import refusals
 from fedrecsk.protocol.participation import Participation
 from fedrecsk.simulation import making
 from fedrecsk.simulation.dask_workers import (
@@ -97,7 +96,7 @@ def fit(
     _checks.check_parameters(estimator)
     estimator._check_before_fit()
     estimator._require_y(y)
-    check_setting(estimator)
+    refusals.check("fit on a cluster", estimator._plan())
     client, delayed = client_of("fit"), require("dask", "fit of a Dask DataFrame").delayed
     plain = delayed(clone(estimator).set_callbacks(), pure=False)
     frame = together(X, y=y, clients=clients, sample_weight=sample_weight)
@@ -149,33 +148,6 @@ class ReportOnce:
             return done(attributes)
 
         return close
-
-
-def check_setting(estimator: FederatedMethod) -> None:
-    """Raise if the method or its federation needs more than sums from the workers."""
-    name, federation = type(estimator).__name__, estimator._setting()
-    traits = estimator._algorithm().traits
-    needs = {
-        f"{name} shows the server single uploads": traits.treats_clients_apart,
-        f"the devices of {name} send to each other": traits.n_exchanges > 0,
-        f"{type(federation.aggregator).__name__} compares clients number by number": isinstance(
-            federation.aggregator, Comparison | FLTrust
-        ),
-        "adversary replaces single uploads": federation.adversary is not None,
-        "devices need to know how many rows each client has": federation.devices is not None,
-        "warm_start keeps all clients": estimator.warm_start,
-        "user_features are in one frame": getattr(estimator, "user_features", None) is not None,
-        'predict_with="local" keeps items of each client': (
-            getattr(estimator, "predict_with", "global") == "local"
-        ),
-    }
-    for what, applies in needs.items():
-        if applies:
-            raise ValueError(
-                f"On a Dask cluster only sums leave the workers, and {what}. Leave it out, use a "
-                "method of sums, such as RFRec, FedEB, LocALS, FCF, FedMF, LightFR, FedEASE or "
-                "FedSpectral, or fit in one process: X.compute()."
-            )
 
 
 @dataclass(frozen=True)

@@ -71,9 +71,6 @@ class FederatedMethod(Recommender):
     def _check_setting(self, plan, data, blocks):
         """Raise, before any work, if the method does not suit the plan of its fit or its data."""
 
-    def _check_on_devices(self, federation):
-        """Raise, before any work, if only the simulator can run the method in its federation."""
-
     @property
     def _sees_ratings(self):
         """Whether it trains on how much users like an item, instead of whether they do."""
@@ -121,6 +118,7 @@ class FederatedMethod(Recommender):
             early_stopping=self.early_stopping,
             tol=self.tol,
             patience=self.n_iter_no_change,
+            warm_start=self.warm_start,
         )
 
     def _model(self):
@@ -155,17 +153,10 @@ class FederatedMethod(Recommender):
         return total
 
     def _check_before_fit(self):
-        federation = self._setting()
-        federation._validate_params()
+        self._setting()._validate_params()
         plan = self._plan()
         plan.scoring.check(plan)
-        refusals.check(plan.name, plan.algorithm.traits, federation)
-        if federation.secure_aggregation is not None:
-            private_fits.check_secure(plan)
-        if federation.central_dp is not None:
-            private_fits.check(plan, federation.central_dp, self._private_problems("central_dp"))
-        if federation.local_dp is not None:
-            private_fits.check_local(plan, self._private_problems("local_dp"))
+        refusals.check("fit", plan)
 
     def _prepared(self, X, y=None, clients=None, sample_weight=None, catalogue=None):
         data = super()._prepared(X, y, clients, sample_weight, catalogue)
@@ -174,27 +165,6 @@ class FederatedMethod(Recommender):
             plan.scoring.check(plan, data.n_items)
         private_fits.warn_of_cost(plan, data.n_clients)
         return data
-
-    def _private_problems(self, part):
-        """Yield what else does not suit "central_dp" or "local_dp", one text for each."""
-        if part != "central_dp":
-            return
-        mechanism = self._setting().central_dp
-        if mechanism is not None and self.warm_start and mechanism.epsilon is not None:
-            yield (
-                f"CentralDP(epsilon={mechanism.epsilon:g}) is spent by the planned rounds, and "
-                "warm_start would add more; set noise_multiplier instead of epsilon, so that "
-                "privacy_ adds up what each fit spends."
-            )
-        yield from self._problems_of_scale(part)
-
-    def _problems_of_scale(self, part):
-        """Yield a text if the rating scale would be derived from the data."""
-        if getattr(self, "rating_scale", ()) is None:
-            yield (
-                f"With {part} the rating scale must be public instead of derived from the data; "
-                "set rating_scale=(low, high), for example (1, 5)."
-            )
 
     def planned_privacy(self, n_clients: int) -> PrivacyReport:
         """Report what a fit with central privacy will guarantee, before it has begun.

@@ -21,6 +21,7 @@ from fedrecsk.base._recommender import check_resumable
 from fedrecsk.data._checks import Diverged, hint
 from fedrecsk.data.item_features import columns_of
 from fedrecsk.protocol import blocks as _blocks
+from fedrecsk.protocol import refusals
 from fedrecsk.protocol.clients import Clients
 from fedrecsk.protocol.early_stopping import hold_out
 from fedrecsk.protocol.links import StepTotal
@@ -415,11 +416,7 @@ def watch(
     estimator: FederatedMethod, data: Interactions, n_rounds: int
 ) -> Iterator[tuple[Server, list[Clients], Seen]]:
     """Yield, for each round, the Server, the list of Clients, and what a curious server sees."""
-    if estimator._setting().is_asynchronous:
-        raise ValueError(
-            "A curious server is watched in rounds, and asynchronous uploads come from several; "
-            "set schedule=None, or Synchronous()."
-        )
+    refusals.check("measurement of leaks", estimator._plan())
     run = Run.new(estimator, data, is_watched=True)
     with (
         get_threadpool_controller().limit(limits=1, user_api="blas"),

@@ -20,6 +20,7 @@ from fedrecsk.data._checks import check_rows
 from fedrecsk.data._times import ROW_ORDER, check_unit
 from fedrecsk.data.ids import OF_ROWS, Ids, id_array, named
 from fedrecsk.data.interactions import encode, id_columns
+from fedrecsk.protocol import refusals
 from fedrecsk.simulation import continuing
 from fedrecsk.simulation.making import parameters_of_a_run
 from fedrecsk.simulation.method import FederatedMethod
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-    from fedrecsk.protocol.federation import Federation
     from fedrecsk.simulation.run import Run
 
     M = TypeVar("M", bound=FederatedMethod)
@@ -246,28 +246,8 @@ def _run_of(estimator, caller_name):
     for name in ("item_features", "user_features"):
         parameters[name] = run.parameters.get(name)
     check_unchanged(run, parameters, f"{caller_name} continues the last fit")
-    check_exact(estimator, run.server.federation)
+    refusals.check("update", run.server.plan)
     return run
-
-
-def check_exact(estimator: FederatedMethod, federation: Federation) -> None:
-    """Raise if clients of a method of sums could not withdraw their uploads."""
-    lost = "because the sum does not contain them as sent"
-    inexact = {
-        "SecAggPlus": (federation.masks, "because a sum over the few that change reveals them"),
-        "central_dp": (federation.central_dp is not None, lost),
-        "an adversary": (federation.adversary is not None, lost),
-        "an aggregator": (federation.aggregator is not None, lost),
-        "dropout": (federation.dropout > 0, lost),
-        "a schedule": (federation.schedule is not None, lost),
-        "early_stopping": (estimator.early_stopping, "because clients hold out rows"),
-    }
-    reasons = [f"{what}, {why}" for what, (applies, why) in inexact.items() if applies]
-    if reasons and estimator._algorithm().traits.sends_once:
-        raise ValueError(
-            f"Clients of {type(estimator).__name__} cannot withdraw uploads sent under "
-            f"{reasons[0]}; fit a clone of it to all rows that should count."
-        )
 
 
 def _public_catalogue(estimator, data):

@@ -1,9 +1,14 @@
 """What a method cannot protect, it refuses by name before any work."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from fedrecsk import Federation
+from fedrecsk import Federation, FedMF
+from fedrecsk.aggregation import NormClipping
+from fedrecsk.compression import TopK
+from fedrecsk.federated.fedmf import FedMFAlgorithm
 from fedrecsk.privacy import LaplaceMechanism, SecAggPlus
 from tests.listed import THINGS
 
@@ -33,3 +38,26 @@ def test_rows_of_some_items_are_refused_under_encryption(name, toy):
     model = THINGS[name](federation=federation, **parameters)
     with pytest.raises(ValueError, match=f'{name} must send whole .* encrypted; set upload="all"'):
         model.fit(*toy)
+
+
+def test_all_that_does_not_go_together_is_named_at_once(toy):
+    federation = Federation(
+        secure_aggregation=SecAggPlus(), aggregator=NormClipping(), compression=TopK()
+    )
+    with pytest.raises(ValueError, match="2 settings do not suit this fit") as caught:
+        FedMF(federation=federation).fit(*toy)
+    assert "NormClipping looks at single uploads; set aggregator=None" in str(caught.value)
+    assert "compressed by TopK cannot be; set compression=None" in str(caught.value)
+
+
+def test_a_reason_against_a_part_that_there_is_not_is_an_error_of_its_author(toy):
+    class Algorithm(FedMFAlgorithm):
+        @property
+        def traits(self):
+            return replace(super().traits, refuses={"compresion": "it would not help."})
+
+    class Method(FedMF):
+        _kind = Algorithm
+
+    with pytest.raises(AttributeError, match="compresion"):
+        Method().fit(*toy)

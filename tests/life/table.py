@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.life.settings import AXES, CENTRAL, PLAIN, SUMS, can_be
+from fedrecsk.protocol.refusals import REFUSALS
+from tests.life.settings import AXES, CENTRAL, METHODS, PLAIN, SUMS, can_be
 
 SAME, GOES_ON, REFUSED, WARNS = "same", "goes on", "refused", "warns"
 SHOWN = {SAME: "=", GOES_ON: "≈", REFUSED: "no", WARNS: "!"}
@@ -157,7 +158,7 @@ RULES = (
         ("fit",),
         {"federation": NOISE, "known": ("user features",)},
         REFUSED,
-        "Sums over users' features are too small for the noise.*leave one of the two out",
+        "sums over users' features are too small for the noise.*leave one of the two out",
         "sums over users' features do not survive noise",
     ),
     Rule(
@@ -178,7 +179,7 @@ RULES = (
         ("fit",),
         {"where": ("Dask",), "known": ("user features",)},
         REFUSED,
-        "user_features are in one frame. Leave it out",
+        "user_features are in one frame; leave them out",
         "users' features are in one DataFrame",
     ),
     Rule(
@@ -298,9 +299,9 @@ RULES = (
         for axis, values, what in (
             ("federation", ("SecAggPlus",), "SecAggPlus"),
             ("federation", NOISE, "central_dp"),
-            ("federation", ("NormClipping",), "an aggregator"),
+            ("federation", ("NormClipping",), "aggregator"),
             ("takes part", ("dropout",), "dropout"),
-            ("takes part", TIMED, "a schedule"),
+            ("takes part", TIMED, "schedule"),
         )
     ),
     Rule(
@@ -523,19 +524,42 @@ LABELS = {
 }
 
 
+def of_refusals():
+    """Yield the rows of the table of what is refused before any data are read."""
+    yield ["in a", "with", "because", "instead"]
+    for one in REFUSALS:
+        given = {"name": "FedX", "part": one.part, "kind": f"this {one.part}", "found": "..."}
+        yield [one.where, f"`{one.part}`", *(text.format(**given) for text in one[-2:])]
+
+
+def of_own_refusals():
+    """Yield the rows of the table of what methods refuse themselves, with their defaults."""
+    yield ["method", "has no", "because"]
+    names = {}
+    for name in [name for name in AXES["method"] if name not in CENTRAL]:
+        for reason in METHODS[name]._algorithm().traits.refuses.items():
+            names.setdefault(reason, []).append(f"`{name}`")
+    for (part, reason), those in names.items():
+        yield [", ".join(those), f"`{part}`", reason]
+
+
+def shown(title, rows):
+    """Return the lines of a table with a title."""
+    head, *rows = rows
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
+    return [f"## {title}", "", *lines, ""]
+
+
 def markdown():
     """Return the tables and their footnotes."""
-    lines, notes = [], []
-    for title, make in (
-        ("What each method can do, in one process and without protection", of_methods),
-        ("What `partial_fit` and `forget` are after a fit in each setting", of_settings),
-    ):
-        head, *rows = make(notes)
-        lines += [f"## {title}", ""]
-        lines += [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
-        lines.append("")
+    notes = []
+    able = "What each method can do, in one process and without protection"
+    settings = "What `partial_fit` and `forget` are after a fit in each setting"
+    lines = shown(able, of_methods(notes)) + shown(settings, of_settings(notes))
     lines += [f"{number}. {why[0].upper()}{why[1:]}." for number, why in enumerate(notes, 1)]
-    return "\n".join(lines)
+    lines += ["", *shown("What raises an error, and the way out", of_refusals())]
+    lines += shown("What methods do not support", of_own_refusals())
+    return "\n".join(lines).rstrip()
 
 
 def page(text):

@@ -310,7 +310,7 @@ def test_methods_whose_uploads_only_fit_their_round_are_refused(method):
     ("parts", "match"),
     [
         ({"devices": None}, "Asynchronous needs to know how long clients take; set devices"),
-        ({"central_dp": CentralDP(10.0)}, "does not go with central_dp: which uploads a sum has"),
+        ({"central_dp": CentralDP(epsilon=10)}, "does not go with central_dp: which uploads"),
         ({"secure_aggregation": SecAggPlus()}, "does not go with secure_aggregation: the bytes"),
         ({"aggregator": Krum()}, "does not go with aggregator: uploads of different rounds"),
         ({"adversary": SignFlip()}, "does not go with adversary: attacks are on rounds"),

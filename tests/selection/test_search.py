@@ -473,6 +473,11 @@ def test_scores_have_the_noise_they_are_charged_for():
             {"epsilon_scores": 1.0},
             "client_fraction below 1",
         ),
+        (
+            private(),
+            {"grid": {"client_fraction": [0.5, 1.0]}, "epsilon_scores": 1.0},
+            "client_fraction below 1",
+        ),
         (private(noise_multiplier=0.1), {"epsilon_scores": 1.0}, "whole search would spend"),
         (private(RFRec(3)), {"epsilon_scores": 1.0}, "catalogue must be public"),
         (RFRec(3), {"epsilon_scores": 1.0}, "nothing keeps it"),

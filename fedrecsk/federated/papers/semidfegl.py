@@ -609,11 +609,3 @@ class SemiDFEGL(SemiDFEGLParameters, RatingGradients):
         # Users' moments, gradients and ego graphs.
         vectors = 8 * data.n_users * self.n_factors if self.client_fraction == 1 else 0
         return super()._least_bytes(data) + 8 * vectors
-
-    def _check_on_devices(self, federation):
-        if self.n_common:
-            raise ValueError(
-                "The clients of SemiDFEGL talk to one another, which only the simulator does; set "
-                "n_common=0, or call fit."
-            )
-        super()._check_on_devices(federation)
