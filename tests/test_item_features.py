@@ -118,7 +118,7 @@ def test_ids_of_a_polars_frame_are_its_first_column():
         ours.add_items(pl.DataFrame({"movie": ["e"], "year": [2000]}))
     with pytest.raises(ValueError, match="the first column of item_features has item 1 more than"):
         aligned(frame.drop("movie"), ["c", "a", "b"])
-    with pytest.raises(ValueError, match="'crime' of item_features holds .*, not numbers"):
+    with pytest.raises(ValueError, match=r"'crime' of item_features holds .*, not numbers"):
         aligned(frame.with_columns(crime=pl.lit("yes")), None)
     with pytest.raises(ValueError, match="item a has the value nan in the column 'year'"):
         aligned(frame.with_columns(year=pl.Series([1990, None, 1985])), None)
