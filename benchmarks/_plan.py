@@ -121,6 +121,7 @@ COMMANDS = [
     "next_item choices",
     "updates",
     "updates --periods",
+    "updates --few",
     "rounds",
     "settings --data 1m --rounds 3",
     f"scale table --methods {LARGE}",
