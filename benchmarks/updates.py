@@ -94,27 +94,28 @@ def periods(names, X):
 def few(names, X, y):
     """Print what an update with the last 36 rows sends, and what a fit does."""
     order = np.argsort(X[:, 2], kind="stable")
-    old, new = order[:-36], order[-36:]
+
+    def given(name, rows):
+        return X[rows, :2], y[rows] if name in RATINGS else None
+
     print("| method | update | rounds | clients that send | MB up | MB down | final model (MB) |")
     print("|---|---|---|---|---|---|---|")
     for name in names:
         method = getattr(fedrecsk, name)(random_state=0, warm_start=True)
-
-        def given(rows):
-            return X[rows, :2], y[rows] if name in RATINGS else None
-
-        fitted = clone(method).fit(*given(old))
-        for update, model in (
-            ("partial_fit", copy.deepcopy(fitted).partial_fit(*given(new))),
-            ("partial_fit, 1 round", fitted.partial_fit(*given(new), n_rounds=1)),
-            ("fit", clone(method).fit(*given(order))),
-        ):
-            ledger = model.communication_
+        model = clone(method).fit(*given(name, order[:-36]))
+        ledgers = {}
+        for update, n_rounds in (("partial_fit", None), ("partial_fit, 1 round", 1)):
+            # A method of sums has one round anyway.
+            if n_rounds is None or model.n_rounds_ > 1:
+                updated = copy.deepcopy(model).partial_fit(
+                    *given(name, order[-36:]), n_rounds=n_rounds
+                )
+                ledgers[update] = updated.communication_
+        ledgers["fit"] = clone(method).fit(*given(name, order)).communication_
+        for update, ledger in ledgers.items():
             rounds = [entry for entry in ledger.entries if entry["phase"] == "round"]
             senders = max(entry["participants"] for entry in rounds)
-            final = sum(
-                entry["bytes_down"] for entry in ledger.entries if entry["phase"] == "final"
-            )
+            final = ledger.entries[-1]["bytes_down"]
             sizes = (f"{size / 1e6:,.1f}" for size in (ledger.bytes_up, ledger.bytes_down, final))
             print(f"| {name} | {update} | {len(rounds)} | {senders} | {' | '.join(sizes)} |")
 

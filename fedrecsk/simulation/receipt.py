@@ -51,7 +51,7 @@ class Receipt:
             remains = "an influence of the users on item vectors and other shared parameters"
         mb = [f"{size / 1e6:.3g} MB" for size in (self.bytes_up, self.bytes_down)]
         lines = {
-            f"{self.method} forgot": _counted(self.n_users, "user"),
+            "Forgotten": f"{_counted(self.n_users, 'user')} by {self.method}",
             "Clients": f"{_counted(self.n_rows, 'row')} deleted on "
             f"{_counted(self.n_clients, 'client')}, with the users' private state",
             "Server": server,
