@@ -48,7 +48,8 @@ user_features : DataFrame of shape (n_users, n_features), default={default}
     the first column). They predict the prior mean of user vectors. Each client reads the rows
     of its own users and uploads only sums. Users without a row have a prior mean of zero; rows
     of users who are not in X serve `fold_in` and `partial_fit`. The estimator, its pickle and
-    its repr contain the frame. Not supported with an adversary, on a Dask cluster or on devices.
+    its repr contain the frame. Not supported with an adversary, on a Dask cluster or on
+    devices.
 [timestamps]
 timestamps : int, str or None, default={default}
     Column of X with the time of each row, read only if a half-life is set: its position (2 or
