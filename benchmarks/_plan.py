@@ -117,6 +117,7 @@ COMMANDS = [
     "search_rules cuts",
     "time defaults",
     "time generated",
+    "time later",
     *(f"next_item scores --data {one}" for one in NEXT_ITEM),
     "next_item choices",
     "updates",
