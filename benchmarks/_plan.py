@@ -83,7 +83,7 @@ COMMANDS = [
     "neural rating-choices --data 100k",
     "neural choices --data 100k --only FedNCF",
     "neural choices --data 100k --only popularity FedNCF --rounds 40",
-    "neural choices --data 100k --only FedNCF --negatives 1",
+    "neural choices --data 100k --only FedNCF --rounds 40 --negatives 1",
     "neural choices --data 100k --only FedRAP",
     "neural speed --data 1m",
     "peers ours",
