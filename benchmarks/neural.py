@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks import _quality
 from benchmarks._command_line import command_line
 from benchmarks._quality import split
+from fedrecsk import Popularity
 from fedrecsk.neural import FedNCF, FedRAP, PFedRec
 from fedrecsk.neural._training import loss_function
 from fedrecsk.simulation.run import Run
@@ -30,8 +31,10 @@ MODELS = {
     "PFedRec": PFedRec(),
     "FedRAP": FedRAP(),
 }
+BASELINE = {"popularity": Popularity()}
 RATES = [{"client_fraction": 0.2, "learning_rate": one} for one in (0.001, 0.003, 0.01, 0.03)]
 CHOICES = {
+    "popularity": [{}],
     "FedNCF": RATES,
     "FedNCF, 10 % of the clients": [{}],
     "PFedRec": [{}, {"n_rounds": 50}, {"item_learning_rate": 5e3}, {"aggregation": "visits"}],
@@ -165,13 +168,18 @@ def rating_choices(options):
 
 def chosen(options):
     """The models to run."""
-    return {label: model for label, model in MODELS.items() if label in options.only}
+    models = BASELINE | MODELS
+    return {label: model for label, model in models.items() if label in options.only}
 
 
 def seeded(model, seed, options):
-    """A copy with this seed, and as many rounds as the command line says."""
-    model = clone(model).set_params(random_state=seed, n_jobs=options.n_jobs)
-    return model if options.rounds is None else model.set_params(n_rounds=options.rounds)
+    """A copy with this seed, and with what the command line says that the model has."""
+    given = {"n_rounds": options.rounds, "n_negatives": options.negatives, "random_state": seed}
+    given |= {"n_jobs": options.n_jobs}
+    known = model.get_params()
+    return clone(model).set_params(
+        **{name: one for name, one in given.items() if name in known and one is not None}
+    )
 
 
 COMMANDS = {
@@ -188,8 +196,10 @@ def main(argv=None):
     parser = command_line("neural", __doc__)
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("--data", nargs="+", default=["100k", "1m"], choices=["100k", "1m"])
-    parser.add_argument("--only", nargs="+", default=list(MODELS), choices=list(MODELS))
+    names = [*BASELINE, *MODELS]
+    parser.add_argument("--only", nargs="+", default=list(MODELS), choices=names)
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--negatives", type=int)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--n-jobs", type=int, default=1)
     parser.add_argument("--data-home")

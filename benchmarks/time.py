@@ -7,7 +7,8 @@ tested. SASRec is RecTools', if ``--peers-python`` (or the variable PEERS_PYTHON
 import rectools with torch (``pip install "rectools[torch]"``). `defaults` prints what half-lives
 give on the rows before the last ones, and never reads a test row; `days` compares half-lives in
 days there, on MovieLens-100k. `generated` prints what half-lives give on generated data, with and
-without tastes that drift.
+without tastes that drift. `later` compares the next item with all rows after a date, by which 80%
+of the rows of MovieLens-100k come, of users who have rows before it.
 
 Data: MovieLens-100k and Amazon Beauty (5-core; users, items and positions in time, without dates),
 in the folder --data-home or FEDRECSK_DATA. If one of them is not there, it is left out.
@@ -33,7 +34,7 @@ from fedrecsk import EASE, FedEASE, FedItemKNN, FedSpectral, ImplicitALS, ItemKN
 from fedrecsk.base._item_weights import weights_of
 from fedrecsk.datasets import make_interactions
 from fedrecsk.metrics import evaluate_ranking
-from fedrecsk.model_selection import LeaveLastOut
+from fedrecsk.model_selection import LeaveLastOut, TemporalHoldout
 
 N_BEST, N_NEGATIVES, N_USERS = 10, 99, 6000
 WEEK = 7 * 24 * 3600
@@ -385,9 +386,34 @@ def generated(options):
             print(f"| {'drift' if drift else 'stay'} | {name} | {shown} |", flush=True)
 
 
+def later(options):
+    """NDCG@10 of each user's last row, and of known users' rows after a date, by half-lives."""
+    data = load("100k", options.data_home)
+    if data is None:
+        return
+    rows = np.vstack([data.train, data.validation, data.test])
+    splits = LeaveLastOut(ties="row_order"), TemporalHoldout(0.8)
+    parts = [split.train_test_split(rows) for split in splits]
+    both = {"pair_half_life": "auto", "history_half_life": "auto"}
+    models = {
+        "FedEASE": (FedEASE(), both),
+        "FedItemKNN": (FedItemKNN(), both),
+        "LocALS": (LocALS(random_state=0), {"history_half_life": "auto"}),
+    }
+    print("| model | half-lives | next item | known users after the date |\n|---|---|---|---|")
+    for name, (model, lives) in models.items():
+        for shown, values in (("none", {}), ('"auto"', lives)):
+            numbers = []
+            for train, test in parts:
+                known = test[np.isin(test[:, 0], train[:, 0])]
+                fitted = clone(model).set_params(**values).fit(train)
+                numbers.append(evaluate_ranking(fitted, known, metrics="ndcg", k=10)["ndcg@10"])
+            print(f"| {name} | {shown} | {numbers[0]:.3f} | {numbers[1]:.3f} |", flush=True)
+
+
 def main(argv=None):
     """Run one of the benchmarks."""
-    commands = {f.__name__: f for f in (scores, defaults, days, generated)}
+    commands = {f.__name__: f for f in (scores, defaults, days, generated, later)}
     parser = command_line("time", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", choices=list(FILES), default=list(FILES))

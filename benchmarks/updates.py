@@ -14,10 +14,15 @@ table has NDCG@10 of the next period, and megabytes of all clients after the fir
 With --generated, the rows are generated: 100,000 of 600 users and 9,700 items, a split by seed, and
 the last fifth of the training rows by date is new.
 
+With --few, the new rows are the last 36 by date, of two users. The table has the clients that send
+in a round, and the megabytes of all clients: of an update, of one of a single round, and of a fit.
+
 Data: MovieLens-100k, in the folder --data-home or FEDRECSK_DATA.
 """
 
 from __future__ import annotations
+
+import copy
 
 import numpy as np
 from sklearn.base import clone
@@ -29,6 +34,7 @@ from fedrecsk.metrics import make_ranking_scorer
 from fedrecsk.model_selection import RollingOrigin, compare
 
 RATINGS = ["RFRec", "FedEB", "ExplicitFCF"]
+FEW = ["FedEASE", "FedItemKNN", "LocALS", "FedEB"]
 RANKINGS = ["FedEASE", "FedSpectral", "LocALS", "GlobSGD", "FCF", "FedMF", "CoLR", "SCoLR"]
 
 
@@ -85,17 +91,49 @@ def periods(names, X):
             print(f"| {name} | {update} | {shown} | {each[1:].sum():,.0f} |", flush=True)
 
 
+def few(names, X, y):
+    """Print what an update with the last 36 rows sends, and what a fit does."""
+    order = np.argsort(X[:, 2], kind="stable")
+
+    def given(name, rows):
+        return X[rows, :2], y[rows] if name in RATINGS else None
+
+    print("| method | update | rounds | clients that send | MB up | MB down | final model (MB) |")
+    print("|---|---|---|---|---|---|---|")
+    for name in names:
+        method = getattr(fedrecsk, name)(random_state=0, warm_start=True)
+        model = clone(method).fit(*given(name, order[:-36]))
+        ledgers = {}
+        for update, n_rounds in (("partial_fit", None), ("partial_fit, 1 round", 1)):
+            # A method of sums has one round anyway.
+            if n_rounds is None or model.n_rounds_ > 1:
+                updated = copy.deepcopy(model).partial_fit(
+                    *given(name, order[-36:]), n_rounds=n_rounds
+                )
+                ledgers[update] = updated.communication_
+        ledgers["fit"] = clone(method).fit(*given(name, order)).communication_
+        for update, ledger in ledgers.items():
+            rounds = [entry for entry in ledger.entries if entry["phase"] == "round"]
+            senders = max(entry["participants"] for entry in rounds)
+            final = ledger.entries[-1]["bytes_down"]
+            sizes = (f"{size / 1e6:,.1f}" for size in (ledger.bytes_up, ledger.bytes_down, final))
+            print(f"| {name} | {update} | {len(rounds)} | {senders} | {' | '.join(sizes)} |")
+
+
 def main(argv=None):
     """Print a row for each method."""
     parser = command_line("updates", __doc__)
     parser.add_argument("methods", nargs="*", metavar="METHOD", help="default: all")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--periods", action="store_true", help="go from period to period")
+    parser.add_argument("--few", action="store_true", help="bytes of an update with 36 rows")
     parser.add_argument("--generated", action="store_true", help="generated ratings, by date")
     parser.add_argument("--data-home")
     options = parser.parse_args(argv)
     if not options.generated:
         X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
+    if options.few:
+        return few(options.methods or FEW, np.asarray(X), y)
     if options.periods:
         return periods(options.methods or ["FedEASE", "LocALS"], np.asarray(X))
     print("| method | old | updated | new fit | update (MB) | new fit (MB) |")

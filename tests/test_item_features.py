@@ -2,6 +2,7 @@
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 from scipy import sparse
 
@@ -103,18 +104,28 @@ def test_filled_keeps_what_is_known():
 FRAME = pd.DataFrame({"crime": [0, 1, 1], "year": [1990, 2001, 1985]}, index=["c", "a", "b"])
 
 
-def test_a_polars_frame_is_an_array():
-    polars = pytest.importorskip("polars")
-    frame, items = polars.DataFrame(FRAME.to_dict("list")), ["c", "a", "b"]
-    np.testing.assert_array_equal(aligned(frame, items), aligned(FRAME, None))
+def test_ids_of_a_polars_frame_are_its_first_column():
+    frame = pl.DataFrame(FRAME.reset_index(names="movie").to_dict("list"))
+    np.testing.assert_array_equal(aligned(frame, None), aligned(FRAME, None))
     X = [["ann", "a"], ["ann", "b"], ["bob", "c"], ["bob", "a"]]
-    ours, theirs = (
-        FedEASE(items=items, item_features=features).fit(X).predict(X)
-        for features in (frame, FRAME.to_numpy())
-    )
-    np.testing.assert_array_equal(ours, theirs)
-    with pytest.raises(ValueError, match=r"has no ids.*Pass items=.*pandas DataFrame whose index"):
-        aligned(frame, None)
+    new = pd.DataFrame({"crime": [1], "year": [1999]}, index=["d"])
+    theirs = FedEASE(item_features=FRAME).fit(X).add_items(new)
+    pairs = [*X, ["ann", "d"]]
+    for added in (new, pl.DataFrame(new.reset_index(names="movie").to_dict("list"))):
+        ours = FedEASE(item_features=frame).fit(X).add_items(added)
+        np.testing.assert_array_equal(ours.predict(pairs), theirs.predict(pairs))
+    with pytest.raises(ValueError, match="columns"):
+        ours.add_items(pl.DataFrame({"movie": ["e"], "year": [2000]}))
+    with pytest.raises(ValueError, match="the first column of item_features has item 1 more than"):
+        aligned(frame.drop("movie"), ["c", "a", "b"])
+    with pytest.raises(ValueError, match=r"'crime' of item_features holds .*, not numbers"):
+        aligned(frame.with_columns(crime=pl.lit("yes")), None)
+    with pytest.raises(ValueError, match="item a has the value nan in the column 'year'"):
+        aligned(frame.with_columns(year=pl.Series([1990, None, 1985])), None)
+    with pytest.raises(ValueError, match="item_features has no columns"):
+        aligned(frame.select("movie"), None)
+    with pytest.raises(ValueError, match="has no ids"):
+        aligned(frame["year"], None)
 
 
 def test_rows_come_in_the_order_of_ids():
@@ -134,7 +145,7 @@ def test_rows_come_in_the_order_of_ids():
 
 BAD = [
     (FRAME.to_numpy(), ["a", "b"], "has 3 rows, but items has 2 ids"),
-    (FRAME, ["a", "b", "c", "d"], "no row for item d; add what is missing"),
+    (FRAME, ["a", "b", "c", "d"], "no row for item d; give it one"),
     (FRAME, ["a", "b"], "has rows for item c, which items does not list"),
     (FRAME.rename(index={"a": "b"}), None, "the index of item_features has item b more than once"),
     (FRAME.replace({2001: np.nan}), None, "item a has the value nan in the column 'year'; fill in"),

@@ -6,6 +6,7 @@ from copy import copy
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 from scipy import sparse
 from sklearn.base import clone
@@ -234,11 +235,10 @@ def test_masked_and_lazy_tables():
     masked = np.ma.array([[1, 2], [2, 3]], mask=[[0, 1], [0, 0]])
     with pytest.raises(ValueError, match="masked values"):
         BiasOnly().fit(masked, [1, 2])
-    polars = pytest.importorskip("polars")
     with pytest.raises(TypeError, match=r"LazyFrame.*X\.collect"):
-        BiasOnly().fit(polars.LazyFrame({"user": [1], "item": [2]}), [1])
+        BiasOnly().fit(pl.LazyFrame({"user": [1], "item": [2]}), [1])
     with pytest.warns(UserWarning, match="Swap them"):
-        Popularity().fit(polars.DataFrame({"item": X[:, 1], "user": X[:, 0]}))
+        Popularity().fit(pl.DataFrame({"item": X[:, 1], "user": X[:, 0]}))
 
 
 MODEL = BiasOnly().fit(X[:, :2], y)

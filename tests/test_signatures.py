@@ -138,7 +138,7 @@ def test_parameters_are_described_with_their_defaults(name):
     # Inherited ones may be described by the class that they come from.
     kinds = inspect.get_annotations(Estimator)
     own = {one for one, kind in kinds.items() if one[0] != "_" and "ClassVar" not in str(kind)}
-    alike = re.findall(r"^ {4}((?:\w+, )+\w+)$", Estimator.__doc__, re.MULTILINE)
+    alike = re.findall(r"^((?:\w+, )+\w+)$", inspect.getdoc(Estimator), re.MULTILINE)
     assert own <= found.keys() | {one for names in alike for one in names.split(", ")}
     assert not re.search(r"^ *\{[a-z_ ]+\}$", Estimator.__doc__, re.MULTILINE), "a placeholder"
     assert max(map(len, Estimator.__doc__.splitlines())) <= 100

@@ -5,6 +5,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
@@ -240,13 +241,13 @@ def test_added_users_come_and_go(make_one):
 @pytest.mark.parametrize(
     ("features", "error", "what"),
     [
-        (FEATURES.to_numpy(), TypeError, "should be a pandas DataFrame whose index"),
+        (FEATURES.to_numpy(), TypeError, "should be a DataFrame with the users' ids"),
         (FEATURES.assign(age=30), ValueError, "column 'age' of user_features reaches beyond"),
         (FEATURES.assign(job="baker"), ValueError, "column 'job' of user_features does not hold"),
         (FEATURES[[]], ValueError, "user_features has no columns"),
         (FEATURES.replace(1, np.nan), ValueError, "user_features contains NaN"),
         (pd.concat([FEATURES, FEATURES.iloc[:1]]), ValueError, "user 0 more than once"),
-        (FEATURES.rename(index=str), ValueError, "in the index of user_features are strings"),
+        (FEATURES.rename(index=str), ValueError, "those of user_features are strings"),
     ],
 )
 def test_wrong_features_are_named(features, error, what):
@@ -254,11 +255,29 @@ def test_wrong_features_are_named(features, error, what):
         make(user_features=features).fit(X, Y)
 
 
-def test_a_polars_frame_has_no_index():
-    polars = pytest.importorskip("polars")
-    features = polars.DataFrame(FEATURES.to_dict("list"))
-    with pytest.raises(TypeError, match="index has the users' ids, got a DataFrame of polars"):
-        make(user_features=features).fit(X, Y)
+def of_polars(features):
+    return pl.DataFrame(features.reset_index(names="person").to_dict("list"))
+
+
+def test_ids_of_a_polars_frame_are_its_first_column():
+    features = of_polars(FEATURES)
+    options = {"n_rounds": 2, "warm_start": True}
+    ours = make(user_features=features, **options).fit(X[OLD], Y[OLD])
+    model = make(user_features=FEATURES, **options).fit(X[OLD], Y[OLD])
+    np.testing.assert_array_equal(ours.predict(X), model.predict(X))
+    both = [
+        one.add_users(new) for one, new in ((ours, of_polars(NEW_FEATURES)), (model, NEW_FEATURES))
+    ]
+    users = pl.Series(NEW_FEATURES.index)
+    found, expected = (one.recommend(users, 3, as_frame=True) for one in both)
+    assert found.equals(expected)
+    user = int(FEATURES.index[0])
+    assert isinstance(ours.forget([user]).user_features, pl.DataFrame)
+    assert ours.user_features.equals(features.filter(pl.col("person") != user))
+    with pytest.raises(ValueError, match="the first column of user_features has user 0"):
+        make(user_features=features.select(pl.lit(0).alias("person"), "taste")).fit(X, Y)
+    with pytest.raises(TypeError, match=r"LazyFrame.*features.collect"):
+        ours.add_users(features.lazy())
 
 
 def test_wrong_uses_are_named(model):
@@ -331,5 +350,5 @@ def test_ids_of_every_kind_can_be_forgotten_and_added_again(kind):
 
 def test_features_of_other_users_are_refused():
     others = OLD_FEATURES.set_axis(range(10_000, 10_000 + N_OLD))
-    with pytest.raises(ValueError, match="has none of the users of X; set it to the users' ids"):
+    with pytest.raises(ValueError, match="has none of the users of X; let it hold the users' ids"):
         make(user_features=others).fit(X[OLD], Y[OLD])

@@ -38,17 +38,18 @@ items : array-like of shape (n_items,), default={default}
 item_features : DataFrame, array or sparse matrix of shape (n_items, n_features), default={default}
     Public features of the items, from which the prior means of item vectors are predicted, with
     a learned strength. Items without ratings, and new ones added by `add_items`, are given the
-    predicted vectors. The index of a pandas DataFrame of numbers holds the item ids, and is the
-    catalogue unless `items` is given; the rows of an array or a sparse matrix are in the order
-    of `items`. Columns that reach beyond [-1, 1] are divided by two standard deviations. Only
-    the server uses features, and nothing more is sent.
+    predicted vectors. The index of a DataFrame of numbers (polars: its first column) holds the
+    item ids, and is the catalogue unless `items` is given; the rows of an array or a sparse
+    matrix are in the order of `items`. Columns that reach beyond [-1, 1] are divided by two
+    standard deviations. Only the server uses features, and nothing more is sent.
 [user_features]
 user_features : DataFrame of shape (n_users, n_features), default={default}
-    Private features of the users, numbers in [-1, 1], with user ids as the index. They predict
-    the prior mean of user vectors. Each client reads the rows of its own users and uploads only
-    sums. Users without a row have a prior mean of zero; rows of users who are not in X serve
-    `fold_in` and `partial_fit`. The estimator, its pickle and its repr contain the frame. Not
-    supported with an adversary, on a Dask cluster or on devices.
+    Private features of the users, numbers in [-1, 1], with user ids in the index (polars: in
+    the first column). They predict the prior mean of user vectors. Each client reads the rows
+    of its own users and uploads only sums. Users without a row have a prior mean of zero; rows
+    of users who are not in X serve `fold_in` and `partial_fit`. The estimator, its pickle and
+    its repr contain the frame. Not supported with an adversary, on a Dask cluster or on
+    devices.
 [timestamps]
 timestamps : int, str or None, default={default}
     Column of X with the time of each row, read only if a half-life is set: its position (2 or

@@ -63,7 +63,8 @@ class ItemContent:
         Parameters
         ----------
         features : DataFrame, array or sparse matrix of shape (n_new_items, n_features)
-            The columns of `item_features`. The index of a DataFrame holds the item ids.
+            The columns of `item_features`. The index of a DataFrame (polars: the first column)
+            holds the item ids.
         items : array-like of shape (n_new_items,), default=None
             Ids of the rows of an array or a sparse matrix, in their order.
 

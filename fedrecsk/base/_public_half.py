@@ -7,7 +7,6 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
-import pandas as pd
 import sklearn
 from sklearn.utils.validation import check_is_fitted
 
@@ -17,6 +16,7 @@ from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk._version import __version__
 from fedrecsk.base._fading import as_power, life_of
 from fedrecsk.base._item_weights import history_of
+from fedrecsk.data.frames import library_of, make_frame
 from fedrecsk.data.ids import id_array, missing_id
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class PublicHalf:
         n : int, default=5
             Number of rows to return, the largest contributions by size first.
         as_frame : bool, default=True
-            Whether to return a pandas DataFrame.
+            Whether to return a DataFrame: of polars if `interactions` are, otherwise of pandas.
         interactions : array-like or tuple (X, y), default=None
             The user's whole history, in the form that `fit` takes, for new and known users; rows of
             other users are ignored. The score is then that of ``recommend(interactions=)``. If
@@ -183,13 +183,13 @@ class PublicHalf:
         if clipped := model.response(np.array([score]))[0] - score:
             sums["clipped"] = clipped
         none = np.repeat(missing_id(self.item_ids_.dtype), len(sums)).astype(items.dtype)
-        return pd.DataFrame(
-            {
-                "source": ["row"] * len(items) + list(sums),
-                "item": np.concatenate([items, none]),
-                "contribution": np.concatenate([contributions, list(sums.values())]),
-            }
-        )
+        columns = {
+            "source": ["row"] * len(items) + list(sums),
+            "item": np.concatenate([items, none]),
+            "contribution": np.concatenate([contributions, list(sums.values())]),
+        }
+        given = interactions[0] if isinstance(interactions, tuple) else interactions
+        return make_frame(columns, library_of(given))
 
     def _with_rows(self, user, interactions):
         """Return a model that knows the user, the user's code, and its History."""

@@ -7,7 +7,6 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
-import pandas as pd
 from scipy import sparse
 from sklearn.utils.validation import check_is_fitted
 
@@ -17,6 +16,7 @@ from fedrecsk._utils.parameters import checked, suggest
 from fedrecsk._utils.sklearn_compat import Interval, safe_indexing
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.cluster import _frames
+from fedrecsk.data.frames import library_of, make_frame
 from fedrecsk.data.ids import Ids, id_array, missing_id, named
 from fedrecsk.data.interactions import as_table, id_columns
 
@@ -42,11 +42,11 @@ def require_room(n_rows, n_columns, itemsize, what, hint):
         memory.require(nbytes, what, hint)
 
 
-def tidy(owners, ids, scores, names):
+def tidy(owners, ids, scores, names, library):
     """Return a table with one row per id whose score is not -inf: owner, id, score and rank."""
     rows, places = np.nonzero(scores > -np.inf)
     columns = owners[rows], ids[rows, places], scores[rows, places], places + 1
-    return pd.DataFrame(dict(zip((*names, "score", "rank"), columns, strict=True)))
+    return make_frame(dict(zip((*names, "score", "rank"), columns, strict=True)), library)
 
 
 class Recommends:
@@ -128,8 +128,8 @@ class Recommends:
             Further (user, item) pairs that must not be recommended, such as interactions since
             fit. Pairs with other users or unknown items are ignored.
         as_frame : bool, default=False
-            Whether to return a pandas DataFrame, which ``polars.from_pandas`` converts to a
-            DataFrame of polars.
+            Whether to return a DataFrame: of polars if `users` are a DataFrame or Series of
+            polars, otherwise of pandas.
 
         Returns
         -------
@@ -194,6 +194,7 @@ class Recommends:
         if interactions is not None:
             served, _ = self._with_users_of(interactions)
             return served.recommend(users, **options, as_frame=as_frame)
+        library = library_of(users)
         if np.ndim(users) == 2:
             users = safe_indexing(as_table(users, "users"), 0, axis=1)
         users = id_array(users, "users")
@@ -222,7 +223,9 @@ class Recommends:
         self._warn_of_ties(users, codes, scores)
         scores[found] = model.response(scores[found])
         items = np.where(found, self.item_ids_[best], missing_id(self.item_ids_.dtype))
-        return tidy(users, items, scores, ("user", "item")) if as_frame else (items, scores)
+        if not as_frame:
+            return items, scores
+        return tidy(users, items, scores, ("user", "item"), library)
 
     def _warn_of_ties(self, users, codes, scores):
         """Warn if the lists of unknown users are in no order."""

@@ -14,6 +14,7 @@ from fedrecsk._utils.memory import batches
 from fedrecsk._utils.parameters import checked, suggest
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.base._recommend import require_room, tidy
+from fedrecsk.data.frames import library_of
 from fedrecsk.data.ids import id_array, named
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ class Similarity:
             Number of similar items to find for each. There are at most `n_items_` - 1, because
             the item itself is left out.
         as_frame : bool, default=False
-            Whether to return a pandas DataFrame.
+            Whether to return a DataFrame: of polars if `items` are a Series of polars, otherwise
+            of pandas.
 
         Returns
         -------
@@ -124,9 +126,10 @@ class Similarity:
         """
         check_is_fitted(self)
         checked("similar_items", KINDS, n=n, as_frame=as_frame)
+        library = library_of(items)
         items, codes = _known(self._items, items, "item", "leave unknown items out")
         found = _nearest(self._item_likeness(), codes, n, self._items, "items")
-        return tidy(items, *found, ("item", "similar_item")) if as_frame else found
+        return tidy(items, *found, ("item", "similar_item"), library) if as_frame else found
 
     @available_if(_knows_users)
     @suggest
@@ -173,10 +176,11 @@ class Similarity:
         """
         check_is_fitted(self)
         checked("similar_users", KINDS, n=n, as_frame=as_frame)
+        library = library_of(users)
         users, codes = _known(self._users, users, "user", "add new users by fold_in")
         likeness = _cosines(self._compared("user_factors_"), self._users, "user")
         found = _nearest(likeness, codes, n, self._users, "users")
-        return tidy(users, *found, ("user", "similar_user")) if as_frame else found
+        return tidy(users, *found, ("user", "similar_user"), library) if as_frame else found
 
     def _item_likeness(self):
         """Return a function from item codes to their similarities to all items, (n, n_items)."""

@@ -37,10 +37,11 @@ class DDL(ItemContent, DCF):
     ----------
     {n_bits}
     item_features : DataFrame, array or sparse matrix of shape (n_items, n_features), default=None
-        Numbers in [0, 1], a row for each item. The index of a pandas DataFrame holds the item ids,
-        and is the catalogue unless `items` is given. The rows of an array or a sparse matrix are in
-        the order of `items`. Features are a parameter, like `items`, because cross-validation
-        splits the arguments of `fit` by rows of X, and features have rows for items.
+        Numbers in [0, 1], a row for each item. The index of a pandas DataFrame, or the first
+        column of a polars one, holds the item ids, and is the catalogue unless `items` is given.
+        The rows of an array or a sparse matrix are in the order of `items`. Features are a
+        parameter, like `items`, because cross-validation splits the arguments of `fit` by rows of
+        X, and features have rows for items.
     content_weight : float, default=1e-3
         Weight of the squared distances between codes and the network's outputs (lambda), in units
         in which a rating's error counts in bits.

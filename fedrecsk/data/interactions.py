@@ -313,8 +313,8 @@ def _check_items(users, items, item_ids):
     missing = np.unique(items[item_ids.codes(items) < 0])
     if len(missing) and item_ids.source != Ids.source:
         raise ValueError(
-            f"item_features has no row for {named('item', missing)} of X; add what is missing to "
-            "its index (a row of zeros if nothing is known), or leave these rows of X out."
+            f"item_features has no row for {named('item', missing)} of X; give it one "
+            "(of zeros if nothing is known), or leave these rows of X out."
         )
     if len(missing):
         raise ValueError(

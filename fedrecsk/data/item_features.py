@@ -1,4 +1,7 @@
-"""Read the features of items: a DataFrame with ids, or an array in the order of the items."""
+"""Read the features of items: a DataFrame with ids, or an array in the order of the items.
+
+DataFrames of polars have their ids in the first column, those of pandas in the index.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,21 @@ from sklearn.utils import check_array
 
 from fedrecsk._utils.given import check_given
 from fedrecsk.data._checks import LARGEST
+from fedrecsk.data.frames import library_of, place_of_ids, with_index
 from fedrecsk.data.ids import Ids, catalogue_ids, distinct_items, id_array, named
 
 
 def has_ids(features: Any) -> bool:
-    """Return whether the features have ids: a DataFrame whose index has the items' ids."""
-    return hasattr(features, "index") and hasattr(features, "columns")
+    """Return whether the features are a DataFrame, which has the items' ids."""
+    is_polars = library_of(features) == "polars"
+    return hasattr(features, "columns") and (is_polars or hasattr(features, "index"))
 
 
 def catalogue_of(features: Any) -> Ids:
     """Return the items of a DataFrame, in ascending order."""
-    source = "the index of item_features"
-    return distinct_items(
-        id_array(np.asarray(features.index), source), source, "give each item one row", source
-    )
+    source = f"the {place_of_ids(features)} of item_features"
+    ids = id_array(np.asarray(with_index(features).index), source)
+    return distinct_items(ids, source, "give each item one row", source)
 
 
 def aligned(features: Any, items: Any, *, bounded: bool = False) -> Any:
@@ -37,7 +41,8 @@ def aligned(features: Any, items: Any, *, bounded: bool = False) -> Any:
     check_given(features, "item_features")
     columns = None
     if has_ids(features):
-        ids, given = catalogue_of(features), id_array(np.asarray(features.index), "ids")
+        ids, features = catalogue_of(features), with_index(features)
+        given = id_array(np.asarray(features.index), "ids")
         if items is not None:
             _check_same(ids, catalogue_ids(items))
         columns, kinds = features.columns, [str(kind) for kind in features.dtypes]
@@ -48,7 +53,8 @@ def aligned(features: Any, items: Any, *, bounded: bool = False) -> Any:
     elif items is None:
         raise ValueError(
             "item_features has no ids, so its rows cannot be matched with items. Pass items= with "
-            "one id per row in the same order, or a pandas DataFrame whose index holds the ids."
+            "one id per row in the same order, or a DataFrame that has the ids in its index "
+            "(pandas) or in its first column (polars)."
         )
     else:
         ids, given = catalogue_ids(items), id_array(items, "items")
@@ -70,7 +76,9 @@ def ids_of(features: Any, items: Any) -> Any:
 
 def columns_of(features: Any) -> list[Any]:
     """Return the names of the columns, or their numbers if they have no names."""
-    return list(features.columns) if has_ids(features) else list(range(np.shape(features)[1]))
+    if has_ids(features):
+        return list(with_index(features).columns)
+    return list(range(np.shape(features)[1]))
 
 
 def check_columns_alike(features: Any, columns: list[Any]) -> None:
@@ -88,6 +96,7 @@ def check_columns_alike(features: Any, columns: list[Any]) -> None:
 def fingerprint(features: Any) -> str:
     """Return a hash of features, by which parameters are compared."""
     if has_ids(features):
+        features = with_index(features)
         ids = np.asarray(features.index).astype(str)
         parts = ids, np.asarray(features, dtype=np.float64)
     elif sparse.issparse(features):
@@ -130,14 +139,14 @@ def _check_same(ours, catalogue):
     missing = catalogue.values[ours.codes(catalogue.values) < 0]
     if len(missing):
         raise ValueError(
-            f"item_features has no row for {named('item', missing)}; add what is missing to its "
-            "index (a row of zeros if nothing is known), or leave the item out of items."
+            f"item_features has no row for {named('item', missing)}; give it one "
+            "(of zeros if nothing is known), or leave the item out of items."
         )
     unknown = ours.values[catalogue.codes(ours.values) < 0]
     if len(unknown):
         raise ValueError(
             f"item_features has rows for {named('item', unknown)}, which items does not list; "
-            "drop these rows, or use items=None to take the index of item_features."
+            "drop these rows, or use items=None to take the items of item_features."
         )
 
 

@@ -19,9 +19,11 @@ import pandas as pd
 from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted
 
+from fedrecsk._utils.given import check_given
 from fedrecsk.base._item_prior import ROUNDING, SHRINKAGE, ItemContent, shrunk
+from fedrecsk.data.frames import library_of, make_frame, place_of_ids, with_index
 from fedrecsk.data.ids import Ids, id_array, named
-from fedrecsk.data.item_features import has_ids
+from fedrecsk.data.item_features import columns_of, has_ids
 from fedrecsk.federated.base import Mixin
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Dense, Form, Message
@@ -179,7 +181,8 @@ class UserFeatures(Mixin):
         Parameters
         ----------
         features : DataFrame of shape (n_new_users, n_features)
-            The columns of `user_features`, in the same order, with user ids as the index.
+            The columns of `user_features`, in the same order, and user ids in the index (polars:
+            in the first column).
 
         Returns
         -------
@@ -225,16 +228,17 @@ class UserFeatures(Mixin):
         attributes = self._prior_attributes(design(rows) @ means)
         nothing = np.zeros(len(ids) + 1, np.int64), np.empty(0, np.int32)
         self._take_users(ids.values, *nothing, attributes)
+        added = with_index(features)
         if self._added is not None:
             # They may have been added, and forgotten by partial_fit, before.
-            features = pd.concat([without(self._added, ids.values), features])
-        self._added = features
+            added = pd.concat([without(self._added, ids.values), added])
+        self._added = added
         return self
 
     def _with_features(self, data, *, fitted):
         """Return data with the features of its users, NaN for users who have none."""
         frames = [self.user_features, self._added if fitted else None]
-        frames = [frame for frame in frames if frame is not None]
+        frames = [with_index(frame) for frame in frames if frame is not None]
         if not frames:
             return data
         if fitted and self.user_features is not None and self._user_columns is not None:
@@ -245,15 +249,15 @@ class UserFeatures(Mixin):
             codes = _codes_of(data.user_ids, ids.values)
             if not fitted and len(codes) and (codes < 0).all():
                 raise ValueError(
-                    "The index of user_features has none of the users of X; set it to the users' "
-                    "ids, for example with .set_index, or leave user_features out."
+                    f"The {place_of_ids(self.user_features)} of user_features has none of the "
+                    "users of X; let it hold the users' ids, or leave user_features out."
                 )
             features[codes[codes >= 0]] = rows[codes >= 0]
         return replace(data, features=features)
 
     def _check_columns(self, features, name):
         """Raise unless these are the columns of the fit."""
-        given = list(features.columns)
+        given = columns_of(features)
         if given != self._user_columns:
             raise ValueError(
                 f"{name} has the columns {reprlib.repr(given)}, but user_features in fit had "
@@ -263,7 +267,7 @@ class UserFeatures(Mixin):
     def _learn(self, data, report, fit):
         super()._learn(data, report, fit)
         given = self.user_features
-        self._user_columns = None if given is None else list(given.columns)
+        self._user_columns = None if given is None else columns_of(given)
         return self
 
     def _forget_features(self, users):
@@ -282,7 +286,7 @@ class UserFeatures(Mixin):
 
     @property
     def _n_features(self):
-        return 0 if self.user_features is None else self.user_features.shape[1]
+        return 0 if self.user_features is None else len(columns_of(self.user_features))
 
     def _check_before_fit(self):
         if self.user_features is not None:
@@ -300,11 +304,13 @@ class UserFeatures(Mixin):
 
 def read(features, what="user_features"):
     """Return the ids and the rows, float64, of users' features, or raise."""
+    check_given(features, what)
     if not has_ids(features):
         raise TypeError(
-            f"{what} should be a pandas DataFrame whose index has the users' ids, got a "
-            f"{type(features).__name__} of {type(features).__module__.partition('.')[0]}."
+            f"{what} should be a DataFrame with the users' ids in its index (pandas) or in its "
+            f"first column (polars), got a {type(features).__name__}."
         )
+    source, features = f"the {place_of_ids(features)} of {what}", with_index(features)
     if not features.shape[1]:
         raise ValueError(f"{what} has no columns; give it some, or leave it out.")
     for name in features.select_dtypes(exclude=["number", "bool"]).columns:
@@ -312,11 +318,11 @@ def read(features, what="user_features"):
             f"The column {name!r} of {what} does not hold numbers; make columns of 0 and 1 of it, "
             "for example with pandas.get_dummies."
         )
-    ids = id_array(np.asarray(features.index), f"the index of {what}")
+    ids = id_array(np.asarray(features.index), source)
     values, counts = np.unique(ids, return_counts=True)
     if (counts > 1).any():
         raise ValueError(
-            f"{what} has {named('user', values[counts > 1])} more than once in its index; "
+            f"{source} has {named('user', values[counts > 1])} more than once; "
             "give each user one row."
         )
     rows = features.to_numpy(dtype=np.float64, na_value=np.nan)
@@ -328,7 +334,7 @@ def read(features, what="user_features"):
             "other users, by which they could scale it: divide it by a number that is public, or "
             "make columns of 0 and 1 of ranges."
         )
-    return Ids(ids, f"the index of {what}"), rows
+    return Ids(ids, source), rows
 
 
 def _codes_of(users, ids):
@@ -340,7 +346,7 @@ def _codes_of(users, ids):
     )
     if ours != theirs:
         raise ValueError(
-            f"The user ids of X are {theirs} and those in the index of user_features are {ours}; "
+            f"The user ids of X are {theirs} and those of user_features are {ours}; "
             "convert one of them to the type of the other."
         )
     return users.codes(ids)
@@ -348,8 +354,10 @@ def _codes_of(users, ids):
 
 def without(features, users):
     """Leave out the rows of these users."""
+    frame, library = with_index(features), library_of(features)
     # DataFrame.drop takes no index of big-endian ids.
-    return features[~np.isin(id_array(np.asarray(features.index), "users"), users)]
+    left = frame[~np.isin(id_array(np.asarray(frame.index), "users"), users)]
+    return left if library == "pandas" else make_frame(left.reset_index(), library)
 
 
 def design(features):

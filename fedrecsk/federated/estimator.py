@@ -85,14 +85,12 @@ def estimator_of(
         name,
         given,
         bases=(Mixin, FederatedRecommender),
-        namespace={
-            "__doc__": algorithm.__doc__,
-            "__module__": algorithm.__module__,
-            "_algorithm": build,
-        },
+        namespace={"__doc__": algorithm.__doc__, "_algorithm": build},
         eq=False,
         repr=False,
     )
+    # Python 3.12 and later would overwrite it in the namespace.
+    estimator.__module__ = algorithm.__module__
     if constraints:
         estimator._parameter_constraints |= constraints
     return estimator

@@ -40,6 +40,7 @@ from fedrecsk._utils.sklearn_compat import (
     validate_parameter_constraints,
 )
 from fedrecsk._utils.user_warnings import warn
+from fedrecsk.data.frames import library_of
 from fedrecsk.data.ids import factorized
 from fedrecsk.data.interactions import as_table, id_columns
 from fedrecsk.metrics import make_ranking_scorer
@@ -265,7 +266,7 @@ def compare(
     per_user = [one.per_user for one in outcomes if one.per_user is not None]
     per_user = pd.concat(per_user, ignore_index=True) if per_user else None
     unknown = {"users": _share_unknown(users, folds), "items": _share_unknown(items, folds)}
-    comparison = Comparison(rows, columns, unknown, fitted, per_user)
+    comparison = Comparison(rows, columns, unknown, fitted, per_user, library_of(X))
     if comparison.is_partial:
         warn(f"Interrupted after {len(done)} of {len(outcomes)} fits; the others are NaN.")
     _warn_if_weak(comparison, estimators, said)
@@ -780,7 +781,7 @@ def _warn_if_weak(comparison, estimators, said):
         if getattr(getattr(estimator, "federation", None), "adversary", None) is not None
     }
     left_out = {*has_warned, *attacked, kinds.get("RandomRecommender")}
-    if comparison.per_user["user"].nunique() < LEAST_USERS:
+    if comparison._users["user"].nunique() < LEAST_USERS:
         return
     for kind, rates, scores, text in (
         ("BiasOnly", True, ERRORS, "predicts the test rows worse than biases alone"),
@@ -789,7 +790,7 @@ def _warn_if_weak(comparison, estimators, said):
         if kind not in kinds:
             continue
         worse = {}
-        for row in comparison.against(kinds[kind]).to_dict("records"):
+        for row in comparison._differences(kinds[kind]):
             if row["score"].partition("@")[0] in scores and row["better"] is False:
                 interval = f"95% interval {row['low']:+.2g} to {row['high']:+.2g}"
                 shown = f"{row['score']} {row['difference']:+.2g} ({interval})"

@@ -13,6 +13,7 @@ from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 from fedrecsk._utils import html
 from fedrecsk._utils.parameters import checked
 from fedrecsk._utils.sklearn_compat import Interval
+from fedrecsk.data.frames import make_frame
 from fedrecsk.metrics import (
     bytes_device_to_device_scorer,
     bytes_down_scorer,
@@ -108,7 +109,8 @@ class Comparison:
 
     Notes
     -----
-    Notebooks show a comparison as `to_html` gives it.
+    DataFrames are of polars if X is one of polars, and of pandas otherwise. Notebooks show a
+    comparison as `to_html` gives it.
 
     "~" marks what is not distinguishable from the best of its column: the 95% interval of the
     difference over users includes 0 (see `against`). Nothing is marked where users are unknown.
@@ -128,21 +130,24 @@ class Comparison:
         unknown: Mapping[str, float],
         estimators: dict[str, list[Any]] | None = None,
         per_user: pd.DataFrame | None = None,
+        library: str = "pandas",
     ) -> None:
-        table = pd.DataFrame(rows)
+        folds = pd.DataFrame(rows)
         for unused in ("mb_device_to_device", "hours"):
-            if unused in table and not (table[unused] > 0).any():
-                table = table.drop(columns=unused)
-        self._table = table
-        self._columns = [name for name in columns if name in table]
-        self.per_fold = table.copy()
-        self.summary = _summary(table, self._columns)
+            if unused in folds and not (folds[unused] > 0).any():
+                folds = folds.drop(columns=unused)
+        self._table = folds
+        self._columns = [name for name in columns if name in folds]
         self.unknown = dict(unknown)
         self.estimators = estimators
-        self.is_partial = bool((table["error"] == INTERRUPTED).any())
+        self.is_partial = bool((folds["error"] == INTERRUPTED).any())
         own = ["estimator", "fold", "user", "n_rows"]
-        table = pd.DataFrame(columns=own) if per_user is None else per_user
-        self.per_user = table[[*own, *(name for name in self._columns if name in table)]]
+        users = pd.DataFrame(columns=own) if per_user is None else per_user
+        self._users = users[[*own, *(name for name in self._columns if name in users)]]
+        self._library = library
+        self.per_fold = make_frame(folds.copy(), library)
+        self.per_user = make_frame(self._users, library)
+        self.summary = make_frame(_summary(folds, self._columns), library)
         self._draws: dict[Any, Any] = {}
 
     def against(
@@ -195,23 +200,27 @@ class Comparison:
             {"n_resamples": [Interval(Integral, 1, None, closed="left")]},
             n_resamples=n_resamples,
         )
+        columns = ["estimator", "score", "difference", "low", "high", "p", "better"]
+        rows = self._differences(baseline, n_resamples, random_state)
+        return make_frame(pd.DataFrame(rows, columns=columns), self._library)
+
+    def _differences(self, baseline, n_resamples=N_RESAMPLES, random_state=0):
+        """Return the rows of `against`."""
         rows = []
-        for score in self.per_user.columns[4:]:
+        for score in self._users.columns[4:]:
             found = self._resampled(score, n_resamples, random_state)
             for name in found:
                 if name != baseline and baseline in found:
                     draws = found[name] - found[baseline]
                     rows.append({"estimator": name, "score": score} | _judge(draws, score))
-        return pd.DataFrame(
-            rows, columns=["estimator", "score", "difference", "low", "high", "p", "better"]
-        )
+        return rows
 
     def _resampled(self, score, n_resamples=N_RESAMPLES, random_state=0):
         """Return, by estimator, the score over all users and then over drawn ones."""
         key = score, n_resamples, random_state
         if key not in self._draws:
             power = POWERS.get(score, 1)
-            table = self.per_user[["estimator", "fold", "user", "n_rows", score]].dropna()
+            table = self._users[["estimator", "fold", "user", "n_rows", score]].dropna()
             weights = table["n_rows"] if score in POWERS else 1.0
             table = table.assign(weight=weights, total=weights * table[score] ** power)
             wide = table.pivot(index=["user", "fold"], columns="estimator").dropna()
@@ -336,7 +345,7 @@ class Comparison:
         for name, is_error in self._shown():
             cells = [_cell(values.to_numpy(), name) for _, values in by_estimator[name]]
             cells = _with_best(cells, smaller=is_error is not False)
-            columns.append(self._with_mark(name, cells) if name in self.per_user else cells)
+            columns.append(self._with_mark(name, cells) if name in self._users else cells)
         return [(name, [column[i] for column in columns]) for i, name in enumerate(self._names())]
 
     def _with_mark(self, score, cells):

@@ -16,6 +16,7 @@ from sklearn.base import BaseEstimator, clone
 
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.extras import require
+from fedrecsk.data.frames import as_pandas
 from fedrecsk.model_selection import Comparison, compare
 from fedrecsk.model_selection._compare import _named, _scorers, _scorers_for
 from fedrecsk.model_selection._comparison import COSTS, HEADINGS, TIMES, is_error
@@ -224,7 +225,7 @@ class Display:
 
 def as_table(results):
     """Return a comparison, a DataFrame or a list of dicts as a DataFrame."""
-    table = results.per_fold if isinstance(results, Comparison) else results
+    table = as_pandas(results.per_fold if isinstance(results, Comparison) else results)
     if not isinstance(table, pd.DataFrame):
         rows = list(table) if isinstance(table, Iterable) else []
         table = pd.DataFrame(
@@ -237,7 +238,11 @@ def as_table(results):
 
 def errors_over_users(results, score, by):
     """Return the standard errors over users of a Comparison's scores by method, if it has them."""
-    if by != "estimator" or not isinstance(results, Comparison) or score not in results.per_user:
+    if (
+        by != "estimator"
+        or not isinstance(results, Comparison)
+        or score not in results.per_user.columns
+    ):
         return {}
     return {name: draws[1:].std() for name, draws in results._resampled(score).items()}
 

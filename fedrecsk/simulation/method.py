@@ -55,6 +55,7 @@ class FederatedMethod(Recommender):
     # What a fit sends last.
     _final_message: ClassVar[Message]
     communication_: ClassVar[Ledger]
+    n_rounds_: ClassVar[int]
     # The type that most methods compute in.
     _dtype: ClassVar[type[np.floating]] = np.float32
 

@@ -24,6 +24,7 @@ from fedrecsk.protocol import refusals
 from fedrecsk.simulation import continuing
 from fedrecsk.simulation.making import parameters_of_a_run
 from fedrecsk.simulation.method import FederatedMethod
+from fedrecsk.simulation.receipt import Receipt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -170,6 +171,9 @@ class Updating(FederatedMethod):
         self : object
             `n_rounds_` and `communication_` are the cost of forgetting. In
             ``communication_.entries``, "taken back" lists the last uploads of the users' clients.
+            `forgotten_` is a receipt, until the next `fit`, `partial_fit` or `forget`: what was
+            removed and from where, whether the model equals a new fit, and what may remain.
+            ``print(model.forgotten_)`` shows it. It contains counts, and no ids.
 
         Raises
         ------
@@ -197,10 +201,12 @@ class Updating(FederatedMethod):
         >>> refitted = FedEASE(reg=50.0).fit(others)
         >>> np.allclose(model.predict(others), refitted.predict(others), atol=1e-6)
         True
+        >>> model.forgotten_.n_users, model.forgotten_.is_exact
+        (1, True)
         """
         checked("forget", ROUNDS, n_rounds=n_rounds)
         check_is_fitted(self)
-        data = _run_of(self, "forget").data
+        before = data = _run_of(self, "forget").data
         users = id_array(users, "users")
         if not len(users):
             return self
@@ -218,7 +224,23 @@ class Updating(FederatedMethod):
             self._forget_features(users)
             data = _encoded(kept, _public_catalogue(self, data))
             X, y = kept[["user", "item"]].to_numpy(), kept["value"].to_numpy()
-            return _updated(self, data, (X, y, None), changed, n_rounds)
+            _updated(self, data, (X, y, None), changed, n_rounds)
+        ledger = self.communication_
+        self.forgotten_ = Receipt(
+            method=type(self).__name__,
+            n_users=before.n_users - data.n_users,
+            n_rows=len(before.users) - len(data.users),
+            n_items=before.n_items - data.n_items,
+            n_clients=len(changed),
+            n_withdrawn=sum(
+                entry["messages_up"] for entry in ledger.entries if entry["phase"] == "taken back"
+            ),
+            is_exact=self._algorithm().traits.sends_once,
+            n_rounds=self.n_rounds_,
+            bytes_up=ledger.bytes_up,
+            bytes_down=ledger.bytes_down,
+        )
+        return self
 
 
 @contextmanager

@@ -183,6 +183,31 @@ def test_a_client_of_several_users_takes_all_of_them_back():
     assert len(model.communication_.client_ids) == 10
 
 
+def test_a_receipt_lists_what_was_removed():
+    rows, clients = np.r_[X, [[3, 99], [50, 1]]], np.r_[X[:, 0] // 4, [0, 30]]
+    rest = ~np.isin(rows[:, 0], [3, 50])
+    exact, other = (
+        method.fit(rows, clients=clients).forget([3, 50])
+        for method in (
+            FedEASE(reg=20.0, warm_start=True),
+            LocALS(4, n_rounds=3, warm_start=True, random_state=0),
+        )
+    )
+    for model, is_exact, n_withdrawn in ((exact, True, 2), (other, False, 0)):
+        receipt, ledger = model.forgotten_, model.communication_
+        assert (receipt.n_users, receipt.n_rows, receipt.n_items) == (2, (~rest).sum(), 1)
+        assert (receipt.n_clients, receipt.n_withdrawn) == (2, n_withdrawn)
+        assert (receipt.bytes_up, receipt.bytes_down) == (ledger.bytes_up, ledger.bytes_down)
+        assert receipt.is_exact is is_exact
+        assert receipt.n_rounds == model.n_rounds_
+        assert "2 users by " in str(receipt)
+    assert "2 uploads withdrawn" in str(exact.forgotten_)
+    assert "not equal to a new fit" in str(other.forgotten_)
+    assert exact.forgotten_ == pickle.loads(pickle.dumps(exact)).forgotten_
+    assert_equal(exact, FedEASE(reg=20.0).fit(rows[rest], clients=clients[rest]))
+    assert not hasattr(exact.partial_fit([[0, 1]], clients=[0]), "forgotten_")
+
+
 @pytest.mark.parametrize("many", [9, 30, 10**6], ids=["sparse", "sparse to dense", "dense"])
 def test_items_that_only_the_forgotten_had_go_with_them(many, monkeypatch):
     monkeypatch.setattr(_item_weights, "MANY_ITEMS", many)

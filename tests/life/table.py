@@ -60,10 +60,7 @@ class Rule(NamedTuple):
 
 NOISE = ("noise by the server", "noise by clients")
 TIMED = ("deadline", "asynchronous")
-BEYOND = (
-    "not in (`items`|the index of item_features)"
-    "|item_features has no row for .*; add what is missing"
-)
+BEYOND = "not in (`items`|the index of item_features)|item_features has no row for .*; give it one"
 
 RULES = (
     # ------------------------------------------------------------------------------ fit
