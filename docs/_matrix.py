@@ -19,7 +19,7 @@ from fedrecsk.datasets import make_ratings
 from fedrecsk.deployment.checks import check_deployable
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.privacy import CentralDP, LaplaceMechanism, SecAggPlus
-from fedrecsk.protocol import Clients
+from fedrecsk.protocol import ClientGroup
 
 N_ITEMS = 12
 YES = "✓"
@@ -91,7 +91,7 @@ def accepts(Method, federation, variant):
     X, y = make_ratings(n_users=30, n_items=N_ITEMS, n_ratings=200, random_state=0)
     try:
         model = made(Method, federation=Federation(**federation), **variant)
-        with mock.patch.multiple(Clients, setup=stop, update=stop):
+        with mock.patch.multiple(ClientGroup, setup=stop, update=stop):
             model.fit(X[:, :2], y if issubclass(Method, RatingMixin) else None)
     except Begun:
         return True

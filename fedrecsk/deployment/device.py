@@ -21,7 +21,7 @@ from fedrecsk.privacy import SecAggPlus
 from fedrecsk.privacy.central_dp import steps_of
 from fedrecsk.protocol.blocks import of_clients
 from fedrecsk.protocol.central_noise import CentralNoise
-from fedrecsk.protocol.clients import Clients
+from fedrecsk.protocol.clients import ClientGroup
 from fedrecsk.protocol.early_stopping import hold_out
 from fedrecsk.protocol.keys import SETUP, Key, Keys
 from fedrecsk.protocol.messages import Form
@@ -45,7 +45,7 @@ MOST_CLIENTS = 1_000_000
 LEAST_SHARE = 0.99
 
 
-class Device(Clients):
+class Device(ClientGroup):
     """A client outside the simulator, made from its own rows.
 
     It receives messages as the server sends them, and returns a :class:`ClientMessage` for each

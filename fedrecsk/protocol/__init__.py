@@ -1,7 +1,7 @@
 """The simulated federation: its parameters, the two sides of the protocol, messages, ledger."""
 
 from fedrecsk.protocol.algorithm import Algorithm, Traits
-from fedrecsk.protocol.clients import Clients
+from fedrecsk.protocol.clients import ClientGroup
 from fedrecsk.protocol.devices import DeviceProfile
 from fedrecsk.protocol.federation import Federation
 from fedrecsk.protocol.ledger import Ledger
@@ -24,8 +24,8 @@ from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Summed, Updat
 __all__ = [
     "Algorithm",
     "Asynchronous",
+    "ClientGroup",
     "ClientUpdates",
-    "Clients",
     "Dense",
     "Derived",
     "DeviceProfile",

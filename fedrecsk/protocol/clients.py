@@ -42,14 +42,14 @@ ADDED_UP = 0.05
 
 
 @dataclass(eq=False)
-class Group:
+class SharedHistory:
     """What clients with equal histories share, and the last round in which it took its step."""
 
     common: object = None
     round: int = -1
 
 
-class Clients:
+class ClientGroup:
     """One or more clients with their private state.
 
     The simulator has one object for many clients, a deployed device has one for itself. Both call
@@ -65,8 +65,8 @@ class Clients:
         The clients' data.
     keys : Keys
         The keys before the first round.
-    group : Group or None
-        Group shared with other clients of equal history. None: a new one.
+    shared : SharedHistory or None
+        What is shared with other clients of equal history. None: nothing yet.
     held_out : Block or None
         Held-out rows of the same clients, for validation.
     forge : callable or None
@@ -83,7 +83,7 @@ class Clients:
         block: Block,
         keys: Keys,
         *,
-        group: Group | None = None,
+        shared: SharedHistory | None = None,
         held_out: Block | None = None,
         forge: Forge | None = None,
         client_ids: np.ndarray | None = None,
@@ -96,7 +96,7 @@ class Clients:
         self.federation: Federation = plan.federation
         self.keys = keys
         self._specs: dict[str, FieldSpec] = self.algorithm.fields(block.n_items)
-        self.group: Group = Group() if group is None else group
+        self.shared: SharedHistory = SharedHistory() if shared is None else shared
         self.held_out = held_out
         self.scoring: Scoring = plan.scoring
         self.forge = forge
@@ -196,7 +196,7 @@ class Clients:
     def receive(
         self, round: int, message: Message | None, participation: Participation | None = None
     ) -> None:
-        """Store the message of a round, None if there is none, and take the step of the group.
+        """Store the message of a round (None: there is none), and take the step that is shared.
 
         Parameters
         ----------
@@ -220,11 +220,12 @@ class Clients:
             self._messages[round] = message.of(self.block.clients)
             self._last[part.receives] = round
         ready = part.active & (self._last >= 0)
-        group = self.group
-        if self._shares_state and ready.any() and group.round != round:
+        shared = self.shared
+        if self._shares_state and ready.any() and shared.round != round:
             message, key = self._messages[self._last[ready][0]], self.keys.at(round)
-            group.common = extended(self.algorithm, SharesHistory).share(group.common, message, key)
-            group.round = round
+            algorithm = extended(self.algorithm, SharesHistory)
+            shared.common = algorithm.share(shared.common, message, key)
+            shared.round = round
 
     def exchange(self, round: int, step: int) -> GroupMessages | None:
         """Return what these clients send directly to others in a round; None if nothing.
@@ -331,7 +332,7 @@ class Clients:
             self._begin(message, key)
             if self._shares_state:
                 shares = extended(self.algorithm, SharesHistory)
-                self.state = shares.with_shared(self.state, self.group.common)
+                self.state = shares.with_shared(self.state, self.shared.common)
             for turn, uploads in self._turns(ready & (self._last == last)):
                 with _naming_clients(self.client_ids, f"in round {round}"):
                     self.state, updates, loss = self.algorithm.update(

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedrecsk.protocol.blocks import Attributes
-    from fedrecsk.protocol.clients import Clients
+    from fedrecsk.protocol.clients import ClientGroup
     from fedrecsk.protocol.messages import Message, Registration
     from fedrecsk.protocol.server import Server
     from fedrecsk.simulation.dask_workers import BlockNumber, Sum, Summary, Sums
@@ -401,11 +401,11 @@ class Cluster:
             raise errors[0]
         return dict(sorted(registrations.items()))
 
-    def progress(self) -> dict[BlockNumber, Clients]:
+    def progress(self) -> dict[BlockNumber, ClientGroup]:
         """Return all clients, without their rows."""
         return self._merged("progress")
 
-    def resume(self, progress: dict[BlockNumber, Clients]) -> None:
+    def resume(self, progress: dict[BlockNumber, ClientGroup]) -> None:
         """Replace all clients by those of a checkpoint."""
         blocks = list(progress)
         self._merged("resume", lambda one: ({b: progress[b] for b in one.of(blocks)},))

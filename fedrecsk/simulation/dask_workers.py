@@ -25,7 +25,7 @@ from fedrecsk.data import _checks
 from fedrecsk.data.ids import Ids
 from fedrecsk.data.interactions import Interactions
 from fedrecsk.protocol import blocks as _blocks
-from fedrecsk.protocol.clients import Clients
+from fedrecsk.protocol.clients import ClientGroup
 from fedrecsk.protocol.early_stopping import hold_out
 from fedrecsk.protocol.keys import Keys
 from fedrecsk.protocol.participation import Participation
@@ -170,7 +170,7 @@ class Holder:
             n: part for n, part in zip(numbers, parts, strict=True) if part is not None
         }
         self.numbers = numbers
-        self.clients: dict[BlockNumber, Clients] = {}
+        self.clients: dict[BlockNumber, ClientGroup] = {}
         self.codes: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         # Single updates of the last step, by partition, if the server needs more than their sum.
         self.held: dict[int, list[HeldUpdates]] = {}
@@ -193,7 +193,7 @@ class Holder:
         self, placing: Placing
     ) -> tuple[dict[BlockNumber, Registration], list[ValueError | None]]:
         """Make the Clients; return their Registrations by block, and the errors of checks."""
-        plan, groups, registrations, errors = placing.plan, {}, {}, []
+        plan, shared, registrations, errors = placing.plan, {}, {}, []
         histories = making.histories_of(plan, placing.n_clients, placing.keys.shared)
         for number, (codes, first_users) in placing.codes.items():
             data, item_ids = self.rows[number].data, placing.item_ids
@@ -212,7 +212,7 @@ class Holder:
                 errors.append(placing.method._check_setting(plan, training, blocks))
             except ValueError as error:
                 errors.append(error)
-            others = {"groups": groups, "held_out": rest}
+            others = {"shared": shared, "held_out": rest}
             clients = making.clients_of(plan, blocks, placing.keys, data.client_ids, own, **others)
             for b, one in enumerate(clients):
                 its = one.block.clients
@@ -222,14 +222,14 @@ class Holder:
         self.codes = placing.all_codes()
         return registrations, errors
 
-    def progress(self) -> dict[BlockNumber, Clients]:
+    def progress(self) -> dict[BlockNumber, ClientGroup]:
         """Return all clients without their rows."""
         progress = {block: copy.copy(one) for block, one in self.clients.items()}
         for one in progress.values():
             vars(one).update(block=None, held_out=None)
         return progress
 
-    def resume(self, progress: dict[BlockNumber, Clients]) -> None:
+    def resume(self, progress: dict[BlockNumber, ClientGroup]) -> None:
         """Replace clients by others, which have no rows yet."""
         for block, one in progress.items():
             here = self.clients[block]
@@ -334,7 +334,7 @@ class Holder:
             warnings.simplefilter("always")
             for number, (data, columns, _) in self.rows.items():
                 clients = [one for block, one in self.clients.items() if block[0] == number]
-                parts = parallel(Clients.fitted, clients, message, round)
+                parts = parallel(ClientGroup.fitted, clients, message, round)
                 codes = np.sort(np.concatenate([one.block.users for one in clients]))
                 users = [np.searchsorted(codes, one.block.users) for one in clients]
                 theirs = _blocks.by_user(users, list(parts), data.n_users)

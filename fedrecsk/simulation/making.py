@@ -12,7 +12,7 @@ from sklearn.utils import check_random_state
 from fedrecsk._utils.sklearn_compat import clone
 from fedrecsk.data.item_features import fingerprint
 from fedrecsk.protocol import blocks as _blocks
-from fedrecsk.protocol.clients import Clients, Group
+from fedrecsk.protocol.clients import ClientGroup, SharedHistory
 from fedrecsk.protocol.clock import Clock
 from fedrecsk.protocol.devices import profile_of
 from fedrecsk.protocol.keys import Key, Keys
@@ -96,11 +96,11 @@ def clients_of(
     client_ids: np.ndarray,
     histories: NDArray[np.int64],
     *,
-    groups: dict[int, Group],
+    shared: dict[int, SharedHistory],
     held_out: Interactions | None = None,
     forger: ActiveAttack | None = None,
-) -> list[Clients]:
-    """Return one Clients object for each block; `groups` has those of equal history."""
+) -> list[ClientGroup]:
+    """Return one ClientGroup for each block; `shared` is filled by numbers of histories."""
     clients = []
     for block in blocks:
         first, forge, rest = block.clients[0], None, None
@@ -109,12 +109,12 @@ def clients_of(
         if held_out is not None:
             rest = _blocks.of_clients(held_out, block.clients)
         clients.append(
-            Clients(
+            ClientGroup(
                 plan,
                 block,
                 keys,
                 # Controlled clients compute what honest ones of the same history compute.
-                group=groups.setdefault(int(histories[first]), Group()),
+                shared=shared.setdefault(int(histories[first]), SharedHistory()),
                 held_out=rest,
                 forge=forge,
                 client_ids=client_ids[block.clients],

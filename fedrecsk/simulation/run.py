@@ -22,7 +22,7 @@ from fedrecsk.data._checks import Diverged, hint
 from fedrecsk.data.item_features import columns_of
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol import refusals
-from fedrecsk.protocol.clients import Clients
+from fedrecsk.protocol.clients import ClientGroup
 from fedrecsk.protocol.early_stopping import hold_out
 from fedrecsk.protocol.links import StepTotal
 from fedrecsk.protocol.loop import Loop
@@ -110,7 +110,7 @@ class Run(Loop[StepTotal, "Seen"]):
     """A fit in progress, both halves of it: what warm_start continues exactly where it ended."""
 
     server: Server
-    clients: list[Clients]
+    clients: list[ClientGroup]
     client_ids: np.ndarray
     # An ActiveAttack, or None.
     attack: ActiveAttack | None
@@ -158,7 +158,7 @@ class Run(Loop[StepTotal, "Seen"]):
         method._check_setting(plan, training, blocks)
         server = server_of(estimator, plan, data, key)
         server.clock = clock_of(federation, data, key)
-        others = {"groups": {}, "held_out": held_out, "forger": forger}
+        others = {"shared": {}, "held_out": held_out, "forger": forger}
         keys = keys_of(server)
         clients = clients_of(plan, blocks, keys, data.client_ids, histories, **others)
         block_of_client = np.empty(data.n_clients, dtype=np.int64)
@@ -179,17 +179,19 @@ class Run(Loop[StepTotal, "Seen"]):
     # ------------------------------------------------------------ the protocol's steps
 
     def each(
-        self, clients: list[Clients], function: Callable[..., object], *args: object
+        self, clients: list[ClientGroup], function: Callable[..., object], *args: object
     ) -> Iterator[Any]:
         """Yield the results of a function of Clients for these, or their sums, in their order."""
         return self.parallel(function, clients, *args)
 
-    def trained(self, clients: list[Clients], round: int) -> Iterator[Trained]:
+    def trained(self, clients: list[ClientGroup], round: int) -> Iterator[Trained]:
         """Yield the results of the local update of these clients, or their sums."""
         return self.each(clients, timed, round)
 
-    def tell(self, clients: list[Clients], function: Callable[..., None], *args: object) -> None:
-        """Call a function of Clients, which returns nothing, for each of these."""
+    def tell(
+        self, clients: list[ClientGroup], function: Callable[..., None], *args: object
+    ) -> None:
+        """Call a function of ClientGroup, which returns nothing, for each of these."""
         for one in clients:
             function(one, *args)
 
@@ -204,11 +206,11 @@ class Run(Loop[StepTotal, "Seen"]):
 
     def ask_setup(self, message: Message) -> StepTotal:
         """Return the clients' answers to the message of the set-up."""
-        return self._total("setup", self.each(self.clients, Clients.setup, message))
+        return self._total("setup", self.each(self.clients, ClientGroup.setup, message))
 
     def announce(self, message: Message) -> None:
         """Send all clients the announcement."""
-        self.tell(self.clients, Clients.announce, message)
+        self.tell(self.clients, ClientGroup.announce, message)
 
     def ask_round(self, participation: Participation, message: Message | None) -> Seen:
         """Let clients update, and close the round; return what a curious server sees, a Seen."""
@@ -217,7 +219,7 @@ class Run(Loop[StepTotal, "Seen"]):
         if message:
             received = server.algorithm.decode(message, server.key.at(round))
         busy = self._involved(participation.active)
-        self.tell(busy, Clients.receive, round, received, participation)
+        self.tell(busy, ClientGroup.receive, round, received, participation)
         for step in range(server.algorithm.traits.n_exchanges):
             self._exchange(busy, step)
         if attack is not None and attack.adversary.forges:
@@ -264,13 +266,13 @@ class Run(Loop[StepTotal, "Seen"]):
         """Return the sums of the losses on the clients' held-out rows."""
         round, asked = self.server.round, self._involved(participation.receives)
         message = self.server.algorithm.decode(message, self.server.key.at(round))
-        answers = self.each(asked, Clients.validate, round, message, participation)
+        answers = self.each(asked, ClientGroup.validate, round, message, participation)
         return self._total("validation", answers)
 
     def keep_best(self, who: NDArray[np.bool_]) -> None:
         """Let clients keep what they have evaluated last, and no other what it kept."""
-        self.tell(self.clients, Clients.forget_kept)
-        self.tell(self._involved(who), Clients.keep_measured)
+        self.tell(self.clients, ClientGroup.forget_kept)
+        self.tell(self._involved(who), ClientGroup.keep_measured)
 
     def _total(self, phase, answers):
         """Add up answers."""
@@ -286,7 +288,7 @@ class Run(Loop[StepTotal, "Seen"]):
     def _exchange(self, clients, step):
         """Let devices send something to the others of their groups, without the server."""
         server = self.server
-        messages = list(self.each(clients, Clients.exchange, server.round, step))
+        messages = list(self.each(clients, ClientGroup.exchange, server.round, step))
         means = deliver(
             messages,
             [one.block.clients for one in clients],
@@ -304,7 +306,7 @@ class Run(Loop[StepTotal, "Seen"]):
         if received is not None and (participation.receives & attack.controlled).any():
             attack.message = received
         ours = [one for one in busy if one.forge is not None]
-        found = self.each(ours, Clients.honest, server.round)
+        found = self.each(ours, ClientGroup.honest, server.round)
         honest = [updates for one in found for updates in one if len(updates.clients)]
         if not honest:
             return
@@ -351,7 +353,7 @@ class Run(Loop[StepTotal, "Seen"]):
         clients = self.clients
 
         def users(received, ours):
-            fitted = partial(Clients.fitted, kept=kept)
+            fitted = partial(ClientGroup.fitted, kept=kept)
             parts = self.parallel(fitted, clients, received, self.server.round)
             return _blocks.by_user([one.block.users for one in clients], list(parts))
 
@@ -390,7 +392,7 @@ def fitted_attributes(
     return ours | users(received, ours)
 
 
-def timed(clients: Clients, round: int) -> Trained:
+def timed(clients: ClientGroup, round: int) -> Trained:
     """Run the clients' local update, and return the seconds of this thread as well."""
     start = time.thread_time()
     updates, loss = clients.update(round)
@@ -414,7 +416,7 @@ class Seen(NamedTuple):
 
 def watch(
     estimator: FederatedMethod, data: Interactions, n_rounds: int
-) -> Iterator[tuple[Server, list[Clients], Seen]]:
+) -> Iterator[tuple[Server, list[ClientGroup], Seen]]:
     """Yield, for each round, the Server, the list of Clients, and what a curious server sees."""
     refusals.check("measurement of leaks", estimator._plan())
     run = Run.new(estimator, data, is_watched=True)

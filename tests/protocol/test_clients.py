@@ -9,7 +9,7 @@ from fedrecsk.aggregation import NormClipping
 from fedrecsk.data.interactions import encode
 from fedrecsk.federated.rfrec import RFRecAlgorithm
 from fedrecsk.privacy import LaplaceMechanism
-from fedrecsk.protocol import Clients, FieldSpec, Updates
+from fedrecsk.protocol import ClientGroup, FieldSpec, Updates
 from fedrecsk.protocol.blocks import cut
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.simulation.run import Run
@@ -116,7 +116,7 @@ def test_a_deployed_clients_answer_before_the_rounds_has_its_noise_too(is_device
     (block,) = cut(encode(*make_toy(n_users=1)))
     key = Key(3)
     method = Counts(3, rating_scale=(1, 5), federation=NOISY)
-    clients = Clients(method._plan(), block, Keys(key, key), is_device=is_device)
+    clients = ClientGroup(method._plan(), block, Keys(key, key), is_device=is_device)
     answer = clients.setup(None)
     if is_device:
         assert not answer.lacks_noise

@@ -14,7 +14,7 @@ from fedrecsk.data.interactions import encode
 from fedrecsk.protocol import FieldSpec, Message, SparseRows, Summed, Updates
 from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.blocks import of_clients
-from fedrecsk.protocol.clients import Clients
+from fedrecsk.protocol.clients import ClientGroup
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.protocol.links import Downlink, StepTotal, Uplink
@@ -40,7 +40,7 @@ def test_compression_that_loses_nothing_changes_nothing(Estimator, compressor, m
 
 
 class Sender(Algorithm):
-    """As much of a method as `Clients` need to send an upload of each client."""
+    """As much of a method as `ClientGroup` needs to send an upload of each client."""
 
     begin = broadcast = downloads = step = final = server_attributes = user_attributes = None
 
@@ -84,7 +84,7 @@ def sent(federation, specs, upload, n_clients=5, single=True):
         keys = Keys(Key(0), Key(0))
         plan = replace(FedMF()._plan(), federation=federation)
         plan = replace(plan, algorithm=Sender(specs, upload, single))
-        one = Clients(plan, block, keys, forge=forge)
+        one = ClientGroup(plan, block, keys, forge=forge)
         one.receive(0, Message())
         parts += one.update(0)[0]
     total = StepTotal(uplink, specs, learned=True)
