@@ -119,6 +119,7 @@ COMMANDS = [
     "time generated",
     *(f"next_item scores --data {one}" for one in NEXT_ITEM),
     "next_item choices",
+    "next_item attributes",
     "updates",
     "updates --periods",
     "rounds",

@@ -16,7 +16,9 @@ from fedrecsk import (
     FedEASE,
     FedEB,
     Federation,
+    FedItemKNN,
     ImplicitALS,
+    ItemKNN,
     LightFR,
     LocALS,
     PrivFedEB,
@@ -58,7 +60,9 @@ LIKES = {
     "EASE": EASE(reg=50.0),
     "FCF": FCF(4, upload="local", alpha=5.0, reg_user=3.0, reg_item=1.0, random_state=0),
     "FedEASE": FedEASE(reg=50.0),
+    "FedItemKNN": FedItemKNN(),
     "ImplicitALS": ImplicitALS(4, alpha=5.0, reg=1.0, random_state=0),
+    "ItemKNN": ItemKNN(),
     "LocALS": LocALS(4, alpha=5.0, reg_user=3.0, reg_item=1.0, random_state=0),
 }
 MODELS = RATINGS | LIKES
