@@ -175,6 +175,17 @@ def test_public_features_cost_no_privacy_and_are_sent_once():
     assert np.isfinite(model.add_items(NEW_FRAME.to_numpy(), NEW).predict(X)).all()
 
 
+@pytest.mark.parametrize("Estimator", [FedEASE, FedItemKNN])
+def test_rows_of_added_items_fold_into_models_of_noisy_sums(Estimator):
+    private = Federation(central_dp=CentralDP(epsilon=1000, delta=1e-4))
+    known = {"items": np.arange(N_OLD), "item_features": OLD_FRAME}
+    model = Estimator(**known, federation=private, random_state=0).fit(X[LIKED])
+    model.add_items(NEW_FRAME).fold_in([[999, NEW[0]], [999, NEW[1]], [999, 0]])
+    scores = model.predict([[999, item] for item in range(N_OLD)])
+    assert np.isfinite(scores).all()
+    assert np.ptp(scores) > 0
+
+
 def test_penalties_of_locals_pull_rare_items_to_what_features_say():
     X, _, features = make_ratings(80, 40, 1500, item_features=5, random_state=0)
     features = features.loc[np.unique(X[:, 1])]
