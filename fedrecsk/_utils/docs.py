@@ -59,7 +59,9 @@ content_weight : float, default={default}
 items i and j is added to the numerator of B_ij, where it is positive. Beside many users it
 counts little, so it ranks items of few rows better. Column k is first multiplied by
 ``log((n_items + 1) / (1 + sum_i x_ik^2))``, or 0 if this is negative: rare attributes count
-more. An item without positives has the count 1 in the denominator.
+more. An item without positives has the count 1 in the denominator; where other items have many
+rows, it is rarely among their nearest. So leave it out of `items`, and add it by `add_items`:
+a new item is kept by the `n_neighbors` known items with the largest weights, beside their own.
 [user_features]
 user_features : DataFrame of shape (n_users, n_features), default={default}
     Private features of the users, numbers in [-1, 1], with user ids as the index. They predict
