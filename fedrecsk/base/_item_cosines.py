@@ -53,9 +53,13 @@ class ItemCosines:
 
     def followed_by(self, features: Any) -> ItemCosines:
         """Return the cosines of these items and of new ones."""
-        longer, new = copy.copy(self), self._directions_of(features)
-        stacked = sparse.vstack if sparse.issparse(new) else np.vstack
-        longer.directions = stacked([self.directions, new])
+        longer = copy.copy(self)
+        if sparse.issparse(self.directions):
+            new = self._directions_of(sparse.csr_array(features))
+            longer.directions = sparse.vstack([self.directions, new], "csr")
+        else:
+            dense = features.toarray() if sparse.issparse(features) else features
+            longer.directions = np.vstack([self.directions, self._directions_of(dense)])
         longer.counts = np.concatenate([self.counts, np.zeros(features.shape[0])])
         return longer
 

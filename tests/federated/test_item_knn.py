@@ -103,11 +103,16 @@ def test_item_features_equal_the_naive_reference(Estimator, kind, times, monkeyp
 
 def test_sparse_item_features_are_those_of_a_frame():
     X, y = make_toy(30, 9, seed=2)
-    y, rows, items = np.ones(len(y)), attributes(9)[:, :2], np.unique(X[:, 1])
+    y, rows, items = np.ones(len(y)), attributes(10)[:, :2], np.unique(X[:, 1])
+    rows, new = rows[:9], rows[9:]
     frame = FedItemKNN(item_features=pd.DataFrame(rows, index=items)).fit(X, y)
     matrix = FedItemKNN(item_features=sparse.csr_array(rows), items=items).fit(X, y)
     np.testing.assert_array_equal(matrix.predict(X), frame.predict(X))
     assert frame.communication_ == FedItemKNN().fit(X, y).communication_
+    frame.add_items(sparse.csr_array(new), [7])
+    matrix.add_items(pd.DataFrame(new, index=[7]))
+    np.testing.assert_allclose(matrix.item_weights_.toarray(), frame.item_weights_.toarray())
+    assert matrix.item_weights_[:, [9]].sum() > 0
 
 
 @pytest.mark.parametrize("Estimator", [ItemKNN, FedItemKNN])
