@@ -122,6 +122,7 @@ COMMANDS = [
     "time later",
     *(f"next_item scores --data {one}" for one in NEXT_ITEM),
     "next_item choices",
+    "next_item attributes",
     "updates",
     "updates --periods",
     "updates --few",

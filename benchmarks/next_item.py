@@ -1,11 +1,13 @@
-"""Measure what comes next: ``python -m benchmarks.next_item scores|choices``.
+"""Measure what comes next: ``python -m benchmarks.next_item scores|choices|attributes``.
 
 The last row of each user is the test row. It is ranked among all items that the user does not have,
 after a fit to the rows before it. HR@10 and NDCG@10 are means over all users; a test item that
 nobody had before counts 0. `scores` also prints megabytes per client and CPU seconds of the fit.
 `choices` prints NDCG@10 of the last rows but one, after a fit to those before: of each pair of
-half-lives and direction; of powers and more neighbours with the best of these; and of "auto". Rows
-of the same day stand in the order of the original files, for all methods alike.
+half-lives and direction; of powers and more neighbours with the best of these; and of "auto".
+`attributes` prints it by `content_weight`, for test items of fewer training rows than the median of
+the test rows, and for the others. Rows of the same day stand in the order of the original files,
+for all methods alike.
 
 Data: MovieLens-100k, and the 5-core Amazon sets, Yelp and LastFM of Zhou et al. (S3-Rec, CIKM
 2020), in the folder --data-home or FEDRECSK_DATA. If one of them is not there, it is left out.
@@ -20,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from sklearn.feature_extraction.text import CountVectorizer
 
 from benchmarks._command_line import command_line
 from benchmarks._methods import add_method
@@ -36,6 +39,8 @@ FILES = {
     "LastFM": "lastfm/interactions.csv.gz",
     "100k": "ml-100k/ratings.csv.gz",
 }
+# Where attributes of items, joined by bars, are.
+ATTRIBUTES = {name: str(Path(path).with_name("items.csv.gz")) for name, path in FILES.items()}
 NAMES = (
     "pair_half_life",
     "history_half_life",
@@ -56,6 +61,9 @@ CHOSEN = {
         ("100k", 8.0, 2.0, 0.75, 0.5, 0.5, 10.0, 100),
     )
 }
+# The best of CONTENT_WEIGHTS for these, on the same rows; Yelp and 100k gain nothing, and tags of
+# LastFM are from the users whose rows are tested.
+CONTENT_WEIGHT = {"Beauty": 1.0, "Sports": 0.5}
 AUTO = {"pair_half_life": "auto", "history_half_life": "auto"}
 # FedEASE inverts a matrix of all items.
 FEW_ITEMS = 5000
@@ -91,6 +99,14 @@ def load(name, home):
     return frame.to_numpy(dtype=np.int64)
 
 
+def attributes_of(name, items, home):
+    """Return the parameters with the attributes of these items: genres, categories, brands."""
+    frame = pd.read_csv(Path(home or os.environ.get("FEDRECSK_DATA", "")) / ATTRIBUTES[name])
+    texts = frame.set_index("item").iloc[:, -1].reindex(items).fillna("").astype(str)
+    rows = CountVectorizer(token_pattern=r"[^|]+", binary=True).fit_transform(texts)
+    return {"items": items, "item_features": rows}
+
+
 def measured(model, test):
     """HR@10 and NDCG@10 of these rows."""
     items = model.recommend(test[:, 0], N_BEST)[0]
@@ -98,7 +114,7 @@ def measured(model, test):
     return len(users) / len(test), (1 / np.log2(places + 2)).sum() / len(test)
 
 
-def models_of(name, n_items):
+def models_of(name, items, home):
     """Label and estimator of each row of a table."""
     chosen = CHOSEN[name]
     lives = {key: chosen[key] for key in ("pair_half_life", "history_half_life")}
@@ -110,7 +126,10 @@ def models_of(name, n_items):
     yield "FedItemKNN, fading", FedItemKNN(**lives, backward_weight=1)
     yield 'FedItemKNN, "auto"', FedItemKNN(**AUTO)
     yield "FedItemKNN, chosen", best
-    if n_items < FEW_ITEMS:
+    if name in CONTENT_WEIGHT:
+        known = attributes_of(name, items, home) | {"content_weight": CONTENT_WEIGHT[name]}
+        yield "FedItemKNN, chosen, item attributes", FedItemKNN(**chosen, **known)
+    if len(items) < FEW_ITEMS:
         ease = FedEASE(100.0, pair_half_life=7.0, history_half_life=5.0)
         yield "FedEASE, fading", ease
         yield "sum of FedItemKNN and FedEASE", RankingEnsemble([("knn", best), ("ease", ease)])
@@ -130,7 +149,7 @@ def scores(options):
         print(f"\n{name}: {len(test)} users\n")
         print("| | HR@10 | NDCG@10 | rounds | MB up | MB down | CPU s |")
         print("|---|---|---|---|---|---|---|")
-        for label, model in models_of(name, len(np.unique(X[:, 1]))):
+        for label, model in models_of(name, np.unique(X[:, 1]), options.data_home):
             if options.only and label not in options.only:
                 continue
             add_method(model)
@@ -158,16 +177,22 @@ def _costs(model):
     return f"{model.n_rounds_} | {up:.4f} | {down:.3f}"
 
 
+def validation_rows(X):
+    """Return the rows to fit to, and the last but one of some users."""
+    rest, _ = LeaveLastOut(ties="row_order").train_test_split(X)
+    train, rows = LeaveLastOut(ties="row_order").train_test_split(rest)
+    if len(rows) > N_USERS:
+        rows = rows[np.random.default_rng(0).choice(len(rows), N_USERS, replace=False)]
+    return train, rows
+
+
 def choices(options):
     """Validation rows, by half-lives and direction."""
     for name in options.data:
         X = load(name, options.data_home)
         if X is None:
             continue
-        rest, _ = LeaveLastOut(ties="row_order").train_test_split(X)
-        train, rows = LeaveLastOut(ties="row_order").train_test_split(rest)
-        if len(rows) > N_USERS:
-            rows = rows[np.random.default_rng(0).choice(len(rows), N_USERS, replace=False)]
+        train, rows = validation_rows(X)
         print(f"\n{name}: NDCG@10 of {len(rows)} users\n")
         print("| pairs | history | direction | powers | neighbours | NDCG@10 |")
         print("|---|---|---|---|---|---|")
@@ -188,6 +213,31 @@ def _print_choice(train, rows, pair, history, backward, own="auto", power=0.25, 
     return ndcg
 
 
+def attributes(options):
+    """Validation rows, by how much attributes of items count."""
+    print("| data | parameters | content_weight | NDCG@10 | few rows | many rows |")
+    print("|---|---|---|---|---|---|")
+    for name in options.data:
+        X = load(name, options.data_home)
+        if X is None:
+            continue
+        train, rows = validation_rows(X)
+        n_rows = pd.Series(rows[:, 1]).map(pd.Series(train[:, 1]).value_counts()).fillna(0)
+        halves = [rows[n_rows < n_rows.median()], rows[n_rows >= n_rows.median()]]
+        known = attributes_of(name, np.unique(X[:, 1]), options.data_home)
+        for label, parameters in (("chosen", CHOSEN[name]), ("auto", AUTO)):
+            for weight in CONTENT_WEIGHTS:
+                model = FedItemKNN(**parameters, **known, content_weight=weight)
+                add_method(model)
+                model.fit(train)
+                found = [measured(model, half)[1] for half in halves]
+                mean = np.average(found, weights=[len(half) for half in halves])
+                cells = " | ".join(f"{ndcg:.4f}" for ndcg in (mean, *found))
+                print(f"| {name} | {label} | {weight} | {cells} |", flush=True)
+
+
+# How many users a cosine of 1 counts.
+CONTENT_WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 # Half-lives of pairs and of histories, and the weight of the other direction.
 GRID = [4.0, 8.0, 16.0], [1.0, 2.0, 4.0], [1.0, 0.5, 0.25]
 # Exponents of the item that users had and of the one to come, and how many neighbours are kept.
@@ -196,7 +246,7 @@ POWERS = (0.5, 0.25), (0.5, 0.1), (0.75, 0.25), (0.5, 0.5), (0.25, 0.25, 300)
 
 def main(argv=None):
     """Run one of the benchmarks."""
-    commands = {f.__name__: f for f in (scores, choices)}
+    commands = {f.__name__: f for f in (scores, choices, attributes)}
     parser = command_line("next_item", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", choices=list(FILES), default=list(FILES))

@@ -16,7 +16,9 @@ from fedrecsk import (
     FedEASE,
     FedEB,
     Federation,
+    FedItemKNN,
     ImplicitALS,
+    ItemKNN,
     LightFR,
     LocALS,
     PrivFedEB,
@@ -58,7 +60,9 @@ LIKES = {
     "EASE": EASE(reg=50.0),
     "FCF": FCF(4, upload="local", alpha=5.0, reg_user=3.0, reg_item=1.0, random_state=0),
     "FedEASE": FedEASE(reg=50.0),
+    "FedItemKNN": FedItemKNN(),
     "ImplicitALS": ImplicitALS(4, alpha=5.0, reg=1.0, random_state=0),
+    "ItemKNN": ItemKNN(),
     "LocALS": LocALS(4, alpha=5.0, reg_user=3.0, reg_item=1.0, random_state=0),
 }
 MODELS = RATINGS | LIKES
@@ -169,6 +173,17 @@ def test_public_features_cost_no_privacy_and_are_sent_once():
     np.testing.assert_array_equal(more, 2 * 3 * 4 * N_OLD)
     assert model.score(X, Y) > plain.score(X, Y)
     assert np.isfinite(model.add_items(NEW_FRAME.to_numpy(), NEW).predict(X)).all()
+
+
+@pytest.mark.parametrize("Estimator", [FedEASE, FedItemKNN])
+def test_rows_of_added_items_fold_into_models_of_noisy_sums(Estimator):
+    private = Federation(central_dp=CentralDP(epsilon=1000, delta=1e-4))
+    known = {"items": np.arange(N_OLD), "item_features": OLD_FRAME}
+    model = Estimator(**known, federation=private, random_state=0).fit(X[LIKED])
+    model.add_items(NEW_FRAME).fold_in([[999, NEW[0]], [999, NEW[1]], [999, 0]])
+    scores = model.predict([[999, item] for item in range(N_OLD)])
+    assert np.isfinite(scores).all()
+    assert np.ptp(scores) > 0
 
 
 def test_penalties_of_locals_pull_rare_items_to_what_features_say():

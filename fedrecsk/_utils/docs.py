@@ -42,6 +42,27 @@ item_features : DataFrame, array or sparse matrix of shape (n_items, n_features)
     item ids, and is the catalogue unless `items` is given; the rows of an array or a sparse
     matrix are in the order of `items`. Columns that reach beyond [-1, 1] are divided by two
     standard deviations. Only the server uses features, and nothing more is sent.
+[nearest item_features]
+item_features : DataFrame, array or sparse matrix of shape (n_items, n_features), default={default}
+    Public attributes of the items, such as categories as columns of 0 and 1. The more alike two
+    items are, the more users count as if they had both. Items without ratings, and new ones
+    added by `add_items`, are near those of like attributes. The index of a DataFrame of numbers
+    (polars: its first column) holds the item ids, and is the catalogue unless `items` is given;
+    the rows of an array or a sparse matrix are in the order of `items`. Columns that reach
+    beyond [-1, 1] are divided by two standard deviations. Only the server uses features, and
+    nothing more is sent.
+[content_weight]
+content_weight : float, default={default}
+    Number of users, on the scale of the sum of pairs, as which a cosine of 1 between the
+    attributes of two items counts. Without `item_features` it is not used.
+[item attributes]
+*Item attributes.* With `item_features`, `content_weight` times the cosine of the attributes of
+items i and j is added to the numerator of B_ij, where it is positive. Beside many users it
+counts little, so it ranks items of few rows better. Column k is first multiplied by
+``log((n_items + 1) / (1 + sum_i x_ik^2))``, or 0 if this is negative: rare attributes count
+more. An item without positives has the count 1 in the denominator; where other items have many
+rows, it is rarely among their nearest. So leave it out of `items`, and add it by `add_items`:
+a new item is kept by the `n_neighbors` known items with the largest weights, beside their own.
 [user_features]
 user_features : DataFrame of shape (n_users, n_features), default={default}
     Private features of the users, numbers in [-1, 1], with user ids in the index (polars: in

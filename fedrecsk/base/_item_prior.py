@@ -187,12 +187,16 @@ class WeightsContent(ItemContent):
         known = self._popularity
         new = np.clip(self._new_rows(known, rows), 0, 1)
         attributes = {"item_weights_": weights, "_popularity": np.concatenate([known, new])}
-        if hasattr(self, "user_history_"):  # which is not here if users are on a cluster
-            history = self.user_history_
-            content = history.data, history.indices, history.indptr
-            shape = history.shape[0], len(weights)
-            attributes["user_history_"] = sparse.csr_array(content, shape=shape)
-        return attributes
+        return attributes | longer_histories(self, len(weights))
+
+
+def longer_histories(model: Any, n_items: int) -> dict[str, Any]:
+    """Return the attribute `user_history_` with room for new items, if the users are here."""
+    if not hasattr(model, "user_history_"):  # they are on a cluster
+        return {}
+    history = model.user_history_
+    content = history.data, history.indices, history.indptr
+    return {"user_history_": sparse.csr_array(content, shape=(history.shape[0], n_items))}
 
 
 def filled_weights(prior: ItemPrior, weights: Any) -> Any:

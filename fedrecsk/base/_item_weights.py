@@ -54,6 +54,7 @@ class NearestParameters:
     _: KW_ONLY
     power: NotNegative = 0.25
     shrinkage: NotNegative = 5.0
+    content_weight: NotNegative = 0.5
     backward_weight: From0To1 | Literal["auto"] = "auto"
     history_power: NotNegative | Literal["auto"] = "auto"
 
@@ -96,24 +97,38 @@ class NearestItemsMixin(NearestParameters, ItemWeightsMixin):
         return lambda codes: self.item_weights_[codes].toarray().astype(np.float64)
 
 
-def nearest_items(matrix, counts, n_neighbors, power, history_power, shrinkage, dtype):
+def nearest_items(matrix, counts, n_neighbors, *powers, dtype, cosines=None):
     """Return each item's nearest items and weights, filled up by the item itself and 0."""
-    n_items = len(counts)
-    width = min(n_neighbors, n_items)
-    neighbors = np.tile(np.arange(n_items, dtype=np.int32)[:, None], (1, width))
+    items, width = np.arange(len(counts)), min(n_neighbors, len(counts))
+    rows = weights_by_row(items, matrix, counts, *powers, cosines)
+    return nearest_of(rows, items, width, dtype)
+
+
+def nearest_of(rows, fill, width, dtype):
+    """Return the largest weights of each row of items and weights, filled up by an item and 0."""
+    neighbors = np.tile(fill.astype(np.int32)[:, None], (1, width))
     nearness = np.zeros(neighbors.shape, dtype=dtype)
-    # Many items have the same count, and powers take long.
-    counts, places = np.unique(counts, return_inverse=True)
-    more = np.where(counts > 0, counts, 1) ** (history_power - power)
-    for i in range(n_items):
-        others, values = _entries(matrix, i)
-        powers = np.maximum(counts[places[i]] * counts, 0) ** power
-        divisors = powers * more[places[i]] + shrinkage
-        weights = values / divisors[places[others]]
+    for i, (others, weights) in enumerate(rows):
         best = largest(weights, min(width, len(weights)))
         neighbors[i, : len(best)] = others[best]
         nearness[i, : len(best)] = weights[best]
     return neighbors, nearness
+
+
+def weights_by_row(items, matrix, counts, power, history_power, shrinkage, cosines=None):
+    """Yield the others of each of these items and their weights; ItemCosines count as users."""
+    if cosines is not None:
+        counts = np.where(counts > 0, counts, 1)
+    # Many items have the same count, and powers take long.
+    counts, places = np.unique(counts, return_inverse=True)
+    more = np.where(counts > 0, counts, 1) ** (history_power - power)
+    for i in items:
+        others, values = _entries(matrix, i)
+        if cosines is not None:
+            others, values = cosines.added_to(i, others, values)
+        powers = np.maximum(counts[places[i]] * counts, 0) ** power
+        divisors = powers * more[places[i]] + shrinkage
+        yield others, values / divisors[places[others]]
 
 
 def fill_little(n_entries, n_items):
@@ -145,12 +160,12 @@ def _entries(matrix, i):
     return items[kept], values[kept]
 
 
-def sparse_weights(neighbors, nearness):
+def sparse_weights(neighbors, nearness, n_items=None):
     """Return the items' weights as a sparse matrix, a row for each item."""
-    n_items, n_neighbors = neighbors.shape
-    rows = np.repeat(np.arange(n_items), n_neighbors)
+    n_rows, n_neighbors = neighbors.shape
+    rows = np.repeat(np.arange(n_rows), n_neighbors)
     entries = nearness.ravel(), (rows, neighbors.ravel())
-    weights = sparse.csr_array(entries, shape=(n_items, n_items))
+    weights = sparse.csr_array(entries, shape=(n_rows, n_rows if n_items is None else n_items))
     weights.eliminate_zeros()
     weights.sort_indices()
     return weights

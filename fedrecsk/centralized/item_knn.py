@@ -9,6 +9,8 @@ import numpy as np
 from fedrecsk._utils.docs import documented
 from fedrecsk.base import RankingMixin, Recommender, _item_weights, check_likes
 from fedrecsk.base._fading import life_of
+from fedrecsk.base._item_cosines import NearestContent, cosines_of
+from fedrecsk.base._item_prior import ItemFeatures
 from fedrecsk.base._item_weights import (
     NearestItemsMixin,
     dense_gram,
@@ -35,7 +37,7 @@ from fedrecsk.protocol import blocks
 
 @documented
 @dataclass(eq=False, repr=False)
-class ItemKNN(NearestItemsMixin, RankingMixin, Recommender):
+class ItemKNN(NearestContent, NearestItemsMixin, RankingMixin, Recommender):
     """Nearest items by how often the same users have both.
 
     Each item keeps the `n_neighbors` items with the largest::
@@ -55,6 +57,8 @@ class ItemKNN(NearestItemsMixin, RankingMixin, Recommender):
     {neighbours shrinkage}
     {timestamps}
     {nearest half-lives}
+    {nearest item_features}
+    {content_weight}
     {items}
 
     Attributes
@@ -95,6 +99,8 @@ class ItemKNN(NearestItemsMixin, RankingMixin, Recommender):
 
     {item weights}
 
+    {item attributes}
+
     References
     ----------
     .. [1] B. Sarwar, G. Karypis, J. Konstan and J. Riedl, "Item-based collaborative filtering
@@ -127,13 +133,17 @@ class ItemKNN(NearestItemsMixin, RankingMixin, Recommender):
         counts = diagonal(gram, data.n_items)
         matrix, direction = directed(gram, data.n_items, direction, squares)
         history_power = own_power(self.history_power, self.power, direction, is_learned)
-        own = self.n_neighbors, self.power, history_power, self.shrinkage, self._dtype
+        content = ItemFeatures(self.item_features, self.items)
+        cosines = cosines_of(content, counts, self.content_weight)
+        own = self.n_neighbors, self.power, history_power, self.shrinkage
+        nearest = nearest_items(matrix, counts, *own, dtype=self._dtype, cosines=cosines)
         life = life_of(self, "history_half_life", direction)
         return {
-            "item_weights_": sparse_weights(*nearest_items(matrix, counts, *own)),
+            "item_weights_": sparse_weights(*nearest),
             "user_history_": histories(likes, self._dtype, life),
             "backward_weight_": direction,
             "_popularity": popularity(counts),
+            "_content": cosines,
         }
 
     def _gram(self, likes, half_life, has_direction):

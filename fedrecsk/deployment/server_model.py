@@ -72,7 +72,7 @@ def send_new_items(
         for name, field in model._final_message.items()
         if len(field.values) == model.n_items_
     }
-    if any(model.n_items_ in field.values.shape[1:] for field in rows.values()):
+    if hasattr(model, "item_weights_"):
         raise ValueError(
             f"Nodes of {type(model).__name__} have weights between items, which new items extend "
             "in both directions; set items to all items, and update=True."

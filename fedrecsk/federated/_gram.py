@@ -232,7 +232,8 @@ class GramAlgorithm(GramParameters, Algorithm[Server, Any], SendsOnce[Clients]):
         sent = likes
         if self.clip is not None:
             # Positions of a history count the other items, too.
-            clear = message["clear_items"].values.astype(float)
+            clear, known = np.zeros(block.n_items), message["clear_items"].values
+            clear[: len(known)] = known  # the others were added after the fit
             sent = replace(likes, weights=likes.weights * clear[likes.items])
         return Clients(likes, sent, np.zeros(block.n_clients, dtype=bool))
 

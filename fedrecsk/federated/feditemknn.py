@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedrecsk._utils.docs import documented
+from fedrecsk.base._item_cosines import NearestContent, cosines_of
+from fedrecsk.base._item_prior import ItemFeatures
 from fedrecsk.base._item_weights import (
     NearestItemsMixin,
     NearestParameters,
@@ -31,6 +33,7 @@ class FedItemKNNAlgorithm(NearestParameters, OwnWeightsAlgorithm):
 
     # None: what the sum says.
     backward_weight: float | None
+    content: ItemFeatures
 
     @property
     def has_direction(self):
@@ -54,8 +57,10 @@ class FedItemKNNAlgorithm(NearestParameters, OwnWeightsAlgorithm):
         matrix, direction = directed(gram, n_items, self.backward_weight, server.squares)
         learns = self.learns_direction
         history_power = own_power(self.history_power, self.power, direction, learns)
-        own = self.n_neighbors, self.power, history_power, self.shrinkage, self.dtype
-        neighbors, nearness = nearest_items(matrix, counts, *own)
+        own = self.n_neighbors, self.power, history_power, self.shrinkage
+        neighbors, nearness = nearest_items(
+            matrix, counts, *own, dtype=self.dtype, cosines=self.item_prior(server)
+        )
         field = Rows if self.sends_rows else Dense
         message = Message(
             neighbors=field(neighbors, dtype="int32", learned=False), nearness=field(nearness)
@@ -63,6 +68,9 @@ class FedItemKNNAlgorithm(NearestParameters, OwnWeightsAlgorithm):
         if learns:
             message["backward_weight"] = Dense(np.array([direction]))
         return message
+
+    def item_prior(self, server):
+        return cosines_of(self.content, server.counts, self.content_weight)
 
     def personalize(self, block, clients, message, turn, key):
         clients = super().personalize(block, clients, message, turn, key)
@@ -94,7 +102,7 @@ class FedItemKNNAlgorithm(NearestParameters, OwnWeightsAlgorithm):
 
 @documented
 @dataclass(eq=False, repr=False)
-class FedItemKNN(NearestItemsMixin, OwnWeights):
+class FedItemKNN(NearestContent, NearestItemsMixin, OwnWeights):
     """Nearest items from one sum in one round.
 
     :class:`ItemKNN` needs only X'X, which is a sum over users. Every client uploads its users' part
@@ -117,6 +125,8 @@ class FedItemKNN(NearestItemsMixin, OwnWeights):
         which the client reports beforehand which items it holds.
     {timestamps}
     {nearest half-lives}
+    {nearest item_features}
+    {content_weight}
     {shared parameters}
 
     Attributes
@@ -163,6 +173,9 @@ class FedItemKNN(NearestItemsMixin, OwnWeights):
     than without direction; with "auto" it sends two more, with ``upload="all"`` twice as many as
     without. Central privacy takes no direction, whose noise hides it.
 
+    {item attributes}
+    The server adds the cosines before it finds the nearest items, so bytes stay as they are.
+
     *What is sent.* Up, as in :class:`FedEASE`: once, 8 bytes for each pair of items that one of the
     client's users likes, or with ``upload="all"`` 4 for each pair of the catalogue. In the end,
     down: ``8 n_neighbors`` bytes (index and value) for each own item, or for each item with "all".
@@ -187,7 +200,10 @@ class FedItemKNN(NearestItemsMixin, OwnWeights):
     """
 
     def _algorithm(self):
-        return self._of_sums(FedItemKNNAlgorithm, backward_weight=self._direction())
+        content = ItemFeatures(self.item_features, self.items)
+        return self._of_sums(
+            FedItemKNNAlgorithm, backward_weight=self._direction(), content=content
+        )
 
     def _direction(self):
         # Directions would have more noise than they tell.

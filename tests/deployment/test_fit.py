@@ -377,16 +377,17 @@ def test_nodes_are_sent_the_rows_of_new_items_alone(method, tmp_path, as_simulat
         assert np.isin(model.recommend(model.user_ids_, 20)[0], [7, 9]).any()
 
 
-def test_new_items_that_cannot_be_sent_are_refused(tmp_path):
+@pytest.mark.parametrize("Estimator", [FedEASE, FedItemKNN])
+def test_new_items_that_cannot_be_sent_are_refused(Estimator, tmp_path):
     X, y = make_toy(8)
     features = pd.DataFrame(np.eye(10), index=[*np.unique(X[:, 1]), 7])
-    estimator = FedEASE(item_features=features[:-1], warm_start=True)
+    estimator = Estimator(item_features=features[:-1], warm_start=True)
     estimator = prepared(estimator, X, y)
     store = Store(tmp_path / "server")
     with pytest.raises(ValueError, match="has no fit of this estimator with warm_start=True"):
         send_new_items(estimator, features[-1:], None, store, n_clients=2)
     deploy(estimator, X, y, X[:, 0] % 2, tmp_path)
-    with pytest.raises(ValueError, match=r"FedEASE have weights between items.*update=True"):
+    with pytest.raises(ValueError, match=r"have weights between items.*update=True"):
         send_new_items(estimator, features[-1:], None, store, n_clients=2)
 
 

@@ -3,7 +3,9 @@
 import tracemalloc
 
 import numpy as np
+import pandas as pd
 import pytest
+from scipy import sparse
 from sklearn.base import clone
 
 from fedrecsk import Federation, FedItemKNN, FedSpectral, ItemKNN
@@ -18,6 +20,7 @@ from fedrecsk.protocol import blocks
 from tests.conftest import fits_in_blocks, make_toy
 from tests.deployment.in_process import coordinator, make_nodes
 from tests.reference import ease as reference
+from tests.reference import time as time_reference
 
 
 @pytest.mark.parametrize("half_life", [None, 3.0])
@@ -55,6 +58,61 @@ def test_equals_the_naive_reference(Estimator, n_silos, kind, monkeypatch):
         scores = fitted._model().score_all(np.arange(data.n_users))
         np.testing.assert_allclose(scores, rows @ expected, atol=1e-5)
         np.testing.assert_allclose(fitted.predict(X), scores[_codes(fitted, X)], atol=1e-6)
+
+
+def attributes(n_items):
+    """Return two kinds, one of them rare, a column with negative numbers, and years."""
+    rng = np.random.default_rng(0)
+    kinds = rng.random((n_items, 2)) < [0.6, 0.3]
+    others = rng.uniform(-0.5, 0.5, n_items), rng.integers(1980, 2020, n_items)
+    return np.column_stack([kinds, *others])
+
+
+@pytest.mark.parametrize("times", [{}, {"pair_half_life": 3.0, "backward_weight": 0.25}], ids=str)
+@pytest.mark.parametrize("kind", ["sparse", "dense"])
+@pytest.mark.parametrize("Estimator", [ItemKNN, FedItemKNN])
+def test_item_features_equal_the_naive_reference(Estimator, kind, times, monkeypatch):
+    """Items 9 and 10 have no rows; 11 and 12 are added."""
+    monkeypatch.setattr(_item_weights, "MANY_ITEMS", 10**6 if kind == "dense" else 1)
+    X, y = make_toy(30, 9, seed=2)
+    order = np.random.default_rng(1).permutation(len(X))
+    X = np.column_stack([X[:, 0], (X[:, 1] - 1000) // 3, order])
+    y = np.ones(len(X))
+    features, powers = pd.DataFrame(attributes(13)), {"power": 0.3, "history_power": 0.7}
+    model = Estimator(4, **powers, shrinkage=1.5, content_weight=2.5, **times)
+    G, K = np.zeros((11, 11)), reference.cosines(features.to_numpy(), 11)
+    histories = [[(i, t, 1.0) for _, i, t in X[X[:, 0] == user]] for user in np.unique(X[:, 0])]
+    half_life, backward = times.get("pair_half_life"), times.get("backward_weight", 1.0)
+    G[:9, :9] = time_reference.directed(histories, 9, half_life, backward)
+    more = reference.with_cosines(G, K[:11, :11], 2.5)
+    expected = reference.nearest(more, 0.3, 1.5, 4, 0.7)
+    for fitted in fits_in_blocks(model.set_params(item_features=features[:11]), X, y):
+        np.testing.assert_allclose(fitted.item_weights_.toarray(), expected, atol=1e-6)
+    fitted.add_items(features[11:12]).add_items(features[12:])
+    weights = fitted.item_weights_.toarray()
+    np.testing.assert_allclose(weights[:11, :11], expected, atol=1e-6)
+    n = np.append(np.diag(more), [1, 1])
+    for new in (11, 12):
+        there, back = (
+            [2.5 * K[new, i] / (n[i] ** power + 1.5) for i in range(new)] for power in (0.3, 0.7)
+        )
+        for found, all_weights in ((weights[new], there), (weights[:, new], back)):
+            largest = [w if w in sorted(all_weights)[-4:] else 0 for w in all_weights]
+            np.testing.assert_allclose(found[:new], largest, atol=1e-6)
+
+
+def test_sparse_item_features_are_those_of_a_frame():
+    X, y = make_toy(30, 9, seed=2)
+    y, rows, items = np.ones(len(y)), attributes(10)[:, :2], np.unique(X[:, 1])
+    rows, new = rows[:9], rows[9:]
+    frame = FedItemKNN(item_features=pd.DataFrame(rows, index=items)).fit(X, y)
+    matrix = FedItemKNN(item_features=sparse.csr_array(rows), items=items).fit(X, y)
+    np.testing.assert_array_equal(matrix.predict(X), frame.predict(X))
+    assert frame.communication_ == FedItemKNN().fit(X, y).communication_
+    frame.add_items(sparse.csr_array(new), [7])
+    matrix.add_items(pd.DataFrame(new, index=[7]))
+    np.testing.assert_allclose(matrix.item_weights_.toarray(), frame.item_weights_.toarray())
+    assert matrix.item_weights_[:, [9]].sum() > 0
 
 
 @pytest.mark.parametrize("Estimator", [ItemKNN, FedItemKNN])

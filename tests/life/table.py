@@ -333,7 +333,7 @@ RULES = (
     # --------------------------------------------------------------------- items, users
     Rule(
         ("add_items",),
-        {"method": ("FedSpectral", "FedItemKNN", "FedMF", "PFedRec")},
+        {"method": ("FedSpectral", "FedMF", "PFedRec")},
         REFUSED,
         "has no add_items|no attribute 'add_items'",
         "does not take `item_features`",

@@ -48,6 +48,36 @@ def nearest(G, power, shrinkage, n_neighbors, history_power=None):
     return B
 
 
+def cosines(features, n_known):
+    """The cosine of each pair of items, where above 0, as the attributes of the first items weigh.
+
+    A column beyond [-1, 1] is centred and divided by two standard deviations.
+    """
+    x, width = features.astype(float).copy(), features.shape[1]
+    for k in range(width):
+        column = features[:n_known, k]
+        if max(abs(column)) > 1:
+            x[:, k] = (features[:, k] - np.mean(column)) / (2 * np.std(column))
+    for k in range(width):
+        share = (1 + sum(x[i, k] ** 2 for i in range(n_known))) / (1 + n_known)
+        x[:, k] *= max(0, np.log(1 / share))
+    K = np.zeros((len(x), len(x)))
+    for i in range(len(x)):
+        for j in range(len(x)):
+            norms = np.linalg.norm(x[i]) * np.linalg.norm(x[j])
+            if i != j and norms > 0:
+                K[i, j] = max(0, x[i] @ x[j] / norms)
+    return K
+
+
+def with_cosines(G, K, weight):
+    """G, as if each pair of items had been counted that many times more, and new items once."""
+    more = G + weight * K
+    for i in range(len(G)):
+        more[i, i] = G[i, i] if G[i, i] > 0 else 1
+    return more
+
+
 def spectral(G, n_factors):
     """Q = D^1/4 V e^1/2 for the leading eigenpairs of D^-1/4 G D^-1/4, columns of mean square 100.
 
