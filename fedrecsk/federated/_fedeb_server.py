@@ -135,7 +135,7 @@ class Learned:
 
 
 @dataclass(frozen=True)
-class Server:
+class FedEBServer:
     """What the server knows: sums of the set-up, the items, and the precisions."""
 
     scale: Scale
@@ -158,7 +158,7 @@ class Server:
     content_means: Kept[PerItem]
 
 
-def learned(server: Server, sums: np.ndarray) -> Server:
+def learned(server: FedEBServer, sums: np.ndarray) -> FedEBServer:
     """Return the server with new precisions and prior means, from what all clients send."""
     scales, center, content = server.scales, server.center, server.content_means
     if scales.sums is not None:

@@ -77,7 +77,7 @@ NO_COMPRESSION = (
 
 
 @dataclass(frozen=True)
-class Server:
+class GramServer:
     """What the server knows: X'X, a triangle or a sparse column of pairs, and its noise.
 
     Under central privacy it also knows the items' own counts, 0 where noise hides them. `squares`
@@ -116,7 +116,7 @@ class Server:
 
 
 @dataclass
-class Clients:
+class GramClients:
     """Users of a block: what they like, and which clients have sent that, or take it back.
 
     In `sent`, items whose counts the noise hides have the weight 0. `direction` is what the final
@@ -139,7 +139,7 @@ class GramParameters:
 
 
 @dataclass(kw_only=True, eq=False)
-class GramAlgorithm(GramParameters, Algorithm[Server, Any], SendsOnce[Clients]):
+class GramAlgorithm(GramParameters, Algorithm[GramServer, Any], SendsOnce[GramClients]):
     """Clients add up X'X once, and the server solves for a model: `solve` is the method's own."""
 
     # Whether `solve` takes a sparse column in place of a triangle.
@@ -204,10 +204,10 @@ class GramAlgorithm(GramParameters, Algorithm[Server, Any], SendsOnce[Clients]):
         sizes = self.n_orders * n_pairs(n_items)
         gram = sparse.csc_array((sizes, 1)) if self.keeps_sparse(n_items) else np.zeros(sizes)
         if sums is None or self.clip is None:
-            return Server(gram, n_items)
+            return GramServer(gram, n_items)
         counts = sums["item_counts"]
         least = LEAST_SHARE * counts.noise_std / (self.clip * catalogue.n_clients)
-        return Server(gram, n_items, 0.0, clear_counts(counts.sum, counts.noise_std, least))
+        return GramServer(gram, n_items, 0.0, clear_counts(counts.sum, counts.noise_std, least))
 
     def announce(self, server):
         if self.clip is None:
@@ -235,7 +235,7 @@ class GramAlgorithm(GramParameters, Algorithm[Server, Any], SendsOnce[Clients]):
             clear, known = np.zeros(block.n_items), message["clear_items"].values
             clear[: len(known)] = known  # the others were added after the fit
             sent = replace(likes, weights=likes.weights * clear[likes.items])
-        return Clients(likes, sent, np.zeros(block.n_clients, dtype=bool))
+        return GramClients(likes, sent, np.zeros(block.n_clients, dtype=bool))
 
     def update(self, block, clients, message, turn, key):
         likes, sign = clients.sent, -1 if clients.takes_back else 1
@@ -299,7 +299,7 @@ class GramAlgorithm(GramParameters, Algorithm[Server, Any], SendsOnce[Clients]):
         return server.models[0]
 
     @abstractmethod
-    def solve(self, server: Server) -> Message:
+    def solve(self, server: GramServer) -> Message:
         """Server: the model of its sum."""
 
     # ------------------------------------------------------------------ with other rows

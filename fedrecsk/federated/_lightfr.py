@@ -36,7 +36,7 @@ REFUSES = {
 
 
 @dataclass(frozen=True)
-class Server:
+class LightFRServer:
     """What the server knows: the items' codes, and what users' vectors are like on average."""
 
     codes: PerItem
@@ -49,7 +49,7 @@ class Server:
 
 
 @dataclass
-class Clients:
+class LightFRClients:
     """Users of a block: their rows in fixed point, and their packed vectors."""
 
     rows: tuple[np.ndarray, ...]
@@ -86,7 +86,7 @@ class LightFRParameters:
 
 
 @dataclass(kw_only=True, eq=False)
-class LightFRAlgorithm(LightFRParameters, Algorithm[Server, Clients]):
+class LightFRAlgorithm(LightFRParameters, Algorithm[LightFRServer, LightFRClients]):
     """Clients fit their users' vectors entry by entry, and the server moves the items' bits."""
 
     trains_items: bool = True
@@ -107,7 +107,7 @@ class LightFRAlgorithm(LightFRParameters, Algorithm[Server, Clients]):
 
     def begin(self, catalogue, sums, key):
         items = np.arange(catalogue.n_items)
-        return Server(
+        return LightFRServer(
             random_codes(key, "item codes", items, 1, self.n_bits)[:, 0],
             self.scale(catalogue.rating_range),
             np.zeros(self.n_bits, dtype=np.float32),
@@ -160,7 +160,7 @@ class LightFRAlgorithm(LightFRParameters, Algorithm[Server, Clients]):
     def enter(self, block, message, key):
         key = key.private.at(-1)
         codes = random_codes(key, "user codes", block.users, self.user_bits, self.n_bits)
-        return Clients(self.rows(block, message), codes)
+        return LightFRClients(self.rows(block, message), codes)
 
     def update(self, block, clients, message, turn, key):
         given = block, clients, message, turn, key, TRAINING_DRAWS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedrecsk.federated._lightfr import Clients, Server
+from fedrecsk.federated._lightfr import LightFRClients, LightFRServer
 from fedrecsk.models._codes import random_codes
 from fedrecsk.protocol.blocks import Block
 from fedrecsk.protocol.keys import Key, Keys
@@ -40,9 +40,12 @@ def fitted_codes(model, block, n_rounds):
     mean = np.zeros(algorithm.n_bits)
     if "mean_user" in model._final_message:
         mean = model._final_message["mean_user"].values
-    server = Server(np.concatenate([known, new]), model.rating_scale_, mean)
+    server = LightFRServer(np.concatenate([known, new]), model.rating_scale_, mean)
     rows = algorithm.rows(block, algorithm.announce(server))
-    clients, everyone = Clients(rows, model.user_codes_), np.ones(block.n_clients, dtype=bool)
+    clients, everyone = (
+        LightFRClients(rows, model.user_codes_),
+        np.ones(block.n_clients, dtype=bool),
+    )
     turn = RoundMasks(everyone, everyone, False)
     for t in range(n_rounds):
         key, before = Key(0, t), server.codes

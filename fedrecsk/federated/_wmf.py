@@ -34,7 +34,7 @@ HIDES_NOTHING = (
 
 
 @dataclass
-class Clients:
+class WMFClients:
     """Users of a block: their ratings as confidence and preference, and their vectors."""
 
     # By rating: c - 1 and c r.
@@ -69,11 +69,11 @@ class UserProblem(UserParameters, Value):
     history_half_life: float | Literal["auto"] | None = None
     dtype: type[np.floating] = np.float32
 
-    def enter(self, block) -> Clients:
+    def enter(self, block) -> WMFClients:
         """Return users whose vectors are zero."""
         extra, pull = self.preferences(block)
         users = np.zeros((block.n_users, self.n_factors), dtype=self.dtype)
-        return Clients(extra, pull, self.penalties(block, extra), users)
+        return WMFClients(extra, pull, self.penalties(block, extra), users)
 
     def preferences(self, block):
         """Return c - 1 and c r of each rating."""
@@ -98,7 +98,7 @@ class UserProblem(UserParameters, Value):
         n_users = np.diff(block.client_indptr)[active].sum()
         return loss, weight + n_users * block.n_items
 
-    def personalized(self, block, active, items, gram, known=None) -> Clients:
+    def personalized(self, block, active, items, gram, known=None) -> WMFClients:
         """Fit the active clients' users afresh, with histories that have faded.
 
         Users with few likes lean on popular items, except those in the mask `known`.
@@ -112,7 +112,7 @@ class UserProblem(UserParameters, Value):
             extra, pull = (
                 (one * fades).astype(self.dtype) for one in (clients.extra, clients.pull)
             )
-            clients = Clients(extra, pull, self.penalties(part, extra), clients.users)
+            clients = WMFClients(extra, pull, self.penalties(part, extra), clients.users)
         everyone, n = np.ones(part.n_clients, dtype=bool), n_likes(part)
         if known is not None:
             n = np.where(known[block.users_of(active)], np.inf, n)
@@ -166,7 +166,7 @@ def n_likes(block):
 
 
 @dataclass(frozen=True)
-class Server:
+class WMFServer:
     """What the server knows: the items, and which share of the clients holds each of them."""
 
     items: Kept[PerItem]
@@ -194,7 +194,7 @@ class ImplicitParameters(UserParameters):
 
 
 @dataclass(kw_only=True, eq=False)
-class ImplicitAlgorithm(ImplicitParameters, Algorithm[Any, Clients]):
+class ImplicitAlgorithm(ImplicitParameters, Algorithm[Any, WMFClients]):
     """The server's items and the clients' users of implicit feedback."""
 
     dtype: type[np.floating] = np.float32
@@ -228,9 +228,9 @@ class ImplicitAlgorithm(ImplicitParameters, Algorithm[Any, Clients]):
         items, n_clients = items.astype(self.dtype), catalogue.n_clients
         if sums is None:
             # Nobody knows which items are held.
-            return Server(items, n_clients, None, self.content.prior(np.ones(len(items))))
+            return WMFServer(items, n_clients, None, self.content.prior(np.ones(len(items))))
         held = sums["held_items"]
-        return Server(items, n_clients, held.mean[:, None], self.content.prior(held.sum))
+        return WMFServer(items, n_clients, held.mean[:, None], self.content.prior(held.sum))
 
     # ---------------------------------------------------------------------- each round
 

@@ -19,7 +19,7 @@ __all__ = ["CoLR", "SCoLR"]
 
 
 @dataclass(frozen=True)
-class Server(fedmf.Server):
+class CoLRServer(fedmf.FedMFServer):
     """What the server knows: items, and the mean of A and the B of the last round."""
 
     update: np.ndarray | None = None
@@ -53,7 +53,7 @@ class CoLRAlgorithm(CoLRParameters, FedMFAlgorithm):
         return super().downloads(n_items) | {"update": update, "basis": basis}
 
     def begin(self, catalogue, sums, key):
-        return Server(**vars(super().begin(catalogue, sums, key)))
+        return CoLRServer(**vars(super().begin(catalogue, sums, key)))
 
     # ---------------------------------------------------------------------- each round
 

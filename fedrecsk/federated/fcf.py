@@ -27,7 +27,7 @@ NO_LOCAL_DP = (
 
 
 @dataclass(frozen=True)
-class Server(_wmf.Server):
+class FCFServer(_wmf.WMFServer):
     """What the server knows: the items, and Adam's means (None before the first step)."""
 
     moments: Moments | None = None
@@ -59,7 +59,7 @@ class FCFAlgorithm(FCFParameters, ImplicitAlgorithm):
         return super().setup_fields(n_items) if is_needed else {}
 
     def begin(self, catalogue, sums, key):
-        return Server(**vars(super().begin(catalogue, sums, key)))
+        return FCFServer(**vars(super().begin(catalogue, sums, key)))
 
     def fields(self, n_items):
         if self.upload == "local":

@@ -21,9 +21,9 @@ from fedrecsk.federated._day_effects import DayEffects, effects_of_days
 from fedrecsk.federated._empirical_bayes import Scale, fedeb_kernels
 from fedrecsk.federated._features import FederatedContent, UserFeatures, UserRegression
 from fedrecsk.federated._fedeb_server import (
+    FedEBServer,
     Learned,
     Scales,
-    Server,
     directions,
     eigenpairs,
     learned,
@@ -74,7 +74,7 @@ REFUSES = {
 
 
 @dataclass
-class Clients:
+class FedEBClients:
     """Users of a block: their ratings, in units, and their posteriors."""
 
     # fedeb_kernels.Ratings
@@ -115,7 +115,7 @@ class FedEBParameters:
 
 
 @dataclass(kw_only=True, eq=False)
-class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[Server, Clients]):
+class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBClients]):
     """Clients infer their users; the server steps along gradients and learns the variances."""
 
     dtype: type[np.floating]
@@ -184,7 +184,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[Server, Clients]):
             fields["held_items"] = _ratings.numbers_of_holders(block)
         return Updates(fields | self.regression.answer(block, weights_of_users(block)))
 
-    def begin(self, catalogue: Catalogue, sums: Upload, key: Key) -> Server:
+    def begin(self, catalogue: Catalogue, sums: Upload, key: Key) -> FedEBServer:
         m, d = catalogue.n_items, self.n_factors
         items = np.zeros((m, d + 1), self.dtype)
         items[:, 1:] = self.INIT_STD * key.generator("item factors").standard_normal((m, d))
@@ -197,7 +197,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[Server, Clients]):
             public = directions(m, self.sketch_size, key.at(SETUP))
             similar = eigenpairs(sums["sketch"].sum, public, n_users)
             similar = similar._replace(vectors=similar.vectors.astype(self.dtype))
-        return Server(
+        return FedEBServer(
             scale=Scale(*scale_of(self.rating_scale, catalogue.rating_range), total / weight),
             n_clients=catalogue.n_clients,
             n_ratings=n_ratings,
@@ -214,7 +214,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[Server, Clients]):
             users=self.regression.begin(sums, self.width),
         )
 
-    def announce(self, server: Server) -> Message:
+    def announce(self, server: FedEBServer) -> Message:
         message = Message(
             scale=server.scale.sent(), n_ratings=Dense(server.n_ratings, learned=False)
         )
@@ -229,7 +229,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[Server, Clients]):
 
     # ---------------------------------------------------------------------- each round
 
-    def broadcast(self, server: Server, key: Key) -> Message:
+    def broadcast(self, server: FedEBServer, key: Key) -> Message:
         field = Dense if self.upload == "all" else Rows
         fields = {"items": field(server.items.now)}
         if self.implicit:
@@ -243,11 +243,11 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[Server, Clients]):
         specs["scales"] = FieldSpec((4,), learned=False)
         return specs | self.regression.fields(self.width)
 
-    def enter(self, block: Block, message: Message, key: Keys) -> Clients:
+    def enter(self, block: Block, message: Message, key: Keys) -> FedEBClients:
         scale = Scale.received(message)
         ratings, weights = scale.in_units(block).astype(self.dtype), block.weights
         n_ratings = message["n_ratings"].values.astype(self.dtype)
-        return Clients(
+        return FedEBClients(
             ratings=fedeb_kernels.Ratings(ratings, weights.astype(self.dtype)),
             unit=scale.unit,
             n_ratings=n_ratings,
@@ -256,8 +256,8 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[Server, Clients]):
         )
 
     def update(
-        self, block: Block, clients: Clients, message: Message, turn: RoundMasks, key: Keys
-    ) -> tuple[Clients, Updates, Loss]:
+        self, block: Block, clients: FedEBClients, message: Message, turn: RoundMasks, key: Keys
+    ) -> tuple[FedEBClients, Updates, Loss]:
         items = with_tastes(message["items"].values, clients.popularity)
         given = items, message["implicit"] if self.implicit else None, message["scales"]
         posterior = self._posterior(clients.users)
@@ -310,7 +310,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[Server, Clients]):
         )
         return squares, weight, out
 
-    def step(self, server: Server, upload: Upload | None, key: Key) -> Server:
+    def step(self, server: FedEBServer, upload: Upload | None, key: Key) -> FedEBServer:
         if upload is None:
             return server
         t, share, scales = server.n_steps + 1, upload.n_clients / server.n_clients, server.scales
@@ -341,7 +341,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[Server, Clients]):
 
     # ------------------------------------------------------------------------- the end
 
-    def final(self, server: Server) -> Message:
+    def final(self, server: FedEBServer) -> Message:
         items, prior = server.items.average, server.prior
         fields = {"average_items": Dense(items if prior is None else prior.filled(items))}
         if self.implicit:
@@ -350,8 +350,13 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[Server, Clients]):
         return Message(**fields, scales=server.scales.sent())
 
     def personalize(
-        self, block: Block, clients: Clients | None, message: Message, turn: RoundMasks, key: Keys
-    ) -> Clients:
+        self,
+        block: Block,
+        clients: FedEBClients | None,
+        message: Message,
+        turn: RoundMasks,
+        key: Keys,
+    ) -> FedEBClients:
         # Users start afresh: only their own data count.
         part = block.part(turn.active)
         clients = self._fitted(part, self.enter(part, message, key), message)
@@ -398,7 +403,9 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[Server, Clients]):
 
     # ------------------------------------------------------------------ with other rows
 
-    def resume(self, now: Server, before: Server, places: NDArray[np.int64]) -> Server:
+    def resume(
+        self, now: FedEBServer, before: FedEBServer, places: NDArray[np.int64]
+    ) -> FedEBServer:
         # Factors that the old rows did not need are 0, where they have no gradient: the first
         # random vectors are added, and precisions are learned anew.
         state = super().resume(now, before, places)

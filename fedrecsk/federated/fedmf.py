@@ -40,7 +40,7 @@ LONGEST = 20.0
 
 
 @dataclass
-class Clients:
+class FedMFClients:
     """Users of a block: targets and weights of their ratings, and their vectors."""
 
     feedback: tuple[np.ndarray, ...]
@@ -48,7 +48,7 @@ class Clients:
 
 
 @dataclass(frozen=True)
-class Server:
+class FedMFServer:
     """What the server knows: the items, and what it needs to average them over the rounds."""
 
     items: Kept[PerItem]
@@ -83,7 +83,7 @@ class AveragingParameters(FeedbackParameters):
 
 
 @dataclass(kw_only=True, eq=False)
-class FedMFAlgorithm(AveragingParameters, Algorithm[Any, Clients]):
+class FedMFAlgorithm(AveragingParameters, Algorithm[Any, FedMFClients]):
     """Clients train the items and their own users by SGD; the server averages the changes."""
 
     # What subclasses have beside "visits" and "data_size".
@@ -114,7 +114,7 @@ class FedMFAlgorithm(AveragingParameters, Algorithm[Any, Clients]):
         shape = (catalogue.n_items, self.n_factors)
         items = self.INIT_STD * key.generator("item factors").standard_normal(shape)
         items, mean_rating = items.astype(self.dtype), self.targets.mean_rating(sums)
-        return Server(items, mean_rating, items if self.averages else None)
+        return FedMFServer(items, mean_rating, items if self.averages else None)
 
     def announce(self, server):
         return self.targets.announce(server.mean_rating)
@@ -136,7 +136,7 @@ class FedMFAlgorithm(AveragingParameters, Algorithm[Any, Clients]):
     def enter(self, block, message, key):
         coordinates = block.users[:, None] * self.n_factors + np.arange(self.n_factors)
         users = self.INIT_STD * key.private.at(-1).normal("user factors", coordinates)
-        return Clients(self.targets.feedback(block, message), users.astype(self.dtype))
+        return FedMFClients(self.targets.feedback(block, message), users.astype(self.dtype))
 
     def update(self, block, clients, message, turn, key):
         items, config = message["item_factors"].values, self.config()
@@ -207,7 +207,7 @@ class FedMFAlgorithm(AveragingParameters, Algorithm[Any, Clients]):
         new = active & ~trained
         for whom, n_epochs in ((new, EPOCHS_OF_THE_NEW), (trained, self.local_epochs)):
             self.fit_users(block, feedback, message, whom, n_epochs, users)
-        return Clients(feedback, users)
+        return FedMFClients(feedback, users)
 
     # ------------------------------------------------------------------ with other rows
 

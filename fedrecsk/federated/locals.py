@@ -30,7 +30,7 @@ PULL_OF_FEATURES = 1.0
 
 
 @dataclass(frozen=True)
-class Server(_wmf.Server):
+class LocALSServer(_wmf.WMFServer):
     """What the server knows: items, and sums over users with features."""
 
     users: UserSums | None
@@ -72,7 +72,7 @@ class LocALSAlgorithm(LocALSParameters, ClientItemsAlgorithm):
 
     def begin(self, catalogue, sums, key):
         server = super().begin(catalogue, sums, key)
-        return Server(**vars(server), users=self.regression.begin(sums, self.n_factors))
+        return LocALSServer(**vars(server), users=self.regression.begin(sums, self.n_factors))
 
     # ------------------------------------------------------------------ on the clients
 

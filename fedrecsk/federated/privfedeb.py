@@ -85,7 +85,7 @@ NO_LOCAL_DP = (
 
 
 @dataclass(frozen=True)
-class Server:
+class PrivFedEBServer:
     """What the server knows: what the set-up has published, and the items."""
 
     scale: Scale
@@ -113,7 +113,7 @@ class Server:
 
 
 @dataclass
-class Clients:
+class PrivFedEBClients:
     """Users of a block: their ratings, in units, and their vectors."""
 
     # fedeb_kernels.Ratings
@@ -138,7 +138,9 @@ class PrivFedEBParameters:
 
 
 @dataclass(kw_only=True, eq=False)
-class PrivFedEBAlgorithm(PrivFedEBParameters, PlansRounds, Algorithm[Server, Clients]):
+class PrivFedEBAlgorithm(
+    PrivFedEBParameters, PlansRounds, Algorithm[PrivFedEBServer, PrivFedEBClients]
+):
     """Clients infer their users; the server's steps allow for the noise in the sums."""
 
     # How many factors clients send.
@@ -209,7 +211,7 @@ class PrivFedEBAlgorithm(PrivFedEBParameters, PlansRounds, Algorithm[Server, Cli
         fields = _empirical_bayes.written(block, turn, out)
         return Updates({"first": fields["items"], "squares": fields["scales"]})
 
-    def begin(self, catalogue: Catalogue, sums: Upload, key: Key) -> Server:
+    def begin(self, catalogue: Catalogue, sums: Upload, key: Key) -> PrivFedEBServer:
         share = np.sqrt(1 - SQUARES**2)
         first = sums["first"]
         squares = sums["squares"].sum[0] / SQUARES
@@ -231,7 +233,7 @@ class PrivFedEBAlgorithm(PrivFedEBParameters, PlansRounds, Algorithm[Server, Cli
             audiences = random.standard_normal((n_items, self.n_columns + 1))
             audiences = without_popularity(audiences, release)
             users = Users.first(self._n_explaining)
-        return Server(
+        return PrivFedEBServer(
             scale=self._scale(catalogue),
             n_clients=catalogue.n_clients,
             release=release,
@@ -252,7 +254,7 @@ class PrivFedEBAlgorithm(PrivFedEBParameters, PlansRounds, Algorithm[Server, Cli
         low, high = scale_of(self.rating_scale, catalogue.rating_range)
         return Scale(low, high, low + self.center * (high - low))
 
-    def announce(self, server: Server) -> Message:
+    def announce(self, server: PrivFedEBServer) -> Message:
         message = Message(scale=_public(server.scale), row_weights=_public(server.row_weights))
         if server.features is not None:
             message["features"] = _public(server.features)
@@ -260,7 +262,7 @@ class PrivFedEBAlgorithm(PrivFedEBParameters, PlansRounds, Algorithm[Server, Cli
 
     # ---------------------------------------------------------------------- each round
 
-    def broadcast(self, server: Server, key: Key) -> Message:
+    def broadcast(self, server: PrivFedEBServer, key: Key) -> Message:
         if server.learns_audiences:
             release = server.release
             directions = np.linalg.qr(server.audiences)[0] / np.sqrt(release.padded)[:, None]
@@ -277,11 +279,11 @@ class PrivFedEBAlgorithm(PrivFedEBParameters, PlansRounds, Algorithm[Server, Cli
             specs["users"] = FieldSpec((self._n_explaining, 2 * self._n_explaining), learned=False)
         return specs
 
-    def enter(self, block: Block, message: Message, key: Keys) -> Clients:
+    def enter(self, block: Block, message: Message, key: Keys) -> PrivFedEBClients:
         features = message["features"].values if "features" in message else None
         n_known = TASTES if features is None else TASTES + features.shape[1]
         scale = Scale.received(message)
-        return Clients(
+        return PrivFedEBClients(
             ratings=_ratings_of(block, scale),
             unit=scale.unit,
             row_weights=message["row_weights"].values,
@@ -290,8 +292,8 @@ class PrivFedEBAlgorithm(PrivFedEBParameters, PlansRounds, Algorithm[Server, Cli
         )
 
     def update(
-        self, block: Block, clients: Clients, message: Message, turn: RoundMasks, key: Keys
-    ) -> tuple[Clients, Updates, Loss]:
+        self, block: Block, clients: PrivFedEBClients, message: Message, turn: RoundMasks, key: Keys
+    ) -> tuple[PrivFedEBClients, Updates, Loss]:
         if "directions" in message:
             directions = message["directions"].values
             return clients, self._positions(block, clients, directions, turn), None
@@ -348,7 +350,7 @@ class PrivFedEBAlgorithm(PrivFedEBParameters, PlansRounds, Algorithm[Server, Cli
         each = np.einsum("ug,uk->ugk", g, both)
         return SparseRows.stacked(np.add.reduceat(each, block.client_indptr[:-1]))
 
-    def step(self, server: Server, upload: Upload | None, key: Key) -> Server:
+    def step(self, server: PrivFedEBServer, upload: Upload | None, key: Key) -> PrivFedEBServer:
         if upload is None:
             return server
         share = upload.n_clients / server.n_clients
@@ -378,7 +380,7 @@ class PrivFedEBAlgorithm(PrivFedEBParameters, PlansRounds, Algorithm[Server, Cli
 
     # ------------------------------------------------------------------------- the end
 
-    def final(self, server: Server) -> Message:
+    def final(self, server: PrivFedEBServer) -> Message:
         items, prior = server.average[:, : server.n_factors + 1], server.prior
         items = items if prior is None else prior.filled(items)
         audiences, users = None, server.users
@@ -395,8 +397,13 @@ class PrivFedEBAlgorithm(PrivFedEBParameters, PlansRounds, Algorithm[Server, Cli
         return message
 
     def personalize(
-        self, block: Block, clients: Clients | None, message: Message, turn: RoundMasks, key: Keys
-    ) -> Clients:
+        self,
+        block: Block,
+        clients: PrivFedEBClients | None,
+        message: Message,
+        turn: RoundMasks,
+        key: Keys,
+    ) -> PrivFedEBClients:
         # Users start afresh: only their own data count.
         part, items = block.part(turn.active), message["average_items"].values
         clients = self.enter(part, message, key)

@@ -50,7 +50,7 @@ ITEMS_NEED = 3
 
 
 @dataclass(frozen=True)
-class Server:
+class RFRecServer:
     """What the server knows: the mean of the clients' items, and sums of the set-up."""
 
     items: Kept[PerItem]
@@ -75,7 +75,7 @@ class Common:
 
 
 @dataclass
-class Clients:
+class RFRecClients:
     """What the clients of a block know: their users' vectors, and those of rated items."""
 
     scale: Scale
@@ -123,8 +123,8 @@ class RFRecParameters(ColumnParameters):
 class RFRecAlgorithm(
     RFRecParameters,
     _ratings.ColumnModel,
-    Algorithm[Server, Clients],
-    SharesHistory[Clients, Common],
+    Algorithm[RFRecServer, RFRecClients],
+    SharesHistory[RFRecClients, Common],
 ):
     """Every client steps on an item matrix of its own, which is pulled towards their mean."""
 
@@ -183,7 +183,9 @@ class RFRecAlgorithm(
         if n_ratings is not None:
             items = np.where((n_ratings > 0)[:, None], items, self.dtype(0))
         scale = Scale(low, high, self._level(mean))
-        return Server(items, scale, catalogue.n_clients, n_ratings, known.get("held_items"), prior)
+        return RFRecServer(
+            items, scale, catalogue.n_clients, n_ratings, known.get("held_items"), prior
+        )
 
     def _level(self, mean):
         """Return the score of the mean rating, which is scaled to [0, 1]."""
@@ -214,7 +216,7 @@ class RFRecAlgorithm(
             n_of_items = message["n_ratings"].values
         of_rating = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
         n_of_users = np.bincount(of_rating, block.weights, minlength=block.n_users)
-        return Clients(
+        return RFRecClients(
             scale=scale,
             values=((block.values - scale.low) / scale.unit).astype(self.dtype),
             weights=block.weights.astype(self.dtype),

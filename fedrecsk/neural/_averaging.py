@@ -33,7 +33,7 @@ FIRST_USERS = 64
 
 
 @dataclass(frozen=True)
-class Server:
+class ModuleServer:
     """What the server knows: the parameters that clients receive, and how their own begin."""
 
     # Matrices by the names of parameters.
@@ -45,7 +45,7 @@ class Server:
 
 
 @dataclass
-class Clients:
+class ModuleClients:
     """Users of a block: targets and weights of their ratings, and their private numbers."""
 
     feedback: Any
@@ -64,7 +64,7 @@ class ModuleParameters:
 
 
 @dataclass(kw_only=True, eq=False)
-class ModuleAlgorithm(ModuleParameters, Algorithm[Server, Clients]):
+class ModuleAlgorithm(ModuleParameters, Algorithm[ModuleServer, ModuleClients]):
     """Clients train all of a module, and upload the changes of what is not private."""
 
     recipe: Recipe
@@ -102,7 +102,7 @@ class ModuleAlgorithm(ModuleParameters, Algorithm[Server, Clients]):
         first = {n: values[n].ravel() for n in layout.named("private", "private item")}
         for name in layout.named("user"):
             first[name] = np.array([values[name].mean(), values[name].std()])
-        return Server(sent, first, self.targets.mean_rating(sums))
+        return ModuleServer(sent, first, self.targets.mean_rating(sums))
 
     def announce(self, server):
         names = self.layout.named("user", "private", "private item")
@@ -130,7 +130,7 @@ class ModuleAlgorithm(ModuleParameters, Algorithm[Server, Clients]):
             addresses = block.users[:, None] * width + np.arange(width)
             draws = key.private.at(-1).normal(f"users' {name}", addresses)
             users[:, column] += deviation * draws
-        return Clients(self.targets.feedback(block, message), users)
+        return ModuleClients(self.targets.feedback(block, message), users)
 
     def newcomer(self, message, n_items):
         """Return the private numbers of a user of whom nothing is known, shape (n_private,)."""
@@ -188,7 +188,7 @@ class ModuleAlgorithm(ModuleParameters, Algorithm[Server, Clients]):
             users[new] = first[new]
         known, new = turn.active & ~block.clients_of(new), block.users_of(turn.active) & new
         by_user = replace(block, clients=block.users, client_indptr=np.arange(block.n_users + 1))
-        fitted = Clients(feedback, users)
+        fitted = ModuleClients(feedback, users)
         self._tune(block, known, self.epochs_at_the_end, message, fitted)
         try:
             whose = np.repeat(np.arange(block.n_clients), np.diff(block.client_indptr))

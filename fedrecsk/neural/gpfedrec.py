@@ -31,7 +31,7 @@ NO_AGGREGATOR = (
 
 
 @dataclass(frozen=True)
-class Server(_averaging.Server):
+class GPFedRecServer(_averaging.ModuleServer):
     """What the server knows, with a table of items for each client."""
 
     # (n_clients, n_items, n_factors): the mean of a client's neighbours, less the shared items.
@@ -64,7 +64,7 @@ class GPFedRecAlgorithm(GPFedRecParameters, PFedRecAlgorithm):
         server = super().begin(catalogue, sums, key)
         items = server.parameters[ITEMS]
         offsets = np.zeros((catalogue.n_clients, *items.shape), items.dtype)
-        return Server(**vars(server), offsets=offsets)
+        return GPFedRecServer(**vars(server), offsets=offsets)
 
     def broadcast(self, server, key):
         return super().broadcast(server, key) | {"offsets": PerClient(server.offsets)}

@@ -50,7 +50,7 @@ NO_AGGREGATOR = (
 
 
 @dataclass(frozen=True)
-class Server:
+class MetaMFServer:
     """What the server knows: its network, the clients' codes, and Adam's means of gradients."""
 
     # By layer, as in `network_`.
@@ -65,7 +65,7 @@ class Server:
 
 
 @dataclass
-class Clients:
+class MetaMFClients:
     """Clients of a block: the level and, at the end, what the server makes for each user."""
 
     level: float
@@ -96,7 +96,7 @@ class MetaMFParameters:
 
 
 @dataclass(kw_only=True, eq=False)
-class MetaMFAlgorithm(MetaMFParameters, Algorithm[Server, Clients]):
+class MetaMFAlgorithm(MetaMFParameters, Algorithm[MetaMFServer, MetaMFClients]):
     """The server makes every client's model, and propagates its gradients back."""
 
     dtype: Any = np.float32
@@ -136,7 +136,7 @@ class MetaMFAlgorithm(MetaMFParameters, Algorithm[Server, Clients]):
         ends = scale_of(self.rating_scale, catalogue.rating_range)
         scale = Scale(*ends, float(total / number) if self.level else 0.0)
         moments = [np.zeros((2, *one.shape), one.dtype) for one in (*network.values(), codes)]
-        return Server(network, codes, scale, sizes, moments)
+        return MetaMFServer(network, codes, scale, sizes, moments)
 
     def announce(self, server):
         return Message(scale=server.scale.sent())
@@ -157,7 +157,7 @@ class MetaMFAlgorithm(MetaMFParameters, Algorithm[Server, Clients]):
         }
 
     def enter(self, block, message, key):
-        return Clients(Scale.received(message).level)
+        return MetaMFClients(Scale.received(message).level)
 
     def update(self, block, clients, message, turn, key):
         sizes, active = self.sizes(block.n_items), np.flatnonzero(turn.active)
@@ -239,7 +239,7 @@ class MetaMFAlgorithm(MetaMFParameters, Algorithm[Server, Clients]):
             made = [_of_the_new(one, block.n_clients) for one in made]
         whose = np.repeat(np.arange(block.n_clients), np.diff(block.client_indptr))
         level = Scale.received(message).level
-        return Clients(level, Parts(*(one[whose] for one in made)))
+        return MetaMFClients(level, Parts(*(one[whose] for one in made)))
 
     # ------------------------------------------------------------------------ the model
 

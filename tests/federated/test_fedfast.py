@@ -11,7 +11,7 @@ from fedrecsk import Federation, FedFast
 from fedrecsk.aggregation import NormClipping
 from fedrecsk.data import _checks
 from fedrecsk.data.interactions import encode
-from fedrecsk.federated.papers.fedfast import Server
+from fedrecsk.federated.papers.fedfast import FedFastServer
 from fedrecsk.privacy import CKKS
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.participation import Sampling
@@ -50,7 +50,7 @@ def first_vectors(model, n_clients):
 
 def server_of(**known):
     """A server that knows clients alone."""
-    return Server(None, None, None, **known)
+    return FedFastServer(None, None, None, **known)
 
 
 def turn_of(model, n, key):

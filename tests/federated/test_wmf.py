@@ -7,7 +7,7 @@ from sklearn.base import clone
 from benchmarks._variants import variant
 from fedrecsk import GlobSGD, LocALS, LocSGD
 from fedrecsk.data.interactions import encode
-from fedrecsk.federated._wmf import Server
+from fedrecsk.federated._wmf import WMFServer
 from fedrecsk.protocol import blocks
 from fedrecsk.protocol.keys import Key, Keys
 from fedrecsk.protocol.messages import Message
@@ -178,7 +178,7 @@ def first_update(model, block, items, *, gram=None, separate=False, broken=None)
     """
     everyone, keys = np.ones(block.n_clients, dtype=bool), Keys(Key(0), Key(0))
     algorithm, n_clients = model._algorithm(), model.reg_item / 0.1 or 1
-    server = Server(items, n_clients, None, None)
+    server = WMFServer(items, n_clients, None, None)
     message = algorithm.decode(algorithm.broadcast(server, Key(0)), Key(0))
     if gram is not None:
         message["gram"].values[:] = gram

@@ -43,7 +43,7 @@ NO_LOCAL_DP = (
 
 
 @dataclass(frozen=True)
-class Server:
+class RatingServer:
     """What the server knows: the items with their biases, and their penalties."""
 
     items: Kept[PerItem]
@@ -54,7 +54,7 @@ class Server:
 
 
 @dataclass
-class Clients:
+class RatingClients:
     """Users of a block: their ratings, and their vectors with biases."""
 
     ratings: Ratings
@@ -117,7 +117,7 @@ class RatingAlgorithm(RatingParameters, _ratings.ColumnModel, Algorithm[Any, Any
         low, high = scale_of(self.rating_scale, catalogue.rating_range)
         level = np.clip(total / number, low, high) if number > 0 else (low + high) / 2
         items = self.columns.first_items(catalogue.n_items, self.INIT_STD, key)
-        return Server(
+        return RatingServer(
             items=np.where((n_ratings > 0)[:, None], items, self.dtype(0)),
             penalties=self._penalties(n_ratings, self.reg_item) / catalogue.n_clients,
             scale=Scale(low, high, float(level) if self.columns.biases else 0.0),
@@ -139,7 +139,7 @@ class RatingAlgorithm(RatingParameters, _ratings.ColumnModel, Algorithm[Any, Any
         users = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
         n_ratings = np.bincount(users, block.weights, minlength=block.n_users)
         values = (block.values - Scale.received(message).level).astype(self.dtype)
-        return Clients(
+        return RatingClients(
             ratings=Ratings(users, block.items, values, block.weights.astype(self.dtype)),
             n_ratings=n_ratings,
             penalties=self._penalties(n_ratings, self.reg_user),

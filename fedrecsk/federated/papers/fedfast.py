@@ -16,8 +16,8 @@ from fedrecsk.federated.fedmf import (
     EPOCHS_OF_THE_NEW,
     AveragedItems,
     AveragingParameters,
-    Clients,
     FedMFAlgorithm,
+    FedMFClients,
 )
 from fedrecsk.protocol.algorithm import ChoosesCohorts
 from fedrecsk.protocol.messages import Form, Message, PerClient
@@ -33,7 +33,7 @@ NO_AGGREGATOR = (
 
 
 @dataclass(frozen=True)
-class Server(fedmf.Server):
+class FedFastServer(fedmf.FedMFServer):
     """What the server knows: the items, and each client's vector and cluster."""
 
     # (n_clients, d), and (n_clients,) or None if nothing depends on clusters.
@@ -57,7 +57,7 @@ class FedFastParameters(AveragingParameters):
 
 
 @dataclass(kw_only=True, eq=False)
-class FedFastAlgorithm(FedFastParameters, FedMFAlgorithm, ChoosesCohorts[Server]):
+class FedFastAlgorithm(FedFastParameters, FedMFAlgorithm, ChoosesCohorts[FedFastServer]):
     """FedMF's clients upload their vectors too, which the server clusters and moves."""
 
     @property
@@ -83,7 +83,9 @@ class FedFastAlgorithm(FedFastParameters, FedMFAlgorithm, ChoosesCohorts[Server]
         shape = (catalogue.n_clients, self.n_factors)
         vectors = self.INIT_STD * key.generator("client vectors").standard_normal(shape)
         server = super().begin(catalogue, sums, key)
-        return self.with_clusters(Server(**vars(server), vectors=vectors.astype(self.dtype)), key)
+        return self.with_clusters(
+            FedFastServer(**vars(server), vectors=vectors.astype(self.dtype)), key
+        )
 
     def choose(self, server, n_clients, size, key):
         # Clients at even distances in the order of clusters: the same share of each cluster.
@@ -165,7 +167,7 @@ class FedFastAlgorithm(FedFastParameters, FedMFAlgorithm, ChoosesCohorts[Server]
     def enter(self, block, message, key):
         # The server sends the users' initial vectors.
         users = np.zeros((block.n_users, self.n_factors), dtype=self.dtype)
-        return Clients(self.targets.feedback(block, message), users)
+        return FedMFClients(self.targets.feedback(block, message), users)
 
     def update(self, block, clients, message, turn, key):
         received, n_users = message["client_vector"].values, np.diff(block.client_indptr)

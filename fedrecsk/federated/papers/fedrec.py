@@ -52,7 +52,7 @@ NO_LOCAL_DP = (
 
 
 @dataclass(frozen=True)
-class Server:
+class FedRecServer:
     """What the server knows: the items, the rating scale, and which share a cohort is."""
 
     items: PerItem
@@ -61,7 +61,7 @@ class Server:
 
 
 @dataclass
-class Clients:
+class FedRecClients:
     """Users of a block: their vectors, their ratings, and the items that they pretend to rate."""
 
     users: PerUser
@@ -93,7 +93,9 @@ class FedRecParameters(ColumnParameters):
 
 
 @dataclass(kw_only=True, eq=False)
-class FedRecAlgorithm(FedRecParameters, ColumnModel, PlansRounds, Algorithm[Server, Clients]):
+class FedRecAlgorithm(
+    FedRecParameters, ColumnModel, PlansRounds, Algorithm[FedRecServer, FedRecClients]
+):
     """Clients add virtual ratings to their own, and upload the gradients of both."""
 
     # A number; not "auto".
@@ -132,7 +134,7 @@ class FedRecAlgorithm(FedRecParameters, ColumnModel, PlansRounds, Algorithm[Serv
             total, weight = sums["ratings"].sum
             level = float(_rescaled(total / weight, low, high))
         share = max(self.client_fraction, 1 / catalogue.n_clients)
-        return Server(self.columns.first(items), Scale(low, high, level), share)
+        return FedRecServer(self.columns.first(items), Scale(low, high, level), share)
 
     def announce(self, server):
         return Message(scale=server.scale.sent(), share=Dense(np.array(server.share)))
@@ -154,7 +156,7 @@ class FedRecAlgorithm(FedRecParameters, ColumnModel, PlansRounds, Algorithm[Serv
         scale = Scale.received(message)
         values = _rescaled(block.values, scale.low, scale.high).astype(self.dtype)
         weights = block.weights.astype(self.dtype)
-        return Clients(
+        return FedRecClients(
             users=self.columns.first(self.INIT_RANGE * (2 * draws - 1)),
             ratings=fedrec_kernels.Ratings(block.indptr, block.items, values, weights),
             scale=scale,

@@ -83,7 +83,7 @@ NO_AGGREGATOR = (
 
 
 @dataclass(frozen=True)
-class Server(explicit_fcf.Server):
+class SemiDFEGLServer(explicit_fcf.RatingServer):
     """What the server knows: items, and the clients' embeddings and groups."""
 
     # (n_clients, d), and whether a client has sent its own.
@@ -93,7 +93,7 @@ class Server(explicit_fcf.Server):
 
 
 @dataclass
-class Clients(explicit_fcf.Clients):
+class SemiDFEGLClients(explicit_fcf.RatingClients):
     """Users of a block, with what they need of their last round."""
 
     # Adam's moments and steps, of each user.
@@ -125,7 +125,7 @@ class SemiDFEGLParameters(RatingParameters):
 
 
 @dataclass(kw_only=True, eq=False)
-class SemiDFEGLAlgorithm(SemiDFEGLParameters, RatingAlgorithm, MeetsPeers[Clients]):
+class SemiDFEGLAlgorithm(SemiDFEGLParameters, RatingAlgorithm, MeetsPeers[SemiDFEGLClients]):
     """Devices embed their users on graphs that connect them in groups."""
 
     @property
@@ -144,7 +144,7 @@ class SemiDFEGLAlgorithm(SemiDFEGLParameters, RatingAlgorithm, MeetsPeers[Client
 
     def begin(self, catalogue, sums, key):
         n_clients = catalogue.n_clients
-        return Server(
+        return SemiDFEGLServer(
             **vars(super().begin(catalogue, sums, key)),
             embeddings=np.zeros((n_clients, self.n_factors), dtype=self.dtype),
             known=np.zeros(n_clients, dtype=bool),
@@ -182,7 +182,7 @@ class SemiDFEGLAlgorithm(SemiDFEGLParameters, RatingAlgorithm, MeetsPeers[Client
 
     def enter(self, block, message, key):
         n, width, d = block.n_users, self.columns.width, self.n_factors
-        return Clients(
+        return SemiDFEGLClients(
             **vars(super().enter(block, message, key)),
             moments=np.zeros((2, n, width)),
             n_steps=np.zeros((n, 1)),
