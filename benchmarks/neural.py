@@ -139,7 +139,7 @@ def _optimizers(label, model, module, n_items):
         if label.startswith("FedNCF"):
             made = [torch.optim.Adam(module.parameters(), lr=model.learning_rate)]
         else:
-            rates = model._algorithm().plan_for(n_items).rates
+            rates = model._algorithm().training_for(n_items).rates
             score = torch.optim.SGD(module.score.parameters(), lr=rates["score*"])
             made = [score, torch.optim.SGD(module.item.parameters(), lr=rates["item*"])]
         module.optimizers = made

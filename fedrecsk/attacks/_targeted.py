@@ -138,7 +138,7 @@ class Promotion(_Promoter):
         return updates.with_fields(**fields)
 
 
-class Plan(NamedTuple):
+class ForgedRows(NamedTuple):
     """What all controlled clients upload in a round."""
 
     rows: NDArray[np.int64]  # codes of the items to move
@@ -227,10 +227,10 @@ class TargetedAdversary(_Promoter):
     def _plan(self, view):
         if not view.is_finite:
             # The model has diverged.
-            return Plan(np.empty(0, dtype=np.int64), {})
+            return ForgedRows(np.empty(0, dtype=np.int64), {})
         rows, moves = self._moves(view)
         moving: Any = moving_of(view.method)
-        return Plan(rows, moving(view.method, view, rows, moves))
+        return ForgedRows(rows, moving(view.method, view, rows, moves))
 
     def _forge(self, view, updates, seeds):
         plan, fields = view.plan, {}

@@ -19,7 +19,7 @@ from fedrecsk.federated._implicit_feedback import (
 from fedrecsk.models._model import identity
 from fedrecsk.neural._layout import Kind, Layout, Recipe, blueprint, built, own_settings, seeded
 from fedrecsk.neural._modules import ModuleScores
-from fedrecsk.neural._training import VISITS, Plan, Trainer, uploads, write_private
+from fedrecsk.neural._training import VISITS, Trainer, Training, uploads, write_private
 from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Dense, Form, Message
@@ -70,7 +70,7 @@ class ModuleAlgorithm(ModuleParameters, Algorithm[ModuleServer, ModuleClients]):
     recipe: Recipe
     # By which a fitted model scores.
     fitted_recipe: Recipe
-    plan: Plan
+    training: Training
 
     @property
     def traits(self):
@@ -143,12 +143,12 @@ class ModuleAlgorithm(ModuleParameters, Algorithm[ModuleServer, ModuleClients]):
         return newcomer
 
     def update(self, block, clients, message, turn, key):
-        plan, layout = self.plan_for(block.n_items, key.round), self.layout
+        training, layout = self.training_for(block.n_items, key.round), self.layout
         active, is_finite = np.flatnonzero(turn.active), np.ones(block.n_clients, dtype=bool)
         seeds = key.private.hashed("visit", block.clients[active])
         loss, chunks = np.zeros(2), []
         with own_settings():
-            trainer = self._trainer(plan, block, clients.feedback, message, clients.users)
+            trainer = self._trainer(training, block, clients.feedback, message, clients.users)
             for trained in trainer.train(active, seeds):
                 is_finite[trained.clients] = trained.finite()
                 write_private(layout, block, trained, clients.users)
@@ -202,12 +202,12 @@ class ModuleAlgorithm(ModuleParameters, Algorithm[ModuleServer, ModuleClients]):
         """Train the clients of a mask on the final model."""
         if not who.any() or not n_epochs or not fitted.users.shape[1]:
             return
-        plan = self.plan_for(block.n_items)
-        plan = replace(plan, n_epochs=n_epochs, frozen=self.frozen_at_the_end)
+        training = self.training_for(block.n_items)
+        training = replace(training, n_epochs=n_epochs, frozen=self.frozen_at_the_end)
         # A user's numbers must not depend on which others are computed, or when.
         seeds = np.full(who.sum(), Key(0).hashed("personal"))
         with own_settings():
-            trainer = self._trainer(plan, block, fitted.feedback, message, fitted.users)
+            trainer = self._trainer(training, block, fitted.feedback, message, fitted.users)
             for trained in trainer.train(np.flatnonzero(who), seeds):
                 write_private(self.layout, block, trained, fitted.users)
                 fitted.own_items += self.own_items(block, trained)
@@ -218,9 +218,9 @@ class ModuleAlgorithm(ModuleParameters, Algorithm[ModuleServer, ModuleClients]):
 
     # ------------------------------------------------------------------- what it needs
 
-    def plan_for(self, n_items, round=None):
+    def training_for(self, n_items, round=None):
         """Return how clients train in a catalogue of this size, in a round or (None) at the end."""
-        return self.plan
+        return self.training
 
     @property
     def frozen_at_the_end(self) -> tuple[Kind, ...]:
@@ -230,7 +230,7 @@ class ModuleAlgorithm(ModuleParameters, Algorithm[ModuleServer, ModuleClients]):
     @property
     def epochs_at_the_end(self) -> int:
         """Number of epochs on the final model of clients that have taken part."""
-        return self.plan.n_epochs
+        return self.training.n_epochs
 
     @property
     def layout(self) -> Layout:
@@ -240,22 +240,22 @@ class ModuleAlgorithm(ModuleParameters, Algorithm[ModuleServer, ModuleClients]):
     @property
     def targets(self) -> Targets:
         """What clients learn from."""
-        return Targets(self.plan.loss, self.layout.dtype.type)
+        return Targets(self.training.loss, self.layout.dtype.type)
 
     @property
     def counts_visits(self):
         """Whether clients send which items they have trained."""
         return self.aggregation == "visits" and bool(self.layout.named("item"))
 
-    def _trainer(self, plan, block, feedback, message, users):
+    def _trainer(self, training, block, feedback, message, users):
         made = blueprint(self.recipe)
         layout, fixed = made.layout, made.fixed(block.n_items)
-        received = {name: value.to(plan.device) for name, value in fixed.items()}
+        received = {name: value.to(training.device) for name, value in fixed.items()}
         for name, values in self._received(message).items():
             part = layout.parts[name]
             shape = (-1, *part.shape) if part.kind == "item" else part.shape
-            received[name] = torch.from_numpy(values).reshape(shape).to(plan.device)
-        return Trainer(made.module, layout, plan, block, feedback, received, users)
+            received[name] = torch.from_numpy(values).reshape(shape).to(training.device)
+        return Trainer(made.module, layout, training, block, feedback, received, users)
 
     def _received(self, message):
         """Return what the server has sent, as matrices of the module's type."""
@@ -280,7 +280,7 @@ class ModuleAlgorithm(ModuleParameters, Algorithm[ModuleServer, ModuleClients]):
             # A fitted model scores by its own module, whatever parameters are set later.
             "_fitted_recipe": self.fitted_recipe,
         }
-        if self.plan.loss == "squared":
+        if self.training.loss == "squared":
             attributes["global_bias_"] = float(message["global_bias"].values[0])
         return attributes
 
@@ -292,11 +292,11 @@ class ModuleAlgorithm(ModuleParameters, Algorithm[ModuleServer, ModuleClients]):
 
     def _scores_by(self, kind, fitted, **parts):
         """Return a model of a kind, whose response is that of the loss."""
-        response = expit if self.plan.loss == "bce" else identity
+        response = expit if self.training.loss == "bce" else identity
         return kind(n_items=fitted["n_items_"], fitted=fitted, response=response, **parts)
 
     def losses(self, model, held_out, seen):
-        loss, n_negatives = self.plan.loss, self.plan.n_negatives
+        loss, n_negatives = self.training.loss, self.training.n_negatives
         if loss == "squared":
             return super().losses(model, held_out, seen)
         if loss == "bce":

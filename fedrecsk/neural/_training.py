@@ -62,7 +62,7 @@ def loss_function(loss: str | Loss) -> Loss:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Training:
     """How clients train."""
 
     optimizer: str | Constructor
@@ -133,28 +133,28 @@ class Trainer:
     # This thread's own; its parameters are replaced by those of clients.
     module: nn.Module
     layout: Layout
-    plan: Plan
+    training: Training
     block: Block
     feedback: Any
-    # The sent and the fixed parameters, on the plan's device.
+    # The sent and the fixed parameters, on the training's device.
     received: Tensors
     # The private parameters, (n_users of the block, n_private); all users of a client have the same
     # numbers of a parameter that is the client's.
     users: np.ndarray
-    # From the received items to those that each client's are pulled to, or if the plan freezes
+    # From the received items to those that each client's are pulled to, or if the training freezes
     # items begin at, (n_clients of the block, n_items, width of the only such table).
     offsets: np.ndarray | None = None
 
     def train(self, clients: np.ndarray, seeds: np.ndarray) -> Iterator[Trained]:
         """Train these clients (numbers in the block), in chunks; reads `users` only."""
-        plan, n_items = self.plan, self.block.n_items
-        most_rows = ROWS_ON_CPU if torch.device(plan.device).type == "cpu" else ROWS_ELSEWHERE
-        n_examples = np.diff(self.block.rating_indptr)[clients] * (1 + plan.n_negatives)
+        training, n_items = self.training, self.block.n_items
+        most_rows = ROWS_ON_CPU if torch.device(training.device).type == "cpu" else ROWS_ELSEWHERE
+        n_examples = np.diff(self.block.rating_indptr)[clients] * (1 + training.n_negatives)
         order = np.argsort(-n_examples, kind="stable")
         start = 0
         while start < len(order):
             longest = int(n_examples[order[start]])
-            rows = max(1, min(n_items, longest), plan.batch_size)
+            rows = max(1, min(n_items, longest), training.batch_size)
             stop = start + max(1, most_rows // rows)
             chosen = order[start:stop]
             yield self._train_chunk(clients[chosen], seeds[chosen], n_examples[chosen])
@@ -163,8 +163,8 @@ class Trainer:
     # ------------------------------------------------------------------------ one chunk
 
     def _train_chunk(self, clients, seeds, n_examples):
-        plan, block = self.plan, self.block
-        config = plan.n_negatives, plan.n_epochs, plan.batch_size
+        training, block = self.training, self.block
+        config = training.n_negatives, training.n_epochs, training.batch_size
         given = clients, n_examples, block, self.feedback, seeds
         clients, steps, visits = training_kernels.planned(*given, *config)
         items = np.ascontiguousarray(visits.items[:, : visits.n_items.max()])
@@ -182,12 +182,12 @@ class Trainer:
         return Trained(clients, items, visits.n_items, after, np.array([loss, total_weight.sum()]))
 
     def _tensor(self, array):
-        return torch.from_numpy(array).to(self.plan.device)
+        return torch.from_numpy(array).to(self.training.device)
 
     @cached_property
     def _common(self):
         """The parameters without rows that all clients use as they have received them."""
-        shared = self.layout.named("shared") if "shared" in self.plan.frozen else []
+        shared = self.layout.named("shared") if "shared" in self.training.frozen else []
         return {name: self.received[name] for name in self.layout.named("fixed") + shared}
 
     def _parameters(self, clients, items):
@@ -219,7 +219,7 @@ class Trainer:
         (name,) = self.layout.named("item")
         offsets = self._tensor(self.offsets[clients[:, None], items])
         goals = {name: after[name] + offsets.reshape(after[name].shape)}
-        if "item" in self.plan.frozen:
+        if "item" in self.training.frozen:
             after |= goals
         return goals
 
@@ -232,7 +232,7 @@ class Trainer:
         places = torch.arange(1, weight.shape[-1] + 1, device=weight.device)
         widths = ((weight > 0).any(dim=1) * places).amax(dim=-1).tolist()
         optimizers, n, total = self._optimizers(after), len(clients), 0.0
-        loss_of = loss_function(self.plan.loss)
+        loss_of = loss_function(self.training.loss)
         for step in range(int(n_steps.max(initial=0))):
             going = int(np.searchsorted(-n_steps, -step))
             if going < n:
@@ -250,8 +250,8 @@ class Trainer:
                     leaves[name].requires_grad_()
                 own = self._by_example(leaves, widths[step])
                 losses = loss_of(self._scores(own, widths[step]), target[step][batch])
-                if self.plan.penalty is not None:
-                    losses = losses + self.plan.penalty(own)
+                if self.training.penalty is not None:
+                    losses = losses + self.training.penalty(own)
                 losses = (weight[step][batch] * losses).sum(-1)
                 if number == 0:
                     self._check_losses(losses, clients, after)
@@ -259,7 +259,7 @@ class Trainer:
                 moving = [leaves[name] for name in optimizer.names]
                 gradients = torch.autograd.grad(losses.sum(), moving, materialize_grads=True)
                 for name, goal in goals.items():
-                    after[name][:n].lerp_(goal[:n], self.plan.pull)
+                    after[name][:n].lerp_(goal[:n], self.training.pull)
                 optimizer.step(gradients, rows)
         return total
 
@@ -281,23 +281,23 @@ class Trainer:
 
     def _scores(self, own, width):
         """Return the scores of each client's examples."""
-        codes = torch.arange(width, device=self.plan.device).as_subclass(Codes)
+        codes = torch.arange(width, device=self.training.device).as_subclass(Codes)
         score = vmap(lambda own: functional_call(self.module, own | self._common, (codes, codes)))
         return score(own)
 
     def _optimizers(self, after):
         """Return the optimisers of each batch: one, or if they alternate the private one first."""
-        parts, plan = self.layout.parts, self.plan
+        parts, training = self.layout.parts, self.training
         sides = [("user", "private", "private item"), ("item", "shared")]
-        sides = sides if plan.alternating else [sides[0] + sides[1]]
+        sides = sides if training.alternating else [sides[0] + sides[1]]
         made = []
         for side in sides:
-            kinds = set(side) - set(plan.frozen)
+            kinds = set(side) - set(training.frozen)
             names = [name for name, part in parts.items() if part.kind in kinds]
             if names:
                 moving = {name: after[name] for name in names}
-                rates = [plan.rate(name) for name in names]
-                made.append(descent(plan.optimizer, moving, rates))
+                rates = [training.rate(name) for name in names]
+                made.append(descent(training.optimizer, moving, rates))
         return made
 
     @staticmethod

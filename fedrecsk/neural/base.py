@@ -19,7 +19,7 @@ from fedrecsk.federated._feedback import LearnsFromFeedback
 from fedrecsk.neural import _checks
 from fedrecsk.neural._averaging import ModuleAlgorithm, ModuleParameters
 from fedrecsk.neural._layout import Recipe, blueprint, built, seeded
-from fedrecsk.neural._training import Plan, loss_function
+from fedrecsk.neural._training import Training, loss_function
 
 Optimizer = Literal["adam", "sgd"] | Callable[..., torch.optim.Optimizer]
 
@@ -54,7 +54,7 @@ class NeuralRecommender(ModuleParameters, LearnsFromFeedback):
     def _averaging(self, recipe):
         """Return the algorithm that trains the module of a recipe."""
         rates = self.learning_rate
-        plan = Plan(
+        training = Training(
             optimizer=self.optimizer,
             rates=rates if isinstance(rates, dict) else {"*": rates},
             loss=self.loss,
@@ -63,7 +63,9 @@ class NeuralRecommender(ModuleParameters, LearnsFromFeedback):
             batch_size=self.batch_size,
             device=self.device,
         )
-        return self._build(self._kind, recipe=recipe, fitted_recipe=self._recipe(), plan=plan)
+        return self._build(
+            self._kind, recipe=recipe, fitted_recipe=self._recipe(), training=training
+        )
 
     # ------------------------------------------------------------------------ the module
 
@@ -94,7 +96,7 @@ class NeuralRecommender(ModuleParameters, LearnsFromFeedback):
                 "The module trains no parameter with a row per item; give it one, such as "
                 "nn.Embedding(n_items, 8)."
             )
-        _checks.check_rates(self._algorithm().plan_for(1).rates, layout)
+        _checks.check_rates(self._algorithm().training_for(1).rates, layout)
         _checks.check_device(self.device)
         _checks.check_optimizer(self.optimizer)
         _checks.check_module(recipe.make, layout, loss_function(self.loss))

@@ -54,15 +54,15 @@ class FedRAPParameters(ModuleParameters):
 class FedRAPAlgorithm(FedRAPParameters, ModuleAlgorithm):
     """Penalties grow from round to round, and learning rates shrink."""
 
-    def plan_for(self, n_items, round=None):
+    def training_for(self, n_items, round=None):
         # Users new to the final model take full steps with full penalties.
         slowness, strength = (1, 1) if round is None else (self.decay**round, tanh(round / WARM_UP))
         rate = self.item_learning_rate
         if rate == "auto":
-            rate = PACE * n_items if self.plan.loss == "bce" else self.learning_rate
+            rate = PACE * n_items if self.training.loss == "bce" else self.learning_rate
         rates = {"score*": slowness * self.learning_rate, "item*": slowness * rate}
         penalty = Penalty(self.independence * strength, self.sparsity * strength)
-        return replace(self.plan, rates=rates, penalty=penalty)
+        return replace(self.training, rates=rates, penalty=penalty)
 
     @property
     def epochs_at_the_end(self):

@@ -73,11 +73,11 @@ class GPFedRecAlgorithm(GPFedRecParameters, PFedRecAlgorithm):
         # Other rows are the neighbours' mean, which the server has.
         return {ITEMS: FieldSpec(self.layout.matrix_shape(ITEMS, n_items), rows="chosen")}
 
-    def plan_for(self, n_items, round=None):
-        plan, fast = super().plan_for(n_items), PACE if self.plan.loss == "bce" else 1
-        rates = {"user*": fast * self.learning_rate, "item*": plan.rate(ITEMS)}
+    def training_for(self, n_items, round=None):
+        training, fast = super().training_for(n_items), PACE if self.training.loss == "bce" else 1
+        rates = {"user*": fast * self.learning_rate, "item*": training.rate(ITEMS)}
         rates |= {"*": self.learning_rate}
-        return replace(plan, rates=rates, alternating=False, pull=self.pull)
+        return replace(training, rates=rates, alternating=False, pull=self.pull)
 
     def step(self, server, upload, key):
         if upload is None:
@@ -108,8 +108,8 @@ class GPFedRecAlgorithm(GPFedRecParameters, PFedRecAlgorithm):
             fitted, users=np.hstack([fitted.users, own.reshape(block.n_users, shared.size)])
         )
 
-    def _trainer(self, plan, block, feedback, message, users):
-        trainer = super()._trainer(plan, block, feedback, message, users)
+    def _trainer(self, training, block, feedback, message, users):
+        trainer = super()._trainer(training, block, feedback, message, users)
         return replace(trainer, offsets=message["offsets"].values.astype(self.layout.dtype))
 
     # ------------------------------------------------------------------------ the model

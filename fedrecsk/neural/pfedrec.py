@@ -45,12 +45,12 @@ class PFedRecParameters(ModuleParameters):
 class PFedRecAlgorithm(PFedRecParameters, ModuleAlgorithm):
     """In each batch, clients train their score functions, and then the items."""
 
-    def plan_for(self, n_items, round=None):
+    def training_for(self, n_items, round=None):
         rate = self.item_learning_rate
         if rate == "auto":
-            rate = self.learning_rate * (PACE * n_items if self.plan.loss == "bce" else 1)
+            rate = self.learning_rate * (PACE * n_items if self.training.loss == "bce" else 1)
         rates = {"score*": self.learning_rate, "item*": rate}
-        return replace(self.plan, rates=rates, alternating=True)
+        return replace(self.training, rates=rates, alternating=True)
 
     @property
     def frozen_at_the_end(self):

@@ -67,7 +67,7 @@ class MaskingFailed(RuntimeError):
     """A sum of masked vectors that cannot be unmasked, or that a client refuses to unmask."""
 
 
-class Plan(NamedTuple):
+class MaskingPlan(NamedTuple):
     """What all parties of one sum know."""
 
     n_clients: int
@@ -363,7 +363,7 @@ class MaskingClient:
     Who is asked for a step again must send the same bytes, and not take it again.
     """
 
-    def __init__(self, plan: Plan, session: bytes, code: int) -> None:
+    def __init__(self, plan: MaskingPlan, session: bytes, code: int) -> None:
         # The name of the sum, which no other sum has: messages of other sums are refused.
         self.session: bytes = plan.named(session)
         self.plan = plan
@@ -554,7 +554,7 @@ class MaskingClient:
 class MaskingServer:
     """The server of one sum of vectors of a length. It takes its steps in this order."""
 
-    def __init__(self, plan: Plan, session: bytes, ring: Ring, n_values: int) -> None:
+    def __init__(self, plan: MaskingPlan, session: bytes, ring: Ring, n_values: int) -> None:
         self.plan = plan
         self.session: bytes = plan.named(session)
         self.n_values = n_values
@@ -678,7 +678,7 @@ class MaskingServer:
 
 
 def bytes_of_sum(
-    plan: Plan, ring: Ring, alive: NDArray[np.bool_], n_values: int
+    plan: MaskingPlan, ring: Ring, alive: NDArray[np.bool_], n_values: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the bytes that clients send and receive, by place; vectors of `alive` arrive."""
     k, left = plan.n_neighbors, ring.n_alive(alive)

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedrecsk._utils.constraints import Above0To1, AtLeast2, From0Below1, Positive
 from fedrecsk._utils.sklearn_compat import Interval
-from fedrecsk.privacy._secagg_protocol import FEWEST_CLIENTS, Plan
+from fedrecsk.privacy._secagg_protocol import FEWEST_CLIENTS, MaskingPlan
 from fedrecsk.privacy._secure_aggregation import SecureAggregation
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class SecAggPlus(SecureAggregation):
             )
         self.plan(FEWEST_CLIENTS)
 
-    def plan(self, n_clients: int, noisy: float | None = None) -> Plan:
+    def plan(self, n_clients: int, noisy: float | None = None) -> MaskingPlan:
         """Return neighbours, threshold and bits of a sum over `n_clients`, at least three.
 
         If clients add noise, `noisy` is the largest integer that their sum may have, or 0 if that
@@ -144,7 +144,7 @@ class SecAggPlus(SecureAggregation):
         neighbours = _neighbours(
             n_clients, self.threshold, n_neighbors, self.max_dropout, self.max_colluding
         )
-        return Plan(n_clients, *neighbours, n_bits)
+        return MaskingPlan(n_clients, *neighbours, n_bits)
 
     def n_helpers(self, n_clients: int) -> int:
         """Return how many clients of a sum over `n_clients` may collude, by `max_colluding`."""

@@ -14,7 +14,7 @@ from scipy import sparse
 
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.privacy import secure_sum
-from fedrecsk.privacy._secagg_protocol import FEWEST_CLIENTS, Plan, Ring, bytes_of_sum
+from fedrecsk.privacy._secagg_protocol import FEWEST_CLIENTS, MaskingPlan, Ring, bytes_of_sum
 from fedrecsk.updates import ClientUpdates, Counts, split_fields
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class MaskedChannel:
     ) -> None:
         self.scheme = scheme
         self.releases = releases
-        self.plan: Plan = self.plan_of(n_clients)
+        self.plan: MaskingPlan = self.plan_of(n_clients)
         # Of a number in the last sum that was opened.
         self._n_bits = 0
         self._n_sums = 0
@@ -219,13 +219,13 @@ class MaskedChannel:
         self._n_lost += 1
         return False
 
-    def ring_of(self, clients: NDArray[np.int64], key: Key) -> tuple[Plan, Ring]:
+    def ring_of(self, clients: NDArray[np.int64], key: Key) -> tuple[MaskingPlan, Ring]:
         """Return the plan of a sum over these clients (codes), and their ring."""
         plan = self.plan_of(len(clients))
         order = key.generator("ring of neighbours").permutation(np.sort(clients))
         return plan, Ring(order, plan.n_neighbors)
 
-    def plan_of(self, n_clients: int) -> Plan:
+    def plan_of(self, n_clients: int) -> MaskingPlan:
         """Return the plan of a sum over so many clients, as each of them makes it."""
         return self.scheme.plan(n_clients, self._noisy(n_clients))
 

@@ -71,7 +71,7 @@ def two_rounds_by_a_loop(model, X, y, clients):
             shape = part.shape if part.kind == "private" else (-1, *part.shape)
             own[name] = rows.reshape(shape)
         own_users.append((rated_of(data, c, feedback.targets, feedback.weights), own))
-    plan = algorithm.plan
+    plan = algorithm.training
     settings = {
         "n_negatives": plan.n_negatives,
         "n_epochs": plan.n_epochs,

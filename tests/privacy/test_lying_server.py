@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from fedrecsk.privacy import Identity, MaskingFailed, SecAggPlus
-from fedrecsk.privacy._secagg_protocol import MaskingClient, Plan
+from fedrecsk.privacy._secagg_protocol import MaskingClient, MaskingPlan
 from tests.privacy.lying_server import Clients, Lies, LyingServer, split
 
 pytest.importorskip("cryptography", reason="needs fedrecsk[privacy]")
 
 N_VALUES = 3
-PLAN = Plan(n_clients=18, n_neighbors=10, threshold=6, n_bits=27)
+PLAN = MaskingPlan(n_clients=18, n_neighbors=10, threshold=6, n_bits=27)
 
 
 def vectors_of(n_clients):
@@ -82,7 +82,7 @@ def test_as_many_helpers_as_promised_reveal_nothing_and_one_more_reveals_an_uplo
 
 def test_shares_that_are_kept_back_leave_as_many_clients_in_a_sum_as_promised():
     """Two clients share masks with each other, and with some whose keys are told elsewhere."""
-    plan = Plan(n_clients=14, n_neighbors=5, threshold=3, n_bits=27)
+    plan = MaskingPlan(n_clients=14, n_neighbors=5, threshold=3, n_bits=27)
     # Of 0 and 1; of 2 and 3, who are lost for all after them.
     around = {0: [1, 2, 3, 4, 5], 1: [0, 2, 3, 6, 7], 2: [0, 1, 8, 9, 10], 3: [0, 1, 11, 12, 13]}
     others = range(4, 14)
@@ -138,8 +138,8 @@ def drawn(seed, plan, n_helping):
 @pytest.mark.parametrize(
     ("plan", "n_helping"),
     [
-        (Plan(n_clients=8, n_neighbors=7, threshold=4, n_bits=27), 0),
-        (Plan(n_clients=8, n_neighbors=7, threshold=5, n_bits=27), 2),
+        (MaskingPlan(n_clients=8, n_neighbors=7, threshold=4, n_bits=27), 0),
+        (MaskingPlan(n_clients=8, n_neighbors=7, threshold=5, n_bits=27), 2),
     ],
 )
 def test_no_lies_that_are_drawn_show_a_sum_over_too_few(plan, n_helping):

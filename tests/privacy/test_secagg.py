@@ -11,8 +11,8 @@ from fedrecsk.privacy import Identity, MaskingFailed, SecAggPlus
 from fedrecsk.privacy import _secagg_protocol as protocol
 from fedrecsk.privacy._secagg_protocol import (
     MaskingClient,
+    MaskingPlan,
     MaskingServer,
-    Plan,
     PublicKeys,
     Ring,
     bytes_of_sum,
@@ -26,7 +26,7 @@ from tests.privacy.masked_sums import Lost, masked_sum
 pytest.importorskip("cryptography", reason="needs fedrecsk[privacy]")
 
 N, N_VALUES = 18, 37
-PLAN = Plan(n_clients=N, n_neighbors=10, threshold=6, n_bits=27)
+PLAN = MaskingPlan(n_clients=N, n_neighbors=10, threshold=6, n_bits=27)
 COMPLETE = PLAN._replace(n_neighbors=N - 1, threshold=10)
 
 
