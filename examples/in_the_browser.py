@@ -91,7 +91,7 @@ function element(name, ...children) {
 function button(item) {
   const made = element("button", item);
   made.type = "button";
-  made.ariaPressed = liked.includes(item);
+  made.setAttribute("aria-pressed", liked.includes(item));
   made.onclick = () => {
     if (liked.includes(item)) liked.splice(liked.indexOf(item), 1);
     else liked.push(item);
@@ -119,7 +119,7 @@ function showChoices() {
 
 function show() {
   for (const one of $("choices").querySelectorAll("button")) {
-    one.ariaPressed = liked.includes(one.textContent);
+    one.setAttribute("aria-pressed", liked.includes(one.textContent));
   }
   const best = model.recommend(liked, 6);
   $("best").replaceChildren(

@@ -2,6 +2,7 @@
 
 ``export`` of a fitted model writes the file, and :func:`load` reads it. This module needs nothing
 but NumPy and the standard library, also if it is copied to where the package is not installed.
+fedrecsk.js is the same in JavaScript; change both.
 """
 
 from __future__ import annotations
