@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CONSTRAINTS = ROOT / ".ci" / "constraints.txt"
 BUILD = "-m", "build", "--installer", "uv"
 # What a wheel may hold beside its own metadata.
-SUFFIXES = {".py", ".typed"}
+SUFFIXES = {".py", ".typed", ".js"}
 EXTRAS = "plot,privacy,progress"
 # Without an extra, a module may fail only with the error that names the extra to install. The large
 # extras for torch and Flower are left out: the tests have them.

@@ -87,6 +87,7 @@ COMMANDS = [
     "neural choices --data 100k --only FedRAP",
     "neural speed --data 1m",
     "peers ours",
+    "portable",
     "ranking cost --data 1m",
     "ranking quality --data 1m",
     "ranking scaled --data 1m",

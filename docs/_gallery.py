@@ -17,7 +17,7 @@ SECTIONS = {
     ),
     "Privacy": ("what_an_upload_reveals", "encrypted_sums", "plot_privacy"),
     "Lost and dishonest clients": ("plot_robustness", "poisoned_clients"),
-    "Deploy": ("codes_on_a_device", "both_sides"),
+    "Deploy": ("codes_on_a_device", "in_the_browser", "both_sides"),
     "Your own method": ("add_a_method", "treat_clients_individually", "bring_your_own_module"),
 }
 ORDER = [name for names in SECTIONS.values() for name in names]

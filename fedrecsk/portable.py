@@ -2,6 +2,7 @@
 
 ``export`` of a fitted model writes the file, and :func:`load` reads it. This module needs nothing
 but NumPy and the standard library, also if it is copied to where the package is not installed.
+fedrecsk.js is the same in JavaScript; change both.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from os import PathLike
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-__all__ = ["PortableModel", "load"]
+__all__ = ["PortableModel", "javascript_path", "load"]
 
 # Of the file. Older ones can be read, and newer ones cannot.
 FORMAT = 3
@@ -416,7 +418,11 @@ def save(path: str | PathLike[str], model: PortableModel) -> None:
     rule, arrays, settings = model._rule, {}, {}
     for field in fields(rule):
         value = getattr(rule, field.name)
-        (arrays if isinstance(value, np.ndarray) else settings)[field.name] = value
+        # Arrays lie row by row, as fedrecsk.js reads them.
+        if isinstance(value, np.ndarray):
+            arrays[field.name] = np.ascontiguousarray(value)
+        else:
+            settings[field.name] = value
     header = {"format": FORMAT, "rule": type(rule).__name__, "settings": settings, **model._about}
     arrays = {f"rule_{name}": array for name, array in arrays.items()}
     arrays |= {"item_ids": model.item_ids, "unknown": model._unknown}
@@ -472,6 +478,24 @@ def load(path: str | PathLike[str]) -> PortableModel:
             "Install a later version."
         )
     return model
+
+
+def javascript_path() -> Path:
+    """Return the path of fedrecsk.js, which reads the same files in a browser or in Node.
+
+    It is one ES module without dependencies. ``export(path, web=True)`` writes it beside the file.
+
+    Returns
+    -------
+    path : Path
+
+    Examples
+    --------
+    >>> from fedrecsk.portable import javascript_path
+    >>> javascript_path().name
+    'fedrecsk.js'
+    """
+    return Path(__file__).with_name("fedrecsk.js")
 
 
 def _declared(content, name):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import platform
+import shutil
 from numbers import Integral
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
@@ -213,7 +215,7 @@ class PublicHalf:
         history = history_of(data, row, life_of(self, "history_half_life"))
         return served, served._users.codes(user)[0], history
 
-    def export(self, path: str | PathLike[str]) -> None:
+    def export(self, path: str | PathLike[str], *, web: bool = False) -> None:
         """Write the public half of the model to one file, which cannot run code.
 
         It contains the item ids and parameters, enough to recommend to new users, and nothing about
@@ -226,6 +228,8 @@ class PublicHalf:
         ----------
         path : str or path-like
             Path of the file, which is replaced if it exists.
+        web : bool, default=False
+            Whether to write ``fedrecsk.js`` beside it, which reads the file in a browser or Node.
 
         Raises
         ------
@@ -258,7 +262,10 @@ class PublicHalf:
         (3,)
         """
         check_is_fitted(self)
+        checked("export", {"web": ["boolean"]}, web=web)
         portable.save(path, self._portable())
+        if web:
+            shutil.copy(portable.javascript_path(), Path(path).expanduser().parent)
 
     def _portable(self):
         """Return the public half as a PortableModel."""
