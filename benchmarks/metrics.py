@@ -23,7 +23,7 @@ from benchmarks._command_line import command_line
 from fedrecsk.base import RankingMixin, Recommender
 from fedrecsk.datasets import fetch_movielens
 from fedrecsk.metrics import evaluate_ranking
-from fedrecsk.metrics._held_out import _Own, adapt, check_rows, hold_out
+from fedrecsk.metrics._held_out import Own, adapt, check_rows, hold_out
 
 METRICS = ("ndcg", "hit_rate", "precision", "recall", "mrr")
 
@@ -100,7 +100,7 @@ def main(argv=None):
     for n_factors, dtype in product(options.factors, (np.float64, np.float32)):
         for name, train, test in splits(X, y):
             model = Factors(n_factors, dtype).fit(X[train], y[train])
-            users_per_block = _Own.scores_per_batch // model.n_items_
+            users_per_block = Own.scores_per_batch // model.n_items_
             bare = seconds(products, model, users_per_block)
             scores = seconds(boards, model, users_per_block)
             rows = X[test], y[test]
