@@ -122,6 +122,8 @@ COMMANDS = [
     "updates",
     "updates --periods",
     "rounds",
+    "silos",
+    "leakage silos",
     "settings --data 1m --rounds 3",
     f"scale table --methods {LARGE}",
     "reproduce rfrec --seeds 1",
