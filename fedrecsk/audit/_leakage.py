@@ -503,7 +503,7 @@ def check_same_data(estimator, data, what):
 
 
 class Inversion(NamedTuple):
-    """How to invert uploads, to separate sums (None: not at all) and to attack silos (None: by both).
+    """How to invert uploads, separate sums (None: not at all) and attack silos (None: by both).
 
     A silo is a client with several users.
     """
