@@ -315,8 +315,8 @@ def _take(data, rows):
 def split_users(X: ArrayLike, clients: ArrayLike) -> tuple[Any, dict[str, tuple[Any, Any]]]:
     """Give users a separate id on each client, so that users may have rows on several.
 
-    A fit then learns a vector for each pair of user and client, from the rows there alone. See
-    :ref:`a-person-at-several-silos` for what this costs, and what epsilon then protects.
+    A fit then learns a vector for each pair of user and client, from the rows there alone.
+    :doc:`/user_guide/silos` says what this costs, and what epsilon then protects.
 
     Parameters
     ----------

@@ -11,6 +11,7 @@ from sklearn.metrics import roc_auc_score
 from fedrecsk.audit._inversion_rfrec import rated_items, rfrec
 from fedrecsk.audit._inversions import best_length
 from fedrecsk.audit._server_view import (
+    LEAST,
     Reconstruction,
     by_lines,
     by_pairs,
@@ -22,7 +23,9 @@ from fedrecsk.audit._server_view import (
 from fedrecsk.updates import Update
 
 # Of the cosine of rows that the server has computed from numbers in float32.
-TOLERANCE = 1e-4
+TOLERANCE = 1e-6
+# Of a row of a user's item, as a share of its length along the user's vector.
+MISFIT = 1e-3
 
 
 class Silo(NamedTuple):
@@ -48,10 +51,14 @@ def locals_silo(model, exchanges, n_items):
         direction *= np.sign((parts @ direction).sum())
         along, scores = parts @ direction, versions[own] @ direction
 
-        def misfit(length, along=along, scores=scores):
-            return ((along - length * (1 + model.alpha * (1 - length * scores))) ** 2).sum()
+        def misfits(length, along=along, scores=scores):
+            return np.abs(along - length * (1 + model.alpha * (1 - length * scores)))
 
-        profiles.append(Reconstruction(best_length(misfit) * direction, items[own]))
+        # Where rows of several users are taken apart wrongly, the rest does not fit.
+        length = best_length(lambda length, of=misfits: of(length).sum())
+        fits = misfits(length) <= MISFIT * np.abs(along)
+        if fits.sum() >= LEAST:
+            profiles.append(Reconstruction(length * direction, items[own][fits]))
     return Silo(Reconstruction(None, items), profiles)
 
 
