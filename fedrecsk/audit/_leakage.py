@@ -266,7 +266,8 @@ def measure_leak(
 
     - LocALS with ``aggregation="full"``: the upload contains the matrix that the silo's users
       share. Once it is undone, rows are sums of multiples of p_u, and are taken apart by lines. The
-      users of at least three items that no other user of the silo has are isolated.
+      users of at least three items that no other user of the silo has are isolated, if their rows
+      weigh 1.
     - FedEASE, FedItemKNN, FedSpectral: sums over users, taken apart by pairs as those over clients.
     - RFRec: all items that the silo has rated; the first upload is taken apart by lines.
     - Others: the inversion for one user, as it is.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # In the order of how much they reveal.
 SERVER_SEES = ("encrypted sums", "noisy sums", "exact sums", "single uploads")
 CENTRAL = ("central noise", "distributed noise")
-AT_LEAST_1 = Interval(Integral, 1, None, closed="left")
+_AT_LEAST_1 = Interval(Integral, 1, None, closed="left")
 # Mechanisms without an epsilon for each number.
 WHOLE_UPLOADS = (*CENTRAL, "gaussian", "sphere")
 
@@ -172,7 +172,7 @@ class PrivacyReport:
         >>> round(epsilon, 1), delta
         (3.3, 1e-06)
         """
-        checked("for_group", {"n_clients": [AT_LEAST_1]}, n_clients=n_clients)
+        checked("for_group", {"n_clients": [_AT_LEAST_1]}, n_clients=n_clients)
         if not self.events:
             return n_clients * self.epsilon, n_clients * self.delta
         if self.is_central and all(
@@ -322,7 +322,7 @@ class PrivacyBudget:
 
         It charges nothing.
         """
-        constraints = {"n_clients": [AT_LEAST_1], "n_fits": [AT_LEAST_1]}
+        constraints = {"n_clients": [_AT_LEAST_1], "n_fits": [_AT_LEAST_1]}
         n_clients, n_fits = checked(
             "PrivacyBudget.check", constraints, n_clients=n_clients, n_fits=n_fits
         )
