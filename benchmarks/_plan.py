@@ -128,6 +128,8 @@ COMMANDS = [
     "updates --periods",
     "updates --few",
     "rounds",
+    "silos",
+    "leakage silos",
     "settings --data 1m --rounds 3",
     f"scale table --methods {LARGE}",
     "reproduce rfrec --seeds 1",

@@ -8,6 +8,10 @@ and is the same for all clients. The last column says how many clients were isol
 "refused": the method raises an error in this setting. FedNCF, PFedRec, FedRAP and GPFedRec need
 the extra torch.
 
+`silos`: the same of clients with many users, from one upload of each silo or one masked sum of all:
+the shares of pairs of silo and item, of users isolated in part, of their vectors, of pairs of user
+and item, and the AUC of the decision whether a person is a user of the silo.
+
 `membership`: whether the final model alone shows which users, or which rows, it was trained on;
 see `fedrecsk.audit.measure_membership`.
 
@@ -97,6 +101,7 @@ SETTINGS = {
 }
 # Errors of settings that a method does not have: FedEASE has no second round.
 REFUSED = ("uploaded nothing", "subtracts the sums of two rounds")
+SILOS = ("LocALS", "FedEASE", "RFRec", "FedMF")
 # Scale of the noise for clip 0.2, by epsilon per number.
 NOISE = {10: 0.04, 1: 0.4}
 JUDGED = {
@@ -159,6 +164,28 @@ def measured(label, model, X, y, options, parameters):
     print(row, " | ".join(shares), f"| {isolated} |", flush=True)
 
 
+def silos(options):
+    """Print the table of what uploads of silos reveal."""
+    X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
+    X, names = np.asarray(X)[:, :2].astype(int), ("items", "vectors", "interactions", "membership")
+    warnings.filterwarnings("ignore", "y looks like ratings")
+    print("| method | silos | server sees | items | isolated | vectors | lists | membership |")
+    print("|---|---|---|---|---|---|---|---|")
+    for method in SILOS:
+        model = clone(METHODS[method])
+        if "random_state" in model.get_params():
+            model.set_params(random_state=0)
+        for n in (20, 3):
+            for cohort, seen in ((None, "uploads"), ("all", "masked sum")):
+                report = measure_leak(model, X, y, clients=X[:, 0] % n, cohort=cohort)
+                items, *others = (
+                    f"{getattr(report, name):.3f} ({report.chance[name]:.3f})" for name in names
+                )
+                isolated = f"{report.n_profiles / report.n_users:.3f}"
+                cells = " | ".join([items, isolated, *others])
+                print(f"| {method} | {n} | {seen} | {cells} |", flush=True)
+
+
 def membership(options):
     """Print the table of what final models reveal about who was in their training data."""
     X, y = fetch_movielens("100k", data_home=options.data_home, return_X_y=True)
@@ -185,7 +212,7 @@ def membership(options):
 
 def main(argv=None):
     """Run a command."""
-    commands = {"uploads": uploads, "membership": membership}
+    commands = {"uploads": uploads, "silos": silos, "membership": membership}
     parser = command_line("leakage", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data-home")

@@ -4,6 +4,7 @@ Steps of a Pipeline must keep the number of rows, or scikit-learn would misalign
 are three kinds: transformers that map rows one to one, for a Pipeline (:class:`IdEncoder`);
 transformers of y, for a :class:`~sklearn.compose.TransformedTargetRegressor`
 (:class:`RatingScaler`); and functions of (X, y, clients, sample_weight) that drop rows.
+:func:`split_users` changes the ids of users who have rows on several clients.
 """
 
 from __future__ import annotations
@@ -32,7 +33,14 @@ from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data._checks import check_scale
 from fedrecsk.data._mistakes import warn_about_columns
 from fedrecsk.data.ids import Ids
-from fedrecsk.data.interactions import ROLES, as_rows, as_table, coded_rows, id_columns
+from fedrecsk.data.interactions import (
+    ROLES,
+    as_rows,
+    as_table,
+    coded_ids,
+    coded_rows,
+    id_columns,
+)
 
 __all__ = [
     "IdEncoder",
@@ -40,6 +48,7 @@ __all__ = [
     "binarize",
     "filter_k_core",
     "filter_min_ratings",
+    "split_users",
     "to_implicit",
 ]
 
@@ -300,6 +309,85 @@ def _read(X, y, clients, sample_weight):
 def _take(data, rows):
     taken = tuple(safe_indexing(values, rows) for values in data)
     return taken if len(taken) > 1 else taken[0]
+
+
+@validate_params({"X": _DATA["X"], "clients": ["array-like"]})
+def split_users(X: ArrayLike, clients: ArrayLike) -> tuple[Any, dict[str, tuple[Any, Any]]]:
+    """Give users a separate id on each client, so that users may have rows on several.
+
+    A fit then learns a vector for each pair of user and client, from the rows there alone.
+    :doc:`/user_guide/silos` says what this costs, and what epsilon then protects.
+
+    Parameters
+    ----------
+    X : array-like or DataFrame of shape (n_samples, n_features >= 2)
+        Column 0 is the user's id, column 1 the item's.
+    clients : array-like of shape (n_samples,)
+        The client of each row.
+
+    Returns
+    -------
+    X : list, DataFrame (pandas or polars) or ndarray, as the given one
+        The same rows. Column 0 is "user@client".
+    origins : dict of {str: (user, client)}
+        The user and the client of each new id.
+
+    Raises
+    ------
+    ValueError
+        If two pairs lead to the same id, lengths differ, or ids are invalid.
+    TypeError
+        If an id is neither a string nor a number.
+
+    Examples
+    --------
+    >>> from fedrecsk import Popularity
+    >>> from fedrecsk.preprocessing import split_users
+    >>> X = [["ann", "alien"], ["ann", "brazil"], ["bob", "alien"]]
+    >>> X, origins = split_users(X, clients=["north", "south", "south"])
+    >>> X
+    [['ann@north', 'alien'], ['ann@south', 'brazil'], ['bob@south', 'alien']]
+    >>> origins["ann@south"]
+    ('ann', 'south')
+    """
+    users, items = id_columns(as_rows(X))
+    (users, user_codes), (places, place_codes) = (
+        coded_ids(users, "user ids (column 0 of X)"),
+        coded_ids(clients, "clients"),
+    )
+    check_consistent_length(user_codes, place_codes)
+    pairs, pair_codes = np.unique(
+        user_codes.astype(np.int64) * len(places) + place_codes, return_inverse=True
+    )
+    pairs = list(
+        zip(
+            users[pairs // len(places)].tolist(),
+            places[pairs % len(places)].tolist(),
+            strict=True,
+        )
+    )
+    origins: dict[str, tuple[Any, Any]] = {}
+    for user, client in pairs:
+        name = f"{user}@{client}"
+        if name in origins:
+            other, another = origins[name]
+            raise ValueError(
+                f"User {user!r} on client {client!r} and user {other!r} on client {another!r} "
+                f"would both be {name!r}; rename the clients so that they contain no '@'."
+            )
+        origins[name] = user, client
+    names = np.array(list(origins))[pair_codes]
+    if isinstance(X, list | tuple):
+        rows = zip(names.tolist(), X, strict=True)
+        return [[name, *list(row)[1:]] for name, row in rows], origins
+    if hasattr(X, "isetitem"):
+        frame = cast("Any", X).copy()
+        frame.isetitem(0, names)
+        return frame, origins
+    if hasattr(X, "with_columns"):
+        column = cast("Any", X)[:, 0]
+        return cast("Any", X).with_columns(type(column)(column.name, names)), origins
+    return _with_ids(np.asarray(X), [names, items]), origins
 
 
 @dataclass(eq=False, repr=False)

@@ -20,6 +20,7 @@ from fedrecsk.preprocessing import (
     binarize,
     filter_k_core,
     filter_min_ratings,
+    split_users,
     to_implicit,
 )
 
@@ -276,3 +277,55 @@ def test_a_pipeline_with_codes_ranks_as_the_bare_model_does():
     expected = pytest.approx(evaluate_ranking(bare, test, **options))
     assert evaluate_ranking(piped, test, **options) == expected
     assert piped.score(test) == pytest.approx(bare.score(test))
+
+
+# ------------------------------------------------------------------------- split_users
+
+ROWS, PLACES = [["ann", 7, "red"], ["ann", 8, "blue"], ["bob", 7, "red"]], ["n", "s", "s"]
+
+
+@pytest.mark.parametrize("kind", ["list", "array", "text", "pandas", "polars"])
+def test_users_have_an_id_at_each_client_and_the_rest_stays(kind):
+    X = ROWS
+    if kind == "array":
+        X = np.array(ROWS, dtype=object)
+    elif kind == "text":
+        X = np.array(ROWS, dtype=str)
+    elif kind == "pandas":
+        X = pd.DataFrame(ROWS, columns=["u", "i", "c"], index=[5, 5, 6])
+    elif kind == "polars":
+        X = pytest.importorskip("polars").DataFrame(ROWS, schema=["u", "i", "c"], orient="row")
+    split, origins = split_users(X, PLACES)
+    assert type(split) is type(X)
+    table = np.array(split, dtype=object) if kind == "list" else np.asarray(split, dtype=object)
+    assert table[:, 0].tolist() == ["ann@n", "ann@s", "bob@s"]
+    before = np.asarray(X, dtype=object) if kind != "list" else np.array(X, dtype=object)
+    assert table[:, 1:].tolist() == before[:, 1:].tolist()
+    # The given rows are as they were.
+    assert before[:, 0].tolist() == ["ann", "ann", "bob"]
+    assert origins == {"ann@n": ("ann", "n"), "ann@s": ("ann", "s"), "bob@s": ("bob", "s")}
+    if kind == "pandas":
+        assert split.index.tolist() == [5, 5, 6]
+        assert split.columns.tolist() == ["u", "i", "c"]
+
+
+def test_the_cure_of_users_at_several_clients_is_what_the_error_says():
+    X, clients = np.array([[1, 5], [1, 6], [2, 5], [2, 6]]), np.array([10, 20, 20, 20])
+    with pytest.raises(ValueError, match=r"user 1 has rows on clients .*split_users\(X, clients\)"):
+        RFRec(2).fit(X, [1, 2, 3, 5], clients=clients)
+    split, origins = split_users(X, clients)
+    model = RFRec(2, n_rounds=1, random_state=0).fit(split, [1, 2, 3, 5], clients=clients)
+    assert {origins[one] for one in model.user_ids_} == {(1, 10), (1, 20), (2, 20)}
+
+
+@pytest.mark.parametrize(
+    ("X", "clients", "message"),
+    [
+        ([["a@b", 1], ["a", 1]], ["c", "b@c"], r"'a@b' on client 'c' .*rename the clients"),
+        ([["a", 1], ["b", 1]], ["c"], "inconsistent numbers of samples"),
+        ([["a", 1]], [None], "clients contain missing values"),
+    ],
+)
+def test_ids_that_cannot_be_told_apart_are_refused(X, clients, message):
+    with pytest.raises(ValueError, match=message):
+        split_users(X, clients)

@@ -38,7 +38,7 @@ def rfrec(model, exchanges, n_items):
     """Find the rated items, and fit vector and ratings by replaying the client."""
     algorithm, noise = model._algorithm(), model._setting().local_dp
     seen = [_sent_vectors(one) for one in exchanges]
-    items = _rated(algorithm, exchanges, noise)
+    items = rated_items(algorithm, exchanges, noise)
     if len(items) == 0:
         return Reconstruction(None, items)
     n_fitted = len(seen) if noise is not None else min(FITTED, len(seen))
@@ -58,7 +58,7 @@ def _sent_vectors(exchange):
     return exchange.message["item_vectors"].values + exchange.upload["item_vectors"].change
 
 
-def _rated(algorithm, exchanges, noise):
+def rated_items(algorithm, exchanges, noise):
     """Return codes of the items whose vectors do not follow the server's."""
     if noise is None:
         # Before the first upload the others have not moved.

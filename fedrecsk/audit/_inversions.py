@@ -53,7 +53,7 @@ def wmf(model, message, upload, n_items):
         # The share of the received item in a row depends on the length of p_u at most.
         share = _share_of_received(model, message, vector)
         direction = direction_of(rows - share * received)
-        vector = _best(lambda length, d=direction: misfit(length * d)) * direction
+        vector = best_length(lambda length, d=direction: misfit(length * d)) * direction
         if share == _share_of_received(model, message, vector):
             break
     return Reconstruction(vector, items)
@@ -133,7 +133,7 @@ def _share_of_received(model, message, vector):
     return float(row @ item / (item @ item))
 
 
-def _best(misfit):
+def best_length(misfit):
     """Return the length with the least misfit; a negative one reverses the vector."""
     candidates = np.concatenate([LENGTHS, -LENGTHS])
     with np.errstate(over="ignore", invalid="ignore"):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
-from scipy.sparse import csr_array
 from sklearn.base import clone
 
 from fedrecsk._utils import html
@@ -37,8 +36,16 @@ from fedrecsk.audit._server_view import (
     by_lines_beside_a_matrix,
     by_pairs,
 )
+from fedrecsk.audit._silos import (
+    auc_of_membership,
+    gram_silo,
+    locals_silo,
+    not_tried,
+    rfrec_silo,
+    silo_of,
+    similarities,
+)
 from fedrecsk.simulation.run import watch
-from fedrecsk.updates import Update
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +53,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
     from sklearn.base import BaseEstimator
+
+    from fedrecsk.audit._silos import Silo
 
 # Largest relative error of a recovered vector, and least cosine of a recovered direction.
 CLOSE, ALIGNED = 1e-2, 0.99
@@ -92,7 +101,19 @@ class LeakReport:
         Which two sums the server subtracts.
     n_profiles : int
         With a cohort, the number of clients whose part of a sum the server has isolated, of all
-        clients in the sums that were taken apart.
+        clients in the sums that were taken apart. Of silos, the number of users isolated.
+    n_users : int or None
+        Number of users of the clients attacked, if clients have several (silos); otherwise None.
+        The numbers above are then about users, not clients.
+    items : float or None
+        With silos, of all pairs of silo and item that were claimed or true, the share that were
+        both. 1: the server knows exactly what each silo holds.
+    membership : float or None
+        With silos, the AUC with which the server decides whether a person whose items it knows is a
+        user of a silo or not: 0.5 by guessing, 1 without errors. The mean over silos. With sums,
+        whether the person is a user of any silo of a sum: 0.5 if all users are.
+    not_tried : tuple of str
+        With silos, what the attack has left out. Numbers are what these attacks find, and no bound.
     """
 
     method: str
@@ -107,6 +128,10 @@ class LeakReport:
     cohort: int | None = None
     differences: str | None = None
     n_profiles: int = 0
+    n_users: int | None = None
+    items: float | None = None
+    membership: float | None = None
+    not_tried: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         shares = ", ".join(
@@ -114,7 +139,8 @@ class LeakReport:
             f"without uploads {share:.3f})"
             for name, value, share in self._compared
         )
-        return f"LeakReport({self.method}, {self._setting}: {shares})"
+        left = f"; not tried: {'; '.join(self.not_tried)}" if self.not_tried else ""
+        return f"LeakReport({self.method}, {self._setting}: {shares}{left})"
 
     def _repr_html_(self) -> str:
         rows = [
@@ -123,7 +149,8 @@ class LeakReport:
         ]
         caption = f"{self.method}: what a server infers"
         header = ["", "inferred", "without uploads", "leak shown"]
-        return html.table(caption, header, rows, notes=[self._setting])
+        left = [f"Not tried: {one}." for one in self.not_tried]
+        return html.table(caption, header, rows, notes=[self._setting, *left])
 
     @property
     def _compared(self):
@@ -132,8 +159,12 @@ class LeakReport:
     @property
     def _setting(self):
         setting = f"n_clients={self.n_clients}, n_rounds={self.n_rounds}"
+        if self.n_users is not None:
+            setting += f", n_users={self.n_users}"
         if self.cohort is not None:
-            setting += f", cohort={self.cohort}, n_profiles={self.n_profiles}"
+            setting += f", cohort={self.cohort}"
+        if self.cohort is not None or self.n_users is not None:
+            setting += f", n_profiles={self.n_profiles}"
         if self.differences is not None:
             setting += f", differences={self.differences!r}"
         return setting
@@ -145,6 +176,7 @@ def measure_leak(
     X: ArrayLike,
     y: ArrayLike | None = None,
     *,
+    clients: ArrayLike | None = None,
     n_rounds: int = 1,
     max_clients: int | None = None,
     cohort: int | Literal["all"] | None = None,
@@ -153,8 +185,8 @@ def measure_leak(
     """Measure what a server that knows the method can infer from uploads, or from their sums.
 
     A copy of the estimator is fitted with all clients in every round, and without dropout,
-    compression and aggregator; each client has one user. An adversary and ``local_dp`` stay. The
-    server knows its own messages and the method's hyperparameters.
+    compression and aggregator. An adversary and ``local_dp`` stay. The server knows its own
+    messages and the method's hyperparameters. Without `clients`, each client has one user.
 
     Parameters
     ----------
@@ -162,6 +194,10 @@ def measure_leak(
         It is cloned, not changed.
     X, y
         As in `fit`.
+    clients : array-like of shape (n_samples,), default=None
+        The client of each row, as in `fit`. Where clients have several users (silos), the report
+        says what is found about users from the uploads of their silos; see Notes. `max_clients` and
+        `cohort` count silos.
     n_rounds : int, default=1
         Number of consecutive uploads to read of each client, from the first round on. RFRec's,
         CoLR's and FedMF's are inverted together; of other methods, items that are not in all of
@@ -224,6 +260,22 @@ def measure_leak(
     clients that it has not isolated the server claims nothing or, if it has isolated none, that
     they have all items of the sum. Sums of other methods may be taken apart in other ways.
 
+    A silo trains its items for all its users at once, and what it sends is not always a sum over
+    them. The server then tries to isolate its users, and claims that others have nothing or, if it
+    has isolated none, all items of the silo:
+
+    - LocALS with ``aggregation="full"``: the upload contains the matrix that the silo's users
+      share. Once it is undone, rows are sums of multiples of p_u, and are taken apart by lines. The
+      users of at least three items that no other user of the silo has are isolated, if their rows
+      weigh 1.
+    - FedEASE, FedItemKNN, FedSpectral: sums over users, taken apart by pairs as those over clients.
+    - RFRec: all items that the silo has rated; the first upload is taken apart by lines.
+    - Others: the inversion for one user, as it is.
+
+    A known list of items is taken for that of a user of the silo by the share of its items (of its
+    pairs of items, with FedEASE, FedItemKNN and FedSpectral) that the silo holds, and by its
+    similarity to the isolated user that is most like it. `not_tried` names what is left out.
+
     Examples
     --------
     >>> from fedrecsk import LocALS
@@ -243,6 +295,12 @@ def measure_leak(
     0.0
     >>> measure_leak(model, X, cohort="all", differences="same round").vectors
     1.0
+
+    Three hospitals with 20 patients each:
+
+    >>> report = measure_leak(model, X, clients=X[:, 0] % 3)
+    >>> report.n_users, report.items
+    (60, 1.0)
     """
     name = type(estimator).__name__
     _check_numbers(n_rounds, max_clients, cohort, differences)
@@ -259,7 +317,7 @@ def measure_leak(
         )
     model = _watch_all(estimator, n_rounds)
     model._validate_params()
-    data = model._prepared(X, y)
+    data = model._prepared(X, y, clients)
     check_same_data(estimator, data, "measure_leak")
     receipts = _receipts(model, data.n_clients, n_rounds, max_clients, cohort, differences)
     truth = _read_along(model, data, n_rounds, receipts)
@@ -268,25 +326,39 @@ def measure_leak(
             f"{name} uploaded nothing in n_rounds={n_rounds}, so there is nothing to invert; read "
             "more rounds."
         )
-    clients = receipts.clients
     rates = bool(data.values.min() != data.values.max()) and model._sees_ratings
-    members = {one for group in receipts.sums for one in group}
-    own = {client: own_items(data, client, rates) for client in members.union(clients.tolist())}
-    guesses, n_profiles = _infer(receipts, model, inversion, data.n_items, own)
-    guesses = [guesses.get(client, NOTHING) for client in clients]
-    own, truth = [own[client] for client in clients], truth[clients]
+    own = [own_items(data, user, rates) for user in range(data.n_users)]
+    inferred = _infer(receipts, model, inversion, data, [items for items, _ in own])
+    users = np.concatenate([_users_of(data, client) for client in receipts.clients])
+    guesses = [inferred.guesses.get(user, NOTHING) for user in users]
+    lists = [own[user] for user in users]
     claims = [(guess.items, guess.values) for guess in guesses]
-    found = score_vectors([guess.vector for guess in guesses], truth)
-    found |= score_pairs(claims, own, rates)
+    found = score_vectors([guess.vector for guess in guesses], truth[users])
+    found |= score_pairs(claims, lists, rates)
+    chance = common_vector(truth[users]) | common_items(own, lists, data.n_items, rates)
+    silos: dict[str, Any] = {}
+    if data.n_users > data.n_clients:
+        held = [_held(data, own, client) for client in range(data.n_clients)]
+        attacked = [held[client] for client in receipts.clients]
+        claims = [(inferred.held.get(c, NOTHING.items), None) for c in receipts.clients.tolist()]
+        silos = {
+            "n_users": len(users),
+            "items": score_pairs(claims, attacked, rates=False)["interactions"],
+            "membership": float(np.mean(inferred.membership)),
+            "not_tried": not_tried(name, inversion, bool(receipts.sums)),
+        }
+        chance["items"] = common_items(held, attacked, data.n_items, False)["interactions"]
+        chance["membership"] = 0.5
     return LeakReport(
         method=name,
-        n_clients=len(clients),
+        n_clients=len(receipts.clients),
         n_rounds=n_rounds,
         **found,
-        chance=common_vector(truth) | common_items(data, own, rates),
+        chance=chance,
         cohort=receipts.cohort,
         differences=differences,
-        n_profiles=n_profiles,
+        n_profiles=inferred.n_profiles,
+        **silos,
     )
 
 
@@ -358,35 +430,50 @@ def _read_along(model, data, n_rounds, receipts):
     return truth
 
 
-def _infer(receipts, model, inversion: Any, n_items, own):
-    """Return reconstructions by client, and how many of them were isolated from a sum."""
-    guesses: dict[int, Any] = {}
-    (invert, separate), n_profiles = inversion, 0
-    for members, exchanges in receipts.sums.items():
-        means = [
-            one._replace(
-                upload={n: Update(r, c / len(members)) for n, (r, c) in one.upload.items()}
-            )
-            for one in exchanges
-        ]
-        common = invert(model, means, n_items)
-        if separate is not None and len(members) > 1:
-            profiles = separate(model, exchanges, n_items)
-            whose = assign(profiles, [own[client] for client in members], n_items)
-            known = [one is not None for one in whose]
-            n_profiles += sum(known)
-            if any(known):
-                common = common._replace(items=NOTHING.items, values=None)
-            guesses |= {c: one for c, one in zip(members, whose, strict=True) if one is not None}
-        guesses = dict.fromkeys(members, common) | guesses
-    for client, exchanges in receipts.singles.items():
-        guesses[client] = invert(model, exchanges, n_items)
-    return guesses, n_profiles
+class Inferred(NamedTuple):
+    """What the server has inferred from all that it received."""
+
+    guesses: dict[int, Reconstruction]  # by user
+    n_profiles: int  # users isolated
+    held: dict[int, np.ndarray]  # items claimed of each client
+    membership: list[float]  # AUC of each client or sum
+
+
+def _infer(receipts, model, inversion: Any, data, lists):
+    """Return what the server infers; `lists` has each user's items."""
+    guesses, n_profiles, held, membership = {}, 0, {}, []
+    singles = {(client,): exchanges for client, exchanges in receipts.singles.items()}
+    for clients, exchanges in (receipts.sums | singles).items():
+        users = np.concatenate([_users_of(data, client) for client in clients])
+        sizes = len(clients), len(users), data.n_items
+        silo = silo_of(inversion, model, exchanges, *sizes)
+        common, profiles = silo.common, silo.profiles
+        whose = assign(profiles, [lists[user] for user in users], data.n_items)
+        known = [one is not None for one in whose]
+        held |= dict.fromkeys(clients, common.items)
+        if data.n_users > data.n_clients:
+            is_member = np.isin(np.arange(data.n_users), users)
+            membership.append(auc_of_membership(silo, lists, is_member, data.n_items))
+        n_profiles += sum(known)
+        if any(known):
+            common = common._replace(items=NOTHING.items, values=None)
+        guesses |= {u: one or common for u, one in zip(users.tolist(), whose, strict=True)}
+    return Inferred(guesses, n_profiles, held, membership)
+
+
+def _users_of(data, client):
+    return np.arange(*data.client_indptr[client : client + 2])
+
+
+def _held(data, own, client):
+    """Return the items of a client's users, each once."""
+    lists = [own[user][0] for user in _users_of(data, client)]
+    return np.unique(np.concatenate(lists)), None
 
 
 def _vectors(clients):
-    """Return private vectors of clients with one user each, in the order of clients' codes."""
-    codes = np.concatenate([one.block.clients for one in clients])
+    """Return private vectors of users, in the order of their codes."""
+    codes = np.concatenate([one.block.users for one in clients])
     vectors = [one.algorithm.private_vectors(one.state) for one in clients]
     return np.concatenate(vectors)[np.argsort(codes)].astype(np.float64)
 
@@ -417,10 +504,14 @@ def check_same_data(estimator, data, what):
 
 
 class Inversion(NamedTuple):
-    """How to invert a method's uploads, and how to separate a sum of them (None: not at all)."""
+    """How to invert uploads, separate sums (None: not at all) and attack silos (None: by both).
+
+    A silo is a client with several users.
+    """
 
     invert: Callable[..., Reconstruction] | None
     separate: Callable[..., list[Reconstruction]] | None = None
+    silo: Callable[..., Silo] | None = None
 
 
 # By class or, for this package's own methods, by its name: they import no attacks and, of the
@@ -432,13 +523,16 @@ _INVERSIONS: dict[type | str, Inversion] = {
     "FedFast": Inversion(fedfast),
     "FedRec": Inversion(fedrec),
     "LightFR": Inversion(lightfr),
-    "RFRec": Inversion(rfrec, by_lines(rfrec, "item_vectors", tolerance=1e-3, signed=True)),
+    "RFRec": Inversion(
+        rfrec, by_lines(rfrec, "item_vectors", tolerance=1e-3, signed=True), rfrec_silo
+    ),
     "SemiDFEGL": Inversion(semidfegl),
     **dict.fromkeys(
         ("FedNCF", "FedRAP", "FederatedModule", "GPFedRec", "PFedRec"), Inversion(neural)
     ),
-    **dict.fromkeys(("FedEASE", "FedItemKNN", "FedSpectral"), Inversion(gram, by_pairs)),
-    **dict.fromkeys(("GlobSGD", "LocALS", "LocSGD"), Inversion(wmf, by_lines(wmf, "rows"))),
+    **dict.fromkeys(("FedEASE", "FedItemKNN", "FedSpectral"), Inversion(gram, by_pairs, gram_silo)),
+    "LocALS": Inversion(wmf, by_lines(wmf, "rows"), locals_silo),
+    **dict.fromkeys(("GlobSGD", "LocSGD"), Inversion(wmf, by_lines(wmf, "rows"))),
     **dict.fromkeys(
         ("CoLR", "FedMF"), Inversion(fedmf, by_lines(fedmf, "updates", tolerance=1e-3))
     ),
@@ -534,25 +628,14 @@ def score_pairs(claims, own, rates):
     }
 
 
-def assign(profiles, own, n_items):
-    """Assign profiles to clients by most items in common; None for clients that get none."""
+def assign(profiles, lists, n_items):
+    """Assign profiles to users by most items in common; None for users that get none."""
     if not profiles:
-        return [None] * len(own)
-    claimed = _incidence([one.items for one in profiles], n_items)
-    true = _incidence([items for items, _ in own], n_items)
-    shared = (true @ claimed.T).toarray()
-    either = true.sum(axis=1)[:, None] + claimed.sum(axis=1)[None] - shared
-    alike = shared / np.maximum(either, 1)
+        return [None] * len(lists)
+    alike = similarities(lists, [one.items for one in profiles], n_items)
     whose = dict(zip(*linear_sum_assignment(-alike), strict=True))
-    fits = [c in whose and alike[c, whose[c]] > 0 for c in range(len(own))]
+    fits = [c in whose and alike[c, whose[c]] > 0 for c in range(len(lists))]
     return [profiles[whose[c]] if fit else None for c, fit in enumerate(fits)]
-
-
-def _incidence(lists, n_items) -> Any:
-    """Return a matrix with a row for each list of items, and ones in their columns."""
-    indptr = np.concatenate([[0], np.cumsum([len(one) for one in lists])])
-    items = np.concatenate(lists).astype(np.int64)
-    return csr_array((np.ones(len(items)), items, indptr), shape=(len(lists), n_items))
 
 
 def common_vector(truth):
@@ -567,25 +650,27 @@ def common_vector(truth):
     return dict(zip(("vectors", "directions", "cosine"), best.tolist(), strict=True))
 
 
-def common_items(data, own, rates):
-    """Return the shares reached by claiming the same items, and ratings, for every client."""
-    kept = np.ones(len(data.items), dtype=bool) if rates else data.values > 0
-    items, values = data.items[kept], data.values[kept]
-    n_holders = np.bincount(items, minlength=data.n_items)
-    best = _best_for_all(n_holders, n_holders, data.n_clients)
-    shares = score_pairs([(best, None)] * len(own), own, rates=False)
+def common_items(own, attacked, n_items, rates):
+    """Return the shares reached by claiming the same items, and ratings, for every owner.
+
+    `own` has the items and ratings of all owners, users or clients, `attacked` those of some.
+    """
+    items = np.concatenate([items for items, _ in own])
+    n_holders = np.bincount(items, minlength=n_items)
+    best = _best_for_all(n_holders, n_holders, len(own))
+    shares = score_pairs([(best, None)] * len(attacked), attacked, rates=False)
     if not rates:
         return shares
+    values = np.concatenate([values for _, values in own])
     triples, counts = np.unique(np.column_stack([items, values]), axis=0, return_counts=True)
     # In ascending order, so that the most common rating of an item is written last.
     ascending = np.argsort(counts, kind="stable")
     rated = triples[ascending, 0].astype(np.intp)
-    usual, n_usual = np.zeros(data.n_items), np.zeros(data.n_items)
+    usual, n_usual = np.zeros(n_items), np.zeros(n_items)
     usual[rated], n_usual[rated] = triples[ascending, 1], counts[ascending]
-    best = _best_for_all(n_usual, n_holders, data.n_clients)
-    return shares | {
-        "values": score_pairs([(best, usual[best])] * len(own), own, rates=True)["values"]
-    }
+    best = _best_for_all(n_usual, n_holders, len(own))
+    claims = [(best, usual[best])] * len(attacked)
+    return shares | {"values": score_pairs(claims, attacked, rates=True)["values"]}
 
 
 def _best_for_all(n_right, n_holders, n_clients):

@@ -324,14 +324,18 @@ def any_order(upload, n_items):
     return np.bincount(rows % n_pairs, np.ravel(change), n_pairs)
 
 
+def matrix_of_pairs(upload, n_items):
+    """Return the sum of pairs as a symmetric matrix."""
+    pairs, upper = np.zeros((n_items, n_items)), np.triu_indices(n_items)
+    numbers = upper[1] * (upper[1] + 1) // 2 + upper[0]
+    pairs[upper] = pairs.T[upper] = any_order(upload, n_items)[numbers]
+    return pairs
+
+
 def by_pairs(model, exchanges, n_items):
     """Separate pairs of items: those of an item that only one client has are all its items."""
     # Its pairs are subtracted, and other items are left with one client. All likes weigh the same.
-    packed = any_order(exchanges[0].upload["gram"], n_items)
-    pairs = np.zeros((n_items, n_items))
-    upper = np.triu_indices(n_items)
-    numbers = upper[1] * (upper[1] + 1) // 2 + upper[0]
-    pairs[upper] = pairs.T[upper] = packed[numbers]
+    pairs = matrix_of_pairs(exchanges[0].upload["gram"], n_items)
     held = np.diag(pairs)
     unit = held[held > 0].min(initial=np.inf)
     guesses = []

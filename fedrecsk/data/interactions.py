@@ -339,7 +339,8 @@ def _one_client_each(user_values, user_codes, client_values, client_codes):
         one, other = client_values[first[user]], client_values[client_codes[strays[0]]]
         raise ValueError(
             f"A user belongs to one client, but user {user_values[user]!s} has rows on clients "
-            f"{other!s} and {one!s}; give the user one client, or a separate id on each."
+            f"{other!s} and {one!s}; give the user one client, or a separate id on each: "
+            "X, origins = fedrecsk.preprocessing.split_users(X, clients)."
         )
     return first
 

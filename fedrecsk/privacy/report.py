@@ -7,6 +7,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.special import logsumexp
 from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 # In the order of how much they reveal.
 SERVER_SEES = ("encrypted sums", "noisy sums", "exact sums", "single uploads")
 CENTRAL = ("central noise", "distributed noise")
+_AT_LEAST_1 = Interval(Integral, 1, None, closed="left")
 # Mechanisms without an epsilon for each number.
 WHOLE_UPLOADS = (*CENTRAL, "gaussian", "sphere")
 
@@ -132,6 +134,59 @@ class PrivacyReport:
             trust=_common([one for one in trusted if one != "no party"] or ["no party"], "; "),
             events=events,
         )
+
+    def for_group(self, n_clients: int) -> tuple[float, float]:
+        """Return the epsilon and delta for the data of several clients together.
+
+        They are those of one person whose rows are on `n_clients` clients.
+
+        Parameters
+        ----------
+        n_clients : int
+            Number of clients (k), at least 1. Where a client has several users, the person leaves
+            it and the client stays: then count each client twice, once without its upload and once
+            with another.
+
+        Returns
+        -------
+        epsilon, delta : float
+            Noise of each client: k epsilon and k delta, as k mechanisms compose. Central Gaussian
+            noise, unless clients are sampled: the epsilon for the same delta if the sums change by
+            k times as much. Otherwise group privacy: k epsilon, and delta times
+            ``1 + e^epsilon + ... + e^((k - 1) epsilon)``, at most ``k e^((k - 1) epsilon)`` [1]_
+            [2]_. Infinity and 1 if this delta is not below 1.
+
+        References
+        ----------
+        .. [1] C. Dwork and A. Roth, "The Algorithmic Foundations of Differential Privacy", 2014,
+           theorem 2.2 (delta 0).
+        .. [2] S. Vadhan, "The Complexity of Differential Privacy", 2017, lemma 2.2.
+
+        Examples
+        --------
+        >>> from fedrecsk import Federation, PrivFedEB
+        >>> from fedrecsk.privacy import CentralDP
+        >>> federation = Federation(central_dp=CentralDP(epsilon=1, delta=1e-6))
+        >>> model = PrivFedEB(items=range(9), rating_scale=(1, 5), federation=federation)
+        >>> epsilon, delta = model.planned_privacy(n_clients=6000).for_group(3)
+        >>> round(epsilon, 1), delta
+        (3.3, 1e-06)
+        """
+        checked("for_group", {"n_clients": [_AT_LEAST_1]}, n_clients=n_clients)
+        if not self.events:
+            return n_clients * self.epsilon, n_clients * self.delta
+        if self.is_central and all(
+            one.mechanism == "gaussian" and one.probability == 1 for one in self.events
+        ):
+            events = [
+                one._replace(noise_multiplier=one.noise_multiplier / n_clients)
+                for one in self.events
+            ]
+            return epsilon_of(events, self.delta), self.delta
+        # As a logarithm, which does not overflow.
+        steps = np.arange(n_clients) * self.epsilon
+        delta = self.delta and float(np.exp(min(0.0, np.log(self.delta) + logsumexp(steps))))
+        return (n_clients * self.epsilon, delta) if delta < 1 else (float("inf"), 1.0)
 
     @property
     def is_central(self) -> bool:
@@ -267,8 +322,7 @@ class PrivacyBudget:
 
         It charges nothing.
         """
-        whole = [Interval(Integral, 1, None, closed="left")]
-        constraints = {"n_clients": whole, "n_fits": whole}
+        constraints = {"n_clients": [_AT_LEAST_1], "n_fits": [_AT_LEAST_1]}
         n_clients, n_fits = checked(
             "PrivacyBudget.check", constraints, n_clients=n_clients, n_fits=n_fits
         )

@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedrecsk.privacy import GaussianMechanism, LaplaceMechanism, SphereMechanism, shuffled_epsilon
+from fedrecsk.privacy import (
+    Event,
+    GaussianMechanism,
+    LaplaceMechanism,
+    PrivacyReport,
+    SphereMechanism,
+    epsilon_of,
+    shuffled_epsilon,
+)
 from fedrecsk.privacy.accounting import (
     gaussian_epsilon,
     laplace_epsilon,
@@ -162,3 +170,46 @@ def test_where_the_theorem_does_not_hold_it_says_so(arguments, message):
 def test_the_bound_in_numbers():
     # log(1 + (e - 1) / (e + 1) (8 sqrt(e log(4e6)) / sqrt(1e4) + 8 e / 1e4)).
     assert shuffled_epsilon(1.0, 10_000, 1e-6) == pytest.approx(0.214026, abs=1e-6)
+
+
+# ------------------------------------------------------- one person on several clients
+
+
+def central(*events):
+    epsilon = epsilon_of(events, DELTA)
+    return PrivacyReport("central noise", epsilon, 1, 1, epsilon, delta=DELTA, events=events)
+
+
+def test_a_group_on_sums_with_gaussian_noise_shifts_them_by_so_much_more():
+    pytest.importorskip("dp_accounting", reason="needs fedrecsk[privacy]")
+    report = central(Event("gaussian", 8.0, count=9), Event("gaussian", 20.0))
+    assert report.for_group(1) == (report.epsilon, DELTA)
+    epsilon, delta = report.for_group(3)
+    assert delta == DELTA
+    shift = 3 * math.sqrt(9 / 8**2 + 1 / 20**2)
+    tails = (stats.norm.cdf(side * shift / 2 - epsilon / shift) for side in (1, -1))
+    right, wrong = tails
+    assert right - math.exp(epsilon) * wrong == pytest.approx(DELTA, rel=1e-4)
+    # Three times as much for the same delta would be wrong.
+    assert epsilon > 3 * report.epsilon
+
+
+def test_a_group_of_sampled_clients_has_what_group_privacy_gives():
+    pytest.importorskip("dp_accounting", reason="needs fedrecsk[privacy]")
+    report = central(Event("gaussian", 8.0, count=9, probability=0.5))
+    epsilon, delta = report.for_group(3)
+    each = math.exp(report.epsilon)
+    assert epsilon == 3 * report.epsilon
+    assert delta == pytest.approx(DELTA * (1 + each + each**2))
+    assert delta < 3 * each**2 * DELTA
+    assert report.for_group(1000) == (math.inf, 1.0)
+
+
+def test_a_group_whose_clients_add_noise_each_spends_the_sum():
+    laplace = PrivacyReport.of(LaplaceMechanism(1.0, 0.5), [2], [10])
+    assert laplace.for_group(4) == (4 * laplace.epsilon, 0.0)
+    gaussian = PrivacyReport.of(GaussianMechanism(1.0, 3.0, delta=DELTA), [2], [10])
+    assert gaussian.for_group(2) == (2 * gaussian.epsilon, 2 * gaussian.delta)
+    assert PrivacyReport.of(None, [2], [10]).for_group(2)[0] == math.inf
+    with pytest.raises(ValueError, match="'n_clients' parameter of for_group must be"):
+        laplace.for_group(0)
