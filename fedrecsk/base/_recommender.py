@@ -431,9 +431,9 @@ class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, Plai
         users, items = id_columns(X)
         codes = self._users.codes(users), self._items.codes(items)
         warn_about_unknown_pairs(users, items, codes, (self._users, self._items))
-        spread = (deviations(self, *codes),) if return_std else ()
+        spread = deviations(self, *codes) if return_std else None
         predicted = self._model().predict(*codes)
-        return (predicted, *spread) if return_std else predicted
+        return predicted if spread is None else (predicted, spread)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -335,7 +335,7 @@ class LightFRAlgorithm(LightFRParameters, Algorithm[LightFRServer, LightFRClient
     def model(self, fitted):
         return BinaryCodes.of(fitted, fitted["user_codes_"])
 
-    def losses(self, model, held_out, seen):
+    def losses(self, model: Any, held_out, seen):
         """Return the objective on held-out rows, which share the items without a row."""
         if self.targets == "ratings":
             return super().losses(model, held_out, seen)

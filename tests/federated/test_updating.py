@@ -296,8 +296,8 @@ def test_a_private_update_is_charged():
     ("settings", "what"),
     [
         ({"federation": Federation(dropout=0.5)}, "dropout"),
-        ({"federation": Federation(aggregator=NormClipping())}, "an aggregator"),
-        ({"federation": Federation(adversary=SignFlip())}, "an adversary"),
+        ({"federation": Federation(aggregator=NormClipping())}, "aggregator"),
+        ({"federation": Federation(adversary=SignFlip())}, "adversary"),
         ({"federation": Federation(secure_aggregation=SecAggPlus())}, "SecAggPlus"),
         ({"early_stopping": True, "n_rounds": 3, "client_fraction": 0.4}, "early_stopping"),
     ],
