@@ -177,6 +177,9 @@ class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, Plai
 
     def _check_before_fit(self):
         """Raise if parameters contradict one another."""
+        scale = getattr(self, "rating_scale", None)
+        if scale is not None:
+            _checks.check_scale(scale)
 
     def _least_bytes(self, data):
         """Return a lower bound, never too large, on the bytes that a fit to Interactions needs."""
@@ -349,7 +352,7 @@ class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, Plai
 
     def _limits(self, is_fit):
         """Return the ends of the scale on which y must be, in a fit or later; None for any."""
-        return None
+        return getattr(self, "rating_scale" if is_fit else "rating_scale_", None)
 
     def _with_features(self, data, *, fitted):
         """Return data of a fit, or of users of a fitted model, with what else is known of them."""

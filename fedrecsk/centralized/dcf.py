@@ -16,7 +16,7 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.sklearn_compat import get_threadpool_controller
 from fedrecsk.base import RatingMixin, Recommender
 from fedrecsk.centralized._sgd import Rows
-from fedrecsk.data._checks import check_scale, hint, scale_of
+from fedrecsk.data._checks import hint, scale_of
 from fedrecsk.models._codes import BinaryCodes, pack_codes, random_codes, unpack_codes
 from fedrecsk.protocol.keys import Key
 
@@ -199,14 +199,6 @@ class DCF(RatingMixin, Recommender):
     def _least_bytes(self, data):
         # Signs, vectors or linear terms, in 8 bytes each.
         return 8 * self.n_bits * max(data.n_users, data.n_items)
-
-    def _check_before_fit(self):
-        super()._check_before_fit()
-        if self.rating_scale is not None:
-            check_scale(self.rating_scale)
-
-    def _limits(self, is_fit):
-        return self.rating_scale if is_fit else self.rating_scale_
 
     def _check_rows(self, data):
         """Raise for weights too large for exact sums."""

@@ -9,13 +9,9 @@ import numpy as np
 
 from fedrecsk._utils.constraints import AtLeast1
 from fedrecsk._utils.parameters import Value
-from fedrecsk.data._checks import check_scale
-from fedrecsk.federated.base import Mixin
 from fedrecsk.models import Factors, clipped
 from fedrecsk.protocol.messages import Dense
 from fedrecsk.updates import FieldSpec, Updates
-
-# -------------------------------------------------------------------------- for algorithms
 
 # What clients send in the set-up for the mean of all ratings: `sums_of_ratings`.
 RATINGS = {"ratings": FieldSpec((2,), learned=False)}
@@ -128,21 +124,3 @@ class ColumnModel:
     def model(self, fitted):
         """Return the model, whose scores are clipped to the scale."""
         return Factors.of(fitted, response=clipped(*fitted["rating_scale_"]))
-
-
-# -------------------------------------------------------------------------- for estimators
-
-
-class RatingScale(Mixin):
-    """Mixin of estimators with a parameter `rating_scale`, before FederatedRecommender."""
-
-    if TYPE_CHECKING:
-        rating_scale: tuple[float, float] | None
-
-    def _check_before_fit(self):
-        super()._check_before_fit()
-        if self.rating_scale is not None:
-            check_scale(self.rating_scale)
-
-    def _limits(self, is_fit):
-        return self.rating_scale if is_fit else self.rating_scale_

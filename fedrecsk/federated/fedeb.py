@@ -30,7 +30,6 @@ from fedrecsk.federated._fedeb_server import (
     sketch,
 )
 from fedrecsk.federated._optimizers import adam
-from fedrecsk.federated._ratings import RatingScale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.models import Factors, clipped
 from fedrecsk.models._model import linear_scores
@@ -531,7 +530,6 @@ class FedEB(
     UserFeatures,
     DayEffects,
     FederatedContent,
-    RatingScale,
     RatingMixin,
     FederatedRecommender,
 ):

@@ -15,7 +15,7 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.integers import FRACTION_BITS
 from fedrecsk.base import RankingMixin
 from fedrecsk.base._item_prior import ItemFeatures
-from fedrecsk.data._checks import check_scale, hint
+from fedrecsk.data._checks import hint
 from fedrecsk.data.interactions import id_columns
 from fedrecsk.federated import _lightfr_new_items
 from fedrecsk.federated._features import FederatedContent
@@ -186,8 +186,6 @@ class LightFR(LightFRParameters, FederatedContent, RankingMixin, FederatedRecomm
         return self.targets == "ratings"
 
     def _check_before_fit(self):
-        if self.rating_scale is not None:
-            check_scale(self.rating_scale)
         if self.aggregation == "parameter" and self.upload == "all":
             raise ValueError(
                 'upload="all" hides the visited items among sums, but a vote on an item is +1 or '
@@ -219,8 +217,7 @@ class LightFR(LightFRParameters, FederatedContent, RankingMixin, FederatedRecomm
             )
 
     def _limits(self, is_fit):
-        scale = self.rating_scale if is_fit else self.rating_scale_
-        return scale if self.targets == "ratings" else None
+        return super()._limits(is_fit) if self.targets == "ratings" else None
 
     def _check_rows(self, data, scale):
         """Raise for ratings that are all equal, and for weights too large for exact sums."""

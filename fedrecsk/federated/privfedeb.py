@@ -35,7 +35,6 @@ from fedrecsk.federated._privfedeb_server import (
     tastes,
     without_popularity,
 )
-from fedrecsk.federated._ratings import RatingScale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.models import Factors, clipped
 from fedrecsk.protocol.algorithm import Algorithm, Loss, PlansRounds, Traits
@@ -492,9 +491,7 @@ def _infer(block, clients, items, implicit, turn, users, n_sent=0, share=1.0):
 
 @documented
 @dataclass(eq=False, repr=False)
-class PrivFedEB(
-    PrivFedEBParameters, FederatedContent, RatingScale, RatingMixin, FederatedRecommender
-):
+class PrivFedEB(PrivFedEBParameters, FederatedContent, RatingMixin, FederatedRecommender):
     """Ratings under user-level differential privacy: federated empirical Bayes on noisy sums.
 
     Every upload is a vector of norm 1 at most, so that noise of a known size on the sum hides it.

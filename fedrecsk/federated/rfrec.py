@@ -485,9 +485,7 @@ def expected_ratings(scores, link):
 
 @documented
 @dataclass(eq=False, repr=False)
-class RFRec(
-    RFRecParameters, FederatedContent, _ratings.RatingScale, RatingMixin, FederatedRecommender
-):
+class RFRec(RFRecParameters, FederatedContent, RatingMixin, FederatedRecommender):
     """Regularised federated recommendation: every client trains its own item matrix.
 
     Client c holds its users' private vectors and its own copy V_c of the whole item matrix, which a

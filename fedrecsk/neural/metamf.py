@@ -14,7 +14,7 @@ from fedrecsk._utils.parameters import constant
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._checks import scale_of
 from fedrecsk.federated._implicit_feedback import data_sizes
-from fedrecsk.federated._ratings import RATINGS, RatingScale, Scale, sums_of_ratings
+from fedrecsk.federated._ratings import RATINGS, Scale, sums_of_ratings
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.models import Scores, clipped
 from fedrecsk.neural._layout import own_settings
@@ -313,7 +313,7 @@ def _leaf(array):
 
 @documented
 @dataclass(eq=False, repr=False)
-class MetaMF(MetaMFParameters, RatingScale, RatingMixin, FederatedRecommender):
+class MetaMF(MetaMFParameters, RatingMixin, FederatedRecommender):
     """Meta matrix factorization: the server makes an item table and a scorer for every client.
 
     The server stores a code for each client and a network that turns it into that client's own

@@ -154,6 +154,7 @@ class FederatedMethod(Recommender):
         return total
 
     def _check_before_fit(self):
+        super()._check_before_fit()
         self._setting()._validate_params()
         plan = self._plan()
         plan.scoring.check(plan)

@@ -289,9 +289,7 @@ class ExplicitFCFAlgorithm(ExplicitFCFParameters, RatingAlgorithm):
 
 
 @dataclass(eq=False, repr=False)
-class RatingGradients(
-    RatingParameters, StepParameters, _ratings.RatingScale, RatingMixin, FederatedRecommender
-):
+class RatingGradients(RatingParameters, StepParameters, RatingMixin, FederatedRecommender):
     """Base class of ExplicitFCF and SemiDFEGL, the estimators of a `RatingAlgorithm`."""
 
     _user_width = "n_factors"

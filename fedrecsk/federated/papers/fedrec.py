@@ -25,7 +25,6 @@ from fedrecsk.federated._ratings import (
     ColumnModel,
     ColumnParameters,
     Columns,
-    RatingScale,
     Scale,
     sums_of_ratings,
 )
@@ -314,7 +313,7 @@ def _rescaled(values, low, high):
 
 @documented
 @dataclass(eq=False, repr=False)
-class FedRec(FedRecParameters, RatingScale, RatingMixin, FederatedRecommender):
+class FedRec(FedRecParameters, RatingMixin, FederatedRecommender):
     """Federated matrix factorisation whose clients upload gradients of items they have not rated.
 
     A client that uploads gradients of its rated items only reveals them to the server. In FedRec
