@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedrecsk.protocol import refusals
-from fedrecsk.simulation.making import plain_copy
+from fedrecsk.simulation.both_sides import plain_copy
 
 if TYPE_CHECKING:
     from fedrecsk.federated.base import FederatedRecommender

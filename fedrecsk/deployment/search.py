@@ -17,7 +17,7 @@ from fedrecsk.deployment.checks import candidates_of, check, digests, evaluation
 from fedrecsk.deployment.coordinator import Coordinator
 from fedrecsk.deployment.node import SEARCH as NAME
 from fedrecsk.deployment.progress import CHECKPOINT, SUMS, Progress, interrupted
-from fedrecsk.deployment.together import Together
+from fedrecsk.deployment.side_by_side import Together
 from fedrecsk.protocol.keys import Key
 from fedrecsk.selection._halving import Candidate, Halving, rungs_of
 from fedrecsk.simulation.continuing import next_key

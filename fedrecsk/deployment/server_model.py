@@ -14,7 +14,7 @@ from fedrecsk.deployment.exchanges import Exchanges, Members
 from fedrecsk.deployment.records import message_arrays, pack
 from fedrecsk.deployment.store import MODEL, STATE
 from fedrecsk.protocol.messages import Dense, Message
-from fedrecsk.simulation.making import plain_copy
+from fedrecsk.simulation.both_sides import plain_copy
 from fedrecsk.simulation.run import fitted_attributes
 
 if TYPE_CHECKING:

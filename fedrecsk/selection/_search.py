@@ -33,7 +33,7 @@ from fedrecsk.protocol import refusals
 from fedrecsk.selection._halving import Candidate, Halving, rungs_of
 from fedrecsk.selection._noise import check_private, noise_of_a_search
 from fedrecsk.simulation import continuing
-from fedrecsk.simulation.making import parameters_of_a_run
+from fedrecsk.simulation.both_sides import parameters_of_a_run
 from fedrecsk.simulation.run import Run
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from fedrecsk.data.interactions import Population
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol import refusals
 from fedrecsk.protocol.participation import Participation
-from fedrecsk.simulation import making
+from fedrecsk.simulation import both_sides
 from fedrecsk.simulation.dask_workers import (
     NOTHING,
     Holder,
@@ -104,10 +104,10 @@ def fit(
     cluster = Cluster(client, rows, estimator.n_jobs)
 
     def rounds(data, report):
-        key, method = making.fresh(estimator)
+        key, method = both_sides.fresh(estimator)
         plan, reported = method._plan(), ReportOnce(report)
-        server = making.server_of(estimator, plan, data, key)
-        making.check_aggregator(plan, data)
+        server = both_sides.server_of(estimator, plan, data, key)
+        both_sides.check_aggregator(plan, data)
 
         def run_rounds():
             run = ClusterRun.on(cluster, estimator, method, data, copy.deepcopy(server))
@@ -530,7 +530,7 @@ class ClusterRun(Run):
         server: Server,
     ) -> Self:
         """Before the set-up, with a new server, or as of the last checkpoint."""
-        parameters = making.parameters_of_a_run(estimator)
+        parameters = both_sides.parameters_of_a_run(estimator)
         central = server.federation.central_dp
         plans = central is not None and central.epsilon is not None
         n_rounds = method.n_rounds if plans else None
@@ -588,7 +588,7 @@ class ClusterRun(Run):
     def make_clients(self) -> dict[BlockNumber, Registration]:
         """Make all clients on the workers; return their Registrations by block."""
         server, data = self.server, self.data
-        keys, codes = making.keys_of(server), {}
+        keys, codes = both_sides.keys_of(server), {}
         for number, summary in data.summaries.items():
             own = np.searchsorted(data.client_ids, summary.client_ids)
             codes[number] = own, data.client_indptr[own]

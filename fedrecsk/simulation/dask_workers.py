@@ -29,7 +29,7 @@ from fedrecsk.protocol.clients import ClientGroup
 from fedrecsk.protocol.early_stopping import hold_out
 from fedrecsk.protocol.keys import Keys
 from fedrecsk.protocol.participation import Participation
-from fedrecsk.simulation import making
+from fedrecsk.simulation import both_sides
 from fedrecsk.updates import add_sums, joined
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class Holder:
     ) -> tuple[dict[BlockNumber, Registration], list[ValueError | None]]:
         """Make the Clients; return their Registrations by block, and the errors of checks."""
         plan, shared, registrations, errors = placing.plan, {}, {}, []
-        histories = making.histories_of(plan, placing.n_clients, placing.keys.shared)
+        histories = both_sides.histories_of(plan, placing.n_clients, placing.keys.shared)
         for number, (codes, first_users) in placing.codes.items():
             data, item_ids = self.rows[number].data, placing.item_ids
             # Items of the whole catalogue, in which they are ascending.
@@ -205,7 +205,7 @@ class Holder:
             if plan.holds_out is not None:
                 training, rest = hold_out(data, plan.holds_out, placing.keys.shared, users)
             own = histories[codes]
-            groups_of_clients = making.groups_of(plan, own, None)
+            groups_of_clients = both_sides.groups_of(plan, own, None)
             size, share = placing.block_size, plan.sampling.fraction
             blocks = _blocks.cut(training, groups_of_clients, size, share)
             try:
@@ -213,7 +213,9 @@ class Holder:
             except ValueError as error:
                 errors.append(error)
             others = {"shared": shared, "held_out": rest}
-            clients = making.clients_of(plan, blocks, placing.keys, data.client_ids, own, **others)
+            clients = both_sides.clients_of(
+                plan, blocks, placing.keys, data.client_ids, own, **others
+            )
             for b, one in enumerate(clients):
                 its = one.block.clients
                 self.clients[number, b] = one.place(codes[its], first_users[its])

@@ -17,8 +17,8 @@ from fedrecsk.base import Recommender
 from fedrecsk.cluster import _frames
 from fedrecsk.data import _checks
 from fedrecsk.protocol import blocks as _blocks
-from fedrecsk.protocol import private_fits, refusals
-from fedrecsk.protocol.central_noise import CentralNoise
+from fedrecsk.protocol import refusals
+from fedrecsk.protocol.central_noise import CentralNoise, warn_of_cost
 from fedrecsk.protocol.clients import newcomers
 from fedrecsk.protocol.evaluation import Scoring
 from fedrecsk.protocol.federation import Federation
@@ -165,7 +165,7 @@ class FederatedMethod(Recommender):
         plan = self._plan()
         if plan.early_stopping:
             plan.scoring.check(plan, data.n_items)
-        private_fits.warn_of_cost(plan, data.n_clients)
+        warn_of_cost(plan, data.n_clients)
         return data
 
     def planned_privacy(self, n_clients: int) -> PrivacyReport:

@@ -29,7 +29,7 @@ from fedrecsk.protocol.loop import Loop
 from fedrecsk.protocol.messages import deliver
 from fedrecsk.protocol.schedules import Asynchronous
 from fedrecsk.protocol.server import Server
-from fedrecsk.simulation.making import (
+from fedrecsk.simulation.both_sides import (
     check_aggregator,
     clients_of,
     clock_of,

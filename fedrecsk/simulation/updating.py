@@ -22,7 +22,7 @@ from fedrecsk.data.ids import OF_ROWS, Ids, id_array, named
 from fedrecsk.data.interactions import encode, id_columns
 from fedrecsk.protocol import refusals
 from fedrecsk.simulation import continuing
-from fedrecsk.simulation.making import parameters_of_a_run
+from fedrecsk.simulation.both_sides import parameters_of_a_run
 from fedrecsk.simulation.method import FederatedMethod
 from fedrecsk.simulation.receipt import Receipt
 

@@ -19,7 +19,7 @@ from fedrecsk.deployment.records import (
 from fedrecsk.privacy import CentralDP, MaskingFailed, SecAggPlus
 from fedrecsk.privacy._secagg_protocol import MaskingClient, MaskingServer
 from fedrecsk.protocol.secure_accounts import aligned_size
-from fedrecsk.simulation import making
+from fedrecsk.simulation import both_sides
 from tests.conftest import make_toy
 from tests.deployment.in_process import (
     Killed,
@@ -108,7 +108,7 @@ def test_noise_of_the_clients_goes_through(estimator, tmp_path, monkeypatch):
     noise = CentralDP(clip=1.0, noise_multiplier=1e-4, epsilon=None, noise="clients")
     estimator = masked(estimator, central_dp=noise)
     # Where clients add noise, the simulator draws all that is private from the server's secret.
-    monkeypatch.setattr(making, "secret_of", lambda *given: simulated_key(estimator))
+    monkeypatch.setattr(both_sides, "secret_of", lambda *given: simulated_key(estimator))
     simulated = clone(estimator).fit(X, Y, clients=SILOS)
     server = coordinator(estimator, nodes_of(estimator, tmp_path), tmp_path).run()
     np.testing.assert_allclose(server.item_factors_, simulated.item_factors_, rtol=0, atol=0.01)

@@ -18,8 +18,8 @@ from fedrecsk.deployment.keys import write_identities
 from fedrecsk.deployment.records import bundle, bundled, pack, unpack
 from fedrecsk.deployment.search import SearchCoordinator
 from fedrecsk.deployment.server_model import send_new_items
+from fedrecsk.deployment.side_by_side import Together
 from fedrecsk.deployment.store import Store
-from fedrecsk.deployment.together import Together
 from fedrecsk.preprocessing import IdEncoder
 from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, SecAggPlus
 from fedrecsk.protocol import blocks

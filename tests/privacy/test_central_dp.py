@@ -15,7 +15,7 @@ from fedrecsk.federated.rfrec import RFRecAlgorithm
 from fedrecsk.privacy import CKKS, CentralDP, LaplaceMechanism, Paillier, SecAggPlus
 from fedrecsk.privacy._grid import STEPS, sensitivity
 from fedrecsk.privacy.central_dp import clip_updates, round_updates
-from fedrecsk.protocol import private_fits
+from fedrecsk.protocol import central_noise
 from fedrecsk.protocol.central_noise import CentralNoise
 from fedrecsk.protocol.keys import Key
 from fedrecsk.simulation.run import watch
@@ -432,7 +432,7 @@ def test_what_clients_noise_costs_under_secure_sums_is_said_before_the_fit(
     scheme, module, toy, monkeypatch
 ):
     pytest.importorskip(module)
-    monkeypatch.setattr(private_fits, "LONG", 0.0)
+    monkeypatch.setattr(central_noise, "LONG", 0.0)
     setting = {"noise_multiplier": 2.0, "delta": 1e-3, "secure_aggregation": scheme}
     model = RFRec(4, n_rounds=3, federation=private(noise="clients", **setting), **PUBLIC)
     with pytest.warns(
@@ -447,7 +447,7 @@ def test_what_clients_noise_costs_under_secure_sums_is_said_before_the_fit(
     else:
         # Keys and shares come on top, which are most of the bytes of so short a vector.
         assert 0 < float(re.search(r"send (\S+) GB in all", text)[1]) < sent
-    monkeypatch.setattr(private_fits, "LONG", 1e9)
+    monkeypatch.setattr(central_noise, "LONG", 1e9)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*share of the noise.*")
         model.fit(*toy)

@@ -38,7 +38,7 @@ from fedrecsk.protocol import (
 from fedrecsk.protocol.clock import Clock
 from fedrecsk.protocol.devices import Devices
 from fedrecsk.protocol.keys import Key
-from fedrecsk.simulation.making import fresh
+from fedrecsk.simulation.both_sides import fresh
 from tests.reference.clock import fedbuff
 
 N_CLIENTS, N_ITEMS = 60, 30

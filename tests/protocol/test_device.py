@@ -29,7 +29,7 @@ from fedrecsk.privacy import CentralDP, LaplaceMechanism
 from fedrecsk.protocol import FieldSpec
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import ClientCodes, Dense, Message
-from fedrecsk.simulation import making
+from fedrecsk.simulation import both_sides
 from tests.conftest import draw_each, make_toy
 
 pytestmark = pytest.mark.sampled
@@ -106,7 +106,7 @@ def test_central_noise_of_a_deployment_is_that_of_the_simulator(Estimator, mecha
     method = make(Estimator, federation=Federation(central_dp=central), random_state=0, **scale)
     seed = int(np.random.RandomState(0).randint(2**31 - 1))
     # Where clients add noise, the simulator draws all that is private from the server's secret.
-    monkeypatch.setattr(making, "secret_of", lambda *given: Key(seed))
+    monkeypatch.setattr(both_sides, "secret_of", lambda *given: Key(seed))
     models, server = deployed(method, X, y, seed, Key(seed))
     simulated = method.fit(X, y, clients=X[:, 0] % 4)
     assert simulated.communication_ == server.ledger

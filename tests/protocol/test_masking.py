@@ -184,7 +184,7 @@ def test_too_many_lost_clients_lose_the_round_and_no_more(mode, dropout):
 def test_noise_of_the_clients_goes_through_exactly(monkeypatch, unmasked):
     draw_each(monkeypatch)
     # One secret for both, which else depends on the federation.
-    monkeypatch.setattr("fedrecsk.simulation.making.secret_of", lambda *given: Key(7))
+    monkeypatch.setattr("fedrecsk.simulation.both_sides.secret_of", lambda *given: Key(7))
     estimator = clone(METHODS["PrivFedEB"]).set_params(**PUBLIC)
     plain = clone(estimator).set_params(federation=Federation(central_dp=SHARES)).fit(X, Y)
     # If nobody is lost or helps a server that lies, all shares are sure.
