@@ -2,9 +2,10 @@
 
 Fit a model, export it, and write a folder with a page that recommends in the browser: like some
 movies, and see the recommendations and the reasons for them change. The page holds the model and
-fedrecsk.js, so that it opens by a double click or from a phone's files. Its security policy forbids
-every request: what you like stays in the page. `fedrecsk.js` and `model.fedrecsk` lie beside it for
-pages of your own, see :doc:`/user_guide/browser`.
+fedrecsk.js, so that it opens with a double click or from a phone's files. Its security policy lets
+the page load nothing, send nothing in the background, and run no script but its own, whose text
+anyone can read. `fedrecsk.js` and `model.fedrecsk` lie beside it for pages of your own, see
+:doc:`/user_guide/browser`.
 
 The movies are generated. With MovieLens-1M in the folder FEDRECSK_DATA they are real ones.
 """
@@ -126,7 +127,8 @@ function show() {
     ...best.map(({ item }) => element("li", button(item), element("small", reasons(item)))));
   $("status").textContent = `You like ${liked.length} of ${model.itemIds.length} movies.`;
   const requests = performance.getEntriesByType("resource").length;
-  $("sent").textContent = `Requests since then: ${requests}. What you like stays here.`;
+  const promise = requests ? "" : " What you like stays here.";
+  $("sent").textContent = `Requests since then: ${requests}.${promise}`;
 }
 
 $("search").oninput = showChoices;
@@ -140,7 +142,8 @@ PAGE = """<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; connect-src 'none';
-  script-src 'sha256-{script_hash}'; style-src 'sha256-{style_hash}'">
+  form-action 'none'; base-uri 'none'; script-src 'sha256-{script_hash}';
+  style-src 'sha256-{style_hash}'">
 <title>Movies for you</title>
 <style>{style}</style>
 </head>

@@ -174,12 +174,13 @@ class PortableModel {
   explain(history, item) {
     const [wanted] = this._known([item], "item", true);
     const own = this._history(history);
-    const raw = this._scores(own)[wanted];
+    const scores = this._rule.scores(own);
+    const raw = (scores ?? this._rule.unknown)[wanted];
     const [shared, parts] = this._rule.contributions(own, wanted);
     const rows = own
       .map((one, j) => ({ item: this.itemIds[one.item], contribution: parts[j] }))
       .sort((one, other) => Math.abs(other.contribution) - Math.abs(one.contribution));
-    const rest = this._rule.scores(own) ? shared : raw;
+    const rest = scores ? shared : raw;
     const score = this._clipped(raw);
     return { rows, rest, clipped: score - raw, score };
   }

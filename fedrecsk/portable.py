@@ -21,7 +21,7 @@ import numpy as np
 
 __all__ = ["PortableModel", "javascript_path", "load"]
 
-# Of the file. Older ones can be read, and newer ones cannot.
+# Version of the file. Older ones can be read, newer ones cannot.
 FORMAT = 3
 # What numbers of a rule, by their types, may be.
 IS_SETTING = {

@@ -6,8 +6,10 @@ takes a picture of the page that examples/in_the_browser.py has written, after t
 """
 
 import base64
+import contextlib
 import json
 import os
+import select
 import shlex
 import shutil
 import subprocess
@@ -15,6 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+# Seconds in which the browser answers or ends, also on a busy machine.
+PATIENCE = 60
 # What can be liked.
 CHOICES = "[...document.querySelectorAll('#choices button')]"
 
@@ -41,8 +45,7 @@ class Browser:
         )
         os.close(theirs)
         os.close(back)
-        self._answers = os.fdopen(self._from, "rb")
-        self._number, self._session, self.events = 0, {}, []
+        self._number, self._session, self._unread, self.events = 0, {}, b"", []
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
         answer = self.send("Target.attachToTarget", targetId=target, flatten=True)
         self._session = {"sessionId": answer["sessionId"]}
@@ -61,11 +64,16 @@ class Browser:
 
     def __exit__(self, *_):
         self._session = {}
-        self.send("Browser.close")
-        self._process.wait()
-        os.close(self._to)
-        self._answers.close()
-        self._folder.cleanup()
+        try:
+            self.send("Browser.close")
+        finally:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(PATIENCE)
+            self._process.kill()
+            self._process.wait()
+            os.close(self._to)
+            os.close(self._from)
+            self._folder.cleanup()
 
     def send(self, method, **parameters):
         """Return the answer to a command."""
@@ -74,7 +82,8 @@ class Browser:
         os.write(self._to, json.dumps(message).encode() + b"\0")
         answer = self._read(lambda message: message.get("id") == self._number)
         assert "error" not in answer, answer
-        assert "Runtime.exceptionThrown" not in self.named(), self.events[-1]
+        thrown = [one for one in self.events if one["method"] == "Runtime.exceptionThrown"]
+        assert not thrown, thrown
         return answer["result"]
 
     def open(self, url):
@@ -120,10 +129,12 @@ class Browser:
     def _read(self, is_awaited):
         """Return the next message that is awaited; keep events before it, and it if it is one."""
         while True:
-            message = bytearray()
-            while (byte := self._answers.read(1)) != b"\0":
-                assert byte, "the browser has ended"
-                message += byte
+            while b"\0" not in self._unread:
+                assert select.select([self._from], [], [], PATIENCE)[0], "the browser is silent"
+                part = os.read(self._from, 2**16)
+                assert part, "the browser has ended"
+                self._unread += part
+            message, _, self._unread = self._unread.partition(b"\0")
             content = json.loads(message)
             if "method" in content:
                 self.events.append(content)

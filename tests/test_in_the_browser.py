@@ -16,6 +16,13 @@ pytestmark = [
     ),
 ]
 ROOT = Path(__file__).resolve().parents[1]
+# What a page would send, by the part of the policy that refuses it.
+SENT = {
+    "connect-src": "fetch('data:,x').catch(() => 0)",
+    "img-src": "new Image().src = 'data:image/gif,x'",
+    "form-action": "document.body.appendChild(document.createElement('form')).submit()",
+    "base-uri": "document.head.appendChild(document.createElement('base')).href = 'https://x.org'",
+}
 BEST = "[...document.querySelectorAll('#best button')].map((one) => one.textContent)"
 
 
@@ -50,16 +57,24 @@ def test_clicks_lead_to_the_recommendations_of_python_and_to_no_request(folder):
         assert reasons.startswith("because you like ")
         assert any(title in reasons for title in liked)
         assert "You like 5 of" in page.value("document.getElementById('status').textContent")
-        assert "Requests since then: 0." in page.value(
-            "document.getElementById('sent').textContent"
-        )
+        sent = "document.getElementById('sent').textContent"
+        assert page.value(sent) == "Requests since then: 0. What you like stays here."
         # A second click takes the like back.
         page.click(f"{CHOICES}[13]")
         assert page.value(BEST) == model.recommend(liked[:-1], n=6)[0].tolist()
         assert page.named().count("Network.requestWillBeSent") == requests
-        # Nothing was refused, and a request would be.
+        # Nothing was refused, and whatever is sent would be.
         assert "Log.entryAdded" not in page.named()
-        assert page.value("fetch('data:,x').then(() => 'sent', () => 'refused')") == "refused"
+        for part, statement in SENT.items():
+            refused = page.value(
+                "new Promise((done) => { document.addEventListener('securitypolicyviolation', "
+                f"(one) => done(one.effectiveDirective), {{ once: true }}); {statement}; }})"
+            )
+            assert refused == part
+        # The page promises nothing once it has seen a request.
+        page.value("performance.getEntriesByType = () => [1]; 0")
+        page.click(f"{CHOICES}[13]")
+        assert page.value(sent) == "Requests since then: 1."
 
 
 def test_a_keyboard_and_a_narrow_screen_are_enough(folder):
@@ -78,3 +93,13 @@ def test_a_keyboard_and_a_narrow_screen_are_enough(folder):
         parts = {(one["role"]["value"], one["name"]["value"]) for one in tree if "name" in one}
         assert {("region", "Movies"), ("region", "Recommended")} <= parts
         assert {("searchbox", "Search by title"), ("button", pressed)} <= parts
+
+
+def test_a_page_that_throws_is_noticed_and_the_browser_ends():
+    with pytest.raises(AssertionError, match="too late"), Browser() as page:
+        page.value(
+            "new Promise((done) => { setTimeout(() => { throw Error('too late'); }); "
+            "setTimeout(done); })"
+        )
+    assert page._process.returncode is not None
+    assert not Path(page._folder.name).exists()

@@ -193,6 +193,16 @@ def test_fedrecsk_js_is_small_and_written_beside_a_file(files, tmp_path):
     assert not (tmp_path / "fedrecsk.js").exists()
     model.export(tmp_path / "model.fedrecsk", web=True)
     assert (tmp_path / "fedrecsk.js").read_bytes() == source
+    (tmp_path / "fedrecsk.js").write_text("of another version")
+    model.export(tmp_path / "model.fedrecsk", web=True)
+    assert (tmp_path / "fedrecsk.js").read_bytes() == source
+    model.export(tmp_path / "fedrecsk.js")
+    portable.load(tmp_path / "fedrecsk.js")
+    for name in ("fedrecsk.js", "Fedrecsk.js"):
+        (tmp_path / name).write_text("before")
+        with pytest.raises(ValueError, match="would replace the model; give path another name"):
+            model.export(tmp_path / name, web=True)
+        assert (tmp_path / name).read_text() == "before"
     with pytest.raises(ValueError, match="'web' parameter of export"):
         model.export(tmp_path / "other", web="yes")
     assert not (tmp_path / "other").exists()

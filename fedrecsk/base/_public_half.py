@@ -229,12 +229,14 @@ class PublicHalf:
         path : str or path-like
             Path of the file, which is replaced if it exists.
         web : bool, default=False
-            Whether to write ``fedrecsk.js`` beside it, which reads the file in a browser or Node.
+            Whether to write ``fedrecsk.js`` beside it, which reads the file in a browser or Node,
+            and is replaced too.
 
         Raises
         ------
         ValueError
-            If the method trains new users step by step, or if item ids are integers beyond 64 bits.
+            If the method trains new users step by step, if item ids are integers beyond 64 bits,
+            or if ``fedrecsk.js`` would replace the model.
         OSError
             If the file cannot be written.
 
@@ -263,9 +265,16 @@ class PublicHalf:
         """
         check_is_fitted(self)
         checked("export", {"web": ["boolean"]}, web=web)
+        script = portable.javascript_path()
+        # Some file systems do not tell capital letters from small ones.
+        if web and Path(path).name.lower() == script.name:
+            raise ValueError(
+                f"{script.name}, which web=True writes, would replace the model; give path another "
+                "name, such as model.fedrecsk."
+            )
         portable.save(path, self._portable())
         if web:
-            shutil.copy(portable.javascript_path(), Path(path).expanduser().parent)
+            shutil.copy(script, Path(path).expanduser().parent)
 
     def _portable(self):
         """Return the public half as a PortableModel."""
