@@ -264,10 +264,10 @@ def measure_leak(
     them. The server then tries to isolate its users, and claims that others have nothing or, if it
     has isolated none, all items of the silo:
 
-    - LocALS with ``aggregation="full"``: the upload contains the matrix that the silo's users
-      share. Once it is undone, rows are sums of multiples of p_u, and are taken apart by lines. The
-      users of at least three items that no other user of the silo has are isolated, if their rows
-      weigh 1.
+    - LocALS with ``aggregation="full"`` and ``prox`` above 0: the upload contains the matrix that
+      the silo's users share. Once it is undone, rows are sums of multiples of p_u, and are taken
+      apart by lines. The users of at least three items that no other user of the silo has are
+      isolated, if their rows weigh 1.
     - FedEASE, FedItemKNN, FedSpectral: sums over users, taken apart by pairs as those over clients.
     - RFRec: all items that the silo has rated; the first upload is taken apart by lines.
     - Others: the inversion for one user, as it is.
@@ -345,7 +345,7 @@ def measure_leak(
             "n_users": len(users),
             "items": score_pairs(claims, attacked, rates=False)["interactions"],
             "membership": float(np.mean(inferred.membership)),
-            "not_tried": not_tried(name, inversion, bool(receipts.sums)),
+            "not_tried": not_tried(name, inversion, bool(receipts.sums), inferred.is_isolating),
         }
         chance["items"] = common_items(held, attacked, data.n_items, False)["interactions"]
         chance["membership"] = 0.5
@@ -437,11 +437,12 @@ class Inferred(NamedTuple):
     n_profiles: int  # users isolated
     held: dict[int, np.ndarray]  # items claimed of each client
     membership: list[float]  # AUC of each client or sum
+    is_isolating: bool  # whether isolating users was tried each time
 
 
 def _infer(receipts, model, inversion: Any, data, lists):
     """Return what the server infers; `lists` has each user's items."""
-    guesses, n_profiles, held, membership = {}, 0, {}, []
+    guesses, n_profiles, held, membership, is_isolating = {}, 0, {}, [], True
     singles = {(client,): exchanges for client, exchanges in receipts.singles.items()}
     for clients, exchanges in (receipts.sums | singles).items():
         users = np.concatenate([_users_of(data, client) for client in clients])
@@ -455,10 +456,11 @@ def _infer(receipts, model, inversion: Any, data, lists):
             is_member = np.isin(np.arange(data.n_users), users)
             membership.append(auc_of_membership(silo, lists, is_member, data.n_items))
         n_profiles += sum(known)
+        is_isolating &= profiles is not None
         if any(known):
             common = common._replace(items=NOTHING.items, values=None)
         guesses |= {u: one or common for u, one in zip(users.tolist(), whose, strict=True)}
-    return Inferred(guesses, n_profiles, held, membership)
+    return Inferred(guesses, n_profiles, held, membership, is_isolating)
 
 
 def _users_of(data, client):

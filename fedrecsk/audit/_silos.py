@@ -22,9 +22,9 @@ from fedrecsk.audit._server_view import (
 )
 from fedrecsk.updates import Update
 
-# Of the cosine of rows that the server has computed from numbers in float32.
+# Largest error of a cosine between rows computed from float32.
 TOLERANCE = 1e-6
-# Of a row of a user's item, as a share of its length along the user's vector.
+# Largest misfit of an item's row, as a share of its length along the user's vector.
 MISFIT = 1e-3
 
 
@@ -32,7 +32,7 @@ class Silo(NamedTuple):
     """What a curious server infers about a silo, or about several whose uploads are added up."""
 
     common: Reconstruction  # of all users: the items that some of them have
-    profiles: list[Reconstruction]  # of users that are isolated
+    profiles: list[Reconstruction] | None  # of users that are isolated; None if not tried
     pairs: np.ndarray | None = None  # whether a user has both items, (n_items, n_items)
 
 
@@ -42,7 +42,7 @@ def locals_silo(model, exchanges, n_items):
     message, upload = exchanges[-1].message, exchanges[-1].upload
     rows, items = sent_rows(upload["rows"], n_items)
     if "others" not in upload or not model.prox:
-        return Silo(Reconstruction(None, items), [])
+        return Silo(Reconstruction(None, items), None)
     follow = np.eye(rows.shape[1]) + upload["others"].change
     versions = rows + message["item_factors"].values[items] @ follow.T
     profiles = []
@@ -81,9 +81,10 @@ def silo_of(inversion, model, exchanges, n_clients, n_users, n_items):
     if n_clients == 1 and n_users > 1 and inversion.silo is not None:
         return inversion.silo(model, exchanges, n_items)
     common = inversion.invert(model, _means_of(exchanges, n_clients), n_items)
-    if n_users == 1 or inversion.separate is None:
+    if n_users == 1:
         return Silo(common, [])
-    return Silo(common, inversion.separate(model, exchanges, n_items))
+    separate = inversion.separate
+    return Silo(common, separate and separate(model, exchanges, n_items))
 
 
 def _means_of(exchanges, n):
@@ -95,14 +96,14 @@ def _means_of(exchanges, n):
     ]
 
 
-def not_tried(name, inversion, is_summed):
+def not_tried(name, inversion, is_summed, is_isolating):
     """Return what the attack on a silo has left out."""
     missing = ["to infer attributes of users", "to combine several uploads of a silo"]
     if inversion.silo is None:
         missing.append(f"an attack made for silos of {name}, beyond the one for single users")
     elif is_summed:
         missing.append("the attack on single silos, which sums over several do not allow")
-    if inversion.silo is None and inversion.separate is None:
+    if not is_isolating:
         missing.append("to isolate users")
     return tuple(missing)
 

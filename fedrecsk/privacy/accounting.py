@@ -104,7 +104,7 @@ def epsilon_of(events: Sequence[Event], delta: float, *, accountant: str = "pld"
         return float("inf")
     if accountant == "rdp" or any(event.mechanism == "skellam" for event in events):
         return _by_rdp(events, delta)
-    if all(event.probability == 1 for event in events):
+    if is_one_gaussian(events):
         dp_accounting = require("dp_accounting", CALLER)
         return float(dp_accounting.get_epsilon_gaussian(_as_one(events), delta))
     bound = _by_rdp(events, delta)
@@ -187,12 +187,12 @@ def shuffled_epsilon(epsilon: float, n_clients: int, delta: float) -> float:
 
 @lru_cache(maxsize=64)
 def _noise_for(events, epsilon, delta):
-    if all(one.mechanism == "gaussian" and one.probability == 1 for one in events):
+    if is_one_gaussian(events):
         dp_accounting = require("dp_accounting", CALLER)
         return float(dp_accounting.get_sigma_gaussian(epsilon, delta)) / _as_one(events)
 
     def spends_too_much(factor):
-        return epsilon_of(_scaled(events, factor), delta, accountant="rdp") > epsilon
+        return epsilon_of(scaled(events, factor), delta, accountant="rdp") > epsilon
 
     # The bound by RDP is quick and close.
     low = high = 1.0
@@ -212,7 +212,7 @@ def _correct(events, factor, epsilon, delta):
     """Return the factor for the exact epsilon, from one that is a little too large."""
 
     def excess(log_factor):
-        spent = epsilon_of(_scaled(events, np.exp(log_factor)), delta)
+        spent = epsilon_of(scaled(events, np.exp(log_factor)), delta)
         spent = max(spent, np.finfo(float).tiny)
         return np.log(spent / ((1 - SHORT_OF / 2) * epsilon))
 
@@ -221,15 +221,20 @@ def _correct(events, factor, epsilon, delta):
         low -= 1
     if excess(high) < 0 <= excess(low):
         found = float(np.exp(root_scalar(excess, bracket=(low, high), xtol=TOLERANCE).root))
-        if epsilon_of(_scaled(events, found), delta) <= epsilon:
+        if epsilon_of(scaled(events, found), delta) <= epsilon:
             return found
     # The bound by RDP is as good as it gets.
     return float(factor)
 
 
-def _scaled(events, factor):
+def scaled(events: Sequence[Event], factor: float) -> list[Event]:
     """Return the events with noise multipliers times a factor."""
     return [one._replace(noise_multiplier=factor * one.noise_multiplier) for one in events]
+
+
+def is_one_gaussian(events: Sequence[Event]) -> bool:
+    """Return whether the events cost as much as one Gaussian sum."""
+    return all(one.mechanism == "gaussian" and one.probability == 1 for one in events)
 
 
 def _as_one(events):

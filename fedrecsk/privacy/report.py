@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from fedrecsk._utils import html
 from fedrecsk._utils.parameters import checked
 from fedrecsk._utils.sklearn_compat import Interval
-from fedrecsk.privacy.accounting import Event, epsilon_of
+from fedrecsk.privacy.accounting import Event, epsilon_of, is_one_gaussian, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -138,23 +138,24 @@ class PrivacyReport:
     def for_group(self, n_clients: int) -> tuple[float, float]:
         """Return the epsilon and delta for the data of several clients together.
 
-        They are those of one person whose rows are on `n_clients` clients.
+        This is the guarantee for one person with rows on `n_clients` clients.
 
         Parameters
         ----------
         n_clients : int
             Number of clients (k), at least 1. Where a client has several users, the person leaves
-            it and the client stays: then count each client twice, once without its upload and once
-            with another.
+            it and the client stays: then count each client twice with central noise, once without
+            its upload and once with another. Noise by each client hides any other data of one
+            client, so count each client once.
 
         Returns
         -------
         epsilon, delta : float
-            Noise of each client: k epsilon and k delta, as k mechanisms compose. Central Gaussian
-            noise, unless clients are sampled: the epsilon for the same delta if the sums change by
-            k times as much. Otherwise group privacy: k epsilon, and delta times
-            ``1 + e^epsilon + ... + e^((k - 1) epsilon)``, at most ``k e^((k - 1) epsilon)`` [1]_
-            [2]_. Infinity and 1 if this delta is not below 1.
+            With noise by each client: k epsilon and k delta, as k mechanisms compose. With central
+            Gaussian noise and no sampling: the epsilon for the same delta if the sums change by k
+            times as much. Otherwise: k epsilon, and delta times
+            ``1 + e^epsilon + ... + e^((k - 1) epsilon)``, at most ``k e^((k - 1) epsilon)``, by
+            group privacy [1]_ [2]_. Infinity and 1 if delta is not below 1.
 
         References
         ----------
@@ -173,20 +174,14 @@ class PrivacyReport:
         (3.3, 1e-06)
         """
         checked("for_group", {"n_clients": [_AT_LEAST_1]}, n_clients=n_clients)
-        if not self.events:
-            return n_clients * self.epsilon, n_clients * self.delta
-        if self.is_central and all(
-            one.mechanism == "gaussian" and one.probability == 1 for one in self.events
-        ):
-            events = [
-                one._replace(noise_multiplier=one.noise_multiplier / n_clients)
-                for one in self.events
-            ]
-            return epsilon_of(events, self.delta), self.delta
-        # As a logarithm, which does not overflow.
-        steps = np.arange(n_clients) * self.epsilon
-        delta = self.delta and float(np.exp(min(0.0, np.log(self.delta) + logsumexp(steps))))
-        return (n_clients * self.epsilon, delta) if delta < 1 else (float("inf"), 1.0)
+        epsilon, delta = n_clients * self.epsilon, n_clients * self.delta
+        if self.events and self.is_central and is_one_gaussian(self.events):
+            epsilon, delta = epsilon_of(scaled(self.events, 1 / n_clients), self.delta), self.delta
+        elif self.events and delta and np.isfinite(epsilon):
+            # As a logarithm, which does not overflow.
+            steps = np.arange(n_clients) * self.epsilon
+            delta = float(np.exp(min(0.0, np.log(self.delta) + logsumexp(steps))))
+        return (epsilon, delta) if delta < 1 else (float("inf"), 1.0)
 
     @property
     def is_central(self) -> bool:

@@ -74,6 +74,26 @@ def test_other_methods_say_what_was_not_tried(model):
     assert any("made for silos" in one for one in report.not_tried) != is_made_for_silos
 
 
+@pytest.mark.parametrize(
+    ("changed", "is_isolating"),
+    [
+        ({}, True),
+        ({"aggregation": "clients"}, False),
+        ({"aggregation": "holders"}, False),
+        ({"prox": 0.0}, False),
+    ],
+    ids=str,
+)
+def test_it_is_said_if_users_were_not_isolated(changed, is_isolating):
+    X, clients = few_users_each(2, 3)
+    model = LocALS(4, random_state=0, **changed)
+    report = measure_leak(model, X, clients=clients)
+    assert ("to isolate users" in report.not_tried) != is_isolating
+    # What is not tried with one silo is tried with their sum.
+    summed = measure_leak(model, X, clients=clients, cohort="all")
+    assert "to isolate users" not in summed.not_tried
+
+
 def test_clients_with_one_user_are_attacked_as_without_clients():
     X, _ = make_toy(n_users=10, n_items=15, density=0.4)
     model = LocALS(3, random_state=0)

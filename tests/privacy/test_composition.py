@@ -211,5 +211,15 @@ def test_a_group_whose_clients_add_noise_each_spends_the_sum():
     gaussian = PrivacyReport.of(GaussianMechanism(1.0, 3.0, delta=DELTA), [2], [10])
     assert gaussian.for_group(2) == (2 * gaussian.epsilon, 2 * gaussian.delta)
     assert PrivacyReport.of(None, [2], [10]).for_group(2)[0] == math.inf
+    assert gaussian.for_group(200_000) == (math.inf, 1.0)
     with pytest.raises(ValueError, match="'n_clients' parameter of for_group must be"):
         laplace.for_group(0)
+
+
+def test_a_group_has_no_guarantee_where_one_client_has_none():
+    pytest.importorskip("dp_accounting", reason="needs fedrecsk[privacy]")
+    unprotected = PrivacyReport.of(None, [2], [10])
+    report = PrivacyReport.joined([central(Event("gaussian", 8.0)), unprotected])
+    with np.errstate(all="raise"):
+        assert report.for_group(2) == (math.inf, 2 * DELTA)
+    assert report.for_group(200_000) == (math.inf, 1.0)
