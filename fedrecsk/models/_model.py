@@ -36,13 +36,23 @@ def identity(scores: Floats) -> Floats:
 
 
 def clipped(low: float, high: float) -> Callable[[Floats], Floats]:
-    """Return the response that clips scores to a rating scale."""
+    """Return the response that clips scores to a rating scale.
+
+    Examples
+    --------
+    >>> from fedrecsk.models import clipped
+    >>> import numpy as np
+    >>> clipped(1, 5)(np.array([0.5, 3.0, 7.0]))
+    array([1., 3., 5.])
+    """
     return partial(np.clip, a_min=low, a_max=high)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Model(ABC):
     """A fitted model: scores of users and items by their codes, -1 for unknown ones.
+
+    It looks into the fitted attributes it is made of, so it is not for keeping after another fit.
 
     Attributes
     ----------
@@ -109,7 +119,7 @@ class Model(ABC):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Scores(Model):
-    """A model of two functions, which score pairs and all items."""
+    """A model of two functions: `pairs` scores pairs, and `board` all items for users."""
 
     pairs: Callable[[Integers, Integers], Floats]
     board: Callable[[Integers], Floats]
@@ -126,7 +136,10 @@ class Scores(Model):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Factors(Model):
-    """Scores ``level + b_u + b_i + p_u . q_i``, without the parts of unknown users and items."""
+    """Scores by biases and vectors, without the parts of unknown users and items.
+
+    The score of a pair is ``level + user_bias[u] + item_bias[i] + users[u] @ items[i]``.
+    """
 
     level: float
     user_bias: NDArray[np.floating]
@@ -136,7 +149,7 @@ class Factors(Model):
 
     @classmethod
     def of(cls, fitted: Mapping[str, Any], **parts: Any) -> Self:
-        """Return the model of fitted attributes, of which any may be missing."""
+        """Build the model from fitted attributes, by their names; a missing one counts as 0."""
         n_users, n_items = fitted["n_users_"], fitted["n_items_"]
         own = {
             "level": float(fitted.get("global_bias_", 0.0)),
