@@ -341,7 +341,6 @@ def split_users(X: ArrayLike, clients: ArrayLike) -> tuple[Any, dict[str, tuple[
 
     Examples
     --------
-    >>> from fedrecsk import Popularity
     >>> from fedrecsk.preprocessing import split_users
     >>> X = [["ann", "alien"], ["ann", "brazil"], ["bob", "alien"]]
     >>> X, origins = split_users(X, clients=["north", "south", "south"])
@@ -351,24 +350,16 @@ def split_users(X: ArrayLike, clients: ArrayLike) -> tuple[Any, dict[str, tuple[
     ('ann', 'south')
     """
     users, items = id_columns(as_rows(X))
-    (users, user_codes), (places, place_codes) = (
-        coded_ids(users, "user ids (column 0 of X)"),
-        coded_ids(clients, "clients"),
-    )
+    users, user_codes = coded_ids(users, "user ids (column 0 of X)")
+    places, place_codes = coded_ids(clients, "clients")
     check_consistent_length(user_codes, place_codes)
-    pairs, pair_codes = np.unique(
+    numbers, pair_codes = np.unique(
         user_codes.astype(np.int64) * len(places) + place_codes, return_inverse=True
     )
-    pairs = list(
-        zip(
-            users[pairs // len(places)].tolist(),
-            places[pairs % len(places)].tolist(),
-            strict=True,
-        )
-    )
+    owners, homes = users[numbers // len(places)], places[numbers % len(places)]
     origins: dict[str, tuple[Any, Any]] = {}
-    for user, client in pairs:
-        name = f"{user}@{client}"
+    for user, client in zip(owners.tolist(), homes.tolist(), strict=True):
+        name = f"{_written(user)}@{_written(client)}"
         if name in origins:
             other, another = origins[name]
             raise ValueError(
@@ -684,6 +675,12 @@ class IdEncoder(OneToOneFeatureMixin, TransformerMixin, PlainParameters):
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = []
         return tags
+
+
+def _written(one):
+    """Write an id as text; 1.0 is written as 1."""
+    is_whole = isinstance(one, float) and one.is_integer()
+    return str(int(one) if is_whole else one)
 
 
 def _with_ids(array, ids):

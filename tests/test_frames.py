@@ -36,6 +36,7 @@ def test_types_and_missing_values_survive():
     assert made["better"].to_list() == [True, None]
     assert with_index(made).index.tolist() == ["a", "b"]
     assert with_index(pl.DataFrame()).empty
+    assert with_index(made.clear()).columns.tolist() == ["better", "score"]
     assert as_pandas(columns) is columns
 
 

@@ -116,8 +116,10 @@ def test_ids_of_a_polars_frame_are_its_first_column():
         np.testing.assert_array_equal(ours.predict(pairs), theirs.predict(pairs))
     with pytest.raises(ValueError, match="columns"):
         ours.add_items(pl.DataFrame({"movie": ["e"], "year": [2000]}))
-    with pytest.raises(ValueError, match="the first column of item_features has item 1 more than"):
+    with pytest.raises(ValueError, match="The first column of item_features has item 1 more than"):
         aligned(frame.drop("movie"), ["c", "a", "b"])
+    with pytest.raises(ValueError, match="which holds the ids, has numbers, and items has str"):
+        aligned(frame.select("year"), ["c", "a", "b"])
     with pytest.raises(ValueError, match=r"'crime' of item_features holds .*, not numbers"):
         aligned(frame.with_columns(crime=pl.lit("yes")), None)
     with pytest.raises(ValueError, match="item a has the value nan in the column 'year'"):
@@ -145,9 +147,9 @@ def test_rows_come_in_the_order_of_ids():
 
 BAD = [
     (FRAME.to_numpy(), ["a", "b"], "has 3 rows, but items has 2 ids"),
-    (FRAME, ["a", "b", "c", "d"], "no row for item d; give it one"),
-    (FRAME, ["a", "b"], "has rows for item c, which items does not list"),
-    (FRAME.rename(index={"a": "b"}), None, "the index of item_features has item b more than once"),
+    (FRAME, ["a", "b", "c", "d"], "The index of item_features, .* lacks item d; give it"),
+    (FRAME, ["a", "b"], "has item c, which items does not list"),
+    (FRAME.rename(index={"a": "b"}), None, "The index of item_features has item b more than once"),
     (FRAME.replace({2001: np.nan}), None, "item a has the value nan in the column 'year'; fill in"),
     (
         FRAME.astype(float).replace({2001: -1.797e308}),

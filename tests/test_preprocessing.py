@@ -318,6 +318,12 @@ def test_the_cure_of_users_at_several_clients_is_what_the_error_says():
     assert {origins[one] for one in model.user_ids_} == {(1, 10), (1, 20), (2, 20)}
 
 
+def test_whole_numbers_are_written_alike():
+    X, clients = np.array([[1, 5], [2, 5]]), np.array([0, 1])
+    assert split_users(X.astype(float), clients.astype(float))[1] == split_users(X, clients)[1]
+    assert list(split_users([[0.5, 5]], clients=[0])[1]) == ["0.5@0"]
+
+
 @pytest.mark.parametrize(
     ("X", "clients", "message"),
     [

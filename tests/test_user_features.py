@@ -274,7 +274,12 @@ def test_ids_of_a_polars_frame_are_its_first_column():
     user = int(FEATURES.index[0])
     assert isinstance(ours.forget([user]).user_features, pl.DataFrame)
     assert ours.user_features.equals(features.filter(pl.col("person") != user))
-    with pytest.raises(ValueError, match="the first column of user_features has user 0"):
+    few = make(user_features=of_polars(FEATURES[:2]), **options).fit(X[OLD], Y[OLD])
+    few.forget(FEATURES.index[:2].to_numpy())
+    assert few.user_features.columns == features.columns
+    assert few.user_features.is_empty()
+    few.partial_fit(X[:1], Y[:1])
+    with pytest.raises(ValueError, match="The first column of user_features has user 0"):
         make(user_features=features.select(pl.lit(0).alias("person"), "taste")).fit(X, Y)
     with pytest.raises(TypeError, match=r"LazyFrame.*features.collect"):
         ours.add_users(features.lazy())

@@ -1,4 +1,4 @@
-"""The parameter `item_features` of nearest items: cosines of attributes, which count as users."""
+"""Count similar attributes of items as users who have both (`item_features` of ItemKNN)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedrecsk.data import item_features as reading
 
 
 class ItemCosines:
-    """As how many users' pairs the attributes of two items count: `weight` times their cosine.
+    """Add to each pair of items `weight` times the cosine of their attributes.
 
     Columns are multiplied by the logarithm of how rare they are, as in TF-IDF.
     """
@@ -31,6 +31,8 @@ class ItemCosines:
     def __init__(self, features: Any, counts: Any, weight: float) -> None:
         self.counts, self.weight = counts, weight
         self.scaling: tuple[Any, Any] = scaling(features)
+        if sparse.issparse(features) and self.scaling[0].any():
+            features = features.toarray()  # of which `scaled` subtracts the means
         design = scaled(features, *self.scaling)
         squares = design.multiply(design) if sparse.issparse(design) else design**2
         shares = (np.asarray(squares.sum(axis=0)).ravel() + 1) / (design.shape[0] + 1)
@@ -77,7 +79,7 @@ def cosines_of(content: ItemFeatures, counts: Any, weight: float) -> ItemCosines
 
 @dataclass(eq=False, repr=False)
 class NearestContent(ItemContent):
-    """`item_features` of nearest items: new ones are near those of like attributes."""
+    """Place new items near items with similar attributes."""
 
     def _with_items(self: Any, rows):
         cosines, direction = self._content.followed_by(rows), self.backward_weight_

@@ -21,7 +21,8 @@ score_kernels: LazyModule = LazyModule("fedrecsk.models._score_kernels")
 MANY_ITEMS = 5000
 # For each pair of items: what a sparse matrix of them takes while it is made, and an array.
 SPARSE_BYTES, DENSE_BYTES = 64, 24
-# Of a core that inverts a matrix of n items, which are n^3 operations, and of a fit that warns.
+# Operations per second of a core that inverts a matrix (n^3 of them), and the seconds from which a
+# fit warns.
 OPERATIONS_PER_SECOND, MANY_SECONDS = 2e10, 30
 
 

@@ -42,4 +42,4 @@ def place_of_ids(given: Any) -> str:
 def with_index(given: Any) -> Any:
     """Return a DataFrame of polars as one of pandas, its first column as the index."""
     frame = as_pandas(given)
-    return frame if frame is given or frame.empty else frame.set_index(frame.columns[0])
+    return frame if frame is given or not len(frame.columns) else frame.set_index(frame.columns[0])

@@ -16,7 +16,7 @@ from sklearn.utils import check_array
 from fedrecsk._utils.given import check_given
 from fedrecsk.data._checks import LARGEST
 from fedrecsk.data.frames import library_of, place_of_ids, with_index
-from fedrecsk.data.ids import Ids, catalogue_ids, distinct_items, id_array, named
+from fedrecsk.data.ids import Ids, are_strings, catalogue_ids, distinct_items, id_array, named
 
 
 def has_ids(features: Any) -> bool:
@@ -28,8 +28,8 @@ def has_ids(features: Any) -> bool:
 def catalogue_of(features: Any) -> Ids:
     """Return the items of a DataFrame, in ascending order."""
     source = f"the {place_of_ids(features)} of item_features"
-    ids = id_array(np.asarray(with_index(features).index), source)
-    return distinct_items(ids, source, "give each item one row", source)
+    ids = id_array(np.asarray(with_index(features).index), source.capitalize())
+    return distinct_items(ids, source.capitalize(), "give each item one row", source)
 
 
 def aligned(features: Any, items: Any, *, bounded: bool = False) -> Any:
@@ -77,7 +77,8 @@ def ids_of(features: Any, items: Any) -> Any:
 def columns_of(features: Any) -> list[Any]:
     """Return the names of the columns, or their numbers if they have no names."""
     if has_ids(features):
-        return list(with_index(features).columns)
+        names = list(features.columns)
+        return names[1:] if library_of(features) == "polars" else names
     return list(range(np.shape(features)[1]))
 
 
@@ -136,16 +137,22 @@ def _check_columns(frame):
 
 def _check_same(ours, catalogue):
     """Raise unless the features' items are those of `items`."""
+    source = f"{ours.source.capitalize()}, which holds the ids,"
+    if are_strings(ours.values) != are_strings(catalogue.values):
+        kinds = ("strings", "numbers")[:: 1 if are_strings(ours.values) else -1]
+        raise ValueError(
+            f"{source} has {kinds[0]}, and items has {kinds[1]}; give ids of the same type there."
+        )
     missing = catalogue.values[ours.codes(catalogue.values) < 0]
     if len(missing):
         raise ValueError(
-            f"item_features has no row for {named('item', missing)}; give it one "
-            "(of zeros if nothing is known), or leave the item out of items."
+            f"{source} lacks {named('item', missing)}; give it a row (of zeros if nothing is "
+            "known), or leave the item out of items."
         )
     unknown = ours.values[catalogue.codes(ours.values) < 0]
     if len(unknown):
         raise ValueError(
-            f"item_features has rows for {named('item', unknown)}, which items does not list; "
+            f"{source} has {named('item', unknown)}, which items does not list; "
             "drop these rows, or use items=None to take the items of item_features."
         )
 

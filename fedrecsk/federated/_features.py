@@ -310,7 +310,7 @@ def read(features, what="user_features"):
             f"{what} should be a DataFrame with the users' ids in its index (pandas) or in its "
             f"first column (polars), got a {type(features).__name__}."
         )
-    source, features = f"the {place_of_ids(features)} of {what}", with_index(features)
+    source, features = f"The {place_of_ids(features)} of {what}", with_index(features)
     if not features.shape[1]:
         raise ValueError(f"{what} has no columns; give it some, or leave it out.")
     for name in features.select_dtypes(exclude=["number", "bool"]).columns:

@@ -24,7 +24,8 @@ class Receipt:
         Number of uploads that these clients withdrew from the server's sum.
     is_exact : bool
         Whether the model equals a new fit without the users, up to rounding. If not, the server's
-        parameters were learned from these users too, and later rounds only overwrite them.
+        parameters were learned from these users too, and later rounds only weaken what they
+        learned.
     n_rounds, bytes_up, bytes_down : int
         Cost of forgetting.
     """
@@ -44,7 +45,7 @@ class Receipt:
         if self.is_exact:
             server = f"{_counted(self.n_withdrawn, 'upload')} withdrawn from the sum"
             result = "equal to a new fit without the users, up to rounding"
-            remains = "nothing in this object"
+            remains = "no rows, vectors or ids in this object; the counts above"
         else:
             server = f"nothing withdrawn; {_counted(self.n_rounds, 'round')} without the users"
             result = "not equal to a new fit: see fedrecsk.audit.measure_forgetting"
@@ -55,7 +56,7 @@ class Receipt:
             "Clients": f"{_counted(self.n_rows, 'row')} deleted on "
             f"{_counted(self.n_clients, 'client')}, with the users' private state",
             "Server": server,
-            "Catalogue": f"{_counted(self.n_items, 'item')} removed that only the users had",
+            "Catalogue": f"{_counted(self.n_items, 'item')} removed, which only these users had",
             "Model": result,
             "Remains": remains,
             "Elsewhere": "copies, files and downloads from before are as they were",

@@ -155,7 +155,8 @@ class Updating(FederatedMethod):
         exactly that of a `fit` without these users. Other methods continue from their last model
         for a few rounds without them: what such a model learned from them fades but is not removed,
         except by a new `fit` without them. Nothing of the users remains in this object or its
-        pickle.
+        pickle but the counts in `forgotten_` and `communication_`, which the next update or fit
+        replaces.
 
         Parameters
         ----------

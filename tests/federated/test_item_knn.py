@@ -101,9 +101,10 @@ def test_item_features_equal_the_naive_reference(Estimator, kind, times, monkeyp
             np.testing.assert_allclose(found[:new], largest, atol=1e-6)
 
 
-def test_sparse_item_features_are_those_of_a_frame():
+@pytest.mark.parametrize("n_columns", [2, 4], ids=["kinds", "years"])
+def test_sparse_item_features_are_those_of_a_frame(n_columns):
     X, y = make_toy(30, 9, seed=2)
-    y, rows, items = np.ones(len(y)), attributes(10)[:, :2], np.unique(X[:, 1])
+    y, rows, items = np.ones(len(y)), attributes(10)[:, :n_columns], np.unique(X[:, 1])
     rows, new = rows[:9], rows[9:]
     frame = FedItemKNN(item_features=pd.DataFrame(rows, index=items)).fit(X, y)
     matrix = FedItemKNN(item_features=sparse.csr_array(rows), items=items).fit(X, y)
