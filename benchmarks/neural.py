@@ -198,8 +198,8 @@ def main(argv=None):
     parser.add_argument("--data", nargs="+", default=["100k", "1m"], choices=["100k", "1m"])
     names = [*BASELINE, *MODELS]
     parser.add_argument("--only", nargs="+", default=list(MODELS), choices=names)
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument("--negatives", type=int)
+    parser.add_argument("--rounds", type=int, help="instead of the methods' own number")
+    parser.add_argument("--negatives", type=int, help="instead of the methods' own number")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--n-jobs", type=int, default=1)
     parser.add_argument("--data-home")

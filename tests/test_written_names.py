@@ -16,7 +16,7 @@ PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/*/*.md")]
 PROGRAMS = [*ROOT.glob("examples/**/*.py"), *ROOT.glob("benchmarks/**/*.py")]
 # It also says what is gone.
 OLD_NAMES = {ROOT / "CHANGELOG.md"}
-NAME = re.compile(r"(?<![\w/.-])fedrecsk(?:\.[A-Za-z_]\w*)+")
+NAME = re.compile(r"(?<![\w/.-])fedrecsk(?!\.js\b)(?:\.[A-Za-z_]\w*)+")
 FILE = re.compile(r"(?<![\w/.-])(?:fedrecsk|benchmarks|tests|docs|examples)/[\w./-]*\w")
 COMMAND = re.compile(r"python\s+-m\s+benchmarks[.\s](?!(?:all|list|pages|NAME)\b)(\w+)")
 CODE = re.compile(r"^ *```python[^\n]*\n(.*?)^ *```", re.DOTALL | re.MULTILINE)

@@ -237,6 +237,7 @@ def test_a_client_alone_validates_with_the_same_negatives(toy):
     for user in range(data.n_users):
         seen = data.items[data.indptr[user] : data.indptr[user + 1]]
         _, mine = first_rows(X[X[:, 0] == data.user_ids.values[user]])
+        mine = mine._replace(n_items=data.n_items)
         own = np.array([0, len(seen)]), seen
         _, drawn = unseen_items(mine, mine.values > 0, own, model.n_negatives)
         np.testing.assert_array_equal(drawn, negatives[held_out.users[rows] == user])

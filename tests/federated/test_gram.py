@@ -220,7 +220,7 @@ def test_noisy_sums_are_solved_for_what_is_visible(Estimator, setting, n_silos, 
 @pytest.mark.parametrize(
     ("Estimator", "setting", "message"),
     [
-        (FedEASE, {"upload": "local", "federation": NOISY}, 'whole matrices: set upload="all"'),
+        (FedEASE, {"upload": "local", "federation": NOISY}, 'whole matrices; set upload="all"'),
         (FedSpectral, {"upload": "local", "federation": NOISY}, 'set upload="all"'),
         (FedEASE, {"download": "local", "federation": NOISY}, 'set download="all" or "auto"'),
         (FedEASE, {"download": "local", "federation": ENCRYPTED}, 'set download="all" or "auto"'),
