@@ -49,7 +49,7 @@ from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.privacy import CKKS, CentralDP, GaussianMechanism, SecAggPlus
 from fedrecsk.protocol import Federation
 from fedrecsk.protocol.keys import Key
-from fedrecsk.simulation import dask_run, making
+from fedrecsk.simulation import both_sides, dask_run
 from fedrecsk.simulation.dask_workers import NOTHING, Sum, add_node
 
 pytestmark = [
@@ -226,7 +226,7 @@ NOISY = {
 @pytest.mark.parametrize("noise", NOISY)
 def test_noise_is_drawn_as_in_one_process(noise, client, monkeypatch):
     # The secret depends on the rows, which nobody has together.
-    monkeypatch.setattr(making, "secret_of", lambda *given: Key(5))
+    monkeypatch.setattr(both_sides, "secret_of", lambda *given: Key(5))
     parts = NOISY[noise]
     model = RFRec(n_rounds=3, federation=Federation(**parts), **PUBLIC)
     assert_same(fitted(model, PARTED), fitted(model, FRAME))

@@ -47,10 +47,10 @@ item_features : DataFrame, array or sparse matrix of shape (n_items, n_features)
     Public attributes of the items, such as categories as columns of 0 and 1. The more alike two
     items are, the more users count as if they had both. Items without ratings, and new ones
     added by `add_items`, are near those with similar attributes. The index of a DataFrame of
-    numbers (polars: its first column) holds the item ids, and is the catalogue unless `items` is
-    given; the rows of an array or a sparse matrix are in the order of `items`. Columns that reach
-    beyond [-1, 1] are centred and divided by two standard deviations; a sparse matrix with such
-    columns becomes an array. Only the server uses features, and nothing more is sent.
+    numbers (polars: its first column) holds the item ids, and is the catalogue unless `items`
+    is given; the rows of an array or a sparse matrix are in the order of `items`. Columns that
+    reach beyond [-1, 1] are centred and divided by two standard deviations; a sparse matrix
+    with such columns becomes an array. Only the server uses features, and nothing more is sent.
 [content_weight]
 content_weight : float, default={default}
     Number of users, on the scale of the sum of pairs, as which a cosine of 1 between the
