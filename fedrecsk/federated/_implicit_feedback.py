@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,9 +11,6 @@ from fedrecsk.federated._ratings import RATINGS, sums_of_ratings
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Dense, Form, Message
 from fedrecsk.updates import Updates
-
-if TYPE_CHECKING:
-    pass
 
 fedmf_kernels: LazyModule = LazyModule("fedrecsk.federated._fedmf_kernels")
 

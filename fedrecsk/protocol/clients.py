@@ -440,7 +440,7 @@ class ClientGroup:
         updates = Updates({name: one.sum(axis=0) for name, one in own.items()}, is_finite)
         turn, step = RoundMasks(asked, part.delivers, False), ("validation", round)
         done = self._completed(updates, step, specs, turn, "sum")
-        # Nobody adds noise to it.
+        # No noise is added to the sums of a validation.
         return replace(done, lacks_noise=False)
 
     def _personalized(self, who, message, round):

@@ -110,7 +110,7 @@ class FieldSpec:
         return np.dtype(self.dtype or wire_dtype).itemsize
 
     def rows_sent(self, n_rows: ArrayLike) -> NDArray[np.int64]:
-        """Return how many rows clients send that have so many of their own."""
+        """Return how many rows each client sends, given its number of own rows."""
         return np.full_like(n_rows, self.shape[0]) if self.rows == "all" else np.asarray(n_rows)
 
     def index_bytes(self, n_rows: Any) -> Any:
