@@ -3,6 +3,7 @@
 `NAME COMMAND [OPTIONS]` runs one benchmark, such as `fedeb quality --data 100k`, and writes its
 record. `all` runs those of benchmarks/_plan.py whose record is missing or of other files, and
 can be stopped and started again; words behind it choose commands. `list` says which these are.
+`leaderboard [SET ...]` runs that benchmark for each data set, or for all of them.
 `pages` writes the tables and numbers of README and the site's pages, and the pictures.
 """
 
@@ -13,7 +14,7 @@ import sys
 import time
 
 from benchmarks import _records as records
-from benchmarks._plan import COMMANDS
+from benchmarks._plan import COMMANDS, LEADERBOARD
 
 
 def waiting(words):
@@ -37,9 +38,9 @@ def estimate(commands):
     return text + f" and {seconds.count(None)} unknown" * (None in seconds)
 
 
-def run_all(words):
-    """Run what has to be run, each in a process of its own; return what failed."""
-    commands, failed = list(waiting(words)), []
+def run_each(commands):
+    """Run commands, each in a process of its own; raise if some failed."""
+    failed = []
     for place, command in enumerate(commands):
         left = estimate(commands[place:])
         print(f"\n[{place + 1}/{len(commands)}] {command} (left: {left})", flush=True)
@@ -48,15 +49,17 @@ def run_all(words):
         if subprocess.run(arguments, check=False).returncode:
             failed.append(command)
         print(f"{time.monotonic() - start:.0f} s", flush=True)
-    return failed
+    if failed:
+        raise SystemExit("Failed: " + "; ".join(failed))
 
 
 def main(arguments):
     """Run a command."""
     match arguments:
         case ["all", *words]:
-            if failed := run_all(words):
-                raise SystemExit("Failed: " + "; ".join(failed))
+            run_each(list(waiting(words)))
+        case ["leaderboard", *sets] if len(sets) != 1 and set(sets) <= set(LEADERBOARD):
+            run_each([f"leaderboard {one}" for one in sets or LEADERBOARD])
         case ["list", *words]:
             for command, reason in waiting(words).items():
                 print(f"{command}: {reason} ({estimate([command])})")

@@ -12,6 +12,7 @@ SUMMED = "LocALS GlobSGD LocSGD FCF ExplicitFCF FedEASE RFRec CoLR LightFR FedEB
 CHOSEN = ("LightFR", "RFRec", "RFRecF", "LocALS", "GlobSGD", "PMF", "BiasedMF", "SVDpp")
 LARGE = "RFRec FedEB LocALS GlobSGD LightFR SVDpp BiasedMF FedMF"
 NEXT_ITEM = ("Beauty", "Sports", "Yelp", "LastFM", "100k")
+LEADERBOARD = ("generated", "100k", "LastFM", "Beauty", "Sports", "Yelp", "1m", "Beauty-large")
 COLD = ("FedEB", "RFRec", "LocALS", "FCF", "LocSGD", "FedMF", "LightFR")
 EACH = (
     "fedeb quality",
@@ -122,6 +123,7 @@ COMMANDS = [
     "time generated",
     "time later",
     *(f"next_item scores --data {one}" for one in NEXT_ITEM),
+    *(f"leaderboard {one}" for one in LEADERBOARD),
     "next_item choices",
     "next_item attributes",
     "updates",

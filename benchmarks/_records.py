@@ -243,10 +243,10 @@ def table(name, columns=None, rows=None, across=None, number=1, where=None):
     return f"{text}\n\n*{caption(name, records)}*"
 
 
-def number(name, row, column, digits=None):
+def number(name, row, column, digits=None, table=1):
     """Return one cell, of the row that begins with these cells (a str or a tuple of str)."""
     row = (row,) if isinstance(row, str) else row
-    found = [one for one, _ in rows_of(name) if tuple(one.values())[: len(row)] == row]
+    found = [one for one, _ in rows_of(name, table) if tuple(one.values())[: len(row)] == row]
     if len(found) != 1:
         raise ValueError(f"{len(found)} rows of {name!r} have {row!r}, not 1.")
     cell = found[0][column]
