@@ -13,6 +13,7 @@ import re
 from textwrap import indent
 
 import matplotlib
+import numpy as np
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
@@ -244,6 +245,45 @@ def draw_searches(path):
     plt.close(figure)
 
 
+def places():
+    """Return megabytes per client and the place in each set, best 1, by task and method."""
+    found = {"Rankings": {}, "Ratings": {}}
+    for record in records.records_of("leaderboard"):
+        for task, number in zip(found, (1, 3), strict=True):
+            head, *rows = record.get(f"table {number}", [["MB up / down"]])
+            sizes = [(row[0], row[head.index("MB up / down")].split(" / ")) for row in rows]
+            federated = [(name, sum(map(float, both))) for name, both in sizes if len(both) == 2]
+            for place, (name, megabytes) in enumerate(federated, 1):
+                found[task].setdefault(name, []).append((float(f"{megabytes:.3g}"), place))
+    return found
+
+
+def draw_leaderboard(path):
+    """Draw places in all sets against megabytes: each set, and the mean of each method."""
+    rows = places()
+    with plt.rc_context(STYLE):
+        size = {"figsize": (6.5, 8.0), "height_ratios": (2, 1), "layout": "constrained"}
+        figure, axes = plt.subplots(2, 1, **size)
+    for ax, (task, methods) in zip(axes, rows.items(), strict=True):
+        for name, points in methods.items():
+            sizes, own = np.array(points).T
+            mean = np.exp(np.log(sizes).mean()), own.mean()
+            ax.plot(sizes, own, "o", color=FEDERATED, alpha=0.25, markersize=4)
+            ax.plot(*mean, "o", color=FEDERATED, markersize=7)
+            place = {"xytext": (7, -3), "textcoords": "offset points"}
+            ax.annotate(name, mean, color=FEDERATED, fontsize=9, **place)
+        ax.set(xscale="log", ylabel="place among federated methods")
+        ax.xaxis.set_major_formatter("{x:g}")
+        ax.margins(x=0.15)
+        ax.invert_yaxis()
+        ax.set_title(task, loc="left", fontsize=11)
+    axes[-1].set_xlabel("MB sent and received per client, whole training")
+    about = {"Date": None, "Description": json.dumps(rows)}
+    with plt.rc_context(STYLE):
+        figure.savefig(path, transparent=True, metadata=about)
+    plt.close(figure)
+
+
 def filled(text):
     """Return a page with its tables and numbers as the records are now."""
     numbers = {}
@@ -270,3 +310,4 @@ def write():
         draw(task, FOLDER / f"{task}.svg")
     draw_hours(FOLDER / "hours.svg")
     draw_searches(FOLDER / "search.svg")
+    draw_leaderboard(FOLDER / "leaderboard.svg")

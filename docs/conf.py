@@ -72,6 +72,7 @@ ogp_social_cards = {"enable": False}
 notfound_urls_prefix = "/fedrecsk/"
 html_static_path = ["_static"]
 html_css_files = ["fedrecsk.css"]
+html_js_files = [("sort_tables.js", {"defer": "defer"})]
 html_show_sourcelink = False
 # Pages without others of their section beside them.
 ALONE = (

@@ -121,7 +121,12 @@ def test_pictures_show_the_records(task, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "draw"), [("hours", pages.draw_hours), ("search", pages.draw_searches)]
+    ("name", "draw"),
+    [
+        ("hours", pages.draw_hours),
+        ("search", pages.draw_searches),
+        ("leaderboard", pages.draw_leaderboard),
+    ],
 )
 def test_other_pictures_show_the_records(name, draw, tmp_path):
     draw(tmp_path / "picture.svg")
