@@ -58,8 +58,9 @@ def digest_of_command(root, home, name, options):
         if node not in found:
             imported = _definitions(root, module)[1]
             found[node] = "\n".join(_code(node, imported))
+            local = _local_names(node) if isinstance(node, ast.FunctionDef) else ()
             for one in ast.walk(node):
-                if isinstance(one, ast.Name):
+                if isinstance(one, ast.Name) and one.id not in local:
                     waiting += _resolved(root, module, one.id)
                 elif isinstance(one, ast.Attribute) and getattr(one.value, "id", "") in imported:
                     waiting += _resolved(root, ".".join(imported[one.value.id]), one.attr)
@@ -87,6 +88,14 @@ def _definitions(root, module):
         for name in names - {None}:
             own[name].append(node)
     return own, imported
+
+
+def _local_names(function):
+    """Return the names of a function's variables."""
+    parts = [*ast.walk(function)]
+    names = (one for one in parts if isinstance(one, ast.Name))
+    stored = {one.id for one in names if isinstance(one.ctx, ast.Store)}
+    return stored | {one.arg for one in parts if isinstance(one, ast.arg)}
 
 
 def _resolved(root, module, name):

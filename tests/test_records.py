@@ -249,8 +249,9 @@ RATES = [{rate}]
 
 def quality(options):
     "Print scores."
+    speed = 1
     for rate in RATES:
-        print({helper}(rate, options.rows))
+        print({helper}(rate, options.rows), speed)
 
 def speed(options):
     {speed}
