@@ -343,3 +343,12 @@ def test_all_runs_what_is_missing_and_says_what_failed(folder, monkeypatch, caps
     assert runs == [["data", "nothing"]]
     command.main(["list"])
     assert "data nothing: no record (0 CPU minutes and 1 unknown)" in capsys.readouterr().out
+    old_seconds = records.SLOWER, "seconds measured", ["`a.py`"]
+    monkeypatch.setattr(records, "changes_of", lambda record: old_seconds)
+    runs.clear()
+    command.main(["all", "generate"])
+    assert runs == []
+    command.main(["all", "generate", "--seconds"])
+    assert runs == [records.shlex.split(GENERATE)]
+    command.main(["list", "generate"])
+    assert f"{GENERATE}: seconds measured before a change of `a.py`" in capsys.readouterr().out
