@@ -1,8 +1,9 @@
 """Measure, and keep what was measured: ``python -m benchmarks NAME COMMAND [OPTIONS]``.
 
 `NAME COMMAND [OPTIONS]` runs one benchmark, such as `fedeb quality --data 100k`, and writes its
-record. `all` runs those of benchmarks/_plan.py whose record is missing or of other files, and
-can be stopped and started again; words behind it choose commands. `list` says which these are.
+record. `all` runs those of benchmarks/_plan.py whose record is missing or whose scores are old, and
+with `--seconds` also those whose seconds are. It can be stopped and started again; words behind it
+choose commands. `list` says which records are missing or old, and why.
 `leaderboard [SET ...]` runs that benchmark for each data set, or for all of them.
 `pages` writes the tables and numbers of README and the site's pages, and the pictures.
 """
@@ -17,16 +18,17 @@ from benchmarks import _records as records
 from benchmarks._plan import COMMANDS, LEADERBOARD
 
 
-def waiting(words):
+def waiting(words, *, seconds):
     """Return the commands that have to be run, and why."""
     known, found = records.read_records(), {}
     for command in COMMANDS:
         if all(word in command for word in words):
-            record = known.get(command, {})
-            if not record:
+            if command not in known:
                 found[command] = "no record"
-            elif changed := records.changed_files(record):
-                found[command] = f"{changed[0]} has changed"
+                continue
+            mark, text, changed = records.changes_of(known[command])
+            if mark == records.CHANGED or (mark and seconds):
+                found[command] = f"{text} before a change of {changed[0]}"
     return found
 
 
@@ -40,7 +42,7 @@ def estimate(commands):
 
 def run_each(commands):
     """Run commands, each in a process of its own; raise if some failed."""
-    failed = []
+    commands, failed = list(commands), []
     for place, command in enumerate(commands):
         left = estimate(commands[place:])
         print(f"\n[{place + 1}/{len(commands)}] {command} (left: {left})", flush=True)
@@ -57,11 +59,12 @@ def main(arguments):
     """Run a command."""
     match arguments:
         case ["all", *words]:
-            run_each(list(waiting(words)))
+            seconds = "--seconds" in words
+            run_each(waiting([one for one in words if one != "--seconds"], seconds=seconds))
         case ["leaderboard", *sets] if len(sets) != 1 and set(sets) <= set(LEADERBOARD):
             run_each([f"leaderboard {one}" for one in sets or LEADERBOARD])
         case ["list", *words]:
-            for command, reason in waiting(words).items():
+            for command, reason in waiting(words, seconds=True).items():
                 print(f"{command}: {reason} ({estimate([command])})")
         case ["pages"]:
             # Imports matplotlib.

@@ -1,4 +1,4 @@
-"""Find leaks of test items into a program's scores, by test items that nobody ever touched."""
+"""Find leaks of test items into scores, by test items that their users never touched."""
 
 from __future__ import annotations
 
@@ -298,13 +298,13 @@ def _table(users, items):
 
 def _hit_rate(returned, shape, k):
     """Return the hit rate at k of the first candidates, from scores, ranks or the rate itself."""
-    values = np.asarray(returned, dtype=None if returned is None else np.float64)
-    if values.shape not in (shape, shape[:1], ()) or returned is None:
-        got = "None" if returned is None else f"an array of shape {values.shape}"
+    if returned is None or np.shape(returned) not in (shape, shape[:1], ()):
+        got = "None" if returned is None else f"an array of shape {np.shape(returned)}"
         raise ValueError(
             f"fit_and_rank returned {got}; return scores of shape {shape}, like candidates, ranks "
             f"of shape {shape[:1]}, or a hit rate."
         )
+    values = np.asarray(returned, dtype=np.float64)
     if np.isnan(values).any():
         raise ValueError("fit_and_rank returned NaN, so there is no ranking; did the fit diverge?")
     if values.ndim == 2:

@@ -49,7 +49,7 @@ def test_an_honest_estimator_ranks_placebo_items_by_chance(X):
     assert "99% interval" in repr(report)
     assert "no leak found" in report._repr_html_()
     assert report == placebo(EASE(reg=10), X[::-1], random_state=0)
-    # What anybody can see of items is no reason for more hits.
+    # Popular items are placebo items as often as others.
     assert placebo(Popularity(), X, random_state=0).hit_rate == report.popularity
     assert 0.02 < report.popularity < 0.2
 
