@@ -152,8 +152,8 @@ class Device(ClientGroup):
         self.keys: Keys = self.keys._replace(shared=place.shared)
         mechanism = self.federation.central_dp
         if mechanism is not None and mechanism.noise == "clients":
-            n_clients, shared = place.n_clients, place.shared
-            self._noise = CentralNoise.of(self.plan, n_clients, shared, None)
+            given = self.plan, place.n_clients, place.shared, None, place.n_users
+            self._noise = CentralNoise.of(*given)
 
     def setup(self, message: Message | None) -> list[ClientMessage]:
         """Answer the set-up message; return a list of ClientMessage, which may be empty."""
@@ -406,14 +406,18 @@ class Device(ClientGroup):
 
 def _check_place(place):
     """Raise Refused if a place is not one of a single client among a possible number of them."""
-    parts = [np.asarray(one) for one in (place.clients, place.first_users, place.n_clients)]
+    counts = place.n_clients, place.n_users
+    parts = [np.asarray(one) for one in (place.clients, place.first_users, *counts)]
     if any(one.dtype.kind not in "iu" or one.size != 1 for one in parts):
-        raise Refused("a client's place has one code, one first user and n_clients, all integers")
-    code, first_user, n_clients = (one.item() for one in parts)
-    # Every client before it has a user.
-    if not 0 <= code < n_clients <= MOST_CLIENTS or not code <= first_user < 2**62:
         raise Refused(
-            f"the server gives this client code {code} and first user {first_user} among n_clients="
-            f"{n_clients}; codes must be below n_clients, which is at most {MOST_CLIENTS:,}, and "
-            "no first user is below its code"
+            "a client's place has one code, one first user, n_clients and n_users, all integers"
+        )
+    code, first_user, n_clients, n_users = (one.item() for one in parts)
+    # Every client has a user.
+    fits = 0 <= code < n_clients <= MOST_CLIENTS and n_clients <= n_users
+    if not fits or not code <= first_user < n_users < 2**62:
+        raise Refused(
+            f"the server gives this client code {code} and first user {first_user} among n_users="
+            f"{n_users} and n_clients={n_clients}; codes must be below n_clients, which is at most "
+            f"{MOST_CLIENTS:,}, no first user is below its code, and each client has a user"
         )

@@ -190,9 +190,10 @@ class PrivacyReport:
 
     def __repr__(self) -> str:
         delta = f", delta {self.delta:g}" if self.delta else ""
+        hides = f"; hides {self.neighbours}" if np.isfinite(self.epsilon) else ""
         return (
             f"PrivacyReport(mechanism={self.mechanism!r}, epsilon {_epsilon(self.epsilon)}{delta} "
-            f"in {self.n_uploads:,} uploads; to be trusted: {self.trust}; "
+            f"in {self.n_uploads:,} uploads{hides}; to be trusted: {self.trust}; "
             f"server_sees={self.server_sees!r})"
         )
 

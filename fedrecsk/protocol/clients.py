@@ -17,7 +17,14 @@ from fedrecsk.protocol.evaluation import HeldOut, Scoring
 from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Message, Registration
 from fedrecsk.protocol.participation import Participation, RoundMasks
-from fedrecsk.protocol.protection import completed, protected, stages
+from fedrecsk.protocol.protection import (
+    added_up_by,
+    as_sent,
+    completed,
+    of_users,
+    protected,
+    stages,
+)
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Updates
 from fedrecsk.updates import through as apply
 
@@ -75,6 +82,9 @@ class ClientGroup:
         Ids of the clients. None: their codes.
     is_device : bool
         Whether they are on a machine of their own, which can add nothing up with others.
+    user_codes : ndarray of shape (n_users,) or None
+        Codes of their users in draws, if the method runs for each user apart. None: those of the
+        block.
     """
 
     def __init__(
@@ -88,11 +98,14 @@ class ClientGroup:
         forge: Forge | None = None,
         client_ids: np.ndarray | None = None,
         is_device: bool = False,
+        user_codes: NDArray[np.int64] | None = None,
     ) -> None:
         self.plan = plan
         self.algorithm: AnyAlgorithm = plan.algorithm
         traits = self.algorithm.traits
         self.block: Block = block
+        # The block as the method sees it: if it runs for each user apart, every user is a client.
+        self._inner: Block = block.by_user(user_codes) if plan.by_user else block
         self.federation: Federation = plan.federation
         self.keys = keys
         self._specs: dict[str, FieldSpec] = self.algorithm.fields(block.n_items)
@@ -133,8 +146,12 @@ class ClientGroup:
 
     @property
     def _codes(self):
-        """Codes of their users in the fitted model; None: those of the block."""
-        return None
+        """Codes of their users in the fitted model; None: those that the method sees."""
+        return self.block.users if self.plan.by_user else None
+
+    def _users_of(self, who):
+        """Return the mask of the method's clients, given one of these clients."""
+        return self.block.users_of(who) if self.plan.by_user else who
 
     # --------------------------------------------------------------- before the rounds
 
@@ -150,6 +167,7 @@ class ClientGroup:
         """Store the codes that the server has assigned to these clients and their users."""
         users = codes_of_users(self.block.client_indptr, first_users)
         self.block = replace(self.block, clients=np.asarray(codes), users=users)
+        self._inner = self.block.by_user() if self.plan.by_user else self.block
         return self
 
     def setup(self, message: Message | None) -> ClientUpdates:
@@ -159,10 +177,12 @@ class ClientGroup:
         keys, address = self.keys.at(SETUP), ("setup", 0)
         specs = self.algorithm.setup_fields(self.block.n_items)
         central, local = self.federation.central_dp, self.federation.local_dp
-        updates = self.algorithm.answer(self.block, message, keys)
+        updates = self.algorithm.answer(self._inner, message, keys)
         is_alone = self._is_apart and self.block.n_clients == 1
         if central is not None or (local is not None and local.protects_uploads):
             updates = self._single_setup(message, updates, specs, keys)
+            if self.plan.by_user:
+                updates = self._by_client(updates, message, address, specs, turn)
         elif not is_alone:
             return self._completed(updates, address, specs, turn, "sum")
         each = is_alone or self._draws_each
@@ -175,8 +195,8 @@ class ClientGroup:
         """Return each client's own answer to a set-up message."""
         if all(isinstance(one, SparseRows) for one in updates.fields.values()):
             return updates
-        numbers = np.arange(self.block.n_clients)
-        parts = [self.block.part(numbers == number) for number in numbers]
+        numbers = np.arange(self._inner.n_clients)
+        parts = [self._inner.part(numbers == number) for number in numbers]
         answers = [self.algorithm.answer(part, message, keys).fields for part in parts]
         return Updates(
             {
@@ -244,7 +264,7 @@ class ClientGroup:
         message = self._messages[round]
         self._begin(message, key)
         self.state, messages = extended(self.algorithm, MeetsPeers).exchange(
-            self.block, self.state, message, turn, step, key
+            self._inner, self.state, message, turn, step, key
         )
         self._met = turn
         return messages
@@ -252,7 +272,7 @@ class ClientGroup:
     def end_exchange(self, step: int, means: NDArray[np.float64]) -> None:
         """Store the means over these clients' groups, after an `exchange` that sent something."""
         peers = extended(self.algorithm, MeetsPeers)
-        self.state = peers.after_exchange(self.block, self.state, means, self._met, step)
+        self.state = peers.after_exchange(self._inner, self.state, means, self._met, step)
 
     def update(self, round: int) -> tuple[list[ClientUpdates], NDArray[np.float64]]:
         """Run one local update.
@@ -271,6 +291,8 @@ class ClientGroup:
         for updates, turn, uploads, message in steps:
             if updates is None:
                 continue
+            if self.plan.by_user:
+                updates = self._by_client(updates, message, address, self._specs, turn)
             done = self._completed(updates, address, self._specs, turn, uploads)
             if uploads != "sum":
                 through = stages(federation, key, message, self.forge, each=self._draws_each)
@@ -284,9 +306,35 @@ class ClientGroup:
     def _completed(self, updates, step, specs, turn, uploads):
         """Check the method's updates, and add to them what the protocol must know."""
         name, wire_dtype = self.plan.name, self.federation.wire_dtype
+        specs = as_sent(specs, self.federation)
         return completed(
             self.block, updates, step, specs, turn, uploads, name=name, wire_dtype=wire_dtype
         )
+
+    @property
+    def _names(self):
+        """Id of each of the method's clients, for errors."""
+        n_users = np.diff(self.block.client_indptr) if self.plan.by_user else 1
+        return np.repeat(self.client_ids, n_users)
+
+    def _by_client(self, updates, message, step, specs, turn):
+        """Clip users' updates, and add them up by client."""
+        each = completed(
+            *(self._inner, updates, step, specs, self._of_users(turn), "single"),
+            name=self.plan.name,
+            wire_dtype=self.federation.wire_dtype,
+        )
+        inner, block = self._inner.clients, self.block
+        owners = np.repeat(np.arange(block.n_clients), np.diff(block.client_indptr))
+        owners = owners[np.isin(inner, each.clients)]
+        through = of_users(self.federation, message)
+        return added_up_by(each, through, owners, block.n_clients)
+
+    def _of_users(self, turn):
+        """Return the masks of the method's clients, given those of these clients."""
+        if not self.plan.by_user:
+            return turn
+        return RoundMasks(self._users_of(turn.active), self._users_of(turn.delivers), True)
 
     def _turn(self, active):
         """Return what a method must know of the round for these active clients."""
@@ -334,9 +382,9 @@ class ClientGroup:
                 shares = extended(self.algorithm, SharesHistory)
                 self.state = shares.with_shared(self.state, self.shared.common)
             for turn, uploads in self._turns(ready & (self._last == last)):
-                with _naming_clients(self.client_ids, f"in round {round}"):
+                with _naming_clients(self._names, f"in round {round}"):
                     self.state, updates, loss = self.algorithm.update(
-                        self.block, self.state, message, turn, key
+                        self._inner, self.state, message, self._of_users(turn), key
                     )
                 total += (0.0, 0.0) if loss is None else loss
                 steps.append((updates, turn, uploads, message))
@@ -365,7 +413,7 @@ class ClientGroup:
         if self.state is not None:
             return
         first = Message(**self._announcement, **message)
-        self.state = self.algorithm.enter(self.block, first, key)
+        self.state = self.algorithm.enter(self._inner, first, key)
         if self.remembered is not None:
             self.state = self.algorithm.recall(self.state, self.remembered)
 
@@ -374,7 +422,7 @@ class ClientGroup:
         before = self.remembered if isinstance(self.remembered, dict) else {}
         if self.state is None:
             return before
-        block, who, learned = self.block, self._has_updated, {}
+        block, who, learned = self._inner, self._users_of(self._has_updated), {}
         masks = {"clients": who, "users": block.users_of(who)}
         masks["rows"] = np.repeat(who, block.row_counts)
         for by, arrays in self.algorithm.memory(self.state).items():
@@ -393,7 +441,7 @@ class ClientGroup:
             return extended(self.algorithm, SendsOnce).has_sent(self.state)
         if isinstance(self.remembered, np.ndarray):
             return self.remembered
-        return np.zeros(self.block.n_clients, dtype=bool)
+        return np.zeros(self._inner.n_clients, dtype=bool)
 
     def take_back(self, round: int) -> None:
         """Let the update of a round take back what these clients have sent, in a method of sums."""
@@ -426,17 +474,19 @@ class ClientGroup:
             )
         part, specs = self._part_in(participation), self.scoring.fields()
         asked = part.receives
-        users = self._personalized(asked, message, round)
-        found = self._measure(asked, users, message, self.held_out.part(asked))
-        is_finite = asked.copy()
-        is_finite[asked] = np.isfinite(list(found.values())).all(axis=(0, 2))
-        accepted = (part.delivers & is_finite)[asked]
+        who = self._users_of(asked)
+        users = self._personalized(who, message, round)
+        found = self._measure(who, users, message, self.held_out.part(asked))
+        broken = who.copy()
+        broken[who] = ~np.isfinite(list(found.values())).all(axis=(0, 2))
+        is_finite = asked & ~(self.block.clients_of(broken) if self.plan.by_user else broken)
+        accepted = self._users_of(part.delivers & is_finite)[who]
         own = self.scoring.packed({n: sums[accepted] for n, sums in found.items()})
         scheme = self.federation.secure_aggregation
         if isinstance(scheme, SecAggPlus):
             units = {name: scheme.unit_of(spec) for name, spec in specs.items()}
             own = {name: units[name] * scheme.fixed(one, units[name]) for name, one in own.items()}
-        self._measured = self._attributes(asked, users, self._codes), asked
+        self._measured = self._attributes(who, users, self._codes), asked
         updates = Updates({name: one.sum(axis=0) for name, one in own.items()}, is_finite)
         turn, step = RoundMasks(asked, part.delivers, False), ("validation", round)
         done = self._completed(updates, step, specs, turn, "sum")
@@ -444,22 +494,23 @@ class ClientGroup:
         return replace(done, lacks_noise=False)
 
     def _personalized(self, who, message, round):
-        """Personalise users of the clients of a mask: first where they have updated, then others.
+        """Personalise users of the method's clients of a mask: first those that have updated.
 
         The message has the announcement and the model.
         """
-        block, key, result = self.block, self.keys.at(round), []
-        old, new = who & self._has_updated, who & ~self._has_updated
+        block, key, result = self._inner, self.keys.at(round), []
+        updated = self._users_of(self._has_updated)
+        old, new = who & updated, who & ~updated
         if old.any():
             turn, places = RoundMasks(old, old, False), np.arange(block.n_users)
-            with _naming_clients(self.client_ids, WHEN):
+            with _naming_clients(self._names, WHEN):
                 state = self.algorithm.personalize(
                     block, self.state, message.of(block.clients), turn, key
                 )
             result.append(Personalized(block, places, block.users_of(old), state))
         if new.any():
             part, places = block.part(new), np.flatnonzero(block.users_of(new))
-            ids = self.client_ids[new]
+            ids = self._names[new]
             state = newcomers(self.algorithm, part, ids, message.of(part.clients), key)
             result.append(Personalized(part, places, np.ones(len(places), dtype=bool), state))
         return result
@@ -467,7 +518,7 @@ class ClientGroup:
     def _attributes(self, who, personalized, codes):
         """Return users' attributes in their order; `codes` are theirs for the method, if others."""
         users, attributes = [], []
-        numbers = _numbers(self.block.users_of(who))
+        numbers = _numbers(self._inner.users_of(who))
         for block, places, wanted, state in personalized:
             if codes is not None:
                 block = replace(block, users=codes[places])
@@ -478,9 +529,9 @@ class ClientGroup:
 
     def _measure(self, who, personalized, message, held_out):
         """Return the sums of the clients of a mask over their held-out rows, by metric."""
-        block = self.block.part(who)
+        block = self._inner.part(who)
         # Users of these rows are numbered among those of the clients asked.
-        own = self._attributes(who, personalized, _numbers(self.block.users_of(who)))
+        own = self._attributes(who, personalized, _numbers(self._inner.users_of(who)))
         of_items = self.algorithm.server_attributes(message.of(block.clients))
         sizes = {"n_users_": block.n_users, "n_items_": block.n_items}
         model = self.algorithm.model(of_items | own | sizes)
@@ -509,7 +560,7 @@ class ClientGroup:
         kept : bool
             Whether to use the state that clients have kept under the best model.
         """
-        everyone = np.ones(self.block.n_clients, dtype=bool)
+        everyone = np.ones(self._inner.n_clients, dtype=bool)
         users = self._personalized(everyone, message, round)
         attributes = self._attributes(everyone, users, self._codes)
         if self._kept is None or not kept:

@@ -76,6 +76,12 @@ class FitPlan:
     draws_each: bool = False
 
     @property
+    def by_user(self) -> bool:
+        """Whether clients run the method for each user apart, and add the uploads up."""
+        mechanism = self.federation.central_dp
+        return mechanism is not None and mechanism.unit == "user"
+
+    @property
     def traits(self) -> Traits:
         """Traits of the algorithm."""
         return self.algorithm.traits

@@ -47,6 +47,13 @@ if TYPE_CHECKING:
 TERMS = "privacy_terms"
 
 
+def as_sent(specs: dict[str, FieldSpec], federation: Federation) -> dict[str, FieldSpec]:
+    """Return the specs of what crosses: clipped integers are real numbers."""
+    if federation.central_dp is None:
+        return specs
+    return {name: spec.real for name, spec in specs.items()}
+
+
 def completed(
     block: Block,
     updates: Updates,
@@ -179,11 +186,41 @@ def stages(
         adds = central.noise == "clients" and forge is None
         says_short = central.quantile is not None and not is_setup
         terms = {"clip": float(bound), "field_weights": central.field_weights or {}}
-        result.append(partial(_clip, **terms, adds=adds, is_late=not each, says_short=says_short))
+        # Users' updates have been clipped before they were added up.
+        clips = central.unit == "client"
+        given = {"clips": clips, "says_short": says_short}
+        result.append(partial(_clip, **terms, **given, adds=adds, is_late=not each))
         if central.noise == "clients":
             own = float(variance) if adds and each else 0.0
             result.append(partial(round_updates, **terms, variance=own, key=key))
     return result
+
+
+def of_users(federation: Federation, message: Message) -> list[Stage]:
+    """List what becomes of each user's updates before a client adds them up."""
+    central = federation.central_dp
+    assert central is not None
+    terms = {"clip": float(message[TERMS].values[0]), "field_weights": central.field_weights or {}}
+    result = [partial(_clip, **terms, clips=True, says_short=False, adds=False, is_late=False)]
+    if central.noise == "clients":
+        result.append(partial(round_updates, **terms, variance=0.0, key=None))
+    return result
+
+
+def added_up_by(
+    updates: ClientUpdates, through_stages: Sequence[Stage], owners: NDArray[np.int64], n: int
+) -> Updates:
+    """Pass users' updates through stages, and add them up by their owners, which are 0 to n - 1."""
+    sums = {name: np.zeros((n, *spec.shape)) for name, spec in updates.specs.items()}
+    is_finite = np.zeros(n, dtype=bool)
+    for owner in np.unique(owners):
+        for tile in updates.take(owners == owner).tiles():
+            done = through(tile, through_stages).added_up()
+            is_finite[owner] |= done.accepted.any()
+            for name, total in done.fields.items():
+                sums[name][owner] += total
+    fields = {name: SparseRows.stacked(one) for name, one in sums.items()}
+    return Updates(fields, is_finite, np.bincount(owners, minlength=n) > 0)
 
 
 def protected(
@@ -245,9 +282,11 @@ def _compress(updates, *, federation, key):
     return replace(updates, sizes=sizes)
 
 
-def _clip(updates, *, clip, field_weights, adds, is_late, says_short):
+def _clip(updates, *, clip, field_weights, clips, adds, is_late, says_short):
     """Clip each client's whole update, and count what the server must know to add noise."""
-    clipped, is_short = clip_updates(updates, clip, field_weights)
+    clipped, is_short = updates, np.ones(len(updates.clients), dtype=bool)
+    if clips:
+        clipped, is_short = clip_updates(updates, clip, field_weights)
     clipped = clipped.without_broken()
     n_accepted = clipped.n_accepted
     n_shares = n_accepted if adds else 0

@@ -146,7 +146,8 @@ class Server:
         places = self._added(registrations)
         self.releases: CentralNoise | None = None
         if self.federation.central_dp is not None:
-            self.releases = CentralNoise.of(self.plan, self.n_clients, self.key, self.secret)
+            given = self.plan, self.n_clients, self.key, self.secret, self.n_users
+            self.releases = CentralNoise.of(*given)
         self.ledger: Ledger = Ledger(self.client_ids)
         self.ledger.clock = self.clock
         self.downlink: Downlink = Downlink(
@@ -192,7 +193,7 @@ class Server:
         codes[order] = first + np.arange(n_new)
         ends = np.cumsum([len(one.client_ids) for one in registrations])
         return [
-            ClientCodes(own, self._first_users[own], self.key, self.n_clients)
+            ClientCodes(own, self._first_users[own], self.key, self.n_clients, self.n_users)
             for own in np.split(codes, ends[:-1])
         ]
 
@@ -205,7 +206,8 @@ class Server:
 
     @property
     def _catalogue(self):
-        return Catalogue(len(self.item_ids), self.n_clients, self.rating_range)
+        n_clients = self.n_users if self.plan.by_user else self.n_clients
+        return Catalogue(len(self.item_ids), n_clients, self.rating_range)
 
     @property
     def _everyone(self):

@@ -39,6 +39,7 @@ from fedrecsk.simulation.both_sides import (
     keys_of,
     parameters_of_a_run,
     server_of,
+    user_codes_of,
 )
 from fedrecsk.updates import weighted
 
@@ -159,6 +160,7 @@ class Run(Loop[StepTotal, "Seen"]):
         server = server_of(estimator, plan, data, key)
         server.clock = clock_of(federation, data, key)
         others = {"shared": {}, "held_out": held_out, "forger": forger}
+        others["user_codes"] = user_codes_of(plan, data)
         keys = keys_of(server)
         clients = clients_of(plan, blocks, keys, data.client_ids, histories, **others)
         block_of_client = np.empty(data.n_clients, dtype=np.int64)
