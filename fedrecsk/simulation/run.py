@@ -147,8 +147,9 @@ class Run(Loop[StepTotal, "Seen"]):
             federation.adversary._check_method(method)
             attack = federation.adversary.enter(data, estimator._sees_ratings, key)
             training = attack.data
+        codes = user_codes_of(plan, data)
         if plan.holds_out is not None:
-            training, held_out = hold_out(training, plan.holds_out, key)
+            training, held_out = hold_out(training, plan.holds_out, key, codes)
         check_aggregator(plan, training)
         if federation.aggregator is not None and attack is not None:
             federation.aggregator._check_adversary(data.client_ids[attack.controlled])
@@ -159,8 +160,7 @@ class Run(Loop[StepTotal, "Seen"]):
         method._check_setting(plan, training, blocks)
         server = server_of(estimator, plan, data, key)
         server.clock = clock_of(federation, data, key)
-        others = {"shared": {}, "held_out": held_out, "forger": forger}
-        others["user_codes"] = user_codes_of(plan, data)
+        others = {"shared": {}, "held_out": held_out, "forger": forger, "user_codes": codes}
         keys = keys_of(server)
         clients = clients_of(plan, blocks, keys, data.client_ids, histories, **others)
         block_of_client = np.empty(data.n_clients, dtype=np.int64)
