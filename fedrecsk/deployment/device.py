@@ -347,10 +347,19 @@ class Device(ClientGroup):
         self.remembered: Remembered | NDArray[np.bool_] | None = found or None
 
     def _ids(self, name):
-        """Return the ids of "users", of "clients", or of the items of the "rows"."""
-        if name == "rows":
-            return self.data.item_ids.values[self.block.row_items]
-        return self.data.user_ids.values if name == "users" else self.client_ids
+        """Return the ids of "users", of "clients", or of the items of the "rows".
+
+        If users are treated apart, those of the users, also as clients and beside the items.
+        """
+        block, users = self._inner, self.data.user_ids.values
+        by_user = self.plan.by_user
+        if name != "rows":
+            return users if by_user or name == "users" else self.client_ids
+        items = self.data.item_ids.values[block.row_items]
+        if not by_user:
+            return items
+        users = np.repeat(users, block.row_counts)
+        return np.array([repr(pair) for pair in zip(users.tolist(), items.tolist(), strict=True)])
 
     # ------------------------------------------------------------------- secure sums
 

@@ -104,8 +104,7 @@ class ClientGroup:
         self.algorithm: AnyAlgorithm = plan.algorithm
         traits = self.algorithm.traits
         self.block: Block = block
-        # The block as the method sees it: if it runs for each user apart, every user is a client.
-        self._inner: Block = block.by_user(user_codes) if plan.by_user else block
+        self._user_codes = user_codes
         self.federation: Federation = plan.federation
         self.keys = keys
         self._specs: dict[str, FieldSpec] = self.algorithm.fields(block.n_items)
@@ -149,6 +148,11 @@ class ClientGroup:
         """Codes of their users in the fitted model; None: those that the method sees."""
         return self.block.users if self.plan.by_user else None
 
+    @property
+    def _inner(self):
+        """The block as the method sees it: if it treats users apart, every user is a client."""
+        return self.block.by_user(self._user_codes) if self.plan.by_user else self.block
+
     def _users_of(self, who):
         """Return the mask of the method's clients, given one of these clients."""
         return self.block.users_of(who) if self.plan.by_user else who
@@ -167,7 +171,6 @@ class ClientGroup:
         """Store the codes that the server has assigned to these clients and their users."""
         users = codes_of_users(self.block.client_indptr, first_users)
         self.block = replace(self.block, clients=np.asarray(codes), users=users)
-        self._inner = self.block.by_user() if self.plan.by_user else self.block
         return self
 
     def setup(self, message: Message | None) -> ClientUpdates:

@@ -296,8 +296,6 @@ _TEXTS: dict[tuple[Where, str, Applies], str] = {
     "{name} always begins anew; leave out update.",
     ("deployed update", "secure_aggregation", _withdraws_masks): "With {part} a deployed {name} "
     "always begins anew; leave out update.",
-    ("deployed update", "central_dp", lambda p: p.by_user): 'With unit="user" a deployed {name} '
-    "always begins anew; leave out update.",
     ("deployed search", "central_dp", _always): "A deployed search cannot calibrate central_dp's "
     "noise to all its fits; leave it out, or search by fit.",
     ("deployed evaluation", _PRIVACY, _always): "evaluate adds no noise to what clients report, "
