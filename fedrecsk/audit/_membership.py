@@ -591,8 +591,8 @@ def _proved(inside, outside, threshold, delta, level):
     found, alarms = int((inside > threshold).sum()), int((outside > threshold).sum())
     n, m = len(inside), len(outside)
     # Two ways to look at the threshold, each with two rates, share the level.
-    least_found = _at_least(found, n, level / 4)
-    most_alarms = _at_least(m - alarms, m, level / 4)
+    least_found = at_least(found, n, level / 4)
+    most_alarms = at_least(m - alarms, m, level / 4)
     bounds = [0.0]
     for right, wrong in ((least_found, 1 - most_alarms), (most_alarms, 1 - least_found)):
         if right > delta and wrong > 0:
@@ -600,6 +600,6 @@ def _proved(inside, outside, threshold, delta, level):
     return max(bounds)
 
 
-def _at_least(k, n, level):
+def at_least(k, n, level):
     """Return Clopper and Pearson's lower confidence limit of a probability, from k of n."""
     return 0.0 if k == 0 else float(beta.ppf(level, k, n - k + 1))
