@@ -143,10 +143,11 @@ class PrivacyReport:
         Parameters
         ----------
         n_clients : int
-            Number of clients (k), at least 1. Where a client has several users, the person leaves
-            it and the client stays: then count each client twice with central noise, once without
-            its upload and once with another. Noise by each client hides any other data of one
-            client, so count each client once.
+            Number of clients (k), at least 1. With ``CentralDP(unit="user")`` count the person's
+            ids. Otherwise, where a client has several users, the person leaves it and the client
+            stays: then count each client twice with central noise, once without its upload and
+            once with another. Noise by each client hides any other data of one client, so count
+            each client once.
 
         Returns
         -------
