@@ -144,6 +144,11 @@ class ClientGroup:
         self._kept = None
 
     @property
+    def _adds_up(self):
+        """Whether they add up updates of several users, each of which is clipped before."""
+        return self.plan.by_user and self.block.n_users > self.block.n_clients
+
+    @property
     def _codes(self):
         """Codes of their users in the fitted model; None: those that the method sees."""
         return self.block.users if self.plan.by_user else None
@@ -184,12 +189,13 @@ class ClientGroup:
         is_alone = self._is_apart and self.block.n_clients == 1
         if central is not None or (local is not None and local.protects_uploads):
             updates = self._single_setup(message, updates, specs, keys)
-            if self.plan.by_user:
+            if self._adds_up:
                 updates = self._by_client(updates, message, address, specs, turn)
         elif not is_alone:
             return self._completed(updates, address, specs, turn, "sum")
         each = is_alone or self._draws_each
-        done = stages(self.federation, keys.private, message, self.forge, each=each, is_setup=True)
+        given = {"each": each, "clips": not self._adds_up, "is_setup": True}
+        done = stages(self.federation, keys.private, message, self.forge, **given)
         uploads = "held" if self._is_apart else "single" if central is None else self.uploads
         single = self._completed(updates, address, specs, turn, uploads)
         return protected(single, done, uploads)
@@ -267,7 +273,7 @@ class ClientGroup:
         message = self._messages[round]
         self._begin(message, key)
         self.state, messages = extended(self.algorithm, MeetsPeers).exchange(
-            self._inner, self.state, message, turn, step, key
+            self.block, self.state, message, turn, step, key
         )
         self._met = turn
         return messages
@@ -275,7 +281,7 @@ class ClientGroup:
     def end_exchange(self, step: int, means: NDArray[np.float64]) -> None:
         """Store the means over these clients' groups, after an `exchange` that sent something."""
         peers = extended(self.algorithm, MeetsPeers)
-        self.state = peers.after_exchange(self._inner, self.state, means, self._met, step)
+        self.state = peers.after_exchange(self.block, self.state, means, self._met, step)
 
     def update(self, round: int) -> tuple[list[ClientUpdates], NDArray[np.float64]]:
         """Run one local update.
@@ -294,11 +300,12 @@ class ClientGroup:
         for updates, turn, uploads, message in steps:
             if updates is None:
                 continue
-            if self.plan.by_user:
+            if self._adds_up:
                 updates = self._by_client(updates, message, address, self._specs, turn)
             done = self._completed(updates, address, self._specs, turn, uploads)
             if uploads != "sum":
-                through = stages(federation, key, message, self.forge, each=self._draws_each)
+                given = {"each": self._draws_each, "clips": not self._adds_up}
+                through = stages(federation, key, message, self.forge, **given)
                 if uploads == "kept":
                     done = apply(done, through).without_broken()
                 else:

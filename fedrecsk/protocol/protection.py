@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy import sparse
 
 from fedrecsk.compression._compressors import BlockCompressor
 from fedrecsk.privacy.central_dp import clip_updates, round_updates
@@ -21,7 +22,9 @@ from fedrecsk.updates import (
     HeldUpdates,
     SparseRows,
     Summed,
+    Update,
     Updates,
+    add_sums,
     all_finite,
     joined,
     through,
@@ -163,13 +166,15 @@ def stages(
     forge: Forge | None = None,
     *,
     each: bool,
+    clips: bool = True,
     is_setup: bool = False,
 ) -> list[Stage]:
     """List functions of ClientUpdates: what becomes of updates before they leave the clients.
 
     `key` is the clients' private one, and `message` may have the terms of central privacy. Clients
     that an adversary controls `forge`, and add no noise. `each`: every client draws its own noise,
-    even if one draw of the sum would do. Answers in the set-up are neither forged nor compressed.
+    even if one draw of the sum would do. `clips`: they have not been clipped before, user by user.
+    Answers in the set-up are neither forged nor compressed.
     """
     compressor, local, central = federation.compression, federation.local_dp, federation.central_dp
     compresses = compressor is not None and compressor.up and not is_setup
@@ -186,8 +191,6 @@ def stages(
         adds = central.noise == "clients" and forge is None
         says_short = central.quantile is not None and not is_setup
         terms = {"clip": float(bound), "field_weights": central.field_weights or {}}
-        # Users' updates have been clipped before they were added up.
-        clips = central.unit == "client"
         given = {"clips": clips, "says_short": says_short}
         result.append(partial(_clip, **terms, **given, adds=adds, is_late=not each))
         if central.noise == "clients":
@@ -211,16 +214,29 @@ def added_up_by(
     updates: ClientUpdates, through_stages: Sequence[Stage], owners: NDArray[np.int64], n: int
 ) -> Updates:
     """Pass users' updates through stages, and add them up by their owners, which are 0 to n - 1."""
-    sums = {name: np.zeros((n, *spec.shape)) for name, spec in updates.specs.items()}
-    is_finite = np.zeros(n, dtype=bool)
-    for owner in np.unique(owners):
+    specs, totals, is_finite = updates.specs, [], np.zeros(n, dtype=bool)
+    for owner in range(n):
+        sums = {}
         for tile in updates.take(owners == owner).tiles():
             done = through(tile, through_stages).added_up()
             is_finite[owner] |= done.accepted.any()
-            for name, total in done.fields.items():
-                sums[name][owner] += total
-    fields = {name: SparseRows.stacked(one) for name, one in sums.items()}
+            add_sums(sums, done.fields)
+        totals.append({name: _rows_of(sums.get(name), spec) for name, spec in specs.items()})
+    fields = {
+        name: SparseRows.listed([one[name] for one in totals], spec.real)
+        for name, spec in specs.items()
+    }
     return Updates(fields, is_finite, np.bincount(owners, minlength=n) > 0)
+
+
+def _rows_of(total, spec):
+    """Return the rows of a sum that are not zero as an Update; None: nothing was added up."""
+    if total is None:
+        return Update(np.arange(0), np.zeros((0, *spec.shape[1:])))
+    if sparse.issparse(total):
+        return Update(total.indices, total.data[:, None])
+    rows = np.flatnonzero(total.reshape(len(total), -1).any(axis=1))
+    return Update(rows, total[rows])
 
 
 def protected(

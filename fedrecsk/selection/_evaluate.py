@@ -398,10 +398,10 @@ def _updates(specs, fields, owners, part, plan, key, terms):
         given = np.arange(len(owners)), 0, federation.wire_dtype
         of_each = single_updates(specs, fields, *given)
         summed = added_up_by(of_each, of_users(federation, terms), owners, n_clients)
-        fields = {name: rows.values.reshape(n_clients, -1) for name, rows in summed.fields.items()}
+        fields = {name: rows.whole() for name, rows in summed.fields.items()}
     updates = single_updates(specs, fields, np.arange(n_clients), 0, federation.wire_dtype)
     updates.accepted = updates.arrives = part.active & part.delivers
-    through = stages(federation, key, terms, each=each)
+    through = stages(federation, key, terms, each=each, clips=not plan.by_user)
     return protected(updates.take(part.active), through, uploads)
 
 

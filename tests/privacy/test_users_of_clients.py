@@ -74,6 +74,15 @@ def test_the_model_is_that_of_users_as_clients(estimator, clip):
     assert one_silo == one_user or isinstance(estimator, SCoLR)
 
 
+@pytest.mark.parametrize("households", [X[:, 0], X[:, 0] // 2, np.maximum(X[:, 0], 12)])
+def test_clients_may_have_one_user_or_many(households):
+    for estimator in (FedMF(3, **LIKED), FedEASE(upload="all", items=ITEMS, random_state=0)):
+        alone = fitted(estimator, private(unit="client"), None)
+        silos = fitted(estimator, private(), households)
+        np.testing.assert_allclose(silos.predict(X), alone.predict(X), rtol=1e-6, atol=1e-7)
+        assert len(silos.communication_.client_bytes_up) == len(np.unique(households))
+
+
 def test_a_silo_clips_each_user_and_adds_up():
     """Against a loop over users, each the only one of its client."""
     estimator = PrivFedEB(3, federation=private(clip=0.03), **RATED)
