@@ -74,7 +74,7 @@ def test_the_model_is_that_of_users_as_clients(estimator, clip):
     assert one_silo == one_user or isinstance(estimator, SCoLR)
 
 
-@pytest.mark.parametrize("households", [X[:, 0], X[:, 0] // 2, np.maximum(X[:, 0], 12)])
+@pytest.mark.parametrize("households", [X[:, 0], X[:, 0] // 30, np.maximum(X[:, 0], 170)])
 def test_clients_may_have_one_user_or_many(households):
     for estimator in (FedMF(3, **LIKED), FedEASE(upload="all", items=ITEMS, random_state=0)):
         alone = fitted(estimator, private(unit="client"), None)
