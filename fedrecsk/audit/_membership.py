@@ -377,7 +377,8 @@ class PrivacyAudit:
         others, on the canaries that the threshold was not chosen by.
     longest_upload : float
         Norm of the longest upload, divided by the clip; it must not be above 1. With
-        ``unit="user"`` that of a client is divided by the number of its users, too.
+        ``unit="user"`` that of a client is divided by the number of its users, too, which does not
+        show that each of them is clipped.
     """
 
     method: str
@@ -506,7 +507,8 @@ def audit_privacy(
 def _noise_of(model, data):
     """Return the noise on each round's sum in units of the clip, and the longest upload."""
     noises, longest, server = [], 0.0, None
-    for server, _, seen in watch(model, data, model._plan().rounds(data.n_clients)):
+    plan = model._plan()
+    for server, _, seen in watch(model, data, plan.rounds(plan.units(data))):
         if seen.upload is None:
             continue
         assert seen.message is not None

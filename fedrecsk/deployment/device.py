@@ -147,7 +147,7 @@ class Device(ClientGroup):
 
     def place(self, place: ClientCodes) -> None:
         """Store the code that the server assigns; raise Refused if it is not for one client."""
-        _check_place(place)
+        _check_place(place, self.block.n_users)
         super().place(place.clients, place.first_users)
         self.keys: Keys = self.keys._replace(shared=place.shared)
         mechanism = self.federation.central_dp
@@ -214,7 +214,8 @@ class Device(ClientGroup):
         """What all clients of a masked sum must have heard alike, so that their noise adds up."""
         if self._noise is None:
             return ""
-        return terms_of_noise(self.method, self._noise.uploads.n_clients, self.keys.shared)
+        planned = self._noise.uploads
+        return terms_of_noise(self.method, planned.n_clients, planned.n_users, self.keys.shared)
 
     def check_sum(self, kind: str, round: int, n_clients: int) -> None:
         """Raise if a masked sum over so many clients may have less noise than was planned."""
@@ -413,8 +414,8 @@ class Device(ClientGroup):
         return self.algorithm.decode(message, self.keys.shared.at(round))
 
 
-def _check_place(place):
-    """Raise Refused if a place is not one of a single client among a possible number of them."""
+def _check_place(place, n_own):
+    """Raise Refused if a place is not one of a client with `n_own` users among possible others."""
     counts = place.n_clients, place.n_users
     parts = [np.asarray(one) for one in (place.clients, place.first_users, *counts)]
     if any(one.dtype.kind not in "iu" or one.size != 1 for one in parts):
@@ -424,7 +425,7 @@ def _check_place(place):
     code, first_user, n_clients, n_users = (one.item() for one in parts)
     # Every client has a user.
     fits = 0 <= code < n_clients <= MOST_CLIENTS and n_clients <= n_users
-    if not fits or not code <= first_user < n_users < 2**62:
+    if not fits or not code <= first_user <= n_users - n_own or not n_users < 2**62:
         raise Refused(
             f"the server gives this client code {code} and first user {first_user} among n_users="
             f"{n_users} and n_clients={n_clients}; codes must be below n_clients, which is at most "

@@ -116,7 +116,7 @@ class CentralNoise:
         self._least = np.inf
         self._n_setups = 0
         self._n_rounds = 0
-        warn_of_delta(mechanism, uploads.n_hidden)
+        warn_of_delta(mechanism, uploads.n_hidden, "user" if uploads.by_user else "client")
 
     @classmethod
     def of(
@@ -141,6 +141,26 @@ class CentralNoise:
     def _uses(self) -> NDArray[np.int64]:
         """In how many exchanges each client has sent something."""
         return np.zeros(self.uploads.n_clients, dtype=np.int64)
+
+    def expect(self, n_users: int) -> None:
+        """Expect a round of clients with so many users, a public number."""
+        n_users = max(1, round((1 - self.federation.dropout) * n_users))
+        self._round = self._round._replace(n_clients=n_users)
+
+    def check_range(self, n_users: int) -> None:
+        """Raise, before any work, if masks cannot hold the sum of a client with so many users."""
+        scheme = self.federation.secure_aggregation
+        if not (self.uploads.by_user and isinstance(scheme, SecAggPlus)) or self.by_clients:
+            return
+        weights = (self.mechanism.field_weights or {}).values()
+        clip = max(self._setup.clip, self._round.clip) / min([1.0, *weights])
+        if n_users * clip > scheme.max_value():
+            raise ValueError(
+                f"A client has {n_users:,} users, whose clipped uploads may add up to "
+                f"{n_users * clip:.4g}, and {scheme} holds numbers up to {scheme.max_value():g}; "
+                f'set max_abs to at least {n_users * clip:.4g}, or CentralDP(noise="clients"), by '
+                "which the server sees no sum without noise."
+            )
 
     @property
     def expected(self) -> int:
@@ -300,7 +320,7 @@ class CentralNoise:
             trust = f"no party, if {few.get(n, f'at most {n:,} clients help')} the server"
         hidden = "one client"
         if self.uploads.by_user:
-            hidden, trust = "one user", f"{trust}; each client, with the data of its own users"
+            hidden, trust = "one user", f"each client, by its own users; beyond it {trust}"
         elif self.uploads.n_users > self.uploads.n_clients:
             hidden = "one client with all its users"
         each = [epsilon_of([one._replace(count=1)], delta) for one in single]
@@ -319,14 +339,14 @@ class CentralNoise:
         )
 
 
-def warn_of_delta(mechanism: CentralDP | LocalMechanism, n_clients: int) -> None:
-    """Warn of a delta that would allow to publish the data of a client."""
+def warn_of_delta(mechanism: CentralDP | LocalMechanism, n: int, unit: str = "client") -> None:
+    """Warn of a delta that would allow to publish the data of one of `n` clients, or users."""
     delta = mechanism.delta
-    if delta * n_clients > 1:
+    if delta * n > 1:
         warn(
             f"{type(mechanism).__name__}(delta={delta:g}) is above one divided by the number of "
-            f"clients, {n_clients}: publishing one client's data outright would pass. Set delta "
-            f"below {1 / n_clients:.1g}.",
+            f"{unit}s, {n}: publishing one {unit}'s data outright would pass. Set delta below "
+            f"{1 / n:.1g}.",
             UserWarning,
         )
 
@@ -369,7 +389,8 @@ class PlannedUploads(NamedTuple):
         n_users = n_clients if n_users is None else n_users
         algorithm, sampling, n_items = plan.algorithm, plan.sampling, plan.n_items
         assert n_items is not None
-        fraction, n_rounds = sampling.fraction, plan.rounds(n_clients)
+        fraction = sampling.fraction
+        n_rounds = plan.rounds(n_users if plan.by_user else n_clients)
         mechanism = plan.federation.central_dp
         # Who knows that a client takes part knows that all its users do.
         by_server = mechanism is not None and mechanism.noise == "server" and not plan.by_user

@@ -105,6 +105,7 @@ class ClientGroup:
         traits = self.algorithm.traits
         self.block: Block = block
         self._user_codes = user_codes
+        self._inner: Block = self._seen_by_the_method(block)
         self.federation: Federation = plan.federation
         self.keys = keys
         self._specs: dict[str, FieldSpec] = self.algorithm.fields(block.n_items)
@@ -153,12 +154,11 @@ class ClientGroup:
         """Codes of their users in the fitted model; None: those that the method sees."""
         return self.block.users if self.plan.by_user else None
 
-    @property
-    def _inner(self):
-        """The block as the method sees it: if it treats users apart, every user is a client."""
-        return self.block.by_user(self._user_codes) if self.plan.by_user else self.block
+    def _seen_by_the_method(self, block):
+        """Return a block in which, if the method treats users apart, every user is a client."""
+        return block.by_user(self._user_codes) if self.plan.by_user else block
 
-    def _users_of(self, who):
+    def _mask_of_units(self, who):
         """Return the mask of the method's clients, given one of these clients."""
         return self.block.users_of(who) if self.plan.by_user else who
 
@@ -176,6 +176,7 @@ class ClientGroup:
         """Store the codes that the server has assigned to these clients and their users."""
         users = codes_of_users(self.block.client_indptr, first_users)
         self.block = replace(self.block, clients=np.asarray(codes), users=users)
+        self._inner = self._seen_by_the_method(self.block)
         return self
 
     def setup(self, message: Message | None) -> ClientUpdates:
@@ -330,7 +331,7 @@ class ClientGroup:
     def _by_client(self, updates, message, step, specs, turn):
         """Clip users' updates, and add them up by client."""
         each = completed(
-            *(self._inner, updates, step, specs, self._of_users(turn), "single"),
+            *(self._inner, updates, step, specs, self._turn_of_units(turn), "single"),
             name=self.plan.name,
             wire_dtype=self.federation.wire_dtype,
         )
@@ -340,11 +341,13 @@ class ClientGroup:
         through = of_users(self.federation, message)
         return added_up_by(each, through, owners, block.n_clients)
 
-    def _of_users(self, turn):
+    def _turn_of_units(self, turn):
         """Return the masks of the method's clients, given those of these clients."""
         if not self.plan.by_user:
             return turn
-        return RoundMasks(self._users_of(turn.active), self._users_of(turn.delivers), True)
+        return RoundMasks(
+            self._mask_of_units(turn.active), self._mask_of_units(turn.delivers), True
+        )
 
     def _turn(self, active):
         """Return what a method must know of the round for these active clients."""
@@ -394,7 +397,7 @@ class ClientGroup:
             for turn, uploads in self._turns(ready & (self._last == last)):
                 with _naming_clients(self._names, f"in round {round}"):
                     self.state, updates, loss = self.algorithm.update(
-                        self._inner, self.state, message, self._of_users(turn), key
+                        self._inner, self.state, message, self._turn_of_units(turn), key
                     )
                 total += (0.0, 0.0) if loss is None else loss
                 steps.append((updates, turn, uploads, message))
@@ -432,7 +435,7 @@ class ClientGroup:
         before = self.remembered if isinstance(self.remembered, dict) else {}
         if self.state is None:
             return before
-        block, who, learned = self._inner, self._users_of(self._has_updated), {}
+        block, who, learned = self._inner, self._mask_of_units(self._has_updated), {}
         masks = {"clients": who, "users": block.users_of(who)}
         masks["rows"] = np.repeat(who, block.row_counts)
         for by, arrays in self.algorithm.memory(self.state).items():
@@ -451,7 +454,7 @@ class ClientGroup:
             return extended(self.algorithm, SendsOnce).has_sent(self.state)
         if isinstance(self.remembered, np.ndarray):
             return self.remembered
-        return np.zeros(self._inner.n_clients, dtype=bool)
+        return np.zeros(self.block.n_clients, dtype=bool)
 
     def take_back(self, round: int) -> None:
         """Let the update of a round take back what these clients have sent, in a method of sums."""
@@ -484,13 +487,14 @@ class ClientGroup:
             )
         part, specs = self._part_in(participation), self.scoring.fields()
         asked = part.receives
-        who = self._users_of(asked)
+        who = self._mask_of_units(asked)
         users = self._personalized(who, message, round)
         found = self._measure(who, users, message, self.held_out.part(asked))
-        broken = who.copy()
-        broken[who] = ~np.isfinite(list(found.values())).all(axis=(0, 2))
-        is_finite = asked & ~(self.block.clients_of(broken) if self.plan.by_user else broken)
-        accepted = self._users_of(part.delivers & is_finite)[who]
+        finite = who.copy()
+        finite[who] = np.isfinite(list(found.values())).all(axis=(0, 2))
+        # A user whose sums are broken is left out, not all users of the client.
+        is_finite = self.block.clients_of(finite) if self.plan.by_user else finite
+        accepted = (self._mask_of_units(part.delivers) & finite)[who]
         own = self.scoring.packed({n: sums[accepted] for n, sums in found.items()})
         scheme = self.federation.secure_aggregation
         if isinstance(scheme, SecAggPlus):
@@ -509,7 +513,7 @@ class ClientGroup:
         The message has the announcement and the model.
         """
         block, key, result = self._inner, self.keys.at(round), []
-        updated = self._users_of(self._has_updated)
+        updated = self._mask_of_units(self._has_updated)
         old, new = who & updated, who & ~updated
         if old.any():
             turn, places = RoundMasks(old, old, False), np.arange(block.n_users)

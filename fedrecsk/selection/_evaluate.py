@@ -176,9 +176,10 @@ def federated_evaluate(
     secret = None
     if isinstance(random_state, Integral):
         # Otherwise the noise of two evaluations with the same seed could be subtracted.
-        identity = repr((seed, scoring, epsilon)).encode() + b"".join(
-            np.ascontiguousarray(one).tobytes() for one in (*found.values(), rows.codes)
-        )
+        given = sorted(federation.get_params().items())
+        identity = repr((seed, scoring, epsilon, given, rows.client_ids.tolist())).encode()
+        arrays = *found.values(), rows.codes, rows.clients
+        identity += b"".join(np.ascontiguousarray(one).tobytes() for one in arrays)
         secret = Key(int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest()) >> 1)
     return _summed(scoring, federation, recommender, rows, found, Key(seed), secret)
 

@@ -60,7 +60,8 @@ def secret_of(estimator: FederatedMethod, data: Population, key: Key) -> Key:
     mechanism = estimator._setting().central_dp
     if mechanism is not None and mechanism.epsilon is not None:
         # The noise then depends on the planned rounds.
-        parameters["n_rounds"] = estimator._plan().rounds(data.n_clients)
+        plan = estimator._plan()
+        parameters["n_rounds"] = plan.rounds(plan.units(data))
     parameters.pop("random_state", None)
     # The clock changes no upload.
     clock = "federation__devices", "federation__schedule"

@@ -235,14 +235,14 @@ class Holder:
         """Return all clients without their rows."""
         progress = {block: copy.copy(one) for block, one in self.clients.items()}
         for one in progress.values():
-            vars(one).update(block=None, held_out=None)
+            vars(one).update(block=None, held_out=None, _inner=None)
         return progress
 
     def resume(self, progress: dict[BlockNumber, ClientGroup]) -> None:
         """Replace clients by others, which have no rows yet."""
         for block, one in progress.items():
             here = self.clients[block]
-            vars(one).update(block=here.block, held_out=here.held_out)
+            vars(one).update(block=here.block, held_out=here.held_out, _inner=here._inner)
         self.clients |= progress
 
     def tell(

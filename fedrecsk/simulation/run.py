@@ -364,7 +364,7 @@ class Run(Loop[StepTotal, "Seen"]):
     def settle(self, estimator: FederatedMethod) -> None:
         """Take the parameters that may change between the rounds of one run."""
         server, now = self.server, estimator._plan()
-        given = {"n_rounds": now.rounds(len(self.client_ids)), "tol": now.tol}
+        given = {"n_rounds": now.rounds(now.units(self.data)), "tol": now.tol}
         server.plan = replace(server.plan, **given, patience=now.patience)
         server.stopping.tol = now.tol
         server.stopping.be_patient(now.patience)
@@ -437,7 +437,8 @@ def watch(
 def _resumed(estimator, data):
     run = getattr(estimator, "_run", None) if estimator.warm_start else None
     if run is not None:
-        n_rounds = estimator._plan().rounds(run.server.n_clients)
+        plan = estimator._plan()
+        n_rounds = plan.rounds(plan.units(run.server))
         parameters = parameters_of_a_run(estimator)
         check_resumable(run, data, parameters, "n_rounds", n_rounds, run.server.round)
     return run

@@ -120,10 +120,14 @@ def test_noise_of_the_clients_goes_through(estimator, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("noise", ["server", "clients"])
 @pytest.mark.parametrize(
-    "estimator", [RFRec(**SMALL), PrivFedEB(n_factors=3, n_rounds=3, random_state=0)]
+    "estimator",
+    [
+        LocALS(upload="all", reg_user=1.0, **SMALL),
+        PrivFedEB(n_factors=3, n_rounds=3, random_state=0),
+    ],
 )
 def test_silos_add_up_their_users(estimator, noise, tmp_path, monkeypatch):
-    mechanism = CentralDP(clip=1.0, noise_multiplier=1e-4, noise=noise, unit="user")
+    mechanism = CentralDP(clip=1.0, noise_multiplier=1e-6, noise=noise, unit="user")
     # Nodes number users silo by silo, for draws.
     silos = np.searchsorted(np.quantile(X[:, 0], [0.2, 0.4, 0.6, 0.8]), X[:, 0])
     estimator = masked(estimator, central_dp=mechanism)

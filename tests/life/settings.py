@@ -322,6 +322,10 @@ def client_of(setting, user):
     """Return the client of a user (a code)."""
     if setting["clients"] == "one a user":
         return user
+    if setting["federation"] == "noise for users":
+        # In the order of the users, by which the simulator numbers them for draws.
+        later = N_SILOS - 1 if setting["clients"] == "growing silos" else user // 2
+        return user // 2 if user < N_USERS else later
     if user < N_USERS or setting["clients"] == "growing silos":
         return user % N_SILOS
     return N_SILOS + user // 2

@@ -22,7 +22,9 @@ from fedrecsk import (
 from fedrecsk.attacks import SignFlip
 from fedrecsk.audit import audit_privacy
 from fedrecsk.privacy import CentralDP, SecAggPlus
+from fedrecsk.protocol.evaluation import Scoring
 from fedrecsk.selection import FederatedSearch, federated_evaluate
+from fedrecsk.selection._noise import Noise
 from fedrecsk.simulation.run import watch
 from tests.conftest import make_toy
 
@@ -118,7 +120,7 @@ def test_noise_is_that_of_one_user_and_epsilon_too(noise, scheme):
     alone = fitted(PrivFedEB(3, **RATED), private(1.5, noise=noise), None)
     report = model.privacy_
     assert report.neighbours == "one user more or less"
-    assert "; each client, with the data of its own users" in report.trust
+    assert report.trust.startswith("each client, by its own users; beyond it ")
     assert report.epsilon == pytest.approx(alone.privacy_.epsilon, rel=1e-3)
     assert "one user more or less" in repr(report)
 
@@ -167,6 +169,84 @@ def test_cohorts_are_of_whole_silos():
     model = fitted(LocALS(3, upload="all", **LIKED), private(1.0), client_fraction=0.34, n_rounds=6)
     rounds = [one for one in model.communication_.entries if one["phase"] == "round"]
     assert [one["participants"] for one in rounds] == [1] * 6
+
+
+def test_rounds_are_planned_for_users():
+    """So that the number of rounds is that of the same fit with each user a client."""
+    estimator = PrivFedEB(3, **RATED | {"n_rounds": "auto"}).set_params(federation=private(1500.0))
+    alone, silos = (fitted(estimator, estimator.federation, who) for who in (None, SILOS))
+    assert silos.n_rounds_ == alone.n_rounds_
+    planned = estimator.planned_privacy(3, n_users=N_USERS)
+    assert planned.epsilon == pytest.approx(silos.privacy_.epsilon)
+    assert planned.neighbours == silos.privacy_.neighbours
+
+
+def test_the_server_divides_by_the_users_of_the_cohort():
+    federation = private(federation={"sampling": "rotating"})
+    estimator = RFRec(
+        3, aggregation="clients", client_fraction=0.34, federation=federation, **RATED
+    )
+    data = estimator._prepared(X, Y, SILOS)
+    n_users, expected = np.diff(data.client_indptr), []
+    for server, _, _ in watch(estimator, data, 3):
+        rounds = [one for one in server.ledger.entries if one["phase"] == "round"]
+        assert rounds[-1]["participants"] == 1
+        expected.append(server.releases.expected)
+    assert sorted(expected) == sorted(n_users)
+
+
+def test_masks_hold_the_sums_of_large_silos_or_the_fit_is_refused():
+    pytest.importorskip("cryptography", reason="needs fedrecsk[privacy]")
+    rows, values = make_toy(300, N_ITEMS, seed=1)
+    federation = private(1.0, federation={"secure_aggregation": SecAggPlus()})
+    model = RFRec(3, aggregation="clients", federation=federation, **RATED)
+    with pytest.raises(
+        ValueError, match=r"100 users, .* add up to 50, .*set max_abs to at least 50"
+    ):
+        model.fit(rows, values, clients=rows[:, 0] % 3)
+    model.set_params(federation__secure_aggregation__max_abs=50.0)
+    model.fit(rows, values, clients=rows[:, 0] % 3)
+    model.set_params(
+        federation__secure_aggregation=SecAggPlus(), federation__central_dp__noise="clients"
+    )
+    model.fit(rows, values, clients=rows[:, 0] % 3)
+
+
+def test_a_broken_score_of_one_user_leaves_out_no_other(monkeypatch):
+    federation = private(None, epsilon=1e6, clip=50.0)
+    estimator = PrivFedEB(3, **RATED).set_params(federation=federation)
+    search = FederatedSearch(estimator, {"n_factors": [2, 3]}, epsilon_scores=5e5, random_state=0)
+    search.set_params(validation_fraction=0.5)
+    measure, score, n_scored = Scoring.measure, Noise.score, []
+
+    def counting(self, total, server):
+        (sums,) = (one for name, one in total.sums.items() if name.endswith("by client"))
+        n_scored.append(sums[2:].sum())
+        return score(self, total, server)
+
+    def broken(self, *given, **others):
+        found = measure(self, *given, **others)
+        for sums in found.values():
+            sums[0] = np.nan
+        return found
+
+    monkeypatch.setattr(Noise, "score", counting)
+    search.fit(X, Y, clients=SILOS)
+    monkeypatch.setattr(Scoring, "measure", broken)
+    search.fit(X, Y, clients=SILOS)
+    # The first user of the one block that has all silos.
+    whole, rest = np.split(np.array(n_scored), 2)
+    np.testing.assert_array_equal(rest, whole - 1)
+
+
+def test_evaluations_of_other_silos_have_other_noise():
+    """Otherwise the noise of two with the same seed could be subtracted."""
+    model = fitted(PrivFedEB(3, **RATED), private(1e-3))
+    values = []
+    for clients in (np.minimum(X[:, 0], 160), np.minimum(X[:, 0], 180)):
+        kind = {"metrics": "rmse", "epsilon": 0.5, "random_state": 0, "clients": clients}
+        values.append(federated_evaluate(model, X, Y, **kind).values["rmse"])
+    assert values[0] != values[1]
 
 
 def test_what_does_not_go_with_it_is_refused():
