@@ -376,7 +376,9 @@ class PrivacyAudit:
         Share of the canaries in the sums that are taken for such, less the same share of the
         others, on the canaries that the threshold was not chosen by.
     longest_upload : float
-        Norm of the longest upload, divided by the clip; it must not be above 1.
+        Norm of the longest upload, divided by the clip; it must not be above 1. With
+        ``unit="user"`` that of a client is divided by the number of its users, too, which does not
+        show that each of them is clipped.
     """
 
     method: str
@@ -412,6 +414,7 @@ def audit_privacy(
     X: ArrayLike,
     y: ArrayLike | None = None,
     *,
+    clients: ArrayLike | None = None,
     n_canaries: int = 2000,
     confidence: float = 0.95,
     random_state: int | np.random.RandomState | None = None,
@@ -430,8 +433,8 @@ def audit_privacy(
     ----------
     estimator : federated estimator with `central_dp`
         It is cloned, not changed.
-    X, y
-        As in `fit`.
+    X, y, clients
+        As in `fit`. With ``CentralDP(unit="user")`` a canary is one more user of a client.
     n_canaries : int, default=2000
         Number of canaries in the sums, and as many outside. No audit with n canaries
         can prove more than an epsilon of about ``log(n / 20)``.
@@ -484,7 +487,7 @@ def audit_privacy(
             "least, and the confidence must be between 0 and 1."
         )
     model._validate_params()
-    data = model._prepared(X, y)
+    data = model._prepared(X, y, clients)
     size = sum(np.prod(spec.shape) for spec in model._algorithm().fields(data.n_items).values())
     if size < FEWEST_NUMBERS:
         raise ValueError(
@@ -504,7 +507,8 @@ def audit_privacy(
 def _noise_of(model, data):
     """Return the noise on each round's sum in units of the clip, and the longest upload."""
     noises, longest, server = [], 0.0, None
-    for server, _, seen in watch(model, data, model._plan().rounds(data.n_clients)):
+    plan = model._plan()
+    for server, _, seen in watch(model, data, plan.rounds(plan.units(data))):
         if seen.upload is None:
             continue
         assert seen.message is not None
@@ -521,7 +525,10 @@ def _noise_of(model, data):
             for name in specs
         ]
         noises.append(np.concatenate([np.ravel(part) for part in parts]) / clip)
-        lengths = [norms(tile.fields, weights).max(initial=0) for tile in tiles]
+        n_users = np.diff(data.client_indptr) if server.plan.by_user else np.ones(data.n_clients)
+        lengths = [
+            (norms(tile.fields, weights) / n_users[tile.clients]).max(initial=0) for tile in tiles
+        ]
         longest = max(longest, float(max(lengths, default=0)) / clip)
     assert server is not None
     assert server.releases is not None

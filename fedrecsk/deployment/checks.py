@@ -184,12 +184,12 @@ def digests(estimator: FederatedRecommender) -> dict[str, str]:
     }
 
 
-def terms_of_noise(estimator: FederatedRecommender, n_clients: int, key: Key) -> str:
+def terms_of_noise(estimator: FederatedRecommender, n_clients: int, n_users: int, key: Key) -> str:
     """Return all by which clients plan their shares of the noise; empty if they add none."""
     mechanism = estimator._setting().central_dp
     if mechanism is None or mechanism.noise != "clients":
         return ""
-    return f"{n_clients} {key.seed} {sorted(digests(estimator).items())}"
+    return f"{n_clients} {n_users} {key.seed} {sorted(digests(estimator).items())}"
 
 
 def _plain(value):

@@ -366,7 +366,7 @@ class Coordinator(Loop[Uploads, None]):
             return
         log.info(
             "Round %d of %d: %d uploads of %d clients, %.2f s",
-            *(number + 1, server.plan.rounds(server.n_clients)),
+            *(number + 1, server.plan.rounds(server.plan.units(server))),
             *(len(_senders_of(uploads)), len(asked), traffic["seconds"]),
         )
 
@@ -483,7 +483,7 @@ class Coordinator(Loop[Uploads, None]):
         """
         server, step = self.server, (PHASES[kind], number)
         key = server.key.at(SETUP if kind == "setup" else number)
-        terms = terms_of_noise(self.estimator, server.n_clients, server.key)
+        terms = terms_of_noise(self.estimator, server.n_clients, server.n_users, server.key)
         session = session_of(self.progress.fit, kind, number, terms)
         # Codes of the clients in this sum, if a server that was killed has named them already.
         named = self.survivors.get((kind, number))

@@ -243,7 +243,7 @@ class Halving(Generic[C]):
         ledgers = [Ledger.side_by_side([one.ledger for one in self.candidates])]
         reports = [one.privacy for one in self.candidates]
         if noise is not None:
-            reports.append(noise.report(sum(n_candidates)))
+            reports.append(noise.report(sum(n_candidates), reports[0]))
         n_rounds, history = self.cuts[-1][0], self._history(ledgers[0])
         if model is not None:
             n_rounds += model.n_rounds_

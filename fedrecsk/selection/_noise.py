@@ -53,8 +53,8 @@ class Noise:
         (noisy,), _ = central_dp.noisy_sum(sums, 1.0, self.of_scores, 1, generator)
         return metric.mean(metric.unit(most) * float(noisy), releases.expected)
 
-    def report(self, n_scores: int) -> PrivacyReport:
-        """Report what this many scores guarantee."""
+    def report(self, n_scores: int, of_fit: PrivacyReport) -> PrivacyReport:
+        """Report what this many scores guarantee, for those whom a fit's report names."""
         event = Event("gaussian", self.of_scores, n_scores)
         return PrivacyReport(
             mechanism="central noise",
@@ -64,8 +64,8 @@ class Noise:
             epsilon=epsilon_of([event], self.delta),
             server_sees="exact sums",
             delta=self.delta,
-            neighbours="one client more or less",
-            trust="the server",
+            neighbours=of_fit.neighbours,
+            trust=of_fit.trust,
             events=(event,),
         )
 

@@ -497,7 +497,8 @@ class _Simulated(Candidate):
         plan.scoring.check(plan, self.data.n_items)
         if self.data.features is None and self.data.fingerprint() == first.data.fingerprint():
             self.data = first.data
-        self.n_rounds = model._plan().rounds(self.data.n_clients)
+        plan = model._plan()
+        self.n_rounds = plan.rounds(plan.units(self.data))
         for name in {"n_features_in_", "feature_names_in_"} & vars(self.method).keys():
             setattr(model, name, getattr(self.method, name))
 

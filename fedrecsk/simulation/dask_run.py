@@ -589,9 +589,13 @@ class ClusterRun(Run):
         """Make all clients on the workers; return their Registrations by block."""
         server, data = self.server, self.data
         keys, codes = both_sides.keys_of(server), {}
+        user_codes = both_sides.user_codes_of(server.plan, data)
         for number, summary in data.summaries.items():
             own = np.searchsorted(data.client_ids, summary.client_ids)
-            codes[number] = own, data.client_indptr[own]
+            of_users = None
+            if user_codes is not None:
+                of_users = user_codes[data.user_ids.codes(summary.user_ids)]
+            codes[number] = own, data.client_indptr[own], of_users
         n_rows = sum(one.n_rows for one in data.summaries.values())
         size = _blocks.block_size(n_rows, data.n_items)
         placing = Placing(
