@@ -5,11 +5,12 @@ numbers of factors and penalties. `whole`: the last row but one of up to 4,000 u
 times; a fifth of the rows at random of MovieLens-100k and of 2,000 users of MovieLens-1M; and one
 random row of 4,000 users of generated rows whose 20,000 users fall into 50 groups, each with items
 of its own. `few`: one random row per user of MovieLens-100k with a few random rows per user, and of
-small generated sets; means over three seeds. `newcomers`: users whose 1, 3, 5 or all rows are folded
-in, as in ``few_rows choices``. "growing": penalties that grow with the number of a user's positives
-and with that of an item's holders, ``REG_PIVOT=20``. Test rows of :mod:`benchmarks.next_item`,
-:mod:`benchmarks.fedals` and :mod:`benchmarks.sparse_defaults` are neither fitted nor ranked, but
-for the last rows, which random splits of the other two may train on.
+small generated sets; means over three seeds. `newcomers`: users of whom 1, 3, 5 or all rows are
+folded in, as in ``few_rows choices``. "growing": penalties that grow with the number of a user's
+positives and with that of an item's holders, ``REG_PIVOT=20``.
+
+Test rows of :mod:`benchmarks.next_item`, :mod:`benchmarks.fedals` and
+:mod:`benchmarks.sparse_defaults` are never ranked, and random splits alone may train on some.
 
 Data: as for :mod:`benchmarks.next_item`, and MovieLens-1M with the leave-one-out files of He et al.
 (2017).
