@@ -12,8 +12,8 @@ positives and with that of an item's holders, ``REG_PIVOT=20``.
 Test rows of :mod:`benchmarks.next_item`, :mod:`benchmarks.fedals` and
 :mod:`benchmarks.sparse_defaults` are never ranked, and random splits alone may train on some.
 
-Data: as for :mod:`benchmarks.next_item`, and MovieLens-1M with the leave-one-out files of He et al.
-(2017).
+Data: MovieLens-1M with the leave-one-out files of He et al. (2017), and those of
+:mod:`benchmarks.next_item`.
 """
 
 from __future__ import annotations
