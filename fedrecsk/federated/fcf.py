@@ -116,7 +116,7 @@ class FCF(FCFParameters, StepParameters, ImplicitMF):
     Parameters
     ----------
     n_factors, n_rounds, alpha, reg_user, reg_item, reg_exponent
-        As in :class:`LocALS`.
+        As in :class:`LocALS`; 20 factors by default.
     learning_rate : float, default=0.05
         Size of the server's step (gamma).
     optimizer : {"adam", "gd"}, default="adam"
