@@ -10,16 +10,13 @@ from abc import ABCMeta
 from collections.abc import Callable, Iterable
 from dataclasses import FrozenInstanceError, field
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 import numpy as np
 from sklearn.base import BaseEstimator
 
 from fedrecsk._utils.constraints import Constraints
 from fedrecsk._utils.sklearn_compat import clone, validate_parameter_constraints
-
-if TYPE_CHECKING:
-    from typing import Self
 
 P = ParamSpec("P")
 T = TypeVar("T")

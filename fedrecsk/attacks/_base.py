@@ -11,20 +11,26 @@ from numbers import Real
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedrecsk._utils.constraints import ArrayLike, Between0And1
 from fedrecsk._utils.parameters import PlainParameters
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.data._checks import LARGEST
 from fedrecsk.data.ids import Ids, id_array
-from fedrecsk.updates import SingleUploads, SparseRows, Update, as_integers, client_generator
+from fedrecsk.data.interactions import Interactions
+from fedrecsk.updates import (
+    ClientUpdates,
+    FieldSpec,
+    SingleUploads,
+    SparseRows,
+    Update,
+    as_integers,
+    client_generator,
+)
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from fedrecsk.data.interactions import Interactions
     from fedrecsk.protocol.keys import Key
-    from fedrecsk.updates import ClientUpdates, FieldSpec
 
 
 # The type of the parameter `strength`.

@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import expit
 
 from fedrecsk._utils.constraints import Above0To1, ArrayLike, AtLeast0, AtLeast1
@@ -15,6 +16,7 @@ from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.attacks._base import (
     Adversary,
     Strength,
+    View,
     random_items,
     send_rows_of,
     with_numbers,
@@ -22,11 +24,6 @@ from fedrecsk.attacks._base import (
 )
 from fedrecsk.attacks._moving import moving_of
 from fedrecsk.data._checks import LARGEST
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from fedrecsk.attacks._base import View
 
 # Length of the lists that an item is to be on, where it is not a parameter.
 N_BEST = 10

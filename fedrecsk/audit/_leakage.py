@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.optimize import linear_sum_assignment
-from sklearn.base import clone
+from sklearn.base import BaseEstimator, clone
 
 from fedrecsk._utils import html
 from fedrecsk._utils.parameters import checked, suggest
@@ -37,6 +39,7 @@ from fedrecsk.audit._server_view import (
     by_pairs,
 )
 from fedrecsk.audit._silos import (
+    Silo,
     auc_of_membership,
     gram_silo,
     locals_silo,
@@ -46,15 +49,6 @@ from fedrecsk.audit._silos import (
     similarities,
 )
 from fedrecsk.simulation.run import watch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from numpy.typing import ArrayLike
-    from sklearn.base import BaseEstimator
-
-    from fedrecsk.audit._silos import Silo
 
 # Largest relative error of a recovered vector, and least cosine of a recovered direction.
 CLOSE, ALIGNED = 1e-2, 0.99

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import os
 import pickle
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedrecsk._utils import private_files
 from fedrecsk._utils.parameters import checked
 from fedrecsk._utils.sklearn_compat import Interval
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _CURRENT: ContextVar[tuple[Path, int] | None] = ContextVar("checkpoints", default=None)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pandas as pd
@@ -13,9 +14,6 @@ from scipy import sparse
 from fedrecsk._utils.extras import require
 from fedrecsk._utils.given import is_dask as is_frame
 from fedrecsk.data.ids import Ids, id_array
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Y, CLIENTS, WEIGHT, PART, INDEX = "_y", "_clients", "_sample_weight", "_part", "_index"
 ROLES = {"y": Y, "clients": CLIENTS, "sample_weight": WEIGHT}

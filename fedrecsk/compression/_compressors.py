@@ -5,18 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from fedrecsk._utils.constraints import Above0To1, AtLeast1
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.parameters import PlainParameters
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.updates import INDEX_BYTES, SparseRows, Update
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
 
 # Bytes of a scale in a message: float32.
 _SCALE_BYTES = 4

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from numbers import Integral
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import joblib
 import numpy as np
@@ -16,18 +17,13 @@ from fedrecsk.deployment.device_server import DeviceServer
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.privacy._secagg_protocol import FEWEST_CLIENTS
 from fedrecsk.protocol import refusals
+from fedrecsk.protocol.evaluation import Scoring
+from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Registration
 from fedrecsk.selection import FederatedSearch
 from fedrecsk.selection._evaluate import KINDS, scoring_of
 from fedrecsk.selection._search import method_of
 from fedrecsk.simulation.updating import goes_on
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
-    from fedrecsk.protocol.evaluation import Scoring
-    from fedrecsk.protocol.keys import Key
 
 # Parameters of a machine or of the simulator, which need not agree.
 OWN = frozenset({"random_state", "n_jobs", "callbacks", "federation", "items"})

@@ -6,9 +6,10 @@ import copy
 import logging
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedrecsk._utils.sklearn_compat import clone
 from fedrecsk.data._checks import LARGEST, hint
@@ -20,7 +21,8 @@ from fedrecsk.deployment.checks import (
     terms_of_noise,
 )
 from fedrecsk.deployment.client_message import ClientMessage, senders
-from fedrecsk.deployment.exchanges import Exchanges, NotEnough
+from fedrecsk.deployment.device_server import DeviceServer
+from fedrecsk.deployment.exchanges import Carrier, Exchanges, Members, NotEnough
 from fedrecsk.deployment.progress import CHECKPOINT, SUMS, Progress, interrupted, last_fit
 from fedrecsk.deployment.records import (
     MalformedMessage,
@@ -33,29 +35,19 @@ from fedrecsk.deployment.records import (
     upload_of,
 )
 from fedrecsk.deployment.server_model import model_for_newcomers
-from fedrecsk.deployment.store import MODEL, STATE
+from fedrecsk.deployment.store import MODEL, STATE, Store
+from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.privacy import MaskingFailed
 from fedrecsk.privacy._secagg_protocol import FEWEST_CLIENTS, MaskingServer
-from fedrecsk.protocol.keys import SETUP
+from fedrecsk.protocol.evaluation import Scoring
+from fedrecsk.protocol.keys import SETUP, Key
 from fedrecsk.protocol.loop import Loop
 from fedrecsk.protocol.messages import Dense, Message, PerClient, Rows
+from fedrecsk.protocol.participation import Participation
 from fedrecsk.protocol.secure_accounts import aligned_size, summed_updates, units_of
 from fedrecsk.selection._evaluate import report_of
 from fedrecsk.simulation.updating import SHARE
 from fedrecsk.updates import ClientUpdates
-
-if TYPE_CHECKING:
-    from typing import Self
-
-    from numpy.typing import NDArray
-
-    from fedrecsk.deployment.device_server import DeviceServer
-    from fedrecsk.deployment.exchanges import Carrier, Members
-    from fedrecsk.deployment.store import Store
-    from fedrecsk.federated.base import FederatedRecommender
-    from fedrecsk.protocol.evaluation import Scoring
-    from fedrecsk.protocol.keys import Key
-    from fedrecsk.protocol.participation import Participation
 
 log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 # What the protocol calls each kind of request.

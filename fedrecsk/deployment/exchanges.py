@@ -6,21 +6,23 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from fedrecsk.deployment.checks import Refused
-from fedrecsk.deployment.records import MalformedMessage, pack, registration_of, unpack
+from fedrecsk.deployment.records import (
+    Arrays,
+    Head,
+    MalformedMessage,
+    pack,
+    registration_of,
+    unpack,
+)
+from fedrecsk.protocol.messages import ClientCodes, Registration
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator
-
-    from fedrecsk.deployment.records import Arrays, Head
-    from fedrecsk.protocol.messages import ClientCodes, Registration
-
-    # A client's id.
-    Id = float | str
-
+# A client's id.
+Id = float | str
 log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 # What a node may lack that it was sent before: its place, or the model that it has measured.
 PLACE, MODEL = "place", "model"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from numbers import Integral, Real
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
 
 from fedrecsk._utils.parameters import checked, suggest
@@ -33,11 +35,6 @@ from fedrecsk.protocol.protection import measured, protected, stages
 from fedrecsk.protocol.secure_accounts import aligned_size
 from fedrecsk.selection._report import EvaluationReport
 from fedrecsk.updates import ClientUpdates, SparseRows
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import ArrayLike, NDArray
 
 # With 6,040 clients, CKKS holds numbers up to 1.3.
 DIVISOR = 2.0**16
