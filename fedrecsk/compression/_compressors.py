@@ -501,9 +501,8 @@ class Quantization(BlockCompressor):
 
     def _lengths(self, n_rows, width):
         itemsize, n_scales = (2, 0) if self.dtype == "float16" else (1, 1)
-        size = n_rows * width
-        counts = {"n_coordinates": size, "n_payload": size, "n_scales": n_scales}
-        return {**counts, "itemsize": itemsize}
+        counts = dict.fromkeys(("n_coordinates", "n_payload"), n_rows * width)
+        return counts | {"n_scales": n_scales, "itemsize": itemsize}
 
     def _encoded(self, received, step):
         if self.dtype == "float16":
