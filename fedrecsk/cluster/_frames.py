@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NoReturn
 
@@ -86,14 +87,14 @@ def apart(frame: Any) -> tuple[Any, dict[str, Any]]:
     return frame.drop(columns=list(given.values())), others
 
 
+@dataclass(eq=False)
 class Parts:
     """The models (Futures) of a fit's partitions, and in which of them each of its `users` is."""
 
-    def __init__(self, client: Any, models: list, users: Ids, parts: np.ndarray) -> None:
-        self.client = client
-        self.models = models
-        self.users = users
-        self.parts = parts
+    client: Any
+    models: list
+    users: Ids
+    parts: np.ndarray
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

@@ -166,27 +166,21 @@ class NotEnough(RuntimeError):
     """Too few clients have answered. The checkpoint is as it was."""
 
 
+@dataclass(eq=False)
 class Exchanges:
     """Asks members of a fit over a carrier."""
 
-    def __init__(
-        self,
-        carrier: Carrier,
-        members: Members,
-        greeting: bytes,
-        patience: float,
-        n_items: int,
-        traffic: list[dict[str, float | str]],
-    ) -> None:
-        self.carrier = carrier
-        self.members = members
-        # The request to register, for every node that appears.
-        self.greeting = greeting
-        # Seconds to wait for answers.
-        self.patience = patience
-        self.n_items = n_items
-        # One per request to members: what was sent, and how long it took.
-        self.traffic = traffic
+    carrier: Carrier
+    members: Members
+    # The request to register, for every node that appears.
+    greeting: bytes
+    # Seconds to wait for answers.
+    patience: float
+    n_items: int
+    # One per request to members: what was sent, and how long it took.
+    traffic: list[dict[str, float | str]]
+
+    def __post_init__(self) -> None:
         # Members that have answered the last request.
         self.answered: set[Member] = set()
         # Why others have not.

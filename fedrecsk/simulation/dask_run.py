@@ -257,17 +257,17 @@ class Held:
         return self.of(blocks), function, *packed
 
 
+@dataclass(eq=False)
 class HeldElsewhere:
     """HeldUpdates of all clients, on the workers."""
 
-    def __init__(
-        self, cluster: Cluster, updates: ClientUpdates, stages: tuple[Stage, ...] = ()
-    ) -> None:
-        self.cluster = cluster
-        self.updates = updates
-        self.stages = stages
-        self.clients: NDArray[np.int64] = updates.clients[updates.accepted]
-        self.specs: Mapping[str, FieldSpec] = updates.specs
+    cluster: Cluster
+    updates: ClientUpdates
+    stages: tuple[Stage, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.clients: NDArray[np.int64] = self.updates.clients[self.updates.accepted]
+        self.specs: Mapping[str, FieldSpec] = self.updates.specs
 
     def each(self, function: Callable[[ClientUpdates], T]) -> Iterator[T]:
         """Yield a function of each tile."""
@@ -292,14 +292,16 @@ class HeldElsewhere:
         return update
 
 
+@dataclass(eq=False)
 class Cluster:
     """The holders of all partitions (Delayed `rows`), and the checkpoint of their clients."""
 
-    def __init__(self, client: Client, rows: list[Delayed], n_jobs: int | None) -> None:
-        self.client = client
-        self.rows = rows
-        self.n_jobs = n_jobs
-        self.n_partitions: int = len(rows)
+    client: Client
+    rows: list[Delayed]
+    n_jobs: int | None
+
+    def __post_init__(self) -> None:
+        self.n_partitions: int = len(self.rows)
         self.holders: list[Held] = []
         self.checkpoint: Checkpoint = Checkpoint()
         self.n_workers: int = 0
