@@ -263,7 +263,12 @@ class Adversary(PlainParameters, ABC):
                 "generator), or use an adversary of fedrecsk.attacks."
             )
         controlled = self._select_clients(data.client_ids, key)
-        return ActiveAttack(self, controlled, self._poison(data, controlled, rates, key))
+        memory = self._remember(data, controlled, rates, key)
+        return ActiveAttack(self, controlled, self._poison(data, controlled, rates, key), memory)
+
+    def _remember(self, data, controlled, rates, key):
+        """Return what the attack knows before the first round, by name; it becomes `memory`."""
+        return {}
 
     def _select_clients(self, client_ids, key):
         n_clients = len(client_ids)

@@ -301,23 +301,17 @@ class PipAttack(TargetedAdversary):
     boost: Annotated[float, Interval(Real, 0, LARGEST, closed="both")] = 1.0
     distance: Annotated[float, Interval(Real, 0, LARGEST, closed="right")] | None = None
 
-    def enter(self, data, rates, key):
-        popular = self._popular_codes(data)
-        attack = super().enter(data, rates, key)
-        attack.memory["popular"] = popular
-        return attack
-
-    def _popular_codes(self, data):
+    def _remember(self, data, controlled, rates, key):
         ids = data.item_ids.values
         if self.popular is None:
             ranked = np.argsort(-np.bincount(data.items, minlength=len(ids)), kind="stable")
-            return ranked[ranked != self._target_code(ids)][: self.n_popular]
+            return {"popular": ranked[ranked != self._target_code(ids)][: self.n_popular]}
         codes = [self._code(one, "popular=...", ids) for one in np.ravel(self.popular).tolist()]
         if not codes:
             raise ValueError(
                 f"{type(self).__name__}(popular=[]) names no item; name one, or set popular=None."
             )
-        return np.array(codes)
+        return {"popular": np.array(codes)}
 
     def _moves(self, view):
         target, vectors = self._target(view), view.item_vectors
@@ -465,16 +459,14 @@ class FedRecAttack(TargetedAdversary):
     public_fraction: Above0To1 = 0.05
     n_best: AtLeast1 = 10
 
-    def enter(self, data, rates, key):
-        attack = super().enter(data, rates, key)
-        honest = np.flatnonzero(~attack.controlled[data.clients])
+    def _remember(self, data, controlled, rates, key):
+        honest = np.flatnonzero(~controlled[data.clients])
         draws = key.at(-1).hashed("public rows", honest)
         n_public = max(1, round(self.public_fraction * len(honest)))
         is_public = np.zeros(len(data.items), dtype=bool)
         is_public[honest[np.argsort(draws, kind="stable")[:n_public]]] = True
         public = data.take(is_public)
-        attack.memory["public"] = find_likes(public, np.unique(public.users), rates)
-        return attack
+        return {"public": find_likes(public, np.unique(public.users), rates)}
 
     def _moves(self, view):
         public = view.memory["public"]
@@ -523,10 +515,8 @@ class AHum(TargetedAdversary):
     n_users: AtLeast1 = 100
     n_steps: AtLeast0 = 10
 
-    def enter(self, data, rates, key):
-        attack = super().enter(data, rates, key)
-        attack.memory["seed"] = int(key.at(-1).hashed("random users", np.zeros(1, int))[0])
-        return attack
+    def _remember(self, data, controlled, rates, key):
+        return {"seed": int(key.at(-1).hashed("random users", np.zeros(1, int))[0])}
 
     def _moves(self, view):
         # Random users, distributed like the adversary's own.
