@@ -172,8 +172,12 @@ def untouched(values):
     return Compressed(values, values.size, values.size)
 
 
+@dataclass(eq=False, repr=False)
 class BlockCompressor(Compressor):
     """A compressor of the clients of a block at once, whose messages have lengths by shape."""
+
+    _: KW_ONLY
+    direction: Literal["both", "up", "down"] = "both"
 
     # Whether decompression gives exactly what `compress` returns.
     _is_exact: ClassVar[bool] = True
@@ -283,8 +287,6 @@ class TopK(BlockCompressor):
     """
 
     ratio: Above0To1 = 1 / 16
-    _: KW_ONLY
-    direction: Literal["both", "up", "down"] = "both"
 
     def _validate_params(self):
         super()._validate_params()
@@ -376,8 +378,6 @@ class LowRank(BlockCompressor):
     """
 
     rank: AtLeast1 = 4
-    _: KW_ONLY
-    direction: Literal["both", "up", "down"] = "both"
 
     # Factors are rounded before they are multiplied.
     _is_exact: ClassVar[bool] = False
@@ -461,8 +461,6 @@ class Quantization(BlockCompressor):
     """
 
     dtype: Literal["float16", "int8"] = "int8"
-    _: KW_ONLY
-    direction: Literal["both", "up", "down"] = "both"
 
     @property
     def _largest_number(self):
