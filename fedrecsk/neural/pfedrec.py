@@ -176,7 +176,6 @@ class PFedRec(PFedRecParameters, NeuralRecommender):
 
     n_factors: AtLeast1 = 32
     _: KW_ONLY
-    n_rounds: AtLeast1 = 100
     optimizer: Optimizer = "sgd"
 
     _kind = PFedRecAlgorithm
