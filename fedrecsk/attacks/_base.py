@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from fedrecsk.protocol.keys import Key
 
 
-# The type of the parameter `strength`.
+# Factors, and those above 0, such as the parameter `strength`.
+Factor = Annotated[float, Interval(Real, 0, LARGEST, closed="both")]
 Strength = Annotated[float, Interval(Real, 0, LARGEST, closed="right")]
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from numbers import Real
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
 from fedrecsk._utils.constraints import Above0To1, ArrayLike, AtLeast0, AtLeast1
-from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.attacks._base import (
     Adversary,
+    Factor,
     Strength,
     View,
     random_items,
@@ -23,7 +22,6 @@ from fedrecsk.attacks._base import (
     with_rows,
 )
 from fedrecsk.attacks._moving import moving_of
-from fedrecsk.data._checks import LARGEST
 
 # Length of the lists that an item is to be on, where it is not a parameter.
 N_BEST = 10
@@ -298,8 +296,8 @@ class PipAttack(TargetedAdversary):
 
     popular: ArrayLike | None = None
     n_popular: AtLeast1 = 10
-    boost: Annotated[float, Interval(Real, 0, LARGEST, closed="both")] = 1.0
-    distance: Annotated[float, Interval(Real, 0, LARGEST, closed="right")] | None = None
+    boost: Factor = 1.0
+    distance: Strength | None = None
 
     def _remember(self, data, controlled, rates, key):
         ids = data.item_ids.values
