@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.stats import beta
-from sklearn.base import clone
+from sklearn.base import BaseEstimator, clone
 from sklearn.metrics import roc_auc_score, roc_curve
 from sklearn.utils import check_random_state
 
@@ -18,10 +19,6 @@ from fedrecsk.audit._leakage import check_is_instance, check_same_data
 from fedrecsk.data._checks import estimates_y
 from fedrecsk.privacy.local_dp import norms
 from fedrecsk.simulation.run import watch
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-    from sklearn.base import BaseEstimator
 
 # Fewest models: with three others, both kinds are among them.
 FEWEST = 4

@@ -7,8 +7,8 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -24,11 +24,7 @@ from fedrecsk.protocol.messages import (
     Registration,
     narrowed,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fedrecsk.updates import FieldSpec
+from fedrecsk.updates import FieldSpec
 
 Arrays = dict[str, np.ndarray]
 # What JSON expresses.

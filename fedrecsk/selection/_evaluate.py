@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from numbers import Integral, Real
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
 
-from fedrecsk._utils.parameters import checked, suggest
+from fedrecsk._utils.constraints import AtLeast1, Finite, Positive, Seed
+from fedrecsk._utils.parameters import checked, limits_of, suggest
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.cluster import _frames
 from fedrecsk.data._mistakes import check_order
@@ -34,20 +37,8 @@ from fedrecsk.protocol.secure_accounts import aligned_size
 from fedrecsk.selection._report import EvaluationReport
 from fedrecsk.updates import ClientUpdates, SparseRows
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import ArrayLike, NDArray
-
 # With 6,040 clients, CKKS holds numbers up to 1.3.
 DIVISOR = 2.0**16
-KINDS = {
-    "n_negatives": [Interval(Integral, 1, None, closed="left"), None],
-    "threshold": [Interval(Real, None, None, closed="neither"), None],
-    "largest_error": [Interval(Real, 0, None, closed="neither"), None],
-    "epsilon": [Interval(Real, 0, 1e6, closed="right"), None],
-    "random_state": ["random_state"],
-}
 
 
 @suggest
@@ -58,11 +49,11 @@ def federated_evaluate(
     *,
     metrics: str | Sequence[str] | None = None,
     clients: ArrayLike | None = None,
-    n_negatives: int | None = None,
-    threshold: float | None = None,
-    largest_error: float | None = None,
-    epsilon: float | None = None,
-    random_state: int | np.random.RandomState | None = None,
+    n_negatives: AtLeast1 | None = None,
+    threshold: Finite | None = None,
+    largest_error: Positive | None = None,
+    epsilon: Annotated[float, Interval(Real, 0, 1e6, closed="right")] | None = None,
+    random_state: Seed = None,
 ) -> EvaluationReport:
     """Evaluate a fitted federated model on rows that stay with the clients.
 
@@ -142,7 +133,7 @@ def federated_evaluate(
     """
     given = {"n_negatives": n_negatives, "threshold": threshold, "epsilon": epsilon}
     given |= {"largest_error": largest_error, "random_state": random_state}
-    checked("federated_evaluate", KINDS, **given)
+    checked("federated_evaluate", limits_of(federated_evaluate), **given)
     transformers, recommender = unwrap(model)
     if not isinstance(recommender, FederatedRecommender):
         raise TypeError(

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import rankdata
 from sklearn.exceptions import FitFailedWarning
 
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data._checks import Diverged
 from fedrecsk.privacy.report import PrivacyReport
+from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.protocol.links import SideBySide
 from fedrecsk.protocol.messages import Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
-
-    from fedrecsk.protocol.keys import Key
     from fedrecsk.selection._noise import Noise
 
 

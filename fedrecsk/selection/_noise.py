@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from fedrecsk.privacy import central_dp
+from fedrecsk.privacy import CentralDP, central_dp
 from fedrecsk.privacy.accounting import Event, epsilon_of, noise_for
 from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.protocol.central_noise import PlannedUploads, planned_events
 from fedrecsk.protocol.evaluation import Metric, Scoring
 from fedrecsk.protocol.keys import Key
-
-if TYPE_CHECKING:
-    from fedrecsk.privacy import CentralDP
-    from fedrecsk.protocol.links import StepTotal
-    from fedrecsk.protocol.server import Server
+from fedrecsk.protocol.links import StepTotal
+from fedrecsk.protocol.server import Server
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,15 @@ import time
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib import import_module
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
+from pandas import DataFrame
 
 from fedrecsk._utils.kernels import seconds_compiling
 from fedrecsk._utils.sklearn_compat import get_threadpool_controller
@@ -28,32 +31,25 @@ from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol.clients import ClientGroup
 from fedrecsk.protocol.early_stopping import hold_out
 from fedrecsk.protocol.keys import Keys
+from fedrecsk.protocol.messages import Message, Registration
 from fedrecsk.protocol.participation import Participation
+from fedrecsk.protocol.plan import FitPlan
 from fedrecsk.simulation import both_sides
-from fedrecsk.updates import add_sums, joined
+from fedrecsk.updates import ClientUpdates, HeldUpdates, add_sums, joined
+from fedrecsk.updates._client_updates import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import Self, TypeVar
-
-    from numpy.typing import NDArray
-    from pandas import DataFrame
-
     from fedrecsk.protocol.blocks import Attributes
-    from fedrecsk.protocol.messages import Message, Registration
-    from fedrecsk.protocol.plan import FitPlan
     from fedrecsk.simulation.method import FederatedMethod
-    from fedrecsk.updates import ClientUpdates, HeldUpdates
-    from fedrecsk.updates._client_updates import Stage
 
-    # Warnings: their categories and texts.
-    Texts = list[tuple[type[Warning], str]]
-    # Number of a partition, and of a block in it.
-    BlockNumber = tuple[int, int]
-    # Level and place in the binary tree of sums.
-    Node = tuple[int, int]
-    Sums = dict[str, np.ndarray]
-    T = TypeVar("T")
+# Warnings: their categories and texts.
+Texts = list[tuple[type[Warning], str]]
+# Number of a partition, and of a block in it.
+BlockNumber = tuple[int, int]
+# Level and place in the binary tree of sums.
+Node = tuple[int, int]
+Sums = dict[str, np.ndarray]
+T = TypeVar("T")
 
 
 class Rows(NamedTuple):
