@@ -132,6 +132,7 @@ COMMANDS = [
     "updates --few",
     "rounds",
     "silos",
+    "silos privacy",
     "leakage silos",
     "settings --data 1m --rounds 3",
     f"scale table --methods {LARGE}",
