@@ -122,6 +122,7 @@ COMMANDS = [
     "time generated",
     "time later",
     *(f"next_item scores --data {one}" for one in NEXT_ITEM),
+    *(f"next_item search --data {one}" for one in NEXT_ITEM),
     "next_item choices",
     "next_item attributes",
     "updates",
